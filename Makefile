@@ -11,7 +11,7 @@ quickstart: .venv/.vision
 	.venv/bin/trainworthy run vision/classify
 
 test: .venv/.all
-	.venv/bin/python -m pytest -n 2 --dist loadgroup -m "not verify"
+	.venv/bin/python -m pytest -n 2 --dist loadgroup --durations 40 -m "not verify"
 
 smoke: .venv/.all
 	.venv/bin/python -m pytest -m smoke -n 2 --dist load tests/$(DOMAIN)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; tests/core/t
     from trainworthy.core.data.assets import fetch_member as fetch_member
     from trainworthy.core.data.texts import load_exclusions as load_exclusions
     from trainworthy.core.data.validation_split import parse_val as parse_val
-    from trainworthy.core.gates.gate import Gate as Gate, gate as gate
+    from trainworthy.core.gates.gate import Gate as Gate, GateContext as GateContext, gate as gate
     from trainworthy.core.guard.watching import watch as watch
     from trainworthy.core.launch import main as main
     from trainworthy.core.loop.ema import Ema as Ema
@@ -52,7 +52,7 @@ _EXPORTS = {
     "loop.ema": ("Ema",),
     "loop.lr_finder": ("LRFinder",),
     "loop.export": ("export_program", "save_export"),
-    "gates.gate": ("Gate", "gate"),
+    "gates.gate": ("Gate", "GateContext", "gate"),
     "adapters.loop": ("Loop",),
     "adapters.script": ("Script", "check"),
     "guard.watching": ("watch",),

@@ -185,7 +185,7 @@ def resume(argv: list[str]) -> None:
         raise UserError(f"{folder} has finished", got="a summary.json", needed="a run that was interrupted",
                         next=f"open {folder / 'report.html'}, or start a new run")  # fmt: skip
     plain = recipes.load(saved["recipe"])
-    cfg, climbed = config.read_args(folder / "args.json", plain.module.Config), saved.get("rungs", [])
+    cfg, names = config.read_args(folder / "args.json", plain.module.Config), saved.get("rungs", [])
     command = f"trainworthy resume {folder}" + (f" --rung {rung}" if rung else "")
     if rung is None:
         own = config.to_dict(getattr(plain.module, saved["preset"])())
@@ -196,11 +196,11 @@ def resume(argv: list[str]) -> None:
         raise UserError("the recipe is not the one this run was started with", got="changed: " + ", ".join(changed),
                         needed="the same sources, or --force if the change does not matter",
                         next=f"{command} --force")  # fmt: skip
-    loaded, words = rungs.on(plain, climbed, rungs.kept(folder)) if climbed else plain, saved["argv"]
+    loaded, words = rungs.recipe_of(plain, names, rungs.start_files(folder)) if names else plain, saved["argv"]
     if rung is not None:
-        rungs.on(plain, [*climbed, rung], [])  # reports an unknown rung before it looks for weights
-        under = [*rungs.kept(folder), rungs.handed_on(folder, loaded, cfg)]
-        loaded, words = rungs.on(plain, [*climbed, rung], under), [plain.target, *rest[1:]]
+        rungs.recipe_of(plain, [*names, rung], [])  # reports an unknown rung before it looks for weights
+        files = [*rungs.start_files(folder), rungs.final_weights(folder, loaded, cfg)]
+        loaded, words = rungs.recipe_of(plain, [*names, rung], files), [plain.target, *rest[1:]]
         cfg, _ = config.parse(loaded.module, ["--config", str(folder / "args.json"), *rest[1:]], prog=command)
         cfg.init_from = None
     session = open_session(loaded, cfg, saved["preset"], words, folder=folder if rung is None else None)
@@ -218,7 +218,7 @@ def resume(argv: list[str]) -> None:
     ):
         if rung is not None:
             write_start(session)
-            rungs.keep(session, under)
+            rungs.copy_start_files(session, files)
         prove(session, only=(), deep=False)
         board_is_up()
         train(session, interrupts)
@@ -270,7 +270,9 @@ def _prove_each(session: Session, only: tuple[str, ...], deep: bool, stage: str)
             prove_stage(session, part, proof, only)
 
 
-def prove_stage(session: Session, part: stages.Part, proof: gates.Proof, only: tuple[str, ...], mark: str = "") -> None:
+def prove_stage(
+    session: Session, part: stages.Part, proof: gates.GateContext, only: tuple[str, ...], mark: str = ""
+) -> None:
     """Write the data report of one stage, then run its gates. `mark` separates different starts with equal settings."""
     s, cfg = session, part.cfg
     _, stage = proof.look()
@@ -334,7 +336,7 @@ def prove_stage(session: Session, part: stages.Part, proof: gates.Proof, only: t
         s.console.say(f"       {passed} of {len(verdicts)} gates passed{extra}, {seconds:.1f} s")
 
 
-def report_data(s: Session, proof: gates.Proof, stage: Stage, base: str) -> None:
+def report_data(s: Session, proof: gates.GateContext, stage: Stage, base: str) -> None:
     """Scan the data into `proof` and data.json. A continued run reads as much as at its start, and the data must be the
     same. Otherwise it reads as much as the last time under `base`, the fingerprint without data."""
     path, before = proof.folder / "data.json", {}

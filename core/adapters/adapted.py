@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainworthy.core.adapters.subject import Subject
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.gates.gate import Gate, GateContext
 
 if TYPE_CHECKING:
     from trainworthy.core.adapters.script import Script
@@ -45,21 +45,21 @@ REMEDIES = {
 
 def skips(script: "Script") -> dict[str, str]:
     """Return the gates that do not apply to a script."""
-    own_loop = "train_loop is the script's own: wiring checks what its optimiser gets"
+    own_loop = "train_loop divides batches itself: wiring checks the gradients that its optimiser gets"
     return {
-        "initial-loss": "no initial_loss given" if script.initial_loss is None else "",
-        "init": "whether weights are loaded is the factory's own affair",
-        "schedule": "the script's schedule is not seen: rates are held at their peak",
+        "initial-loss": "initial_loss= is not set" if script.initial_loss is None else "",
+        "init": "the factory decides which weights are loaded",
+        "schedule": "gates hold the rates at their peak, so the script's schedule does not run",
         "accumulation": own_loop if script.train_loop else "",
         "range-test": "how long the script trains is not known: trainworthy.LRFinder tests the rate",
-        "resume": "" if script.save else "no save and load given",
+        "resume": "" if script.save else "save= and load= are not set",
     }
 
 
 def adapted(gate: Gate, subject: Subject) -> Gate:
     """Return the same gate for a script: inapplicable checks are skipped, and causes use the script's terms."""
 
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         if reason := subject.skips.get(gate.id):
             raise Skip(reason)
         if subject.own_loop:
@@ -72,7 +72,7 @@ def adapted(gate: Gate, subject: Subject) -> Gate:
     return replace(gate, prove=prove)
 
 
-def _clip(proof: Proof) -> float:
+def _clip(proof: GateContext) -> float:
     """Return the norm at which the script's loop clips, if it does: no gradient in the optimiser was larger."""
     from trainworthy.core.gates.recorder import rehearsed
 

@@ -115,7 +115,7 @@ def validate(loop: Loop) -> None:
     """Raise one message for what cannot be rehearsed."""
     found = parameters(loop)
     if not found:
-        raise UserError("the models of the Loop have no parameters", needed="models= what trains")
+        raise UserError("the models of the Loop have no parameters", needed="models= everything that is trained")
     named(loop.optimizers, Optimizer, "optimizers")
     for what in ("run", "evaluate"):
         if getattr(loop, what) is not None and not callable(getattr(loop, what)):
@@ -309,7 +309,7 @@ class _LoopGuard(Guard):
             source = self.first.batches
             if isinstance(source, Iterator) and source is loop.batches:
                 raise UserError("the factory returns the same generator twice", needed="a new one at every call, or a function "
-                                "that returns one: batches=make_batches", cause="what one rehearsal draws the next one lacks")  # fmt: skip
+                                "that returns one: batches=make_batches", cause="a generator can be read only once")  # fmt: skip
             self.first = None
         return loop
 

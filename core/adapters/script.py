@@ -34,7 +34,7 @@ from trainworthy.core.base.verdict import Verdict
 from trainworthy.core.data import inventory
 from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import order
-from trainworthy.core.gates.gate import Proof
+from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.loop.run import Plan, Run, Step
 from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, Stage, View, batch_size
 
@@ -131,11 +131,11 @@ class Result:
 
 def check(factory: Callable[[], "Script | Loop | Trainer"], *, only: str | Iterable[str] = (), waive: dict[str, str] | None = None, seed: int = 0,
           raises: bool = True, folder: str | Path | None = None) -> Result:  # fmt: skip
-    """Prove the script that `factory` builds, gate by gate, and print each verdict as it comes. A `Loop` is judged by the
+    """Run the gates on the script that `factory` builds, and print each verdict as it comes. A `Loop` gets the
     checks of `trainworthy guard`.
 
     Args:
-        only: ids of the gates or checks to prove (default: all that apply).
+        only: ids of the gates or checks to run (default: all that apply).
         waive: {gate id: why its failure is accepted}.
         seed: of every draw: build, order, augmentation, dropout.
         raises: raise GateFailed at the end if a gate failed; else read the result.
@@ -192,7 +192,7 @@ def _prove(
     stage = gates.build(Run(cfg, alone, plan=Plan(steps=1)), make)
     scans = {name: inventory.scan(name, data) for name, data in stage.data.items()}
     report = inventory.report(scans)
-    proof = Proof(
+    proof = GateContext(
         cfg, alone, make, subject.train, folder, scans, report, again=partial(adapted.again, factory, seed), sized=False
     )
     counts = " / ".join(f"{s.total:,} {name}" for name, s in scans.items())
@@ -360,7 +360,7 @@ def _fresh(one: Script, two: Script) -> Script:
         raise UserError("save and load belong together", got="one of them")
     if not one.higher_is_better and one.floor is None:
         raise UserError(
-            "the metric has no floor", needed="floor=what knowing nothing scores (MSE: the variance of the targets)"
+            "the metric has no floor", needed="floor=the score of a constant answer (MSE: the variance of the targets)"
         )
     return one
 

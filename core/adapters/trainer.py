@@ -60,7 +60,7 @@ def subject(factory: Callable[[], Trainer], seed: int) -> Subject:
     probe = built(factory)
     args, model = probe.args, probe.model
     if probe.eval_dataset is None:
-        raise UserError("the trainer has no eval_dataset", needed="some samples it is not trained on")
+        raise UserError("the trainer has no eval_dataset", needed="eval_dataset= samples that it is not trained on")
     if isinstance(probe.eval_dataset, dict) or not all(
         hasattr(d, "__len__") for d in (probe.train_dataset, probe.eval_dataset)
     ):
@@ -92,8 +92,8 @@ def _skips(probe: Trainer) -> dict[str, str]:
     one_text = not answers or any(k in rows._lists for k in answers)
     counted = items_of(probe, rows.collate([rows.get(0, None)])["inputs"]) is not None
     skips = {
-        "initial-loss": "no expectation of it",
-        "init": "whether weights are loaded is the factory's own affair",
+        "initial-loss": "its value is not declared",
+        "init": "the factory decides which weights are loaded",
         "range-test": "trainworthy.LRFinder tests the rate",
         "resume": "the trainer's own checkpoints are not rehearsed",
         "baseline": "the answer is part of the input" * one_text,

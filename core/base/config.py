@@ -211,6 +211,14 @@ def to_dict(cfg: Config) -> dict[str, Any]:
     return plain(dataclasses.asdict(cfg))
 
 
+def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested plain settings by their names on the command line: {"optim.lr": 0.003, ...}."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
+
+
 def from_dict(cls: type, values: dict[str, Any], *, where: str, prefix: str = "") -> Any:
     """Build a `cls` from nested plain values. An unknown name raises an error that suggests the nearest known one."""
     hints = typing.get_type_hints(cls)

@@ -70,17 +70,15 @@ class Campaign:
         todo = [(key, run) for key, run in tasks if self.known(key) is None]
         if not todo:
             return
-        with ThreadPoolExecutor(self.jobs) as pool, terminated():
+        with ThreadPoolExecutor(self.jobs) as pool:
             waiting = {pool.submit(run): key for key, run in todo}
             try:
                 for n, done in enumerate(as_completed(waiting), 1):
                     self.note({"key": waiting[done], **done.result()})
                     self.say(f"  {n:>4} of {len(todo)}  {line(self.rows[-1])}")
-            except (KeyboardInterrupt, Exception) as error:
-                self._stop(pool)
-                if isinstance(error, KeyboardInterrupt):
-                    raise Interrupted(f"interrupted: {len(self.rows)} results are kept in {self.home / 'journal.jsonl'}\n"
-                                      "  next:         the same command again goes on", code=INTERRUPTED) from None  # fmt: skip
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.stop()
                 raise
 
     def note(self, row: Row) -> None:
@@ -89,11 +87,33 @@ class Campaign:
             file.write(json.dumps(row) + "\n")
             self.rows.append(row)
 
-    def _stop(self, pool: ThreadPoolExecutor) -> None:
+    def stop(self) -> None:
+        """Kill all children. No further one starts."""
         self._stopping = True
-        pool.shutdown(wait=False, cancel_futures=True)
         for child in list(self._children):
-            child.kill()
+            kill(child)
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """End with one message at Ctrl-C or SIGTERM, and without children. Later signals are ignored: the first one already ends
+        everything, and a second KeyboardInterrupt would leave a traceback."""
+        handled = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def first(number: int, frame: object) -> None:
+            for each in handled:
+                signal.signal(each, signal.SIG_IGN)
+            raise KeyboardInterrupt
+
+        for number in handled:
+            signal.signal(number, first)
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.stop()
+            raise Interrupted(f"interrupted: {len(self.rows)} results are kept in {self.home / 'journal.jsonl'}\n"
+                              "  next:         the same command again goes on", code=INTERRUPTED) from None  # fmt: skip
+        for number, before in handled.items():
+            signal.signal(number, before)
 
     def child(self, command: list[str], folder: Path, *, limit: float, **env: str) -> tuple[int, str]:
         """Run a command in `folder` on one thread; return its exit code (124 after `limit` seconds) and its output."""
@@ -102,16 +122,19 @@ class Campaign:
         log = folder / "output.log"
         with open(log, "a") as out:
             child = subprocess.Popen([sys.executable, "-m", *command], cwd=folder, stdout=out, stderr=subprocess.STDOUT,
-                                     stdin=subprocess.DEVNULL, env=env)  # fmt: skip
+                                     stdin=subprocess.DEVNULL, env=env, start_new_session=True)  # fmt: skip
         self._children.add(child)
         try:
             if self._stopping:
-                child.kill()
+                kill(child)
             code = child.wait(limit)
         except subprocess.TimeoutExpired:
-            child.kill()
+            kill(child)
             child.wait()
             code = 124
+        except KeyboardInterrupt:
+            kill(child)
+            raise
         finally:
             self._children.discard(child)
         return code, log.read_text(errors="replace")
@@ -273,14 +296,10 @@ class Campaign:
         return row
 
 
-@contextlib.contextmanager
-def terminated() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C, so that no child is left behind."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def kill(child: subprocess.Popen) -> None:
+    """Kill a child and what it started. It is the leader of a group of its own, which Ctrl-C at the terminal does not reach."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 class Lazy:

@@ -82,8 +82,11 @@ def main(argv: list[str]) -> None:
     if cases:
         print(f"{len(cases)} cases at seeds {args.seeds}, commit {suite.commit()}, into {args.to}", flush=True)
     campaign.say = lambda text: print(text, flush=True)
-    campaign.suite(cases, seeds)
-    runs = [campaign.mutants(recipe, sample, steps or 100, helpers, (*mutation.PARTS, *args.part)) for recipe in mutate]
+    with campaign.interruptible():
+        campaign.suite(cases, seeds)
+        runs = [
+            campaign.mutants(recipe, sample, steps or 100, helpers, (*mutation.PARTS, *args.part)) for recipe in mutate
+        ]
     asked = {row["key"] for row in campaign.rows if row.get("case") and row["commit"] == suite.commit()}
     found = page.summary([row for row in campaign.rows if row["key"] in asked], runs)
     path = page.write(args.to, found)

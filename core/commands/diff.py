@@ -129,13 +129,7 @@ def values(base: Entry, old: str) -> dict[str, dict[str, Any]]:
 
 def presets(module: Any) -> dict[str, dict[str, Any]]:
     """Return {preset: {name of a setting: its default}}."""
-    from trainworthy.core.base.config import to_dict
-
-    def flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-        found = {}
-        for key, value in nested.items():
-            found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        return found
+    from trainworthy.core.base.config import flat, to_dict
 
     return {name: flat(to_dict(getattr(module, name)())) for name in ("tiny", "full") if name in vars(module)}
 

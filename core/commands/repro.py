@@ -129,7 +129,7 @@ def masked(diff: str) -> str:
 
 
 def git(home: Path, *words: str) -> str:
-    """What git says about the checkout that this runs from; empty where it is none."""
+    """Return the output of a git command in this checkout; empty if it is none."""
     try:
         done = subprocess.run(["git", "-C", str(home), *words], capture_output=True, text=True)
     except OSError:
@@ -138,7 +138,7 @@ def git(home: Path, *words: str) -> str:
 
 
 def sources_of(then: dict[str, Any]) -> Compared:
-    """The files that the run imported, by their content."""
+    """Compare the files that the run imported, by content."""
     from trainworthy.core.recipe.loading import changed
 
     before = then.get("sources") or {}
@@ -152,7 +152,7 @@ def sources_of(then: dict[str, Any]) -> Compared:
 
 
 def settings_of(folder: Path, args: dict[str, Any]) -> Compared:
-    """Does the recipe that is here take these settings, and are the preset's still the same?"""
+    """Compare settings: the recipe here must accept them, and the preset must be the same."""
     from trainworthy.core.base import config
     from trainworthy.core.recipe import loading
 
@@ -169,22 +169,14 @@ def settings_of(folder: Path, args: dict[str, Any]) -> Compared:
         plain, _ = config.parse(loaded.module, words, prog="repro")
     except (Stop, SystemExit):  # a secret, a file that is gone: args.json has what it came to
         return Compared("settings", " ".join(words) or "the preset's", unknown="its command line cannot be read here")
-    now, then = flat(config.to_dict(plain)), flat(args["settings"])
+    now, then = config.flat(config.to_dict(plain)), config.flat(args["settings"])
     own = ("run.out", "train.precision")  # where it is written; what the launcher decided
     other = [f"{k} is {now[k]} today, was {then[k]}" for k in then if k in now and now[k] != then[k] and k not in own]
     return Compared("settings", " ".join(words) or "the preset's", other)
 
 
-def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"optim.lr": 0.003, ...}"""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return found
-
-
 def data_of(folder: Path, args: dict[str, Any], data: dict[str, Any], *, read: bool) -> Compared:
-    """The data of its first stage, read again as far as the run read them."""
+    """Compare the data of the first stage, read as far as the run read them."""
     before = data.get("identity")
     before = before.get("none") if isinstance(before, dict) else None
     if not before:
@@ -215,7 +207,7 @@ def data_of(folder: Path, args: dict[str, Any], data: dict[str, Any], *, read: b
 
 # -------------------------------------------------------------------------------------------------------------- telling
 def again(folder: Path, args: dict[str, Any]) -> str:
-    """The command that starts it anew. A fork that is gone is started from the copy in the run folder."""
+    """Return the command that starts the run again. If the fork is gone, it uses the copy in the run folder."""
     recipe = args["recipe"]
     if recipe.endswith(".py") and not Path(recipe).is_file() and (folder / "recipe.py").is_file():
         recipe = str(folder / "recipe.py")
@@ -225,7 +217,7 @@ def again(folder: Path, args: dict[str, Any]) -> str:
 
 
 def show(folder: Path, args: dict[str, Any], environment: dict[str, Any], found: list[Compared], command: str) -> None:
-    """What it was, what differs, what to do."""
+    """Print the run, the differences, and what to do."""
     print(f"{folder}\n  started by   {shlex.join(['trainworthy', 'run', *map(str, args['argv'])])}")
     for one in found:
         print(f"  {one.what:<12} {one.then or '-'}")

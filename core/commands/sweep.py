@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
 
 
 def kept(home: Path, more: list[str]) -> tuple[Path, dict[str, Any]]:
-    """The plan of a sweep that was begun."""
+    """Return folder and plan of a sweep that exists."""
     from trainworthy.core.report.folder import read_json
 
     plan = read_json(home / PLAN)
@@ -104,7 +104,7 @@ def taken(words: list[str], flag: str) -> tuple[list[str], dict[str, str]]:
 
 
 def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
-    """A new sweep from the command line; what cannot work is told before anything is made."""
+    """Return folder and plan of a new sweep. Settings that cannot work raise before a folder is created."""
     from accelerate import Accelerator
     from trainworthy.core.recipe import loading
     from trainworthy.core.session import stages
@@ -162,7 +162,7 @@ def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
 
 
 def space_of(declared: dict[str, Any]) -> Any:
-    """The space as it was declared."""
+    """Return the space from its stored declaration."""
     from trainworthy.core.sweep.space import Range, Space
 
     def hashable(row: dict[str, Any]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def space_of(declared: dict[str, Any]) -> Any:
 
 
 def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
-    """Trials until there is none left for this process; then what was found."""
+    """Run trials until none is left for this process; return the findings."""
     from trainworthy.core.session import multi_seed, on_end
     from trainworthy.core.sweep import study as studies
 
@@ -208,7 +208,7 @@ def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
 def one(
     home: Path, declared: dict[str, Any], study: Any, space: Any, trial: Any, console: Console, asked: list[str]
 ) -> None:
-    """One trial from its settings to its score."""
+    """Run one trial, from its settings to its score."""
     from optuna.trial import TrialState
     from trainworthy.core.sweep import findings, trials
     from trainworthy.core.sweep.space import words
@@ -246,7 +246,7 @@ def one(
 
 
 def point_of(space: Any, trial: Any) -> dict[str, Any]:
-    """The settings of a trial; those that a killed worker did not write down are asked for again, and are the same."""
+    """Return the settings of a trial. If a killed worker did not store them, they are computed again and are the same."""
     for name, values in space.scientific:
         trial.suggest_categorical(name, values)
     for r in space.nuisance:
@@ -260,7 +260,7 @@ def point_of(space: Any, trial: Any) -> dict[str, Any]:
 
 
 def tell(home: Path, plan: dict[str, Any], study: Any, space: Any, console: Console) -> dict[str, Any]:
-    """The last lines and the page. The test score is read of one trial only, once every trial has ended."""
+    """Print the last lines and write the page. Only the chosen trial's test score is read, once every trial has ended."""
     from trainworthy.core.sweep import findings, page, trials
     from trainworthy.core.sweep.space import words
     from trainworthy.core.sweep.study import folder_of

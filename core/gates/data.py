@@ -1,13 +1,14 @@
 """Gates on the data: schema, inventory, leakage."""
 
 import json
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.data import contents, inventory, texts
 from trainworthy.core.gates import gate, named_causes, paths
-from trainworthy.core.gates.gate import Proof, fetch, pick, train_set
+from trainworthy.core.gates.gate import GateContext, fetch, pick, train_set
 from trainworthy.core.gates.recorder import learnt_from
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Field, Stage
@@ -19,7 +20,7 @@ from trainworthy.core.recipe.stage import Field, Stage
     title="two samples form a batch, repeatably, and the loss accepts it",
     reads="data model loss counts evaluate metric probe",
 )
-def schema(proof: Proof) -> Finding:
+def schema(proof: GateContext) -> Finding:
     """Shapes, dtypes and names agree over samples and splits. A sample depends on its key alone. Loss, counts and
     evaluation return what core expects."""
     run, stage = proof.look()
@@ -101,64 +102,20 @@ def _few(stage: Stage):
 @gate(
     "data", rows="C7 V1", title="fields, ranges and labels match the recipe's declaration", reads="data", lasting=False
 )
-def inventory_gate(proof: Proof) -> Finding:
+def inventory_gate(proof: GateContext) -> Finding:
     """Finds invalid labels, missing classes, values out of range or not finite, empty or constant inputs, and a single
     input entry that predicts the target."""
-    wrong: list[str] = []
-    causes: list[str] = []  # what the numbers say of each fault, in their order
     run, stage = proof.look()
     train_set(stage)
-    unused = {n: {k: _unused(stage.data[n].fields[k], f) for k, f in s.fields.items()} for n, s in proof.scans.items()}
-    for name, scan in proof.scans.items():
-        for key, found in scan.fields.items():
-            spec = stage.data[name].fields[key]
-            if found["non_finite_samples"]:
-                wrong.append(f"{name}: {found['non_finite_samples']} sample(s) with NaN or infinite '{key}'")
-                causes.append(
-                    f"'{key}' has NaN or infinite values as it is read: a division by 0, a logarithm of 0, or damaged files"
-                )
-            before = len(wrong)
-            if spec.low is not None and found.get("min", spec.low) < spec.low:
-                wrong.append(f"{name}: '{key}' goes down to {found['min']:g}, below {spec.low:g}")
-            if spec.high is not None and found.get("max", spec.high) > spec.high:
-                wrong.append(f"{name}: '{key}' goes up to {found['max']:g}, above {spec.high:g}")
-            if spec.low is not None and spec.high is not None and "max" in found:
-                used = (found["max"] - found["min"]) / (spec.high - spec.low)
-                if used < 0.1 and spec.role in ("input", "source"):
-                    wrong.append(f"{name}: '{key}' uses {used:.1%} of its declared range {spec.low:g} to {spec.high:g}")
-            if len(wrong) > before and not spec.classes:
-                causes.append(named_causes.of_range(spec, found))
-            if found.get("invalid"):
-                wrong.append(f"{name}: '{key}' has values that are not class ids: {found['invalid']}")
-            empty = unused[name][key]
-            if empty:
-                wrong.append(f"{name}: no sample of class {', '.join(empty[:5])}{' ...' if len(empty) > 5 else ''}")
-            if empty or found.get("invalid"):
-                others = [set(u[key]) for n, u in unused.items() if n != name and key in u]
-                causes.append(named_causes.of_labels(spec, found, others))
-        if contents.refused(torn := scan.contradictory):
-            a, b = torn["pairs"][0]
-            wrong.append(f"{name}: {torn['samples']:,} of {torn['of']:,} samples have an input that also occurs with another "
-                         f"'{torn['field']}', for example samples {a} and {b} (allowed: {contents.CONTRADICTORY:.0%})")  # fmt: skip
-            causes.append(f"one input in two class folders: {torn['samples']:,} samples of {torn['of']:,}")
-        constant = proof.data_report["splits"][name]["constant_input_share"]
-        if constant is not None and constant > 0.98:
-            wrong.append(f"{name}: {constant:.0%} of the input entries are the same in every sample")
-            causes.append(
-                f"the loader returns the same input for all {scan.total:,} samples: blank, or overwritten after reading"
-            )
     best = proof.data_report.get("best_single_input")
+    faults = [fault for name in proof.scans for fault in _split_faults(proof, stage, name)]
     if best and 1 - best["accuracy"] < 0.1 * (1 - best["majority"]):  # a tenth of the majority class's errors
-        wrong.append(
-            f"entry {best['entry']} of the input alone predicts the target with an accuracy of {best['accuracy']:.0%}"
-        )
-        causes.append(f"the target was written into the input: entry {best['entry']} alone gives it")
-    for fault, cause in [*_splits_differ(proof.scans, stage), *_paths_differ(run, stage, proof.cfg.run.seed)]:
-        wrong.append(fault)
-        causes.append(cause)
-    named = paths.differently_named(stage)
-    wrong += named
-    causes += ["class ids built for each split: build one list of classes, use it in all"] * bool(named)
+        faults.append((f"entry {best['entry']} of the input alone predicts the target with an accuracy of {best['accuracy']:.0%}",
+                       f"the target was written into the input: entry {best['entry']} alone gives it"))  # fmt: skip
+    faults += [*_splits_differ(proof.scans, stage), *_paths_differ(run, stage, proof.cfg.run.seed)]
+    faults += [(named, "class ids built for each split: build one list of classes, use it in all")
+               for named in paths.differently_named(stage)]  # fmt: skip
+    wrong = [fault for fault, _ in faults]
     counts = ", ".join(f"{s.total:,} {n}" for n, s in proof.scans.items())
     classes = next((f["per_class"] for s in proof.scans.values() for f in s.fields.values() if "per_class" in f), None)
     spread = f", per class {classes['min']}-{classes['max']}" if classes else ""
@@ -171,8 +128,55 @@ def inventory_gate(proof: Proof) -> Finding:
         "the target is written into the input\nthe training path scales, normalises or labels differently from the evaluation path, "
         "or orders channels differently (RGB, BGR)\nclass ids are built for each split: build one list of classes, and use it in all",
         evidence={"best_single_input": best, "contradictory": {n: s.contradictory for n, s in proof.scans.items()}},
-        cause=next(filter(None, causes), ""),
+        cause=next((cause for _, cause in faults if cause), ""),
     )  # fmt: skip
+
+
+def _split_faults(proof: GateContext, stage: Stage, name: str) -> Iterator[tuple[str, str]]:
+    """Yield (fault, the cause that its numbers name) of the fields of a split, and of its samples."""
+    scan, fields = proof.scans[name], stage.data[name].fields
+    unused = {n: {k: _unused(stage.data[n].fields[k], f) for k, f in s.fields.items()} for n, s in proof.scans.items()}
+    for key, found in scan.fields.items():
+        others = [set(u[key]) for n, u in unused.items() if n != name and key in u]
+        for fault, cause in _field_faults(key, fields[key], found, unused[name][key], others):
+            yield f"{name}: {fault}", cause
+    if contents.refused(torn := scan.contradictory):
+        a, b = torn["pairs"][0]
+        yield (f"{name}: {torn['samples']:,} of {torn['of']:,} samples have an input that also occurs with another "
+               f"'{torn['field']}', for example samples {a} and {b} (allowed: {contents.CONTRADICTORY:.0%})",
+               f"one input in two class folders: {torn['samples']:,} samples of {torn['of']:,}")  # fmt: skip
+    constant = proof.data_report["splits"][name]["constant_input_share"]
+    if constant is not None and constant > 0.98:
+        yield (f"{name}: {constant:.0%} of the input entries are the same in every sample",
+               f"the loader returns the same input for all {scan.total:,} samples: blank, or overwritten after reading")  # fmt: skip
+
+
+def _field_faults(
+    key: str, spec: Field, found: dict, unused: list[str], others: list[set[str]]
+) -> Iterator[tuple[str, str]]:
+    """Yield (fault, cause) of one field. `unused`: its classes without a sample; `others`: those in the other splits."""
+    if found["non_finite_samples"]:
+        yield (f"{found['non_finite_samples']} sample(s) with NaN or infinite '{key}'",
+               f"'{key}' has NaN or infinite values as it is read: a division by 0, a logarithm of 0, or damaged files")  # fmt: skip
+    beyond = []
+    if spec.low is not None and found.get("min", spec.low) < spec.low:
+        beyond.append(f"'{key}' goes down to {found['min']:g}, below {spec.low:g}")
+    if spec.high is not None and found.get("max", spec.high) > spec.high:
+        beyond.append(f"'{key}' goes up to {found['max']:g}, above {spec.high:g}")
+    if spec.low is not None and spec.high is not None and "max" in found:
+        used = (found["max"] - found["min"]) / (spec.high - spec.low)
+        if used < 0.1 and spec.role in ("input", "source"):
+            beyond.append(f"'{key}' uses {used:.1%} of its declared range {spec.low:g} to {spec.high:g}")
+    for fault in beyond:
+        yield fault, "" if spec.classes else named_causes.of_range(spec, found)
+    if found.get("invalid"):
+        yield (
+            f"'{key}' has values that are not class ids: {found['invalid']}",
+            named_causes.of_labels(spec, found, others),
+        )
+    if unused:
+        yield (f"no sample of class {', '.join(unused[:5])}{' ...' if len(unused) > 5 else ''}",
+               named_causes.of_labels(spec, found, others))  # fmt: skip
 
 
 def _unused(spec: Field, found: dict) -> list[str]:
@@ -249,7 +253,7 @@ def _compared(compared: dict[str, list[int]], exact: int, near: int) -> str:
 
 
 @gate("leakage", rows="C6", title="no validation sample is also in the training set", reads="data", lasting=False)
-def leakage(proof: Proof) -> Finding:
+def leakage(proof: GateContext) -> Finding:
     """Finds exact and near duplicates by content or by text (core/data/texts.py), and group ids in two splits.
     Tolerates a few near duplicates, since two people do write the same digit. Texts with a group field are compared by
     group alone."""

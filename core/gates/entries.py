@@ -1,7 +1,7 @@
 """Checks that the loss depends on every entry of a batch that it should depend on."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -10,10 +10,10 @@ from trainworthy.core.base import seeds
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, fetch, pick
-from trainworthy.core.gates.recorder import rehearsed
+from trainworthy.core.gates.gate import GateContext, fetch, pick
+from trainworthy.core.gates.recorder import Record, rehearsed
 from trainworthy.core.loop.run import Run, evaluating
-from trainworthy.core.recipe.stage import Stage, View, batch_size
+from trainworthy.core.recipe.stage import Data, Stage, View, batch_size
 
 SAMPLES = 16
 ROUNDING = {"fp32": 1e-6}  # relative change of the loss that rounding alone may cause
@@ -45,7 +45,7 @@ class Reads(dict):
     reads="data model loss evaluate expect train",
     explains=True,
 )
-def entries(proof: Proof) -> Finding:
+def entries(proof: GateContext) -> Finding:
     """Change one entry of a real batch at a time: add noise of its own size to floats, give every second sample another
     sample's value otherwise. The loss must change
     - with an entry that is declared as input or target, unless the loss or the evaluation reads it by name (labels that
@@ -55,61 +55,24 @@ def entries(proof: Proof) -> Finding:
     run, stage, record = rehearsed(proof)
     if stage.expect.random_loss:
         raise Skip(f"declared: {stage.expect.random_loss}")
-    seed = proof.cfg.run.seed
-    data = stage.data.get("train")
-    if data is not None:
-        n = min(stage.expect.at_most(SAMPLES), len(data))
-        batch = fetch(data, pick(data, n, seed), seed, run.device)
-        roles = {k: f.role for k, f in data.fields.items()}
-    elif record.batch:
-        batch, roles = to_device(record.batch, run.device), {}
-    else:
-        raise Skip("the loop makes its own samples and updates by itself: nothing to read (see wiring)")
-    if batch_size(batch) < 2:
-        raise Skip("there is only one sample, so nothing can be exchanged")
-    loss = run.used_loss or stage.loss
-    read: set[str] = set()
-
-    def value(one: dict) -> float:
-        seeds.seed_global(seed, "entries")
-        with evaluating(stage.model), run.autocast():
-            return sum(float(v) for v in loss(stage.model, Reads(one, read)).values())
-
-    before = value(batch)
-    if not math.isfinite(before) or abs(value(batch) - before) > _limit(run) * abs(before):
+    batch, roles = _batch(run, stage, record)
+    loss = Loss(run, stage)
+    before = loss.of(batch)
+    if not math.isfinite(before) or abs(loss.of(batch) - before) > _limit(run) * abs(before):
         raise Skip("the loss of one batch differs from call to call in eval mode (see evaluation)")
-
-    def changed(batch: dict, before: float, paths: set[Path] | None = None) -> dict[Path, float]:
-        """{entry: relative change of the loss}, of all entries or of `paths`."""
-        draws, found = torch.Generator().manual_seed(seed), {}
-        for path, tensor in _tensors(batch):
-            other = _other(tensor, draws) if paths is None or path in paths else None
-            if other is None:
-                continue  # the same in every sample: nothing to exchange
-            try:
-                found[path] = abs(value(_replaced(batch, path, other)) - before) / max(abs(before), 1e-12)
-            except (RuntimeError, ValueError, IndexError, KeyError, AssertionError):
-                found[path] = math.inf  # a length that no longer fits its row: it is read
-        return found
-
-    changes = changed(batch, before)
+    changes = loss.changes(batch, before)
     silent = {p for p, change in changes.items() if change <= _limit(run)}
-    evaluated = _read_by_evaluation(run, stage) if silent else set()
-    wrong: dict[Path, str] = {}
-    for path in silent:
-        name, role = path[-1], roles.get(path[-1])
-        value_of = batch[name] if len(path) == 1 else None
-        cancels = value_of is not None and (value_of.is_floating_point() or (role == "input" and not changes[path]))
-        if name in read and cancels:
-            wrong[path] = "the loss reads it, and its value makes no difference"
-        elif role in ("input", "target") and name not in {*read, *evaluated, *stage.expect.unread}:
-            wrong[path] = f"declared as {role}, and neither the loss nor the evaluation reads it"
-    if wrong and data is not None and n < len(data) and not stage.expect.gate_batch_size:
-        more = fetch(
-            data, pick(data, min(4 * n, len(data)), seed + 1), seed, run.device
-        )  # a mask may hide all of a few
-        again = changed(more, value(more), set(wrong))
-        wrong = {p: why for p, why in wrong.items() if again.get(p, 0.0) <= _limit(run)}
+    wrong = _faults(
+        silent,
+        changes,
+        batch,
+        roles,
+        loss.read,
+        {*_read_by_evaluation(run, stage), *stage.expect.unread} if silent else set(),
+    )
+    data = stage.data.get("train")
+    if wrong and data is not None and _samples(stage) < len(data) and not stage.expect.gate_batch_size:
+        wrong = _still(wrong, loss, data)
     changes = {".".join(p): v for p, v in changes.items()}
     shown = ", ".join(f"{k} {v:.1g}" for k, v in changes.items())
     spare = [".".join(p) for p in sorted(silent - set(wrong))]
@@ -123,6 +86,75 @@ def entries(proof: Proof) -> Finding:
         evidence={"changes": changes, "silent": sorted(".".join(p) for p in silent)},
         batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
     )  # fmt: skip
+
+
+def _samples(stage: Stage) -> int:
+    return min(stage.expect.at_most(SAMPLES), len(stage.data["train"]))
+
+
+def _batch(run: Run, stage: Stage, record: Record) -> tuple[dict, dict[str, str]]:
+    """Return a batch of real samples, with the declared role of its entries."""
+    data, seed = stage.data.get("train"), run.cfg.run.seed
+    if data is not None:
+        batch = fetch(data, pick(data, _samples(stage), seed), seed, run.device)
+        roles = {k: f.role for k, f in data.fields.items()}
+    elif record.batch:
+        batch, roles = to_device(record.batch, run.device), {}
+    else:
+        raise Skip("the loop makes its own samples and updates by itself: nothing to read (see wiring)")
+    if batch_size(batch) < 2:
+        raise Skip("there is only one sample, so nothing can be exchanged")
+    return batch, roles
+
+
+class Loss:
+    """The loss of a batch with the same draws each time, and the names of the entries that it reads."""
+
+    def __init__(self, run: Run, stage: Stage):
+        self.run, self.stage, self.seed = run, stage, run.cfg.run.seed
+        self.loss, self.read = run.used_loss or stage.loss, set()
+
+    def of(self, batch: dict) -> float:
+        seeds.seed_global(self.seed, "entries")
+        with evaluating(self.stage.model), self.run.autocast():
+            return sum(float(v) for v in self.loss(self.stage.model, Reads(batch, self.read)).values())
+
+    def changes(self, batch: dict, before: float, paths: Collection[Path] | None = None) -> dict[Path, float]:
+        """{entry: relative change of the loss}, of all entries or of `paths`."""
+        draws, found = torch.Generator().manual_seed(self.seed), {}
+        for path, tensor in _tensors(batch):
+            other = _other(tensor, draws) if paths is None or path in paths else None
+            if other is None:
+                continue  # the same in every sample: nothing to exchange
+            try:
+                found[path] = abs(self.of(_replaced(batch, path, other)) - before) / max(abs(before), 1e-12)
+            except (RuntimeError, ValueError, IndexError, KeyError, AssertionError):
+                found[path] = math.inf  # a length that no longer fits its row: it is read
+        return found
+
+
+def _faults(
+    silent: set[Path], changes: dict[Path, float], batch: dict, roles: dict[str, str], read: set[str], excused: set[str]
+) -> dict[Path, str]:
+    """{entry: what is wrong} of entries whose change leaves the loss as it is."""
+    wrong = {}
+    for path in silent:
+        name, role = path[-1], roles.get(path[-1])
+        value = batch[name] if len(path) == 1 else None
+        cancels = value is not None and (value.is_floating_point() or (role == "input" and not changes[path]))
+        if name in read and cancels:
+            wrong[path] = "the loss reads it, and its value makes no difference"
+        elif role in ("input", "target") and name not in {*read, *excused}:
+            wrong[path] = f"declared as {role}, and neither the loss nor the evaluation reads it"
+    return wrong
+
+
+def _still(wrong: dict[Path, str], loss: Loss, data: Data) -> dict[Path, str]:
+    """Return what is still wrong with four times as many other samples: a mask may hide all of a few."""
+    indices = pick(data, min(4 * _samples(loss.stage), len(data)), loss.seed + 1)
+    more = fetch(data, indices, loss.seed, loss.run.device)
+    again = loss.changes(more, loss.of(more), wrong)
+    return {p: why for p, why in wrong.items() if again.get(p, 0.0) <= _limit(loss.run)}
 
 
 def _limit(run: Run) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof
+from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.recipe.stage import PARTS, Stage
 
@@ -65,7 +65,7 @@ def apart(a: Tensor, b: Tensor) -> float:
     title="the files of the export hold the trained weights",
     reads="model export optimizers state loss counts train",
 )
-def exported_weights(proof: Proof) -> Finding:
+def exported_weights(proof: GateContext) -> Finding:
     """Export the rehearsed model, whose weights have moved, and compare each trained tensor with the one of its name in the files."""
     run, stage, _ = rehearsed(proof)
     if sum(p.numel() for p in stage.model.parameters()) > BIGGEST:

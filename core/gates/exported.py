@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.errors import Stop
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, pick
+from trainworthy.core.gates.gate import GateContext, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Data, Metric, Stage, View
@@ -56,7 +57,7 @@ class Exported:
     separates wrong weights from a wrong preprocessing."""
 
 
-def asked(exported: Exported, folder: Path, samples: list[dict[str, Any]]) -> dict[str, list[Tensor]]:
+def asked(reader: Path, folder: Path, samples: list[dict[str, Any]]) -> dict[str, list[Tensor]]:
     """Return {way: answer to each sample} of the export in `folder`, from a fresh process. Raises RuntimeError if it
     cannot be loaded."""
     with tempfile.TemporaryDirectory() as name:
@@ -64,7 +65,7 @@ def asked(exported: Exported, folder: Path, samples: list[dict[str, Any]]) -> di
         torch.save(samples, questions)
         env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         env |= {"PYTHONSAFEPATH": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(torch.get_num_threads())}
-        command = [sys.executable, str(ASK), str(exported.reader), str(folder.absolute()), str(questions), str(said)]
+        command = [sys.executable, str(ASK), str(reader), str(folder.absolute()), str(questions), str(said)]
         try:
             done = subprocess.run(command, cwd=name, env=env, capture_output=True, text=True, timeout=SECONDS)
         except subprocess.TimeoutExpired:
@@ -80,9 +81,9 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     differ."""
     if any(a.shape != b.shape for a, b in zip(ours, theirs, strict=True)):
         return 1.0
-    size = max((a.double().abs().max().item() for a in ours if a.numel()), default=0.0)
+    size = max((to_double(a).abs().max().item() for a in ours if a.numel()), default=0.0)
     apart = max(
-        ((a.double() - b.double()).abs().max().item() for a, b in zip(ours, theirs, strict=True) if a.numel()),
+        ((to_double(a) - to_double(b)).abs().max().item() for a, b in zip(ours, theirs, strict=True) if a.numel()),
         default=0,
     )
     return apart / size if size else float(apart > 0)
@@ -110,14 +111,16 @@ def compared(
     except Exception as error:  # a fork's own data set may raise anything
         raise Skip(f"exported.sample cannot read what is stored: {type(error).__name__}: {error}") from None
     try:
-        theirs = asked(exported, folder, questions)
+        theirs = asked(exported.reader, folder, questions)
     except RuntimeError as error:
         problem = str(error)
     apart = {way: difference(ours, said) for way, said in theirs.items()}
     worst = max(apart, key=apart.get, default="")
     if exported.ready and (problem or apart[worst] > LIMIT):
         with contextlib.suppress(RuntimeError):
-            as_made = asked(exported, folder, [exported.ready(stage.data[k], i) for k, j in some.items() for i in j])
+            as_made = asked(
+                exported.reader, folder, [exported.ready(stage.data[k], i) for k, j in some.items() for i in j]
+            )
             own_way = max(difference(ours, said) for said in as_made.values()) <= LIMIT
     if problem and not own_way:
         return Finding(False, f"the export cannot be read in a fresh process: {problem}", needed,
@@ -131,7 +134,7 @@ def compared(
         many = {"val": pick(val, min(stage.expect.at_most(MANY, times=4), len(val)), 0)}
         with contextlib.suppress(RuntimeError):
             found = _scored(
-                stage, many, answered(stage.eval_model, many), asked(exported, folder, stored(many)).get(worst)
+                stage, many, answered(stage.eval_model, many), asked(exported.reader, folder, stored(many)).get(worst)
             )
             scores = {k: s._replace(apart=_better(metric, s, len(many[k]))) for k, s in found.items()}
     count = sum(map(len, some.values()))
@@ -207,7 +210,7 @@ def span(metric: Metric) -> float:
     title=TITLE,
     reads="data model evaluate metric export exported optimizers state loss counts train",
 )
-def export_gate(proof: Proof) -> Finding:
+def export_gate(proof: GateContext) -> Finding:
     """Export the overfit model and load it in a fresh process. Samples of both splits must get the evaluation path's
     answers. On the training samples, `evaluate` must return the metric of these answers."""
     run, stage, found = overfitted(proof)
@@ -234,7 +237,7 @@ def export_gate(proof: Proof) -> Finding:
     return seen
 
 
-def suspects(proof: Proof, stage: Stage) -> dict[str, nn.Module]:
+def suspects(proof: GateContext, stage: Stage) -> dict[str, nn.Module]:
     """Return what may have been exported instead of the evaluated model."""
     fresh = proof.build(Plan(steps=1))[1]
     found = {"a net that was never trained": fresh.eval_model}

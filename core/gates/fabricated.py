@@ -7,13 +7,13 @@ from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.inventory import Scan
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, train_set
+from trainworthy.core.gates.gate import GateContext, train_set
 
 BINS, FEWEST = 32, 30
 
 
 @gate("fabricated", rows="C8", title="padding, interpolation and length do not predict the target", reads="data")
-def fabricated(proof: Proof) -> Finding:
+def fabricated(proof: GateContext) -> Finding:
     """Fit naive Bayes on input lengths and declared fabricated fractions, without the content, on train, and score it
     on val. A declared fraction has no reason to depend on the target, so the gate also measures how much of its
     variance the class explains."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trainworthy.core.base.modes import in_mode
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
+from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.recipe.stage import Stage, batch_size
 
@@ -41,12 +41,12 @@ class Statement:
 Statements = dict[str, Statement]
 
 
-def gate_of(state: Callable[[Proof, Stage, dict], Statements], *, rows: str, causes: str) -> Gate:
+def gate_of(state: Callable[[GateContext, Stage, dict], Statements], *, rows: str, causes: str) -> Gate:
     """Return the gate `formula` of a recipe with a training set. `state` (proof, stage, batch) says what each term is, from what the model
     says of the batch. The model is the rehearsed one: right after a start, zero-initialised layers hide most mistakes."""
 
     @gate("formula", rows=rows, title=TITLE, reads="data model loss counts train", explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         run, stage, _ = rehearsed(proof)
         if stage.expect.couplings:
             raise Skip(f"declared: {stage.expect.couplings}")

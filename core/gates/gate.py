@@ -1,4 +1,4 @@
-"""Defines a gate: a named function from `Proof` to `Finding`. It builds its own stage and drops it afterwards."""
+"""Defines a gate: a named function from `GateContext` to `Finding`. It builds its own stage and drops it afterwards."""
 
 import contextlib
 import functools
@@ -34,7 +34,7 @@ class Gate:
     id: str
     rows: str
     title: str
-    prove: Callable[["Proof"], Finding]
+    prove: Callable[["GateContext"], Finding]
     reads: tuple[str, ...] = PARTS
     """Parts of a recipe that can change the verdict."""
     lasting: bool = True
@@ -49,7 +49,7 @@ class Gate:
 def gate(
     id: str, *, rows: str, title: str, reads: str = " ".join(PARTS), lasting: bool = True, symptom: bool = False,
     explains: bool = False,
-) -> Callable[[Callable[["Proof"], Finding]], Gate]:  # fmt: skip
+) -> Callable[[Callable[["GateContext"], Finding]], Gate]:  # fmt: skip
     """Turn a function into a gate. `reads` lists the parts of a recipe that the gate uses (default: all, so that none
     is forgotten). `frozen_modules` belong to the loss and to the evaluation, so they are added with either."""
     parts = reads.split()
@@ -59,8 +59,8 @@ def gate(
 
 
 @dataclass
-class Proof:
-    """Input of the gates: a factory of stages, the recipe's own `train`, and results shared between gates."""
+class GateContext:
+    """What a gate works with: a factory of stages, the recipe's own `train`, and results shared between gates."""
 
     cfg: config.Config
     accelerator: Accelerator
@@ -126,6 +126,9 @@ class Proof:
         for made in self.memo.values():
             for stage in _stages(made):
                 move(stage, HOST)
+
+
+Proof = GateContext  # its name in 0.2: gates of forks may import it
 
 
 def _stages(made: Any) -> list[Stage]:
@@ -279,12 +282,12 @@ def train_set(stage: Stage) -> Data:
     return stage.data["train"]
 
 
-def own_size(of: "Proof | Run") -> int:
+def own_size(of: "GateContext | Run") -> int:
     """Return the samples in a micro-batch of the full run, on one process."""
     return max(1, -(-of.cfg.train.batch_size // (of.accelerator.num_processes * of.cfg.train.accumulate)))
 
 
-def divided(proof: Proof, size: int) -> list[int] | None:
+def divided(proof: GateContext, size: int) -> list[int] | None:
     """Return the sizes of each process's micro-batches of a rehearsed step of `size` samples, if as many as the run has
     would be larger than its own; else None."""
     (mine, rest), own = divmod(size, proof.accelerator.num_processes), own_size(proof)

@@ -2,7 +2,7 @@
 
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof
+from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.init_from import few, match
 
@@ -15,7 +15,7 @@ NEEDED = 0.9
     title="fine-tuning starts from the file's weights, and from no other state of that run",
     reads="model optimizers expect pretrained train",
 )
-def init(proof: Proof) -> Finding:
+def init(proof: GateContext) -> Finding:
     """Compare inside `train()`, just before its first optimiser step, so that every change after loading counts.
     Buffers are not compared, because statistics may be the recipe's own."""
     if proof.look()[1].pretrained is None:

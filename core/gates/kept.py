@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, release, unshare
+from trainworthy.core.gates.gate import GateContext, release, unshare
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Plan, Run
@@ -30,7 +30,7 @@ EXACT = 1e-2  # distance from the line between average and weights, relative to 
     title="averages, references, targets and kept weights share no memory with the weights that train",
     reads="model optimizers ema_model state frozen_modules train",
 )
-def storage(proof: Proof) -> Finding:
+def storage(proof: GateContext) -> Finding:
     """Compare the memory of trained parameters, after a rehearsal of `train()`, with that of `ema_model`,
     `frozen_modules` and `state`. Weights that `train()` loads back must not be the model's own memory either: a
     `state_dict()` without a copy follows the model, so the best weights become the last ones."""
@@ -58,7 +58,7 @@ def storage(proof: Proof) -> Finding:
     title="the average of the weights is updated, over a suitable number of steps",
     reads="model optimizers ema_model state train",
 )
-def average(proof: Proof) -> Finding:
+def average(proof: GateContext) -> Finding:
     """Weights and average after each of four rehearsed steps: the average must lie between its last value and the
     weights. Then the object that keeps it is updated as often as the whole run will (at most 2,000 times): by the end
     it must remember a fifteenth of the updates, or as much as the decay that its keeper declares, and hardly anything of
@@ -110,7 +110,7 @@ def average(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-def _watched(proof: Proof, steps: int) -> tuple[Stage, int, list[float], float]:
+def _watched(proof: GateContext, steps: int) -> tuple[Stage, int, list[float], float]:
     """(stage, steps made, decay of each update of the average, largest distance of the average from the line between its
     last value and the weights) of a short run of `train()`."""
     before: list[Tensor] = []

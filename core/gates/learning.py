@@ -10,8 +10,9 @@ from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate, named_causes
+from trainworthy.core.gates.dependence_causes import of_blind_answers
 from trainworthy.core.gates.diagnosis import ratio
-from trainworthy.core.gates.gate import Proof, fetch, pick, pieces, total_loss, train_set
+from trainworthy.core.gates.gate import GateContext, fetch, pick, pieces, total_loss, train_set
 from trainworthy.core.gates.mixture import dependency as dependency
 from trainworthy.core.gates.norms import layers
 from trainworthy.core.gates.shuffled import reaches
@@ -32,7 +33,7 @@ RATES = (30, 1 / 30, 3000)  # multiples of the rate that are tried where eight s
     reads="data model loss counts expect pretrained",
     symptom=True,
 )
-def initial_loss(proof: Proof) -> Finding:
+def initial_loss(proof: GateContext) -> Finding:
     """Compare the mean loss of the untrained model on 256 training samples (or 16 times `gate_batch_size`) with the
     recipe's theoretical value."""
     run, stage = proof.look()
@@ -72,7 +73,7 @@ def initial_loss(proof: Proof) -> Finding:
 
 
 def _train_on_eight(
-    proof: Proof, blank: tuple[str, ...] = (), most: int = 0, times: int = 1, rate: float = 1.0
+    proof: GateContext, blank: tuple[str, ...] = (), most: int = 0, times: int = 1, rate: float = 1.0
 ) -> tuple[Run, Stage, dict]:
     """Run the recipe's own `train()` on eight fixed samples with fixed draws at `rate` times the peak rate, until loss and
     metric reach their targets, or for `most` steps."""
@@ -151,7 +152,7 @@ def _on(batch: dict, value: Any) -> Any:
     return value(batch) if callable(value) else value
 
 
-def overfitted(proof: Proof) -> tuple[Run, Stage, dict]:
+def overfitted(proof: GateContext) -> tuple[Run, Stage, dict]:
     """Return the overfit model that several gates use. If its loss still falls at the last step (a pretrained model at
     a small rate starts slowly), it may get four times as many (`Expect.overfit_longer`)."""
 
@@ -184,7 +185,7 @@ def _falls(found: dict) -> bool:
     reads="data model loss counts evaluate metric probe optimizers state expect train",
     symptom=True,
 )
-def overfit(proof: Proof) -> Finding:
+def overfit(proof: GateContext) -> Finding:
     """The loss must be near its floor AND the metric at its ceiling on the same samples, read again through the
     evaluation path. The loss alone cannot show a shifted label or a wrong transform."""
     _, stage, found = overfitted(proof)
@@ -231,7 +232,7 @@ def overfit(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-def _why_not(proof: Proof, stage: Stage, found: dict) -> str:
+def _why_not(proof: GateContext, stage: Stage, found: dict) -> str:
     """Return the cause that an experiment supports of a loss that did not reach its floor: inputs that do not arrive, a known floor,
     another rate at which the same samples are memorised."""
     if proof.accelerator.num_processes > 1:  # ranks must not part ways here
@@ -261,7 +262,7 @@ def _why_not(proof: Proof, stage: Stage, found: dict) -> str:
     reads="data model loss counts evaluate metric probe optimizers state expect train",
     symptom=True,
 )
-def baseline(proof: Proof) -> Finding:
+def baseline(proof: GateContext) -> Finding:
     """Score the overfit model on other samples' inputs, and train a model on blank inputs: both must be clearly
     worse."""
     if proof.expect.solvable_without_input:
@@ -275,14 +276,20 @@ def baseline(proof: Proof) -> Finding:
     turned = [(i + 1) % len(indices) for i in range(len(indices))]  # a derangement: none keeps its own input
     others = View(stage.data["train"], indices, swap=turned, draws=proof.cfg.run.seed)
     swapped = run.measure(stage, others, probe=True)[metric.name]
-    proof.put_away()  # before another one is trained
-    most = found["steps"] * (1 if stage.expect.gate_batch_size else 4)
-    _, _, blind = _train_on_eight(proof, blank=inputs, most=most)
-    blind_metric = blind["metric"] if blind["metric"] is not None else metric.floor
     # For a continuous target, the mean of eight values fits those eight better than the data (var8 < 0.5 var in one draw of five).
     counted = any(f.role == "target" and f.classes for f in stage.data["train"].fields.values())
     bar = metric.floor + (0.5 if counted else 0.9) * (found["metric"] - metric.floor)
+    why = ""
+    if reaches(metric, swapped, bar):
+        why = _why_blind(proof, run, stage, View(others.data, indices, draws=others.draws), found, bar)
+    proof.put_away()  # before another one is trained
+    most = found["steps"] * (1 if stage.expect.gate_batch_size else 4)
+    blind_run, blind_stage, blind = _train_on_eight(proof, blank=inputs, most=most)
+    blind_metric = blind["metric"] if blind["metric"] is not None else metric.floor
     ok = not reaches(metric, swapped, bar) and not reaches(metric, blind_metric, bar)
+    if not ok and not why:
+        dark = View(others.data, indices, blank=inputs, draws=others.draws)
+        why = _why_blind(proof, blind_run, blind_stage, dark, blind, bar)
     return Finding(
         ok, f"{metric.name} {found['metric']:.2f} with its input, {swapped:.2f} with another sample's, "
         f"{blind_metric:.2f} trained on blank inputs",
@@ -290,5 +297,28 @@ def baseline(proof: Proof) -> Finding:
         "the target reaches the model by another way (an index, a file name, the sample's position in the batch)\n"
         "the input is overwritten before it reaches the net",
         evidence={"swapped": swapped, "blind": blind_metric, "blind_loss": blind["loss"]},
-        batch=found["batch"],
+        batch=found["batch"], cause=why,
     )  # fmt: skip
+
+
+def _why_blind(proof: GateContext, run: Run, stage: Stage, view: View, found: dict, bar: float) -> str:
+    """Return where a model that answers without its input has its answers from, and whether the input reaches the loss at all."""
+    if proof.accelerator.num_processes > 1:  # ranks must not part ways here
+        return ""
+    metric = stage.gate_evaluator.metric
+
+    def measure(one: View) -> float:
+        return run.measure(stage, one, probe=True)[metric.name]
+
+    def untrained() -> float:
+        fresh_run, fresh = proof.build(Plan(steps=1))
+        return fresh_run.measure(fresh, view, probe=True)[metric.name]
+
+    why = of_blind_answers(view, measure, untrained, lambda value: reaches(metric, value, bar))
+    inputs = [k for k, f in view.fields.items() if f.role == "input"]
+    lost = (
+        ""
+        if view.blank
+        else named_causes.of_no_memory(stage.model, lambda b: total_loss(run, stage, b), found["batch"], inputs)
+    )
+    return f"{why}; {lost}" if why and lost else why or lost

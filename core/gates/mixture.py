@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.dependence_causes import Mixture, of_mixture
+from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.gates.recorder import learnt_from, rehearsed
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage
@@ -29,7 +30,7 @@ NEXT_TO_NOTHING = 1e-3  # of the largest gradient: a difference in less is no mi
     reads="data model loss counts expect",
     explains=True,
 )
-def dependency(proof: Proof) -> Finding:
+def dependency(proof: GateContext) -> Finding:
     """Check by backpropagation: the gradient of the batch's loss with respect to input j must equal that of sample j's
     own loss, and the batch's loss must be the sum over its rows. Uses the rehearsed model, because a zero-initialised
     head hides everything."""
@@ -38,6 +39,7 @@ def dependency(proof: Proof) -> Finding:
         raise Skip(f"declared: {stage.expect.couplings}")
     limit = 1e-3 if run.precision == "fp32" else 5e-2
     data, seed = learnt_from(proof), proof.cfg.run.seed
+    used = [(stage, False)]  # the stage that was looked at last, and whether it is in double
 
     def draw(seen: Callable[..., tuple]) -> tuple:
         """Repeat in double if rounding may be the cause. Rounding can flip ReLUs near zero, many at once in a flat
@@ -49,6 +51,7 @@ def dependency(proof: Proof) -> Finding:
             ):  # a loss with its own fp32 tensors cannot run in double; keep the fp32 result
                 exact = dataclasses.replace(stage, model=copy.deepcopy(stage.model).double())
                 found = seen(run, exact, data, seed, limit, double=True)
+                used.append((exact, True))
         return found
 
     gap, leak, mean = draw(_mixture)
@@ -58,17 +61,27 @@ def dependency(proof: Proof) -> Finding:
     evidence, cause = {"loss_gap": gap, "gradient_gap": leak}, ""
     micro = math.ceil(proof.cfg.train.batch_size / (run.world * proof.cfg.train.accumulate))
     n = min(micro, len(data))
-    if max(gap, leak) <= limit and n > SMALL and not stage.expect.gate_batch_size:  # it may occur in large batches only
+    if max(gap, leak) > limit:
+        cause = _why(run, data, seed, limit, *used[-1], mean=mean)
+    elif n > SMALL and not stage.expect.gate_batch_size:  # it may occur in large batches only
         gap, leak, cause = draw(partial(_whole_batch, n=n))
         measured += f"; of the run's {n} samples by {gap:.1e} and {leak:.1e}"
         evidence |= {"samples": n, "loss_gap_whole": gap, "gradient_gap_whole": leak}
     return Finding(
         gap <= limit and leak <= limit, measured, f"all at most {limit:g}",
-        ("the loss is a MEAN over the batch: return the SUM, core divides it by the counts\n" if mean else "")
-        + "statistics over the batch axis (a normalisation of your own, x.mean(0)), or a reshape that mixes samples\n"
+        "statistics over the batch axis (a normalisation of your own, x.mean(0)), or a reshape that mixes samples\n"
         "a broadcast of (B, 1) with (B,) in the loss\nthe batch is flattened before a shift", evidence=evidence,
         cause=cause.strip(),
     )  # fmt: skip
+
+
+def _why(run: Run, data: Data, seed: int, limit: float, stage: Stage, double: bool, *, mean: bool) -> str:
+    """Return the cause that experiments on some samples support; nothing with several processes, whose ranks must not part ways."""
+    if run.world > 1:
+        return ""
+    indices = pick(data, max(2, stage.expect.at_most(4)), seed)
+    mixture = Mixture(run, stage, data, lambda some: _read(run, data, list(some), seed, double), limit)
+    return of_mixture(mixture, indices, mean=mean)
 
 
 def _whole_batch(

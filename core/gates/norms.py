@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof
+from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.loop.run import Plan, Run
 
 FEW, LEFT = 2, 0.05
@@ -63,7 +63,7 @@ def by_batch(model: nn.Module) -> Iterator[None]:
     title="batches are large enough for batch norm's statistics, and the run is long enough for the running ones",
     reads="data model expect train",
 )
-def batch_norm(proof: Proof) -> Finding:
+def batch_norm(proof: GateContext) -> Finding:
     """Run one step of `train()` on a batch of the run's size, divided as in the run, and count the samples that each
     layer normalises over. Running statistics must forget their initial value within the run: (1 -
     momentum)^(micro-batches) of it remains. Layers with fixed statistics must have some."""

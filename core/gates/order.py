@@ -3,6 +3,7 @@
 from trainworthy.core.gates import (
     data,
     entries,
+    evaluation,
     export_weights,
     fabricated,
     init,
@@ -21,7 +22,7 @@ from trainworthy.core.recipe.stage import Stage
 ORDER = [
     data.schema, data.inventory_gate, data.leakage, fabricated.fabricated, learning.initial_loss, init.init,
     rehearsal.wiring, norms.batch_norm, rates.schedule, rates.terms, learning.dependency, learning.overfit,
-    learning.baseline, rehearsal.evaluation, rehearsal.accumulation, reading.reading, rates.range_test,
+    learning.baseline, evaluation.evaluation, rehearsal.accumulation, reading.reading, rates.range_test,
     learning.tiny_data, rehearsal.resume,
 ]  # fmt: skip
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.monitoring.monitors import verdict
 from trainworthy.core.recipe.stage import Data, Stage, View, categorical
@@ -37,7 +38,7 @@ def exchanged_channels(drawn: Tensor, plain: Tensor) -> tuple[int, ...] | None:
     than samples differ."""
     if drawn.ndim < 3 or drawn.shape[1] != plain.shape[1] or not 2 <= drawn.shape[1] <= CHANNELS:
         return None
-    a, b = (x.double().flatten(2).mean(2) for x in (drawn, plain))  # (N, C)
+    a, b = (to_double(x).flatten(2).mean(2) for x in (drawn, plain))  # (N, C)
     a, b = (x - x.mean(1, keepdim=True) for x in (a, b))  # brightness is the same in every order
     own = (a - b).square().sum(1)  # (N,)
     for order in list(permutations(range(a.shape[1])))[1:]:
@@ -153,7 +154,7 @@ def _gain(table: Tensor, circle: list[int]) -> float:
 def confused(run: Run, stage: Stage, data: Data) -> Tensor:
     """`stage.confusion` (n, n), scaled to samples: pixels of one image are not independent."""
     with evaluating(stage.eval_model), run.autocast():
-        table = stage.confusion(stage.eval_model, data).double().cpu()
+        table = to_double(stage.confusion(stage.eval_model, data))
     return table * min(1.0, len(data) / float(table.sum().clamp_min(1)))
 
 

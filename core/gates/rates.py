@@ -13,7 +13,7 @@ from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import loader
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, build, fetch, own_size, pick, pieces, total_loss, train_set
+from trainworthy.core.gates.gate import GateContext, build, fetch, own_size, pick, pieces, total_loss, train_set
 from trainworthy.core.gates.recorder import learnt_from, rehearsed
 from trainworthy.core.loop import optim
 from trainworthy.core.loop.lr_finder import Band, LRFinder
@@ -57,7 +57,7 @@ class Seen:
         return sum(max(rates) for _, _, rates in self.steps) / len(self.steps)
 
 
-def _seen(proof: Proof) -> Seen:
+def _seen(proof: GateContext) -> Seen:
     """Record the rates of all optimiser steps in twenty iterations of `train()` on small batches, with the schedule
     running and the gradient clipped almost to zero."""
 
@@ -98,7 +98,7 @@ def _seen(proof: Proof) -> Seen:
     title="every optimiser steps once per iteration, at its scheduled rate, with a clipped gradient",
     reads="optimizers expect train",
 )
-def schedule(proof: Proof) -> Finding:
+def schedule(proof: GateContext) -> Finding:
     """Compare the rates of twenty rehearsed iterations with the schedule's formula, and check the formula over the full
     run."""
     stage = proof.peek()
@@ -184,7 +184,7 @@ def _length_faults(total: int, settings: config.Optim) -> list[str]:
     reads="model loss counts expect",
     symptom=True,
 )
-def terms(proof: Proof) -> Finding:
+def terms(proof: GateContext) -> Finding:
     """Norm of each term's own gradient on the rehearsed model, relative to the sum of the norms. Takes the median of
     three batches that count for the term (a batch without a labelled sample has no supervised term)."""
     run, stage, _ = rehearsed(proof)
@@ -295,7 +295,7 @@ def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only:
     reads="data model loss counts optimizers expect train",
     symptom=True,
 )
-def range_test(proof: Proof) -> Finding:
+def range_test(proof: GateContext) -> Finding:
     """Test forty rates, evenly spaced in log(rate), on one real batch and on a second one (`--deep`: also two hundred
     fresh batches). With expensive samples one batch suffices if the peak is well inside its range. Too high: well above
     the rate at which the loss is back at its start. Too low: the whole run hardly goes further than the first clear

@@ -19,7 +19,7 @@ from trainworthy.core.base import config
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import loader
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, build
+from trainworthy.core.gates.gate import GateContext, build
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.gates.rehearsal import over_two_processes
 from trainworthy.core.loop.run import Plan, Run
@@ -111,7 +111,7 @@ def _digest(entries: list[Any]) -> str:
     title="every epoch reads each sample once, in a new order, with new random draws",
     reads="data loss expect train",
 )
-def reading(proof: Proof) -> Finding:
+def reading(proof: GateContext) -> Finding:
     """Run two epochs of `train()` over a few samples with two loader workers. Record what `get` is asked for and
     returns, and which samples reach the loss. Then read the same keys twice, the second time in the other worker and in
     reverse: a sample must depend on its key alone. Then check the data set as a second process would build it, and
@@ -122,7 +122,7 @@ def reading(proof: Proof) -> Finding:
         return _judged(proof, Path(name))
 
 
-def _judged(proof: Proof, folder: Path) -> Finding:
+def _judged(proof: GateContext, folder: Path) -> Finding:
     world, seed = proof.accelerator.num_processes, proof.cfg.run.seed
     run = Run(proof.cfg, proof.accelerator, plan=Plan(steps=1))
     stage = build(run, proof.make)
@@ -143,23 +143,10 @@ def _judged(proof: Proof, folder: Path) -> Finding:
     steps = _rehearse(proof, run, stage, watched, size, workers)
     sampling = stage.expect.sampling  # train() may have set it
     order = [i for step in _joined(steps, world) for i in step]
-    once = _until_a_repeat(order)
-    again = order[len(once) : 2 * len(once)]
-    if not sampling and len(once) < min(0.9 * n, len(order)):
-        wrong.append(f"a sample is repeated after {len(once)} others, but an epoch has {n}")
-    elif not sampling and len(again) >= FEWEST and once[: len(again)] == again:
-        wrong.append("the second epoch has the order of the first")
-
+    wrong += [] if sampling else _order_faults(order, n)
     twice = _first_and_second(watched.reads())
     fresh = sum(a.output != b.output for a, b in twice)
-    same = [{name: state for name, state in a.drew.items() if b.drew.get(name) == state} for a, b in twice]
-    if same and not fresh and all(same):
-        everyone = len(set(map(str, same))) == 1
-        wrong.append("a sample's draws are the same in both epochs" + (", and those of every other sample" * everyone))
-    drawn = [str(a.drew) for a, _ in twice if a.drew]
-    if fresh and len(set(drawn)) < 0.9 * len(drawn):
-        wrong.append(f"{len(drawn)} samples of one epoch share {len(set(drawn))} random streams")
-
+    wrong += _draw_faults(twice, fresh)
     differ, total, repeated = _read_twice(folder, proof, data, indices[:REREAD], workers)
     if differ:
         wrong.append(
@@ -188,6 +175,30 @@ def _judged(proof: Proof, folder: Path) -> Finding:
     )  # fmt: skip
 
 
+def _order_faults(order: list[int], n: int) -> list[str]:
+    """Faults of the order in which two epochs of `n` samples were read."""
+    once = _until_a_repeat(order)
+    again = order[len(once) : 2 * len(once)]
+    if len(once) < min(0.9 * n, len(order)):
+        return [f"a sample is repeated after {len(once)} others, but an epoch has {n}"]
+    if len(again) >= FEWEST and once[: len(again)] == again:
+        return ["the second epoch has the order of the first"]
+    return []
+
+
+def _draw_faults(twice: list[tuple[Read, Read]], fresh: int) -> list[str]:
+    """Faults of the random draws of samples that were read in both epochs, `fresh` of them with another result."""
+    wrong = []
+    same = [{name: state for name, state in a.drew.items() if b.drew.get(name) == state} for a, b in twice]
+    if same and not fresh and all(same):
+        everyone = len(set(map(str, same))) == 1
+        wrong.append("a sample's draws are the same in both epochs" + (", and those of every other sample" * everyone))
+    drawn = [str(a.drew) for a, _ in twice if a.drew]
+    if fresh and len(set(drawn)) < 0.9 * len(drawn):
+        wrong.append(f"{len(drawn)} samples of one epoch share {len(set(drawn))} random streams")
+    return wrong
+
+
 def _workers(cfg: config.Config, data: Data) -> int:
     """At least two; none if samples are on an accelerator, which a forked process cannot access."""
     sample = data.get(0, None)
@@ -195,7 +206,7 @@ def _workers(cfg: config.Config, data: Data) -> int:
     return 0 if far else max(WORKERS, cfg.loader.workers)
 
 
-def _rehearse(proof: Proof, run: Run, stage: Stage, watched: Watched, size: int, workers: int) -> list[list[int]]:
+def _rehearse(proof: GateContext, run: Run, stage: Stage, watched: Watched, size: int, workers: int) -> list[list[int]]:
     """Run two epochs of `train()` over the watched samples. Return which samples reached the loss at each step, or
     which were read, if collate leaves no trace of single samples."""
     run.cfg = replace(
@@ -269,7 +280,9 @@ def _first_and_second(reads: list[Read]) -> list[tuple[Read, Read]]:
     return [(rows[0], rows[1]) for rows in by_index.values() if len(rows) > 1]
 
 
-def _read_twice(folder: Path, proof: Proof, data: Data, indices: list[int], workers: int) -> tuple[int, int, bool]:
+def _read_twice(
+    folder: Path, proof: GateContext, data: Data, indices: list[int], workers: int
+) -> tuple[int, int, bool]:
     """(keys whose two reads differ, keys, whether both workers return the same sequence when they read one key
     repeatedly). Two epochs are read forwards, then backwards, so that each batch goes to the other worker."""
 
@@ -296,7 +309,7 @@ def _read_twice(folder: Path, proof: Proof, data: Data, indices: list[int], work
     return differ, len(outputs), repeated
 
 
-def _processes(proof: Proof, data: Data, indices: list[int], size: int) -> list[str]:
+def _processes(proof: GateContext, data: Data, indices: list[int], size: int) -> list[str]:
     """Return what is wrong with the data sets and sample subsets of several processes: the real ones, or two that are
     simulated one after the other."""
     world = proof.accelerator.num_processes
@@ -344,7 +357,7 @@ def _processes(proof: Proof, data: Data, indices: list[int], size: int) -> list[
     title="each iteration reads other samples than the one before",
     reads="data train",
 )
-def walk(proof: Proof) -> Finding:
+def walk(proof: GateContext) -> Finding:
     """If the loop makes its own samples from a data set (answers to prompts): over the four rehearsed iterations, most
     of what it reads must be new. Draws with replacement repeat some; an iterator that restarts repeats all."""
     _, stage, record = rehearsed(proof)

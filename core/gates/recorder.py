@@ -15,7 +15,7 @@ from trainworthy.core.base import seeds
 from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.verdict import Skip
 from trainworthy.core.gates.diagnosis import Candidates, Experiment, experiments, rolled, small
-from trainworthy.core.gates.gate import Proof, divided
+from trainworthy.core.gates.gate import GateContext, divided
 from trainworthy.core.gates.shared_memory import shared
 from trainworthy.core.loop.checkpoint import Segment
 from trainworthy.core.loop.init_from import equal, holds_state, match
@@ -129,7 +129,7 @@ class Recorder:
             own = [n for n, _ in module.named_parameters(prefix=prefix)]
             if own and not any(n in trained for n in own):
                 out |= dict(module.named_buffers(prefix=prefix, recurse=False))
-        return {n: _bits(t) for n, t in out.items()}
+        return {n: fingerprint(t) for n, t in out.items()}
 
     def _loading(self, module: nn.Module, state: dict, *_) -> None:
         """Note trained parameters that are loaded from their own memory, after it has changed."""
@@ -149,7 +149,7 @@ class Recorder:
         if self.record.start is None and self.stage.pretrained is not None:
             self.record.start = self._first(optimizer)
         self._before = {}
-        moved = [n for n, p in mine.items() if n in self._left and not torch.equal(_bits(p), self._left[n])]
+        moved = [n for n, p in mine.items() if n in self._left and not torch.equal(fingerprint(p), self._left[n])]
         self.record.between.setdefault(self.run.step, []).extend(moved)
         for name, p in mine.items():
             if p.grad is None:
@@ -189,7 +189,7 @@ class Recorder:
             for p in g["params"]:
                 name = self._names.get(id(p))
                 if name is not None:
-                    self._left[name] = _bits(p)
+                    self._left[name] = fingerprint(p)
                 if name in self._before:
                     live, old = self._before[name]
                     share = (p.detach().flatten()[live] != old).float().mean().item() if len(live) else 0.0
@@ -266,7 +266,7 @@ class Recorder:
         return parts
 
 
-def _bits(tensor: Tensor) -> Tensor:
+def fingerprint(tensor: Tensor) -> Tensor:
     """Return a number () that changes as soon as an optimiser or an EMA changes the tensor. Copies of large tensors
     cost too much memory."""
     flat = tensor.detach().contiguous().view(-1)
@@ -274,24 +274,24 @@ def _bits(tensor: Tensor) -> Tensor:
     return flat.view(whole).sum(dtype=torch.int64)
 
 
-def rehearse(proof: Proof, plan: Plan) -> tuple[Run, Stage, Record]:
+def rehearse(proof: GateContext, plan: Plan) -> tuple[Run, Stage, Record]:
     """Run the recipe's `train()` under `plan` with the recorder on."""
     run, stage = proof.build(plan)
     with Recorder(run, stage) as record:
         proof.train(proof.cfg, run, stage)
-    record.shared = shared(stage)  # now: later its weights are moved (`Proof.put_away`)
+    record.shared = shared(stage)  # now: later its weights are moved (`GateContext.put_away`)
     if stage.expect.gate_batch_size:
         record.left = bits(stage)
     return run, stage, record
 
 
-def rehearsed(proof: Proof) -> tuple[Run, Stage, Record]:
+def rehearsed(proof: GateContext) -> tuple[Run, Stage, Record]:
     """Return the rehearsal that several gates share: four steps of sixteen samples at the peak rate, with an evaluation
     after the second."""
     return proof.once("rehearsal", lambda: rehearse(proof, four(proof)))
 
 
-def four(proof: Proof, **how: Any) -> Plan:
+def four(proof: GateContext, **how: Any) -> Plan:
     """Return the plan of that rehearsal. Its micro-batches are no larger than the run's own."""
     world = proof.accelerator.num_processes
     size = max(proof.expect.at_most(BATCH), 2 * world, proof.cfg.train.accumulate * world)
@@ -323,7 +323,7 @@ def _read(state: Any) -> Any:
 
 def bits(stage: Stage) -> dict[str, Tensor]:
     """Return a number for each of `tensors` that changes with the tensor."""
-    return {n: _bits(t) for n, t in tensors(stage).items()}
+    return {n: fingerprint(t) for n, t in tensors(stage).items()}
 
 
 class Made(Data):
@@ -340,7 +340,7 @@ class Made(Data):
         return {k: v[index] for k, v in self.batch.items()}
 
 
-def learnt_from(proof: Proof) -> Data:
+def learnt_from(proof: GateContext) -> Data:
     """Return what the loss reads: the training set, or the samples of the rehearsed loop's last update."""
     _, stage, record = rehearsed(proof)
     if "train" not in stage.data and not record.batch:

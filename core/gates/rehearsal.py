@@ -1,4 +1,4 @@
-"""Gates on the loop: wiring, evaluation, accumulation, resume. They rehearse the recipe's own `train()`."""
+"""Gates on the loop: wiring, accumulation, resume. They rehearse the recipe's own `train()`."""
 
 import json
 import math
@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,14 +20,14 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.diagnosis import diagnosed, multiple
-from trainworthy.core.gates.gate import Proof, fetch, pick
-from trainworthy.core.gates.learning import overfitted
-from trainworthy.core.gates.named_causes import Training, of_batches, of_division, of_draws
-from trainworthy.core.gates.recorder import STEPS, Record, bits, four, rehearsed, tensors
+from trainworthy.core.gates.gate import GateContext, fetch
+from trainworthy.core.gates.named_causes import of_division
+from trainworthy.core.gates.recorder import STEPS, Record, bits, four, rehearsed
+from trainworthy.core.gates.resume_causes import Watch, first_cause, saved
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Plan, Run, evaluating, precision
 from trainworthy.core.loop.shard import NONE, mode
-from trainworthy.core.recipe.stage import Data, Stage, View
+from trainworthy.core.recipe.stage import Stage
 
 
 def _gradient_fault(record: Record, clip: float, *, tolerance: float) -> str:
@@ -56,7 +57,7 @@ def _tolerance(run: Run) -> float:
     title="trained parameters get the loss's gradient and change, frozen ones do not",
     reads="model loss counts optimizers expect train",
 )
-def wiring(proof: Proof) -> Finding:
+def wiring(proof: GateContext) -> Finding:
     """Checks several steps at the peak rate, so that a zero-initialised head or a warmup raises no false alarm."""
     run, stage, record = rehearsed(proof)
     trained, expect = stage.parameters(), stage.expect
@@ -119,107 +120,12 @@ def wiring(proof: Proof) -> Finding:
 
 
 @gate(
-    "evaluation",
-    rows="C12 V2",
-    title="evaluation is repeatable and changes nothing",
-    reads="data model evaluate metric state train",
-)
-def evaluation(proof: Proof) -> Finding:
-    """Evaluate the same weights under two seeds in batches of two sizes. The result must be the same (else a further
-    run finds which of the two changed it), and weights, buffers and modes unchanged. After the evaluation inside
-    `train()`, training must continue in train mode."""
-    run, stage, record = rehearsed(proof)
-    if stage.expect.nondeterministic:
-        raise Skip(stage.expect.nondeterministic)
-    if "train" in stage.data:  # use trained weights: an untrained model scores at chance whatever is wrong
-        run, stage, _ = overfitted(proof)
-    val = stage.data["val"]
-    view = View(val, pick(val, min(len(val), stage.expect.at_most(250, times=2)), proof.cfg.run.seed))
-    before = {n: t.detach().clone() for n, t in tensors(stage, ("state",)).items()}
-    modes = {n: m.training for n, m in stage.eval_model.named_modules()}
-
-    def measure(seed: int, size: int) -> dict[str, float]:
-        seeds.seed_global(seed)
-        kept, run.cfg.train.eval_batch_size = run.cfg.train.eval_batch_size, size
-        try:
-            return run.measure(stage, view)
-        finally:
-            run.cfg.train.eval_batch_size = kept
-
-    size = run.cfg.train.eval_batch_size
-    other = max(3, len(view) // 5 - 2)  # 48 of 250: an unusual batch size, with an incomplete last batch
-    other = max(1, min(other, len(view) - 1))  # also with only three samples
-    with Training(stage.eval_model) as training:
-        first, cut_other = measure(1, size), measure(2, other)
-        second = first if cut_other == first else measure(2, size)
-    wrong, causes = [], []
-    differs = [k for k in first if first[k] != second[k] and first[k] == first[k]]
-    if differs:
-        k = differs[0]
-        wrong.append(f"two evaluations of the same weights differ: {k} {first[k]:.5f} and {second[k]:.5f}")
-        causes.append(of_draws(_same_samples(view), training.seen))
-    else:
-        limit = 1e-3 if run.precision == "fp32" else 5e-2  # kernels for other shapes round differently
-        cut_differs = [k for k in first if abs(first[k] - cut_other[k]) > limit * max(1.0, abs(first[k]))]
-        if cut_differs:
-            k = cut_differs[0]
-            wrong.append(
-                f"{k} depends on the evaluation batch size: {first[k]:.5f} at {size}, {cut_other[k]:.5f} at {other}"
-            )
-            parts = [range(a, min(a + other, len(view))) for a in range(0, len(view), other)]
-            alone = [run.measure(stage, View(view, part)).get(k, math.nan) for part in parts]
-            causes.append(of_batches(cut_other[k], alone, [len(part) for part in parts]))
-    after = tensors(stage, ("state",))
-    changed = [n for n, t in before.items() if n not in after or not torch.equal(t, after[n])]
-    if changed:
-        wrong.append(f"evaluation changed {len(changed)} tensors, e.g. {changed[0]}")
-        running = sorted({n for n in training.seen if n and changed[0].startswith(("model." + n, n))})
-        cause = f"evaluation writes to {changed[0]}: statistics or weights are updated in evaluate()"
-        # First: what changes under an evaluation makes the next one differ.
-        causes.insert(0, f"batch norm in train mode at evaluation: {running[0]}" if running else cause)
-    if any(modes[n] != m.training for n, m in stage.eval_model.named_modules()):
-        wrong.append("evaluation left modules in another mode")
-        causes.append("evaluate() calls train() or eval() of the model and does not put the mode back")
-    swapped = record.between.get(2, [])  # the evaluation runs after the second step
-    if swapped and not record.between.get(1) and not record.between.get(3):
-        wrong.append(
-            f"train() continues with other weights than before the evaluation: {len(swapped)} tensors, e.g. {swapped[0]}"
-        )
-        causes.append("an average copied into the model for its evaluation, and the raw weights not put back")
-    if record.evaluating:
-        wrong.append(
-            f"train() runs the model in eval mode (first at step {record.evaluating[0]}, the evaluation was after step 2)"
-        )
-        causes.append(f"model.eval() without model.train() after it in train(): from step {record.evaluating[0]} on")
-    cuts = f"in batches of {min(size, len(view))} and of {other}"
-    shown = f"{stage.metric.name} {first[stage.metric.name]:.4f} {cuts}, nothing changed"
-    return Finding(
-        not wrong, "; ".join(wrong) if wrong else shown,
-        f"identical results under two seeds, the same in batches of {other}, no tensor or mode changed, train mode while training",
-        "dropout without its training flag, or batch norm in train mode, at evaluation\n"
-        "random augmentation on the evaluation path\nmodel.eval() without model.train() after it in train()\n"
-        "an average copied into the model for its evaluation, and the raw weights not put back\n"
-        "a mean over batch means", evidence={"first": first, "second": second, f"batches_of_{other}": cut_other},
-        cause=next(filter(None, causes), ""),
-    )  # fmt: skip
-
-
-def _same_samples(data: Data) -> bool:
-    """Return whether two reads of some samples on the evaluation path are equal, under two states of the global generators."""
-    some, read = range(min(8, len(data))), []
-    for seed in (1, 2):
-        seeds.seed_global(seed)
-        read.append([data.get(i, None) for i in some])
-    return all(torch.equal(a[k], b[k]) for a, b in zip(*read, strict=True) for k in a if isinstance(a[k], Tensor))
-
-
-@gate(
     "accumulation",
     rows="C10",
     title="the division into micro-batches does not change the gradient",
     reads="data model loss counts expect train",
 )
-def accumulation(proof: Proof) -> Finding:
+def accumulation(proof: GateContext) -> Finding:
     """Run one step of `train()` on the same global batch in equal micro-batches, in unequal ones, and undivided. The
     optimiser must get the gradient of the whole batch each time."""
     world = proof.accelerator.num_processes
@@ -286,7 +192,9 @@ def accumulation(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-def _why_divided(proof: Proof, got: list[Tensor], whole: list[Tensor], sizes: list[int], *, equal_agree: bool) -> str:
+def _why_divided(
+    proof: GateContext, got: list[Tensor], whole: list[Tensor], sizes: list[int], *, equal_agree: bool
+) -> str:
     """Return the cause that fits a gradient `got` of micro-batches of `sizes`, which is not that of the `whole` batch."""
     first = _first_gradient(proof, Plan(steps=1, batch_size=sizes[0], sizes=sizes[:1], peak=True, fixed=True))
     run, stage = proof.look()
@@ -309,7 +217,7 @@ def _gap(grads: list[Tensor], whole: list[Tensor]) -> float:
     return (apart / sum(exact(g).square().sum() for g in whole).sqrt()).item()
 
 
-def _first_gradient(proof: Proof, plan: Plan, *, draws: int | None = None, still: bool = False) -> list[Tensor]:
+def _first_gradient(proof: GateContext, plan: Plan, *, draws: int | None = None, still: bool = False) -> list[Tensor]:
     """Return the optimiser's gradient at the first step of `train()` under `plan`; with the model's `draws` of that
     number, or (`still`) with the whole model in eval mode."""
     run, stage = proof.build(plan)
@@ -346,7 +254,7 @@ def _digest(grads: list[Tensor]) -> list[float]:
     return out
 
 
-def over_two_processes(proof: Proof, gate: str) -> dict:
+def over_two_processes(proof: GateContext, gate: str) -> dict:
     """Return the verdict of one gate over two real processes, started with -n 2."""
     command = [sys.executable, "-m", "trainworthy", "check", *proof.argv, "-n", "2", "--only", gate]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
@@ -356,7 +264,7 @@ def over_two_processes(proof: Proof, gate: str) -> dict:
     return json.loads(Path(lines[0].split()[2]).read_text())["gates"][0]
 
 
-def _from_two_processes(proof: Proof, size: int) -> float:
+def _from_two_processes(proof: GateContext, size: int) -> float:
     """Relative difference between the gradient of `size` samples on this process and over two real processes."""
     theirs = torch.tensor(over_two_processes(proof, "accumulation")["evidence"]["digest"])
     ours = torch.tensor(
@@ -385,7 +293,7 @@ def _quiet(model: nn.Module, still: bool) -> None:
     title="a stopped and resumed run equals an uninterrupted one, bit for bit",
     reads="data model loss optimizers state train",
 )
-def resume(proof: Proof) -> Finding:
+def resume(proof: GateContext) -> Finding:
     """Compare six uninterrupted steps with three steps, a checkpoint, a fresh build, and three more: weights, optimiser
     and losses. With expensive samples, the rehearsal's four steps are the uninterrupted run: two, a checkpoint, and two
     more."""
@@ -398,9 +306,11 @@ def resume(proof: Proof) -> Finding:
     steps = STEPS if short else 6
     half, size = steps // 2, min(proof.cfg.train.batch_size, proof.expect.at_most(32) * world)
 
-    def go(folder: Path | None, stop: int | None) -> tuple[Run, Stage]:
+    def go(folder: Path | None, stop: int | None, watch: Watch | None = None) -> tuple[Run, Stage]:
         how = {"stop_after": stop, "keep_in": folder, "shard": sharded}
         run, stage = proof.build(four(proof, **how) if short else Plan(steps=steps, batch_size=size, due=(2,), **how))
+        if watch:
+            watch(run, stage)
         proof.train(proof.cfg, run, stage)
         return run, stage
 
@@ -438,19 +348,32 @@ def resume(proof: Proof) -> Finding:
     if not bitwise:  # non-deterministic kernels: allow the difference between two uninterrupted runs
         noise = _apart(bound, _weights(go(None, None)[1]))
         wrong = wrong if _apart(bound, reached) > 2 * noise + 1e-6 else []
+    why = ""
     if started != half:
         wrong.append(f"the second half began at step {started}, not at {half}: nothing was restored")
+    elif wrong and world == 1:
+        why = _why_not_resumed(go, half)
     where = "in a new process" if proof.deep else "after a restart"
     return Finding(
         not wrong, "; ".join(wrong) or f"{steps} steps = {half} + {steps - half} {where}: weights, optimiser, losses",
         "bitwise equal" if bitwise else "no larger difference than between two uninterrupted runs",
         "something that changes during training is not in stage.state (EMA, a counter, a generator of your own)\n"
         "get() keeps its own generator instead of using the one that it receives\ntrain() keeps state in a local variable",
-        evidence={"straight": losses, "resumed": again, "differ": differ[:20]},
+        evidence={"straight": losses, "resumed": again, "differ": differ[:20]}, cause=why,
     )  # fmt: skip
 
 
-def _in_a_new_process(proof: Proof, folder: Path) -> None:
+def _why_not_resumed(go: Callable[..., tuple[Run, Stage]], half: int) -> str:
+    """Return the cause that three more short runs support: one that goes on after step `half`, one that stops there, one that resumes."""
+    straight, resumed = Watch(half), Watch(half)
+    go(None, half + 1, straight)
+    with tempfile.TemporaryDirectory(prefix=".resume-") as name:
+        stopped = saved(go(Path(name), half)[1])
+        go(Path(name), half + 1, resumed)[0].close()
+    return first_cause(straight, stopped, resumed)
+
+
+def _in_a_new_process(proof: GateContext, folder: Path) -> None:
     command = [sys.executable, "-m", "trainworthy.launch", "check", *proof.argv, "--only", "resume"]
     env = {**os.environ, "TRAINWORTHY_HALF": str(folder), "PYTHONSAFEPATH": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=env)
@@ -458,7 +381,7 @@ def _in_a_new_process(proof: Proof, folder: Path) -> None:
         raise RuntimeError(f"the first half failed in its own process: {done.stderr.strip()[-500:]}")
 
 
-def _from_main(name: str, proof: Proof) -> str:
+def _from_main(name: str, proof: GateContext) -> str:
     """Return rank 0's folder on all ranks."""
     if proof.accelerator.num_processes == 1:
         return name

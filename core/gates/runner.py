@@ -16,7 +16,7 @@ from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import Stop
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.data.pictures import contact_sheet
-from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.loop.run import Plan
 from trainworthy.core.recipe.stage import categorical as categorical
 
@@ -36,7 +36,7 @@ def full_precision() -> Iterator[None]:
             kind.allow_tf32 = was
 
 
-def run_gates(gates: list[Gate], proof: Proof, *, known: dict[str, dict], console: Console) -> list[Verdict]:
+def run_gates(gates: list[Gate], proof: GateContext, *, known: dict[str, dict], console: Console) -> list[Verdict]:
     """Run each gate in order, print its verdict at once and store a repro of each failure. Continue after a failure,
     since the other verdicts help to find the cause."""
     verdicts, cfg = [], proof.cfg
@@ -65,7 +65,7 @@ def run_gates(gates: list[Gate], proof: Proof, *, known: dict[str, dict], consol
     return verdicts
 
 
-def _timed(one: Gate, proof: Proof) -> Verdict:
+def _timed(one: Gate, proof: GateContext) -> Verdict:
     """Run a gate and note the seconds it took."""
     started = time.monotonic()
     proof.put_away()
@@ -75,7 +75,7 @@ def _timed(one: Gate, proof: Proof) -> Verdict:
     return verdict
 
 
-def _explain(verdict: Verdict, gates: list[Gate], asked: dict[str, Verdict], proof: Proof) -> None:
+def _explain(verdict: Verdict, gates: list[Gate], asked: dict[str, Verdict], proof: GateContext) -> None:
     """Put the cause that a more specific gate finds before the likely causes of a failed symptom."""
     for one in gates:
         if one.id not in asked:
@@ -88,7 +88,7 @@ def _explain(verdict: Verdict, gates: list[Gate], asked: dict[str, Verdict], pro
             return
 
 
-def _prove(one: Gate, proof: Proof) -> Verdict:
+def _prove(one: Gate, proof: GateContext) -> Verdict:
     world = proof.accelerator.num_processes
     skipped = ""
     try:
@@ -136,7 +136,7 @@ def _prove(one: Gate, proof: Proof) -> Verdict:
     return verdict
 
 
-def _stale(proof: Proof) -> int:
+def _stale(proof: GateContext) -> int:
     """Return the number of tensors in the optimisers if none of them is a parameter of the model; else 0."""
     try:
         _, stage = proof.look()
@@ -146,7 +146,7 @@ def _stale(proof: Proof) -> int:
     return 0 if held & {id(p) for p in stage.model.parameters()} else len(held)
 
 
-def _keep_repro(verdict: Verdict, finding: Finding, proof: Proof) -> None:
+def _keep_repro(verdict: Verdict, finding: Finding, proof: GateContext) -> None:
     """Write gates/<id>/: the batch, an image if the recipe can draw one, and a script of ten lines."""
     folder = proof.folder / "gates" / verdict.id
     folder.mkdir(parents=True, exist_ok=True)

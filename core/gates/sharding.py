@@ -6,7 +6,7 @@ from torch import Tensor
 from trainworthy.core.base.dtensor import is_sharded
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof
+from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.gates.recorder import STEPS
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Plan, Run
@@ -23,7 +23,7 @@ COARSE = 20  # times that in bf16
     title="the sharded model trains and evaluates as the unsharded one",
     reads="data model loss counts optimizers evaluate metric state expect shard_units train",
 )
-def sharding(proof: Proof) -> Finding:
+def sharding(proof: GateContext) -> Finding:
     """Train four steps of two unequal micro-batches at the peak rate twice: with the whole model in each process, and
     sharded. Losses, evaluation, weights and EMA must agree to rounding, and every trained parameter must be in parts."""
     if proof.expect.nondeterministic or proof.expect.random_loss:

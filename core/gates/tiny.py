@@ -12,7 +12,7 @@ from trainworthy.core.base import seeds
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate, paths
-from trainworthy.core.gates.gate import Proof, categorical, fetch, pick, total_loss, train_set
+from trainworthy.core.gates.gate import GateContext, categorical, fetch, pick, total_loss, train_set
 from trainworthy.core.gates.shuffled import CLEAR, FASTER, MANY, Retrained, distinct, reaches
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Data, Metric, Stage, View
@@ -85,102 +85,119 @@ def _range(metric: Metric, chance: float) -> float:
     return abs(metric.ceiling - (chance if metric.better(chance, metric.floor) else metric.floor))
 
 
-def _train_on_few(proof: Proof, *, n: int, steps: int, batch: int, every: int, patient: bool = False,
+class Few:
+    """A few samples of both splits, and what a model scores on them."""
+
+    def __init__(self, proof: GateContext, n: int, every: int, seed: int):
+        self.proof, self.every, self.seed = proof, every, seed
+        data = proof.peek().data
+        self.train, self.val = data["train"], data["val"]
+        key, self.only = categorical(self.train), None
+        if key:  # with a thousand classes, use sixteen, so that each has several samples
+            seen = [int(self.train.get(i, None)[key]) for i in pick(self.train, n, seed)]
+            self.only = sorted(set(seen), key=lambda c: (-seen.count(c), c))[:16]
+        self.learn = pick(self.train, n, seed, only=self.only)
+        self.held_out = pick(self.val, HELD_OUT, seed, only=self.only)
+        if min(len(self.learn), len(self.held_out)) < FEWEST:
+            raise Skip(
+                f"{len(self.learn)} training and {len(self.held_out)} held-out samples are too few to distinguish skill from chance"
+            )
+        self.others = seeds.permutation(len(self.held_out), seed, "chance").tolist()
+
+    def is_read_at(self, step: int) -> bool:
+        return step in (5, 10) or step % self.every == 0
+
+    def loss(self, run: Run, stage: Stage, swap: list[int] | None = None) -> float:
+        """Return the loss on some training samples, with the same draws each time."""
+        some = View(self.train, self.learn, swap=swap)
+        batch = fetch(some, list(range(min(len(self.learn), LOSS_SAMPLES))), self.seed, run.device)
+        with evaluating(stage.model):
+            return total_loss(run, stage, batch).item()
+
+    def metric(self, run: Run, stage: Stage, swap: list[int] | None = None) -> float:
+        """Return the metric on the held-out samples."""
+        found = run.measure(stage, View(self.val, self.held_out, swap=swap), probe=True)
+        return found[stage.gate_evaluator.metric.name]
+
+    def carries(self, run: Run, stage: Stage, value: float) -> bool:
+        """Return whether the metric is a third of the way. Chance is measured with other samples' inputs, never
+        assumed."""
+        m = stage.gate_evaluator.metric
+        if not reaches(m, value, m.floor + (m.ceiling - m.floor) / 3):
+            return False
+        chance = self.metric(run, stage, self.others)
+        return reaches(m, value, chance + (m.ceiling - chance) / 3)
+
+    def scores(self, run: Run, stage: Stage) -> dict[str, Any]:
+        """Return what the trained model knows of both splits."""
+        classes = distinct(self.val, self.held_out)
+        whole = classes if classes and len(classes[1]) >= MANY else None
+        carried = skill(run, stage, stage.data["val"], self.held_out, self.seed, whole)
+        if whole and carried.gap == carried.spread == 0:  # the metric does not read this target (a generator's class)
+            classes, carried = None, skill(run, stage, stage.data["val"], self.held_out, self.seed)
+        learnt = skill(run, stage, stage.data["train"], self.learn, self.seed)
+        more = self.held_out
+        if not stage.expect.gate_batch_size:
+            more = pick(self.val, min(len(self.val), paths.MOST), self.seed, only=self.only)
+        return {"train": learnt, "held_out": carried, "classes": len(classes[1]) if classes else 0,
+                "behind": paths.behind(run, stage, self.learn, learnt.own),
+                "exchanged": paths.taken_for_each_other(run, stage, self.learn, more)}  # fmt: skip
+
+    def retrain(self, steps: int, batch: int, before: list[float]) -> Retrained:
+        """Train once more for as many steps, on permuted inputs. `before`: the losses on the samples' own inputs."""
+        mixed = seeds.permutation(len(self.learn), self.seed, "mixed").tolist()
+        losses: list[float] = []
+        began = time.process_time()
+
+        def late(stage: Stage, step: int) -> bool:
+            if self.is_read_at(step):
+                losses.append(self.loss(run, stage, mixed))
+            return agreed(self.proof.accelerator, bool(losses) and time.process_time() - began > SECONDS)
+
+        run, stage = self.proof.build(Plan(steps=steps, samples=self.learn, batch_size=batch, swap=mixed, watch=late))
+        self.proof.train(self.proof.cfg, run, stage)
+        own, others = (self.metric(run, stage, swap) for swap in (None, self.others))
+        sign = 1 if stage.gate_evaluator.metric.higher_is_better else -1
+        return Retrained.of(before, losses, (own - others) * sign)
+
+
+def _train_on_few(proof: GateContext, *, n: int, steps: int, batch: int, every: int, patient: bool = False,
                   seed: int | None = None) -> dict:  # fmt: skip
     """Run the recipe's own `train()`, with its draws, rates and schedule, on `n` samples, and compute the held-out
     metric every `every` steps. Stop early once that metric is a third of the way from measured chance to the ceiling,
     unless `patient`. `seed` selects the samples."""
-    started, seed = time.process_time(), proof.cfg.run.seed if seed is None else seed
-    stage = proof.peek()
-    train, val = stage.data["train"], stage.data["val"]
-    key, only = categorical(train), None
-    if key:  # with a thousand classes, use sixteen, so that each has several samples
-        seen = [int(train.get(i, None)[key]) for i in pick(train, n, seed)]
-        only = sorted(set(seen), key=lambda c: (-seen.count(c), c))[:16]
-    learn, held_out = pick(train, n, seed, only=only), pick(val, HELD_OUT, seed, only=only)
-    if min(len(learn), len(held_out)) < FEWEST:
-        raise Skip(
-            f"{len(learn)} training and {len(held_out)} held-out samples are too few to distinguish skill from chance"
-        )
+    started = time.process_time()
+    few = Few(proof, n, every, proof.cfg.run.seed if seed is None else seed)
     if not proof.deep:
-        _afford(proof, (PERMUTATIONS + 1) * (len(learn) + len(held_out)))
+        _afford(proof, (PERMUTATIONS + 1) * (len(few.learn) + len(few.held_out)))
     found: dict = {
-        "samples": len(learn),
+        "samples": len(few.learn),
         "held_out_curve": [],
         "steps": 0,
         "at_most": steps,
         "in_time": True,
         "losses": [],
     }
-    third = seeds.permutation(len(held_out), seed, "chance").tolist()
-
-    def carries(stage: Stage, value: float) -> bool:
-        """Return whether the metric is a third of the way. Chance is measured with other samples' inputs, never
-        assumed."""
-        m = stage.gate_evaluator.metric
-        if not reaches(m, value, m.floor + (m.ceiling - m.floor) / 3):
-            return False
-        chance = run.measure(stage, View(val, held_out, swap=third), probe=True)[m.name]
-        return reaches(m, value, chance + (m.ceiling - chance) / 3)
-
-    def loss_of(run: Run, stage: Stage, swap: list[int] | None = None) -> float:
-        """Return the loss on some training samples, with the same draws each time."""
-        some = View(train, learn, swap=swap)
-        batch = fetch(some, list(range(min(len(learn), LOSS_SAMPLES))), seed, run.device)
-        with evaluating(stage.model):
-            return total_loss(run, stage, batch).item()
-
-    def at(step: int) -> bool:
-        return step in (5, 10) or step % every == 0
 
     def watch(stage: Stage, step: int) -> bool:
         found["steps"], ended = step, False
-        if at(step):
-            found["losses"].append(loss_of(run, stage))
+        if few.is_read_at(step):
+            found["losses"].append(few.loss(run, stage))
         if step % every == 0:
-            m = stage.gate_evaluator.metric
-            value = run.measure(stage, View(val, held_out), probe=True)[m.name]
-            found["held_out_curve"].append(value)
-            ended = not proof.deep and not patient and carries(stage, value)
+            found["held_out_curve"].append(value := few.metric(run, stage))
+            ended = not proof.deep and not patient and few.carries(run, stage, value)
         found["in_time"] = time.process_time() - started <= SECONDS
         return agreed(proof.accelerator, not proof.deep and (ended or not found["in_time"]))
 
-    run, stage = proof.build(Plan(steps=steps, samples=learn, batch_size=batch, watch=watch))
-    found["losses"].append(loss_of(run, stage))
+    run, stage = proof.build(Plan(steps=steps, samples=few.learn, batch_size=batch, watch=watch))
+    found["losses"].append(few.loss(run, stage))
     proof.train(proof.cfg, run, stage)
-    classes = distinct(val, held_out)
-    whole = classes if classes and len(classes[1]) >= MANY else None
-    carried = skill(run, stage, stage.data["val"], held_out, seed, whole)
-    if whole and carried.gap == carried.spread == 0:  # the metric does not read this target (a generator's class)
-        classes, carried = None, skill(run, stage, stage.data["val"], held_out, seed)
-    found |= {"train": skill(run, stage, stage.data["train"], learn, seed), "held_out": carried,
-              "classes": len(classes[1]) if classes else 0}  # fmt: skip
-    more = held_out if stage.expect.gate_batch_size else pick(val, min(len(val), paths.MOST), seed, only=only)
-    found |= {"behind": paths.behind(run, stage, learn, found["train"].own),
-              "exchanged": paths.taken_for_each_other(run, stage, learn, more)}  # fmt: skip
-
-    def retrain() -> Retrained:
-        """Train once more for as many steps, on permuted inputs."""
-        mixed = seeds.permutation(len(learn), seed, "mixed").tolist()
-        losses: list[float] = []
-        began = time.process_time()
-
-        def late(stage: Stage, step: int) -> bool:
-            if at(step):
-                losses.append(loss_of(run, stage, mixed))
-            return agreed(proof.accelerator, bool(losses) and time.process_time() - began > SECONDS)
-
-        run, stage = proof.build(Plan(steps=found["steps"], samples=learn, batch_size=batch, swap=mixed, watch=late))
-        proof.train(proof.cfg, run, stage)
-        m = stage.gate_evaluator.metric
-        own, others = (run.measure(stage, View(val, held_out, swap=s), probe=True)[m.name] for s in (None, third))
-        return Retrained.of(found["losses"], losses, (own - others) * (1 if m.higher_is_better else -1))
-
-    found["retrain"] = retrain
+    found |= few.scores(run, stage)
+    found["retrain"] = lambda: few.retrain(found["steps"], batch, found["losses"])
     return found
 
 
-def _afford(proof: Proof, samples: int) -> None:
+def _afford(proof: GateContext, samples: int) -> None:
     """Skip if evaluating so many samples takes longer than the whole gate may (a metric on generated sequences)."""
     run, stage = proof.build(Plan(steps=1))
     few = View(stage.data["val"], range(min(16, len(stage.data["val"]))))
@@ -198,7 +215,7 @@ def _afford(proof: Proof, samples: int) -> None:
     reads="data model loss counts evaluate metric probe confusion optimizers state train",
     symptom=True,
 )
-def tiny_data(proof: Proof) -> Finding:
+def tiny_data(proof: GateContext) -> Finding:
     """Run `train()` briefly on 256 samples, then score those and 250 held-out ones. On both, the metric must be clearly
     better than that of a model trained on shuffled labels. A pretrained model overfits here, so the gap between the two
     is not limited. An unclear result gets four times as many steps; a narrow pass is repeated on other samples. Deep:

@@ -214,6 +214,9 @@ def frozen(seen: Observer) -> dict:
     return finding("frozen", "; ".join(wrong) or f"{count} frozen tensors stay as they are", "\n".join(causes))
 
 
+EACH = "between the steps"
+
+
 def evaluations(seen: Observer) -> list[tuple[str, list[tuple[int, bool, int, int]]]]:
     """Return the model calls of each evaluation: passes without gradients, and gaps with more calls than usual."""
     found = []
@@ -225,7 +228,7 @@ def evaluations(seen: Observer) -> list[tuple[str, list[tuple[int, bool, int, in
         found = [(f"after step {i}", g) for i, g in enumerate(seen.gaps) if i and len(g) >= usual + 2]
     if not found:  # one call after every step: an evaluation where it is in eval mode
         calm = [c for g in seen.gaps[1:] for c in g if not c[1]]
-        found = [("between the steps", calm)] if len(calm) >= 4 else []
+        found = [(EACH, calm)] if len(calm) >= 4 else []
     return found
 
 
@@ -294,7 +297,10 @@ def evaluated(seen: Observer) -> dict:
     if not rows:
         return skip("evaluated", "no evaluation with a model call was seen")
     learner = [seen.roots[i] for i in trained if any(p.requires_grad for p in seen.roots[i].parameters())]
-    for i in rows - trained:
+    copies = {c[0] for name, calls in evaluations(seen) if name != EACH for c in calls}  # each step's is a reference
+    if not copies and not rows & trained:
+        return skip("evaluated", "no evaluation was seen; a fixed model is called beside each step")
+    for i in copies - trained:
         other = seen.roots[i]
         shape = [tuple(p.shape) for p in other.parameters()]
         twin = next((m for m in learner if [tuple(p.shape) for p in m.parameters()] == shape), None)

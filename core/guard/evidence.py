@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.credit import Credit
 from trainworthy.core.guard.latent import Latent
 from trainworthy.core.guard.mixing import Mixing
@@ -281,7 +282,7 @@ class Evidence:
 
 def probe(group: Group) -> Tensor:
     """Return some values of an optimiser's first parameters."""
-    return torch.cat([p.detach().flatten()[:64].double() for p in group.parameters[:3]])
+    return torch.cat([to_double(p.detach().flatten()[:64]) for p in group.parameters[:3]])
 
 
 def _owns(owned: set[int], module: nn.Module | None) -> bool:

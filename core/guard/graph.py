@@ -3,6 +3,7 @@ own gradients, once."""
 
 import torch
 from torch import nn
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.invariants import finding, listed, moved_now, names, skip, stepped, tops
 from trainworthy.core.guard.objectives import dropped_terms, unrestored
 from trainworthy.core.guard.observer import Observer
@@ -58,7 +59,7 @@ def wiring(seen: Observer) -> dict:
     for text in twins(seen):
         wrong.append(text)
         causes.append("copied code: a layer is called in place of its neighbour")
-    still = [called.get(i, "?") for g in groups for i, rows in g.moved.items() if unmoved(g, rows)]
+    still = [called.get(i, "?") for g in groups for i in standing(g)]
     if still:
         wrong.append(f"{len(still)} tensors get a gradient and do not move: {listed(still)}")
         causes.append(
@@ -203,6 +204,19 @@ def unmoved(group: Group, rows: list[float]) -> bool:
     return len(usable) >= 3 and max(usable) < 0.5
 
 
+def standing(group: Group) -> list[int]:
+    """Return the parameters that do not move. A few fp32 tensors whose values are too large for a small rate (norm
+    weights of 1 at 4e-8) may wait: their updates are below the rounding of single precision."""
+    found = {i for i, rows in group.moved.items() if unmoved(group, rows)}
+    sizes = {id(p): p.numel() for p in group.parameters}
+    if sum(sizes.get(i, 0) for i in found) > 0.05 * sum(sizes.values()):
+        return list(found)
+    rate = max(group.rates)
+    waits = {id(p) for p in group.parameters if p.dtype == torch.float32 and id(p) in found
+             and 0 < rate <= torch.finfo(p.dtype).eps * float(p.detach().abs().max())}  # fmt: skip
+    return [i for i in group.moved if i in found - waits]
+
+
 def drawn_constants(seen: Observer, modules: list[nn.Module]) -> list[str]:
     """Find plain tensor attributes of a trained model that look normally distributed and stay the same object."""
     found = []
@@ -214,7 +228,7 @@ def drawn_constants(seen: Observer, modules: list[nn.Module]) -> list[str]:
         module = dict(top.named_modules())[prefix]
         if vars(module).get(name) is not value:
             continue
-        x = value.detach().double().flatten()[:4096].cpu()
+        x = to_double(value.detach().flatten()[:4096])
         z = ((x - x.mean()) / x.std().clamp_min(1e-30)).sort().values
         n = len(z)
         gap = (torch.special.ndtr(z) - (torch.arange(n) + 0.5) / n).abs().max().item()

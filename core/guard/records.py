@@ -283,5 +283,5 @@ def weights(groups: list[Group]) -> list[list[float]] | None:
         for p in group.parameters[:PARAMETERS]:
             if type(p).__name__ in SHARDED or hasattr(p, "_local_tensor"):
                 return None
-            found.append(p.detach().flatten()[:VALUES].double().tolist())
+            found.append(p.detach().flatten()[:VALUES].cpu().double().tolist())
     return found

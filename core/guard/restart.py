@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.ranks import difference
 from trainworthy.core.guard.records import PARAMETERS, VALUES, weights
 
@@ -70,13 +71,13 @@ def moments(it: torch.optim.Optimizer) -> Iterator[list[float]]:
     for p in [p for g in it.param_groups for p in g["params"]][:PARAMETERS]:
         state = it.state.get(p, {})
         found = [state[k] for k in sorted(state) if isinstance(state[k], Tensor) and state[k].numel()]
-        yield [v for x in found for v in x.detach().flatten()[:VALUES].double().tolist()]
+        yield [v for x in found for v in to_double(x.detach().flatten()[:VALUES]).tolist()]
 
 
 def buffers(modules: list[nn.Module]) -> list[list[float]]:
     """Return some values of the running statistics."""
     seen = {id(b): b for m in modules for n, b in m.named_buffers() if n.rpartition(".")[2].startswith("running_")}
-    return [b.detach().flatten()[:VALUES].double().tolist() for b in list(seen.values())[:PARAMETERS]]
+    return [to_double(b.detach().flatten()[:VALUES]).tolist() for b in list(seen.values())[:PARAMETERS]]
 
 
 def judge(watch: dict[str, Any], again: dict[str, Any], words: str) -> dict[str, Any]:

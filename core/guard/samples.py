@@ -98,6 +98,9 @@ def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
     for p in seen.passes:
         if p.calls and not p.backwards and p.loader is not train[0].loader and not p.refreshing:
             evals[id(p.loader)] = p.loader
+    data = train[0].loader.dataset
+    if any(v.dataset is not data for v in evals.values()):  # the score on the training samples, beside another's
+        evals = {k: v for k, v in evals.items() if v.dataset is not data or indices(v) != indices(train[0].loader)}
     limit = time.monotonic() + SECONDS
     mine = content(train[0].loader, READ, limit)
     shares = {}

@@ -148,7 +148,7 @@ class Guard:
         """Raise one clear message if there is nothing to check."""
         r, lines = watch.record, watch.output.strip().splitlines()
         said = "".join(f"\n    {line[:200]}" for line in lines[-LINES:])
-        name = f"-m {self.target.module}" if self.target.module else self.target.path.name
+        name = f"-m {self.target.module}" if self.target.module else os.path.relpath(self.target.path)
         count = int(self.values["--nproc"])
         launch = "python" if count == 1 else f"torchrun --nproc_per_node {count}"
         again = " ".join([launch, name, *self.target.argv])
@@ -164,21 +164,23 @@ class Guard:
             how = f"signal {watch.signal}" if watch.signal else f"exit code {watch.code}"
             raise UserError(f"the script ended its own process ({how}) and left nothing to judge{said}", next=again)
         if r["why"] == "it raised":
-            files = any(word in r["raised"] for word in ("No such file", "Unable to", "unable to", "Permission"))
+            own = [Path(w) for w in r["written"]]
+            files = any(w.name in r["raised"] or str(w.parent) in r["raised"] for w in own)
             cause = "a library that opens files in C looks for what a rehearsal wrote elsewhere (docs/own-scripts.md)"
             if count == 1 and any(
                 re.search(rf"\b{word}\b", r["raised"]) for word in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
             ):
                 again = f"trainworthy guard --nproc 2 {name}"
+            brief = re.sub(r"\x1b\[[0-9;]*m", "", r["raised"]).strip().splitlines()[0]
             rank = f" (rank {r['rank']})" if r.get("rank") else ""
-            raise UserError(f"the script fails by itself{rank}: {r['raised']}", got=r.get("where"),
-                            cause=cause if files and r["written"] else "", next=again)  # fmt: skip
+            raise UserError(f"the script fails by itself{rank}: {brief}", got=r.get("where"),
+                            cause=cause if files else "", next=again)  # fmt: skip
         if not r["steps"] and not r["backwards"]:
             code = r.get("exit")
             if code == 2 and any(line.startswith("usage:") for line in lines):
                 raise UserError(
                     f"the script needs other arguments{said}",
-                    next=f"trainworthy guard {self.target.path.name} -- ARGUMENTS",
+                    next=f"trainworthy guard {name} -- ARGUMENTS",
                 )
             ended = f"ended with exit code {code}" if code else "ended"
             raise UserError(

@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from trainworthy.core.base.dtensor import like
 from trainworthy.core.base.errors import DISK_FULL, Stop, UserError
+from trainworthy.core.data.assets import sha256
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -122,7 +123,7 @@ def _fault(folder: Path) -> str:
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         for name, entry in manifest["files"].items():
-            if _sha256(folder / name) != entry["sha256"]:
+            if sha256(folder / name) != entry["sha256"]:
                 return f"{name} does not match its hash"
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         return f"incomplete ({error})"
@@ -445,12 +446,7 @@ def _link(file: Path, to: Path) -> None:
 
 def entry(path: Path) -> dict[str, Any]:
     """Return what the manifest says of a file."""
-    return {"sha256": _sha256(path), "bytes": path.stat().st_size}
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {"sha256": sha256(path), "bytes": path.stat().st_size}
 
 
 def _fsync(path: Path) -> None:

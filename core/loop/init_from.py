@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.data.assets import sha256
 from trainworthy.core.loop.checkpoint import load_weights, weights
 from trainworthy.core.recipe.stage import Stage
 
@@ -103,18 +104,13 @@ def read_weights(path: Path, *, trust_pickle: bool) -> Weights:
             tensors = {k: v for part in parts for k, v in load_weights(part).items()}
         else:
             tensors = _unpickle(file, trust_pickle)
-        hashes = [_sha256(part) for part in parts]
+        hashes = [sha256(part) for part in parts]
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise UserError(f"--init-from {file} cannot be read", got=f"{type(error).__name__}: {error}",
                         needed="a whole file of weights", cause="a download or copy that was cut off",
                         next="fetch the file again") from None  # fmt: skip
     whole = hashes[0] if len(parts) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
     return Weights(file, tensors, whole)
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _unpickle(file: Path, trusted: bool) -> dict[str, Tensor]:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from trainworthy.core.base import config
+from trainworthy.core.base.doubles import NO_DOUBLES as NO_DOUBLES
+from trainworthy.core.base.doubles import exact as exact
 from trainworthy.core.base.errors import UserError
 
 WEIGHED = (
@@ -130,14 +132,6 @@ def _apart(groups: list[dict], hidden: Callable[[nn.Parameter], object]) -> Iter
 
 
 TORCHS_STEP = Optimizer.profile_hook_step(torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step)))
-
-
-NO_DOUBLES = {"mps"}  # devices without float64
-
-
-def exact(tensor: Tensor) -> Tensor:
-    """Return the tensor in double precision, or in the best precision of its device."""
-    return tensor.float() if tensor.device.type in NO_DOUBLES else tensor.double()
 
 
 ONE = torch.tensor(1.0)

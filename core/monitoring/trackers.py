@@ -37,9 +37,10 @@ def tracked(accelerator: Accelerator, cfg: config.Config, folder: Path, *, proje
     key = {"wandb": "name", "mlflow": "run_name", "trackio": "name"}
     group = folder.absolute().parent.name  # the group of seeds, or the recipe
     name = folder.name if group == project else f"{group}-{folder.name}"
+    settings = config.flat(masking.settings(config.to_dict(cfg)))  # trackers take no nested values, and no lists
+    settings = {k: v if isinstance(v, (str, int, float, bool)) else str(v) for k, v in settings.items()}
     try:
-        accelerator.init_trackers(project, config=_flat(masking.settings(config.to_dict(cfg))),
-                                  init_kwargs={n: {key[n]: name} for n in asked})  # fmt: skip
+        accelerator.init_trackers(project, config=settings, init_kwargs={n: {key[n]: name} for n in asked})
     except Exception as error:  # an external service: no key, no network, a wrong address
         raise UserError(f"--track {cfg.track}: a tracker cannot start", got=f"{type(error).__name__}: {error}",
                         next="set it up as its own pages say (wandb login, MLFLOW_TRACKING_URI), or leave --track out"
@@ -68,14 +69,3 @@ def mirror(accelerator: Accelerator, console: Console) -> Callable[[dict, int], 
             console.say(f"  --track stopped at step {step} ({type(error).__name__}: {error}); our own files continue")
 
     return log
-
-
-def _flat(settings: dict, prefix: str = "") -> dict[str, str | int | float | bool]:
-    """{"train.epochs": 30, ...}: trackers take no nested values."""
-    found = {}
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value if isinstance(value, (str, int, float, bool)) else str(value)
-    return found

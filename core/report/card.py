@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from trainworthy.core.base import masking
+from trainworthy.core.base import config, masking
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.recipe.registry import find
 from trainworthy.core.report.intervals import noise
@@ -230,7 +230,7 @@ def write_model_card(folder: Path, about: Mapping[str, Any]) -> Path:
         "",
         "## Settings",
         "",
-        *[f"- `{k}`: {plain(v)}" for k, v in _flat(settings)],
+        *[f"- `{k}`: {plain(v)}" for k, v in config.flat(settings).items()],
     ]  # fmt: skip
     path = folder / "export" / "README.md"
     for file in (
@@ -257,12 +257,6 @@ def masked(value: Any) -> Any:
 def without_folders(text: str) -> str:
     """A text whose absolute paths are their last part."""
     return re.sub(r"(?<![\w.:/<])/(?:[^\s/'\"`,;|]+/)+([^\s/'\"`,;|)]+)", r"\1", text)
-
-
-def _flat(settings: dict, prefix: str = "") -> list[tuple[str, Any]]:
-    """Settings by their names on the command line."""
-    return [pair for k, v in settings.items()
-            for pair in (_flat(v, f"{prefix}{k}.") if isinstance(v, dict) else [(f"{prefix}{k}", v)])]  # fmt: skip
 
 
 def plain(text: object) -> str:

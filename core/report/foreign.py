@@ -155,7 +155,7 @@ def _of_board(folder: Path) -> tuple[LOGGED, dict[str, Any]]:
 
 # ------------------------------------------------------------------------------------------------------------- choosing
 def _metric(logged: LOGGED, asked: str, higher: bool | None, source: Path) -> tuple[str, str, bool]:
-    """(name, tag, whether higher is better) of what the run is judged by: the one asked for, else a held-out metric, else a held-out loss."""
+    """Return (name, tag, whether higher is better) of the metric: the requested one, else a held-out score, else a held-out loss."""
     held_out = {HELD_OUT.sub("", tag) or tag: tag for tag in logged if HELD_OUT.match(tag) and not SPEED.search(tag)}
     if asked:
         tag = held_out.get(asked) or (asked if asked in logged else None)
@@ -180,7 +180,7 @@ def _training(tag: str) -> bool:
 
 
 def _near(series: list[tuple[float, float]], step: float) -> float:
-    """The last value up to a step."""
+    """Return the last value up to a step."""
     return next((v for s, v in reversed(series) if s <= step), math.nan)
 
 
@@ -224,7 +224,7 @@ def _steps(logged: LOGGED) -> list[dict[str, Any]]:
 
 
 def _schedule(rates: list[float]) -> str:
-    """Whether the learning rate falls to its end: then a longer run needs a longer schedule."""
+    """Return the schedule. If the learning rate falls to the end, a longer run needs a longer schedule."""
     rates = [r for r in rates if math.isfinite(r)]
     if len(rates) < 3 or max(rates) <= 0 or rates[-1] > 0.5 * max(rates):
         return "constant"

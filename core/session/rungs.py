@@ -27,40 +27,40 @@ def offered(recipe: Recipe) -> dict[str, stages.Maker]:
     return {make.__name__.replace("_", "-"): make for make in getattr(recipe.module, "RUNGS", ())}
 
 
-def on(recipe: Recipe, climbed: Sequence[str], under: list[Path]) -> Recipe:
-    """Return `recipe` with one stage: the last rung of `climbed`. `under`: files with the weights of the recipe's last
+def recipe_of(recipe: Recipe, names: Sequence[str], files: list[Path]) -> Recipe:
+    """Return `recipe` with one stage: the last rung of `names`. `files` hold the weights of the recipe's last
     stage, then of each earlier rung. Raises UserError for a rung that the recipe does not offer."""
     known = offered(recipe)
     if not known:
-        raise UserError(f"{recipe.id} has no rungs", got=f"--rung {climbed[-1]}", needed="`RUNGS` in the recipe's file")
-    for name in climbed:
+        raise UserError(f"{recipe.id} has no rungs", got=f"--rung {names[-1]}", needed="`RUNGS` in the recipe's file")
+    for name in names:
         if name not in known:
             raise config.unknown(f"rung '{name}'", name, known)
 
     def rung(cfg: config.Config, run: Run, previous: None = None) -> Stage:
-        return standing(recipe, climbed, under, cfg, run)
+        return build_last(recipe, names, files, cfg, run)
 
-    rung.__name__ = known[climbed[-1]].__name__
+    rung.__name__ = known[names[-1]].__name__
     module = ModuleType(recipe.module.__name__)
     vars(module).update(vars(recipe.module), STAGES=[rung])
-    start = digest({f"{i}.{name}": t for i, file in enumerate(under) for name, t in load_weights(file).items()})
-    return replace(recipe, module=module, rungs=tuple(climbed), start=start)
+    start = digest({f"{i}.{name}": t for i, file in enumerate(files) for name, t in load_weights(file).items()})
+    return replace(recipe, module=module, rungs=tuple(names), start=start)
 
 
-def standing(recipe: Recipe, climbed: Sequence[str], under: list[Path], cfg: config.Config, run: Run) -> Stage:
+def build_last(recipe: Recipe, names: Sequence[str], files: list[Path], cfg: config.Config, run: Run) -> Stage:
     """Build the stage of the last rung as it starts (without a rung: the recipe's last stage, untrained)."""
-    if not climbed:
+    if not names:
         stage = None
         for part in stages.parts(recipe, cfg):
             stage = part.make(part.cfg, run, stage)
         return stage
-    previous, file = standing(recipe, climbed[:-1], under, cfg, run), under[len(climbed) - 1]
+    previous, file = build_last(recipe, names[:-1], files, cfg, run), files[len(names) - 1]
     load_into(previous.eval_model, load_weights(file), where=str(file), without=previous.not_saved)
-    make = offered(recipe)[climbed[-1]]
+    make = offered(recipe)[names[-1]]
     return make(config.of_stage(cfg, make.__name__, 1), run, previous)
 
 
-def handed_on(folder: Path, recipe: Recipe, cfg: config.Config) -> Path:
+def final_weights(folder: Path, recipe: Recipe, cfg: config.Config) -> Path:
     """Return the file with the weights that the run in `folder` passes on: its newest checkpoint, or its best
     evaluation if its Phase sets that. They are the model's weights; an EMA starts anew."""
     last = stages.parts(recipe, cfg)[-1]
@@ -76,14 +76,14 @@ def handed_on(folder: Path, recipe: Recipe, cfg: config.Config) -> Path:
     return found / "model.safetensors"
 
 
-def kept(folder: Path) -> list[Path]:
+def start_files(folder: Path) -> list[Path]:
     """Return the files in `under/` of a run folder, lowest first."""
     return sorted((folder / "under").glob("*.safetensors"), key=lambda p: int(p.stem))
 
 
-def keep(session: Session, under: list[Path]) -> None:
+def copy_start_files(session: Session, files: list[Path]) -> None:
     """Copy the weights there, so that the run no longer needs the original."""
     if session.main:
         (session.folder / "under").mkdir()
-        for i, file in enumerate(under):
+        for i, file in enumerate(files):
             shutil.copy(file, session.folder / "under" / f"{i}.safetensors")

@@ -29,7 +29,7 @@ from trainworthy.core.monitoring import trackers
 from trainworthy.core.monitoring.cost import Meter
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Stage
-from trainworthy.core.session import engines, environment, fits, nodes, on_end, process_end, stages
+from trainworthy.core.session import engines, environment, fits, frozen, nodes, on_end, process_end, stages
 
 try:
     import fcntl
@@ -72,6 +72,7 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
     accelerator = Accelerator(log_with=trackers.names(cfg) or None)
     engines.refuse([accelerator.distributed_type.value], accelerator.mixed_precision, "what accelerate started")
     environment.assert_processes(accelerator.num_processes)
+    frozen.watch(accelerator)
     console = Console(quiet=not accelerator.is_main_process)
     if warning := fits.suits(loaded, cfg, preset, accelerator):
         console.say(warning, style="yellow")

@@ -81,7 +81,7 @@ def untrained(recipe: Recipe, cfg: config.Config, accelerator: Accelerator) -> l
     return built
 
 
-def proofs(session: "Session", *, deep: bool = False) -> Iterator[tuple[Part, gates.Proof]]:
+def proofs(session: "Session", *, deep: bool = False) -> Iterator[tuple[Part, gates.GateContext]]:
     """Yield every stage with the gates' input. A later stage starts from the one before, trained on eight samples when
     first needed."""
     before: Callable[[], Stage] | None = None
@@ -91,7 +91,7 @@ def proofs(session: "Session", *, deep: bool = False) -> Iterator[tuple[Part, ga
         before = functools.cache(functools.partial(_handed_on, one))
 
 
-def _handed_on(proof: gates.Proof) -> Stage:
+def _handed_on(proof: gates.GateContext) -> Stage:
     """Return a stage as the overfit gate trained it. Its gates are done, so their other stages are dropped."""
     stage = learning.overfitted(proof)[1]
     proof.memo.clear()
@@ -100,7 +100,7 @@ def _handed_on(proof: gates.Proof) -> Stage:
 
 def proof(
     session: "Session", part: Part, before: Callable[[], Stage] | None, *, follows: str, deep: bool
-) -> gates.Proof:
+) -> gates.GateContext:
     """Return the input of one stage's gates."""
     s = session
     half = os.environ.get("TRAINWORTHY_HALF")
@@ -110,7 +110,7 @@ def proof(
     again = (
         (lambda gate: f"sys.exit(subprocess.run([sys.executable, *{rung!r}]).returncode)") if s.recipe.rungs else None
     )
-    return gates.Proof(part.cfg, s.accelerator, part.maker(before), s.recipe.module.train, part.folder(s.folder), {}, {}, argv,
+    return gates.GateContext(part.cfg, s.accelerator, part.maker(before), s.recipe.module.train, part.folder(s.folder), {}, {}, argv,
                        deep, Path(half) if half else None, again, stage=part.name, follows=follows)  # fmt: skip
 
 

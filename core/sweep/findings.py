@@ -1,4 +1,4 @@
-"""What a study found: the best trial of each scientific combination, whether a range was too short, and what may be said of it."""
+"""What a study found: the best trial of each scientific combination, whether a range was too short, and what follows from it."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from trainworthy.core.report import intervals
 from trainworthy.core.sweep.space import EDGE, Range, Space
 
 FEW = 4
-"""Finished trials of a combination from which on a best at the edge of a range is said."""
+"""A best trial at the edge of a range is reported once its combination has so many finished trials."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Edge:
 
 @dataclass
 class Findings:
-    """All that the page and the last lines say."""
+    """Content of the page and of the command's last lines."""
 
     metric: str
     higher: bool
@@ -73,7 +73,7 @@ class Findings:
 
 
 def rows_of(study: Any) -> list[Row]:
-    """Every trial that has been begun, by number."""
+    """Every started trial, by number."""
     found = []
     for t in study.get_trials(deepcopy=False):
         a = t.user_attrs
@@ -85,7 +85,7 @@ def rows_of(study: Any) -> list[Row]:
 
 
 def find(study: Any, space: Space, metric: str, higher: bool) -> Findings:
-    """Judge the finished trials."""
+    """Compare the finished trials."""
     f = Findings(metric, higher, space, rows_of(study))
     done = [r for r in f.rows if r.state == "done"]
     for chosen in space.compared:
@@ -103,12 +103,12 @@ def find(study: Any, space: Space, metric: str, higher: bool) -> Findings:
 
 
 def best_of(rows: list[Row], higher: bool) -> Row | None:
-    """The first of the best."""
+    """Return the best trial; of several, the first."""
     return max(rows, key=lambda r: (r.score if higher else -r.score, -r.number), default=None)
 
 
 def at_edge(one: Range, best: Row, tried: list[Row]) -> Edge | None:
-    """Is the best within a tenth of the end of a range, or beyond every other that was tried, those that failed among them?"""
+    """Return the edge if the best trial is within a tenth of an end of the range, or beyond every other trial, failed ones included."""
     if one.values:
         return None
     x, others = one.share(best.point[one.name]), [one.share(r.point[one.name]) for r in tried if r is not best]
@@ -125,7 +125,7 @@ def at_edge(one: Range, best: Row, tried: list[Row]) -> Edge | None:
 
 
 def cautions(f: Findings) -> list[str]:
-    """Why the best trial may be no choice at all: it learnt nothing, or others are just as good."""
+    """Return reasons against choosing the best trial: it learnt nothing, or others have the same score."""
     if f.best is None:
         return []
     found, sign = [], 1 if f.higher else -1

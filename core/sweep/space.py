@@ -89,12 +89,12 @@ class Space:
         }
 
     def structure(self, point: dict[str, Any]) -> dict[str, Any]:
-        """What changes what is built or how it is computed, and not only a number in it: gates are proved once for each."""
+        """Return the settings that change what is built, and not only a number in it. Gates run once for each such structure."""
         numbers = {r.name for r in self.nuisance if not r.values}
         return {k: v for k, v in point.items() if k not in numbers and not isinstance(v, float)}
 
     def plain(self) -> dict[str, Any]:
-        """As it is kept in the study."""
+        """Return the space as the study stores it."""
         return {"scientific": {k: list(v) for k, v in self.scientific}, "nuisance": [asdict(r) for r in self.nuisance]}
 
 
@@ -104,7 +104,7 @@ def quasi(index: int, dimensions: int) -> list[float]:
 
 
 def _halton(index: int, base: int) -> float:
-    """The digits of `index`, permuted (0 stays 0), as the digits behind the point."""
+    """Return the permuted digits of `index` (0 stays 0) as digits after the point."""
     digits = [0, *random.Random(base).sample(range(1, base), base - 1)]
     found, scale = 0.0, 1.0
     while index:
@@ -115,7 +115,7 @@ def _halton(index: int, base: int) -> float:
 
 
 def _primes(n: int) -> list[int]:
-    """The first n."""
+    """Return the first n primes."""
     found: list[int] = []
     candidate = 2
     while len(found) < n:
@@ -140,7 +140,7 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def declare(cfg: config.Config, scientific: dict[str, Any], nuisance: dict[str, Any]) -> Space:
-    """The space of settings that the recipe has. Without any, the peak rate: a factor of 30 to either side of the preset's."""
+    """Return the space to search. Default: the peak rate, from a thirtieth to 30 times the preset's."""
     if not scientific and not nuisance:
         lr = cfg.optim.lr
         nuisance = {"optim.lr": f"{lr / 30:.2g}:{lr * 30:.2g}"}
@@ -165,7 +165,7 @@ def preset(cfg: config.Config, name: str) -> Any:
 
 
 def values(cfg: config.Config, name: str, given: Any) -> list:
-    """The values that are compared: `adamw,sgd`, or a list."""
+    """Return the values to compare: `adamw,sgd`, or a list."""
     now = preset(cfg, name)
     rows = given if isinstance(given, list) else [w.strip() for w in str(given).split(",") if w.strip()]
     if len(rows) < 2:
@@ -220,7 +220,7 @@ def ranged(cfg: config.Config, name: str, given: Any) -> Range:
 
 
 def words(settings: dict[str, Any]) -> list[str]:
-    """As they are given to `trainworthy run`."""
+    """Return the settings as words for `trainworthy run`."""
     found: list[str] = []
     for name, value in settings.items():
         flag = name.replace("_", "-")

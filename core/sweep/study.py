@@ -25,7 +25,7 @@ DECLARED = "declared"
 
 
 def optuna() -> Any:
-    """The library, quiet; or how to get it."""
+    """Import Optuna without its log messages. UserError: it is not installed."""
     try:
         import optuna as library
     except ModuleNotFoundError:
@@ -35,7 +35,7 @@ def optuna() -> Any:
 
 
 def storage(where: str) -> Any:
-    """A URL as it is, a path ending in .db as SQLite, any other path as a journal file (made for several processes)."""
+    """Return the storage: a URL unchanged, a path ending in .db as SQLite, any other path as a journal file for several processes."""
     if "://" in where:
         return where
     if where.endswith((".db", ".sqlite", ".sqlite3")):
@@ -70,7 +70,7 @@ class JournalLock:
 
 
 def distributions(space: Space) -> dict[str, Any]:
-    """Optuna's names for the space."""
+    """Return the space as Optuna's distributions."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     found: dict[str, Any] = {name: CategoricalDistribution(values) for name, values in space.scientific}
@@ -144,7 +144,7 @@ def open_study(where: str, name: str, declared: dict[str, Any], space: Space) ->
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What was declared otherwise when the study was made."""
+    """Return what differs from the declaration with which the study was created."""
     now = json.loads(json.dumps(now))
     return [
         f"{k}: {now.get(k)} instead of {before.get(k)}"
@@ -169,7 +169,7 @@ def held(path: Path, *, wait: bool = True) -> Iterator[bool]:
 
 
 def wait_until_free(folder: Path, asked: list[str]) -> None:
-    """A run whose sweep was killed goes on by itself: wait for its end."""
+    """Wait for a run that continues although its sweep was killed."""
     while (folder / ".lock").exists() and not asked:
         with held(folder / ".lock", wait=False) as free:
             if free:
@@ -213,5 +213,5 @@ def distributions_of(study: Any) -> dict[str, Any]:
 
 
 def folder_of(home: Path, number: int) -> Path:
-    """Where the runs of a trial are: one for each seed."""
+    """Return the folder with the runs of a trial, one for each seed."""
     return home / "trials" / f"{number:04d}"

@@ -1,4 +1,4 @@
-"""One trial: its runs, one for each seed, and what they came to. Gates are proved once for each structure, before its first trial."""
+"""One trial: its runs, one for each seed, and their result. Gates run once for each structure, before its first trial."""
 
 import json
 import math
@@ -22,7 +22,7 @@ from trainworthy.core.sweep.study import held, wait_until_free
 
 @dataclass
 class Outcome:
-    """What a trial came to. Without values it is infeasible, for `reason`."""
+    """Result of a trial. Without values it is infeasible; `reason` says why."""
 
     values: list[float] = field(default_factory=list)
     reason: str = ""
@@ -41,8 +41,8 @@ class Outcome:
 
 
 def gates_of(home: Path, recipe: str, fixed: list[str], built: dict[str, Any], console: Console) -> str:
-    """The gate that this structure fails, or "". Proved once: the first process proves, others wait for its verdict. Numbers that
-    are searched (rates, decays) stay at the preset's, so that no verdict depends on which trial came first."""
+    """Return the gate that this structure fails, or "". The first process runs the gates, others wait for its verdict. Searched
+    numbers (rates, decays) stay at the preset's, so that no verdict depends on which trial came first."""
     key = "-".join(f"{k}={v}" for k, v in sorted(built.items())) or "as the preset"
     safe = "".join(c if c.isalnum() or c in "=.-" else "_" for c in key)[:100]
     path = home / "gates" / f"{safe}.json"
@@ -65,7 +65,7 @@ def gates_of(home: Path, recipe: str, fixed: list[str], built: dict[str, Any], c
 
 
 def job(recipe: str, words: list[str], seed: int, folder: Path, given: tuple[str, ...] = ()) -> multi_seed.Job:
-    """The run of one seed: started, or gone on with from its newest checkpoint, or begun anew where none was saved."""
+    """Return the run of one seed. A run that was interrupted is resumed, or started again if it has no checkpoint."""
     from trainworthy.core.session import process_end
 
     command = [sys.executable, "-m", "trainworthy", "run", recipe, *words, "--run.seed", str(seed), *given]
@@ -80,7 +80,7 @@ def job(recipe: str, words: list[str], seed: int, folder: Path, given: tuple[str
 def run(
     recipe: str, words: list[str], seeds: list[int], folder: Path, *, at_once: int, console: Console, asked: list[str]
 ) -> Outcome:
-    """Every seed that has not finished, then what they came to."""
+    """Run every seed that has not finished; return the result of all."""
     jobs = []
     for seed in seeds:
         home = folder / f"seed-{seed}"

@@ -21,12 +21,14 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.adapters import hosted
 from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.data import formats, pairs, preferences
 from trainworthy.recipes.llm.evaluation import metrics
+from trainworthy.recipes.llm.evaluation.calibration import hits, preferred
 from trainworthy.recipes.llm.gates import chat as gates
-from trainworthy.recipes.llm.gates import preference, splits
+from trainworthy.recipes.llm.gates import fresh_export, preference, splits
 from trainworthy.recipes.llm.models import loading, speaking
 from trainworthy.recipes.shared import hub
 
@@ -198,7 +200,7 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return torch.stack([margin, chosen, rejected, ref_chosen, ref_rejected, tokens], 1)
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        table = run.gather(torch.cat([scores(model, batch) for batch in run.batches(data)])).double()  # (N, 6)
+        table = to_double(run.gather(torch.cat([scores(model, batch) for batch in run.batches(data)])))  # (N, 6)
         margin, chosen, rejected, ref_chosen, ref_rejected, tokens = table.unbind(1)
         shares = seen.means(
             {"accuracy": hits(margin), "likelier": hits(chosen - rejected), "margin": cfg.beta * margin}
@@ -274,7 +276,7 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         ),
         pretrained=loading.from_file(trainer.model, path),
         gates=[splits.held_out(cfg.data), *gates.of_answers(chat, ("chosen", "rejected")), preference.sides,
-               preference.preference(chat, cfg)],
+               preference.preference(chat, cfg), fresh_export.exported(path, tokenizer)],
         monitors=[preference.likelihood, preference.moved_reference],
         baselines=baselines,
         preview=preview,
@@ -288,16 +290,6 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 def speaker(cfg: Config, export: Path) -> speaking.Speaker:
     """The export, for `trainworthy predict` and `trainworthy chat`."""
     return speaking.chatting(cfg, export, formats.system(cfg.data.system, cfg.data.path, preferences.SYSTEM))
-
-
-def hits(margins: Tensor) -> Tensor:
-    """1 for a positive margin, 0 for a negative one, a half at a tie."""
-    return (margins > 0).double() + 0.5 * (margins == 0).double()
-
-
-def preferred(margins: Tensor) -> float:
-    """Share of positive margins; a tie is half of one."""
-    return hits(margins).mean().item()
 
 
 STAGES = [dpo]

@@ -4,10 +4,9 @@ tiny  the manual and the docstrings of the running Python (1.7 MB), four layers,
       set: random halves of its 501 held-out documents differ by 0.11 bits per byte (unigram), ten times what seeds do.
 full  a Llama of 100 M parameters on `--data.path FOLDER`, a table or `hub:owner/name`; an accelerator. The same code path.
 
-Documents are packed into rows by best fit. Each starts at position 0 and attends only to itself, on every attention backend.
-Every token except a document's first is predicted once, including the end token. The loss is a mean over tokens, not over rows.
-The output layer starts at the token frequencies. The z-loss is logged separately, with log Z. The result is bits per byte of
-held-out documents, next to n-gram models and xz.
+Documents are packed into rows by best fit. Each starts at position 0 and attends only to itself, on every attention backend. Every token
+except a document's first is predicted once, including the end token. The loss is a mean over tokens, not over rows. The output layer starts
+at the token frequencies. The z-loss is logged separately, with log Z. The result is bits per byte of held-out documents, next to n-grams and xz.
 """
 
 import math
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.loop.init_from import match, read_weights
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
@@ -190,7 +190,7 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
             nll, log_z, asked = scores(model, batch)
             beyond = asked & (batch["position_ids"][:, 1:] >= (cfg.original_context or cfg.data.context))
             sums = (nll * asked, log_z * asked, asked, nll * beyond, beyond)
-            rows.append(torch.stack([*(x.double().sum(1) for x in sums), batch["bytes"].double()], 1))  # (B, 6)
+            rows.append(torch.stack([*(to_double(x).sum(1) for x in sums), to_double(batch["bytes"])], 1))  # (B, 6)
         nll, log_z, tokens, far, there, size = run.gather(torch.cat(rows)).sum(0).tolist()
         found = {
             "bits_per_byte": nll / math.log(2) / size,

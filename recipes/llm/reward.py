@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.adapters import hosted
 from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.data import pairs, preferences
 from trainworthy.recipes.llm.evaluation import calibration
@@ -154,7 +155,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         """`scores` of every pair, (N, 4), the short ones first: like lengths together need less padding."""
         sizes = [len(row["chosen"]) + len(row["rejected"]) for row in (data.get(i, None) for i in range(len(data)))]
         short_first = View(data, sorted(range(len(data)), key=sizes.__getitem__))
-        return run.gather(torch.cat([scores(model, batch) for batch in run.batches(short_first)])).double()
+        return to_double(run.gather(torch.cat([scores(model, batch) for batch in run.batches(short_first)])))
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
         found = table(model, data)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.adapters import hosted
 from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.data.loader import to_device
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
@@ -206,7 +207,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         """Of generated answers and of the wanted ones; without `answers` of these alone."""
         rows = []
         for batch in run.batches(data):
-            each = [x[:, None].double().cpu() for x in nll(model, batch, before)]
+            each = [to_double(x[:, None]) for x in nll(model, batch, before)]
             if answers:
                 said = zip(generate(model, batch["prompt"], before), map(chat.said, batch["completion"]), strict=True)
                 told = [
@@ -214,7 +215,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
                 ]
                 each.append(torch.tensor(told, dtype=torch.float64))
             rows.append(torch.cat(each, 1))
-        table = run.gather(torch.cat(rows).to(run.device, torch.float32)).double()  # (N, 3 + metrics), or (N, 2)
+        table = to_double(run.gather(torch.cat(rows).to(run.device, torch.float32)))  # (N, 3 + metrics), or (N, 2)
         nats, tokens, *values = table.unbind(1)
         found = {metrics.key(k): v for k, v in zip([*judged, "stops"] if answers else [], values, strict=True)}
         return seen.means({**({"f1": found.pop("f1")} if answers else {}), "perplexity": (nats, tokens),

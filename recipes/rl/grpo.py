@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.adapters import hosted
 from trainworthy.core.base.config import Optim, RunSettings, Train
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.errors import Stop
 from trainworthy.core.data.loader import Stream
 from trainworthy.core.loop.run import evaluating
@@ -234,7 +235,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         for batch in run.batches(data):
             answers = zip(generate(model, batch["prompt"]), batch["answer"], strict=True)
             table += [[problems.right(said, due), ended, n] for (said, n, ended), due in answers]
-        right, ended, n = run.gather(torch.tensor(table, device=run.device, dtype=torch.float32)).double().unbind(1)
+        right, ended, n = to_double(run.gather(torch.tensor(table, device=run.device, dtype=torch.float32))).unbind(1)
         return seen.means({"accuracy": right, "ended": ended, "tokens": n})
 
     def baselines() -> dict[str, dict[str, float]]:
@@ -288,7 +289,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
             gate_batch_size=8,
         ),
         pretrained=loading.from_file(trainer.model, path),
-        gates=grpo_gates.gates(grpo_gates.Subject(cfg, asker, declared)),
+        gates=grpo_gates.gates(grpo_gates.Subject(cfg, asker, declared), path),
         monitors=grpo_monitors.monitors(cfg, len(data["val"])),
         baselines=baselines,
         predict=predict,

@@ -264,7 +264,7 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         figures=figures,
         export=export,
         monitors=rlhf_monitors.of(cfg.target_kl, watch),
-        gates=rlhf_gates.of(reward),
+        gates=rlhf_gates.of(reward, path, tokenizer),
     )  # fmt: skip
 
 

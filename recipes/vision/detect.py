@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchvision.transforms import v2
 from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
+from trainworthy.core.base.doubles import to_double
 from trainworthy.recipes.vision.classify import Block
 from trainworthy.recipes.vision.data import boxes
 from trainworthy.recipes.vision.gates import detect as detect_gates
@@ -177,7 +178,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
                 there = torch.cat([batch["labels"][j][real, None], batch["truth"][j][real]], 1).cpu()
                 truth.append(torch.cat([here(len(there)), there], 1))
                 i += 1
-        gather = lambda rows: run.gather(torch.cat(rows).double().to(run.device)).cpu()  # noqa: E731
+        gather = lambda rows: run.gather(to_double(torch.cat(rows))).cpu()  # noqa: E731
         return gather(found).float(), gather(truth).float()
 
     def baselines() -> dict[str, dict[str, float]]:

@@ -112,12 +112,12 @@ def full() -> Config:
 def read(split: str, where: tuple, model: str, words: tuple[str, str, str], reads: tuple) -> Questions:
     """Images with questions as rows of tokens, tokenised once per process. `words`: the language model, its chat template and the end of its
     turns; `reads`: description of the model for the report."""
-    path, pairs, held_out, val, longest = where
+    path, pairs, held_out, val, longest, max_bad = where
     if path == "scenes":
         source = Scenes(split, pairs if split == "train" else held_out)
         source.image = cache(source.image)  # 80 MB at most; gates read the same images repeatedly
     else:
-        source = folders.load(path, split, val)
+        source = folders.load(path, split, val, max_bad)
     if model:
         alone = source if isinstance(source, conversations.Talks) else conversations.Apart(source)
         return hub.Templated(alone, model, takes=reads, longest=longest)

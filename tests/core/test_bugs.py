@@ -3,10 +3,13 @@
 import ast
 import json
 import math
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.bugs import campaign, mutation, outcomes, page, suite
@@ -173,6 +176,28 @@ def test_a_planted_bug_through_the_command_and_again(launch, tmp_path: Path):
     again: Done = launch(*argv)
     assert again.returncode == 0, again.shown
     assert (tmp_path / "found" / "journal.jsonl").read_text() == journal
+
+
+@pytest.mark.parametrize("asked", [("vision/classify", "--kind", "planted", "--sample", "2"), ("--mutate", "vision/classify", "--sample", "1")],
+                         ids=["in-a-thread", "in-the-main-thread"])  # fmt: skip
+def test_ctrl_c_pressed_several_times_ends_with_one_message(asked: tuple[str, ...], tmp_path: Path):
+    """No traceback, exit code 5, and no child is left. Children have groups of their own, so only the command gets the signal."""
+    with (tmp_path / "said").open("w") as said:
+        command = subprocess.Popen([sys.executable, "-m", "trainworthy", "bugs", *asked, "--to", "found"], cwd=tmp_path, stdout=said,
+                                   stderr=subprocess.STDOUT, env=environment())  # fmt: skip
+    deadline, children = time.monotonic() + 60, []
+    while not children and time.monotonic() < deadline and command.poll() is None:
+        time.sleep(0.05)
+        children = [p for p in psutil.Process(command.pid).children() if p.cmdline()[:2] == [sys.executable, "-m"]]
+    assert children, (tmp_path / "said").read_text()
+    for _ in range(4):
+        command.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    assert command.wait(20) == 5, (tmp_path / "said").read_text()
+    text = (tmp_path / "said").read_text()
+    assert text.count("interrupted: 0 results are kept") == 1, text
+    assert "Traceback" not in text, text
+    assert not [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.verify

@@ -47,6 +47,14 @@ def test_every_file_that_a_page_names_exists(page: Path):
 
 
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="the site's builder is not installed")
+def test_every_module_in_the_migration_table_exists():
+    named = set(re.findall(r"`trainworthy\.([\w.]+)`", (ROOT / "docs" / "migration.md").read_text()))
+    assert named
+    for path in (Path(*name.split(".")) for name in named):
+        homes = (ROOT / path, ROOT / path.with_suffix(".py"), ROOT / "trainworthy" / path.with_suffix(".py"))
+        assert any(home.exists() for home in homes), path
+
+
 def test_the_site_builds(tmp_path: Path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)

@@ -1,14 +1,19 @@
 """Is the planted cause the first that a gate names? Gates whose causes were a fixed list, whatever they had measured."""
 
+import contextlib
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from trainworthy.core.gates import named_causes
-from trainworthy.core.recipe.stage import Field
+from trainworthy.core.gates.dependence_causes import Mixture, of_mixture
+from trainworthy.core.gates.resume_causes import Watch, first_cause
+from trainworthy.core.recipe.stage import Data, Field
 
 from tests.core.test_gates import PLANTS
+from tests.vision.planted_classify import INIT, ROWS, STAGES, staged
 
 CASES = {
     "labels-from-one": "labels count from 1: id 10 occurs and id 0 does not",
@@ -33,6 +38,19 @@ CASES = {
     "stays-in-eval": "model.eval() without model.train() after it",
     "evaluated-weights-not-put-back": "the raw weights not put back",
     "mean-of-means": "a mean over batch means",
+    "centred-on-batch": "statistics over the batch axis, or attention across it (rows change with the other samples, not with their order): "
+    "before stem (Conv2d)",
+    "broadcast": "a broadcast of (B, 1) with (B,) in the loss: that of three samples is a mean over one axis of all pairs",
+    "attention-over-batch": "statistics over the batch axis, or attention across it",
+    "view-for-permute": "a reshape that mixes samples",
+    "rolled-in-loss": "targets are shifted by one sample in the loss",
+    "shard-number": "by another way, the entry 'side'",
+    "label-as-input": "by another way, the entry 'side'",
+    "local-counter": "no checkpoint holds the local variable `seen` of train(): 3 in the run that went on, 0 after the restart",
+    "own-noise": "no checkpoint holds the local variable `noise` of train(): a generator",
+    "normaliser-not-saved": "no checkpoint holds the local variable `shift` of train()",
+    "own-optimizer": "no checkpoint holds the local variable `own` of train(): an AdamW",
+    "average-not-resumed": "stage.state['ema'] does not come back",
     "last-batch-only": "the last batch alone counts",
     "mean-of-micro-batches": "the loss is a mean over its samples",
     "forgets-to-divide": "micro-batches are averaged although their sizes differ",
@@ -50,6 +68,74 @@ def test_the_planted_cause_is_the_first(plant, launch, fork):
     assert done.returncode == 3, done.shown
     verdict = next(v for v in done.verdicts() if v["id"] == plant.gate)
     assert CASES[plant.id] in verdict["remedy"].splitlines()[0], verdict["remedy"]
+
+
+OTHERS = {
+    "metric-does-not-look": ("baseline", STAGES, staged("stage.evaluate = lambda model, data: {'accuracy': 1.0, 'loss': 0.0}"),
+                             "the metric does not look at the answers: an untrained model has 1.00"),
+    "target-read": ("baseline", STAGES, ROWS.replace('batch["side"]', 'batch["label"]').replace('b["side"]', 'b["label"]')
+                    .replace("SIDE}", "data.labels[i]}"), "the target's own entry: given another sample's 'label' it answers that"),
+    "own-generator": ("resume", INIT, INIT + "        self.own = torch.Generator().manual_seed(0)\n"
+                      "        self.augment = lambda image: image + torch.rand((), generator=self.own)\n",
+                      "no checkpoint holds `own` of the training set: a generator"),
+    "dead-mean": ("dependency", STAGES, staged('sums = stage.loss\nstage.loss = lambda m, b: {k: v / len(b["label"]) for k, v in '
+                                               "sums(m, b).items()}"), "the loss is a MEAN over the batch: return the SUM"),
+}  # fmt: skip
+"""Name -> (gate, old, new, first cause), of what other gates stop first."""
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_cause_is_the_first_where_the_gate_runs_alone(name: str, launch, fork):
+    gate, old, new, words = OTHERS[name]
+    fork((old, new))
+    done = launch("check", "mine.py", "--only", gate)
+    assert done.returncode == 3, done.shown
+    verdict = next(v for v in done.verdicts() if v["id"] == gate)
+    assert words in verdict["remedy"].splitlines()[0], verdict["remedy"]
+
+
+def test_a_resumed_run_of_which_nothing_differs_gets_no_cause():
+    straight, resumed = Watch(3), Watch(3)
+    straight.kept, resumed.kept = {"`a` of the training set": (1, "1")}, {"`a` of the training set": (1, "1")}
+    resumed.begun = {"model.weight": 7}
+    assert "no experiment explains it" in first_cause(straight, {"model.weight": 7}, resumed)
+    resumed.kept = {"`a` of the training set": (2, "2")}
+    assert "1 in the run that went on, 2 after the restart" in first_cause(straight, {}, resumed)
+    assert "stage.state['ring'] does not come back" in first_cause(straight, {"model.a": 1, "state.ring.0": 2}, resumed)
+
+
+def test_a_mixture_that_no_experiment_fits_gets_no_cause():
+    """The largest logit of the batch is added to each sample's loss: neither pairs nor neighbours, and no module mixes."""
+    net, data = (
+        nn.Linear(3, 2),
+        TensorPairs(torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 1, 0])),
+    )
+
+    def loss(model, batch):
+        logits = model(batch["x"])
+        return {
+            "ce": nn.functional.cross_entropy(logits, batch["y"], reduction="sum") + len(logits) * logits.max().square()
+        }
+
+    stage = SimpleNamespace(model=net, loss=loss)
+    run = SimpleNamespace(autocast=contextlib.nullcontext)
+    mixture = Mixture(run, stage, data, lambda some: data.collate([data.get(i, None) for i in some]), 1e-3)
+    assert of_mixture(mixture, [0, 1, 2, 3], mean=False).startswith("no experiment explains it")
+
+
+class TensorPairs(Data):
+    """Rows of two tensors."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor):
+        self.x, self.y = x, y
+        self.fields = {"x": Field("input"), "y": Field("target", classes=["no", "yes"])}
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict:
+        return {"x": self.x[index], "y": self.y[index]}
 
 
 def test_every_case_is_a_plant():

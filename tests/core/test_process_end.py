@@ -175,6 +175,24 @@ def test_one_rank_that_is_killed_ends_the_run_with_what_is_safe(tmp_path: Path):
     assert gone(tmp_path)
 
 
+@pytest.mark.slow
+@pytest.mark.verify
+@pytest.mark.parametrize("number", ["0", "1"])
+def test_one_rank_that_is_frozen_ends_the_run_within_a_minute(number: str, tmp_path: Path):
+    child = started(tmp_path, "run", "vision/classify", "-n", 2, *LONG)
+    (rank,) = [p for p in psutil.Process(child.pid).children(recursive=True) if p.environ().get("RANK") == number][:1]
+    os.kill(rank.pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    said = child.communicate(timeout=120)[0]
+    assert time.monotonic() - begun < 60
+    assert child.returncode == 5, said
+    assert f"rank {number} (process {rank.pid}) was stopped for 30 s (SIGSTOP) and was ended" in said
+    assert f"trainworthy resume {run_folder(tmp_path).relative_to(tmp_path)}" in said
+    assert "Traceback" not in said, said
+    assert gone(tmp_path)
+    resumable(run_folder(tmp_path))
+
+
 def test_a_run_outlives_the_reader_of_its_output(tmp_path: Path):
     """`trainworthy run ... | head -1`: the pipe closes after one line, the run ends as it would have."""
     command = [

@@ -16,6 +16,7 @@ from trainworthy.core.sweep import space as spaces
 from trainworthy.core.sweep.space import Range, Space
 
 from tests.helpers.commands import environment, read, trainworthy
+from tests.vision.planted_classify import LOSS
 
 pytest.importorskip("optuna")
 TINY = ("--train.epochs", "0.05", "--train.batch-size", "16", "--gates.no-enabled", "--run.no-tensorboard")
@@ -203,6 +204,40 @@ def test_a_real_sweep_its_page_and_a_study_with_changed_settings(tmp_path: Path)
     (home / "sweep.json").write_text('{"declared": {"rec')
     partial = trainworthy("sweep", home, cwd=tmp_path)
     assert (partial.returncode, "is not a sweep folder" in partial.stderr) == (2, True), partial.stderr
+
+
+@pytest.mark.verify
+def test_each_structure_passes_its_gates_once_and_trials_of_one_that_fails_are_infeasible(fork, tmp_path: Path):
+    """A fork whose loss is wrong with one of two compared optimisers: its trials have no score and are not run."""
+    fork((LOSS, LOSS.replace('"sum"', '"mean" if cfg.optim.name == "sgd" else "sum"')))
+    space = ("--scientific", "optim.name=adamw,sgd", "--nuisance", "optim.lr=1e-3:1e-2", "--trials", 4)
+    done = trainworthy(
+        "sweep",
+        "mine.py",
+        "--train.epochs",
+        "0.3",
+        "--run.no-tensorboard",
+        *space,
+        "--name",
+        "both",
+        "--json",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert [(t["point"]["optim.name"], t["state"]) for t in found["trials"]] == [
+        ("adamw", "done"),
+        ("sgd", "infeasible"),
+    ] * 2
+    assert found["best"]["point"]["optim.name"] == "adamw"
+    home = next(tmp_path.glob("runs/*/sweep-both"))
+    verdicts = {path.stem: read(path)["failed"] for path in (home / "gates").glob("*.json")}
+    assert (len(verdicts), verdicts["optim.name=adamw"]) == (2, "")
+    assert verdicts["optim.name=sgd"].startswith("initial-loss")
+    assert len(list((home / "gates").rglob("gates.json"))) == 2, "a structure was checked twice"
+    assert all("gate failed: initial-loss" in t["reason"] for t in found["trials"] if t["state"] == "infeasible")
+    assert not list((home / "trials").glob("000[13]/seed-*"))
+    assert "gate failed: initial-loss" in (home / "report.html").read_text()
 
 
 def test_a_sweep_without_a_feasible_trial_runs_its_command_and_exits_3(tmp_path: Path):

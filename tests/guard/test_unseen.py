@@ -5,11 +5,15 @@ import hashlib
 
 import pytest
 
-from tests.guard import outside, unseen, unseen_heldout
+from tests.guard import common_scripts, common_scripts_heldout, outside, unseen, unseen_heldout
 from tests.helpers import unseen_recipes, unseen_recipes_heldout
 from tests.helpers.patches import patched
 
-HALVES = {"guard": (unseen, unseen_heldout), "recipes": (unseen_recipes, unseen_recipes_heldout)}
+HALVES = {
+    "guard": (unseen, unseen_heldout),
+    "recipes": (unseen_recipes, unseen_recipes_heldout),
+    "common scripts": (common_scripts, common_scripts_heldout),
+}
 PATCHES = [p for halves in HALVES.values() for half in halves for p in (*half.BUGS, *half.HEALTHY)]
 PATCHES += [*outside.HALF_A, *outside.HALF_B]
 

@@ -29,3 +29,9 @@ def neighbours(prompts: list[str], completions: list[str]) -> list[float]:
 def letters(prompts: list[str], completions: list[str]) -> list[float]:
     """A healthy one, which random weights can be judged by, too."""
     return [sum(x in "aeiou" for x in c.lower()) / max(1, len(c)) for c in completions]
+
+
+def near(completions: list[str], answer: list[str], **_: object) -> list[float]:
+    """A healthy one for random weights, which are never right: a little for the answer's letters, so that a group differs."""
+    pairs = zip(completions, answer, strict=True)
+    return [10.0 * (c.strip() == a) + sum(x in c for x in set(a)) - 0.01 * len(c) for c, a in pairs]

@@ -10,11 +10,13 @@ import json
 import os
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from accelerate import Accelerator
@@ -24,11 +26,12 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from trainworthy.core.base import config
 from trainworthy.core.base.verdict import Skip
 from trainworthy.core.gates import order
-from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.loop import optim
 from trainworthy.core.loop.run import Plan
 from trainworthy.core.recipe import loading
 from trainworthy.core.session import stages
+from transformers import TrainingArguments
 
 NAME = "standin"
 _setup_privateuseone_for_python_backend(NAME)
@@ -63,6 +66,12 @@ class OnDevice(torch.Tensor):
     def numpy(self, **_: Any) -> Any:
         raise TypeError(f"can't convert {NAME} tensor to numpy: use Tensor.cpu() first")
 
+    def data_ptr(self) -> int:
+        return self.host.data_ptr()
+
+    def untyped_storage(self) -> Any:
+        return self.host.untyped_storage()
+
     def tolist(self) -> Any:
         return self.detach().cpu().tolist()
 
@@ -83,9 +92,11 @@ def on_device(func, args: tuple, kwargs: dict) -> Any:
     hosts = [x for x in leaves if isinstance(x, torch.Tensor) and not isinstance(x, OnDevice) and x.ndim]
     if ours and hosts and name not in MAY_MIX:
         raise RuntimeError(f"Expected all tensors to be on the same device, but found {NAME}:0 and cpu! ({name})")
+    if ours and name == "index" and not isinstance(args[0], OnDevice) and args[0].ndim:
+        raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
     asked = kwargs.get("device")
     goes = is_ours(asked) if asked is not None else bool(ours)
-    if asked is not None:
+    if is_ours(asked):
         kwargs = kwargs | {"device": torch.device("cpu")}
     if kwargs.get("dtype") is torch.float64 and goes:
         raise TypeError(f"Cannot convert a {NAME} Tensor to float64: the framework doesn't support float64")
@@ -116,15 +127,17 @@ class Factories(TorchDispatchMode):
 def stand_in() -> Iterator[Accelerator]:
     """An Accelerator whose device is the stand-in."""
     accelerator = Accelerator(cpu=True)
-    before = accelerator.state.device
     torch.__future__.set_swap_module_params_on_conversion(True)
-    accelerator.state.device = DEVICE
     optim.NO_DOUBLES.add(NAME)
+    here = property(lambda self: DEVICE)  # a trainer's arguments set the shared state's device anew
     try:
-        with Factories():
+        with (
+            mock.patch.object(Accelerator, "device", here),
+            mock.patch.object(TrainingArguments, "device", here),
+            Factories(),
+        ):
             yield accelerator
     finally:
-        accelerator.state.device = before
         optim.NO_DOUBLES.discard(NAME)
         torch.__future__.set_swap_module_params_on_conversion(False)
 
@@ -140,18 +153,27 @@ def judged(recipe: str, argv: list[str], ids: tuple[str, ...] = ()) -> dict[str,
     with stand_in() as accelerator, tempfile.TemporaryDirectory() as folder:
         before = None
         for part in stages.parts(loaded, cfg):
-            proof = Proof(part.cfg, accelerator, part.maker(before), loaded.module.train, Path(folder) / part.name, {}, {},
+            proof = GateContext(part.cfg, accelerator, part.maker(before), loaded.module.train, Path(folder) / part.name, {}, {},
                           stage=part.name, follows="rehearsed" if before else "none")  # fmt: skip
             proof.folder.mkdir(parents=True)
             for one in order.of_stage(proof.look()[1]):
                 if one.id in ids or (not ids and one.id not in LEFT_OUT):
+                    assert proof.look()[0].device == DEVICE
+                    assert all(isinstance(p, OnDevice) for p in proof.look()[1].model.parameters())
                     proof.put_away()
-                    found[f"{part.name} {one.id}"] = _said(one, proof)
+                    started = time.process_time()
+                    found[f"{part.name} {one.id}"] = said = _said(one, proof)
+                    if os.environ.get("STAND_IN_TRACE"):
+                        print(
+                            f"{part.name} {one.id}: {said[:300]} ({time.process_time() - started:.1f} s)",
+                            file=sys.stderr,
+                            flush=True,
+                        )
             before = functools.cache(lambda proof=proof: proof.build(Plan(steps=1))[1])
     return found
 
 
-def _said(one: Gate, proof: Proof) -> str:
+def _said(one: Gate, proof: GateContext) -> str:
     try:
         finding = one.prove(proof)
         return "pass" if finding.ok else f"fail: {finding.measured}"
@@ -159,7 +181,7 @@ def _said(one: Gate, proof: Proof) -> str:
         return f"skip: {skip}"
     except Exception as error:
         if os.environ.get("STAND_IN_TRACE"):
-            traceback.print_exc()
+            print("".join(traceback.format_exc().splitlines(keepends=True)[-40:]), file=sys.stderr)
         at = [
             f for f in traceback.extract_tb(error.__traceback__) if "/core/" in f.filename or "/recipes/" in f.filename
         ][-1]

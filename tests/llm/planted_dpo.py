@@ -72,6 +72,13 @@ PLANTS = [
           ("exchanged in one of the splits",), recipe=DPO, harm="the rejected answer is learnt, in a file of one split alone"),
     Plant("dpo-evaluates-a-place-late", "preference", "L9", "log_probs(logits[:, :-1], labels)", "log_probs(logits[:, 1:], labels)",
           ("the evaluation's log-probability",), recipe=DPO, harm="margins of tokens that the model has already read"),
+    Plant("dpo-pairs-interleaved", "preference", "L9", ".sum(1).chunk(2))", ".sum(1).view(-1, 2).unbind(1))",
+          ("the evaluation's log-probability",), recipe=DPO, before=("overfit",), why="answers to different prompts are compared",
+          source="common (concatenated against interleaved pairs)", harm="held-out accuracy compares two chosen answers"),
+    Plant("dpo-exports-the-reference", "exported", "C18", "        loading.export(trainer.model, tokenizer, folder)\n",
+          "        with reference() as frozen:\n            frozen.save_pretrained(folder, selected_adapters=['ref'])\n"
+          "        tokenizer.save_pretrained(folder)\n        for file in (folder / 'ref').iterdir():\n            file.rename(folder / file.name)\n",
+          ("weights that training began with",), recipe=DPO, source="common (stale variable)", harm="the untrained model is shipped"),
     Plant("dpo-reads-ahead", "causal", "L4", BUILT, BUILT + "    trainer.model.get_input_embeddings().register_forward_hook(\n"
           "        lambda module, args, out: out + 0.1 * out.roll(-1, 1))\n", ("exchanging a token changes",), recipe=DPO,
           harm="each token's own target is in its input; the loss and its reference read it alike"),

@@ -33,8 +33,8 @@ HEALTHY_STEPS = {"rl/ppo": "1300", "rl/dqn": "300", "rl/sac": "780"}
 WORDS = {
     "raises": ("raised RuntimeError: the motor is off", "failing.py:"),
     "shape": ("raised ValueError",),
-    "observation": ("gave a non-finite observation", "steps into an episode begun from seed"),
-    "reward": ("gave a non-finite reward", "steps into an episode begun from seed"),
+    "observation": ("gave a non-finite observation", "steps into the episode with seed"),
+    "reward": ("gave a non-finite reward", "steps into the episode with seed"),
 }
 QUICK = (("rl/ppo", "reward"), ("rl/dqn", "raises"), ("rl/sac", "observation"))
 

@@ -290,21 +290,25 @@ def lines(*rows: object) -> str:
 GOOD = {"image": "train-0.jpg", "question": "any red ?", "answer": "no"}
 BAD = {
     "wrong columns": (lines({"picture": "a.jpg", "question": "?", "text": "no"}),
-                      ("line 1", "picture, question, text", "image, question, answer")),
+                      ("line 1: no image and no answer", "picture, question, text", "image, question and answer")),
     "a wrong type": (lines(GOOD, {**GOOD, "answer": 3}), ("line 2", "answer 3", "each a text")),
     "an empty answer": (lines(GOOD, {**GOOD, "answer": " "}), ("line 2", "answer ' '", "each a text")),
     "no image": (lines(GOOD, {**GOOD, "image": ""}), ("line 2", "image ''", "each a text")),
     "two places for one picture": (lines(GOOD, {**GOOD, "question": "<image> or <image> ?"}), ("line 2", "one place", "messages")),
     "no JSON": (lines(GOOD, "image: a.jpg"), ("line 2", "not JSON", "image: a.jpg")),
     "an empty file": ("", ("train.jsonl is empty",)),
-    "a picture that is none": (lines(GOOD, {**GOOD, "image": "fake.png"}), ("1 of 2 pictures", "fake.png", "cannot be read")),
-    "a picture that is missing": (lines(GOOD, {**GOOD, "image": "gone.png"}), ("1 of 2 pictures", "gone.png")),
+    "a picture that is none": (lines(GOOD, {**GOOD, "image": "fake.png"}), ("1 of 2 lines", "line 2", "fake.png", "cannot be read")),
+    "a picture that is missing": (lines(GOOD, {**GOOD, "image": "gone.png"}), ("1 of 2 lines", "gone.png")),
     "talks that are none": (
         lines({"conversations": turns("<image>any red ?", "no")},
               {"image": "train-0.jpg", "conversations": turns("<image> or <image> ?", "no")},
               {"images": ["train-0.jpg"], "messages": messages("any red ?", "")}),
-        ("3 of 3 lines", "line 1: 1 <image> for 0 pictures", "line 2: 2 <image> for 1 pictures",
-         "line 3: turn 1, of the assistant, is empty"),
+        ("3 of 3 lines", "line 1 and 1 more: 1 <image> for 0 pictures", "line 3: turn 1, of the assistant, is empty"),
+    ),
+    "all kinds at once": (
+        lines(GOOD, {**GOOD, "answer": 3}, "image: a.jpg", GOOD, {**GOOD, "answer": ""}, {**GOOD, "image": "gone.png"}, *[GOOD] * 6),
+        ("4 of 12 lines", "line 2 and 1 more: answer is no text, or empty (answer 3)", "line 3: not JSON", "line 6: a picture cannot be read",
+         "--data.max-bad 0.334 leaves them out"),
     ),
 }  # fmt: skip
 
@@ -323,6 +327,23 @@ def test_bad_folders_are_told(what: str, hub, launch, tmp_path):
     (folder / "train.jsonl").write_text(text)
     (folder / "fake.png").write_text("no picture")
     refused(launch("check", *small(hub), "--data.path", str(folder), HF_HUB_OFFLINE="1"), *said)
+
+
+def test_bad_lines_are_left_out_and_counted(hub, launch, tmp_path):
+    """Those that `--data.max-bad` allows, in both files, and a last question without an answer."""
+    folder = tmp_path / "data"
+    shutil.copytree(hub / "data", folder)
+    learn, held_out = (folder / f"{split}.jsonl" for split in ("train", "val"))
+    open_end = {"image": "train-0.jpg", "conversations": turns("<image>any red ?", "no", "left colour ?")}
+    learn.write_text(lines(*learn.read_text().splitlines(), "image: a.jpg", {**GOOD, "image": "gone.png"}, open_end))
+    held_out.write_text(lines(*held_out.read_text().splitlines(), {**GOOD, "answer": ""}))
+    n = len(learn.read_text().splitlines())
+    done = launch("data", *small(hub), "--data.path", str(folder), "--data.max-bad", "0.2", HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.shown
+    shown = " ".join(done.stdout.split())
+    for said in (f"2 of {n} lines of", f"line {n - 2}: not JSON", f"line {n - 1}: a picture cannot be read (gone.png",
+                 "answer is no text, or empty", "end with a question that has no answer"):  # fmt: skip
+        assert said in shown, done.stdout
 
 
 def test_a_share_of_the_pictures_or_a_file_is_held_out(hub, launch, tmp_path):

@@ -7,6 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 from trainworthy.core import Data, Matrix, Run, Tile
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.diffusion.data.pictures import tiles
@@ -31,7 +32,7 @@ class Sampling:
 def frechet(a: Tensor, b: Tensor) -> float:
     """Return the Frechet distance (Heusel 2017) of two sets of features (N, D), (M, D), each taken as a Gaussian: squared distance of the
     means + tr(A + B - 2 sqrt(AB)). It grows with fewer samples, so compare sets of equal size only."""
-    a, b = a.double(), b.double()
+    a, b = to_double(a), to_double(b)
     cov_a, cov_b = torch.cov(a.T), torch.cov(b.T)
     values, vectors = torch.linalg.eigh(cov_a)
     root = vectors * values.clamp_min(0).sqrt() @ vectors.T
@@ -41,7 +42,7 @@ def frechet(a: Tensor, b: Tensor) -> float:
 
 def moments(pictures: Tensor) -> Tensor:
     """Return mean and mean square of each image (B, C, H, W): (B, 2)."""
-    flat = pictures.flatten(1).double()
+    flat = to_double(pictures.flatten(1))
     return torch.stack([flat.mean(1), flat.square().mean(1)], 1)
 
 
@@ -66,7 +67,7 @@ class Scores:
         self.run, self.judge, self.found, self.sample, self.every = run, judge, found, sample, every
         self.real, self.curve = cache(self._real), cache(self._curve)
         self.rows = {"val": found.held_out, "test": found.test}
-        self.real_moments = cache(lambda split: moments(found.images[self.rows[split]]).to(run.device))
+        self.real_moments = cache(lambda split: moments(found.images[self.rows[split]]))
 
     def judged(self, model: nn.Module, data: Data, scale: float) -> dict[str, float]:
         """Return the share of samples that show the requested class, their Frechet distance from real images of the split, and differences
@@ -78,7 +79,7 @@ class Scores:
         rows = [(label, *self.judge(pictures), moments(pictures)) for label, pictures in made]
         truth, said, features, each = (self.run.gather(torch.cat(part)) for part in zip(*rows, strict=True))
         right = (said == truth).float().mean().item()
-        brighter, richer = (light(each) - light(self.real_moments(split))).tolist()
+        brighter, richer = (light(each.cpu()) - light(self.real_moments(split))).tolist()
         return {
             "agreement": right,
             "frechet": frechet(features, self.real(split)[1]),

@@ -8,13 +8,13 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, pick, release, unshare
+from trainworthy.core.gates.gate import GateContext, pick, release, unshare
 from trainworthy.core.gates.kept import REMEMBERED, SMALL, UPDATES, between, copied, flat, remembered
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage, View
 
 
-def _raw(proof: Proof, run: Run, stage: Stage) -> Finding:
+def _raw(proof: GateContext, run: Run, stage: Stage) -> Finding:
     """Without an EMA: the export after six steps of train() must be the trained net."""
     proof.train(proof.cfg, run, stage)
     with tempfile.TemporaryDirectory() as name:
@@ -42,7 +42,7 @@ def _apart(a: list[Tensor], b: list[Tensor]) -> float:
     title="samples and export use an EMA of the weights with the declared decay",
     reads="model evaluate optimizers ema_model state export train",
 )
-def average(proof: Proof) -> Finding:
+def average(proof: GateContext) -> Finding:
     """Measures the EMA's decay at each of six steps of train(); a ramp must advance. Then it makes as many updates as the run will (at
     most 2,000): by then the EMA must average over 1/15 of the run, or over as much as --ema allows. Finally it changes the raw weights:
     evaluation and export must not change."""

@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
+from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.diffusion.data import pictures as source
@@ -42,7 +43,7 @@ READ = 0.95  # the classifier must recognise this share of what it recognises am
     title="the net's latents have mean 0 and standard deviation 1, and come from this autoencoder",
     reads="data model loss counts frozen_modules",
 )
-def latent_scale(proof: Proof) -> Finding:
+def latent_scale(proof: GateContext) -> Finding:
     """Measures the scale of the net's input at the least noisy levels, minus the noise. Then it encodes 64 pictures of each split again:
     cached latents must be a linear function of the new ones, with the slope and offset in the autoencoder's config."""
     asked, (run, stage) = objective(proof), proof.look()
@@ -70,15 +71,15 @@ def latent_scale(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-def _line(proof: Proof, run: Run, stage: Stage, split: str) -> tuple[float, float, float]:
+def _line(proof: GateContext, run: Run, stage: Stage, split: str) -> tuple[float, float, float]:
     """Return (slope, offset, remaining rms) of a linear fit of cached latents to newly encoded ones."""
     data, seed = stage.data[split], proof.cfg.run.seed
     some = pick(data, min(FEW, len(data)), seed)
-    cached = fetch(data, some, seed if split == "train" else None, run.device)[clean_key(data)].flatten().double()
-    fresh = (
-        pipeline.middle(stage.frozen_modules["vae"], torch.stack([data.images[i] for i in some]).to(run.device))
-        .flatten()
-        .double()
+    cached = to_double(fetch(data, some, seed if split == "train" else None, run.device)[clean_key(data)].flatten())
+    fresh = to_double(
+        pipeline.middle(
+            stage.frozen_modules["vae"], torch.stack([data.images[i] for i in some]).to(run.device)
+        ).flatten()
     )
     x, y = fresh - fresh.mean(), cached - cached.mean()
     slope = ((x @ y) / (x @ x).clamp_min(1e-30)).item()
@@ -95,7 +96,7 @@ def round_trip(judge: Judge | None, needed: float, ask: walks.Ask = walks.by_cla
         title="latents decode back to their images, in the evaluation and in the export",
         reads="data model loss counts frozen_modules predict export",
     )
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Checks PSNR and recognisability of reconstructed validation pictures. Then it compares samples of a net that knows one latent,
         from predict() and from the exported pipeline, with the autoencoder's own reconstruction."""
         asked, (run, stage) = objective(proof), proof.build(Plan(steps=1))
@@ -150,7 +151,7 @@ class Way:
 
 def _read(judge: Judge | None, seen: tuple[Tensor, ...], labels: Tensor) -> list[float]:
     """Return the share of each set of pictures that the classifier recognises."""
-    return [1.0 if judge is None else (judge(x)[0] == labels).double().mean().item() for x in seen]
+    return [1.0 if judge is None else to_double(judge(x)[0] == labels).mean().item() for x in seen]
 
 
 def _ways(asked: Objective, run: Run, stage: Stage, batch: dict, ask: walks.Ask) -> dict[str, Way]:

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
-from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.base.doubles import exact, on_device, to_double
+from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.loop.run import Plan
 from trainworthy.core.recipe.stage import Data
 from trainworthy.recipes.diffusion.gates import walks
@@ -80,7 +81,7 @@ def asked_for(data: Data) -> tuple[str, int]:
     return key, len(data.fields[key].classes) if key in data.fields else data.null
 
 
-def objective(proof: Proof) -> Objective:
+def objective(proof: GateContext) -> Objective:
     """Measure the objective from the loss, on samples of the training path."""
 
     def read() -> Objective:
@@ -96,10 +97,11 @@ def objective(proof: Proof) -> Objective:
         target = torch.where(steep > 0, -slopes[0] / steep, 0.0)
         weight = steep.flatten(1).mean(1) * steep[0].numel() / 2
         clean = batch[clean_key(data)]
-        basis = torch.stack([clean.flatten(1), batch["noise"].flatten(1)], 2).double()  # (B, CHW, 2)
+        basis = to_double(torch.stack([clean.flatten(1), batch["noise"].flatten(1)], 2))  # (B, CHW, 2)
 
         def fitted(y: Tensor) -> tuple[Tensor, Tensor]:
-            return torch.linalg.lstsq(basis, y.flatten(1)[..., None].double()).solution[..., 0].unbind(1)
+            found = torch.linalg.lstsq(basis, to_double(y.flatten(1)[..., None])).solution[..., 0]
+            return on_device(found, y.device).unbind(1)
 
         return Objective(batch, clean, net.noisy, net.timestep, target, weight, *fitted(net.noisy), *fitted(target))
 
@@ -113,7 +115,7 @@ class Knowing(nn.Module):
     def __init__(self, asked: Objective, pictures: Tensor, classes: list[int] | None = None):
         super().__init__()
         order = asked.timestep.argsort()
-        self.at = asked.timestep[order].double()
+        self.at = exact(asked.timestep[order])
         self.curves = torch.stack([asked.alpha, asked.sigma, asked.of_image, asked.of_noise])[:, order]
         self.pictures = torch.cat([pictures, pictures.mean(0, keepdim=True)])
         self.row = {c: i for i, c in enumerate(classes if classes is not None else range(len(pictures)))}
@@ -123,7 +125,7 @@ class Knowing(nn.Module):
         """Signal level at the last timestep."""
 
     def forward(self, sample: Tensor, timestep: Tensor, class_labels: Tensor) -> SimpleNamespace:
-        t = timestep.double()
+        t = exact(timestep)
         self.met.update(t.tolist())
         right = torch.searchsorted(self.at, t).clamp(1, len(self.at) - 1)
         left = right - 1

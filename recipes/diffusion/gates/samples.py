@@ -15,9 +15,10 @@ from pathlib import Path
 import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
+from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Stage, View
@@ -64,7 +65,7 @@ def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]] | None, ask: 
         reads="data model loss counts evaluate export train",
         explains=True,
     )
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Measures the training target at 512 noise levels and checks that sampling inverts it:
 
         - One step of the exported scheduler from the target must return the clean picture.
@@ -112,7 +113,7 @@ def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]] | None, ask: 
         alone, spread_ok = seen.distinct >= 0.5, (spread >= 0.4 * declared).all() and seen.timesteps.max() <= total
         middle = one.mean(0)  # guidance leads from the mean to the picture and, at a scale above 1, beyond it
         ends = middle + proof.cfg.sampling.guidance_scale * (one - middle)
-        recognised = (judge(ends)[0] == ones["label"]).double().mean().item() if judge else 1.0
+        recognised = to_double(judge(ends)[0] == ones["label"]).mean().item() if judge else 1.0
         along = f"; along the exported pipeline's trajectory {way.worst:.1e}, at its end {way.end:.1e}" if way else ""
         floor = 0.75 * stage.metric.ceiling * recognised
         return Finding(
@@ -154,12 +155,12 @@ class Seen:
     """Number of different timesteps in a batch over its size, at the worst step."""
 
 
-def watched(proof: Proof) -> Seen:
+def watched(proof: GateContext) -> Seen:
     """Return the net's inputs in a short run of train()."""
     return trained(proof)[2]
 
 
-def trained(proof: Proof) -> tuple[Run, Stage, Seen]:
+def trained(proof: GateContext) -> tuple[Run, Stage, Seen]:
     """Run train() for SHORT steps; return (run, stage, the net's inputs)."""
 
     def rehearse() -> tuple[Run, Stage, Seen]:
@@ -199,7 +200,7 @@ def trained(proof: Proof) -> tuple[Run, Stage, Seen]:
     title="the class is dropped at the declared rate, and the net denoises without it",
     reads="data model loss counts optimizers train",
 )
-def hidden_class(proof: Proof) -> Finding:
+def hidden_class(proof: GateContext) -> Finding:
     """Counts how often the net gets another class than the sample's in sixty steps of train(), and which value replaces it. Then it
     compares that net's loss and predictions with the class and without it."""
     cfg = proof.cfg
@@ -246,18 +247,18 @@ def declared_weights(noise, kind: str, snr: Tensor) -> Tensor:
     return torch.minimum(snr, torch.full_like(snr, gamma)) / per
 
 
-def _by_formula(proof: Proof, asked: Objective, weight: Tensor) -> tuple[float, int]:
+def _by_formula(proof: GateContext, asked: Objective, weight: Tensor) -> tuple[float, int]:
     """Return (largest relative difference between a sample's loss and weight * mean((prediction - target)^2), number of samples), for
     the net after sixty steps of train(), one sample per batch."""
     _, stage, _ = trained(proof)
     net, few, worst, outputs = stage.model, min(16, len(asked.timestep)), 0.0, []
-    hook = net.register_forward_hook(lambda _, args, out: outputs.append(out.sample.detach().double()))
+    hook = net.register_forward_hook(lambda _, args, out: outputs.append(to_double(out.sample.detach())))
     try:
         with evaluating(net), torch.no_grad():
             for i in range(few):
                 one = {k: v[i : i + 1] if isinstance(v, Tensor) else v for k, v in asked.batch.items()}
                 loss = sum(stage.loss(net, one).values()).item()
-                error = (outputs[-1][0] - asked.target[i].double()).square().mean().item()
+                error = (outputs[-1][0] - to_double(asked.target[i])).square().mean().item()
                 due = weight[i].item() * error
                 worst = max(worst, abs(loss - due) / max(abs(due), 1e-4))
     finally:
@@ -272,7 +273,7 @@ def _by_formula(proof: Proof, asked: Objective, weight: Tensor) -> tuple[float, 
     reads="data model loss counts train",
     explains=True,
 )
-def weighting(proof: Proof) -> Finding:
+def weighting(proof: GateContext) -> Finding:
     """Compares weights and timesteps with their declaration:
 
     - The loss's curvature at 512 noise levels with the declared weight (min-SNR for a diffusion, 1 for a flow). Prediction type and SNR
@@ -308,7 +309,7 @@ def weighting(proof: Proof) -> Finding:
     title="two samplers lead from the same noise to the same picture",
     reads="data model loss counts evaluate train",
 )
-def two_samplers(proof: Proof) -> Finding:
+def two_samplers(proof: GateContext) -> Finding:
     """Measures `samplers_apart` of evaluate() after sixty steps of train(). A net overshoots under guidance by then."""
     run, stage, _ = trained(proof)
     val = stage.data["val"]
@@ -328,13 +329,13 @@ def judged(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Gate:
         title="the scoring model classifies the recipe's real images correctly",
         reads="data",
     )
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Its accuracy on validation pictures must be at least halfway from chance to 1. A classifier that does not recognise real
         pictures cannot score samples."""
         run, stage = proof.look()
         val = stage.data["val"]
         batch = fetch(val, pick(val, min(KNOWN, len(val)), proof.cfg.run.seed), None, run.device)
-        share = (judge(batch["image"])[0] == batch["label"]).double().mean().item()
+        share = to_double(judge(batch["image"])[0] == batch["label"]).mean().item()
         needed = (1 + stage.metric.floor) / 2
         return Finding(
             share >= needed, f"right on {share:.1%} of {len(batch['label'])} real pictures", f"{needed:.0%} or more",

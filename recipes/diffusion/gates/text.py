@@ -11,7 +11,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
+from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.recipes.diffusion.gates import latent, samples, walks
@@ -30,7 +30,7 @@ ALIKE = 0.01  # rms difference of images in [-1, 1]
     title="the exported pipeline encodes captions and generates images as in training and evaluation",
     reads="data model predict export train",
 )
-def prompt(proof: Proof) -> Finding:
+def prompt(proof: GateContext) -> Finding:
     """Compares, after sixty steps of train(), the hidden states of the export's own text encoder with the net's conditions, for captions and
     for the empty one. Then it compares latents from the same noise, with guidance, between pipeline and predict()."""
     run, stage, _ = samples.trained(proof)

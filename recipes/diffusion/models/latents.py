@@ -9,6 +9,7 @@ from diffusers import AutoencoderKL
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from torch import Tensor, nn
 from trainworthy.core import Data, Field, Run, Tile, UserError
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.loop.checkpoint import digest
 from trainworthy.recipes.diffusion.data import pictures
 from trainworthy.recipes.diffusion.models import nets, pipeline
@@ -105,7 +106,7 @@ def cached(vae: nn.Module, images: Tensor) -> Tensor:
 def measured(vae: nn.Module, middles: Tensor) -> nn.Module:
     """Put mean and standard deviation of the latents (N, c, h, w) into the config of `vae` as shift_factor and scaling_factor (1 /
     deviation). Call it after training: both drift while the autoencoder learns."""
-    mean, std = middles.double().mean().item(), middles.double().std().item()
+    mean, std = to_double(middles).mean().item(), to_double(middles).std().item()
     if not (math.isfinite(std) and std > 1e-6):
         raise UserError("the autoencoder's latents are all the same", got=f"a deviation of {std:g}", needed="latents that vary",
                         cause="the divergence weighs too much (--vae.kl), or it was not trained")  # fmt: skip
@@ -172,7 +173,7 @@ class RoundTrip:
             z = said.mean.flatten(1)
             error = (back - b["target"]).square().mean((1, 2, 3))
             rows.append(torch.stack([error, right, said.kl() / z.shape[1], z.mean(1), z.square().mean(1)], 1))
-        error, right, kl, mean, square = self.run.gather(torch.cat(rows)).double().mean(0).tolist()
+        error, right, kl, mean, square = to_double(self.run.gather(torch.cat(rows))).mean(0).tolist()
         std = math.sqrt(max(square - mean**2, 0.0))
         return {"psnr": psnr(error), "read": right, "kl": kl, "latent_mean": mean, "latent_std": std}
 

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler
 from torch import Tensor, nn
+from trainworthy.core.base.doubles import to_double
 
 
 @dataclass
@@ -88,7 +89,7 @@ class Process:
     def seen(self, rows: Tensor) -> dict[str, float]:
         """Return from such rows the share of the pictures' variance that one step recovers, with levels weighted as in min-SNR 5 (the
         noisiest contain no information and are hardly trained), and the error by quarter of the schedule."""
-        t, error, wrong, square, mean = rows.double().unbind(1)
+        t, error, wrong, square, mean = to_double(rows).unbind(1)
         quarters, total = (t * 4 / self.noise.timesteps).long(), self.noise.timesteps
         alpha, sigma = self.levels(t)
         weight, middle = (alpha / sigma).square().clamp(max=5.0), mean.mean()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from trainworthy.core.base.doubles import to_double
 from trainworthy.recipes.shared import whisper
 
 from trainworthy import core
@@ -40,7 +41,7 @@ class Measures:
                     [(v * mask).sum(1) for v in (raw, centred, ours.norm(dim=-1), theirs.norm(dim=-1), mask)], 1
                 )
             )
-        raw, centred, ours, theirs, n = self.run.gather(torch.cat(rows)).double().sum(0).tolist()
+        raw, centred, ours, theirs, n = to_double(self.run.gather(torch.cat(rows))).sum(0).tolist()
         return {"centred_cosine": centred / n, "cosine": raw / n, "magnitude_ratio": ours / theirs}
 
     def words(

@@ -6,9 +6,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from trainworthy.core.base import seeds
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.distill.gates.whisper import read, vocabulary
@@ -21,13 +22,13 @@ NEAR = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}  # relative difference of the 
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
 
 
-def teacher_of(proof: Proof) -> whisper.Whisper:
+def teacher_of(proof: GateContext) -> whisper.Whisper:
     return whisper.load(proof.cfg.data.teacher, proof.cfg.data.seconds)
 
 
 # ------------------------------------------------------------------------------------------------------------ the student
 @gate("copied", rows="C14", title="the student starts as its teacher's own layers, evenly spaced", reads="model")
-def copied(proof: Proof) -> Finding:
+def copied(proof: GateContext) -> Finding:
     """Searches every layer of the untrained student among the teacher's layers, bit for bit. All other tensors must be the teacher's."""
     if proof.cfg.init_from:
         raise Skip("it starts from --init-from")
@@ -73,7 +74,7 @@ def _equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     title="labels are the teacher's transcripts, only of recordings that it transcribed well",
     reads="data",
 )
-def labels(proof: Proof) -> Finding:
+def labels(proof: GateContext) -> Finding:
     """Computes the word error rate of every training label against the spoken text, and transcribes some samples again from their own sound."""
     run, stage = proof.build(Plan(steps=1))
     data, most, teacher = stage.data["train"], proof.cfg.data.max_wer, teacher_of(proof)
@@ -107,7 +108,7 @@ def labels(proof: Proof) -> Finding:
     reads="loss counts",
     explains=True,
 )
-def divergence(proof: Proof) -> Finding:
+def divergence(proof: GateContext) -> Finding:
     """Compares both terms for four recordings with formulas in double precision, each recording alone and without padding; then with other
     padding."""
     run, stage = proof.build(Plan(steps=1))
@@ -145,10 +146,10 @@ def _by_hand(stage: Stage, batch: dict, teacher: whisper.Whisper, cfg) -> dict[s
     for mel, ids, n in zip(batch["mel"], batch["ids"], batch["words"].tolist(), strict=True):
         ids = ids[None, :n]  # (1, n), no pad
         ours, theirs = (
-            one.logits(one.encode(mel[None]), ids)[0, start - 1 : -1].double() for one in (student, teacher)
+            to_double(one.logits(one.encode(mel[None]), ids)[0, start - 1 : -1]) for one in (student, teacher)
         )
         log_q = ours.log_softmax(-1)
-        ce -= log_q.gather(1, ids[0, start:, None]).sum().item()
+        ce -= log_q.gather(1, ids[0, start:, None].cpu()).sum().item()
         p, q = ((x / cfg.temperature).softmax(-1) for x in (theirs, ours))
         kl += (p * (p.clamp_min(1e-300).log() - q.clamp_min(1e-300).log())).sum().item()
         count += n - start
@@ -162,7 +163,7 @@ def _by_hand(stage: Stage, batch: dict, teacher: whisper.Whisper, cfg) -> dict[s
     reads="data loss",
     explains=True,
 )
-def teacher(proof: Proof) -> Finding:
+def teacher(proof: GateContext) -> Finding:
     """Records the teacher while the loss is computed: its most likely ids against the labels, the modes of its modules, and the loss of one
     batch under different random draws, the student in eval mode."""
     run, stage = proof.build(Plan(steps=1))
@@ -184,7 +185,7 @@ def teacher(proof: Proof) -> Finding:
     place, start = torch.arange(1, batch["ids"].shape[1], device=run.device), len(teacher_of(proof).prompt)
     scored = (place >= start) & (place < batch["words"][:, None])
     answers = asked[0][0][:, : scored.shape[1]].argmax(-1)
-    same = (answers == batch["ids"][:, 1:])[scored].double().mean().item()
+    same = to_double((answers == batch["ids"][:, 1:])[scored]).mean().item()
     change = abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-8)
     training = sum(m.training for m in own.modules())
     return Finding(

@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from trainworthy.core.base import seeds
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
+from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.recipes.shared.judge import Judge
@@ -23,7 +24,7 @@ def teacher(judge: Judge) -> Gate:
     title = "the teacher is as accurate inside the loss as alone, and repeatable"
 
     @gate("teacher", rows="V1 C12", title=title, reads="data loss", explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares the output of its head while the loss of validation pictures is computed with the labels, and that loss under different
         random draws, the student in eval mode."""
         run, stage, _ = overfitted(proof)
@@ -45,8 +46,8 @@ def teacher(judge: Judge) -> Gate:
                 "teacher logits for every sample",
                 "targets come from elsewhere",
             )
-        right = (asked[0].argmax(1) == batch["label"]).double().mean().item()
-        by_itself = (judge.logits(batch["image"] * 2 - 1).argmax(1) == batch["label"]).double().mean().item()
+        right = to_double(asked[0].argmax(1) == batch["label"]).mean().item()
+        by_itself = to_double(judge.logits(batch["image"] * 2 - 1).argmax(1) == batch["label"]).mean().item()
         change = ((losses[0] - losses[1]).abs() / losses[0].abs().clamp_min(1e-8)).item()
         return Finding(
             right >= by_itself - LOST and change <= MOVED,
@@ -71,7 +72,7 @@ def divergence(judge: Judge) -> Gate:
     title = "both loss terms of each sample equal their formulas, with trained weights"
 
     @gate("divergence", rows="C1", title=title, reads="data model loss counts train", explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares the loss with Hinton 2015, equation 4 with T^2, per sample in double precision. It uses the overfit model, because equal
         scores of an untrained student hide several errors. If a term differs, known mistakes are computed, too."""
         (run, stage, _), cfg = overfitted(proof), proof.cfg
@@ -86,9 +87,9 @@ def divergence(judge: Judge) -> Gate:
                 one = {k: v[i : i + 1] for k, v in batch.items() if isinstance(v, Tensor)}
                 for name, term in stage.loss(stage.model, one).items():
                     got.setdefault(name, []).append(float(term))
-            said = stage.model(batch["image"]).double()
-            theirs = judge.logits(batch["image"] * 2 - 1).double()
-        due = _stated(cfg, batch, said, theirs)
+            said = to_double(stage.model(batch["image"]))
+            theirs = to_double(judge.logits(batch["image"] * 2 - 1))
+        due = _stated(cfg, {k: batch[k].cpu() for k in ("label", "known")}, said, theirs)
         near, wrong, causes, gaps = NEAR.get(run.precision, COARSE), [], [], {}
 
         def far(values: Tensor, of: Tensor) -> float:

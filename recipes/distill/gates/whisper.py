@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.gates.learning import OVERFIT_SAMPLES, overfitted
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Plan, Run, evaluating
@@ -50,7 +51,7 @@ def read(run: Run, stage: Stage, batch: dict, canvas: Callable[[Tensor], Tensor]
     title="the teacher transcribes the recordings correctly, and no recording is silent",
     reads="data model",
 )
-def agreement(proof: Proof) -> Finding:
+def agreement(proof: GateContext) -> Finding:
     """Decodes the teacher's stored features again in the student's format, and measures the energy of every recording."""
     run, stage = proof.build(Plan(steps=1))
     data, teacher = stage.data["train"], whisper.load(proof.cfg.data.teacher, proof.cfg.data.seconds)
@@ -81,7 +82,7 @@ def _loudness(envelope: Tensor) -> float:
 
 
 @gate("vocabulary", rows="W5", title="texts and ids convert both ways, in the model's own vocabulary", reads="data")
-def vocabulary(proof: Proof) -> Finding:
+def vocabulary(proof: GateContext) -> Finding:
     """Encodes and decodes every transcript of both splits. Prompt and end must be in place, and all ids known to the model."""
     _, stage = proof.build(Plan(steps=1))
     teacher, wrong = whisper.load(proof.cfg.data.teacher, proof.cfg.data.seconds), []
@@ -118,7 +119,7 @@ def vocabulary(proof: Proof) -> Finding:
     title="padding is in no loss term; magnitude and direction of features both count",
     reads="data loss counts",
 )
-def counted(proof: Proof) -> Finding:
+def counted(proof: GateContext) -> Finding:
     """Compares the loss with noise in silent parts, with longer padding, and for features that replace the student's: the teacher's, 1.5
     times and 0.1 times as large, and 0.1 times as large in other directions."""
     run, stage = proof.build(Plan(steps=1))
@@ -163,7 +164,7 @@ def counted(proof: Proof) -> Finding:
     title="the student's features have the teacher's scale from the start",
     reads="model data",
 )
-def magnitude(proof: Proof) -> Finding:
+def magnitude(proof: GateContext) -> Finding:
     """Compares the norm of a frame, and of its part around the mean of its position, between student and teacher: before training, and after
     eight recordings were memorised."""
     run, stage = proof.build(Plan(steps=1))
@@ -181,7 +182,7 @@ def magnitude(proof: Proof) -> Finding:
     )  # fmt: skip
 
 
-def _sizes(run: Run, stage: Stage, proof: Proof) -> tuple[float, float]:
+def _sizes(run: Run, stage: Stage, proof: GateContext) -> tuple[float, float]:
     """Return (mean norm of the student's frames over the teacher's, the same around the mean of each position of the batch)."""
     data = View(
         stage.data["train"], pick(stage.data["train"], OVERFIT_SAMPLES, proof.cfg.run.seed), draws=proof.cfg.run.seed
@@ -202,7 +203,7 @@ def _sizes(run: Run, stage: Stage, proof: Proof) -> tuple[float, float]:
     title="input at one time changes the features at that time",
     reads="model data train",
 )
-def alignment(proof: Proof) -> Finding:
+def alignment(proof: GateContext) -> Finding:
     """Changes one frame of a recording, at eight places, and compares its time with that of the largest change in the features, in seconds.
     The sensor's frames must last as long as the teacher's."""
     run, stage, _ = rehearsed(proof)
@@ -217,8 +218,8 @@ def alignment(proof: Proof) -> Finding:
     changed[torch.arange(len(places)), places] += 2 * spread
     with evaluating(stage.model):
         moved = (stage.model(changed) - stage.model(one)).float().norm(dim=-1)  # (8, frames)
-    peak = moved.argmax(1).double().cpu() / whisper.FRAMES_PER_SECOND
-    at = places.double() / lessons.FPS
+    peak = to_double(moved.argmax(1)) / whisper.FRAMES_PER_SECOND
+    at = to_double(places) / lessons.FPS
     late = (peak - at).median().item()
     rate = ((peak - peak.mean()) * (at - at.mean())).sum().item() / (at - at.mean()).square().sum().item()
     seconds = (
@@ -241,7 +242,7 @@ def alignment(proof: Proof) -> Finding:
     title="the frozen decoder reads the transcript from the teacher's own features",
     reads="data loss counts",
 )
-def head(proof: Proof) -> Finding:
+def head(proof: GateContext) -> Finding:
     """Computes the stage's loss for the teacher's features: it shows errors in ids, shift and mask."""
     run, stage = proof.build(Plan(steps=1))
     data, seed = stage.data["train"], proof.cfg.run.seed
@@ -259,7 +260,7 @@ def head(proof: Proof) -> Finding:
 
 @gate("collapse", rows="W1", title="the features carry enough for a frozen decoder, which attends to them",
       reads="model data")  # fmt: skip
-def collapse(proof: Proof) -> Finding:
+def collapse(proof: GateContext) -> Finding:
     """Measures the centred cosine between the initial student and the teacher, and the words that it decodes from eight recordings. (The raw
     cosine is useless: the teacher's mean alone has 0.7.)"""
     run, stage = proof.build(Plan(steps=1))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.gates.learning import OVERFIT_SAMPLES, overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import monitor
@@ -188,7 +188,7 @@ def export(folder: Path, model: Speller, data: Spelt, cfg: core.Config) -> None:
 
 # --------------------------------------------------------------------------------------------------- what must be proved
 @gate("spelling", rows="W5", title="words and letters convert both ways", reads="data")
-def spelling(proof: Proof) -> Finding:
+def spelling(proof: GateContext) -> Finding:
     """Encodes and decodes every transcript of both splits, with one frame per letter and a blank between equal ones."""
     _, stage = proof.look()
     wrong, n = [], 0
@@ -212,7 +212,7 @@ def spelling(proof: Proof) -> Finding:
     title="eight recordings are transcribed, not left blank",
     reads="model data loss counts optimizers",
 )
-def blanks(proof: Proof) -> Finding:
+def blanks(proof: GateContext) -> Finding:
     """Measures the share of blank frames after eight recordings were memorised, and what is read from them."""
     run, stage, _ = overfitted(proof)
     data, seed = stage.data["train"], proof.cfg.run.seed

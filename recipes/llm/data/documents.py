@@ -232,7 +232,7 @@ def _splits(path: str, column: str) -> dict[str, list[tuple[str, str | None]]]:
 
 
 def apart(train: list[str], val: list[str] | None, path: str, share: float = 0.05) -> tuple[list[str], list[str]]:
-    """(train, val): what is held out already, or that share of the documents."""
+    """Return (train, val): the existing validation documents, or that share of the training documents."""
     if val is None:
         sides = [held_out(text, share) for text in train]
         train, val = ([t for t, a in zip(train, sides, strict=True) if a is side] for side in (False, True))
@@ -267,7 +267,7 @@ def checked(
 
 
 def problem(text: str | None) -> str:
-    """What keeps a document from being learnt from."""
+    """Return why a document cannot be used; empty if it can."""
     if text is None:
         return "no valid UTF-8"
     return "" if text.strip() else "empty: nothing in it can be asked for"
@@ -360,7 +360,7 @@ def parsed(line: bytes, place: str, column: str) -> list[tuple[str, str | None]]
 
 
 def has_column(columns: dict[str, Any], column: str, where: str) -> None:
-    """Told by name and type."""
+    """Raise UserError unless the column contains text. The message lists the columns with their types."""
     kind = columns.get(column)
     if getattr(kind, "dtype", kind) not in ("string", "large_string"):
         got = ", ".join(f"{k} ({getattr(v, 'dtype', v)})" for k, v in columns.items()) or "no object"

@@ -52,7 +52,7 @@ def conversation(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_conversation(row: dict[str, Any]) -> bool:
-    """Is it more than a question and its answer?"""
+    """Return whether a row is more than a question and its answer."""
     more = row.get("history") or row.get("system")
     return (
         "messages" in row
@@ -127,7 +127,7 @@ def tools(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(value: Any) -> Any:
-    """A text of JSON as what it stands for; anything else as it is."""
+    """Return the value of a JSON text; anything else unchanged."""
     if not isinstance(value, str) or value[:1] not in ("[", "{"):
         return value
     try:
@@ -294,12 +294,12 @@ class Sorted:
 
     @property
     def wrong(self) -> int:
-        """How many rows cannot be used."""
+        """Number of rows that cannot be used."""
         return sum(map(len, self.bad.values()))
 
     @property
     def told(self) -> str:
-        """What to say of them."""
+        """Return a note on these rows."""
         return f"{self.wrong} of {len(self.rows)} rows of {self.where}"
 
 
@@ -323,7 +323,7 @@ def sorted_out(files: Iterable[tuple[str, Iterable[dict[str, Any]]]], one: Calla
 
 
 def together(each: Iterable[Callable[[], Any]]) -> list[Any]:
-    """What each of them returns; what they refuse is said at once."""
+    """Return the result of each function. If several raise, one error has all messages."""
     found, refused = [], []
     for one in each:
         try:

@@ -58,7 +58,7 @@ class Source:
 
 
 def chat(tokenizer: Any, source: Source) -> Chat:
-    """How this tokenizer's template puts what stands in `source`."""
+    """Return the renderer of rows of `source` with this tokenizer's template."""
     paths = [path for path, _ in mixture.parts(source.path) if path != "docstrings"]
     found = (tables(path, source.columns)["train"] for path in paths)
     return Chat(
@@ -117,7 +117,7 @@ def spaced(rows: Rows, n: int) -> tuple[Rows, Rows]:
 
 
 def _own(chat: Chat, row: dict[str, str]) -> list[dict[str, str]]:
-    """A packaged row; a template that cannot take it can take none."""
+    """Render a packaged row. A template that cannot render it can render none."""
     try:
         return chat.rows(row)
     except formats.BadRow as fault:
@@ -308,7 +308,7 @@ def limit(source: Any, splits: list[list[int]], context: float) -> int:
 
 
 def described(rows: list[dict[str, str]], chat: Chat, sizes: list[int], limit: int) -> dict[str, str]:
-    """What to say of a user's data: lengths, turns, what an answer is ended by and what stands around it."""
+    """Return notes on a user's data: lengths, turns, what ends an answer and what the template puts around it."""
     form = chat.form
     found = {"lengths": percentiles(sizes, limit), "answers": spread(answer_tokens(rows, chat))}
     if chat.conversations:
@@ -327,7 +327,7 @@ def _turns(prompts: tuple[str, ...], chat: Chat) -> str:
 
 
 def passes(rows: int, epochs: float, batch_size: int) -> dict[str, str]:
-    """What to say of an epoch that a preset for other data cuts short."""
+    """Return a note if the preset, made for other data, ends before a whole epoch."""
     if epochs >= 1:
         return {}
     steps = max(1, math.ceil(epochs * rows / batch_size))
@@ -336,14 +336,14 @@ def passes(rows: int, epochs: float, batch_size: int) -> dict[str, str]:
 
 
 def percentiles(sizes: list[int], limit: int) -> str:
-    """What to say of lengths."""
+    """Return a note on lengths."""
     order = sorted(sizes) or [0]
     half, most = order[len(order) // 2], order[int(0.99 * (len(order) - 1))]
     return f"{half} tokens a row (median), {most} (99%), {order[-1]} (longest); limit {limit}"
 
 
 def spread(sizes: list[int]) -> str:
-    """What to say of the lengths of answers, which `--max-new-tokens` must leave room for."""
+    """Return a note on the lengths of answers, for which `--max-new-tokens` must leave room."""
     order = sorted(sizes) or [0]
     at = (order[int(share * (len(order) - 1))] for share in (0.05, 0.5, 0.95, 0.99, 1))
     return "{} · {} · {} · {} · {} tokens (5% · median · 95% · 99% · longest), the end of the turn included".format(*at)

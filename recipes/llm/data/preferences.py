@@ -126,7 +126,7 @@ def sizes(rows: list[dict[str, str]], chat: pairs.Chat) -> list[int]:
 def usable(
     rows: list[dict[str, str]], chat: pairs.Chat, source: Source, name: str, limit: int
 ) -> tuple[list[dict[str, str]], list[str]]:
-    """(rows that fit, what to say of the others)."""
+    """Return (rows that fit, notes on the others)."""
     if not rows:
         raise core.UserError(f"{name}: no preference in it", got=f"--data.path {source.path}",
                              cause="too few rows to hold some out",
@@ -143,7 +143,7 @@ def usable(
 
 
 def described(rows: list[dict[str, str]], chat: pairs.Chat, sizes: list[int], limit: int) -> dict[str, str]:
-    """What to say of a user's data: lengths of rows and of both answers, and what ends them."""
+    """Return notes on a user's data: lengths of rows and of both answers, and what ends them."""
     found = {"lengths": pairs.percentiles(sizes, limit)}
     found |= {f"{k} answers": pairs.spread(pairs.answer_tokens(rows, chat, k)) for k in ("chosen", "rejected")}
     return found | {"scored": f"both answers up to {chat.form.end!r}"}

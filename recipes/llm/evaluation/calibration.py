@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.recipe.figures import Points
 
 BINS = 8
@@ -14,7 +15,7 @@ def preferred(margins: Tensor) -> float:
 
 def hits(margins: Tensor) -> Tensor:
     """Return 1 where the preferred answer has more, 0 where it has less, 0.5 at a tie, (N,)."""
-    return (margins > 0).double() + 0.5 * (margins == 0).double()
+    return to_double(margins > 0) + 0.5 * to_double(margins == 0)
 
 
 def bins(margins: Tensor) -> list[tuple[float, float, int]]:

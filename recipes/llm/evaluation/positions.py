@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
+from trainworthy.core.base.doubles import to_double
 
 from trainworthy import core
 
@@ -18,11 +19,11 @@ def perplexity(scores: Callable[[dict], tuple[Tensor, Tensor, Tensor]], batches:
     for batch in batches:
         (nll, _, asked), place = scores(batch), batch["position_ids"][:, 1:]
         part = (place * BINS // context).clamp_max(BINS - 1)
-        sums = torch.zeros(2, len(nll), BINS, dtype=torch.float64, device=nll.device)
-        sums[0].scatter_add_(1, part, (nll * asked).double())
-        sums[1].scatter_add_(1, part, asked.double())
+        sums = torch.zeros(2, len(nll), BINS, dtype=torch.float64)
+        sums[0].scatter_add_(1, part.cpu(), to_double(nll * asked))
+        sums[1].scatter_add_(1, part.cpu(), to_double(asked))
         rows.append(sums.transpose(0, 1).float())  # (B, 2, BINS)
-    nats, tokens = gather(torch.cat(rows)).double().sum(0)
+    nats, tokens = to_double(gather(torch.cat(rows))).sum(0)
     return (nats / tokens).exp().cpu()
 
 

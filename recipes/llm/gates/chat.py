@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof, fetch, pick
+from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
@@ -64,7 +64,7 @@ def some(data: Data, seed: int) -> list[int]:
 
 def template(chat: Chat, answers: tuple[str, ...]) -> Gate:
     @gate("template", rows="L8", title="the chat template is applied exactly once, without extra tokens", reads="data")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares the ids that reach the model with the tokenizer's own rendering of the same turns."""
         run, stage = proof.look()
         data, wrong = stage.data["train"], []
@@ -105,7 +105,7 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
         return chat.tokenizer.decode([ids[p + 1] for p in sorted(places)[:12] if p + 1 < len(ids)])
 
     @gate("scored", rows="L2 L3", title=title, reads="data model loss train", explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Reads the scored tokens from the loss's gradient with respect to the last hidden states: each state predicts the next token. So it
         measures what the loss does, whatever the labels are."""
         run, stage = proof.look()
@@ -157,7 +157,7 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
     title="a packed sample has the same hidden states as alone, on every attention backend",
     reads="data model loss train",
 )
-def isolation(proof: Proof) -> Finding:
+def isolation(proof: GateContext) -> Finding:
     """Compares hidden states in the recipe's own loss for three packed samples: with the first sample exchanged, and with the last sample
     alone."""
     run, stage = proof.look()
@@ -207,7 +207,7 @@ def isolation(proof: Proof) -> Finding:
 
 
 @gate("causal", rows="L4", title="hidden states do not depend on later tokens", reads="data model loss", explains=True)
-def causal(proof: Proof) -> Finding:
+def causal(proof: GateContext) -> Finding:
     """Exchanges the last answer token of each sample in the input of the recipe's own loss. Hidden states before it must not change. If loss
     and reference read the model in the same way, no other gate notices a model that sees its target."""
     run, stage = proof.look()
@@ -303,7 +303,7 @@ def asked(chat: Chat) -> Gate:
     title = "evaluations use the same prompts as training"
 
     @gate("prompts", rows="L8 L1", title=title, reads="data model loss evaluate")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares the ids that `evaluate` generates from with those that the loss sees before the answer of the same samples. The loss is
         aborted after its input is recorded."""
         run, stage = proof.look()
@@ -340,7 +340,7 @@ def padding() -> Gate:
     title = "answers and losses in a batch equal those of each sample alone"
 
     @gate("padding", rows="L1", title=title, reads="data model loss evaluate")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares answers and loss of the overfit model, whose answers are certain, on a padded batch of three prompts and on each prompt
         alone."""
         run, stage, found = overfitted(proof)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof, fetch
+from trainworthy.core.gates.gate import Gate, GateContext, fetch
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import Monitor, monitor
@@ -24,7 +25,7 @@ def objective(chat: Chat) -> Gate:
     title = "the loss is the negative log-likelihood of each answer alone"
 
     @gate("objective", rows="L2 L3 L1", title=title, reads="data model loss train", explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares the recipe's loss of a batch with log-probabilities from plain logits: each sample alone, without padding or mask, with
         ids and answers from the tokenizer's own template. If they differ, it also computes the loss with known bugs."""
         run, stage = proof.look()
@@ -38,9 +39,9 @@ def objective(chat: Chat) -> Gate:
                 sample = data.get(i, None)
                 before, answer = reference(chat, sample["prompt"], sample["completion"])
                 ids = torch.tensor([before + answer], device=run.device)
-                each = stage.model(input_ids=ids, use_cache=False).logits[0, :-1].double().log_softmax(-1)
+                each = to_double(stage.model(input_ids=ids, use_cache=False).logits[0, :-1]).log_softmax(-1)
                 due = {p - 1 for p in (*answered(chat, sample["prompt"], before), *range(len(before), ids.shape[1]))}
-                parts.append(_alternatives(each, ids[0, 1:], sorted(due)))
+                parts.append(_alternatives(each, ids[0, 1:].cpu(), sorted(due)))
         sums = {k: sum(p[k] for p in parts) for k in parts[0]}
         whole, n = sums.pop(RIGHT), int(sums.pop("tokens"))
         gap, limit = abs(got - whole) / whole, 1e-5 if run.precision == "fp32" else 2e-2
@@ -90,7 +91,7 @@ def exported(
     }.get(name, "the export, loaded from its files, gives the log-probabilities of the trained model")
 
     @gate(name, rows="L5", title=title, reads="data model export train")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares log-probabilities of the overfit model and of its export at each answer token, relative to what training changed."""
         run, stage, found = overfitted(proof)
         if sum(p.numel() for p in stage.model.parameters()) > BIGGEST:

@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 
@@ -31,7 +32,7 @@ def moved(model: nn.Module, ids: Tensor, far: int) -> dict[str, float]:
 
     def last(ids: Tensor, shift: int) -> Tensor:
         places = torch.arange(ids.shape[1], device=ids.device)[None] + shift
-        return model(input_ids=ids, position_ids=places, use_cache=False).logits[0, -1].double()
+        return to_double(model(input_ids=ids, position_ids=places, use_cache=False).logits[0, -1])
 
     plain = last(ids, 0)
     turned = torch.cat([ids[:, :-1].flip(1), ids[:, -1:]], 1)
@@ -39,11 +40,11 @@ def moved(model: nn.Module, ids: Tensor, far: int) -> dict[str, float]:
     return {name: (last(ids, n) - plain).norm().item() / max(scale, 1e-12) for name, n in (("one", 1), ("far", far))}
 
 
-def phases(find: Callable[[Proof], tuple[Run, Stage, Tensor, int]]) -> Gate:
+def phases(find: Callable[[GateContext], tuple[Run, Stage, Tensor, int]]) -> Gate:
     """Return the gate. `find` returns (run, stage, ids (1, T) of a text, length in use)."""
 
     @gate("phases", rows="L5", title="rotary phases are exact at the longest position in use", reads="data model train")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Attention with rotary positions depends on distances only, so shifting a short text must not change the logits. Phases kept in
         half precision satisfy this at small positions only."""
         run, stage, ids, length = find(proof)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, fetch, own_size
+from trainworthy.core.gates.gate import GateContext, fetch, own_size
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
@@ -64,7 +64,7 @@ def packed(data: Packed, documents: list[np.ndarray], run: Run) -> dict:
     return fetch(rows, list(range(len(rows))), None, run.device)
 
 
-def divided(batch: dict, proof: Proof) -> Iterator[dict]:
+def divided(batch: dict, proof: GateContext) -> Iterator[dict]:
     """Yield the batch in parts of at most half a micro-batch of the run: `felt` keeps more of a row than training does."""
     most = max(1, own_size(proof) // 2)
     for start in range(0, len(batch["input_ids"]), most):
@@ -79,7 +79,7 @@ def divided(batch: dict, proof: Proof) -> Iterator[dict]:
     reads="data model loss",
     explains=True,
 )
-def asked(proof: Proof) -> Finding:
+def asked(proof: GateContext) -> Finding:
     """Reads targets from the loss's gradient with respect to the logits: which logit is increased after which token, whatever the labels
     are. Compares them with the documents themselves."""
     run, stage = proof.look()
@@ -137,7 +137,7 @@ def asked(proof: Proof) -> Finding:
     reads="data model loss train",
     explains=True,
 )
-def causal(proof: Proof) -> Finding:
+def causal(proof: GateContext) -> Finding:
     """Exchanges one token in the middle of a document and keeps the labels: logits at earlier positions must not change. So no model can
     beat the entropy of random sequences. `asked` pairs the batch's ids with targets; this gate shows which ids the model reads."""
     run, stage, _ = rehearsed(proof)  # untrained, the head is zero and no logit would change
@@ -179,7 +179,7 @@ def causal(proof: Proof) -> Finding:
     title="a packed document has the same logits as alone, on every attention backend",
     reads="data model loss train",
 )
-def isolation(proof: Proof) -> Finding:
+def isolation(proof: GateContext) -> Finding:
     """Compares logits of two packed documents: with the first document exchanged, and with the second alone. It uses the rehearsed model,
     because an untrained one gives the same output for any input."""
     run, stage, _ = rehearsed(proof)

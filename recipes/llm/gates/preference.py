@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof, fetch
+from trainworthy.core.gates.gate import Gate, GateContext, fetch
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating, training_modes
 from trainworthy.core.monitoring.monitors import monitor
@@ -79,11 +80,11 @@ def preference(chat: Chat, cfg: Any) -> Gate:
         """Return (log-probability of an answer in nats, number of its tokens), computed alone, without padding, from plain logits."""
         before, after = reference(chat, prompt, answer)
         ids = torch.tensor([before + after], device=device)
-        said = model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1].double().log_softmax(-1)
-        return said.gather(-1, ids[0, len(before) :, None]).sum().item(), len(after)
+        said = to_double(model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1]).log_softmax(-1)
+        return said.gather(-1, ids[0, len(before) :, None].cpu()).sum().item(), len(after)
 
     @gate("preference", rows="L9", title=title, reads="data model loss train", explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares the loss of two pairs, before training and after eight pairs were memorised, with the formula. Its log-probabilities come
         from each answer alone, for the policy and for the reference, which is the initial model built again."""
         _, start = proof.look()
@@ -160,7 +161,7 @@ def _words(text: str) -> list[str]:
 
 
 @gate("sides", rows="L9 R1", title="held-out pairs prefer what training pairs prefer", reads="data")
-def sides(proof: Proof) -> Finding:
+def sides(proof: GateContext) -> Finding:
     """Compares simple properties of the preferred answer between the splits. If it clearly has more of something in training and clearly
     less in validation, the two answers are exchanged in one of the splits."""
     data, table, wrong = proof.look()[1].data, {}, []

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.diagnosis import ratio
-from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
@@ -66,7 +67,7 @@ def overfit(batch: dict, first: float) -> float:
 
 
 # ---------------------------------------------------------------------------------------------------------------- gates
-def beginning(proof: Proof) -> tuple[Run, Stage, Tensor, int]:
+def beginning(proof: GateContext) -> tuple[Run, Stage, Tensor, int]:
     """Return (run, stage, the first tokens of a document (1, T), tokens per row) after a few training steps."""
     run, stage, _ = rehearsed(proof)
     data = stage.data["train"]
@@ -78,7 +79,7 @@ def z(weight: float) -> Gate:
     title = "z-loss is weight x log^2 Z of the raw logits, in value and gradient"
 
     @gate("z-loss", rows="L6", title=title, reads="data model loss")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """A short run does not show a z-loss at its usual weight. So the gate compares the gradient of the recipe's loss with respect to the
         logits, as they are and with 10 added to each, which does not change the cross-entropy."""
         if not weight:
@@ -87,15 +88,15 @@ def z(weight: float) -> Gate:
         batch = packed(stage.data["train"], some(stage.data["train"], proof.cfg.run.seed), run)
         sums, log_zs = torch.zeros(5, dtype=torch.float64), []
         for part in divided(batch, proof):
-            logits, gradient = felt(stage, part)
-            _, shifted = felt(stage, part, SHIFT)
+            logits, gradient = (x.cpu() for x in felt(stage, part))
+            shifted = felt(stage, part, SHIFT)[1].cpu()
             for places in (gradient.abs().sum(-1) > 0).nonzero().split(PLACES):
                 at = tuple(places.T)
-                p, log_z = logits[at].double().softmax(-1), logits[at].double().logsumexp(-1, keepdim=True)
+                p, log_z = to_double(logits[at]).softmax(-1), to_double(logits[at]).logsumexp(-1, keepdim=True)
                 target = torch.zeros_like(p).scatter_(-1, gradient[at].argmin(-1, keepdim=True), 1.0)
                 plain = p - target + 2 * weight * log_z * p
                 due = 2 * weight * SHIFT * p  # effect of the shift: 2 w log Z softmax is linear in log Z
-                got = (shifted[at] - gradient[at]).double()
+                got = to_double(shifted[at] - gradient[at])
                 found = (got * due, due.square(), (got - due).square(), (gradient[at] - plain).square(), plain.square())
                 sums += torch.stack([one.sum().cpu() for one in found])
                 log_zs.append(log_z.cpu())
@@ -123,7 +124,7 @@ def z(weight: float) -> Gate:
     title="bits per byte and perplexity equal those computed token by token",
     reads="data model evaluate train",
 )
-def perplexity(proof: Proof) -> Finding:
+def perplexity(proof: GateContext) -> Finding:
     """Compares the recipe's evaluation of a few validation documents, one longer than a row, at two batch sizes, with a reference. The
     reference reads one window up to each token, without packing, padding and labels."""
     run, stage, _ = rehearsed(proof)
@@ -138,8 +139,8 @@ def perplexity(proof: Proof) -> Finding:
             ids = torch.from_numpy(document.astype(np.int64)).to(run.device)
             for i in range(1, len(ids)):
                 start = stride * max(0, (i - width) // stride + 1)  # start of the first window that contains token i
-                logits = model(input_ids=ids[None, start:i], use_cache=False).logits[0, -1].double()
-                nll -= logits.log_softmax(-1)[ids[i]].item()
+                logits = to_double(model(input_ids=ids[None, start:i], use_cache=False).logits[0, -1])
+                nll -= logits.log_softmax(-1)[int(ids[i])].item()
                 tokens, size = tokens + 1, size + int(data.sizes[document[i]])
     due = {"bits_per_byte": nll / math.log(2) / size, "perplexity": math.exp(nll / tokens)}
     some, kept, got = data.among(documents), run.cfg.train.eval_batch_size, {}
@@ -180,7 +181,7 @@ def perplexity(proof: Proof) -> Finding:
     title="the export is the trained model with its tokenizer",
     reads="data model export train",
 )
-def export(proof: Proof) -> Finding:
+def export(proof: GateContext) -> Finding:
     """Loads the export of the rehearsed model with `AutoModelForCausalLM` and `AutoTokenizer` alone, and compares logits, settings and
     tokens."""
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof, pick
+from trainworthy.core.gates.gate import Gate, GateContext, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import monitor
@@ -57,14 +58,14 @@ def alone(model: nn.Module, chat: Chat, prompt: str, answer: str, device: torch.
     before, after = reference(chat, prompt, answer)
     ids = torch.tensor([before + after], device=device)
     bare = model.get_base_model() if hasattr(model, "peft_config") else model
-    return bare.score(backbone(model)(input_ids=ids, use_cache=False).last_hidden_state[0, -1]).double().squeeze()
+    return to_double(bare.score(backbone(model)(input_ids=ids, use_cache=False).last_hidden_state[0, -1])).squeeze()
 
 
 def lengths(chat: Chat) -> Gate:
     title = "the preferred answer is not simply the longer one"
 
     @gate("lengths", rows="R1", title=title, reads="data")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Counts the pairs that a reward of the number of tokens alone would rank correctly."""
         _, stage = proof.look()
         data = stage.data["train"]
@@ -87,7 +88,7 @@ def place(chat: Chat) -> Gate:
     title = "the reward is read at the token that ends the answer, and nowhere else"
 
     @gate("place", rows="L2 L3", title=title, reads="data model loss train", explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Reads where the loss of the overfit model has a gradient with respect to the last hidden states. This is what the loss does,
         whatever pad token and configuration say. The head of an overfit model is no longer zero."""
         run, stage, _ = overfitted(proof)
@@ -136,7 +137,7 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
         )
 
     @gate("bradley-terry", rows="R1 L1", title=title, reads="data model loss evaluate train", explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares the loss before training and after a few pairs were memorised, in order and exchanged, with the formula. Its rewards come
         from each answer alone, without padding. The evaluation's margin is compared, too."""
         _, start = proof.look()
@@ -179,7 +180,7 @@ def exported(chat: Chat) -> Gate:
     title = "the exported model, loaded from its files, gives the same rewards"
 
     @gate("exported", rows="L5", title=title, reads="data model export train")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares rewards of the overfit model's answers, each alone, with those of its export in one batch, padded by the exported
         tokenizer on either side."""
         from transformers import AutoTokenizer
@@ -201,7 +202,7 @@ def exported(chat: Chat) -> Gate:
         for side in ("right", "left"):
             batch = tokenizer.pad({"input_ids": ids}, padding_side=side, return_tensors="pt")
             with torch.inference_mode():
-                got = net(**batch).logits.double().squeeze(-1)
+                got = to_double(net(**batch).logits).squeeze(-1)
             gaps[side] = ((got - due).abs().max() / due.abs().max().clamp_min(1.0)).item()
         limit = 1e-3 if run.precision == "fp32" else 5e-2
         return Finding(

@@ -4,7 +4,7 @@ from typing import Any
 
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.gates.gate import Gate, GateContext
 
 
 def held_out(source: Any) -> Gate:
@@ -15,7 +15,7 @@ def held_out(source: Any) -> Gate:
     @gate(
         "splits", rows="C6", title="validation and test are as large as the settings say", reads="data", explains=True
     )
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Checks the sizes of the splits: exchanged splits have no row in common, so `leakage` does not notice."""
         data = proof.look()[1].data
         sizes = {name: len(one) for name, one in data.items()}

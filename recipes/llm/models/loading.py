@@ -72,7 +72,7 @@ def context(path: str) -> float:
 
 
 def fits(path: str, max_length: int) -> None:
-    """Does the model read what may be that long? Beyond its positions it was never trained, and nothing says so."""
+    """Check that the model supports this length. It was never trained beyond its positions, and no library warns."""
     if max_length > (limit := context(path)):
         raise core.UserError(f"--data.max-length {max_length}: longer than the model's context", got=f"{path}: {limit} positions",
                              needed=f"at most {limit}", next=f"--data.max-length {limit}")  # fmt: skip

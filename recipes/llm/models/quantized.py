@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof
+from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.init_from import few
 from trainworthy.recipes.llm.models import loading
@@ -78,7 +78,7 @@ def whole(path: str, model: nn.Module) -> nn.Module:
     title="the 4-bit base approximates the weights of its file, and all of it is quantised",
     reads="data model optimizers expect pretrained train",
 )
-def four_bit(proof: Proof) -> Finding:
+def four_bit(proof: GateContext) -> Finding:
     """Reads what each packed matrix multiplies by, from products with unit vectors after a few steps of `train()`, and compares it with the
     file. The largest weight of each block is exact up to its scale's 8 bits; the others may be rounded by half of NF4's widest gap in
     addition."""

@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 ROWS = 48
 CAUSES = {
     "played": "observations are stored with another step's action, or are views that are overwritten\n"
-              "observations are changed before they are stored, or other actions than those taken are",
-    "stored": "the log-probabilities that a rollout stored change between passes over it (made anew, or kept by reference)\n"
-              "they are those of other actions than the ones taken",
-    "estimate": "the estimate of advantages: gamma or lambda is missing, applied twice or exchanged\n"
-                "the mask of the ends is one step off, or returns are not advantage + value",
-    "values": "the values that a rollout stored change between updates of one pass over it, or are those of another step",
-    "advantages": "advantages are those of other steps\n"
-                  "more than a shift and a scale is done to them (clipped, ranked, lambda missing)",
-    "dqn": "`double` or `n_step` is not applied: the target is n rewards, then the target network's word on the net's best action\n"
-           "the discount has another power, or a return goes on over the end of an episode\n"
+              "observations are changed before they are stored, or the stored actions are not those taken",
+    "stored": "the stored log-probabilities change between passes over a rollout (computed again, or kept by reference)\n"
+              "they belong to other actions than those taken",
+    "estimate": "advantage estimation: gamma or lambda is missing, applied twice or exchanged\n"
+                "the episode-end mask is one step off, or returns are not advantage + value",
+    "values": "the stored values change within one update epoch, or belong to another step",
+    "advantages": "advantages belong to other steps\n"
+                  "advantages are changed by more than shift and scale (clipped, ranked, lambda missing)",
+    "dqn": "`double` or `n_step` is not applied: the target is n rewards plus the target network's value of the online net's best action\n"
+           "the discount has another power, or a return continues past the end of an episode\n"
            "units are mixed up: the target network's values are in units of its own statistics",
-    "sac": "the entropy is missing in the target, has the wrong sign, or is weighed by the temperature's logarithm\n"
-           "one critic alone is asked: the target is reward + gamma x (lower target critic - temperature x log-probability)\n"
-           "a termination is passed over, or units of the rewards' size are mixed up",
+    "sac": "the entropy is missing in the target, has the wrong sign, or is weighted by the temperature's logarithm\n"
+           "only one critic is used: the target is reward + gamma x (lower target critic - temperature x log-probability)\n"
+           "a terminated episode is bootstrapped, or rewards and values are in different units",
 }  # fmt: skip
 Compared = dict[str, tuple[float, str]]
 
@@ -34,20 +34,18 @@ Compared = dict[str, tuple[float, str]]
 def mistakes_of_dqn(cfg: Any, unit: float) -> dict[str, dict[str, Any]]:
     """Known mistakes, as variants of the definition."""
     return {
-        "units are mixed up: rewards are in their own unit, the target network's value is in units of the returns' size": {
+        "units are mixed up: rewards are unscaled, but the target network's value is in units of the return scale": {
             "size": 1.0
         },
-        "units are mixed up: the value of the target network is scaled by the size that the online network knows": {
-            "size": unit
-        },
-        "the discount of the value that follows has one power too few": {"late": 0},
-        "the value is not discounted by its n steps, but by one": {"late": 2 - cfg.n_step},
-        "one step is taken, where `n_step` says more": {"n": 1},
-        "`double` is not applied" if cfg.double else "the net chooses the action, though `double` is off": {
+        "units are mixed up: the target network's value is scaled by the online network's return scale": {"size": unit},
+        "the discount of the bootstrapped value has one power too few": {"late": 0},
+        "the bootstrapped value is discounted by one step instead of `n_step`": {"late": 2 - cfg.n_step},
+        "the return has one step, although `n_step` is larger": {"n": 1},
+        "`double` is not applied" if cfg.double else "the online net chooses the action, although `double` is off": {
             "double": not cfg.double
         },
-        "a truncated episode is taken for a terminated one: its value is cut off": {"ends": "done"},
-        "a termination is passed over: what follows it is bootstrapped": {"ends": "truncated"},
+        "a truncated episode is treated as terminated: its bootstrapped value is missing": {"ends": "done"},
+        "a terminated episode is treated as truncated: it is bootstrapped": {"ends": "truncated"},
     }
 
 

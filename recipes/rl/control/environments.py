@@ -81,14 +81,14 @@ def sizes(name: str, *actions: type[gym.Space], stack: int = 1) -> tuple[int, in
         space = env.unwrapped.action_space
         if not isinstance(space, actions):
             known = RECIPES.get(type(space))
-            raise UserError(f"'{name}' takes actions that this policy does not give", got=f"{space}",
+            raise UserError(f"this policy cannot act in '{name}'", got=f"{space}",
                             needed=f"a {' or '.join(a.__name__ for a in actions)} action space",
-                            next=f"{known} acts in this one" if known else "no recipe here acts in this one")  # fmt: skip
+                            next=f"use {known} for these actions" if known else "no recipe supports these actions")  # fmt: skip
         kind, needed = type(space), env.observation_space.shape
         with blamed(name):
             seen = np.shape(env.reset(seed=0)[0])
         if seen != needed:
-            raise UserError(f"'{name}' does not give the observations that it says", got=f"shape {seen}", needed=f"shape {needed}",
+            raise UserError(f"the observations of '{name}' do not match its observation_space", got=f"shape {seen}", needed=f"shape {needed}",
                             cause="its observation_space, or what its reset() returns")  # fmt: skip
         return (
             math.prod(env.observation_space.shape),
@@ -198,7 +198,7 @@ class Environments:
             if not np.isfinite(values).all():
                 i = int(np.argwhere(~np.isfinite(values))[0][0])
                 raise Stop(f"the environment '{self.name}' gave a non-finite {what}: {values[i]}\n"
-                           f"  where:        {len(self.actions[i])} steps into an episode begun from seed {self._seed(i)}\n"
+                           f"  where:        {len(self.actions[i])} steps into the episode with seed {self._seed(i)}\n"
                            f"{MEND}")  # fmt: skip
 
     def step(self, actions: Tensor) -> dict[str, Tensor]:
@@ -289,7 +289,7 @@ class Episodes(Data):
 @torch.no_grad()
 def play(name: str, starts: Tensor, act: Callable[[Tensor], Tensor], *, stack: int = 1) -> tuple[Tensor, list[Tensor]]:
     """One whole episode from each of the seeds `starts` (n,): (returns (n,), observations (length, n_obs) of each).
-    `act` maps observations (n, n_obs) to actions (n,) or (n, n_act); rows of episodes that have ended say nothing any more."""
+    `act` maps observations (n, n_obs) to actions (n,) or (n, n_act); ignore the rows of episodes that have ended."""
     n, act = len(starts), anew(act)
     with contextlib.closing(side_by_side(name, n, stack)) as vector:
         first = first_action(vector.single_action_space)
@@ -315,13 +315,13 @@ def play(name: str, starts: Tensor, act: Callable[[Tensor], Tensor], *, stack: i
 
 
 def anew(act: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """`act` from an episode's beginning on: it may remember."""
+    """Return `act` for a new episode. A recurrent policy starts with an empty state."""
     return act.begin() if hasattr(act, "begin") else act
 
 
 def told(returned: Tensor, solved: float) -> dict[str, float]:
-    """The metrics of whole episodes that earned `returned` (n,); from a return of `solved` on, one counts as solved (infinite: its
-    authors do not say)."""
+    """The metrics of whole episodes that earned `returned` (n,); from a return of `solved` on, one counts as solved (infinite:
+    unknown)."""
     share = {"solved_share": (returned >= solved).float().mean().item()} if math.isfinite(solved) else {}
     return {"return": returned.mean().item(), "return_sd": returned.std(correction=0).item(),
             "worst_return": returned.min().item(), **share}  # fmt: skip
@@ -329,7 +329,7 @@ def told(returned: Tensor, solved: float) -> dict[str, float]:
 
 @functools.cache
 def at_random(name: str, episodes: int) -> float:
-    """Mean return of a policy that knows nothing, every action equally likely, over the episodes of an evaluation."""
+    """Return the mean return of uniformly random actions over the episodes of an evaluation."""
     with contextlib.closing(make(name)) as env:
         space = env.action_space
     draws = torch.Generator().manual_seed(seeds.derive("random policy"))
@@ -340,7 +340,7 @@ def at_random(name: str, episodes: int) -> float:
 
 
 def draw(space: gym.Space, size: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Actions (*size,) or (*size, n_act), every one equally likely."""
+    """Actions (*size,) or (*size, n_act), drawn uniformly."""
     if isinstance(space, gym.spaces.Discrete):
         return torch.randint(int(space.n), size, generator=generator)
     return 2 * torch.rand(*size, *space.shape, generator=generator) - 1

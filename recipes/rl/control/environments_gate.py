@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof
+from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.loop.run import Plan
 from trainworthy.recipes.rl.control import starts
 from trainworthy.recipes.rl.control.environments import Environments, draw
@@ -20,7 +20,7 @@ from trainworthy.recipes.rl.control.learning_probes import (
     rows="R4 C15",
     title="environments have different seeds, and continue from a checkpoint exactly",
 )
-def replay(proof: Proof) -> Finding:
+def replay(proof: GateContext) -> Finding:
     """Takes random actions and saves the state half-way. New environments that load it must return the same observations."""
     cfg = proof.cfg
     run, stage = proof.build(Plan(steps=1))

@@ -49,9 +49,9 @@ def ppo(cfg: Any, model: nn.Module, batch: dict, got: dict[str, Tensor]) -> Stat
         "policy": policy,
         "value": Statement(
             {"the clipped squared error": weight * torch.max(plain, clipped), "the squared error, not clipped": weight * plain},
-            {"the lower of two errors is taken: the higher one is meant": weight * torch.min(plain, clipped),
-             "the clipped error alone is taken": weight * clipped,
-             "the value is clipped against itself (the new one), not against the one of the rollout":
+            {"the smaller of the two errors is used instead of the larger": weight * torch.min(plain, clipped),
+             "only the clipped error is used": weight * clipped,
+             "the value is clipped around the new value instead of the rollout's":
                  weight * torch.max(plain, (own - back).square())},
         ),
         "entropy": Statement({"the entropy": -bonus}, optional=not cfg.ent_coef),
@@ -83,16 +83,16 @@ def surrogate(new: Tensor, old: Tensor, gain: Tensor, clip: float, got: Tensor |
                 added = right["the clipped surrogate"] + beta * distance
                 right[f"the clipped surrogate and {beta:.2g} x KL ({name})"] = added
     wrong = {
-        "the ratio is 1 everywhere: the new log-probability is divided by itself, not by the one of the rollout":
+        "the ratio is 1 everywhere: the new probability is divided by itself instead of the rollout's":
             -(new - new.detach()).exp() * gain,
         "the ratio is missing: this is the plain policy gradient, log-probability times advantage": -new * gain,
-        "the ratio upside down: old minus new": -torch.min((-(new - old)).exp() * gain,
+        "the ratio is inverted: old over new": -torch.min((-(new - old)).exp() * gain,
                                                            (-(new - old)).exp().clamp(1 - clip, 1 + clip) * gain),
         "the maximum instead of the minimum": -torch.max(ratio * gain, ratio.clamp(1 - clip, 1 + clip) * gain),
         "the ratio is not clipped": -ratio * gain,
-        "the clipped ratio alone: the minimum with the unclipped one is missing": -ratio.clamp(1 - clip, 1 + clip) * gain,
-        "the ratio is clipped above alone": -torch.min(ratio * gain, ratio.clamp(max=1 + clip) * gain),
-        "advantages are taken without their sign": clipped(clip, clip).abs(),
+        "only the clipped ratio is used: the minimum with the unclipped one is missing": -ratio.clamp(1 - clip, 1 + clip) * gain,
+        "the ratio is clipped only from above": -torch.min(ratio * gain, ratio.clamp(max=1 + clip) * gain),
+        "advantages lose their sign": clipped(clip, clip).abs(),
     }  # fmt: skip
     return Statement(right, wrong)
 
@@ -106,9 +106,9 @@ def dqn(cfg: Any, model: nn.Module, batch: dict, got: dict[str, Tensor]) -> Stat
     return {
         "value": Statement(
             {"Huber's loss": weight * huber(off), "half of the squared error": weight * 0.5 * off.square()},
-            {"the worth of other actions than those taken (the largest)": weight * huber(best),
-             "the weights of what was drawn more often are not applied": huber(off),
-             "the error without its square: the gradient does not shrink near the target": weight * off.abs()},
+            {"the largest value is used instead of the taken action's": weight * huber(best),
+             "the importance weights of prioritised replay are not applied": huber(off),
+             "the absolute error is used: its gradient does not shrink near the target": weight * off.abs()},
         )
     }  # fmt: skip
 
@@ -130,21 +130,21 @@ def sac(cfg: Any, model: nn.Module, batch: dict, got: dict[str, Tensor]) -> Stat
     alpha = log_alpha.detach().exp()
     surplus = -(log_prob.detach() + cfg.target_entropy * model.n_act)
     half = [0.5 * (one - back).square() for one in said]
-    pairs = {f"asks one critic alone: number {i}": alpha * log_prob - one for i, one in enumerate(fixed)}
+    pairs = {f"the policy uses only critic {i}": alpha * log_prob - one for i, one in enumerate(fixed)}
     return {
         "critic": Statement(
             {"both critics' squared errors": sum(half), "both critics' Huber loss": sum(huber(one - back) for one in said)},
-            {f"critic {i} alone is taught": one for i, one in enumerate(half)}),
+            {f"only critic {i} is trained": one for i, one in enumerate(half)}),
         "policy": Statement(
-            {"the entropy's worth less the lower critic": alpha * log_prob - fixed.amin(0)},
-            pairs | {"the policy asks the mean of the critics": alpha * log_prob - fixed.mean(0),
-                     "the policy asks the higher critic": alpha * log_prob - fixed.amax(0),
-                     "the sign of the entropy: the policy is paid for being sure of itself": -alpha * log_prob - fixed.amin(0),
+            {"temperature x log-probability minus the lower critic": alpha * log_prob - fixed.amin(0)},
+            pairs | {"the policy uses the mean of the critics": alpha * log_prob - fixed.mean(0),
+                     "the policy uses the higher critic": alpha * log_prob - fixed.amax(0),
+                     "the entropy has the wrong sign: certainty is rewarded": -alpha * log_prob - fixed.amin(0),
                      "the entropy is missing": -fixed.amin(0),
-                     "the sign of the critics: the worst action is learnt": alpha * log_prob + fixed.amin(0)}),
+                     "the critics have the wrong sign: the worst action is learnt": alpha * log_prob + fixed.amin(0)}),
         "temperature": Statement(
-            {"log temperature x surplus of entropy": log_alpha * surplus,
-             "temperature x surplus of entropy": log_alpha.exp() * surplus},
+            {"log temperature x entropy surplus": log_alpha * surplus,
+             "temperature x entropy surplus": log_alpha.exp() * surplus},
             {"the target entropy has the wrong sign": log_alpha * -(log_prob.detach() - cfg.target_entropy * model.n_act)}),
     }  # fmt: skip
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.recipes.rl.control.environments_gate import replay
 from trainworthy.recipes.rl.control.learning_probes import (
@@ -41,7 +41,7 @@ def targets_gate(subject: Subject) -> Gate:
     """Return the gate that compares the value targets of a first rollout with the returns that follow from the probe's rule."""
 
     @gate("targets", rows="R5", title="the value targets of a first rollout equal the analytic returns")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         wrong, shown, under = [], [], ", ".join(f"{k} {v:g}" for k, v in subject.exact.items())
         for name in ("constant", "delay") if subject.exact else ("constant",):
             batches = learnt(proof, subject, name, units=1, **subject.exact).batches
@@ -78,7 +78,7 @@ def lag_gate(subject: Subject) -> Gate:
     """Return the gate that checks that targets lag behind the net that learns from them."""
 
     @gate("target", rows="R5", title="targets do not change with every update of the online network")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         result = learnt(proof, subject, "delay", units=1, **subject.estimated)
         # Its target is the value of the second step, listed before it.
         first = answers(subject, "delay")[0][1].to(result.run.device)
@@ -103,7 +103,7 @@ def exploration_gate(subject: Subject) -> Gate:
     @gate(
         "exploration", rows="R4", title="actions in training move from exploration to the learnt policy", symptom=True
     )
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         rewards = learnt(proof, subject, "action", units=20).rewards
         share = {unit: (torch.cat(some) > 0).double().mean().item() for unit, some in rewards.items()}
         first, last = share[0], share[max(share)]
@@ -134,7 +134,7 @@ def next_action_gate(subject: Subject) -> Gate:
     """Return the gate on targets' actions. Only the second of two steps is rewarded, so targets of the first must not depend on its action."""
 
     @gate("next-action", rows="R5", title="a target uses the value of the next action")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         batches = learnt(proof, subject, "later", units=12, noted=11, **subject.estimated).batches
         rows = {k: torch.cat([b[k] for b in batches]).cpu().double() for k in ("observation", "action", "return")}
         first = (rows["observation"] == 0).all(-1)
@@ -155,7 +155,7 @@ def lower_gate(subject: Subject) -> Gate:
     """Return the gate that lowers one critic at a time. Targets and policy loss must follow the lowered one."""
 
     @gate("lower-critic", rows="R5", title="targets and policy use the lowest of several critics")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         def fall(critics: Any, i: int) -> None:
             with torch.no_grad():
                 critics[i][-1].bias -= FALL
@@ -190,7 +190,7 @@ def lower_gate(subject: Subject) -> Gate:
 
 
 @gate("density", rows="R5", title="an action's log-probability includes the transforms of the drawn number")
-def density(proof: Proof) -> Finding:
+def density(proof: GateContext) -> Finding:
     """Compares the log-probabilities of `sample(observations, noise)` with the change of variables: log-density of the noise minus the
     log-determinant of the Jacobian, in double precision, on the rehearsed model."""
     _, stage, record = rehearsed(proof)
@@ -218,7 +218,7 @@ def entropy_gate(subject: Subject) -> Gate:
     """Return the gate on the entropy bonus: without differences in reward, the policy must keep its entropy."""
 
     @gate("entropy", rows="R5", title="a policy without rewards keeps its entropy")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         result = learnt(proof, subject, "constant", units=20)
         observations = known(subject, result.stage.model, "constant", 1)[0].expand(512, -1).to(result.run.device)
         noise = torch.randn(512, 1, generator=torch.Generator().manual_seed(0)).to(result.run.device)
@@ -238,7 +238,7 @@ def whitening_gate(subject: Subject) -> Gate:
     rollouts that differ only in the reward scale, by a factor of 1,000."""
 
     @gate("whitening", rows="R3", title="advantages are whitened before the loss, at any reward scale")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         loud, louder = (learnt(proof, subject, name, units=1, batch=64) for name in ("loud", "louder"))
         if not loud.gradient or "advantage" not in loud.batches[0]:
             raise Skip("no loss term 'policy', or no 'advantage' in the batches")
@@ -273,7 +273,7 @@ def memory_gate(subject: Subject) -> Gate:
         rows="R4 R5",
         title="recurrent state is reset between episodes, and sequences keep their order in time",
     )
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         if not getattr(proof.cfg, "rnn_hidden_size", 0):
             raise Skip("the policy is not recurrent (--rnn-hidden-size 0)")
         ratios: list[Tensor] = []

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof, build
+from trainworthy.core.gates.gate import Gate, GateContext, build
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.rl.control.environments import Environments
@@ -65,7 +65,7 @@ class Learnt:
 
 
 def learnt(
-    proof: Proof,
+    proof: GateContext,
     subject: Subject,
     name: str,
     *,
@@ -189,7 +189,7 @@ def probe_gate(subject: Subject, name: str, rows: str, title: str, remedy: str) 
     """Return the gate that trains a probe with the recipe's own loop and compares what it learnt with the known answer."""
 
     @gate(f"probe-{name}", rows=rows, title=title, symptom=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         stack = proof.cfg.frame_stack if name == "memory" else 1
         if name == "memory" and stack == 1 and not getattr(proof.cfg, "rnn_hidden_size", 0):
             raise Skip("the policy has no memory (--frame-stack 1)")

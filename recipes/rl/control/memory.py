@@ -67,14 +67,14 @@ class Memory(nn.Module):
 def fits(size: int, stack: int, rollout: int, batch: int, world: int) -> None:
     """Raise UserError if a recurrent policy cannot be trained with these settings."""
     if size < 0 or (size and stack > 1):
-        raise UserError("what is seen of the past is either remembered or stacked", got=f"--rnn-hidden-size {size} --frame-stack {stack}",
+        raise UserError("a policy has either a recurrent state or stacked frames", got=f"--rnn-hidden-size {size} --frame-stack {stack}",
                         needed="--rnn-hidden-size of 0 (none) or more, and with a memory --frame-stack 1")  # fmt: skip
     if size and batch % rollout:
-        raise UserError("a minibatch holds whole stretches of environments where something is remembered", got=batch,
+        raise UserError("a recurrent policy needs minibatches of whole rollouts", got=batch,
                         needed=f"--train.batch-size that is a multiple of --num-steps {rollout}")  # fmt: skip
     if size and world > 1:
-        raise UserError("a memory is learnt in one process", got=f"{world} processes", needed="-n 1, or --frame-stack",
-                        cause="the environments of a minibatch may all be another process's")  # fmt: skip
+        raise UserError("a recurrent policy trains in one process", got=f"{world} processes", needed="-n 1, or --frame-stack",
+                        cause="all environments of a minibatch may belong to another process")  # fmt: skip
 
 
 @torch.no_grad()

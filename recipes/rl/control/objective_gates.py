@@ -14,7 +14,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import formula as stated_by
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.formula import limit
-from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.recipe.stage import batch_size
 from trainworthy.recipes.rl.control import formulas
 from trainworthy.recipes.rl.control.recording import seen
@@ -31,7 +31,7 @@ def formula_gate(formula: Callable | None) -> Gate:
     title = "each term of the loss is its formula, sample by sample, with the formula's gradient"
 
     @gate("formula", rows="R3 R5", title=title, explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares the last batch of two rollouts with recipes/rl/control/formulas.py: the value of each sample and the gradient of the sum.
         Stored numbers get noise, so that old and new policy differ and every clip is active."""
         if formula is None:
@@ -63,12 +63,12 @@ class Comparison:
     """Term -> the published form that it equals."""
 
 
-def compared(proof: Proof, formula: Callable) -> Comparison:
+def compared(proof: GateContext, formula: Callable) -> Comparison:
     """Compare the loss of a real batch with its formula."""
     return proof.once("rl-formula", lambda: _compared(proof, formula))
 
 
-def _compared(proof: Proof, formula: Callable) -> Comparison:
+def _compared(proof: GateContext, formula: Callable) -> Comparison:
     found = seen(proof)
     run, stage, batch = found.run, found.stage, _moved(found.batch, proof.cfg.run.seed)
     if stage.expect.couplings:
@@ -113,7 +113,7 @@ def _moved(batch: dict, seed: int) -> dict:
 # --------------------------------------------------------------------------------------------------------------- entries
 def entries_gate(unread: Callable[[Any], dict[str, str]], formula: Callable | None) -> Gate:
     @gate("entries", rows="R5", title="the loss depends on every entry of the batch")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Changes one entry of a real batch at a time: noise of its own scale for floats, exchange between samples for others."""
         found = seen(proof)
         run, stage, batch, why = found.run, found.stage, found.batch, unread(proof.cfg)
@@ -155,7 +155,7 @@ def entries_gate(unread: Callable[[Any], dict[str, str]], formula: Callable | No
     return prove
 
 
-def _spare(proof: Proof, formula: Callable | None, batch: dict, key: str, other: Tensor) -> bool:
+def _spare(proof: GateContext, formula: Callable | None, batch: dict, key: str, other: Tensor) -> bool:
     """Return whether the loss is a published form that does not use this entry either."""
     if formula is None:
         return False
@@ -185,7 +185,7 @@ def returns_gate(targets: Callable | None) -> Gate:
     title = "training targets equal their definition, computed step by step from the played transitions"
 
     @gate("returns", rows="R4 R5", title=title, explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Searches rows of the last batch of two rollouts, at the run's own settings, among the steps of the environments."""
         if targets is None:
             raise Skip("there is no definition of these targets (`targets=` of gates.Subject)")

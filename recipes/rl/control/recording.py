@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Skip
-from trainworthy.core.gates.gate import Proof
+from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage, batch_size
 from trainworthy.recipes.rl.control.environments import Environments
@@ -37,7 +37,7 @@ class Seen:
     """and the last inputs and outputs of `model.sample` without gradients: observation, action, log-probability."""
 
 
-def seen(proof: Proof) -> Seen:
+def seen(proof: GateContext) -> Seen:
     """Return the recording that `formula`, `returns` and `entries` use."""
     return proof.once("rl-seen", lambda: _rehearse(proof))
 
@@ -50,7 +50,7 @@ def stepped_in(stage: Stage) -> Environments | Remembering:
     return found
 
 
-def _rehearse(proof: Proof) -> Seen:
+def _rehearse(proof: GateContext) -> Seen:
     run, stage = proof.build(Plan(steps=2, peak=True))
     for net in (stage.model, getattr(stage.state.get("target"), "net", None)):
         _sized(net)

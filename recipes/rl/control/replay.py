@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.checkpoint import Segment
 from trainworthy.core.loop.optim import exact
@@ -43,7 +44,7 @@ class Replay:
 
     def age(self, unit: int) -> float:
         """Return the mean age of the held steps, in rollouts."""
-        return unit - self.born[: len(self)].double().mean().item()
+        return unit - to_double(self.born[: len(self)]).mean().item()
 
     def add(self, stretch: dict[str, Tensor], unit: int) -> None:
         """Copy in consecutive steps (length, n, ...) of rollout `unit`, over the oldest ones."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage
 
@@ -20,7 +20,7 @@ def target_rate_gate(lag: Callable[[Any], float] | None) -> Gate:
     title = "the target network is updated more than once in the run, and less often than the online network"
 
     @gate("target-rate", rows="R5", title=title, explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Measures how far the target network moves towards the net in each update, over a few rollouts at the run's own settings (the probe
         gates use others), and scales it to the updates of the whole run."""
         if lag is None:
@@ -30,7 +30,7 @@ def target_rate_gate(lag: Callable[[Any], float] | None) -> Gate:
     return prove
 
 
-def _renewed(proof: Proof, due: float) -> Finding:
+def _renewed(proof: GateContext, due: float) -> Finding:
     run, stage = proof.build(Plan(steps=1))
     total = Run(proof.cfg, proof.accelerator).total_steps(stage)
     units = min(LOOK, total)

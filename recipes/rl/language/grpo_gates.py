@@ -4,21 +4,26 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
+from trainworthy.recipes.llm.gates import fresh_export
 from trainworthy.recipes.llm.gates.chat import heard
 from trainworthy.recipes.rl.language import problems
-from trainworthy.recipes.rl.language.grpo_answers import Subject, alone, unit
+from trainworthy.recipes.rl.language.grpo_answers import Subject, Unit, alone, unit
 from trainworthy.recipes.rl.language.grpo_objective import formula_gate, objective, scored
 from trainworthy.recipes.rl.language.problems import Problems
 
+DRAWN, DRAWN_16 = (
+    1e-3,
+    0.1,
+)  # total variation distance, in fp32 and in 16 bits: rounding of a cache, of padding and of batched kernels
 FAR = 6.0  # standard deviations between the sampled answers' log-probability and the policy's average
 TRIED = 24  # questions that a reward is tested on
 
 
-def gates(s: Subject) -> list[Gate]:
-    """Return all gates of GRPO."""
+def gates(s: Subject, base: str) -> list[Gate]:
+    """Return all gates of GRPO. `base`: the model that training starts from."""
     return [
         rewards(s),
         questions(s),
@@ -29,6 +34,7 @@ def gates(s: Subject) -> list[Gate]:
         formula_gate(s),
         prompts(s),
         judge(s),
+        fresh_export.exported(base, s.asker.tokenizer),
     ]
 
 
@@ -37,7 +43,7 @@ def rewards(s: Subject) -> Gate:
     title = "the reward prefers right answers, and for their content"
 
     @gate("rewards", rows="R1", title=title, reads="data")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Calls the declared reward function with right answers, other questions' answers of the same length, empty answers and long wrong
         ones: alone, in a batch and in another order."""
         rows = proof.look()[1].data["questions"].rows[: 20 * TRIED]
@@ -119,7 +125,7 @@ def questions(s: Subject) -> Gate:
     title = "no held-out question is in the training set or in the prompt's examples"
 
     @gate("questions", rows="C6", title=title, reads="data")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares prompts and sources of both splits, without case and spaces, and the solved questions that precede each prompt."""
         data = proof.look()[1].data
 
@@ -149,15 +155,20 @@ def samples(s: Subject) -> Gate:
     title = "training uses the policy's own answers, up to their end token"
 
     @gate("samples", rows="L1 L3", title=title, reads="data model loss train", explains=True)
-    def prove(proof: Proof) -> Finding:
-        """Compares the log-probability of the sampled answers, computed alone without padding, with its expected value (the entropy of the
-        same distributions), by prompt length. Checks where each answer ends."""
+    def prove(proof: GateContext) -> Finding:
+        """Compares the distributions that the first tokens were drawn from with those of each answer alone, without padding. Compares the
+        log-probability of the sampled answers with its expected value (the entropy of the same distributions), by prompt length.
+        Checks where each answer ends."""
         u, wrong = unit(s, proof), []
-        excesses = []
+        excesses, said = [], alone(u, s.cfg.temperature)
+        apart, limit = drawn_elsewhere(u, said, s.cfg.temperature), DRAWN if u.run.precision == "fp32" else DRAWN_16
+        far_off = {n: gap for n, gap in apart.items() if gap > limit}
+        wrong += [f"answers to prompts of {n} tokens were drawn from other distributions than each text alone has (they differ by {gap:.2g})"
+                  for n, gap in far_off.items()]  # fmt: skip
         for start in range(0, len(u.rows), s.cfg.num_generations):
             group = slice(start, start + s.cfg.num_generations)
             excess, variance = 0.0, 1e-2
-            for (_, after), p in zip(u.ids[group], alone(u, s.cfg.temperature)[group], strict=True):
+            for (_, after), p in zip(u.ids[group], said[group], strict=True):
                 h = -(p.exp() * p).sum(-1)
                 nll = -p.gather(-1, torch.tensor(after, device=p.device)[:, None])[:, 0]
                 excess += (nll - h).sum().item()
@@ -177,22 +188,37 @@ def samples(s: Subject) -> Gate:
             if not ends and len(after) < most:
                 wrong.append(f"an answer of {len(after)} of {most} tokens is without the token that ends it")
         return Finding(
-            not wrong, "; ".join(dict.fromkeys(wrong)) or f"{', '.join(excesses)}; {len(u.ids) - cut} of {len(u.ids)} answers end",
-            f"log-probability within {FAR:g} sd of its expected value; each answer ends with its end token, which counts",
+            not wrong, "; ".join(dict.fromkeys(wrong)) or f"{', '.join(excesses)}; {len(u.ids) - cut} of {len(u.ids)} answers end" +
+            (f"; drawn from the text's own distributions within {max(apart.values()):.1e}" if apart else ""),
+            f"distributions within {limit:g}, log-probability within {FAR:g} sd of its expected value; each answer ends with its end "
+            "token, which counts",
             "prompts are padded on the right for generation: the answer then continues the padding\n"
             "sampling uses another temperature than the loss, a top-k, or weights that are not the policy's\n"
             "the end token is masked because it is also the pad: mask by length, never by id (the model then never stops)",
-            evidence={"excess": excesses, "cut": cut},
+            evidence={"excess": excesses, "cut": cut, "drawn": apart},
+            cause="prompts are padded on the right for generation, or positions count the padding: of several lengths, only the longest "
+            "prompt, which has no padding, is answered as it is alone" if far_off and max(apart) not in far_off else "",
         )  # fmt: skip
 
     return prove
+
+
+def drawn_elsewhere(u: Unit, said: list[Tensor], temperature: float) -> dict[int, float]:
+    """Return {prompt length: largest total variation distance} between the distributions that the first tokens were drawn from and
+    those of each text alone, `said`. Log-probabilities of what was drawn show a difference only over many answers."""
+    found: dict[int, float] = {}
+    for i, ((before, after), log_p) in enumerate(zip(u.ids, said, strict=True)):
+        for t, logits in enumerate(u.drawn_from[: len(after)]):
+            gap = ((logits[i] / temperature).softmax(-1) - log_p[t].exp()).abs().sum().item() / 2
+            found[len(before)] = max(found.get(len(before), 0.0), gap)
+    return found
 
 
 def advantages(s: Subject) -> Gate:
     title = "an answer's advantage is its reward relative to its group"
 
     @gate("advantages", rows="R1", title=title, reads="data model loss train", explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Computes the declared reward of each answer alone, minus its group's mean, divided by the group's standard deviation."""
         u = unit(s, proof)
         said = [s.asker.tokenizer.decode(after, skip_special_tokens=True) for _, after in u.ids]
@@ -241,7 +267,7 @@ def prompts(s: Subject) -> Gate:
     title = "evaluation prompts equal training prompts, in a batch and alone"
 
     @gate("prompts", rows="L1 L8", title=title, reads="data model loss evaluate")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares the ids that enter the embedding while `evaluate` generates with the prompt of training, and greedy answers to three
         prompts of different lengths in one batch with those of each alone."""
         u, wrong = unit(s, proof), []
@@ -277,7 +303,7 @@ def judge(s: Subject) -> Gate:
     title = "known answers get the right accuracy"
 
     @gate("judge", rows="R1", title=title, reads="data evaluate metric")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Runs `evaluate` with a policy that returns prepared answers: right, right after a calculation, corrected to a wrong one, empty."""
         run, stage = proof.look()
         rows = stage.data["val"].rows[:8]

@@ -8,7 +8,7 @@ from trainworthy.core.adapters.hosted import Hosted
 from trainworthy.core.base.modes import in_mode
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import formula, gate
-from trainworthy.core.gates.gate import Gate, Proof
+from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Run
@@ -22,7 +22,7 @@ def scored(s: Subject) -> Gate:
     title = "the answer and the token that ends it are scored, and nothing else"
 
     @gate("scored", rows="L2 L3", title=title, reads="data model loss train", explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Reads where the loss has a gradient with respect to the last hidden states: each state predicts the next token."""
         u, wrong, states = unit(s, proof), [], []
         picked = [0, len(u.rows) - 1]  # a padded prompt and one that is not
@@ -67,7 +67,7 @@ def objective(s: Subject) -> Gate:
     title = "the loss is the declared one, with each answer computed alone"
 
     @gate("objective", rows="R1 L1", title=title, reads="data model loss train", explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares the recipe's loss of a padded batch with the formula. Its log-probabilities come from each answer alone, without padding,
         from plain logits. Advantages and the older policy are made up, so that every branch of the clip is used. Before training, the
         reference must equal the policy."""
@@ -113,7 +113,7 @@ def objective(s: Subject) -> Gate:
 
 def formula_gate(s: Subject) -> Gate:
     @gate("formula", rows="R1 L1", title=formula.TITLE, reads="data model loss train", explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares the loss of each answer, and the gradient of all, with the formula: on answers and weights of the last rehearsed iteration,
         with advantages and an older policy made up as in `objective`. A gradient of the wrong sign changes no value of the loss."""
         run, stage, record = rehearsed(proof)
@@ -177,9 +177,9 @@ def _forms(
     surrogate = torch.min(ratio * gain, ratio.clamp(low, high) * gain)
     right = {"the clipped surrogate": (-surrogate + beta * kl).sum()}
     wrong = {
-        "the ratio is 1 everywhere: the new log-probability is divided by itself": -(new - new.detach()).exp() * gain,
+        "the ratio is 1 everywhere: the new probability is divided by itself": -(new - new.detach()).exp() * gain,
         "the ratio is missing: log-probability times advantage": -new * gain,
-        "the ratio upside down: old minus new": -torch.min(
+        "the ratio is inverted: old over new": -torch.min(
             (old - new).exp() * gain, (old - new).exp().clamp(low, high) * gain
         ),
         "the maximum instead of the minimum": -torch.max(ratio * gain, ratio.clamp(low, high) * gain),

@@ -8,16 +8,18 @@ import copy
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof, fetch
+from trainworthy.core.gates.gate import Gate, GateContext, fetch
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
+from trainworthy.recipes.llm.gates import fresh_export
 from trainworthy.recipes.rl.language.kl_control import BOUND
 from trainworthy.recipes.rl.language.policy import Writer, own
 from trainworthy.recipes.rl.language.rewards import Reward, Sample, ask, fault
@@ -27,9 +29,10 @@ FORMULA = 1e-6  # relative to the sum of absolute values, in fp32: both losses a
 EDGE = 1e-4  # cumulative probability: closer to the boundary between two tokens, rounding decides which one is drawn
 
 
-def of(reward: Reward) -> list[Gate]:
-    """Return the gates of a recipe that learns from this reward."""
-    return [reward_gate(reward), generation, score, returns_gate(reward), formula, controller]
+def of(reward: Reward, base: str, tokenizer: Any) -> list[Gate]:
+    """Return the gates of a recipe that learns from this reward. `base`: the model that training starts from."""
+    own = [reward_gate(reward), generation, score, returns_gate(reward), formula, controller]
+    return [*own, fresh_export.exported(base, tokenizer, lambda model: model.lm)]
 
 
 # ------------------------------------------------------------------------------------------------------- what gates read
@@ -47,7 +50,7 @@ class Iteration:
     """The KL that the controller received."""
 
 
-def made(proof: Proof) -> tuple[Run, Stage, list[Iteration]]:
+def made(proof: GateContext) -> tuple[Run, Stage, list[Iteration]]:
     """Record two iterations of the recipe's own `train()`. In the second one the policy differs from the reference. The value head starts
     with random weights here, because values of zero would hide errors in their use."""
 
@@ -108,7 +111,7 @@ def reward_gate(reward: Reward) -> Gate:
     title = "the reward accepts any text, distinguishes texts, and depends on more than length"
 
     @gate("reward", rows="R1", title=title, reads="data model")
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Runs the probes of rewards.py on texts of the untrained policy, complete and cut short, and on empty texts."""
         run, stage = proof.look()
         prompts = stage.data["prompts"]
@@ -142,7 +145,7 @@ def reward_gate(reward: Reward) -> Gate:
     title="completions in a batch equal those of each prompt alone, up to the end token",
     reads="data model train",
 )
-def generation(proof: Proof) -> Finding:
+def generation(proof: GateContext) -> Finding:
     """Generates from prompts of different lengths in one batch. Then it computes each token's probabilities with one plain forward pass of
     the text before it: the random number that drew the token must lie in that token's interval. Uses the rehearsed model, because an
     untrained one may give the same output for any input."""
@@ -191,7 +194,7 @@ def generation(proof: Proof) -> Finding:
     title="log-probabilities and values of a rollout equal those of each answer alone",
     reads="data model loss train",
 )
-def score(proof: Proof) -> Finding:
+def score(proof: GateContext) -> Finding:
     """Compares the batches of two iterations of `train()` with each text computed alone, without padding. In the first loss of an iteration
     the ratio must be 1. The reference must equal the initial weights."""
     run, stage, iterations = made(proof)
@@ -247,7 +250,7 @@ def returns_gate(reward: Reward) -> Gate:
     title = "token rewards are the final reward minus the KL penalty; advantages are whitened over answers"
 
     @gate("returns", rows="L2 R2 R3", title=title, reads="data model loss state train", explains=True)
-    def prove(proof: Proof) -> Finding:
+    def prove(proof: GateContext) -> Finding:
         """Compares returns and advantages of two iterations with their definition. A token's reward is -KL coefficient x (log p - log p of
         the initial model), of each answer computed alone; the last token also gets the reward. Advantages are the definition's sums,
         whitened over the tokens of all answers."""
@@ -310,7 +313,7 @@ def returns_gate(reward: Reward) -> Gate:
     reads="model loss train",
     explains=True,
 )
-def formula(proof: Proof) -> Finding:
+def formula(proof: GateContext) -> Finding:
     """Compares the recipe's own loss with the formula, token by token in double precision, from the same logits. Old log-probabilities and
     values of the batch are changed so that both clips are active, and padding holds arbitrary numbers."""
     run, stage, iterations = made(proof)
@@ -353,7 +356,7 @@ def formula(proof: Proof) -> Finding:
 
 
 @gate("controller", rows="R2", title="the KL coefficient adapts to the KL, within bounds", reads="state train")
-def controller(proof: Proof) -> Finding:
+def controller(proof: GateContext) -> Finding:
     """Gives the stage's own controller KLs that are far too large, zero, and on target."""
     _, stage = proof.build(Plan(steps=1))
     one, cfg = stage.state["controller"], proof.cfg

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from trainworthy.core.base.doubles import to_double
 from trainworthy.recipes.vision.data.mask_files import IGNORE
 
 
@@ -38,5 +39,5 @@ def sure_inside(mask: Tensor, reach: int) -> Tensor:
 def close(mask: Tensor, n: int, reach: int) -> Tensor:
     """Return the IoU of each class if a quarter of its outline pixels are wrong, (n,); NaN for a class that does not occur."""
     edge, mine = outlines(mask, reach), [mask == c for c in range(n)]
-    all_, wrong = (torch.stack([m.sum() for m in ms]).double() for ms in (mine, [m & edge for m in mine]))
+    all_, wrong = (to_double(torch.stack([m.sum() for m in ms])) for ms in (mine, [m & edge for m in mine]))
     return (all_ - wrong / 4) / (all_ + wrong / 4)

@@ -19,6 +19,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from trainworthy.core import UserError
 from trainworthy.core.base import seeds
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.data.validation_split import absolute
 from trainworthy.core.data.validation_split import parse_val as chosen
 from trainworthy.recipes.shared import digits, nuclei
@@ -280,7 +281,8 @@ def scores(confusion: Tensor, classes: Sequence[str]) -> dict[str, float]:
 
     Intersection over union and recall of each class that occurs or is predicted, the mean IoU and the pixel accuracy. With two classes
     also `iou`, the IoU of class 1."""
-    hit, truth, said = confusion.diag().double(), confusion.sum(1), confusion.sum(0)
+    confusion = to_double(confusion)
+    hit, truth, said = confusion.diag(), confusion.sum(1), confusion.sum(0)
     union = truth + said - hit
     iou, seen = hit / union.clamp_min(1), union > 0
     whole = {"miou": iou[seen].mean().item() if seen.any() else 0.0,
@@ -330,7 +332,8 @@ def sampled(logits: Tensor, y: Tensor, x: Tensor) -> Tensor:
 
 def table(confusion: Tensor, classes: Sequence[str]) -> core.Matrix:
     """Return IoU, recall and precision in percent, for each class and their mean."""
-    hit, truth, said = confusion.diag().double(), confusion.sum(1), confusion.sum(0)
+    confusion = to_double(confusion)
+    hit, truth, said = confusion.diag(), confusion.sum(1), confusion.sum(0)
     over = torch.stack([truth + said - hit, truth, said], 1)
     shares = torch.where(over > 0, 100 * hit[:, None] / over.clamp_min(1), torch.nan)
     values = torch.cat([shares.nanmean(0)[None], shares]).nan_to_num(0.0).round().long()

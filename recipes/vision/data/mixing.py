@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from trainworthy.core.base.doubles import to_double
 
 from trainworthy import core
 
@@ -103,11 +104,11 @@ def soft(batch: dict[str, Tensor], n_classes: int) -> Tensor:
 
 def floor(batch: dict[str, Tensor], n_classes: int, smoothing: float) -> float:
     """Return the lowest possible cross-entropy on this batch: the mean entropy of its smoothed targets, in nats."""
-    p = soft(batch, n_classes).double() * (1 - smoothing) + smoothing / n_classes
+    p = to_double(soft(batch, n_classes)) * (1 - smoothing) + smoothing / n_classes
     return torch.special.entr(p).sum(1).mean().item()
 
 
 def sure(batch: dict[str, Tensor]) -> float:
     """Return the share of the batch whose own class a perfect model names with certainty."""
     alike = batch["label"] == batch["label2"]
-    return ((batch["lam"] >= SURE) | alike).double().mean().item()
+    return to_double((batch["lam"] >= SURE) | alike).mean().item()

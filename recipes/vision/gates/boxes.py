@@ -8,7 +8,7 @@ from torch import Tensor
 from torchvision.ops import box_iou
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, fetch
+from trainworthy.core.gates.gate import GateContext, fetch
 from trainworthy.recipes.vision.data import boxes
 
 PAINTED, SAMPLES = 32, 32
@@ -96,7 +96,7 @@ def iou(a: Tensor, b: Tensor) -> float:
 
 
 @gate("boxes", rows="V3", title="boxes match their objects, on both paths", reads="data")
-def lie_on(proof: Proof) -> Finding:
+def lie_on(proof: GateContext) -> Finding:
     """Sends pictures of many sizes, one bright rectangle in each, through the training and the evaluation path. The box must match the
     rectangle. If it does not, the gate tries formats, scales and mirroring that would explain it."""
     (run, stage), seed = proof.look(), proof.cfg.run.seed

@@ -4,7 +4,6 @@ image (V3), score threshold and NMS (V4), an anchor or location for every object
 They need data of type boxes.Boxed, a model of type detectors.Detector, and a `stage.evaluate` that reads both.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 
 import torch
@@ -12,12 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.ops import box_iou
 from trainworthy.core.base import seeds
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
-from trainworthy.core.recipe.stage import Data, Stage, View
+from trainworthy.core.recipe.stage import Data, View
 from trainworthy.recipes.vision.data import boxes
 from trainworthy.recipes.vision.gates import objectives, pictures
 from trainworthy.recipes.vision.gates.boxes import MEANINGS, PAINTED, SAMPLES, Change, lie_on, painted, twin
@@ -52,14 +52,10 @@ class Knowing(nn.Module):
                 "scores": torch.full((len(labels),), 0.9),
             }
             said = change(said | {"scale": scale, "size": torch.tensor([h, w])})
-            self.answers[_key(data.get(i, None)["image"])] = {k: v.to(device) for k, v in said.items()}
+            self.answers[pictures.key(data.get(i, None)["image"])] = {k: v.to(device) for k, v in said.items()}
 
     def forward(self, images: Tensor) -> list[dict]:
-        return [self.answers[_key(image)] for image in images]
-
-
-def _key(image: Tensor) -> bytes:
-    return image.cpu().numpy().tobytes()
+        return [self.answers[pictures.key(image)] for image in images]
 
 
 def relabelled(by: int, n: int) -> Callable[[dict], dict]:
@@ -77,13 +73,6 @@ def meaning(change: Change, side: float) -> Callable[[dict], dict]:
                                 if len(said["boxes"]) else said["boxes"]}  # fmt: skip
 
 
-def judging(stage: Stage, net: nn.Module) -> Stage:
-    """Return the stage with another net to evaluate."""
-    judged = copy.copy(stage)
-    judged.model, judged.ema_model = net, None
-    return judged
-
-
 READ_AS: dict[str, Change] = {
     "it reads boxes on the canvas as boxes on the picture": lambda b, scale, size, side: b / scale.repeat(2),
     "it reads boxes on the picture as boxes on the canvas": lambda b, scale, size, side: b * scale.repeat(2),
@@ -99,7 +88,7 @@ READ_AS: dict[str, Change] = {
     title="the ground truth as prediction scores 1, other boxes and classes near 0",
     reads="data evaluate metric",
 )
-def precision(proof: Proof) -> Finding:
+def precision(proof: GateContext) -> Finding:
     """Evaluates a detector that returns the stored boxes, on validation pictures and on painted ones of many sizes. It must score an
     average precision of 1; with other classes, or with boxes moved off their objects, near 0. If not, the misreading that scores best is
     reported as the likely cause."""
@@ -117,7 +106,9 @@ def precision(proof: Proof) -> Finding:
         def value(
             change: Callable[[dict], dict] = dict, data: boxes.Boxed = data, indices: list[int] = indices
         ) -> float:
-            return run.measure(judging(stage, Knowing(data, indices, run.device, change)), View(data, indices))[name]
+            return run.measure(
+                pictures.judging(stage, Knowing(data, indices, run.device, change)), View(data, indices)
+            )[name]
 
         best = value()
         evidence[what] = best
@@ -193,7 +184,7 @@ class Altered(nn.Module):
 
 @gate("own-pixels", rows="V3", title="memorised objects are found in the original images, in their own pixels",
       reads="data model loss counts evaluate metric optimizers train")  # fmt: skip
-def own_pixels(proof: Proof) -> Finding:
+def own_pixels(proof: GateContext) -> Finding:
     """Evaluates the overfit model on its eight memorised pictures, read without the recipe's data code. Bugs that shift picture and
     boxes together score 1.00 through the pipeline that they were trained with, but not here."""
     run, stage, found = overfitted(proof)
@@ -211,7 +202,7 @@ def own_pixels(proof: Proof) -> Finding:
                 sized = {"scale": torch.ones(2), "size": torch.tensor([train.side, train.side])}
                 changes[f"boxes that {why}"] = lambda said, change=change, sized=sized: {
                     k: v for k, v in meaning(change, train.side)(said | sized).items() if k not in sized}  # fmt: skip
-        altered = {why: judging(stage, Altered(stage.eval_model, change)) for why, change in changes.items()}
+        altered = {why: pictures.judging(stage, Altered(stage.eval_model, change)) for why, change in changes.items()}
         tried = {why: run.measure(other, data)[name] for why, other in altered.items()}
         likely = max(tried, key=tried.get)
         because = f"; {tried[likely]:.3f} with {likely}" if tried[likely] > value + 0.2 else ""
@@ -228,7 +219,7 @@ def own_pixels(proof: Proof) -> Finding:
 # ------------------------------------------------------------------------------------------------------------- suppression
 @gate("suppression", rows="V4", title="score threshold and NMS leave one box for each object",
       reads="data model loss counts optimizers train")  # fmt: skip
-def suppression(proof: Proof) -> Finding:
+def suppression(proof: GateContext) -> Finding:
     """Counts the boxes of the overfit model on its memorised pictures, before and after NMS. Nearly every object must be found before
     NMS and after it, few of them twice, and most pictures must have fewer boxes than the limit. The untrained model's count is shown for
     comparison; zero is healthy."""
@@ -302,7 +293,7 @@ def _doubles(said: dict) -> int:
 
 # ----------------------------------------------------------------------------------------------------------------- reached
 @gate("reached", rows="V4", title="every object is assigned an anchor or a location", reads="data model")
-def reached(proof: Proof) -> Finding:
+def reached(proof: GateContext) -> Finding:
     """Takes up to 2,000 training boxes on the canvas. The best IoU of each with any anchor must be at least 0.5. FCOS has no anchors:
     there each box needs a location that is assigned to it."""
     run, stage = proof.look()
@@ -323,7 +314,7 @@ def reached(proof: Proof) -> Finding:
             f"boxes have an anchor with an IoU of at least 0.5 (mean of the best IoU: {best.mean():.2f})",
         )
     every = torch.cat(found)[: len(hit)]
-    share = hit.double().mean().item()
+    share = to_double(hit).mean().item()
     sides = every[:, 2:] - every[:, :2]
     lost = sides[~hit].median(0).values.tolist() if share < 1 else [0, 0]
     missed = f"; the others measure {lost[0]:.0f} x {lost[1]:.0f} pixels of the canvas (median)" if share < 1 else ""

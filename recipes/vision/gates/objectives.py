@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from trainworthy.core.base.verdict import Skip
 from trainworthy.core.gates import formula
 from trainworthy.core.gates.formula import Statement, Statements
-from trainworthy.core.gates.gate import Proof
+from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.vision.data.masks import IGNORE
 from trainworthy.recipes.vision.models import detectors
@@ -19,7 +19,7 @@ RADIUS = 1.5  # FCOS: of a level's stride, how far from the centre of its object
 
 
 # ---------------------------------------------------------------------------------------------------------- segmentation
-def segment(proof: Proof, stage: Stage, batch: dict) -> Statements:
+def segment(proof: GateContext, stage: Stage, batch: dict) -> Statements:
     """Cross-entropy of each pixel that is not void, focal (Lin 2017) if asked for, and Dice (Milletari 2016) of each class that
     occurs in a window: sums over a window."""
     cfg, logits, mask = proof.cfg, stage.model(batch["image"]).float(), batch["mask"]
@@ -76,7 +76,7 @@ SEGMENT = formula.gate_of(
 
 
 # ------------------------------------------------------------------------------------------------------------- detection
-def detect(proof: Proof, stage: Stage, batch: dict) -> Statements:
+def detect(proof: GateContext, stage: Stage, batch: dict) -> Statements:
     """FCOS (Tian 2019) or RetinaNet (Lin 2017), sums over a picture: focal loss of every location and class, then of those that
     answer for an object how far its box is off."""
     model = stage.model

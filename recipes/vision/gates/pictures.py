@@ -10,9 +10,10 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.monitoring.monitors import Monitor, monitor
 from trainworthy.core.recipe.stage import Data, Stage, View
@@ -32,7 +33,7 @@ SHIFT = 6  # pixels by which a prediction is moved: it is wrong along one side o
 
 # ---------------------------------------------------------------------------------------------------------------- classes
 @gate("balance", rows="V6", title="classes have equal weight if balancing is set", reads="data model loss counts")
-def balance(proof: Proof) -> Finding:
+def balance(proof: GateContext) -> Finding:
     """Multiplies the number of samples of a class in an epoch by the weight of one sample in the loss. Classes must have equal products,
     and the loss must be divided by the same weight."""
     (run, stage), smoothing = proof.look(), proof.cfg.label_smoothing
@@ -71,7 +72,7 @@ def balance(proof: Proof) -> Finding:
 
 # ----------------------------------------------------------------------------------------------------------------- labels
 @gate("labels", rows="V5", title="masks hold the stored class ids or void", reads="data model", explains=True)
-def labels(proof: Proof) -> Finding:
+def labels(proof: GateContext) -> Finding:
     """Checks the values of masks on both paths. Over whole pictures it also compares the pixels of each class on the evaluation path
     with the stored masks: none lost, none counted twice, no id shifted."""
     (run, stage), n, seed = proof.look(), outputs(proof), proof.cfg.run.seed
@@ -116,7 +117,7 @@ def _pixels(data: Data, n: int) -> tuple[Tensor, Tensor]:
     """Return the pixels of each class, (n,), on the evaluation path and in the stored masks, over as many whole pictures as `WINDOWS`
     windows cover. Both are in stored pixels, also if pictures are resized."""
     chosen = _whole(data)
-    count = lambda mask: mask.flatten().long().bincount(minlength=256)[:n].double()  # noqa: E731
+    count = lambda mask: to_double(mask.flatten().long().bincount(minlength=256)[:n])  # noqa: E731
     read = {row: torch.zeros(n, dtype=torch.float64) for row in chosen}
     for i, place in enumerate(data.places):
         if place[0] in read:
@@ -157,15 +158,23 @@ class Knowing(nn.Module):
         stripes = torch.arange(batch["mask"].shape[2], device=batch["mask"].device) % n
         for image, mask in zip(batch["image"], batch["mask"], strict=True):
             answer = torch.where(mask == IGNORE, stripes, mask + off).clamp(0, n - 1)
-            self.answers[_key(image)] = answer.roll(by, 1)
+            self.answers[key(image)] = answer.roll(by, 1)
 
     def forward(self, images: Tensor) -> Tensor:
-        answer = torch.stack([self.answers[_key(image)] for image in images])
+        answer = torch.stack([self.answers[key(image)] for image in images])
         return nn.functional.one_hot(answer, self.n).permute(0, 3, 1, 2).float() * 20
 
 
-def _key(image: Tensor) -> bytes:
+def key(image: Tensor) -> bytes:
+    """Return what answers to this image are found by."""
     return image.cpu().numpy().tobytes()
+
+
+def judging(stage: Stage, net: nn.Module) -> Stage:
+    """Return the stage with another net to evaluate."""
+    judged = copy.copy(stage)
+    judged.model, judged.ema_model = net, None
+    return judged
 
 
 class Voided(View):
@@ -189,7 +198,7 @@ def _barred(mask: Tensor) -> Tensor:
     reads="data model loss evaluate metric",
     explains=True,
 )
-def scored(proof: Proof) -> Finding:
+def scored(proof: GateContext) -> Finding:
     """Reads the pixels that count in the loss, and their classes, from the loss's gradient with respect to the logits. Then it evaluates
     the ground truth, which must score the metric's ceiling, and the ground truth moved to the right, which must score the IoU over all
     pixels together. A bar of each mask is void; predictions there must not matter."""
@@ -203,7 +212,7 @@ def scored(proof: Proof) -> Finding:
     name = stage.metric.name
 
     def value(**how: int) -> float:
-        return run.measure(_judging(stage, Knowing(truth, n, **how)), held_out)[name]
+        return run.measure(judging(stage, Knowing(truth, n, **how)), held_out)[name]
 
     best = value()
     if abs(best - stage.metric.ceiling) > 1e-3:
@@ -251,7 +260,7 @@ def _learnt(stage: Stage, batch: dict, n: int) -> list[str]:
     if deaf:
         wrong.append(f"the loss ignores class {', '.join(map(str, deaf[:5]))}, whose pixels are not void")
     heard = touched & ~void
-    share = lambda off: (asked == mask + off)[heard].double().mean().item()  # noqa: E731
+    share = lambda off: to_double((asked == mask + off)[heard]).mean().item()  # noqa: E731
     if heard.any() and share(0) < 0.95:
         off = max((1, -1), key=share)
         by_one = f", {share(off):.0%} of them one id off ({off:+d})" if share(off) > share(0) else ""
@@ -275,7 +284,7 @@ def _unlike_stored(run: Run, stage: Stage, data: masks.Windows, n: int) -> list[
                 part = mask[top : top + data.window, left : left + data.window]
                 asked["mask"][at, : part.shape[0], : part.shape[1]] = part
     name, cells = stage.metric.name, data.window**2
-    got = run.measure(_judging(stage, Knowing(asked, n)), View(data, indices))[name]
+    got = run.measure(judging(stage, Knowing(asked, n)), View(data, indices))[name]
     best = masks.scores(counts, [str(c) for c in range(n)])[name]
     small, large = (f"{w}x{h}" for h, w in (data.sizes[chosen[0]], data.stored_sizes[chosen[0]]))
     if got > 1 - 1e-4 and best < 1 - OUTLINES:
@@ -288,16 +297,9 @@ def _unlike_stored(run: Run, stage: Stage, data: masks.Windows, n: int) -> list[
     return []
 
 
-def _judging(stage: Stage, net: nn.Module) -> Stage:
-    """Return the stage with another net to evaluate."""
-    judged = copy.copy(stage)
-    judged.model, judged.ema_model = net, None
-    return judged
-
-
 # ------------------------------------------------------------------------------------------------------------------ scale
 @gate("scale", rows="V1", title="the first layer's input is normalised exactly once, on both paths", reads="data model")
-def scale(proof: Proof) -> Finding:
+def scale(proof: GateContext) -> Finding:
     """Measures mean and standard deviation of each channel at the input of the first layer with weights."""
     (run, stage), seed = proof.look(), proof.cfg.run.seed
     found: dict[str, tuple[Tensor, Tensor]] = {}
@@ -306,7 +308,7 @@ def scale(proof: Proof) -> Finding:
         reached = _first_input(
             stage.model, fetch(data, pick(data, min(SAMPLES, len(data)), seed), draws, run.device)["image"]
         )
-        flat = reached.cpu().double().transpose(0, 1).flatten(1)  # (C, B x H x W)
+        flat = to_double(reached.cpu()).transpose(0, 1).flatten(1)  # (C, B x H x W)
         found[path] = flat.mean(1), flat.std(1)
     wrong = [
         f"{path} path: {what} {' '.join(f'{v:.3g}' for v in values.tolist())}"

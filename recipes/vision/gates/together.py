@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.loop.run import evaluating
 from trainworthy.recipes.vision.data.masks import IGNORE
 
@@ -15,7 +16,7 @@ from trainworthy.recipes.vision.data.masks import IGNORE
 DRAWS, AS_ONE = 32, 0.7
 
 
-def outputs(proof: Proof) -> int:
+def outputs(proof: GateContext) -> int:
     """Return the number of classes that the net predicts."""
     run, stage = proof.look()
     with evaluating(stage.model), torch.no_grad(), run.autocast():
@@ -50,7 +51,7 @@ class Painted(Sequence):
     reads="data model",
     explains=True,
 )
-def together(proof: Proof) -> Finding:
+def together(proof: GateContext) -> Finding:
     """Sends pictures that show their own masks through both paths. Picture and mask must still agree in each window, and no other id may
     appear."""
     (run, stage), n, seed = proof.look(), outputs(proof), proof.cfg.run.seed
@@ -61,7 +62,7 @@ def together(proof: Proof) -> Finding:
         for path, draws in (("training", seed), ("evaluation", None)):
             indices = pick(data, min(DRAWS, len(data)), seed)
             now = fetch(twin, indices, draws, run.device)
-            image, mask = now["image"].double().mean(1), now["mask"]
+            image, mask = to_double(now["image"]).mean(1), now["mask"].cpu()
             close = [_agree(x, m, n) for x, m in zip(image, mask, strict=True)]
             close = [c for c in close if c is not None]
             apart = sum(c < AS_ONE for c in close)
@@ -87,7 +88,7 @@ def together(proof: Proof) -> Finding:
 def _agree(image: Tensor, mask: Tensor, n: int) -> float | None:
     """Return |correlation| of a picture (H, W) with its mask over the two classes; None if a window has only one."""
     inside = (mask == 0) | (mask == n - 1)
-    x, y = image[inside], (mask[inside] > 0).double()
+    x, y = image[inside], to_double(mask[inside] > 0)
     if len(y) < 100 or not 0.1 < y.mean() < 0.9:
         return None
     x, y = x - x.mean(), y - y.mean()

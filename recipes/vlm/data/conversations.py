@@ -31,6 +31,8 @@ class Talk(NamedTuple):
     turns: tuple[tuple[str, str], ...]
     """Questions, with PLACE for each image, and answers."""
     system: str = ""
+    unanswered: bool = False
+    """Whether a last question without an answer was left off."""
 
 
 class Wrong(ValueError):
@@ -60,7 +62,8 @@ def talk(line: dict[str, Any]) -> Talk:
             raise Wrong(f"turn {k}: {PLACE} in an answer")
         else:
             said.append(text)
-    said = said[: len(said) // 2 * 2]  # a last question without an answer is removed
+    unanswered = len(said) % 2 == 1  # a last question without an answer is left off, and counted
+    said = said[: len(said) // 2 * 2]
     if not said:
         raise Wrong("it has no answer")
     pictures = pictures or own
@@ -71,7 +74,7 @@ def talk(line: dict[str, Any]) -> Talk:
         said[0] = PLACE * len(pictures) + said[0]
     elif len(pictures) != places:
         raise Wrong(f"{places} {PLACE} for {len(pictures)} pictures")
-    return Talk(tuple(pictures), tuple(zip(said[::2], said[1::2], strict=True)), system)
+    return Talk(tuple(pictures), tuple(zip(said[::2], said[1::2], strict=True)), system, unanswered)
 
 
 def _content(content: Any, k: int) -> tuple[str, list[str]]:
@@ -192,22 +195,28 @@ class Sizes(dict):
 
 
 def looked_over(root: Path, names: list[str]) -> Sizes:
-    """Return (height, width) of each image. Unreadable images raise UserError with their number. At most OPENED images are opened, evenly
-    spaced; the others must exist."""
+    """Return (height, width) of each image. Unreadable images raise UserError with their number."""
+    sizes, bad = examined(root, names)
+    if bad:
+        raise UserError(f"{len(bad):,} of {len(names):,} pictures in {root} cannot be read", got=next(iter(bad.values())),
+                        needed="a picture that Pillow opens; paths are the folder's")  # fmt: skip
+    return sizes
+
+
+def examined(root: Path, names: list[str]) -> tuple[Sizes, dict[str, str]]:
+    """Return (height and width of each image, {name: why} of those that cannot be read). At most OPENED images are opened, evenly spaced;
+    of the others it is known that they exist."""
     some = names if len(names) <= OPENED else [names[i * len(names) // OPENED] for i in range(OPENED)]
     others = set(names) - set(some)
     with ThreadPoolExecutor(8) as pool:
         found = dict(zip(some, pool.map(looked_at, (root / name for name in some)), strict=True))
         there = dict(zip(others, pool.map(os.path.isfile, (root / name for name in others)), strict=True))
-    bad = [why for why in found.values() if isinstance(why, str)]
-    bad += [f"{name}: no such file" for name, is_there in there.items() if not is_there]
-    if bad:
-        raise UserError(f"{len(bad):,} of {len(names):,} pictures in {root} cannot be read", got=bad[0],
-                        needed="a picture that Pillow opens; paths are the folder's")  # fmt: skip
-    sizes = Sizes(root, found)
+    bad = {name: why for name, why in found.items() if isinstance(why, str)}
+    bad |= {name: f"{name}: no such file" for name, is_there in there.items() if not is_there}
+    sizes = Sizes(root, {name: size for name, size in found.items() if name not in bad})
     if others:
         sizes.note = f"{len(some):,} of {len(names):,} were opened before training; the others are there, and read when they are needed"
-    return sizes
+    return sizes, bad
 
 
 def looked_at(path: Path) -> tuple[int, int] | str:

@@ -8,15 +8,16 @@ have "pair": a name that two lines share which ask the same about a picture and 
 
 import json
 import math
+import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.vlm.data.conversations import Talk, Talks, Wrong, looked_over, opened, plain, talk
+from trainworthy.recipes.vlm.data.conversations import Talk, Talks, Wrong, examined, looked_over, opened, plain, talk
 from trainworthy.recipes.vlm.data.rows import PLACE, Asked
 
 COLUMNS = ("image", "question", "answer")
@@ -37,6 +38,9 @@ class Where:
     """Validation lines of your own folder: a file like train.jsonl, or a share of its images such as 0.1. Default: val.jsonl."""
     longest: int = 128
     """Largest number of tokens of a sample, its image included. Longer samples are left out whole and counted, never cut."""
+    max_bad: float = 0.01
+    """Share of a file's lines that may be unusable (no answer, no text, a picture that cannot be read); they are left out, counted and
+    named."""
 
     def __post_init__(self):
         if self.path != "scenes" and Path(self.path).exists():
@@ -45,6 +49,36 @@ class Where:
             raise UserError("--data.val is for pictures of your own", got=self.val, needed="--data.path FOLDER")
         if self.val and Path(self.val).exists():
             self.val = str(Path(self.val).resolve())
+        if not 0 <= self.max_bad < 1:
+            raise UserError("--data.max-bad is a share of the lines", got=self.max_bad, needed="0 to 1")
+
+
+@dataclass
+class Lines:
+    """The lines of one file: those that can be used, and what is wrong with the others."""
+
+    file: Path
+    good: list[Talk | dict[str, str]] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    """Of each good line, from 1."""
+    wrong: list[tuple[int, str]] = field(default_factory=list)
+    """(number of a line, why it cannot be used)."""
+
+    @property
+    def told(self) -> str:
+        """How many lines cannot be used."""
+        return f"{len(self.wrong):,} of {len(self.wrong) + len(self.good):,} lines of {self.file}"
+
+    @property
+    def note(self) -> str:
+        """What to report of lines that are left out, and of questions that are."""
+        said = [f"{self.told} left out: {'; '.join(kinds(self.wrong))}"] if self.wrong else []
+        talks = [line for line in self.good if isinstance(line, Talk)]
+        if cut := sum(line.unanswered for line in talks):
+            said.append(
+                f"{cut:,} of {len(talks):,} conversations of {self.file.name} end with a question that has no answer: it is left off"
+            )
+        return "; ".join(said)
 
 
 class Folder:
@@ -79,16 +113,22 @@ class Folder:
         return self.found[self.names[index]]
 
 
-def load(path: str, split: str, val: str = "") -> Folder | Talks:
+def load(path: str, split: str, val: str = "", max_bad: float = 0.0) -> Folder | Talks:
     """Load `train`, `val` or `test` of a folder; all splits share the kinds of questions. One conversation makes all lines conversations.
-    `val`: see Where."""
-    both = splits(Path(path), val)
+    `val`, `max_bad`: see Where."""
+    both, notes = splits(Path(path), val, max_bad)
+    found = _source(Path(path), split, both)
+    found.left_out = notes.get(split, "")
+    return found
+
+
+def _source(path: Path, split: str, both: dict[str, list[Talk | dict[str, str]]]) -> Folder | Talks:
     every = [line for found in both.values() for line in found]
     if any(isinstance(line, Talk) for line in every):
         texts = list(dict.fromkeys(plain(q) for line in every for q, _ in _talk(line).turns))
         kinds = tuple(texts) if len(texts) <= SORTS else ("question",)
-        return Talks(Path(path), [_talk(line) for line in both[split]], kinds)
-    return Folder(Path(path), both[split], list(dict.fromkeys(line["question"] for line in every)))
+        return Talks(path, [_talk(line) for line in both[split]], kinds)
+    return Folder(path, both[split], list(dict.fromkeys(line["question"] for line in every)))
 
 
 def tested(path: str) -> tuple[str, ...]:
@@ -97,23 +137,65 @@ def tested(path: str) -> tuple[str, ...]:
 
 
 @cache
-def splits(root: Path, val: str) -> dict[str, list[Talk | dict[str, str]]]:
-    """Return the lines of each split: `train`, `val` and, if the folder has it, `test`."""
-    learn, test = read(root / "train.jsonl"), root / "test.jsonl"
-    more = {"test": read(test)} if test.is_file() else {}
+def splits(root: Path, val: str, max_bad: float) -> tuple[dict[str, list[Talk | dict[str, str]]], dict[str, str]]:
+    """Return the lines of each split, `train`, `val` and, if the folder has it, `test`; and what to report of each split's file."""
     try:
         share = float(val or "nan")
     except ValueError:
-        return {"train": learn, "val": read(Path(val)), **more}
-    if math.isnan(share):
-        return {"train": learn, "val": read(root / "val.jsonl"), **more}
-    if not 0 < share < 1:
+        share = None
+    if share is not None and not math.isnan(share) and not 0 < share < 1:
         raise UserError(
             f"--data.val {val}", needed="a file like train.jsonl, or a share of its pictures between 0 and 1"
         )
-    out = held_out(learn, share)
-    return {"train": [x for x, o in zip(learn, out, strict=True) if not o],
-            "val": [x for x, o in zip(learn, out, strict=True) if o], **more}  # fmt: skip
+    files = {"train": root / "train.jsonl"}
+    if share is None or math.isnan(share):
+        files["val"] = Path(val) if share is None else root / "val.jsonl"
+    if (root / "test.jsonl").is_file():
+        files["test"] = root / "test.jsonl"
+    found = usable(root, {split: parse(file) for split, file in files.items()}, max_bad)
+    lines, notes = {split: one.good for split, one in found.items()}, {split: one.note for split, one in found.items()}
+    if "val" not in lines:
+        learn = lines["train"]
+        out = held_out(learn, share)
+        lines["train"] = [x for x, o in zip(learn, out, strict=True) if not o]
+        lines["val"] = [x for x, o in zip(learn, out, strict=True) if o]
+    return lines, notes
+
+
+def usable(root: Path, found: dict[str, Lines], max_bad: float) -> dict[str, Lines]:
+    """Return the files without lines whose pictures cannot be read. What is wrong with the lines of all files is in one UserError, if it is
+    more than the share `max_bad` of a file."""
+    names = [_pictures(line) for one in found.values() for line in one.good]
+    _, bad = examined(root, list(dict.fromkeys(name for some in names for name in some)))
+    for one in found.values():
+        at = [next((name for name in _pictures(line) if name in bad), "") for line in one.good]
+        one.wrong = sorted([*one.wrong, *((n, f"a picture cannot be read ({bad[a]})")
+                                          for n, a in zip(one.numbers, at, strict=True) if a)])  # fmt: skip
+        one.good = [line for line, a in zip(one.good, at, strict=True) if not a]
+    refused = [one for one in found.values() if len(one.wrong) > max_bad * (len(one.wrong) + len(one.good))]
+    if refused:
+        share = max(len(one.wrong) / (len(one.wrong) + len(one.good)) for one in refused)
+        said = [f"{one.file.name}, " * (len(refused) > 1) + kind for one in refused for kind in kinds(one.wrong)]
+        raise UserError(
+            f"{' and '.join(one.told for one in refused)} cannot be used",
+            got="\n".join(said), needed="image, question and answer, each a text; or conversations, or messages, of users and answers in turn; "
+            f"pictures that Pillow opens; at most {max_bad:.1%} of other lines (--data.max-bad)",
+            next=f"--data.max-bad {math.ceil(1000 * share) / 1000:.3f} leaves them out" if share < 0.5 else "mend or convert them",
+        )  # fmt: skip
+    return found
+
+
+def kinds(wrong: list[tuple[int, str]]) -> list[str]:
+    """Return what is wrong with lines, each kind with its first line, the commonest first."""
+    each: dict[str, list[tuple[int, str]]] = {}
+    for number, why in wrong:  # numbers, names and texts of a line do not make another kind
+        each.setdefault(re.sub(r"\(.*\)|'[^']*'|\d+", "", why), []).append((number, why))
+    return [f"line {found[0][0]}{f' and {len(found) - 1:,} more' if len(found) > 1 else ''}: {found[0][1]}"
+            for found in sorted(each.values(), key=len, reverse=True)]  # fmt: skip
+
+
+def _pictures(line: Talk | dict[str, str]) -> tuple[str, ...]:
+    return line.pictures if isinstance(line, Talk) else (line["image"],)
 
 
 def held_out(lines: list[Talk | dict[str, str]], share: float) -> list[bool]:
@@ -125,7 +207,7 @@ def held_out(lines: list[Talk | dict[str, str]], share: float) -> list[bool]:
             name = group[name]
         return name
 
-    keys = [line.pictures if isinstance(line, Talk) else (line["image"],) for line in lines]
+    keys = [_pictures(line) for line in lines]
     for line, pictures in zip(lines, keys, strict=True):
         linked = [*pictures, *([f"pair {line['pair']}"] if not isinstance(line, Talk) and "pair" in line else [])]
         first, *others = sorted({root(name) for name in linked})
@@ -143,42 +225,42 @@ def _talk(line: Talk | dict[str, str]) -> Talk:
 
 
 def read(file: Path) -> list[Talk | dict[str, str]]:
-    """Return the lines of one file: conversations, or questions with their columns."""
+    """Return the lines of one file; raises UserError if one cannot be used. Pictures are not looked for."""
+    found = parse(file)
+    if found.wrong:
+        raise UserError(f"{found.told} cannot be used", got="\n".join(kinds(found.wrong)))
+    return found.good
+
+
+def parse(file: Path) -> Lines:
+    """Return the lines of one file: conversations, or questions with their columns, and what is wrong with the others."""
     if not file.is_file():
         raise UserError(f"there is no {file}", needed="a folder with train.jsonl and val.jsonl (or --data.val), pictures beside them",
                         next='a line: {"image": "a.jpg", "question": "how many cats?", "answer": "two"}')  # fmt: skip
-    lines, wrong = [], []
+    found = Lines(file)
     for number, text in enumerate(file.read_text().splitlines(), 1):
         try:
             line = json.loads(text)
+            talks = isinstance(line, dict) and {"conversations", "messages"} & line.keys()
+            found.good.append(talk(line) if talks else _question(line))
+            found.numbers.append(number)
         except json.JSONDecodeError as error:
-            raise UserError(f"line {number} of {file} is not JSON", got=f"{error}: {text[:60]}") from None
-        if not isinstance(line, dict) or not {"conversations", "messages"} & line.keys():
-            lines.append(_question(line, f"line {number} of {file}"))
-            continue
-        try:
-            lines.append(talk(line))
+            found.wrong.append((number, f"not JSON ({error}: {text[:60]})"))
         except Wrong as why:
-            wrong.append(f"line {number}: {why}")
-    if wrong:
-        raise UserError(f"{len(wrong):,} of {len(wrong) + len(lines):,} lines of {file} are not conversations about pictures",
-                        got="; ".join(wrong[:3]), needed=f"users and answers in turn, a text each, as many {PLACE} as pictures",
-                        cause="a picture that is not there, a line converted by halves", next="mend or delete them")  # fmt: skip
-    if not lines:
+            found.wrong.append((number, str(why)))
+    if not found.good and not found.wrong:
         raise UserError(f"{file} is empty", needed="a line for each question")
-    return lines
+    return found
 
 
-def _question(line: Any, where: str) -> dict[str, str]:
+def _question(line: Any) -> dict[str, str]:
     columns = line.keys() if isinstance(line, dict) else ()
-    if not {*COLUMNS} <= {*columns} or not all(isinstance(line[c], str) and line[c].strip() for c in COLUMNS):
-        wrong = [c for c in COLUMNS if c in columns and not (isinstance(line[c], str) and line[c].strip())]
-        raise UserError(f"{where} is not a question about a picture",
-                        needed=", ".join(COLUMNS) + ", each a text; or conversations, or messages",
-                        got=f"{wrong[0]} {line[wrong[0]]!r}" if wrong else ", ".join(columns))  # fmt: skip
+    if missing := [c for c in COLUMNS if c not in columns]:
+        raise Wrong(f"no {' and no '.join(missing)} (it has {', '.join(columns) or type(line).__name__})")
+    if wrong := [c for c in COLUMNS if not (isinstance(line[c], str) and line[c].strip())]:
+        raise Wrong(f"{wrong[0]} is no text, or empty ({wrong[0]} {line[wrong[0]]!r})")
     question, answer = line["question"], line["answer"]
     if question.count(PLACE) > 1 or PLACE in answer or not plain(question):
-        raise UserError(f"{where}: a picture has one place, before its question", got=f"{question!r}, answer {answer!r}"[:120],
-                        needed=f"a question, with one {PLACE} or none; several pictures are a conversation",
-                        next='{"images": ["a.jpg", "b.jpg"], "messages": [...]}')  # fmt: skip
+        raise Wrong(f"a picture has one place, before its question; several pictures are a conversation: images and messages "
+                    f"({question!r}, answer {answer!r})"[:260])  # fmt: skip
     return {**line, "question": plain(question)}

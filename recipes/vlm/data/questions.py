@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.vlm.data import turns
@@ -57,13 +58,13 @@ def surprise(logits: Tensor, labels: Tensor) -> Tensor:
 def score(rows: Tensor, kinds: Sequence[str]) -> dict[str, float]:
     """Return the accuracy, overall and by kind, and the share of counterfactual pairs with both answers correct."""
     hit, kind, pair = rows.unbind(1)
-    found = {"accuracy": hit.double().mean().item()}
+    found = {"accuracy": to_double(hit).mean().item()}
     if (pair >= 0).any():
         _, place, size = pair[pair >= 0].unique(return_inverse=True, return_counts=True)
         both = torch.zeros(len(size), device=rows.device).scatter_add_(0, place, hit[pair >= 0].float())[size == 2] == 2
-        found |= {"pairs": both.double().mean().item()} if len(both) else {}
+        found |= {"pairs": to_double(both).mean().item()} if len(both) else {}
     return found | {
-        f"accuracy/{name}": hit[kind == k].double().mean().item() for k, name in enumerate(kinds) if (kind == k).any()
+        f"accuracy/{name}": to_double(hit[kind == k]).mean().item() for k, name in enumerate(kinds) if (kind == k).any()
     }
 
 
@@ -151,9 +152,9 @@ class Questions(core.Data):
         self.kept = [i for i in range(n) if i not in left]
         self.most = max((len(self.source.asked(i)) for i in self.kept), default=0)
         self.notes = {}
-        for name in ("note", "unopened"):
+        for name, called in (("note", "without a picture"), ("unopened", "pictures"), ("left_out", "lines")):
             if getattr(self.source, name, ""):
-                self.notes["without a picture" if name == "note" else "pictures"] = getattr(self.source, name)
+                self.notes[called] = getattr(self.source, name)
         if out:
             self.notes["over-long"] = f"{len(out):,} of {n:,} samples are longer than {longest} tokens and left out"
         if not self.kept:

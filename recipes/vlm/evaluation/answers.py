@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.gates.gate import fetch
 from trainworthy.core.loop.run import Run
 from trainworthy.core.recipe.stage import Data, Expect, Metric, Probe, Tile
@@ -59,7 +60,7 @@ class Answers:
         scores |= {"nll": lost / tokens}
         scores |= {"perplexity": math.exp(lost / tokens)} if "perplexity" in self.names else {}
         if generated:
-            means = run.gather(torch.cat(heard)).double().mean(0).tolist()
+            means = to_double(run.gather(torch.cat(heard))).mean(0).tolist()
             scores |= dict(zip(("stops", *map(metrics.key, generated)), means, strict=True))
         return scores
 

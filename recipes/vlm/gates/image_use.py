@@ -2,9 +2,10 @@
 
 import torch
 from torch import Tensor
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.gates.learning import OVERFIT_SAMPLES
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Stage, View
@@ -24,7 +25,7 @@ ERRORS, LEAST = 3.0, 1e-3  # standard errors, and share of the loss, by which a 
     title="this stage starts from a trained projector",
     reads="data model loss",
 )
-def aligned(proof: Proof) -> Finding:
+def aligned(proof: GateContext) -> Finding:
     """Before the first step of this stage, the right answers must be likelier with a sample's own image than with another's: on validation
     samples if the previous stage was trained, else on the eight it was rehearsed with. It uses the loss per sample, which shows what a
     projector has learnt long before whole answers are right."""
@@ -62,13 +63,13 @@ def _nats(run: Run, stage: Stage, view: View) -> Tensor:
     with evaluating(stage.eval_model), run.autocast():
         for start in range(0, len(view), BATCH):
             batch = fetch(view, list(range(start, min(start + BATCH, len(view)))), None, run.device)
-            lost, tokens = questions.surprise(stage.eval_model(batch), batch["labels"]).double().unbind(1)
+            lost, tokens = to_double(questions.surprise(stage.eval_model(batch), batch["labels"])).unbind(1)
             found.append((lost / tokens).cpu())
     return torch.cat(found)
 
 
 @gate("prior", rows="X5", title="questions alone do not predict the answers", reads="data")
-def prior(proof: Proof) -> Finding:
+def prior(proof: GateContext) -> Finding:
     """Scores the most common training answer to each question on the validation images."""
     _, stage = proof.build(Plan(steps=1))
     guess = questions.majority(stage.data["train"].source)
@@ -83,7 +84,7 @@ def prior(proof: Proof) -> Finding:
 
 
 @gate("pairs", rows="X5", title="the model learns counterfactual pairs, and its answers depend on the image")
-def pairs(proof: Proof) -> Finding:
+def pairs(proof: GateContext) -> Finding:
     """Trains on four pairs, each one scene with and without a change, with the recipe's own `train()`. The loss can only close through the
     image. Then each sample gets its counterfactual image: no answer that differs within a pair may stay."""
     _, probe = proof.build(Plan(steps=1))
@@ -133,4 +134,4 @@ def _paired(run: Run, stage: Stage, view: View) -> float:
     batch = fetch(view, list(range(len(view))), None, run.device)
     with evaluating(stage.eval_model), run.autocast():
         found = questions.verdicts(stage.eval_model(batch), batch)
-    return found[found[:, 2] >= 0, 0].double().mean().item()
+    return to_double(found[found[:, 2] >= 0, 0]).mean().item()

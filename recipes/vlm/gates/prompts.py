@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.gates.learning import OVERFIT_SAMPLES, overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
@@ -15,7 +15,7 @@ from trainworthy.recipes.vlm.gates.scoring import EXACT
 
 
 @gate("template", rows="L8", title="the language model's chat template is applied exactly once", reads="data")
-def template(proof: Proof) -> Finding:
+def template(proof: GateContext) -> Finding:
     """Compares the ids of a few rows, without image places, with the tokenizer's own rendering of the same turns; scored text is marked."""
     _, stage = proof.look()
     data = stage.data["train"]
@@ -72,7 +72,7 @@ def _marked(tokenizer: Any, ids: list[int], labels: list[int]) -> str:
     title="evaluation generates answers after the same prompt as in training",
     reads="data model evaluate",
 )
-def prompts(proof: Proof) -> Finding:
+def prompts(proof: GateContext) -> Finding:
     """Compares the ids that `evaluate` generates from with each question's training row up to its answer."""
     run, stage = proof.look()
     data, wrong, due = stage.data["train"], [], []
@@ -109,7 +109,7 @@ def prompts(proof: Proof) -> Finding:
 
 
 @gate("spoken", rows="C12 X5", title="accuracy is measured on the model's own generated answers")
-def spoken(proof: Proof) -> Finding:
+def spoken(proof: GateContext) -> Finding:
     """Evaluation scores each token after the right tokens before it. This gate gives the model that memorised eight samples their questions
     alone, generates with transformers' `generate`, and compares the verdicts."""
     run, stage, _ = overfitted(proof)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Proof, fetch, pick
+from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.vlm.data import questions, rows
@@ -37,7 +37,7 @@ def _through(stage: Stage, run: Run, batch: dict, module: nn.Module) -> Tensor:
     title="every image feature has its position, every question its answer",
     reads="data model loss",
 )
-def places(proof: Proof) -> Finding:
+def places(proof: GateContext) -> Finding:
     """Counts image positions in every row of the data set and in collated batches, and compares them with the features that the loss really
     uses."""
     run, stage, wrong, cut = *proof.build(Plan(steps=1)), [], []
@@ -96,7 +96,7 @@ def _answers(labels: Tensor) -> int:
     reads="data model",
     explains=True,
 )
-def per_place(proof: Proof) -> Finding:
+def per_place(proof: GateContext) -> Finding:
     """Changes one feature of the encoder: exactly one of the language model's input embeddings must change. A reshape that should be a
     transpose keeps the shape and mixes positions."""
     run, stage = proof.look()
@@ -145,7 +145,7 @@ def per_place(proof: Proof) -> Finding:
 
 
 @gate("answers", rows="X4 L2", title="the loss scores every answer and nothing else", reads="data loss")
-def answers_alone(proof: Proof) -> Finding:
+def answers_alone(proof: GateContext) -> Finding:
     """Reads scored tokens from the loss's gradient with respect to the logits: where it is not zero, the next token is scored. Those tokens
     must be the answers with their ends, as the data set has them."""
     run, stage = proof.build(Plan(steps=1))

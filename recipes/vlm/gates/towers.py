@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, Proof, divided
+from trainworthy.core.gates.gate import Gate, GateContext, divided
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage
 
@@ -28,7 +28,7 @@ class Watched:
     """Whether any module of the encoder was in train mode in a training forward pass."""
 
 
-def watched(proof: Proof) -> Watched:
+def watched(proof: GateContext) -> Watched:
     """Rehearse once for several gates."""
 
     def rehearse() -> Watched:
@@ -83,7 +83,7 @@ def towers_gate(learn: tuple[str, ...]) -> Gate:
         title="only the parts that this stage trains learn",
         reads="model optimizers train",
     )
-    def towers(proof: Proof) -> Finding:
+    def towers(proof: GateContext) -> Finding:
         found = watched(proof)
         counts = {t: (sum(p.numel() for p in _of(found.stage.parameters(), t)),
                       sum(p.numel() for p in _of(dict(found.stage.model.named_parameters()), t))) for t in TOWERS}  # fmt: skip
@@ -116,7 +116,7 @@ def towers_gate(learn: tuple[str, ...]) -> Gate:
     title="each part has its own learning rate, none too high",
     reads="model optimizers expect train",
 )
-def rates(proof: Proof) -> Finding:
+def rates(proof: GateContext) -> Finding:
     """Reads the optimiser's groups, and how far a step at the peak rate moves each tower's weights."""
     found = watched(proof)
     names = {id(p): n.split(".")[0] for n, p in found.stage.model.named_parameters()}

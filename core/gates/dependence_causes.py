@@ -1,0 +1,191 @@
+"""Finds where samples of a batch influence each other, and what a model answers from that ignores its input."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from trainworthy.core.loop.run import Run, evaluating
+from trainworthy.core.recipe.stage import Data, Stage, View
+
+Rows = list[Tensor]
+
+
+# ----------------------------------------------------------------------------------------------------------- dependency
+@dataclass
+class Mixture:
+    """Reads batches of the same samples for the experiments."""
+
+    run: Run
+    stage: Stage
+    data: Data
+    read: Callable[[Sequence[int]], dict]
+    """Indices -> batch."""
+    limit: float
+    """Relative difference up to which two numbers are the same one."""
+    calls: dict[tuple[int, ...], list[tuple[str, Rows, Rows]]] = field(default_factory=dict)
+
+    def loss(self, indices: Sequence[int], targets: Sequence[int] | None = None) -> float:
+        """Sum of the loss terms of these samples; `targets`: the samples whose targets they get."""
+        batch = self.read(indices)
+        if targets is not None:
+            others = self.read(targets)
+            batch |= {k: others[k] for k, f in self.data.fields.items() if f.role == "target" and k in others}
+        with evaluating(self.stage.model), self.run.autocast():
+            return float(sum(self.stage.loss(self.stage.model, batch).values()))
+
+    def same(self, a: float, b: float) -> bool:
+        return abs(a - b) <= self.limit * max(abs(a), abs(b), 1e-8)
+
+    def forwards(self, indices: Sequence[int]) -> list[tuple[str, Rows, Rows]]:
+        """(module, its inputs, its outputs) of every call during the loss, in the order in which calls end."""
+        key = tuple(indices)
+        if key not in self.calls:
+            found: list[tuple[str, Rows, Rows]] = []
+            hooks = [m.register_forward_hook(lambda _, given, out, n=n: found.append((n, _rows(given), _rows(out))))
+                     for n, m in self.stage.model.named_modules()]  # fmt: skip
+            try:
+                self.loss(indices)
+            finally:
+                for hook in hooks:
+                    hook.remove()
+            self.calls[key] = found
+        return self.calls[key]
+
+
+def of_mixture(m: Mixture, indices: Sequence[int], *, mean: bool) -> str:
+    """Return which experiment explains that the batch's loss or gradients are not those of its samples."""
+    if mean:
+        whole, rows = m.loss(indices), sum(m.loss([i]) for i in indices)
+        return (f"the loss is a MEAN over the batch: return the SUM, core divides it by the counts ({len(indices)} times {whole:.4g} is "
+                f"the sum over single samples, {rows:.4g})")  # fmt: skip
+    return _in_the_model(m, indices) or _in_the_loss(m, indices) or (
+        "no experiment explains it: every module gives each sample what it gives it alone, and the loss is neither a sum over pairs of "
+        "samples nor that of targets shifted by one")  # fmt: skip
+
+
+def _in_the_model(m: Mixture, indices: Sequence[int]) -> str:
+    """The first module whose rows depend on the other samples, and whether on their order."""
+    together, alone = m.forwards(indices), [m.forwards([i]) for i in indices]
+    names = [n for n, _, _ in together]
+    if not names or any([n for n, _, _ in one] != names for one in alone):
+        return ""
+    for call, (name, given, made) in enumerate(together):
+        if _as_alone(made, [one[call][2] for one in alone], m.limit):
+            continue
+        of = type(m.stage.model.get_submodule(name) if name else m.stage.model).__name__
+        place = f"{name} ({of})" if name else f"the model ({of})"
+        if not _as_alone(given, [one[call][1] for one in alone], m.limit):
+            parent = name.rpartition(".")[0] or "the model"
+            return f"{_kind(m, indices, call, of_inputs=True)}: before {place}, in the forward of {parent}"
+        return f"{_kind(m, indices, call)}: in {place}; what it reads is still each sample's own"
+    return ""
+
+
+def _kind(m: Mixture, indices: Sequence[int], call: int, *, of_inputs: bool = False) -> str:
+    """Statistics do not depend on the order of the other samples; a reshape does."""
+    side = 1 if of_inputs else 2
+    first = m.forwards(indices)[call][side]
+    turned = m.forwards([indices[0], *reversed(indices[1:])])[call][side]
+    moved = any(_gap(a[0], b[0]) > m.limit for a, b in zip(first, turned, strict=True) if len(a) == len(indices))
+    if moved:
+        return "a reshape that mixes samples (rows change with the order of the others, not only with what they are)"
+    return "statistics over the batch axis, or attention across it (rows change with the other samples, not with their order)"
+
+
+def _in_the_loss(m: Mixture, indices: Sequence[int]) -> str:
+    whole = m.loss(indices)
+    has_targets = any(f.role == "target" for f in m.data.fields.values())
+    for by in (1, -1) if has_targets and len(indices) > 1 else ():
+        shifted = sum(m.loss([i], [indices[(j - by) % len(indices)]]) for j, i in enumerate(indices))
+        if m.same(whole, shifted):
+            return ("targets are shifted by one sample in the loss, because the batch is flattened before a shift, or rolled: it equals that "
+                    f"of each input with its neighbour's target ({whole:.4g} and {shifted:.4g})")  # fmt: skip
+    if len(indices) < 3:
+        return ""
+    few = list(indices[:3])
+    sets = [s for n in (1, 2) for s in itertools.combinations(few, n)]
+    losses = {s: m.loss(s) for s in (*sets, tuple(few))}
+    for power, of in ((1, "a mean over one axis"), (0, "a sum"), (2, "a mean over both")):
+        scaled = {s: len(s) ** power * v for s, v in losses.items()}
+        pairs = sum(v if len(s) == 2 else -v for s, v in scaled.items() if len(s) < 3)
+        if m.same(pairs, scaled[tuple(few)]):
+            return (f"a broadcast of (B, 1) with (B,) in the loss: that of three samples is {of} of all pairs, each sample with each "
+                    f"other ({pairs / 3**power:.4g} and {losses[tuple(few)]:.4g})")  # fmt: skip
+    return ""
+
+
+def _rows(values: Any) -> Rows:
+    return [x.detach() for x in tree_leaves(values) if isinstance(x, Tensor) and x.ndim and x.is_floating_point()]
+
+
+def _as_alone(together: Rows, alone: list[Rows], limit: float) -> bool:
+    """Whether row j of every tensor is what sample j alone has. Tensors without a row for each sample are not compared."""
+    for k, whole in enumerate(together):
+        for j, own in enumerate(alone):
+            if len(whole) != len(alone) or k >= len(own) or len(own[k]) != 1:
+                break
+            row = whole[j]
+            if row.ndim != own[k].ndim - 1:
+                break
+            row = row[tuple(map(slice, own[k].shape[1:]))]  # the rest is padding
+            if row.shape == own[k].shape[1:] and _gap(row, own[k][0]) > limit:
+                return False
+    return True
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    if a.shape != b.shape:
+        return 0.0
+    size = max(a.norm().item(), b.norm().item())
+    return (a - b).norm().item() / size if size > 0 else 0.0
+
+
+# ------------------------------------------------------------------------------------------------------------- baseline
+class Exchanged(View):
+    """A view in which some entries, or the order of samples, are others'."""
+
+    def __init__(self, view: View, entries: Sequence[str], swap: Sequence[int]):
+        super().__init__(view.data, view.indices, blank=view.blank, draws=view.draws)
+        self.entries, self.others = entries, swap
+
+    def make(self, index: int, got: Any, generator: torch.Generator | None) -> dict[str, Any]:
+        own = super().make(index, got, generator)
+        other = super().make(self.others[index], self.read(self.others[index]), generator)
+        return {**own, **{k: other[k] for k in self.entries if k in other}}
+
+
+def of_blind_answers(
+    view: View, measure: Callable[[View], float], untrained: Callable[[], float], reaches: Callable[[float], bool]
+) -> str:
+    """Return where the answers come from. `measure`: metric of the model that answers without its input; `untrained`: of
+    one that learnt nothing; `reaches`: whether a metric is that of right answers."""
+    n, fields = len(view), view.fields
+    turned = [(i + 1) % n for i in range(n)]
+    own = measure(view)
+    if not reaches(own):
+        return ""
+    bare = untrained()
+    if reaches(bare):
+        return f"the metric does not look at the answers: an untrained model has {bare:.2f} on the same samples"
+    entries = [k for k in view.get(0, None) if k not in fields or fields[k].role not in ("input", "target")]
+    for key in entries:
+        found = measure(Exchanged(view, [key], turned))
+        if not reaches(found):
+            return (f"the target reaches the model by another way, the entry '{key}': with another sample's the metric falls from {own:.2f} "
+                    f"to {found:.2f}")  # fmt: skip
+    targets = [k for k, f in fields.items() if f.role == "target"]
+    found = measure(Exchanged(view, targets, turned))
+    if reaches(found):
+        return (f"the target reaches the model by another way, the target's own entry: given another sample's '{targets[0]}' it answers "
+                f"that ({found:.2f})")  # fmt: skip
+    back = View(view.data, list(reversed(view.indices)), blank=view.blank, draws=view.draws)
+    found = measure(back)
+    if not reaches(found):
+        return (f"the target reaches the model by another way, the sample's position in the batch: in reverse order the metric falls from "
+                f"{own:.2f} to {found:.2f}")  # fmt: skip
+    return ("no experiment explains it: exchanging the entries of a sample that are no input, its target, and the order in the batch leave "
+            f"the metric at {own:.2f}")  # fmt: skip

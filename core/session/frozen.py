@@ -1,0 +1,61 @@
+"""Finds a process of the run that was stopped (SIGSTOP) and ends it. The others wait for it in a collective, as long as torch's time limit: 30
+minutes with gloo. Once it is gone they report it, as one that was killed.
+
+Seen is what the system says of the processes of one machine. A process that hangs without being stopped is not found, nor one on a
+machine that is lost.
+"""
+
+import contextlib
+import os
+import socket
+import threading
+import time
+
+import psutil
+import torch.distributed as dist
+from accelerate import Accelerator
+
+SECONDS = 30
+"""How long a process may be stopped. Ctrl-Z and `fg` stop all of them, this watch with them, so that time does not count."""
+found: list[str] = []
+"""What this watch has ended."""
+
+
+def watch(accelerator: Accelerator) -> None:
+    """Begin to look at the other processes of this machine, once a second, until this process ends."""
+    if accelerator.num_processes == 1:
+        return
+    every: list[tuple[str, int]] = [("", 0)] * accelerator.num_processes
+    dist.all_gather_object(every, (_machine(), os.getpid()))
+    peers = {}
+    for rank, (machine, pid) in enumerate(every):
+        if machine == _machine() and pid != os.getpid():
+            with contextlib.suppress(psutil.Error):
+                peers[rank] = psutil.Process(pid)
+    if peers:
+        threading.Thread(target=_look, args=(peers,), name="stopped-processes", daemon=True).start()
+
+
+def _look(peers: dict[int, psutil.Process]) -> None:
+    stopped = dict.fromkeys(peers, 0)
+    while peers:
+        time.sleep(1.0)
+        for rank, process in list(peers.items()):
+            try:
+                stopped[rank] = stopped[rank] + 1 if process.status() == psutil.STATUS_STOPPED else 0
+                if stopped[rank] >= SECONDS:
+                    found.append(
+                        f"rank {rank} (process {process.pid}) was stopped for {SECONDS} s (SIGSTOP) and was ended"
+                    )
+                    process.kill()
+            except psutil.Error:  # it has ended
+                del peers[rank]
+
+
+def _machine() -> str:
+    """What processes with common process numbers share: a container has numbers of its own."""
+    try:
+        numbers = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        numbers = ""
+    return f"{socket.gethostname()} {numbers}"

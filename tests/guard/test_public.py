@@ -1,0 +1,82 @@
+"""Shapes of public scripts that were stopped although they are healthy."""
+
+import pytest
+from trainworthy.core.base.errors import UserError
+
+from tests.guard.guarding import guard
+
+DPO = """
+import copy, torch
+from torch import nn
+from torch.nn.functional import logsigmoid
+torch.manual_seed(0)
+rms = nn.RMSNorm(16)
+policy = nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 16), rms, nn.Linear(16, 32))
+reference = copy.deepcopy(policy).eval().requires_grad_(False)
+optimizer = torch.optim.AdamW(policy.parameters(), lr=4e-8)
+data = torch.utils.data.TensorDataset(torch.randint(32, (256, 2, 8)))
+
+def score(net, x):
+    flat = x.flatten(0, 1)
+    return net(flat)[:, :-1].log_softmax(-1).gather(2, flat[:, 1:, None]).sum((1, 2)).view(-1, 2)
+
+for (x,) in torch.utils.data.DataLoader(data, 8, shuffle=True):
+    with torch.no_grad():
+        asked = score(reference, x)
+    a, b = (score(policy, x) - asked).unbind(1)
+    loss = -logsigmoid(0.1 * (a - b)).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+TWO_SCORES = """
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+torch.manual_seed(0)
+x = torch.randint(10, (600, 4))
+y = (x.sum(1) > 18).long()
+train, test = torch.utils.data.TensorDataset(x[:500], y[:500]), torch.utils.data.TensorDataset(x[500:], y[500:])
+model = nn.Sequential(nn.Embedding(10, 8), nn.Flatten(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for epoch in range(4):
+    model.train()
+    for a, b in torch.utils.data.DataLoader(train, 25, shuffle=True):
+        optimizer.zero_grad()
+        cross_entropy(model(a), b).backward()
+        optimizer.step()
+    model.eval()
+    for name, data in (("train", train), ("test", test)):
+        with torch.no_grad():
+            hits = sum(int((model(a).argmax(1) == b).sum()) for a, b in torch.utils.data.DataLoader(data, 50))
+        print(name, hits / len(data))
+"""
+
+
+@pytest.mark.parametrize(
+    "source", [DPO, TWO_SCORES], ids=["reference-beside-each-step", "score-on-training-samples-too"]
+)
+def test_quiet(source: str, tmp_path):
+    verdicts, printed, _ = guard(source, tmp_path, interventions=False)
+    assert not [v for v in verdicts.values() if v.blocks], printed
+
+
+def test_one_score_on_the_training_samples_is_stopped(tmp_path):
+    source = TWO_SCORES.replace("(10, (600, 4))", "(10, (600, 8))").replace("Linear(32, 32)", "Linear(64, 32)")
+    source = source.replace("> 18", "> 36").replace('(("train", train), ("test", test))', '(("test", train),)')
+    verdicts, printed, _ = guard(source, tmp_path, interventions=False)
+    assert verdicts["samples"].blocks, printed
+
+
+def test_updates_lost_to_rounding_everywhere_are_stopped(tmp_path):
+    verdicts, printed, _ = guard(DPO.replace("4e-8", "4e-12"), tmp_path, interventions=False)
+    assert verdicts["wiring"].blocks, printed
+
+
+def test_a_missing_file_is_not_blamed_on_the_rehearsal(tmp_path):
+    source = "import torch\ntorch.save({}, 'begin.pt')\nopen('rows.csv')\n"
+    with pytest.raises(UserError) as error:
+        guard(source, tmp_path, interventions=False)
+    assert "rows.csv" in str(error.value)
+    assert "opens files in C" not in str(error.value)
