@@ -1,6 +1,6 @@
 """What gates hold in memory: bytes of live floating-point tensors at every gate, and when the full run is built.
 
-    python bench/gate_memory.py RECIPE [settings of `trainworthy run`] [--json FILE] [--who [GATE]] [--only ID,...] [--host]
+    python bench/gate_memory.py RECIPE [settings of `trainworthy run`] [--json FILE] [--who [GATE]] [--only ID,...] [--host] [--stand-in FOLDER]
 
 Runs the real command in this process, on the CPU, until the recipe's `train()` has ended, and counts there. How: a dispatch mode sees
 the output of every operation, a weak reference to its storage tells when that is freed; the number of bytes is a sum of storages,
@@ -13,7 +13,8 @@ compute with them until they are back. With `--host` they count, as on a CPU.
 The unit of all columns is the model's parameters in their own precision. Training with AdamW takes four (weights, gradient, two
 moments) and its activations. `training` is the peak of the full run, from its build to the end of the recipe's `train()`, with its
 evaluations. `--only` leaves out all gates but these. `--who` lists the lines of code that made what is alive at the peak of the
-highest gate (or of GATE), and when the full run is built.
+highest gate (or of GATE), and when the full run is built. `--stand-in` replaces large models by the smoke tests' tiny ones, which
+are written into FOLDER; their weights are random, so a gate that fails counts and stops nothing.
 """
 
 import argparse
@@ -93,6 +94,8 @@ class Parked:
     def __call__(self, stage: Stage, device: torch.device) -> None:
         for net in (stage.model, stage.eval_model):
             for tensor in (*net.parameters(), *net.buffers()):
+                if hasattr(tensor, gate.SHARED):
+                    continue
                 if device == gate.HOST and id(tensor) not in self.contents:
                     with torch.utils._python_dispatch._disable_current_modes():
                         self.contents[id(tensor)] = (tensor, tensor.detach().clone())
@@ -102,9 +105,11 @@ class Parked:
 
 
 @contextlib.contextmanager
-def counted(found: dict, *, who: bool = False, only: tuple[str, ...] = (), host: bool = False) -> Iterator[LiveBytes]:
+def counted(
+    found: dict, *, who: bool = False, only: tuple[str, ...] = (), host: bool = False, random: bool = False
+) -> Iterator[LiveBytes]:
     """Fill `found`: {"weights", "gates": {id: (live before, peak)}, "start": live when the full run is built, "training"}, in
-    bytes."""
+    bytes. `random`: the weights are, so gates may fail."""
     memory = Attributed(who)
     found |= {"gates": {}, "who": {}}
     prove, make, end, snapshot = runner._prove, stages.Part.build, Run.end, checkpoint.snapshot
@@ -115,6 +120,8 @@ def counted(found: dict, *, who: bool = False, only: tuple[str, ...] = (), host:
         verdict = prove(one, proof)
         found["gates"][f"{proof.stage}/{one.id}"] = (before, memory.peak)
         found["who"][f"{proof.stage}/{one.id}"] = memory.at_peak
+        if random and verdict.verdict == "fail":
+            verdict.verdict, verdict.reason = "skip", f"random weights: {verdict.measured}"
         return verdict
 
     def built(part: stages.Part, run: Run, previous: Stage | None) -> Stage:
@@ -171,6 +178,17 @@ def measure(argv: list[str], **how: Any) -> dict:
     return found | {"code": code, "message": message}
 
 
+def stand_in(recipe: str, folder: Path) -> list[str]:
+    """The smoke tests' settings for a recipe: tiny models in place of large ones; of several stages, some steps each."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from tests.helpers import settings, smoke
+
+    folder.mkdir(parents=True, exist_ok=True)
+    words = list(smoke.STAND_INS.get(recipe, lambda home: ())(folder))
+    several = recipe in ("diffusion/latent", "distill/logits", "distill/whisper", "vlm/instruct")
+    return [*(settings.SHORT.get(recipe, ()) if several else ("--train.max-steps", "6")), *words]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipe")
@@ -178,11 +196,13 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="ID,...")
     parser.add_argument("--who", nargs="?", const="highest", metavar="GATE")
     parser.add_argument("--host", action="store_true")
+    parser.add_argument("--stand-in", type=Path)
     args, settings = parser.parse_known_args()
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    found = measure(
-        [args.recipe, *settings], who=bool(args.who), only=tuple(filter(None, args.only.split(","))), host=args.host
-    )
+    if args.stand_in:
+        settings = [*stand_in(args.recipe, args.stand_in.absolute()), *settings]
+    found = measure([args.recipe, *settings], who=bool(args.who), only=tuple(filter(None, args.only.split(","))),
+                    host=args.host, random=bool(args.stand_in))  # fmt: skip
     who = found.pop("who")
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))

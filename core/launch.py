@@ -437,6 +437,9 @@ def train_stage(
         if s.main:
             environment.note_sources(session.folder, s.recipe, {})
     interrupts.run = None
+    if one.current:
+        one.current.batches = []  # the stage knows its run: a later stage would train beside the last batch
+    one.used_batches = []
     one.console.end_bar()
     one.wait_for_checkpoints()
     ended = part.last or not (folder / "summary.json").exists()  # a resumed run has looked back at its earlier stages
@@ -455,6 +458,7 @@ def train_stage(
         best = one.checkpoints.folder / f"best_val_{stage.metric.name}"
         load_into(stage.eval_model, load_weights(best / "model.safetensors"), where=str(best), without=stage.not_saved)
     one.close()
+    one.after_eval = None  # it holds the watcher's samples
     if s.main and result:
         if result["outside"]:
             s.console.say(f"\nOUTSIDE the healthy band: {result['outside']}", style="bold red")

@@ -193,8 +193,14 @@ def plan(
 
 
 def gates(one: Any) -> int:
-    """Bytes of the gates at their peak: a training step, and the weights of three stages that they keep to compare with."""
-    return one.training + 3 * one.weights
+    """Bytes of the gates at their peak: a training step (or a build beside the frozen weights that all builds share), and the trained
+    weights of three stages that they keep to compare with."""
+    return max(one.training, 2 * (one.weights + one.frozen)) + kept(one)
+
+
+def kept(one: Any) -> int:
+    """Bytes of those three; a gradient is as large as its weights."""
+    return 3 * one.gradients
 
 
 def in_4_bits(one: Any) -> Any:
@@ -257,7 +263,7 @@ def changes(
     phase = getattr(cfg, group)
     accumulate = getattr(phase, "accumulate", None) or cfg.train.accumulate
     most = one.micro_batch * accumulate
-    held = one.training - one.activations + 3 * one.weights
+    held = one.training - one.activations + kept(one)
     if one.micro_batch > 1 and held < limit:
         room = max(1, int(one.micro_batch * (limit / MARGIN - CONTEXT - held) / max(1, one.activations)))
         times = min(most, accumulate * -(-one.micro_batch // room))

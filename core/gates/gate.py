@@ -6,21 +6,25 @@ import gc
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from accelerate import Accelerator
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import inventory
-from trainworthy.core.data.loader import Keyed, to_device
+from trainworthy.core.data.loader import Keyed, cut, to_device
 from trainworthy.core.loop import shard
 from trainworthy.core.loop.init_from import read_weights, start_from
-from trainworthy.core.loop.run import Plan, Run, denominator
+from trainworthy.core.loop.run import Plan, Run, denominator, summed
 from trainworthy.core.recipe.stage import PARTS, Data, Expect, Stage
 from trainworthy.core.recipe.stage import categorical as categorical
 
+Item = TypeVar("Item")
 HOST = torch.device("cpu")
+SHARED = "in_memory_of_an_earlier_build"  # attribute of a parameter
 
 
 @dataclass
@@ -81,11 +85,16 @@ class GateContext:
     """The stage before this one: none, one that the gates trained on eight samples, or one that this run has
     trained."""
     memo: dict[str, Any] = field(default_factory=dict)
+    frozen: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
+    """Frozen weights by module and name, which all builds share (`share`)."""
 
     def build(self, plan: Plan) -> tuple[Run, Stage]:
-        """Build a run and a stage as the full run will."""
+        """Build a run and a stage as the full run will; frozen weights are in memory once for all builds."""
         run = Run(self.cfg, self.accelerator, plan=plan)
-        return run, build(run, self.make)
+        stage = build(run, self.make)
+        if run.shard == shard.NONE:
+            share(stage, self.frozen)
+        return run, stage
 
     def look(self) -> tuple[Run, Stage]:
         """Return a run and a stage for inspection, built once for all gates. No gate may train, change or evaluate it
@@ -128,10 +137,61 @@ def _stages(made: Any) -> list[Stage]:
 
 
 def move(stage: Stage, device: torch.device) -> None:
-    """Move the weights of a stage and their average. Quantised weights (integers) stay where they are."""
+    """Move the weights of a stage and their average. Quantised weights (integers) stay where they are, and so do frozen
+    weights that all builds share."""
     for net in (stage.model, stage.eval_model):
-        if all(p.is_floating_point() for p in net.parameters()) and any(p.device != device for p in net.parameters()):
+        every = [*net.parameters()]
+        own = [p for p in every if not hasattr(p, SHARED)]
+        if all(p.device == device for p in own) or not all(p.is_floating_point() for p in every):
+            continue
+        if len(own) == len(every):
             net.to(device)
+            continue
+        for p in own:
+            p.data = p.data.to(device)
+        for module in net.modules():
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = buffer if buffer is None else buffer.to(device)
+
+
+def share(stage: Stage, known: dict[tuple[str, str], torch.Tensor]) -> None:
+    """Let frozen weights (`frozen_modules`, and those of the model that are declared frozen) and `pretrained` use the
+    memory of an earlier build's, so that a base under adapters, a teacher or a reference is in memory once. Only where
+    they equal them bitwise; what differs keeps its own memory. `wiring` checks that training does not write to them."""
+
+    def first(module: str, name: str, mine: torch.Tensor) -> torch.Tensor:
+        there = known.get((module, name))
+        if there is mine:
+            return mine
+        kinds = [(t.shape, t.dtype, t.device) for t in (mine, there) if t is not None]
+        with contextlib.suppress(RuntimeError):  # types of 8 bits cannot be compared
+            if len(kinds) == 2 and kinds[0] == kinds[1] and torch.equal(there, mine):
+                return there
+        known[module, name] = mine
+        return mine
+
+    if stage.pretrained is not None:
+        stage.pretrained = {n: first("pretrained", n, t) for n, t in stage.pretrained.items()}
+    trained = {id(p) for p in stage.parameters().values()}
+    declared = stage.expect.frozen or ("\0",)
+    names = [("model", n, p) for n, p in stage.model.named_parameters() if n.startswith(declared)]
+    names += [(k, n, p) for k, module in stage.frozen_modules.items() for n, p in module.named_parameters()]
+    every = (m for one in (stage.model, *stage.frozen_modules.values()) for m in one.modules())
+    if any(isinstance(m, nn.RNNBase) for m in every):
+        return  # its kernels want the weights in one piece
+    for module, name, p in names:
+        if id(p) in trained or hasattr(p, SHARED) or not p.is_floating_point() or type(p.data) is not torch.Tensor:
+            continue
+        p.data = first(module, name, p.data)
+        setattr(p, SHARED, True)
+
+
+def unshare(net: nn.Module) -> None:
+    """Give shared frozen weights memory of their own, before a gate writes to every parameter."""
+    for p in net.parameters():
+        if hasattr(p, SHARED):
+            p.data = p.data.clone()
+            delattr(p, SHARED)
 
 
 def release(stage: Stage) -> None:
@@ -222,10 +282,41 @@ def train_set(stage: Stage) -> Data:
     return stage.data["train"]
 
 
-def total_loss(run: Run, stage: Stage, batch: dict) -> torch.Tensor:
-    """Return the mean loss of one batch on this process: each term's sum over its denominator, in the run's
-    precision."""
-    counts = stage.counts(batch)
-    with run.autocast():
-        terms = stage.loss(stage.model, batch)
-    return functools.reduce(torch.add, (s / denominator(t, counts) for t, s in terms.items()))
+def own_size(of: "GateContext | Run") -> int:
+    """Return the samples in a micro-batch of the full run, on one process."""
+    return max(1, -(-of.cfg.train.batch_size // (of.accelerator.num_processes * of.cfg.train.accumulate)))
+
+
+def divided(proof: GateContext, size: int) -> list[int] | None:
+    """Return the sizes of each process's micro-batches of a rehearsed step of `size` samples, if as many as the run has
+    would be larger than its own; else None."""
+    (mine, rest), own = divmod(size, proof.accelerator.num_processes), own_size(proof)
+    if rest or mine <= own * proof.cfg.train.accumulate or "train" not in proof.peek().data:
+        return None
+    return cut(mine, -(-mine // own))
+
+
+def pieces(indices: list[Item], most: int) -> list[list[Item]]:
+    """Divide samples into pieces of at most `most`, as equal as possible."""
+    ends, found = 0, []
+    for size in cut(len(indices), -(-len(indices) // most)):
+        found.append(indices[ends : ends + size])
+        ends += size
+    return found
+
+
+def total_loss(run: Run, stage: Stage, *batches: dict) -> torch.Tensor:
+    """Return the mean loss of a batch on this process: each term's sum over its denominator, in the run's precision.
+    Several: those of one batch that was divided; then each part's graph is made anew when the gradient is taken."""
+    counts = summed([stage.counts(batch) for batch in batches])
+    again = len(batches) > 1 and torch.is_grad_enabled()
+    sums: dict[str, torch.Tensor] = {}
+    for batch in batches:
+        with run.autocast():
+            terms = (
+                checkpoint(stage.loss, stage.model, batch, use_reentrant=False)
+                if again
+                else stage.loss(stage.model, batch)
+            )
+        sums = {t: s if t not in sums else sums[t] + s for t, s in terms.items()}
+    return functools.reduce(torch.add, (s / denominator(t, counts) for t, s in sums.items()))

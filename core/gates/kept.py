@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import GateContext, release
+from trainworthy.core.gates.gate import GateContext, release, unshare
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Plan, Run
@@ -178,6 +178,7 @@ def remembered(stage: Stage, updates: int) -> tuple[float | None, float | None]:
     # left of the first average shows how much it forgot. The keeper is as new: its counter begins at its first update.
     pairs = [(a, b) for a, b in zip(stage.ema_model.parameters(), stage.model.parameters(), strict=True)
              if b.is_floating_point() and b.numel()]  # fmt: skip
+    unshare(stage.model)
     with torch.no_grad():
         for mine, theirs in pairs:
             mine.copy_(theirs + 1)

@@ -13,7 +13,7 @@ from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import loader
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import GateContext, build, fetch, pick, total_loss, train_set
+from trainworthy.core.gates.gate import GateContext, build, fetch, own_size, pick, pieces, total_loss, train_set
 from trainworthy.core.gates.recorder import learnt_from, rehearsed
 from trainworthy.core.loop import optim
 from trainworthy.core.loop.lr_finder import Band, LRFinder
@@ -189,6 +189,7 @@ def terms(proof: GateContext) -> Finding:
     three batches that count for the term (a batch without a labelled sample has no supervised term)."""
     run, stage, _ = rehearsed(proof)
     data, seed, size = learnt_from(proof), proof.cfg.run.seed, stage.expect.at_most(16)
+    size = max(2, min(size, own_size(proof) // 2))  # half of what training takes: each term needs the graph again
     chosen = (pick(data, n * size, seed) for n in (3, 24))
     batches = (some[i : i + size] for some in chosen for i in range(0, len(some), size))
     loss = run.used_loss or stage.loss
@@ -262,8 +263,12 @@ def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only:
     few = min(max(stage.expect.at_most(cfg.train.batch_size), BATCH[0]), BATCH[1], len(data))
     size = cfg.train.batch_size if fresh else few
     stream = loader.Stream(len(data), cfg.run.seed)
-    cuts = (stream.keys(i * size, (i + 1) * size) for i in (range(steps) if fresh else [only]))
-    batches = loader.batches(data, cuts, seed=cfg.run.seed, settings=config.Loader(), device=run.device)
+    most = size if stage.expect.couplings else own_size(run)
+    cuts = [pieces(stream.keys(i * size, (i + 1) * size), most) for i in (range(steps) if fresh else [only])]
+    flat = loader.batches(
+        data, (keys for cut in cuts for keys in cut), seed=cfg.run.seed, settings=config.Loader(), device=run.device
+    )
+    batches = ({"parts": [next(flat) for _ in cut]} for cut in cuts)
     training_modes(stage)
     weights = [p for g in optimizer.param_groups for p in g["params"]]
 
@@ -273,7 +278,7 @@ def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only:
     def loss(_model: nn.Module, batch: dict) -> torch.Tensor:
         if not fresh:
             seeds.seed_global(cfg.run.seed, "range-test")  # one dropout mask for all steps removes its noise
-        return total_loss(run, stage, batch)
+        return total_loss(run, stage, *batch["parts"])
 
     hook = optimizer.register_step_pre_hook(clip)
     try:

@@ -15,7 +15,7 @@ from trainworthy.core.base import seeds
 from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.verdict import Skip
 from trainworthy.core.gates.diagnosis import Candidates, Experiment, experiments, rolled, small
-from trainworthy.core.gates.gate import GateContext
+from trainworthy.core.gates.gate import GateContext, divided
 from trainworthy.core.gates.shared_memory import shared
 from trainworthy.core.loop.checkpoint import Segment
 from trainworthy.core.loop.init_from import equal, holds_state, match
@@ -292,10 +292,10 @@ def rehearsed(proof: GateContext) -> tuple[Run, Stage, Record]:
 
 
 def four(proof: GateContext, **how: Any) -> Plan:
-    """Return the plan of that rehearsal."""
+    """Return the plan of that rehearsal. Its micro-batches are no larger than the run's own."""
     world = proof.accelerator.num_processes
     size = max(proof.expect.at_most(BATCH), 2 * world, proof.cfg.train.accumulate * world)
-    return Plan(steps=STEPS, batch_size=size, peak=True, due=(2,), **how)
+    return Plan(steps=STEPS, batch_size=size, sizes=divided(proof, size), peak=True, due=(2,), **how)
 
 
 def tensors(stage: Stage, kinds: tuple[str, ...] = ("optimizers", "state")) -> dict[str, Tensor]:

@@ -78,7 +78,7 @@ def full() -> Config:
         ema=0.9999,
         autoencoder=Phase(epochs=20, batch_size=64, eval_every=2, lr=2e-4),
         latent=Phase(epochs=400, batch_size=256, eval_every=20, lr=2e-4),
-        train=Train(precision="bf16"),
+        train=Train(precision="bf16", eval_batch_size=64),
         optim=Optim(weight_decay=0.0, warmup=0.02),
     )
 

@@ -72,7 +72,7 @@ def full() -> Config:
         lora_rank=16,
         ema=0.0,
         sampling=Sampling(guidance_scale=5.0, steps=50, every=50, scales=(1.0, 3.0, 5.0, 7.5)),
-        train=Train(epochs=4, batch_size=16, accumulate=4, precision="bf16"),
+        train=Train(epochs=4, batch_size=16, accumulate=4, eval_batch_size=8, precision="bf16"),
         optim=Optim(lr=1e-4, weight_decay=0.01, warmup=0.03),
     )
 

@@ -186,7 +186,7 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         rows = gates.rows_of(batch)
         logits = model(input_ids=rows["input_ids"], attention_mask=rows["attention_mask"], use_cache=False).logits
         labels = rows["labels"][:, 1:]
-        each = logits[:, :-1].float().log_softmax(-1).gather(-1, labels.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+        each = loading.log_probs(logits[:, :-1], labels)
         return tuple((each * (labels != pairs.IGNORED)).sum(1).chunk(2))  # (2B, T - 1) -> (B,), (B,)
 
     def scores(model: nn.Module, batch: dict) -> Tensor:

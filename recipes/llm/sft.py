@@ -84,7 +84,7 @@ def full() -> Config:
         model="HuggingFaceTB/SmolLM2-360M-Instruct",
         lora_rank=16,
         max_new_tokens=128,
-        train=Train(epochs=1, batch_size=64, accumulate=4, eval_every=0.25, precision="bf16"),
+        train=Train(epochs=1, batch_size=64, accumulate=4, eval_batch_size=16, eval_every=0.25, precision="bf16"),
         optim=Optim(lr=2e-4, warmup=0.03, weight_decay=0.0),
         run=RunSettings(save_every=0.1),
     )
@@ -196,10 +196,12 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False,
                        logits_to_keep=labels.shape[1] - first + 1).logits[:, :-1]  # fmt: skip
         labels = labels[:, first:]
-        each = F.cross_entropy(
-            logits.float().transpose(1, 2), labels, ignore_index=pairs.IGNORED, reduction="none"
-        )  # (B, T - first)
-        return each.sum(1), (labels != pairs.IGNORED).sum(1)
+        # Row by row: in fp32 the whole vocabulary at every place of a batch may take more memory than the model.
+        each = [
+            F.cross_entropy(a.float(), b, ignore_index=pairs.IGNORED, reduction="sum")
+            for a, b in zip(logits, labels, strict=True)
+        ]
+        return torch.stack(each), (labels != pairs.IGNORED).sum(1)
 
     def scores(model: nn.Module, data: core.Data, before: list[dict] = (), *, answers: bool = True) -> dict[str, float]:
         """Of generated answers and of the wanted ones; without `answers` of these alone."""

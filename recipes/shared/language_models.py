@@ -90,6 +90,13 @@ def read(kind: Any, path: str, dtype: torch.dtype, tokens: int = 0, **how: Any) 
     return model, found["missing_keys"]
 
 
+def log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the log-probability of each label, (B, T) of (B, T, V); of a negative one, that of token 0. One row at a time: in fp32, the
+    whole vocabulary at every place of a batch can take more memory than the model."""
+    rows = zip(logits, labels.clamp_min(0), strict=True)
+    return torch.stack([row.float().log_softmax(-1).gather(-1, own[:, None]).squeeze(-1) for row, own in rows])
+
+
 def kept_in(lora_rank: int, precision: str) -> torch.dtype:
     """Return the dtype of the weights: frozen ones may be bf16, but trained ones would lose small updates."""
     return torch.float32 if precision == "fp32" or not lora_rank else torch.bfloat16

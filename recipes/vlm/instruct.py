@@ -101,7 +101,7 @@ def full() -> Config:
         lora_rank=64,
         projector_width=2048,
         language_lr=2e-4,
-        train=Train(precision="bf16"),
+        train=Train(precision="bf16", eval_batch_size=16),
         optim=Optim(warmup=0.03, weight_decay=0.0),
         loader=core.Loader(workers=8, eval_workers=8),
     )

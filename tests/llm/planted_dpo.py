@@ -70,7 +70,7 @@ PLANTS = [
     Plant("dpo-exchanged-in-training", "sides", "L9", READ, READ +
           "    data['train'].rows = [{**r, 'chosen': r['rejected'], 'rejected': r['chosen']} for r in data['train'].rows]\n",
           ("exchanged in one of the splits",), recipe=DPO, harm="the rejected answer is learnt, in a file of one split alone"),
-    Plant("dpo-evaluates-a-place-late", "preference", "L9", "each = logits[:, :-1].float()", "each = logits[:, 1:].float()",
+    Plant("dpo-evaluates-a-place-late", "preference", "L9", "log_probs(logits[:, :-1], labels)", "log_probs(logits[:, 1:], labels)",
           ("the evaluation's log-probability",), recipe=DPO, harm="margins of tokens that the model has already read"),
     Plant("dpo-pairs-interleaved", "preference", "L9", ".sum(1).chunk(2))", ".sum(1).view(-1, 2).unbind(1))",
           ("the evaluation's log-probability",), recipe=DPO, before=("overfit",), why="answers to different prompts are compared",

@@ -3,7 +3,8 @@
 import csv
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,7 +57,7 @@ class Captioned(NamedTuple):
 def read(cfg: Source) -> Captioned:
     """Return every image with its caption."""
     if cfg.captions:
-        return beside(cfg)
+        return _beside(astuple(cfg))
     found = source.read(cfg)
     if cfg.path == "digits":
         names = [(c, SPOKEN[int(c)]) for c in found.classes]
@@ -98,6 +99,12 @@ def numbered(said: list[str], parts: Sequence[Tensor]) -> tuple[tuple[str, ...],
 
 
 # ------------------------------------------------------------------------------------------------------ captions beside pictures
+@lru_cache(2)
+def _beside(settings: tuple) -> Captioned:
+    """The same, decoded once per process."""
+    return beside(Source(*settings))
+
+
 def beside(cfg: Source) -> Captioned:
     """Return the images of a folder with their own captions, a fifth held out, independent of the run's seed."""
     root = Path(cfg.path)

@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -32,7 +33,13 @@ class Source(labelled.Source):
 
 
 def read(source: Source) -> labelled.Labelled:
-    """Every image (N, C, H, W) float32 in [-1, 1] with its label, and the rows of each split."""
+    """Every image (N, C, H, W) float32 in [-1, 1] with its label, and the rows of each split. They are decoded once per process."""
+    return _read(type(source), astuple(source))
+
+
+@lru_cache(2)
+def _read(kind: type[Source], settings: tuple) -> labelled.Labelled:
+    source = kind(*settings)
     if source.path == "digits":
         images, labels = digits.load()
         learn, held_out = digits.split(labels)

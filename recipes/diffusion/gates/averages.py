@@ -8,7 +8,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import GateContext, pick, release
+from trainworthy.core.gates.gate import GateContext, pick, release, unshare
 from trainworthy.core.gates.kept import REMEMBERED, SMALL, UPDATES, between, copied, flat, remembered
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage, View
@@ -66,6 +66,7 @@ def average(proof: GateContext) -> Finding:
     off, size = max(beside), sum(map(len, before))
     view = View(stage.data["val"], pick(stage.data["val"], 16, cfg.run.seed))
     first = run.measure(stage, view)
+    unshare(stage.model)
     with torch.no_grad():
         for p in stage.model.parameters():
             p.add_(1.0)

@@ -132,7 +132,9 @@ def round_trip(judge: Judge | None, needed: float, ask: walks.Ask = walks.by_cla
 @torch.no_grad()
 def _through(vae: nn.Module, pictures: Tensor) -> Tensor:
     """Return the autoencoder's own reconstructions, without its scaling factors."""
-    return torch.cat([vae.decode(pipeline.middle(vae, x)).sample for x in pictures.split(latents.AT_ONCE)]).float()
+    return torch.cat(
+        [vae.decode(pipeline.middle(vae, x)).sample for x in pictures.split(latents.at_once(pictures))]
+    ).float()
 
 
 @dataclass

@@ -38,9 +38,11 @@ class Vae:
     """Smallest PSNR of reconstructed validation pictures in dB; below it stage two refuses the autoencoder."""
 
 
-AT_ONCE = 256  # pictures encoded together
+AT_ONCE = 256 * 32 * 32  # pixels encoded together: 256 small pictures, or one of 512 x 512
 KEPT: dict[str, Tensor] = {}
 """Cached latents by (autoencoder, pictures): gates rebuild the stage with the same autoencoder."""
+MARKS: dict[tuple, tuple[Tensor, str]] = {}
+"""Digests of pictures by their place in memory."""
 
 
 def make(cfg: Vae, channels: int, side: int) -> AutoencoderKL:
@@ -74,15 +76,30 @@ def shape(vae: nn.Module, side: int, strides: int) -> tuple[int, int, int]:
     return vae.config.latent_channels, side // factor, side // factor
 
 
+def at_once(images: Tensor) -> int:
+    """Return how many of these images (N, C, H, W) are encoded together."""
+    return max(1, AT_ONCE // (images.shape[-1] * images.shape[-2]))
+
+
+def _mark(images: Tensor) -> str:
+    """Return the digest of all pictures, read once where every build gets the same memory."""
+    own = (images.data_ptr(), images.shape, images.stride(), images._version)
+    if own not in MARKS:
+        while len(MARKS) > 1:
+            MARKS.pop(next(iter(MARKS)))
+        MARKS[own] = (images, digest({"pictures": images}))  # kept, so that no other tensor gets its address
+    return MARKS[own][1]
+
+
 @torch.no_grad()
 def cached(vae: nn.Module, images: Tensor) -> Tensor:
     """Return the unscaled latents of all pictures, (N, c, h, w), on the CPU. Encoded once per autoencoder."""
-    key = digest({**vae.state_dict(), "pictures": images})
+    key = digest(vae.state_dict()) + _mark(images)
     if key not in KEPT:
         while len(KEPT) > 1:
             KEPT.pop(next(iter(KEPT)))
         device = next(vae.parameters()).device
-        KEPT[key] = torch.cat([pipeline.middle(vae, x.to(device)).cpu() for x in images.split(AT_ONCE)])
+        KEPT[key] = torch.cat([pipeline.middle(vae, x.to(device)).cpu() for x in images.split(at_once(images))])
     return KEPT[key]
 
 
@@ -165,7 +182,10 @@ class RoundTrip:
         held_out = self.found.held_out
         truth = self.found.labels[held_out]
         real = torch.cat(
-            [self.judge(self.found.images[i].to(self.run.device))[0].cpu() for i in held_out.split(AT_ONCE)]
+            [
+                self.judge(self.found.images[i].to(self.run.device))[0].cpu()
+                for i in held_out.split(at_once(self.found.images))
+            ]
         )
         always = self.judge(self.mean[None].to(self.run.device))[0].item()
         return {"the mean picture": {"psnr": self.floor, "read": (truth == always).float().mean().item()},

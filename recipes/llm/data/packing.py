@@ -3,6 +3,7 @@
 A document longer than a row is read in windows. Each document or window in a row starts at position 0, which isolates it.
 """
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,6 +59,13 @@ def best_fit(lengths: list[int], room: int) -> list[list[int]]:
     return rows
 
 
+@lru_cache(8)
+def _laid_out(lengths: tuple[int, ...], context: int, stride: int) -> tuple[list[Window], list[list[int]]]:
+    """(windows, rows of their indices), found once per process."""
+    found = windows(list(lengths), context, stride)
+    return found, best_fit([w.end - w.start for w in found], context)
+
+
 class Packed(core.Data):
     """Rows of packed documents: ids, labels and positions, (context,) each."""
 
@@ -70,8 +78,10 @@ class Packed(core.Data):
             tokenizer,
             sizes,
         )
-        self.windows = windows([len(d) for d in documents], context, stride) if some is None else some
-        self.rows = best_fit([w.end - w.start for w in self.windows], context)
+        if some is None:
+            self.windows, self.rows = _laid_out(tuple(map(len, documents)), context, stride)
+        else:
+            self.windows, self.rows = some, best_fit([w.end - w.start for w in some], context)
         self.fields = {"input_ids": core.Field("input", low=0, high=len(sizes) - 1), "text": core.Field("source"),
                        "labels": core.Field("target", low=IGNORED, high=len(sizes) - 1)}  # fmt: skip
         asked = sum(w.end - w.scored for w in self.windows)

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ LINES = (".jsonl", ".json")
 SYSTEM = "You name Python functions."  # for docstrings
 
 
-@dataclass
+@dataclass(unsafe_hash=True)
 class Source:
     """Where the pairs come from."""
 
@@ -73,7 +73,19 @@ Rows = list[dict[str, str]]
 
 
 def read(source: Source, chat: Chat) -> tuple[Rows, Rows, Rows, list[str]]:
-    """(train rows of `prompt`, `completion` and `source`, val rows, test rows, what to say of what was left out or repeated)."""
+    """(train rows of `prompt`, `completion` and `source`, val rows, test rows, what to say of what was left out or repeated). They are
+    prepared once per process."""
+    return fresh(_read(source, chat))
+
+
+def fresh(found: tuple) -> tuple:
+    """Rows of several splits, copied: a build of a stage may change its own."""
+    *splits, told = found
+    return *([dict(row) for row in rows] for rows in splits), list(told)
+
+
+@lru_cache(4)
+def _read(source: Source, chat: Chat) -> tuple[Rows, Rows, Rows, list[str]]:
     parts, told = [], []
     named = mixture.parts(source.path)
     splits = formats.together(partial(_part, path, chat, source) for path, _ in named)
@@ -300,13 +312,18 @@ def described(rows: list[dict[str, str]], chat: Chat, sizes: list[int], limit: i
     form = chat.form
     found = {"lengths": percentiles(sizes, limit), "answers": spread(answer_tokens(rows, chat))}
     if chat.conversations:
-        turns = [chat.given(r["prompt"])["messages"] for r in rows]
-        roles = sorted({t["role"] for one in turns for t in one} | {"assistant"})
-        found["turns"] = f"{sum(len(t) + 1 for t in turns) / len(turns):.1f} a row on average; roles {', '.join(roles)}"
+        found["turns"] = _turns(tuple(r["prompt"] for r in rows), chat)
     found["scripts"] = metrics.scripts([r["completion"] for r in rows[:2000]])
     around = f", after {form.lead!r}" * bool(form.lead) + f", then {form.close!r}" * bool(form.close)
     found["scored"] = f"{'every answer' if chat.every_turn else 'the last answer'} up to {form.end!r}{around}"
     return found
+
+
+@lru_cache(4)
+def _turns(prompts: tuple[str, ...], chat: Chat) -> str:
+    turns = [chat.given(prompt)["messages"] for prompt in prompts]
+    roles = sorted({t["role"] for one in turns for t in one} | {"assistant"})
+    return f"{sum(len(t) + 1 for t in turns) / len(turns):.1f} a row on average; roles {', '.join(roles)}"
 
 
 def passes(rows: int, epochs: float, batch_size: int) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
@@ -17,7 +18,7 @@ COLUMNS = ("prompt", "chosen", "rejected")
 SYSTEM = "You say what a Python function does."  # for docstrings
 
 
-@dataclass
+@dataclass(unsafe_hash=True)
 class Source:
     """Where the preferences come from."""
 
@@ -54,7 +55,13 @@ def chat(tokenizer: Any, source: Source) -> pairs.Chat:
 
 
 def read(source: Source, chat: pairs.Chat) -> tuple[pairs.Rows, pairs.Rows, pairs.Rows, list[str]]:
-    """(train, val, test) rows of `prompt`, `chosen`, `rejected` and `source`, and what to say of rows left out."""
+    """(train, val, test) rows of `prompt`, `chosen`, `rejected` and `source`, and what to say of rows left out. They are prepared once
+    per process."""
+    return pairs.fresh(_read(source, chat))
+
+
+@lru_cache(4)
+def _read(source: Source, chat: pairs.Chat) -> tuple[pairs.Rows, pairs.Rows, pairs.Rows, list[str]]:
     if source.path == "docstrings":
         train, val, told = *constructed(), []
         for row in (train[0], val[0]):

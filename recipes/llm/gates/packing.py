@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import GateContext, fetch
+from trainworthy.core.gates.gate import GateContext, fetch, own_size
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
@@ -64,6 +64,13 @@ def packed(data: Packed, documents: list[np.ndarray], run: Run) -> dict:
     return fetch(rows, list(range(len(rows))), None, run.device)
 
 
+def divided(batch: dict, proof: GateContext) -> Iterator[dict]:
+    """Yield the batch in parts of at most half a micro-batch of the run: `felt` keeps more of a row than training does."""
+    most = max(1, own_size(proof) // 2)
+    for start in range(0, len(batch["input_ids"]), most):
+        yield {k: v[start : start + most] for k, v in batch.items()}
+
+
 # ---------------------------------------------------------------------------------------------------------------- gates
 @gate(
     "asked",
@@ -79,10 +86,13 @@ def asked(proof: GateContext) -> Finding:
     data = stage.data["train"]
     documents = some(data, proof.cfg.run.seed)
     batch = packed(data, documents, run)
-    with run.autocast():
-        _, gradient = felt(stage, batch)
-    pulled = gradient.argmin(-1).masked_fill(gradient.abs().sum(-1) == 0, IGNORED)  # (B, T)
-    ids = batch["input_ids"]
+    pulled_in: list[Tensor] = []
+    for part in divided(batch, proof):
+        with run.autocast():
+            _, gradient = felt(stage, part)
+        pulled_in.append(gradient.argmin(-1).masked_fill(gradient.abs().sum(-1) == 0, IGNORED))
+        del gradient
+    pulled, ids = torch.cat(pulled_in), batch["input_ids"]  # (B, T)
     got = Counter(
         (a, b) for a, b in zip(ids.flatten().tolist(), pulled.flatten().tolist(), strict=True) if b != IGNORED
     )

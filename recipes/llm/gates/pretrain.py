@@ -19,10 +19,11 @@ from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.llm.data.packing import IGNORED
 from trainworthy.recipes.llm.gates import numerics
-from trainworthy.recipes.llm.gates.packing import asked, causal, felt, isolation, packed, parts, some
+from trainworthy.recipes.llm.gates.packing import asked, causal, divided, felt, isolation, packed, parts, some
 
 KEYS = ("input_ids", "labels", "position_ids")
 SHIFT = 10.0  # added to all logits: softmax does not change, log Z does
+PLACES = 64  # that are compared at once, in double precision
 BIGGEST = 300_000_000  # parameters; larger models are not written to disk for a gate
 
 
@@ -85,17 +86,23 @@ def z(weight: float) -> Gate:
             raise Skip("no z-loss: --z-loss 0")
         run, stage = proof.look()
         batch = packed(stage.data["train"], some(stage.data["train"], proof.cfg.run.seed), run)
-        logits, gradient = (x.cpu() for x in felt(stage, batch))
-        shifted = felt(stage, batch, SHIFT)[1].cpu()
-        rows = gradient.abs().sum(-1) > 0
-        p, log_z = to_double(logits[rows]).softmax(-1), to_double(logits[rows]).logsumexp(-1, keepdim=True)
-        target = torch.zeros_like(p).scatter_(-1, gradient[rows].argmin(-1, keepdim=True), 1.0)
-        plain = p - target + 2 * weight * log_z * p
-        due = 2 * weight * SHIFT * p  # effect of the shift: 2 w log Z softmax is linear in log Z
-        got = to_double(shifted[rows] - gradient[rows])
-        added = (got * due).sum().item() / due.square().sum().item()  # 1 if correct
-        gap = ((got - due).norm() / due.norm()).item()
-        own = ((gradient[rows] - plain).norm() / plain.norm()).item()
+        sums, log_zs = torch.zeros(5, dtype=torch.float64), []
+        for part in divided(batch, proof):
+            logits, gradient = (x.cpu() for x in felt(stage, part))
+            shifted = felt(stage, part, SHIFT)[1].cpu()
+            for places in (gradient.abs().sum(-1) > 0).nonzero().split(PLACES):
+                at = tuple(places.T)
+                p, log_z = to_double(logits[at]).softmax(-1), to_double(logits[at]).logsumexp(-1, keepdim=True)
+                target = torch.zeros_like(p).scatter_(-1, gradient[at].argmin(-1, keepdim=True), 1.0)
+                plain = p - target + 2 * weight * log_z * p
+                due = 2 * weight * SHIFT * p  # effect of the shift: 2 w log Z softmax is linear in log Z
+                got = to_double(shifted[at] - gradient[at])
+                found = (got * due, due.square(), (got - due).square(), (gradient[at] - plain).square(), plain.square())
+                sums += torch.stack([one.sum().cpu() for one in found])
+                log_zs.append(log_z.cpu())
+            del logits, gradient, shifted
+        both, dues, apart, off, plains = sums.tolist()
+        added, gap, own, log_z = both / dues, (apart / dues) ** 0.5, (off / plains) ** 0.5, torch.cat(log_zs)
         ok = gap < 0.02 and own < 1e-3
         return Finding(
             ok,

@@ -24,6 +24,7 @@ from trainworthy.recipes.shared.language_models import exported as exported
 from trainworthy.recipes.shared.language_models import generate as generate
 from trainworthy.recipes.shared.language_models import kept_in as kept_in
 from trainworthy.recipes.shared.language_models import load as load
+from trainworthy.recipes.shared.language_models import log_probs as log_probs
 from trainworthy.recipes.shared.language_models import merged as merged
 from trainworthy.recipes.shared.language_models import model_card as model_card
 from trainworthy.recipes.shared.language_models import name_base as name_base

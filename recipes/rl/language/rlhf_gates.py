@@ -117,8 +117,10 @@ def reward_gate(reward: Reward) -> Gate:
         prompts = stage.data["prompts"]
         order = prompts.order(proof.cfg.run.seed, "reward").tolist()[:TEXTS]
         batch = fetch(prompts, order, proof.cfg.run.seed, run.device)
-        with evaluating(stage.model):
-            said, valid = stage.model.write(batch["input_ids"], batch["mask"], batch["draws"])
+        each, most = [batch[k] for k in ("input_ids", "mask", "draws")], proof.cfg.rollout_batch_size
+        with evaluating(stage.model):  # no more at once than a rollout
+            parts = [stage.model.write(*(x[i : i + most] for x in each)) for i in range(0, len(order), most)]
+        said, valid = (torch.cat(x) for x in zip(*parts, strict=True))
         rows = [row[keep].tolist() for row, keep in zip(said, valid, strict=True)]
         rows += [row[: 1 + i % max(1, len(row))] for i, row in enumerate(rows)]
         texts = prompts.tokenizer.batch_decode(rows, skip_special_tokens=True)

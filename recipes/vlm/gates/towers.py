@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, GateContext
+from trainworthy.core.gates.gate import Gate, GateContext, divided
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage
 
@@ -32,9 +32,8 @@ def watched(proof: GateContext) -> Watched:
     """Rehearse once for several gates."""
 
     def rehearse() -> Watched:
-        run, stage = proof.build(
-            Plan(steps=STEPS, batch_size=max(BATCH, 4 * proof.accelerator.num_processes), peak=True)
-        )
+        size = max(BATCH, 4 * proof.accelerator.num_processes)
+        run, stage = proof.build(Plan(steps=STEPS, batch_size=size, sizes=divided(proof, size), peak=True))
         found, mine = Watched(run, stage), {t: _of(stage.parameters(), t) for t in TOWERS}
         before = {t: _flat(ps) for t, ps in mine.items() if ps}
         every = dict(stage.model.named_parameters())
