@@ -159,13 +159,15 @@ def share(stage: Stage, known: dict[tuple[str, str], torch.Tensor]) -> None:
     memory of an earlier build's, so that a base under adapters, a teacher or a reference is in memory once. Only where
     they equal them bitwise; what differs keeps its own memory. `wiring` checks that training does not write to them."""
 
+    def kind(t: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+        return t.shape, t.dtype, t.device
+
     def first(module: str, name: str, mine: torch.Tensor) -> torch.Tensor:
         there = known.get((module, name))
         if there is mine:
             return mine
-        kinds = [(t.shape, t.dtype, t.device) for t in (mine, there) if t is not None]
         with contextlib.suppress(RuntimeError):  # types of 8 bits cannot be compared
-            if len(kinds) == 2 and kinds[0] == kinds[1] and torch.equal(there, mine):
+            if there is not None and kind(there) == kind(mine) and torch.equal(there, mine):
                 return there
         known[module, name] = mine
         return mine
