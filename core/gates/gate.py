@@ -291,7 +291,10 @@ def own_size(of: "GateContext | Run") -> int:
 
 def divided(proof: GateContext, size: int) -> list[int] | None:
     """Return the sizes of each process's micro-batches of a rehearsed step of `size` samples, if as many as the run has
-    would be larger than its own; else None."""
+    would be larger than its own; else None. A user's own loop or trainer is asked for as many as it is written for: losses that
+    are no sum over samples (a classifier of transformers that does not divide) would change."""
+    if not proof.sized:
+        return None
     (mine, rest), own = divmod(size, proof.accelerator.num_processes), own_size(proof)
     if rest or mine <= own * proof.cfg.train.accumulate or "train" not in proof.peek().data:
         return None
