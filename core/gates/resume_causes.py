@@ -4,8 +4,8 @@ Three short runs are compared at the first step after the checkpoint: what was s
 checkpoint holds, and the samples.
 """
 
+import inspect
 import random
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,7 +44,7 @@ class Watch:
             for step in own(of):
                 self.begun = self.begun or saved(of)
                 if step.index == self.at:
-                    self.kept = {**_variables(sys._getframe(1)), **_of_functions(loss, of), **_of_objects(of)}
+                    self.kept = {**_variables(inspect.currentframe().f_back), **_of_functions(loss, of), **_of_objects(of)}
                     self.handed = _entries(step.batches)
                 yield step
 

@@ -57,6 +57,8 @@ NAMES = {
         "torch.utils._python_dispatch.TorchDispatchMode",
         "torch.ops.aten._index_put_impl_",
         "torch.ops.aten._local_scalar_dense",
+        "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
+        "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward",
         "torch.ops.aten._unique2",
         "torch.ops.aten._unsafe_index_put",
         "torch/distributed/tensor/_api.py:_local_tensor",
