@@ -44,7 +44,11 @@ class Watch:
             for step in own(of):
                 self.begun = self.begun or saved(of)
                 if step.index == self.at:
-                    self.kept = {**_variables(inspect.currentframe().f_back), **_of_functions(loss, of), **_of_objects(of)}
+                    self.kept = {
+                        **_variables(inspect.currentframe().f_back),
+                        **_of_functions(loss, of),
+                        **_of_objects(of),
+                    }
                     self.handed = _entries(step.batches)
                 yield step
 

@@ -77,6 +77,13 @@ class OnDevice(torch.Tensor):
     def untyped_storage(self) -> Any:
         return self.host.untyped_storage()
 
+    def __deepcopy__(self, memo: dict) -> Any:
+        if id(self) not in memo:
+            copied = self.detach().clone()
+            memo[id(self)] = torch.nn.Parameter(copied) if isinstance(self, torch.nn.Parameter) else copied
+            memo[id(self)].requires_grad_(self.requires_grad)
+        return memo[id(self)]
+
     def tolist(self) -> Any:
         return self.detach().cpu().tolist()
 

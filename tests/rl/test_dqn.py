@@ -261,7 +261,7 @@ for made in (Unlicensed, Narrow):
     [
         ("odd:Unlicensed-v0", ("cannot be made", "RuntimeError: no licence", "odd.py:")),
         ("odd:Narrow-v0", ("shape (3,)", "shape (4,)", "observation_space")),
-        ("MountainCarContinuous-v0", ("a Discrete action space", "rl/ppo or rl/sac acts in this one")),
+        ("MountainCarContinuous-v0", ("a Discrete action space", "use rl/ppo or rl/sac for these actions")),
     ],
 )
 def test_an_environment_that_cannot_be_learnt_is_one_message(name: str, words: tuple[str, ...], launch, tmp_path: Path):

@@ -306,9 +306,9 @@ def test_heads_are_the_distributions_of_torch():
         (("--frame-stack", "0"), ("nothing would be observed", "--frame-stack 0")),
         (
             ("--rnn-hidden-size", "8", "--frame-stack", "4"),
-            ("remembered or stacked", "--rnn-hidden-size 8 --frame-stack 4"),
+            ("recurrent state or stacked frames", "--rnn-hidden-size 8 --frame-stack 4"),
         ),
-        (("--rnn-hidden-size", "8", "--train.batch-size", "64"), ("whole stretches", "multiple of --num-steps 128")),
+        (("--rnn-hidden-size", "8", "--train.batch-size", "64"), ("whole rollouts", "multiple of --num-steps 128")),
     ],
 )
 def test_bad_input_is_one_message(argv: tuple[str, ...], words: tuple[str, ...], launch):
