@@ -403,7 +403,11 @@ def train_stage(
     stage = part.build(one, previous)
     steps = one.total_steps(stage)
     named = f"{part.name}: " if part.of > 1 else ""
-    what = f"steps of {cfg.train.batch_size} samples, {cfg.train.epochs:g} epochs" if "train" in stage.data else (
+    data = stage.data.get("train")
+    read = cfg.train.epochs
+    if data is not None and cfg.train.max_steps:
+        read = min(read, steps * cfg.train.batch_size / len(data))
+    what = f"steps of {cfg.train.batch_size} samples, {read:.4g} epochs" if data is not None else (
         f"iterations that collect their own samples, {cfg.train.batch_size} to an update")  # fmt: skip
     s.console.say(f"train  {named}{steps:,} {what}, into {folder}")
     watcher = Watcher(one, stage)

@@ -1,7 +1,12 @@
 """One message for a model or data set that cannot be downloaded, with the way to use local files."""
 
+import contextlib
+import os
 import re
+import socket
+import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +26,39 @@ WORDS = re.compile(
     r"|cannot find the requested files in the (disk|local) cache",
     re.IGNORECASE,
 )
+ANSWER = 5.0  # seconds in which the hub must begin to answer
 HUB = re.compile(r"(hub:)?[\w.-]+/[\w.-]+(:[\w.-]+)?")
+
+
+@cache
+def hub_silent() -> str:
+    """Return why the hub does not answer, or "". The hub's libraries are then put offline, so that they read their caches at once:
+    huggingface_hub's client has no time limit, and `datasets` tries each request five times."""
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=ANSWER)
+    except Exception as error:  # httpx's own exceptions are no OSError
+        if not unreachable(error):
+            raise
+        constants.HF_HUB_OFFLINE = True
+        os.environ["HF_HUB_OFFLINE"] = "1"  # of processes that this one starts
+        if datasets := sys.modules.get("datasets"):
+            datasets.config.HF_HUB_OFFLINE = True
+        kind = type(error).__name__
+        return f"no answer within {ANSWER:g} s" if "Timeout" in kind else kind
+    return ""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float = 4 * ANSWER) -> Iterator[None]:
+    """Give sockets that are opened here a time limit for each answer, where a library sets none (torch.hub)."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def unreachable(error: BaseException | None) -> bool:

@@ -290,7 +290,8 @@ def tell(home: Path, plan: dict[str, Any], study: Any, space: Any, console: Cons
             lines.append(
                 "No test split: the best of many validation scores flatters. Confirm it with new seeds or fresh data."
             )
-        command = shlex.join(["trainworthy", "run", d["recipe"], *d["fixed"], *words(f.best.point), "--seeds", "5"])
+        if not findings.is_at_chance(f):
+            command = shlex.join(["trainworthy", "run", d["recipe"], *d["fixed"], *words(f.best.point), "--seeds", "5"])
     where = page.write(home, d["recipe"], f, lines, command)
     for text in ("", *lines, *(e.words() for e in f.edges), *findings.comparison(f)):
         console.say(text)

@@ -240,7 +240,10 @@ def _why_not(proof: GateContext, stage: Stage, found: dict) -> str:
         return ""
     run, fields = proof.look()[0], stage.data["train"].fields
     inputs = [k for k, f in fields.items() if f.role == "input"]
-    why = named_causes.of_no_memory(stage.model, lambda b: total_loss(run, stage, b), found["batch"], inputs)
+    why = ""
+    if stage.pretrained and stage.expect.frozen:
+        why = named_causes.of_untrained(proof.look()[1].model, found["batch"])
+    why = why or named_causes.of_no_memory(stage.model, lambda b: total_loss(run, stage, b), found["batch"], inputs)
     target = categorical(stage.data["train"])
     if not why and target:
         smoothing = float(getattr(proof.cfg, "label_smoothing", 0.0))

@@ -123,6 +123,20 @@ def of_no_memory(model: nn.Module, loss: Callable[[dict], Tensor], batch: dict, 
     return ""
 
 
+def of_untrained(model: nn.Module, batch: dict) -> str:
+    """Of adapters that do not memorise samples: does the language model below them, not trained yet, favour any token at all?"""
+    ids = batch.get("input_ids")
+    if not hasattr(model, "get_output_embeddings") or not isinstance(ids, Tensor):
+        return ""
+    with in_mode(model, training=False), torch.no_grad():
+        logp = model(input_ids=ids[:2, :64]).logits.float().log_softmax(-1)
+    share = float(-(logp.exp() * logp).sum(-1).mean()) / math.log(logp.shape[-1])
+    if share < 0.97:
+        return ""
+    return (f"the model below the adapters has random weights: all its tokens are about equally likely (entropy {share:.1%} of the "
+            "largest possible); adapters do not change that: --lora-rank 0, or a trained --model")  # fmt: skip
+
+
 def of_softmax_twice(reached: float, classes: int, smoothing: float) -> str:
     """Of a loss that stops where cross-entropy of probabilities does: of n classes at ln(e + n - 1) - 1, without smoothing."""
     if classes < 2:

@@ -328,7 +328,8 @@ def write(run: "Run", found: "list[Verdict]") -> None:
     )
     for v in found:
         if v.verdict in ("advice", "fail"):
-            run.console.say(f"  {v.verdict:<6} {v.id:<13} {v.measured}; {v.remedy}")
+            lines = f"{v.measured}; {v.remedy}".replace("\n", f"\n{'':23}")  # below the first line's text
+            run.console.say(f"  {v.verdict:<6} {v.id:<13} {lines}")
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from trainworthy.core.report.bands import healthy, outside
 from trainworthy.core.report.folder import Folder, number
 from trainworthy.core.report.html import num
 
+LOSSES = ("val/nll", "val/loss", "val/perplexity")
 WINDOW = 5  # evaluations in the trend
 NOISY = 0.1  # noise of one evaluation as a fraction of all that was gained, from which on a flat curve is called noisy
 
@@ -182,6 +183,9 @@ def _broken(t: Trend, summary: dict[str, Any], own_samples: bool) -> Advice | No
         return Advice(
             "It diverged: lower the rate", text + "`trainworthy lr` shows which ones are usable.", urgent=True
         )
+    first, last = t.rows[0], t.rows[-1]
+    if any(k in first and k in last and number(last[k]) < 0.9 * number(first[k]) for k in LOSSES):
+        return None  # few samples, or a strict metric: another measure of the same evaluations has learnt
     text += f"while the training loss fell from {num(float(loss[0]))} to {num(float(loss[-1]))}. If that is little, the rate "
     text += "is too low (`trainworthy lr`); if it is much, what is evaluated is not what is trained on (`trainworthy check`)."
     return Advice("Validation shows no learning", text, urgent=True)

@@ -8,7 +8,7 @@ import numpy as np
 from trainworthy.core.report.bands import OVERFIT, healthy
 from trainworthy.core.report.charts import SENTINEL, SMALL, Chart, inline, plain_powers, render, shade, thin
 from trainworthy.core.report.folder import Folder
-from trainworthy.core.report.html import bars, details, esc, num, picture, tag
+from trainworthy.core.report.html import bars, details, esc, num, picture, tag, words
 
 KIND = {"pass": "good", "fail": "bad"}
 
@@ -28,7 +28,7 @@ def verdict_table(f: Folder, verdicts: list[dict[str, Any]], *, of: str = "Gate"
         cells = "".join(tag("td", c) for c in (title, measured, esc(v["needed"]), esc(cost)))
         rows.append(tag("tr", tag("th", tag("span", esc(v["verdict"]), class_=f"pill {kind}"), scope="row") + cells))
         if broken:
-            causes = tag("ul", "".join(tag("li", esc(x)) for x in v["remedy"].splitlines()), class_="causes")
+            causes = tag("ul", "".join(tag("li", words(x)) for x in v["remedy"].splitlines()), class_="causes")
             causes = tag("p", "Likely causes, in order", class_="dim") + causes if v["remedy"] else ""
             fold = causes + (details("Evidence", shown, is_open=v["verdict"] == "fail") if shown else "")
             fold = fold and tag("td", tag("div", fold, class_=f"card failure {kind}"), colspan=5)

@@ -18,6 +18,11 @@ def esc(value: Any) -> str:
     return escape(masking.SECRET.sub(masking.HIDDEN, str(value)))
 
 
+def words(text: str) -> str:
+    """Return text for HTML; what is in backticks becomes code."""
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", esc(text))
+
+
 def num(value: Any, sign: str = "") -> str:
     """Format a number: four decimals near one, thousands separated, powers of ten for very large or small values."""
     if not isinstance(value, (int, float, np.number)) or isinstance(value, bool):

@@ -19,7 +19,7 @@ from trainworthy.core.report.card import measured
 from trainworthy.core.report.evidence import verdict_table
 from trainworthy.core.report.folder import Folder, forked_from, read_json, references
 from trainworthy.core.report.folder import number as as_number
-from trainworthy.core.report.html import bars, card, code, details, esc, note, num, picture, said, table, tag
+from trainworthy.core.report.html import bars, card, code, details, esc, note, num, picture, said, table, tag, words
 
 COLUMNS = 12  # evaluations shown next to each other
 SHOWN = 40  # rows and columns of a class table: 1,000 of each would make a page of 52 MB
@@ -176,7 +176,8 @@ def next_steps(f: Folder) -> str:
         told = [v for v in f.monitors if v["verdict"] in ("fail", "advice")]
         for v in told:
             rung = v.get("evidence", {}).get("rung")
-            text = " ".join([v["measured"] + ".", *v["remedy"].splitlines()])
+            remedy = "; ".join(v["remedy"].splitlines())
+            text = f"{v['measured']}. {remedy[:1].upper()}{remedy[1:]}"
             todo.insert(0 if rung else len(todo), Advice(f"Monitor {v['id']}: {v['title']}", text, urgent=bool(rung)))
         if behind := outside(f):
             for one in todo:
@@ -187,7 +188,7 @@ def next_steps(f: Folder) -> str:
             todo.insert(0 if departed.urgent else len(todo), departed)
     else:
         return ""
-    cards = "".join(tag("li", tag("h3", esc(a.title)) + tag("p", esc(a.evidence)), class_="card") for a in todo)
+    cards = "".join(tag("li", tag("h3", esc(a.title)) + tag("p", words(a.evidence)), class_="card") for a in todo)
     return tag("ol", cards, class_="advice") + tail
 
 

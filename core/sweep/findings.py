@@ -124,12 +124,19 @@ def at_edge(one: Range, best: Row, tried: list[Row]) -> Edge | None:
     return None
 
 
+def is_at_chance(f: Findings) -> bool:
+    """Return whether the best trial is no better than chance."""
+    if f.best is None or f.floor is None or not math.isfinite(f.floor):
+        return False
+    return (1 if f.higher else -1) * (f.best.score - f.floor) <= 0
+
+
 def cautions(f: Findings) -> list[str]:
     """Return reasons against choosing the best trial: it learnt nothing, or others have the same score."""
     if f.best is None:
         return []
-    found, sign = [], 1 if f.higher else -1
-    if f.floor is not None and math.isfinite(f.floor) and sign * (f.best.score - f.floor) <= 0:
+    found = []
+    if is_at_chance(f):
         found.append(f"No trial is better than chance ({f.floor:.4f}): nothing was learnt, and there is nothing to choose. Train longer "
                      "(--train.epochs, --max-steps), or search other settings.")  # fmt: skip
     same = [r.number for r in f.rows if r.state == "done" and r.value == f.best.value and r is not f.best]

@@ -70,13 +70,18 @@ def _trials(f: Findings) -> str:
     cells = []
     for r in order:
         score = esc(num(r.value)) if r.value is not None else esc(r.state)
-        cells.append([f"trial {r.number}", score, *(esc(num(r.point.get(k, ""))) for k in names), esc(r.reason or r.diagnosis),
+        cells.append([f"trial {r.number}", score, *(esc(_setting(r.point.get(k, ""))) for k in names), esc(r.reason or r.diagnosis),
                       esc(f"{r.seconds:.0f} s"), esc(f"{r.cost['device_hours']:.2g}" if r.cost else "")])  # fmt: skip
     return table(
         ("", esc(f.metric), *map(esc, names), "its curves, or why it is infeasible", "time", "device-hours"),
         cells,
         class_="plain",
     )
+
+
+def _setting(value: Any) -> str:
+    """Return a setting as it can be given again: 0.0005477 and not 0.0005."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _plots(f: Findings) -> str:

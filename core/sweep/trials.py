@@ -49,7 +49,7 @@ def gates_of(home: Path, recipe: str, fixed: list[str], built: dict[str, Any], c
     with held(home / "gates" / f"{safe}.lock"):
         if (known := read_json(path)).get("structure") == built:
             return known["failed"]
-        console.say(f"  gates for {key}: once for this structure")
+        console.say(f"  gates  once for this structure: {key}")
         words = ["check", recipe, *fixed, *spaces.words(built), "--run.out", str(home / "gates")]
         done = subprocess.run([sys.executable, "-m", "trainworthy", *words], capture_output=True, text=True)
         last = next((w for w in reversed((done.stdout + done.stderr).splitlines()) if w.strip()), "")

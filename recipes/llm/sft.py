@@ -103,7 +103,7 @@ def read(cfg: Config, chat: pairs.Chat) -> dict[str, pairs.Pairs]:
         data[name] = pairs.Pairs(kept, chat)
         data[name].limit = limit
         data[name].notes = {f"too long in {name}": long} if long else {}
-    data["train"].notes |= {"data sets": ";\n       ".join(told)} if told else {}
+    data["train"].notes |= {"rows": ";\n       ".join(told)} if told else {}
     data["train"].notes |= pairs.described(data["train"].rows, chat, sizes[0], limit)
     data["train"].notes |= loading.rate_told(cfg.lora_rank, cfg.optim.lr)
     if cfg.data.path != "docstrings":

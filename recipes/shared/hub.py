@@ -57,6 +57,7 @@ def allowed(name: str, setting: str, file: str = "config.json") -> str:
     from huggingface_hub import auth_check, get_token, try_to_load_from_cache
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
+    silent = network.hub_silent()
     if isinstance(try_to_load_from_cache(name, file), str):
         return name
     token = "a token is set, but it has no access" if get_token() else "no token is set"
@@ -72,7 +73,7 @@ def allowed(name: str, setting: str, file: str = "config.json") -> str:
         if not isinstance(error, OSError) and not network.unreachable(error):
             raise
         raise UserError(
-            f"{setting} {name} cannot be fetched", got=type(error).__name__, needed="the hub within reach",
+            f"{setting} {name} cannot be fetched", got=silent or type(error).__name__, needed="the hub within reach",
             cause="no network (HF_HUB_OFFLINE, a proxy?)",
             next=f"where there is a network: hf download {name} --local-dir FOLDER, then {setting} FOLDER",
         ) from None  # fmt: skip
@@ -101,12 +102,19 @@ def named(path: str) -> tuple[str, str | None]:
     return name, configuration or None
 
 
+def ask(path: str) -> None:
+    """Put the hub's libraries offline if `hub:owner/name` is no folder and the hub does not answer."""
+    if not Path(named(path)[0]).exists():
+        network.hub_silent()
+
+
 def tables(path: str) -> Any:
     """Read the splits of the data set `hub:owner/name` (or `hub:` and a folder in the hub's layout; after another colon
     its configuration) with `datasets`, including one for training."""
     import datasets
 
     datasets.disable_progress_bars()
+    ask(path)
     try:
         found = datasets.load_dataset(*named(path))
     except Exception as error:

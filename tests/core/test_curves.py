@@ -10,7 +10,8 @@ import re
 from pathlib import Path
 
 import pytest
-from trainworthy.core.report.advice import Advice, advise, landing, trend
+from trainworthy.core.report.advice import Advice, advise, against_healthy, landing, trend
+from trainworthy.core.report.folder import Folder
 
 from tests.conftest import ROOT
 
@@ -24,8 +25,27 @@ def curve(path: Path) -> tuple[dict, list[dict]]:
 
 
 def advice(path: Path) -> list[Advice]:
+    """As the report puts it: what a run's own curves say, and before that if it is behind the recorded band of its recipe."""
     facts, rows = curve(path)
-    return advise(rows, facts["summary"], facts["settings"], facts["n_val"], own_samples=facts["own_samples"])
+    found = advise(rows, facts["summary"], facts["settings"], facts["n_val"], own_samples=facts["own_samples"])
+    if behind := against_healthy(folder(facts, rows)):
+        found.insert(0 if behind.urgent else len(found), behind)
+    return found
+
+
+def folder(facts: dict, rows: list[dict]) -> Folder:
+    """A run of the recipe in `band` with that recipe's settings but for those of the curve, and its data; without `band`, one that has none."""
+    band = {}
+    if "band" in facts:
+        band = json.loads((ROOT / "recipes" / f"{facts['band'].replace('/', '/results/')}.band.json").read_text())
+    settings: dict = {}
+    for name, value in band.get("settings", {}).items():
+        group, _, key = name.rpartition(".")
+        (settings.setdefault(group, {}) if group else settings)[key] = value
+    for group, values in facts["settings"].items():
+        settings[group] = {**settings.get(group, {}), **values}
+    data = {"fingerprint": band.get("data")}
+    return Folder(Path("run"), {"settings": settings}, {}, data, {}, facts["summary"], [], rows, [], band)
 
 
 @pytest.mark.parametrize("path", CURVES, ids=lambda p: p.stem)
@@ -50,6 +70,8 @@ def test_every_kind_of_curve_is_there():
         "nothing",
         "noisy",
         "saturated",
+        "collapsed",
+        "below",
     } <= kinds
     assert len(CURVES) > 15
 

@@ -1,11 +1,16 @@
 """Without a network: models and data sets by hub name, by the real command."""
 
+import os
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from trainworthy.core.base import network
+from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import assets
+from trainworthy.recipes.shared import hub
 
 from tests.helpers import pictures
 
@@ -14,8 +19,7 @@ Refused = type("ConnectError", (Exception,), {"__module__": "httpx"})  # as such
 VERIFY = pytest.mark.verify
 CASES = [
     pytest.param(("llm/sft", "--preset", "full"), "1", "HuggingFaceTB/SmolLM2-360M-Instruct --local-dir", id="sft"),
-    pytest.param(("llm/sft", "--data.path", "hub:trl-lib/tldr"), "0", "--repo-type dataset", id="sft-data",
-                 marks=VERIFY),  # 40 s: its client tries five times
+    pytest.param(("llm/sft", "--data.path", "hub:trl-lib/tldr"), "0", "--repo-type dataset", id="sft-data", marks=VERIFY),
     pytest.param(("llm/dpo", "--preset", "full"), "1", "then --model FOLDER", id="dpo", marks=VERIFY),
     pytest.param(("llm/reward", "--preset", "full"), "1", "then --model FOLDER", id="reward", marks=VERIFY),
     pytest.param(("llm/pretrain", "--preset", "full"), "0", "hf download", id="pretrain", marks=VERIFY),
@@ -103,6 +107,30 @@ def test_an_error_of_the_connection_is_known_behind_what_it_caused():
     assert network.unreachable(error)
     assert not network.unreachable(KeyError("loss"))
     assert not network.unreachable(FileNotFoundError(2, "No such file", "mine.csv"))
+
+
+def test_a_hub_that_takes_connections_and_says_nothing_is_given_up_within_seconds(monkeypatch: pytest.MonkeyPatch):
+    """huggingface_hub's own client waits for ever. Its libraries are offline then: they read their caches and try nothing again."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    config = pytest.importorskip("datasets.config")
+    before = os.environ.get("HF_HUB_OFFLINE", "")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        for module in (constants, config):
+            monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_HUB_OFFLINE", before)
+        monkeypatch.setattr(network, "ANSWER", 0.3)
+        network.hub_silent.cache_clear()
+        started = time.monotonic()
+        try:
+            with pytest.raises(UserError, match="no answer within"):
+                hub.allowed("someone/model", "--model")
+            assert constants.HF_HUB_OFFLINE
+            assert config.HF_HUB_OFFLINE
+            assert time.monotonic() - started < 5
+        finally:
+            network.hub_silent.cache_clear()
+            hub.allowed.cache_clear()
 
 
 def test_the_settings_that_name_the_hub_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -78,6 +78,14 @@ def test_rising_before_the_end_continues_to_a_landing_point_on_the_line():
     assert "lands at 1.0000" in beyond.evidence, "never above the ceiling"
 
 
+def test_a_strict_metric_near_chance_is_not_called_no_learning_while_the_loss_on_held_out_data_falls():
+    """Exact match of a language model on 20 rows, for example."""
+    rows = epochs([0.1, 0.1, 0.12])
+    assert advise(rows, SUMMARY, {**SETTINGS, "train": {"epochs": 3}}, 20)[0].title == "Validation shows no learning"
+    rows = [row | {"val/perplexity": p} for row, p in zip(rows, (15.0, 9.0, 8.0), strict=True)]
+    assert advise(rows, SUMMARY, {**SETTINGS, "train": {"epochs": 3}}, 20)[0].title != "Validation shows no learning"
+
+
 def test_rising_at_the_end_asks_for_a_longer_schedule_unless_the_rate_is_constant():
     rows = epochs([0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75])
     assert advise(rows, SUMMARY, SETTINGS, 1000)[0].title.startswith("Change the schedule")

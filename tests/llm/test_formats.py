@@ -185,3 +185,11 @@ def test_a_test_set_is_what_validation_leaves_of_the_held_out_rows():
     asked = [{"prompt": str(i % 150)} for i in range(300)]  # every prompt twice
     val, test = pairs.spaced(asked, 128)
     assert not {r["prompt"] for r in val} & {r["prompt"] for r in test}
+
+
+def test_rows_of_one_instruction_are_held_out_by_their_input():
+    """Alpaca's files often have one instruction, and what differs is the input: all rows must not become one group."""
+    row = {"instruction": "Translate.", "output": "So."}
+    assert formats.conversation(row | {"input": "one"})["source"] == "Translate.\none"
+    assert formats.conversation(row | {"input": "one", "source": "book"})["source"] == "book"
+    assert formats.conversation(row)["source"] == "Translate."

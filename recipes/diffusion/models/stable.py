@@ -110,6 +110,8 @@ class Captioned(nn.Module):
 # ------------------------------------------------------------------------------------------------------------- a new net
 def new(cfg: New, noise: Noise, channels: int, side: int) -> Parts:
     """Return an untrained net for an existing autoencoder and text encoder."""
+    if cfg.text != "smollm2":
+        hub.locate(cfg.text, "--new.text", packaged="smollm2")  # before minutes for an autoencoder
     vae, (encoder, tokenizer) = _autoencoder(cfg.vae, channels), _text(cfg.text, cfg.tokens)
     c, h, _ = latents.shape(vae, side, len(cfg.widths) - 1)
     if any(w % 8 for w in cfg.widths) or len(cfg.widths) < 2:

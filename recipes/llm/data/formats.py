@@ -147,6 +147,7 @@ def alpaca(row: dict[str, Any]) -> dict[str, Any]:
         raise BadRow(fault.why.replace("prompt", "instruction").replace("completion", "output")) from None
     if isinstance(row.get("input"), str) and row["input"].strip():
         found["prompt"] = f"{found['prompt']}\n{row['input']}"
+        found["source"] = str(row.get("source") or found["prompt"])  # one instruction is often that of all rows
     if not row.get("history") and not row.get("system"):
         return found
     history = row.get("history") or []
@@ -310,7 +311,7 @@ def sorted_out(files: Iterable[tuple[str, Iterable[dict[str, Any]]]], one: Calla
     found = [_sorted(where, list(rows), one) for where, rows in files]
     refused = [f for f in found if f.wrong > max_bad * len(f.rows)]
     if not refused:
-        return [f.good for f in found], [f"{f.told}: {'; '.join(kinds(f.bad))}: left out" for f in found if f.wrong]
+        return [f.good for f in found], [f"{f.told} left out: {'; '.join(kinds(f.bad))}" for f in found if f.wrong]
     first = refused[0].rows[min(i for found in refused[0].bad.values() for i, _ in found)]
     share = max(f.wrong / len(f.rows) for f in refused)
     said = [f"{f.where}: " * (len(refused) > 1) + kind for f in refused for kind in kinds(f.bad)]

@@ -167,7 +167,7 @@ def _tables(path: str, setting: str) -> dict[str, list[dict[str, Any]]]:
     file = Path(path)
     if not file.is_file() or file.suffix not in (*LINES, *TABLES):
         raise core.UserError(
-            f"{setting} {path}: no such file of pairs",
+            f"{setting} {path}: {'a file of this kind is not read' if file.is_file() else 'no such file'}",
             needed=f"a {', '.join((*LINES, *TABLES))} file, or hub:owner/name",
         )
     if not file.stat().st_size:

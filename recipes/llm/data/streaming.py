@@ -74,6 +74,7 @@ def _listed(path: str) -> dict[str, list[str]]:
     """Return {split: files} of a folder or of a data set on the hub."""
     import datasets
 
+    hub.ask(path)
     try:
         found = datasets.load_dataset_builder(*hub.named(path)).config.data_files
     except Exception as error:

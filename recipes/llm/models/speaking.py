@@ -15,6 +15,20 @@ from trainworthy import core
 
 UNSAID = 256  # tokens of an answer where an export does not say how many
 Turns = list[dict[str, Any]]
+ASKED = {
+    "messages",
+    "conversations",
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+    "instruction",
+    "input",
+    "output",
+    "history",
+    "system",
+    "tools",
+}
 
 
 @dataclass
@@ -49,13 +63,18 @@ class Speaker:
                     if "prompt" in row
                     else {k: row[k] for k in ("messages", "tools") if k in row}
                 )
-                yield {**shown, "answer": self.said(ids), "ended": ended, "tokens": len(ids)}
+                yield {**row.get("columns", {}), **shown, "answer": self.said(ids), "ended": ended, "tokens": len(ids)}
 
     def cut(self, n: int, of: int) -> str:
         """What to say of answers that did not end; empty: all did."""
         if not n:
             return ""
-        return f"; {n} of {of} ({n / of:.0%}) were cut at {self.most} tokens before they ended: --max-new-tokens {2 * self.most}"
+        which = (
+            f"{n} of {of} ({n / of:.0%}) were cut at {self.most} tokens before they"
+            if of > 1
+            else f"cut at {self.most} tokens before it"
+        )
+        return f"; {which} ended: --max-new-tokens {2 * self.most}"
 
     def too_long(self, turns: Turns, tools: Any = None) -> str:
         """Why these turns leave no room for an answer; empty: they do."""
@@ -91,6 +110,7 @@ class Speaker:
         if not isinstance(row, dict):
             raise formats.BadRow(f"a row is {type(row).__name__}, neither an object nor a text")
         found = formats.question(row)
+        found["columns"] = {k: v for k, v in row.items() if k not in ASKED}
         if wrong := conversations.unasked(found["messages"]):
             raise formats.BadRow(wrong)
         found["messages"] = [{"content": ""} | {k: v for k, v in t.items() if v is not None} for t in found["messages"]]

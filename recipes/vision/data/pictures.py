@@ -27,6 +27,7 @@ from trainworthy.core import UserError
 from trainworthy.core.base import network, seeds
 from trainworthy.core.data.assets import cache_dir
 from trainworthy.core.data.validation_split import absolute, parse_val
+from trainworthy.recipes.shared import hub
 from trainworthy.recipes.vision.data.encoded import Encoded, Files, Pictures, RowGroups, Rows, decode, opened, said
 
 
@@ -171,6 +172,7 @@ def from_parquet(where: str, wanted: float | Path | None, *, streaming: bool, ma
         raise UserError("--data.val of a data set in the hub's layout is a share", got=wanted, needed="a share such as 0.2",
                         next="or put the held-out rows into files of a split `validation`")  # fmt: skip
     datasets.disable_progress_bars()
+    hub.ask(where)
     try:
         builder = datasets.load_dataset_builder(where)
         files = {str(k): v for k, v in (builder.config.data_files or {}).items()}

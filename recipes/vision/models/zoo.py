@@ -12,6 +12,7 @@ from torchvision import models
 from torchvision.ops import FrozenBatchNorm2d
 from torchvision.transforms import v2
 from trainworthy.core import Run, UserError
+from trainworthy.core.base import network
 from trainworthy.core.base.config import unknown
 from trainworthy.recipes.vision.models import detectors
 
@@ -237,7 +238,8 @@ def _loaded(
     if weights != "none":
         found = find(model, weights, names)
         try:
-            state = found.get_state_dict(progress=False, check_hash=True, weights_only=True)
+            with network.time_limit():
+                state = found.get_state_dict(progress=False, check_hash=True, weights_only=True)
         except (OSError, RuntimeError) as error:
             raise UserError(f"cannot get the weights {model} {found.name}", got=str(error).splitlines()[0], needed=found.url,
                             cause="no network, or a damaged file in the cache",
