@@ -39,8 +39,9 @@ function faint(doc) {
 }
 function wide(doc, width) {
   const scrolls = (e) => e && (["auto", "scroll", "hidden"].includes(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
-  return [...doc.body.querySelectorAll("*")].filter((e) => e.getBoundingClientRect().right > width + 1 && !scrolls(e.parentElement))
-    .map((e) => `${e.tagName}.${e.className}: ${e.textContent.trim().slice(0, 40)}`).slice(0, 5);
+  const right = (e) => { const r = doc.createRange(); r.selectNodeContents(e); return r.getBoundingClientRect().right; };
+  return [...doc.body.querySelectorAll("*")].filter((e) => !e.children.length && right(e) > width + 1 && !scrolls(e.parentElement))
+    .map((e) => `${e.tagName}.${e.className} in ${e.parentElement.tagName}: ${e.textContent.trim().slice(0, 60)}`).slice(0, 5);
 }
 window.onload = () => { const all = [...document.querySelectorAll("iframe")].map((f) => { const doc = f.contentDocument;
     return {width: f.width, scroll: doc.documentElement.scrollWidth, wide: wide(doc, +f.width), faint: faint(doc),
@@ -75,7 +76,7 @@ def looked_at(page: Path, scheme: str) -> list[dict]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_page_fits_a_phone_and_can_be_read_in_light_and_dark(folder: Path, scheme: str):  # noqa: F811
     put(folder / "monitors.json", {"monitors": [{"id": "ends", "rows": "L3", "title": "answers end", "verdict": "advice", "stage": "toy",
-        "measured": "5% end", "needed": "90%", "remedy": "a\nb `trainworthy lr`", "seconds": 0.0, "evidence": {}, "reason": "",
+        "measured": "5% end; " + "snapshots" * 12, "needed": "90%", "remedy": "a\nb `trainworthy lr`", "seconds": 0.0, "evidence": {}, "reason": "",
         "remembered": ""}]})  # fmt: skip
     report.write(folder)
     for seen in looked_at(folder / "report.html", scheme):
