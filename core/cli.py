@@ -230,7 +230,8 @@ def report(argv: list[str]) -> None:
         print(json.dumps(group, indent=1) if as_json else Path(argv[1]) / "report.html")
         return
     if len(argv) != 2 or not (Path(argv[1]) / "args.json").is_file():
-        raise UserError("report needs a run folder", got=" ".join(argv[1:]) or "nothing", next="ls -d runs/*/*")
+        raise UserError("report needs a run folder", got=" ".join(argv[1:]) or "nothing",
+                        needed="a run's folder, one with TensorBoard's files, or a trainer_state.json", next="ls -d runs/*/*")  # fmt: skip
     from trainworthy.core.report import write
     from trainworthy.core.report.folder import args_of
 

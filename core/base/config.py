@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from trainworthy.core.base import masking
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.base.settings_file import laid_over, read_settings
+from trainworthy.core.base.settings_file import check_recipe, laid_over, read_settings
 
 
 @dataclass
@@ -344,7 +344,9 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str, options: str 
     if preset not in presets:
         raise unknown(f"preset '{preset}'", preset, presets)
     default = presets[preset]()
-    if file:  # a file may name some settings only: the others are the preset's
+    if file:
+        check_recipe(values, module.__name__, file)
+        # It may name some settings only: the others are those of the preset.
         default = from_dict(module.Config, laid_over(to_dict(default), values.get("settings", values)), where=file)
     argv, start = take([w.replace("--init_from", "--init-from", 1) for w in argv], "--init-from")
     if start is not None:

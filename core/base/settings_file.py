@@ -1,6 +1,7 @@
 """Files of settings: args.json of an earlier run, JSON or YAML."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,15 @@ def read_settings(path: Path) -> dict[str, Any]:
         got = type(values if not isinstance(values, dict) else values["settings"]).__name__
         raise UserError(f"cannot read the settings in {path}", got=got, needed="a JSON object or a YAML mapping")
     return values
+
+
+def check_recipe(values: dict[str, Any], module: str, file: str) -> None:
+    """Raise UserError if the file names another packaged recipe than `module`. Forks may take the file of the recipe they came from."""
+    package, named = "trainworthy.recipes.", values.get("recipe")
+    own = module.removeprefix(package).replace(".", "/")
+    if isinstance(named, str) and re.fullmatch(r"\w+/\w+", named) and module.startswith(package) and named != own:
+        raise UserError(f"--config {file} holds the settings of another recipe", got=named, needed=own,
+                        next=f"a file of `trainworthy config {own}`, or without its line `recipe`")  # fmt: skip
 
 
 def read_yaml(text: str) -> Any:

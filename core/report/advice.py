@@ -221,9 +221,11 @@ def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_sampl
         return Advice(
             "Stop: it is overfitting", text + "or fine-tune from them with more data or stronger regularisation."
         )
-    way = abs(float(t.values[t.best]) - float(summary["floor"] if summary.get("floor") is not None else t.values.min()))
+    worst = float((t.sign * t.values).min()) * t.sign
+    way = abs(float(t.values[t.best]) - float(summary["floor"] if summary.get("floor") is not None else worst))
     if t.scattered and len(t.values) > 3 and t.error > NOISY * way and improved <= t.needed:
-        text = f"{seen} The noise is {t.error / way:.0%} of all that was gained: no trend can be seen in it. More held-out samples (episodes, "
+        share = f"{t.error / way:.0%} of" if way else "more than"
+        text = f"{seen} The noise is {share} all that was gained: no trend can be seen in it. More held-out samples (episodes, "
         return Advice(
             "Unclear: the evaluations are too noisy for a trend",
             text + "generated samples) per evaluation, or --seeds 5.",

@@ -58,6 +58,7 @@ def test_a_part_of_the_settings_lies_over_its_preset(tmp_path: Path):
         ("optim: {lrr: 1}\n", "unknown setting optim.lrr"),
         ("optim: {lr: fast}\n", "wrong type"),
         ("!!python/object/apply:os.system ['touch gone']\n", "cannot read the settings in bad.yaml"),
+        ("recipe: llm/sft\nsettings: {optim: {lr: 0.1}}\n", "holds the settings of another recipe"),
         ("train: {max_steps: -1}\n", "--train.max-steps must not be negative"),
     ],
 )

@@ -86,6 +86,15 @@ def test_a_strict_metric_near_chance_is_not_called_no_learning_while_the_loss_on
     assert advise(rows, SUMMARY, {**SETTINGS, "train": {"epochs": 3}}, 20)[0].title != "Validation shows no learning"
 
 
+def test_a_loss_without_a_known_worst_value_has_advice():
+    """Another tool's evaluation loss, best at its lowest: nothing is divided by a gain of zero."""
+    found = advise(
+        epochs([0.7, 0.5, 0.9, 0.45, 0.95, 0.5, 0.9]), {"metric": "accuracy", "higher_is_better": False}, SETTINGS, 0
+    )
+    assert found[0].title == "Unclear: the evaluations are too noisy for a trend"
+    assert "all that was gained" in found[0].evidence
+
+
 def test_rising_at_the_end_asks_for_a_longer_schedule_unless_the_rate_is_constant():
     rows = epochs([0.2, 0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75])
     assert advise(rows, SUMMARY, SETTINGS, 1000)[0].title.startswith("Change the schedule")
