@@ -16,7 +16,7 @@ from trainworthy.core.session.stages import Part
 STEPS = 200
 
 
-def lr(argv: list[str]) -> None:
+def main(argv: list[str]) -> None:
     """Run `trainworthy lr RECIPE [settings] [--steps 200]`. It exits with 0 also if it finds no usable rate, and
     reports that."""
     argv, asked = config.take(argv, "--steps")

@@ -31,7 +31,8 @@ from trainworthy.core.base.console import Console, bar, table
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import take_flag, take_number
 from trainworthy.core.data import loader
-from trainworthy.core.loop.run import Plan, precision
+from trainworthy.core.loop.precision import precision
+from trainworthy.core.loop.run import Plan
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.session import stages
 from trainworthy.core.session.session import Session, open_session, session_lock, write_start

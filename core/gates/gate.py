@@ -18,7 +18,8 @@ from trainworthy.core.data import inventory
 from trainworthy.core.data.loader import Keyed, cut, to_device
 from trainworthy.core.loop import shard
 from trainworthy.core.loop.init_from import read_weights, start_from
-from trainworthy.core.loop.run import Plan, Run, denominator, summed
+from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.update import denominator, summed
 from trainworthy.core.recipe.stage import PARTS, Data, Expect, Stage
 from trainworthy.core.recipe.stage import categorical as categorical
 

@@ -110,21 +110,10 @@ def _train_on_eight(
         closed = value is not None and loss <= found["needed_loss"] and not metric.better(goal, value)
         return agreed(proof.accelerator, closed)
 
-    sizes, world = None, proof.accelerator.num_processes
-    if layers(probe.model):  # the run's micro-batch size: eight samples in as many parts could leave one per part
-        mine, micro = len(indices) // world, proof.cfg.train.batch_size // (world * proof.cfg.train.accumulate)
-        sizes = cut(mine, max(1, mine // max(1, micro)))
-    plan = Plan(
-        steps=expect.overfit_steps,
-        sizes=sizes,
-        samples=indices,
-        fixed=True,
-        peak=True,
-        batch_size=len(indices),
-        blank=blank,
-        watch=check,
-    )
-    run, stage = proof.build(plan)
+    sizes = _micro_batches(proof, len(indices)) if layers(probe.model) else None
+    run, stage = proof.build(
+        Plan(steps=expect.overfit_steps, sizes=sizes, samples=indices, fixed=True, peak=True, batch_size=len(indices),
+             blank=blank, watch=check))  # fmt: skip
     for optimizer in stage.optimizers.values():
         for group in optimizer.param_groups:
             group["lr"] *= rate
@@ -136,8 +125,7 @@ def _train_on_eight(
     goal = found["goal"] = metric.ceiling if goal is None else goal
     for module in stage.model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            # Slower running statistics need more steps than this (see batch-norm).
-            module.momentum = max(module.momentum or 0.0, 0.1)
+            module.momentum = max(module.momentum or 0.0, 0.1)  # slower statistics need more steps (see batch-norm)
     with evaluating(stage.model):
         found["initial"] = total_loss(run, stage, batch).item()
     untrained = max(found["initial"], _on(batch, due.initial_loss) or -math.inf)  # pretrained: starts lower
@@ -146,6 +134,14 @@ def _train_on_eight(
     proof.train(proof.cfg, run, stage)
     found.update(batch=batch, seconds=time.monotonic() - started)
     return run, stage, found
+
+
+def _micro_batches(proof: GateContext, samples: int) -> list[int]:
+    """Return the cut of `samples` into micro-batches of the run's size; as many parts as the run has could leave one in
+    each."""
+    cfg, world = proof.cfg.train, proof.accelerator.num_processes
+    mine, micro = samples // world, cfg.batch_size // (world * cfg.accumulate)
+    return cut(mine, max(1, mine // max(1, micro)))
 
 
 def _on(batch: dict, value: Any) -> Any:

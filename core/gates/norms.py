@@ -12,6 +12,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.recipe.stage import Stage
 
 FEW, LEFT = 2, 0.05
 
@@ -82,25 +83,9 @@ def batch_norm(proof: GateContext) -> Finding:
         )
     if not layers(probe.model):
         raise Skip("no batch norm")
-    run, stage = proof.build(Plan(steps=1, batch_size=cfg.train.batch_size, peak=True))
-    seen: dict[str, list[int]] = {}
-
-    def count(name: str):
-        def hook(module: _BatchNorm, inputs: tuple[torch.Tensor, ...]) -> None:
-            if module.training and torch.is_grad_enabled():
-                over = run.world if isinstance(module, nn.SyncBatchNorm) else 1
-                seen.setdefault(name, []).append(len(inputs[0]) * over)
-
-        return hook
-
-    hooks = [module.register_forward_pre_hook(count(name)) for name, module in layers(stage.model).items()]
+    stage, seen = _one_step(proof)
     # Statistics from a file are right from the first step; new ones start at 0 and 1.
     made_here = [n for n, m in layers(probe.model).items() if new(m)]
-    try:
-        proof.train(cfg, run, stage)
-    finally:
-        for hook in hooks:
-            hook.remove()
     if not seen:
         raise Skip("batch norm trains in eval mode, so it uses no statistics of a batch")
     least = min(min(sizes) for sizes in seen.values())
@@ -129,3 +114,25 @@ def batch_norm(proof: GateContext) -> Finding:
         "statistics\nthe momentum is too low for this run" + f": use {enough:,} steps or more, or a momentum of 0.1" * bool(enough),
         evidence={"samples": seen, "left": left},
     )  # fmt: skip
+
+
+def _one_step(proof: GateContext) -> tuple[Stage, dict[str, list[int]]]:
+    """Train one step; return the stage, and for each layer the samples of each of its forwards in train mode."""
+    run, stage = proof.build(Plan(steps=1, batch_size=proof.cfg.train.batch_size, peak=True))
+    seen: dict[str, list[int]] = {}
+
+    def count(name: str):
+        def hook(module: _BatchNorm, inputs: tuple[torch.Tensor, ...]) -> None:
+            if module.training and torch.is_grad_enabled():
+                over = run.world if isinstance(module, nn.SyncBatchNorm) else 1
+                seen.setdefault(name, []).append(len(inputs[0]) * over)
+
+        return hook
+
+    hooks = [module.register_forward_pre_hook(count(name)) for name, module in layers(stage.model).items()]
+    try:
+        proof.train(proof.cfg, run, stage)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return stage, seen

@@ -17,7 +17,8 @@ from trainworthy.core.gates.gate import GateContext, build, fetch, own_size, pic
 from trainworthy.core.gates.recorder import learnt_from, rehearsed
 from trainworthy.core.loop import optim
 from trainworthy.core.loop.lr_finder import Band, LRFinder
-from trainworthy.core.loop.run import Plan, Run, denominator, training_modes
+from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.update import denominator, training_modes
 from trainworthy.core.recipe.stage import Stage
 
 UNITS, FEW_UNITS = 20, 12  # iterations of the rehearsal (with expensive samples): enough for warmup, peak and end

@@ -20,7 +20,8 @@ from trainworthy.core.gates.shared_memory import shared
 from trainworthy.core.loop.checkpoint import Segment
 from trainworthy.core.loop.init_from import equal, holds_state, match
 from trainworthy.core.loop.optim import exact
-from trainworthy.core.loop.run import Plan, Run, Step, denominator, summed
+from trainworthy.core.loop.run import Plan, Run, Step
+from trainworthy.core.loop.update import denominator, over_ranks, summed
 from trainworthy.core.recipe.stage import Data, Field, Stage, batch_size
 
 STEPS, BATCH, SPOTS = 4, 16, 4096
@@ -244,7 +245,7 @@ class Recorder:
         parts = []
         try:
             seeds.seed_global(run.cfg.run.seed, "model", step.index, run.rank)
-            counts = run._global(summed([stage.counts(b) for b in batches]))
+            counts = over_ranks(run, summed([stage.counts(b) for b in batches]))
             with torch.enable_grad():
                 for batch in batches:
                     with run.autocast():

@@ -258,11 +258,7 @@ def tiny_data(proof: GateContext) -> Finding:
         retrained = found["retrain"]()
         lucky = carried.gap <= max(carried.needed, 2 * abs(retrained.gap))
         ok = ok and not (lucky if not found["classes"] else close and not retrained.belongs)
-    measured = f"{metric.name} after {found['steps']} steps on {found['samples']} samples: {learnt}; on held-out ones: {carried}"
-    measured += f"; on other samples: {again}" if again else ""
-    measured += f"; {retrained}" if retrained else ""
-    needed = f"both better by more than {learnt.needed:.3f} and {carried.needed:.3f} (3 sd, {LEARNT:.0%} of chance to ceiling)"
-    needed += f"; a mean loss lower by {FASTER * abs(retrained.first):.2g} than on permuted inputs" if retrained else ""
+    measured, needed = _told(found, metric.name, again, retrained)
     if proof.deep:
         late = f"last third of {30 * times} epochs: {'a plateau' if gain <= allowed else 'still better'} ({gain:+.3f})"
         measured += f"; {late} at {carried.own:.3f}"
@@ -282,6 +278,19 @@ def tiny_data(proof: GateContext) -> Finding:
                   "held_out": asdict(carried), "again": again and asdict(again), "retrained": retrained and asdict(retrained)},
         batch=fetch(probe.data["val"], pick(probe.data["val"], 16, cfg.run.seed), None, proof.accelerator.device),
     )  # fmt: skip
+
+
+def _told(found: dict, metric: str, again: Any, retrained: Any) -> tuple[str, str]:
+    """Return what was measured and what is needed, in words."""
+    learnt, carried = found["train"], found["held_out"]
+    measured = (
+        f"{metric} after {found['steps']} steps on {found['samples']} samples: {learnt}; on held-out ones: {carried}"
+    )
+    measured += f"; on other samples: {again}" if again else ""
+    measured += f"; {retrained}" if retrained else ""
+    needed = f"both better by more than {learnt.needed:.3f} and {carried.needed:.3f} (3 sd, {LEARNT:.0%} of chance to ceiling)"
+    needed += f"; a mean loss lower by {FASTER * abs(retrained.first):.2g} than on permuted inputs" if retrained else ""
+    return measured, needed
 
 
 def _in_time(found: dict, whole: dict) -> dict:

@@ -13,7 +13,8 @@ from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, fetch
 from trainworthy.core.gates.learning import overfitted
-from trainworthy.core.loop.run import evaluating, training_modes
+from trainworthy.core.loop.run import evaluating
+from trainworthy.core.loop.update import training_modes
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Stage, View
 from trainworthy.recipes.llm.data.pairs import Chat
