@@ -11,7 +11,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates.gate import Gate, GateContext
 
 if TYPE_CHECKING:
-    from trainworthy.core.adapters.script import Script
+    from trainworthy.core.adapters.script_stage import Script
 
 REMEDIES = {
     "schema": "the validation set augments, or draws at random in another way\n"

@@ -10,7 +10,7 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
 from trainworthy.core import gates
 from trainworthy.core.adapters import adapted, script_stage
+from trainworthy.core.adapters.script_stage import Script as Script
 from trainworthy.core.adapters.subject import Subject
 from trainworthy.core.base import config
 from trainworthy.core.base.console import Console
@@ -32,61 +30,10 @@ from trainworthy.core.data import inventory
 from trainworthy.core.gates import order
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.loop.run import Plan, Run
-from trainworthy.core.recipe.stage import Field
 
 if TYPE_CHECKING:
     from trainworthy.core.adapters.loop import Loop
     from transformers import Trainer
-
-
-@dataclass(kw_only=True)
-class Script:
-    """The parts of a training script. The factory builds a new one at every call; only data may be shared."""
-
-    model: nn.Module
-    optimizer: Optimizer
-    train: Dataset | DataLoader
-    """Map-style data set with the training augmentation. From a loader, core takes data set, batch size and collate."""
-    val: Dataset | DataLoader
-    """Map-style data set as it is evaluated."""
-    loss: Callable[[nn.Module, Any], Tensor]
-    """(model, batch) -> the MEAN over the batch, as `F.cross_entropy` returns it; the loop calls backward on it."""
-    metric: Callable[[nn.Module, DataLoader], float]
-    """(model, loader) -> the number that the script reports; it calls model.eval() itself."""
-    train_loop: Callable[[nn.Module, Optimizer, Iterable], Any] | None = None
-    """(model, optimizer, batches): the script's own loop over the `batches` between two validations. Without it core's
-    loop trains, and faults in the script's loop stay hidden."""
-    accumulate: int = 1
-    """Batches over which `train_loop` accumulates gradients before a step: 1, 2, 4 or 8."""
-    save: Callable[[Path], Any] | None = None
-    load: Callable[[Path], Any] | None = None
-    """(path): loads the script's own checkpoint into this model and optimiser."""
-    target: str | int | None = None
-    """Entry of a sample to predict. Default: the second of a pair. All other entries are inputs."""
-    classes: int | Sequence[str] | None = None
-    """Number or names of a categorical target's values."""
-    fields: dict[str, Field] | None = None
-    """Full description of each entry (ranges, groups), instead of `target` and `classes`. Positions are named "0", "1",
-    ..."""
-    count: Callable[[Any], float] | None = None
-    """batch -> what the mean is over (scored tokens). Default: samples."""
-    collate: Callable[[list], Any] | None = None
-    batch_size: int = 32
-    higher_is_better: bool = True
-    floor: float | None = None
-    """Chance level. Default: 1 / classes, or 0. If lower is better, it must be set (MSE: the variance)."""
-    ceiling: float | None = None
-    """Score of a perfect model. Default: 1, or 0 if lower is better."""
-    initial_loss: float | None = None
-    """Loss of the untrained model, if theory gives it (ln of the number of classes)."""
-    loss_floor: float = 0.0
-    """Lowest loss that the objective allows (label smoothing)."""
-    overfit_steps: int = 500
-    """Steps within which the model must memorise eight fixed samples."""
-    frozen: tuple[str, ...] = ()
-    """Name prefixes of parameters that are frozen on purpose."""
-    couplings: str = ""
-    """Reason why samples of a batch influence each other (contrastive loss). Leave empty if they must not."""
 
 
 @dataclass

@@ -176,8 +176,7 @@ def resume(proof: GateContext) -> Finding:
         why = _why_not_resumed(go, half)
     return Finding(
         not wrong, "; ".join(wrong) or f"{steps} steps = {half} + {steps - half} {'in a new process' if proof.deep else 'after a restart'}: weights, "
-        "optimiser, losses",
-        "bitwise equal" if bitwise else "no larger difference than between two uninterrupted runs",
+        "optimiser, losses", "bitwise equal" if bitwise else "no larger difference than between two uninterrupted runs",
         "something that changes during training is not in stage.state (EMA, a counter, a generator of your own)\n"
         "get() keeps its own generator instead of using the one that it receives\ntrain() keeps state in a local variable",
         evidence={"straight": losses, "resumed": again, "differ": differ[:20]}, cause=why,
