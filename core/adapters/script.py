@@ -133,7 +133,7 @@ def _prove(
     stage = gates.build(Run(cfg, alone, plan=Plan(steps=1)), make)
     scans = {name: inventory.scan(name, data) for name, data in stage.data.items()}
     report = inventory.report(scans)
-    proof = GateContext(
+    context = GateContext(
         cfg, alone, make, subject.train, folder, scans, report, again=partial(adapted.again, factory, seed), sized=False
     )
     counts = " / ".join(f"{s.total:,} {name}" for name, s in scans.items())
@@ -144,7 +144,7 @@ def _prove(
         for gate in order.ORDER:
             if not only or gate.id in only:
                 cfg.gates.waive, cfg.gates.because = (gate.id,) if gate.id in waive else (), waive.get(gate.id, "")
-                verdicts += gates.run_gates([adapted.adapted(gate, subject)], proof, known={}, console=console)
+                verdicts += gates.run_gates([adapted.adapted(gate, subject)], context, known={}, console=console)
     if written:
         gates.write(folder / "gates.json", verdicts, enabled=True)
         (folder / "data.json").write_text(json.dumps(report, indent=1))

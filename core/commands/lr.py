@@ -29,8 +29,8 @@ def main(argv: list[str]) -> None:
     session = open_session(loaded, cfg, preset, argv, kind="checks")
     with session_lock(session):
         write_start(session)
-        for part, proof in stages.proofs(session):
-            run, stage = proof.build(Plan(steps=1))
+        for part, context in stages.contexts(session):
+            run, stage = context.build(Plan(steps=1))
             made = "" if "train" in stage.data else "no training set: the loop makes its own samples"
             if stage.expect.range_test or made or len(stage.optimizers) > 1:
                 why = stage.expect.range_test or made or "several optimisers: no single rate to test"

@@ -29,10 +29,10 @@ from trainworthy.core.loop.run import Plan, evaluating
     title="the division into micro-batches does not change the gradient",
     reads="data model loss counts expect train",
 )
-def accumulation(proof: GateContext) -> Finding:
+def accumulation(context: GateContext) -> Finding:
     """Run one step of `train()` on the same global batch in equal micro-batches, in unequal ones, and undivided. The
     optimiser must get the gradient of the whole batch each time."""
-    world, probe = proof.accelerator.num_processes, proof.peek()
+    world, probe = context.accelerator.num_processes, context.peek()
     if probe.expect.couplings:
         raise Skip(f"declared: {probe.expect.couplings}")
     if probe.expect.nondeterministic:
@@ -41,11 +41,11 @@ def accumulation(proof: GateContext) -> Finding:
     one, even, cuts = _divisions(each)
     if probe.expect.gate_batch_size:
         del cuts[even]  # the uneven division finds the same faults
-    limit = 1e-3 if precision(proof.cfg, proof.accelerator) == "fp32" else 5e-2
+    limit = 1e-3 if precision(context.cfg, context.accelerator) == "fp32" else 5e-2
 
     def gradient(name: str, **how) -> list[Tensor]:
         plan = Plan(steps=1, batch_size=each * world, sizes=cuts[name], peak=True, fixed=True)
-        return _first_gradient(proof, plan, **how)
+        return _first_gradient(context, plan, **how)
 
     whole: list[Tensor] = []
     faults: list[str] = []
@@ -78,8 +78,8 @@ def accumulation(proof: GateContext) -> Finding:
     ok, shape = not faults and max(gaps.values()) <= limit, max(gaps, key=lambda k: gaps[k], default=one)
     shown = ", ".join(f"{k} {v:.1e}" for k, v in gaps.items() if k != one)
     shown += ", in eval mode: the model draws at random as it trains" * draws
-    if proof.deep and world == 1 and ok and not draws:
-        gap = _from_two_processes(proof, 2 * each)
+    if context.deep and world == 1 and ok and not draws:
+        gap = _from_two_processes(context, 2 * each)
         ok, shown = gap <= limit, f"{shown}, 2 processes {gap:.1e}"
     over = f" over {world} processes ({' + '.join(map(str, cut(each * world, world)))})" if world > 1 else ""
     return Finding(
@@ -88,7 +88,7 @@ def accumulation(proof: GateContext) -> Finding:
         "micro-batches are averaged, or their gradients are not added\na loop of your own ignores step.batches[1:]",
         evidence={"gaps": gaps, "digest": _digest(whole)},
         cause="" if ok or faults or draws or world > 1 else
-        _why_divided(proof, [g.cpu() for g in gradient(shape)], whole, cuts[shape], equal_agree=gaps.get(even, 1.0) <= limit),
+        _why_divided(context, [g.cpu() for g in gradient(shape)], whole, cuts[shape], equal_agree=gaps.get(even, 1.0) <= limit),
     )  # fmt: skip
 
 
@@ -100,11 +100,11 @@ def _divisions(size: int) -> tuple[str, str, dict[str, list[int]]]:
 
 
 def _why_divided(
-    proof: GateContext, got: list[Tensor], whole: list[Tensor], sizes: list[int], *, equal_agree: bool
+    context: GateContext, got: list[Tensor], whole: list[Tensor], sizes: list[int], *, equal_agree: bool
 ) -> str:
     """Return the cause that fits a gradient `got` of micro-batches of `sizes`, which is not that of the `whole` batch."""
-    first = _first_gradient(proof, Plan(steps=1, batch_size=sizes[0], sizes=sizes[:1], peak=True, fixed=True))
-    run, stage = proof.look()
+    first = _first_gradient(context, Plan(steps=1, batch_size=sizes[0], sizes=sizes[:1], peak=True, fixed=True))
+    run, stage = context.look()
     means = False
     if "train" in stage.data:
         data = stage.data["train"]
@@ -124,16 +124,16 @@ def _gap(grads: list[Tensor], whole: list[Tensor]) -> float:
     return (apart / sum(exact(g).square().sum() for g in whole).sqrt()).item()
 
 
-def _first_gradient(proof: GateContext, plan: Plan, *, draws: int | None = None, still: bool = False) -> list[Tensor]:
+def _first_gradient(context: GateContext, plan: Plan, *, draws: int | None = None, still: bool = False) -> list[Tensor]:
     """Return the optimiser's gradient at the first step of `train()` under `plan`; with the model's `draws` of that
     number, or (`still`) with the whole model in eval mode."""
-    run, stage = proof.build(plan)
+    run, stage = context.build(plan)
     _quiet(stage.model, still)
     if draws is not None:
         own = stage.loss
 
         def drawn(model: nn.Module, batch: dict) -> dict[str, Tensor]:
-            seeds.seed_global(proof.cfg.run.seed, "draws", draws)
+            seeds.seed_global(context.cfg.run.seed, "draws", draws)
             return own(model, batch)
 
         stage.loss = drawn
@@ -146,7 +146,7 @@ def _first_gradient(proof: GateContext, plan: Plan, *, draws: int | None = None,
 
     hook = register_optimizer_step_pre_hook(keep)
     try:
-        proof.train(proof.cfg, run, stage)
+        context.train(context.cfg, run, stage)
     finally:
         hook.remove()
     return grads
@@ -161,9 +161,9 @@ def _digest(grads: list[Tensor]) -> list[float]:
     return out
 
 
-def over_two_processes(proof: GateContext, gate: str) -> dict:
+def over_two_processes(context: GateContext, gate: str) -> dict:
     """Return the verdict of one gate over two real processes, started with -n 2."""
-    command = [sys.executable, "-m", "trainworthy", "check", *proof.argv, "-n", "2", "--only", gate]
+    command = [sys.executable, "-m", "trainworthy", "check", *context.argv, "-n", "2", "--only", gate]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
     lines = [line for line in done.stdout.splitlines() if line.strip().startswith("evidence in ")]
     if done.returncode or not lines:
@@ -171,11 +171,11 @@ def over_two_processes(proof: GateContext, gate: str) -> dict:
     return json.loads(Path(lines[0].split()[2]).read_text())["gates"][0]
 
 
-def _from_two_processes(proof: GateContext, size: int) -> float:
+def _from_two_processes(context: GateContext, size: int) -> float:
     """Relative difference between the gradient of `size` samples on this process and over two real processes."""
-    theirs = torch.tensor(over_two_processes(proof, "accumulation")["evidence"]["digest"])
+    theirs = torch.tensor(over_two_processes(context, "accumulation")["evidence"]["digest"])
     ours = torch.tensor(
-        _digest(_first_gradient(proof, Plan(steps=1, batch_size=size, sizes=[size], peak=True, fixed=True)))
+        _digest(_first_gradient(context, Plan(steps=1, batch_size=size, sizes=[size], peak=True, fixed=True)))
     )
     return ((theirs - ours).norm() / ours.norm()).item()
 

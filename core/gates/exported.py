@@ -209,21 +209,21 @@ def span(metric: Metric) -> float:
     title=TITLE,
     reads="data model evaluate metric export exported optimizers state loss counts train",
 )
-def export_gate(proof: GateContext) -> Finding:
+def export_gate(context: GateContext) -> Finding:
     """Export the overfit model and load it in a fresh process. Samples of both splits must get the evaluation path's
     answers. On the training samples, `evaluate` must return the metric of these answers."""
-    run, stage, found = overfitted(proof)
+    run, stage, found = overfitted(context)
     if "loss" not in found:
         raise Skip("train() made no step (see overfit)")
     train, val = stage.data["train"], stage.data["val"]
     few = stage.expect.at_most(SAMPLES)
-    some = {"train": found["indices"][:few], "val": pick(val, min(few, len(val)), proof.cfg.run.seed)}
+    some = {"train": found["indices"][:few], "val": pick(val, min(few, len(val)), context.cfg.run.seed)}
     measured = run.measure(stage, View(train, some["train"]))[stage.metric.name]
 
     def judged() -> Finding:
         with tempfile.TemporaryDirectory() as name:
             stage.export(Path(name))
-            return compared(stage, Path(name), some, lambda: suspects(proof, stage))
+            return compared(stage, Path(name), some, lambda: suspects(context, stage))
 
     seen = agreed(run.accelerator, judged() if run.rank == 0 else None)
     own = seen.evidence.get("scores", {}).get("train", [measured])[0]
@@ -236,9 +236,9 @@ def export_gate(proof: GateContext) -> Finding:
     return seen
 
 
-def suspects(proof: GateContext, stage: Stage) -> dict[str, nn.Module]:
+def suspects(context: GateContext, stage: Stage) -> dict[str, nn.Module]:
     """Return what may have been exported instead of the evaluated model."""
-    fresh = proof.build(Plan(steps=1))[1]
+    fresh = context.build(Plan(steps=1))[1]
     found = {"a net that was never trained": fresh.eval_model}
     return found | ({} if stage.ema_model is None else {"the raw weights instead of their average": stage.model})
 

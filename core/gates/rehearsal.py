@@ -50,9 +50,9 @@ def _tolerance(run: Run) -> float:
     title="trained parameters get the loss's gradient and change, frozen ones do not",
     reads="model loss counts optimizers expect train",
 )
-def wiring(proof: GateContext) -> Finding:
+def wiring(context: GateContext) -> Finding:
     """Checks several steps at the peak rate, so that a zero-initialised head or a warmup raises no false alarm."""
-    run, stage, record = rehearsed(proof)
+    run, stage, record = rehearsed(context)
     trained, expect = stage.parameters(), stage.expect
     total = sum(p.numel() for p in stage.model.parameters())
     count = sum(p.numel() for p in trained.values())
@@ -93,7 +93,7 @@ def wiring(proof: GateContext) -> Finding:
         wrong.append(f"non-finite gradient in {record.nonfinite[0]}")
     if record.frozen_moved:
         wrong.append(f"{len(record.frozen_moved)} frozen tensors moved, e.g. {record.frozen_moved[0]}")
-    fault = _gradient_fault(record, proof.cfg.optim.clip, tolerance=_tolerance(run))
+    fault = _gradient_fault(record, context.cfg.optim.clip, tolerance=_tolerance(run))
     if fault:
         wrong.append(fault)
     named = [(g.get("name", k), g["params"]) for k, o in stage.optimizers.items() for g in o.param_groups]
@@ -112,49 +112,57 @@ def wiring(proof: GateContext) -> Finding:
     )  # fmt: skip
 
 
+NOT_RESUMED = """\
+something that changes during training is not in stage.state (EMA, a counter, a generator of your own)
+get() keeps its own generator instead of using the one that it receives
+train() keeps state in a local variable"""
+
+
 @gate(
     "resume",
     rows="C13",
     title="a stopped and resumed run equals an uninterrupted one, bit for bit",
     reads="data model loss optimizers state train",
 )
-def resume(proof: GateContext) -> Finding:
+def resume(context: GateContext) -> Finding:
     """Compare six uninterrupted steps with three steps, a checkpoint, a fresh build, and three more: weights, optimiser
     and losses. With expensive samples, the rehearsal's four steps are the uninterrupted run: two, a checkpoint, and two
     more."""
-    if proof.expect.nondeterministic:
-        raise Skip(proof.expect.nondeterministic)
-    world = proof.accelerator.num_processes
-    bitwise = proof.accelerator.device.type == "cpu"
-    sharded = mode(proof.cfg, world) != NONE  # the shards are what is saved and loaded
-    short = bool(proof.expect.gate_batch_size) and bitwise and not proof.deep and not proof.half_in and not sharded
+    if context.expect.nondeterministic:
+        raise Skip(context.expect.nondeterministic)
+    world = context.accelerator.num_processes
+    bitwise = context.accelerator.device.type == "cpu"
+    sharded = mode(context.cfg, world) != NONE  # the shards are what is saved and loaded
+    expensive = bool(context.expect.gate_batch_size) and not (context.deep or context.half_in)
+    short = expensive and bitwise and not sharded
     steps = STEPS if short else 6
-    half, size = steps // 2, min(proof.cfg.train.batch_size, proof.expect.at_most(32) * world)
+    half, size = steps // 2, min(context.cfg.train.batch_size, context.expect.at_most(32) * world)
 
     def go(folder: Path | None, stop: int | None, watch: Watch | None = None) -> tuple[Run, Stage]:
         how = {"stop_after": stop, "keep_in": folder, "shard": sharded}
-        run, stage = proof.build(four(proof, **how) if short else Plan(steps=steps, batch_size=size, due=(2,), **how))
+        plan = four(context, **how) if short else Plan(steps=steps, batch_size=size, due=(2,), **how)
+        run, stage = context.build(plan)
         if watch:
             watch(run, stage)
-        proof.train(proof.cfg, run, stage)
+        context.train(context.cfg, run, stage)
         return run, stage
 
     # Ranks on other machines also read rank 0's checkpoint, so use the shared run folder.
-    with tempfile.TemporaryDirectory(prefix=".resume-", dir=proof.folder if world > 1 else None) as name:
-        folder = Path(_from_main(name, proof))
-        if proof.half_in:
-            go(proof.half_in, half)
+    with tempfile.TemporaryDirectory(prefix=".resume-", dir=context.folder if world > 1 else None) as name:
+        folder = Path(_from_main(name, context))
+        if context.half_in:
+            go(context.half_in, half)
             return Finding(True, f"the first {half} steps of {steps}, for the process that asked", "a checkpoint")
         if short:
-            straight_run, straight, record = rehearsed(proof)
+            straight_run, straight, record = rehearsed(context)
             left = record.left
         else:
             straight_run, straight = go(None, None)
             left = bits(straight)
         bound = None if bitwise else _weights(straight)
         del straight  # before the next one is built
-        if proof.deep and world == 1:
-            _in_a_new_process(proof, folder)
+        if context.deep and world == 1:
+            _in_a_new_process(context, folder)
         else:
             go(folder, half)
         resumed_run, resumed = go(folder, None)
@@ -175,11 +183,9 @@ def resume(proof: GateContext) -> Finding:
     elif wrong and world == 1:
         why = _why_not_resumed(go, half)
     return Finding(
-        not wrong, "; ".join(wrong) or f"{steps} steps = {half} + {steps - half} {'in a new process' if proof.deep else 'after a restart'}: weights, "
-        "optimiser, losses", "bitwise equal" if bitwise else "no larger difference than between two uninterrupted runs",
-        "something that changes during training is not in stage.state (EMA, a counter, a generator of your own)\n"
-        "get() keeps its own generator instead of using the one that it receives\ntrain() keeps state in a local variable",
-        evidence={"straight": losses, "resumed": again, "differ": differ[:20]}, cause=why,
+        not wrong, "; ".join(wrong) or f"{steps} steps = {half} + {steps - half} {'in a new process' if context.deep else 'after a restart'}: "
+        "weights, optimiser, losses", "bitwise equal" if bitwise else "no larger difference than between two uninterrupted runs",
+        NOT_RESUMED, evidence={"straight": losses, "resumed": again, "differ": differ[:20]}, cause=why,
     )  # fmt: skip
 
 
@@ -193,17 +199,17 @@ def _why_not_resumed(go: Callable[..., tuple[Run, Stage]], half: int) -> str:
     return first_cause(straight, stopped, resumed)
 
 
-def _in_a_new_process(proof: GateContext, folder: Path) -> None:
-    command = [sys.executable, "-m", "trainworthy.launch", "check", *proof.argv, "--only", "resume"]
+def _in_a_new_process(context: GateContext, folder: Path) -> None:
+    command = [sys.executable, "-m", "trainworthy.launch", "check", *context.argv, "--only", "resume"]
     env = {**os.environ, "TRAINWORTHY_HALF": str(folder), "PYTHONSAFEPATH": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     if done.returncode:
         raise RuntimeError(f"the first half failed in its own process: {done.stderr.strip()[-500:]}")
 
 
-def _from_main(name: str, proof: GateContext) -> str:
+def _from_main(name: str, context: GateContext) -> str:
     """Return rank 0's folder on all ranks."""
-    if proof.accelerator.num_processes == 1:
+    if context.accelerator.num_processes == 1:
         return name
     box = [name]
     dist.broadcast_object_list(box, src=0)

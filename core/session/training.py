@@ -36,9 +36,11 @@ def train(session: Session, interrupts: Interrupts) -> None:
                 return stage
 
             mark = digest(previous.eval_model.state_dict())
-            with gates.quick_collections():  # no variable holds the proof: its stages would live while this one trains
+            with (
+                gates.quick_collections()
+            ):  # no variable holds the context: its stages would live while this one trains
                 prove_stage(
-                    session, part, stages.proof(session, part, trained, follows="trained", deep=False), (), mark=mark
+                    session, part, stages.context(session, part, trained, follows="trained", deep=False), (), mark=mark
                 )
         previous, done = train_stage(session, part, previous, done, interrupts)
 
