@@ -253,13 +253,8 @@ def tiny_data(context: GateContext) -> Finding:
     if not found["in_time"] and not (found["train"].clear and found["held_out"].clear):
         found = _in_time(found, whole)
     learnt, carried, again, retrained = found["train"], found["held_out"], None, None
-    if (
-        not context.deep
-        and found["in_time"]
-        and learnt.clear
-        and carried.clear
-        and carried.gap < CLOSE * carried.needed
-    ):
+    narrow = learnt.clear and carried.clear and carried.gap < CLOSE * carried.needed
+    if narrow and found["in_time"] and not context.deep:
         again = go(times, seed=cfg.run.seed + 1)["held_out"]
     close = found["classes"] < MANY and (found["classes"] or carried.gap < CLEAR * span)
     ok = learnt.clear and carried.clear and gain <= allowed and (again is None or again.clear)
