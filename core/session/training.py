@@ -99,8 +99,9 @@ def train_stage(
     if s.main and result:
         say_result(s, stage, result, cost_of=session.folder)
     if s.main and part.last:
+        ask = f"\nnext   trainworthy chat {s.folder}" if hasattr(s.recipe.module, "speaker") else ""
         s.console.say(
-            f"\nreport {s.folder / 'report.html'}\ncard   {s.folder / 'card.md'}\nexport {s.folder / 'export'}"
+            f"\nreport {s.folder / 'report.html'}\ncard   {s.folder / 'card.md'}\nexport {s.folder / 'export'}{ask}"
         )
     if wrong := agreed(s.accelerator, result.get("wrong")):
         raise WrongExport(f"the export in {s.folder / 'export'} is not what was scored: {wrong[0].measured}\n"

@@ -287,6 +287,7 @@ def test_from_a_file_and_a_folder_to_a_measured_export_with_every_gate(tmp_path:
     done = launch("run", "llm/sft", *asked, "--train.epochs", "3")
     assert done.returncode == 0, done.shown
     assert {v["verdict"] for v in done.verdicts()} == {"pass", "skip"}
+    assert "next   trainworthy chat runs/llm-sft/" in done.stdout
     summary = read(done.folder() / "summary.json")
     assert {"f1", "perplexity", "stops"} <= summary["metrics"].keys()
     written(tmp_path / "asked.jsonl", [{"prompt": "What is red 5 cat?"}])
