@@ -54,8 +54,7 @@ def wiring(seen: Observer) -> dict:
     if not wrong and (term := dropped_terms(seen)):
         wrong.append(term[0])
         causes.append(term[1])
-    flat = zeroed(seen, groups)
-    if flat:
+    if flat := zeroed(seen, groups):
         wrong.append(
             f"the gradient of {len(flat)} tensors is exactly zero at each of the first {CLOSE} steps: "
             f"{listed([called.get(i, '?') for i in flat])}"
@@ -67,8 +66,7 @@ def wiring(seen: Observer) -> dict:
     if still := [called.get(i, "?") for g in groups for i in standing(g)]:
         wrong.append(f"{len(still)} tensors get a gradient and do not move: {listed(still)}")
         causes.append("updates are lost to rounding (weights in bf16 or fp16 without an fp32 copy), or a zero rate")
-    plain = drawn_constants(seen, modules)
-    if plain:
+    if plain := drawn_constants(seen, modules):
         wrong.append(f"a random tensor that is no Parameter and no buffer is used as a weight: {listed(plain)}")
         causes.append("it is neither trained nor saved: make it an nn.Parameter, or a buffer if it shall stay as drawn")
     return finding(
