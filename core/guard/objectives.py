@@ -4,7 +4,7 @@ targets, drawn noise."""
 from typing import Any
 
 import torch
-from trainworthy.core.guard import conditions, latent, penalties, terms
+from trainworthy.core.guard import collapse, conditions, latent, penalties, terms
 from trainworthy.core.guard import credit as credits
 from trainworthy.core.guard.causality import follows_only_the_past
 from trainworthy.core.guard.invariants import finding, names, skip, stepped, tops
@@ -17,7 +17,7 @@ def direction(seen: Any) -> dict:
     """Check that an attack raises the loss, that a generator moves towards what its critic takes for real, and that a
     policy's actions are weighed by the rewards that follow them."""
     wrong, told = [], []
-    for check in (attacks, adversaries, conditioned, credit, divergence, penalty, signs):
+    for check in (attacks, adversaries, conditioned, credit, divergence, penalty, signs, collapse.judge):
         fault, text = check(seen)
         wrong += [fault] if fault else []
         told += [text] if text else []

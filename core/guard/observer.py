@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 from trainworthy.core.guard import events
+from trainworthy.core.guard.collapse import Collapse
 from trainworthy.core.guard.evidence import Evidence
 from trainworthy.core.guard.fits import BINARY, Fits, beside
 from trainworthy.core.guard.pairing import Pairing
@@ -88,7 +89,7 @@ class Observer(Updates):
         self.trace: list = []  # the weights at the first steps, to compare ranks
         self.batch_prints: list[int] = []
         self.evidence = Evidence()
-        self.fits, self.pairing, self.rows = Fits(), Pairing(), Rows()
+        self.fits, self.pairing, self.rows, self.collapse = Fits(), Pairing(), Rows(), Collapse()
         self.restart: Any = None  # a restart.Restart, if one is rehearsed
         self.shifted: tuple | None = None  # a model's call whose targets are the next tokens, and these
         self.scrambled = ""  # a view() that mixes places and channels
@@ -237,6 +238,7 @@ class Observer(Updates):
             with contextlib.suppress(Exception):
                 size = getattr(self.recent[-1].loader, "batch_size", None) if self.recent else None
                 self.rows.root(module, args, kwargs, self.fits.batches, size or 0)
+                self.collapse.root(module, args, kwargs, out)
         self._measure(module, args, kwargs, out, grad)
         self.evidence.root(self, module, args, kwargs, out, grad)
 

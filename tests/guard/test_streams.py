@@ -153,7 +153,107 @@ def test_guard_stops_a_model_that_mixes_samples(source, launch, tmp_path):
     assert "batch_first=True is missing" in done.stdout, done.shown
 
 
+PACKED = """
+import random
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
+from torch.utils.data import DataLoader
+
+random.seed(1), torch.manual_seed(1)
+texts = [torch.randint(1, 30, (random.randint(3, 12),)) for _ in range(400)]
+rows = [(t, float((t > 15).float().mean() > 0.5)) for t in texts]
+
+
+def collate(batch):
+    batch = sorted(batch, key=lambda row: -len(row[0]))
+    texts, labels = [t for t, _ in batch], torch.tensor([y for _, y in batch])
+    return pad_sequence(texts, batch_first=True), torch.tensor([len(t) for t in texts]), labels
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.rnn, self.head = nn.Embedding(30, 16), nn.GRU(16, 16, batch_first=True), nn.Linear(16, 1)
+
+    def forward(self, x, lengths):
+        return self.head(self.rnn(pack_padded_sequence(self.embedding(x), lengths, batch_first=True))[1][0])[:, 0]
+
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+for epoch in range(4):
+    for x, lengths, y in DataLoader(rows, 16, shuffle=True, collate_fn=collate):
+        loss = nn.functional.binary_cross_entropy_with_logits(model(x, lengths), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+UNSORTED = (("texts, labels = [t for t, _ in batch], torch.tensor([y for _, y in batch])",
+             "labels = torch.tensor([y for _, y in batch])\n"
+             "    texts = sorted([t for t, _ in batch], key=len, reverse=True)"),
+            ("    batch = sorted(batch, key=lambda row: -len(row[0]))\n", ""))  # fmt: skip
+NEGATIVES = """
+import torch
+from torch import nn
+from torch.nn.functional import logsigmoid
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(1)
+users = torch.randint(60, (2000,))
+loader = DataLoader(TensorDataset(users, (users // 20) * 20 + torch.randint(20, (2000,))), 64, shuffle=True)
+
+
+class Factors(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.user, self.item = nn.Embedding(60, 16), nn.Embedding(60, 16)
+
+    def forward(self, user, item, other):
+        u = self.user(user)
+        return -(logsigmoid((u * self.item(item)).sum(1)) + logsigmoid(-(u * self.item(other)).sum(1))).mean()
+
+
+model = Factors()
+optimizer = torch.optim.Adam(model.parameters(), 0.1)
+for epoch in range(8):
+    for user, item in loader:
+        loss = model(user, item, torch.randint(60, (len(user),)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "hunks", "check", "words"),
+    [
+        (PACKED, UNSORTED, "samples", "apply the same order"),
+        (
+            NEGATIVES,
+            (("logsigmoid(-(u", "logsigmoid((u"),),
+            "direction",
+            "the minus of the negative samples is missing",
+        ),
+    ],
+    ids=["collate", "negatives"],
+)
+def test_guard_stops_rows_sorted_apart_and_a_loss_without_negatives(source, hunks, check, words, launch, tmp_path):
+    """Through the command, each beside its healthy script."""
+    argv = ("guard", "--no-interventions", "--seconds", "0.5", "--steps", "200", "train.py")
+    (tmp_path / "train.py").write_text(source)
+    done = launch(*argv)
+    assert done.returncode == 0, done.shown
+    (tmp_path / "train.py").write_text(patched(source, *hunks))
+    done = launch(*argv)
+    assert done.returncode == 3, done.shown
+    assert re.findall(r"FAIL +(\S+)", done.stdout) == [check], done.shown
+    assert words in done.stdout, done.shown
+
+
 COMMON = {
+    "skipgram--neg_sign": ("direction", "the minus of the negative samples"),
+    "sentiment--sorted_lengths": ("samples", "apply the same order"),
     "skipgram--pairs_reshaped": ("dependency", "its 1024 rows are those of 512 of 1024 samples"),
     "cgan--other_labels": ("direction", "other labels than the generator"),
     "keras_trainer--shuffled_apart": ("signal", "shuffled or filtered alone"),
@@ -171,7 +271,7 @@ def test_guard_stops_common(name, tmp_path):
 
 
 @pytest.mark.verify
-@pytest.mark.parametrize("name", ["cgan", "skipgram", "keras_trainer"])
+@pytest.mark.parametrize("name", ["cgan", "skipgram", "keras_trainer", "sentiment"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_guard_is_quiet_beside_these(name, seed, tmp_path):
     verdicts, output, _ = guard((SCRIPTS / f"{name}.py").read_text(), tmp_path, seed=seed)
