@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
+from trainworthy.core.base.doubles import to_double
 
 SAMPLES, LEAST = 128, 32
 
@@ -52,7 +53,7 @@ def picture_and_mask(sample: Any) -> tuple[Tensor, Tensor] | None:
     leaves = [x for x in tree_leaves(sample) if isinstance(x, Tensor) and x.dim() >= 2 and min(x.shape[-2:]) >= 8]
     if len(leaves) != 2 or leaves[0].shape[-2:] != leaves[1].shape[-2:]:
         return None
-    picture, mask = leaves[0].double(), leaves[1].double()
+    picture, mask = to_double(leaves[0]), to_double(leaves[1])
     if mask.numel() != mask.shape[-2] * mask.shape[-1] or picture.dim() > 3 or not leaves[0].is_floating_point():
         return None
     if (leaves[1].is_floating_point() and bool(((mask != 0) & (mask != 1)).any())) or len(picture.unique()) <= 16:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from trainworthy.core.base.modes import in_mode
+from trainworthy.core.guard import rows as sample_rows
 from trainworthy.core.guard.invariants import finding, skip
 from trainworthy.core.guard.records import bare, logits_of
 from trainworthy.core.guard.targets import fits, tokens_of
@@ -258,6 +259,7 @@ def dependency(seen: Any) -> dict:
                 for x in (sees_ahead(seen), ignores_samples(seen), ignores_an_input(seen), ignores_places(seen))
                 if x is not None
             ]
+            rows += [finding("dependency", told, cause) for told, cause in sample_rows.judge(seen)]
     if not rows:
         return skip("dependency", "no evaluation by class in eval mode was seen, or a batch cannot be cut")
     bad = [r for r in rows if not r["ok"]] or rows

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.records import on_gradient
 
 STEPS, ROWS = 4096, 4096
@@ -124,7 +125,7 @@ class Credit:
             found = [(p, float(w)) for p, w in zip(places, weights, strict=True) if p and p not in self.known]
             self.known |= {p for p, _ in found}
             self.batches.append((self.count, found))
-            self.weights.setdefault((self.count, home), weights.double())
+            self.weights.setdefault((self.count, home), to_double(weights))
 
         on_gradient(out, weighed)
 
@@ -140,10 +141,10 @@ class Credit:
         home = given.data_ptr()
         for y in tree_leaves(out):
             if isinstance(y, Tensor) and y.requires_grad and y.numel() == len(given):
-                found = y.detach().flatten().double()
+                found = to_double(y.detach().flatten())
 
                 def pulled(grad: Tensor, v: Tensor = found) -> None:
-                    self.values.setdefault((self.count, home), (v, grad.flatten().double()))
+                    self.values.setdefault((self.count, home), (v, to_double(grad.flatten())))
 
                 on_gradient(y, pulled)
 

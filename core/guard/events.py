@@ -119,11 +119,14 @@ class Batches:
     def __next__(self) -> Any:
         if self._seen.cut(self._pass):
             raise StopIteration
+        self._seen.fetching = True
         try:
             batch = next(self._source)
         except StopIteration:
             self._seen.exhausted(self._pass)
             raise
+        finally:
+            self._seen.fetching = False
         return self._seen.batch(self._pass, batch)
 
 

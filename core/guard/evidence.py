@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.doubles import to_double
+from trainworthy.core.guard.conditions import Conditions
 from trainworthy.core.guard.credit import Credit
 from trainworthy.core.guard.latent import Latent
 from trainworthy.core.guard.mixing import Mixing
@@ -74,6 +75,7 @@ class Evidence:
         self.latent = Latent()
         self.penalties = Penalties()
         self.loss_terms = Terms()
+        self.conditions = Conditions()
         self.texts: list[Tensor] = []  # batches of tokens, time last
 
     def close(self) -> None:
@@ -120,7 +122,7 @@ class Evidence:
             self.kept.append(first.detach())
         if len(seen.groups) > 1:
             if grad and first.requires_grad:
-                self._pull(module, given, first)
+                self.conditions.root(module, args, kwargs, out, self._pull(module, given, first))
             self.outputs[id(module)] = first.detach()
 
     def _terms(self, module: nn.Module, out: Any) -> None:
@@ -137,13 +139,14 @@ class Evidence:
 
             on_gradient(x, reached)
 
-    def _pull(self, module: nn.Module, given: Tensor, out: Tensor) -> None:
-        """Watch in which direction a loss pulls a model's output, and whether its input comes from another model."""
+    def _pull(self, module: nn.Module, given: Tensor, out: Tensor) -> int:
+        """Watch in which direction a loss pulls a model's output. Return the model that made its input, if the gradient
+        reaches that one."""
         homes = {i: x.untyped_storage().data_ptr() for i, x in self.outputs.items() if i != id(module)}
         maker = next((i for i, home in homes.items() if home == given.untyped_storage().data_ptr()), 0)
         attached = given.requires_grad
         if (attached and given.is_leaf) or (attached and not maker):  # a penalty's own point, or made by other code
-            return
+            return 0
 
         if not attached and not maker:
             low, high = self.ranges.get(id(module), [0.0, 0.0])
@@ -155,8 +158,14 @@ class Evidence:
             self.pulls.append((id(module), maker, attached, float(grad.sum()), float(grad.abs().sum())))
 
         on_gradient(out, pulled)
+        return maker if attached else 0
 
     # --- losses
+
+    @harmless
+    def headed(self, scores: Tensor, target: Tensor) -> None:
+        """Note the targets of a class loss: those of a critic's classes belong to the generator's."""
+        self.conditions.loss(scores, target)
 
     @harmless
     def compared(self, name: str, tensors: tuple, grad: bool) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.base.doubles import to_double
 
 CALLS = 2000
 SEARCHED = 10**6  # entries of a target that is searched for among the batch's
@@ -102,7 +103,7 @@ def measure(name: str, prediction: Tensor, target: Tensor, out: Any) -> dict[str
         spread = float(wide.std(1).mean()) if wide.dim() == 3 and wide.shape[1] > 1 else 1.0
         value = float(out.detach().float().mean()) if isinstance(out, Tensor) else 0.0
         return {"left": value, "blind": float("nan"), "other": float("nan"), "spread": spread}
-    p, y = (x.reshape(len(x), -1)[:, :: max(1, x.numel() // READ)].double() for x in (prediction, target))
+    p, y = (to_double(x.reshape(len(x), -1)[:, :: max(1, x.numel() // READ)]) for x in (prediction, target))
     other = y.roll(max(1, len(y) // 2), 0)
     mean = y.mean(0, keepdim=True).expand_as(y)
     if name in BINARY:
@@ -130,7 +131,7 @@ def same(x: Tensor, y: Tensor) -> bool:
     """Return whether two tensors hold the same values, in whatever shape and type."""
     if x.data_ptr() == y.data_ptr():
         return True
-    return bool((x.detach().flatten().double().cpu() == y.flatten().double().cpu()).all())
+    return bool((to_double(x.detach().flatten()) == to_double(y.flatten())).all())
 
 
 def alike(x: Tensor, given: Tensor) -> bool:
@@ -139,7 +140,7 @@ def alike(x: Tensor, given: Tensor) -> bool:
         return True
     if not (x.is_floating_point() or x.dtype == torch.uint8) or x.numel() < 8:
         return False
-    a, b = (v.detach().flatten()[:65536].double().cpu() for v in (x, given))
+    a, b = (to_double(v.detach().flatten()[:65536]) for v in (x, given))
     a, b = a - a.mean(), b - b.mean()
     return float((a * b).sum()) > 0.9999 * float(a.norm() * b.norm()) > 0
 
@@ -148,7 +149,7 @@ def r_squared(pairs: list[tuple[Tensor, Tensor]]) -> float | None:
     """Return 1 minus what predictions leave of the targets' variance."""
     if not pairs:
         return None
-    p, y = (torch.cat([x.flatten().double().cpu() for x in column]) for column in zip(*pairs, strict=True))
+    p, y = (torch.cat([to_double(x.flatten()) for x in column]) for column in zip(*pairs, strict=True))
     wide = float(((y - y.mean()) ** 2).sum())
     return 1 - float(((p - y) ** 2).sum()) / wide if wide > 0 else None
 
@@ -157,7 +158,7 @@ def correlation(pairs: list[tuple[Tensor, Tensor]]) -> list[float]:
     """Return Pearson's correlation of outputs and targets, and the number of samples; empty if one of them is constant."""
     if not pairs:
         return []
-    p, y = (torch.cat([x.flatten().double().cpu() for x in column]) for column in zip(*pairs, strict=True))
+    p, y = (torch.cat([to_double(x.flatten()) for x in column]) for column in zip(*pairs, strict=True))
     both = torch.stack([p, y])
     found = float(torch.corrcoef(both)[0, 1]) if bool((both.std(1) > 0).all()) else float("nan")
     return [found, sum(len(x) for x, _ in pairs)] if found == found else []
@@ -176,7 +177,7 @@ def beside(out: Any, leaves: Iterable[Any], given: tuple) -> tuple[Tensor, Tenso
 
 def binary_right(pairs: list[tuple[Tensor, Tensor]]) -> float | None:
     """Return how many of 0 and 1 a model's outputs get right, be they logits or probabilities."""
-    rows = [(p.flatten().double().cpu(), y.flatten().double().cpu()) for p, y in pairs]
+    rows = [(to_double(p.flatten()), to_double(y.flatten())) for p, y in pairs]
     if not rows or not all(bool(((y == 0) | (y == 1)).all()) for _, y in rows):
         return None
     p, y = (torch.cat(x) for x in zip(*rows, strict=True))

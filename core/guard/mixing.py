@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.records import on_gradient
 
 CALLS, ENOUGH, CLOSE_TO = 200, 12, 1e-3
@@ -117,7 +118,7 @@ class Term:
 def recovered(logits: Tensor, grad: Tensor) -> Tensor | None:
     """Return the targets t of a cross-entropy from its gradient s (p - t), without label smoothing. In each row all but two
     entries of t are the same: there the gradient is a straight line over p, with the slope s."""
-    p, g = logits.double().softmax(1), grad.double()
+    p, g = to_double(logits).softmax(1), to_double(grad)
     if p.shape[1] < 4 or not bool(g.any()) or float(g.sum(1).abs().max()) > 1e-3 * float(g.abs().max()):
         return None
     places = g.topk(p.shape[1] - 2, 1).indices
@@ -165,7 +166,7 @@ def compare(goal: Tensor, given: Tensor, leaves: list[Tensor]) -> str:
         if partner is None:
             return ""
         kind, j = partner
-        second = float(goal[i, labels[j]])
+        second = float(goal[i, int(labels[j])])
         votes.append(kind if second > 0 else "foreign")
     if 2 * votes.count("foreign") > len(votes):  # two samples may have one class by chance
         return "foreign"

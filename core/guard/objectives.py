@@ -4,8 +4,8 @@ targets, drawn noise."""
 from typing import Any
 
 import torch
+from trainworthy.core.guard import collapse, conditions, latent, penalties, terms
 from trainworthy.core.guard import credit as credits
-from trainworthy.core.guard import latent, penalties, terms
 from trainworthy.core.guard.causality import follows_only_the_past
 from trainworthy.core.guard.invariants import finding, names, skip, stepped, tops
 from trainworthy.core.guard.regression import misfit, rank_correlation
@@ -17,7 +17,7 @@ def direction(seen: Any) -> dict:
     """Check that an attack raises the loss, that a generator moves towards what its critic takes for real, and that a
     policy's actions are weighed by the rewards that follow them."""
     wrong, told = [], []
-    for check in (attacks, adversaries, credit, divergence, penalty, signs):
+    for check in (attacks, adversaries, conditioned, credit, divergence, penalty, signs, collapse.judge):
         fault, text = check(seen)
         wrong += [fault] if fault else []
         told += [text] if text else []
@@ -71,6 +71,11 @@ def adversaries(seen: Any) -> tuple[Fault | None, str]:
             ), ""
         return None, "critic and generator pull in opposite directions"
     return None, ""
+
+
+def conditioned(seen: Any) -> tuple[Fault | None, str]:
+    """Compare the labels of a generator with those of its critic."""
+    return conditions.judge(seen)
 
 
 def credit(seen: Any) -> tuple[Fault | None, str]:

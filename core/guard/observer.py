@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 from trainworthy.core.guard import events
+from trainworthy.core.guard.collapse import Collapse
 from trainworthy.core.guard.evidence import Evidence
 from trainworthy.core.guard.fits import BINARY, Fits, beside
 from trainworthy.core.guard.pairing import Pairing
@@ -32,6 +33,7 @@ from trainworthy.core.guard.records import (
     scrambled,
     used,
 )
+from trainworthy.core.guard.rows import Rows
 from trainworthy.core.guard.targets import tokens_of
 from trainworthy.core.guard.updates import Updates
 
@@ -41,8 +43,8 @@ class Observer(Updates):
 
     def __init__(self, control: Any = None):
         self.control = control  # decides about batches and the end; None: only observe
-        self.busy = self.scheduling = self.refreshing = False
-        self.drops = 0
+        self.busy = self.scheduling = self.refreshing = self.fetching = False
+        self.drops = self.draws = 0
         self.passes: list[Pass] = []
         self.recent: list[Pass] = []
         self.groups: dict[int, Group] = {}
@@ -87,7 +89,7 @@ class Observer(Updates):
         self.trace: list = []  # the weights at the first steps, to compare ranks
         self.batch_prints: list[int] = []
         self.evidence = Evidence()
-        self.fits, self.pairing = Fits(), Pairing()
+        self.fits, self.pairing, self.rows, self.collapse = Fits(), Pairing(), Rows(), Collapse()
         self.restart: Any = None  # a restart.Restart, if one is rehearsed
         self.shifted: tuple | None = None  # a model's call whose targets are the next tokens, and these
         self.scrambled = ""  # a view() that mixes places and channels
@@ -148,6 +150,7 @@ class Observer(Updates):
 
     def drawn(self, batch: Any) -> None:
         """Note a batch as the script gets it."""
+        self.draws += 1
         self.evidence.batch(batch)
         if self.control is not None:
             self.fits.batch(batch)
@@ -231,6 +234,11 @@ class Observer(Updates):
             self.labels.append(argument(module, args, kwargs))
         if grad and self.control is not None and self.first_call is self.last_root:
             self.pairing.root(args, kwargs)
+        if grad and self.control is not None and module.training:
+            with contextlib.suppress(Exception):
+                size = getattr(self.recent[-1].loader, "batch_size", None) if self.recent else None
+                self.rows.root(module, args, kwargs, self.fits.batches, size or 0)
+                self.collapse.root(module, args, kwargs, out)
         self._measure(module, args, kwargs, out, grad)
         self.evidence.root(self, module, args, kwargs, out, grad)
 
@@ -312,6 +320,8 @@ class Observer(Updates):
             return
         train = torch.is_grad_enabled() and input.requires_grad
         rows = self.calls if train else self.eval_calls
+        if train:
+            self.evidence.headed(input, target)
         if train and self.control is not None:
             self._fit(name, input, target, out)
         if len(rows) >= 400:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.base.doubles import to_double
 
 LOOKS = 24  # calls of losses that are compared
 ROWS, WIDTH = 4096, 4096  # of a batch; entries of a row that are read
@@ -80,7 +81,7 @@ class Pairing:
 
 def numbers(x: Tensor) -> Tensor:
     """Return rows as numbers, on the CPU."""
-    return x.detach().reshape(len(x), -1)[:, :WIDTH].double().cpu()
+    return to_double(x.detach().reshape(len(x), -1)[:, :WIDTH])
 
 
 def ranked(rows: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.records import on_gradient
 
 LOOKS = 40
@@ -25,7 +26,7 @@ class Penalties:
                 kept = g.detach()
 
                 def derived(by: Tensor, kept: Tensor = kept) -> None:
-                    flat, other = kept.flatten(1).double(), by.detach().flatten(1).double()
+                    flat, other = to_double(kept.flatten(1)), to_double(by.detach().flatten(1))
                     size = flat.pow(2).sum(1).clamp_min(1e-30)
                     times = (flat * other).sum(1) / size
                     if float((other - times[:, None] * flat).norm()) < 1e-3 * float(other.norm()):

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from trainworthy.core.base.doubles import to_double
 
 PAIRS = 24
 
@@ -68,17 +69,17 @@ class Regression:
                 self.levels.append(shares)
                 for i, x in enumerate(given):
                     if x.numel() == len(target) and x.dim() in (1, 2):
-                        self.told.setdefault(i, []).append(x.detach().flatten().double())
+                        self.told.setdefault(i, []).append(to_double(x.detach().flatten()))
                 return
             if clean is not None and white(drawn):
-                pair = torch.stack([noisy.flatten().double(), drawn.flatten().double()])
+                pair = torch.stack([to_double(noisy.flatten()), to_double(drawn.flatten())])
                 self.strange.append((float(torch.corrcoef(pair)[0, 1]), drawn.numel()))
                 return
 
 
 def white(x: Tensor) -> bool:
     """Return whether values look drawn from a normal distribution, each on its own."""
-    x = x.flatten().double()
+    x = to_double(x.flatten())
     x = (x - x.mean()) / x.std()
     beside = float((x[1:] * x[:-1]).mean())
     return abs(float((x**4).mean()) - 3) < 0.5 and abs(float((x**3).mean())) < 0.3 and abs(beside) < 5 / len(x) ** 0.5
@@ -86,15 +87,15 @@ def white(x: Tensor) -> bool:
 
 def parts(noisy: Tensor, clean: Tensor, noise: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the coefficients of noisy = a * clean + b * noise + c for each sample; None if that does not fit."""
-    x = clean.flatten(1).double()
-    columns = torch.stack([x, noise.flatten(1).double(), torch.ones_like(x)], 2)
-    goal = noisy.flatten(1).double()[:, :, None]
+    x = to_double(clean.flatten(1))
+    columns = torch.stack([x, to_double(noise.flatten(1)), torch.ones_like(x)], 2)
+    goal = to_double(noisy.flatten(1))[:, :, None]
     try:
         found = torch.linalg.lstsq(columns, goal).solution
     except RuntimeError:
         return None
     left = (columns @ found - goal).flatten(1).norm(dim=1) / goal.flatten(1).norm(dim=1).clamp_min(1e-12)
-    corr = torch.corrcoef(torch.stack([x.flatten(), noise.flatten().double()]))[0, 1]
+    corr = torch.corrcoef(torch.stack([x.flatten(), to_double(noise.flatten())]))[0, 1]
     if float(left.median()) > 1e-3 or abs(float(corr)) > 0.1:
         return None
     return found[:, 0, 0], found[:, 1, 0]

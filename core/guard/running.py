@@ -9,20 +9,23 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
 from typing import Any
 
+from trainworthy.core.guard.streams import generates, looped, stream
 from trainworthy.core.guard.target import Target
 
 
 def run(target: Target, seen: Any, control: Any) -> None:
     """The script as `python train.py ARGS` or `python -m pkg.train ARGS` would run it, its batch functions wrapped."""
+    in_for: set[str] = set()
     builtins.__trainworthy_batches__ = lambda function: batches(function, seen, control)
-    code = marked(target.path.read_bytes(), str(target.path), target.batches)
+    builtins.__trainworthy_stream__ = lambda function: stream(function, seen, in_for)
+    code = marked(target.path.read_bytes(), str(target.path), target.batches, in_for)
     own, get_code = str(target.path.parent), SourceFileLoader.get_code
 
     def imported(self: SourceFileLoader, name: str) -> Any:
         """Modules beside the script may hold its batch function; compiled files would not be marked."""
         path = self.get_filename(name)
         if path.startswith(own) and "site-packages" not in path:
-            return marked(self.get_data(path), path, target.batches)
+            return marked(self.get_data(path), path, target.batches, in_for)
         return get_code(self, name)
 
     if target.batches:
@@ -41,13 +44,14 @@ def run(target: Target, seen: Any, control: Any) -> None:
     exec(code, main.__dict__)
 
 
-def marked(source: bytes, path: str, names: tuple[str, ...]) -> types.CodeType:
-    """The code of a file, its batch functions decorated."""
+def marked(source: bytes, path: str, names: tuple[str, ...], in_for: set[str]) -> types.CodeType:
+    """The code of a file, its batch functions and generators decorated. `in_for`: gets the functions that `for` iterates over."""
     tree = ast.parse(source, path)
+    in_for |= looped(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name in names:
-            mark = ast.copy_location(ast.Name("__trainworthy_batches__", ast.Load()), node)
-            node.decorator_list.append(mark)
+        if isinstance(node, ast.FunctionDef) and (generates(node) or node.name in names):
+            mark = "__trainworthy_stream__" if generates(node) else "__trainworthy_batches__"
+            node.decorator_list.append(ast.copy_location(ast.Name(mark, ast.Load()), node))
     return compile(ast.fix_missing_locations(tree), path, "exec")
 
 

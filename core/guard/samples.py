@@ -1,5 +1,6 @@
 """Checks of the data's path into the loop: order, coverage, samples in both splits, unused batches."""
 
+import contextlib
 import time
 from collections import Counter
 from typing import Any
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 from torch.utils.data.sampler import SequentialSampler
 from trainworthy.core.guard.alignment import turned_apart
+from trainworthy.core.guard.collating import mispaired
 from trainworthy.core.guard.invariants import finding, skip
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import Pass
@@ -27,7 +29,7 @@ def samples(seen: Observer) -> dict:
     if not train:
         return skip("samples", "no DataLoader feeds the loop")
     rehearsed = seen.control is not None  # after a real run nothing is drawn or read again
-    checks = (same_order, workers, never, both_splits)[: 4 if rehearsed else 2]
+    checks = (same_order, workers, never, collated, both_splits)[: 5 if rehearsed else 2]
     found = [x for x in (check(seen, train) for check in checks) if x]
     if found:
         return finding("samples", "; ".join(what for what, _ in found), "\n".join(cause for _, cause in found))
@@ -54,6 +56,13 @@ def same_order(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
         else ("the sampler's generator or the global seed is set again in every epoch")
     )
     return f"the order is shuffled, and the same in both epochs (first: {a[:6]})", why
+
+
+def collated(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
+    """Find a collate function that gives samples the entries of others."""
+    with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):  # it may be made for whole batches alone
+        return mispaired(train[0].loader, time.monotonic() + SECONDS)
+    return None
 
 
 def never(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:

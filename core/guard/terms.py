@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.base.doubles import to_double
 
 LOOKS = 8  # backward() calls that are looked at
 SUMS = {"AddBackward0": (1.0, 1.0), "SubBackward0": (1.0, -1.0)}
@@ -48,7 +49,7 @@ class Terms:
         if target is None or not 1 < len(parts) <= 8:
             return
         where = torch.linspace(0, target.numel() - 1, min(target.numel(), MOST)).long().to(target.device)
-        o, y = (v.detach().flatten()[where].double() for v in (outputs[0], target))
+        o, y = (to_double(v.detach().flatten()[where]) for v in (outputs[0], target))
         left = rest(y, o)
         if float(left.var()) < OPEN * float(y.var()):
             return
@@ -57,7 +58,7 @@ class Terms:
             (pull,) = torch.autograd.grad(
                 edge, outputs[0], loss.new_tensor(-sign), retain_graph=True, allow_unused=True
             )
-            row.append(0.0 if pull is None else correlation(rest(pull.detach().flatten()[where].double(), o), left))
+            row.append(0.0 if pull is None else correlation(rest(to_double(pull.detach().flatten()[where]), o), left))
         self.rows.append(row)
 
 
@@ -92,7 +93,7 @@ def rest(y: Tensor, o: Tensor) -> Tensor:
 
 def correlation(a: Tensor, b: Tensor) -> float:
     """Return Pearson's correlation; 0 where one is constant."""
-    x, y = (v.detach().flatten().double() - v.detach().double().mean() for v in (a, b))
+    x, y = (v - v.mean() for v in (to_double(v.detach().flatten()) for v in (a, b)))
     size = float(x.norm() * y.norm())
     return float(x @ y) / size if size > 0 else 0.0
 
