@@ -19,6 +19,7 @@ from trainworthy.core.recipe.stage import Data, Metric, Stage, View
 
 TINY, HELD_OUT, FEWEST = 256, 250, 32  # training samples, held-out samples, and the minimum of either
 PERMUTATIONS, ENOUGH = 10, 4  # and the fewer that suffice if the result is twice what is needed
+TESTED = 128  # samples of the test split
 LEARNT = 0.1  # fraction of the range from chance to the ceiling that counts as learnt
 CLOSE = 1.5  # below this factor over what is needed, other samples are tried too
 TINY_STEPS = 120
@@ -103,6 +104,7 @@ class Few:
                 f"{len(self.learn)} training and {len(self.held_out)} held-out samples are too few to distinguish skill from chance"
             )
         self.others = seeds.permutation(len(self.held_out), seed, "chance").tolist()
+        self.tested = pick(data["test"], TESTED, seed, only=self.only) if "test" in data else []
 
     def is_read_at(self, step: int) -> bool:
         return step in (5, 10) or step % self.every == 0
@@ -139,7 +141,10 @@ class Few:
         more = self.held_out
         if not stage.expect.gate_batch_size:
             more = pick(self.val, min(len(self.val), paths.MOST), self.seed, only=self.only)
-        return {"train": learnt, "held_out": carried, "classes": len(classes[1]) if classes else 0,
+        tested, span = None, _range(stage.gate_evaluator.metric, carried.others)
+        if len(self.tested) >= FEWEST and carried.clear and carried.gap > 2 * LEARNT * span:
+            tested = skill(run, stage, stage.data["test"], self.tested, self.seed)
+        return {"train": learnt, "held_out": carried, "test": tested, "classes": len(classes[1]) if classes else 0,
                 "behind": paths.behind(run, stage, self.learn, learnt.own),
                 "exchanged": paths.taken_for_each_other(run, stage, self.learn, more)}  # fmt: skip
 
@@ -272,14 +277,20 @@ def tiny_data(proof: GateContext) -> Finding:
     if found["behind"]:
         measured = f"{found['behind']}; {measured}"
         remedy = f"the evaluation path reads samples differently from the training path: channels, scale, crop, size, ids\n{remedy}"
+    lost = found["test"] is not None and not found["test"].clear and found["test"].gap < carried.gap / 4
+    measured += f"; on the test split: {found['test']}" if found["test"] else ""
+    if lost:
+        needed += f"; on the test split by more than {carried.gap / 4:.3f}"
+        remedy = f"test is read differently: another order of classes, other labels, scale or transform\n{remedy}"
     if wrong:
         names = paths.names_of(probe, 1 + max(c for e in wrong for c in e.classes))
         measured = "; ".join([*(e.words(names) for e in wrong), measured])
         remedy = f"{paths.REMEDY}\n{remedy}"
     return Finding(
-        ok and not found["behind"] and not wrong, measured, needed, remedy,
+        ok and not found["behind"] and not wrong and not lost, measured, needed, remedy,
         evidence={**kept, "exchanged": [asdict(e) for e in found["exchanged"]], "train": asdict(learnt),
-                  "held_out": asdict(carried), "again": again and asdict(again), "retrained": retrained and asdict(retrained)},
+                  "held_out": asdict(carried),
+                  "test": found["test"] and asdict(found["test"]), "again": again and asdict(again), "retrained": retrained and asdict(retrained)},
         batch=fetch(probe.data["val"], pick(probe.data["val"], 16, cfg.run.seed), None, proof.accelerator.device),
     )  # fmt: skip
 
