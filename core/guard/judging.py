@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 import torch
-from trainworthy.core.guard import behaviour, causality, facts, graph, invariants, objectives, samples
+from trainworthy.core.guard import behaviour, causality, facts, graph, invariants, objectives, samples, schedules
 from trainworthy.core.guard.observer import Observer
 
 
@@ -17,7 +17,7 @@ def judge(seen: Observer, plan: Any) -> dict[str, Any]:
         graph.wiring,
         graph.gradients,
         graph.clipping,
-        behaviour.schedule,
+        schedules.schedule,
         behaviour.frozen,
         behaviour.modes,
         behaviour.evaluated,
