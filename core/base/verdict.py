@@ -46,6 +46,8 @@ class Verdict:
     reads: list[str] = field(default_factory=list)
     """Parts of a recipe that can change the verdict."""
     evidence: dict[str, Any] = field(default_factory=dict)
+    cause: str = ""
+    """`Finding.cause`: measured, not taken from a list."""
 
     @property
     def blocks(self) -> bool:

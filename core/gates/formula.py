@@ -20,6 +20,8 @@ from trainworthy.core.recipe.stage import Stage, batch_size
 
 SAMPLES = 8  # compared one by one
 TITLE = "each term of the loss is its formula, sample by sample, with the formula's gradient"
+UNKNOWN = "no known mistake fits: compare the term with its formula line by line"
+UNKNOWN_GRADIENT = "the gradient is not that of the value: a detach() is missing or too many"
 ON_PURPOSE = (
     "on purpose: add what is new as a loss term with a name of its own, or accept it: "
     '--gates.waive formula --gates.because "..."'
@@ -58,7 +60,7 @@ def gate_of(state: Callable[[GateContext, Stage, dict], Statements], *, rows: st
             not one.wrong, "; ".join(one.wrong) or f"{one.samples} samples: {', '.join(one.said)}{own}",
             f"the formula within {exact:g}, its gradient within {10 * exact:g}",
             "\n".join([*dict.fromkeys(one.causes), *causes.splitlines(), ON_PURPOSE]),
-            evidence={"compared": one.said, "own": one.own}, batch=batch if one.wrong else None,
+            evidence={"compared": one.said, "own": one.own}, batch=batch if one.wrong else None, cause=known(one.causes),
         )  # fmt: skip
 
     return prove
@@ -74,6 +76,11 @@ class Comparison:
     causes: list[str] = field(default_factory=list)
     own: list[str] = field(default_factory=list)
     """Terms that the formula does not know."""
+
+
+def known(causes: list[str]) -> str:
+    """Return the first cause that is a known mistake."""
+    return next((c for c in causes if not c.endswith((UNKNOWN, UNKNOWN_GRADIENT))), "")
 
 
 def compared(
@@ -185,7 +192,7 @@ def _gradient_cause(s: Statement, got: Tensor, weights: dict, mine: dict, theirs
         return f"a detach() or no_grad() in the term: {', '.join(deaf)} gets no gradient from it"
     if reached:
         return f"a detach() is missing: {', '.join(reached)} must get no gradient from the term"
-    return "the gradient is not that of the value: a detach() is missing or too many"
+    return UNKNOWN_GRADIENT
 
 
 def _norm(parts: dict[str, Tensor]) -> float:
@@ -214,7 +221,7 @@ def _cause(s: Statement, got: Tensor, exact: float) -> str:
         gap, factor = _gap(got, form.detach())
         if gap <= 10 * exact:
             return f"its sign is wrong ({name})" if factor < 0 else f"{factor:.3g} times {name}"
-    return "no known mistake fits: compare the term with its formula line by line"
+    return UNKNOWN
 
 
 def _gradient(total: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:

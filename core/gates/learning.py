@@ -24,6 +24,8 @@ from trainworthy.core.recipe.stage import Expect, Stage, View, batch_size, categ
 OVERFIT_SAMPLES = 8
 PATIENCE = 30.0  # seconds of the first training of eight samples above which no other rate is tried
 RATES = (30, 1 / 30, 3000)  # multiples of the rate that are tried where eight samples were not memorised
+PACE = 0.25  # share of its fall that a loss which never slows down has in the last third of the steps; a straight line: 0.33
+SEEN = 0.005  # of the first loss: a smaller fall says nothing
 
 
 @gate(
@@ -244,8 +246,10 @@ def _why_not(context: GateContext, stage: Stage, found: dict) -> str:
     if not why and target:
         smoothing = float(getattr(context.cfg, "label_smoothing", 0.0))
         why = named_causes.of_softmax_twice(found["loss"], len(fields[target].classes), smoothing)
-    if why or context.expect.gate_batch_size or found["seconds"] > PATIENCE:  # expensive samples: no further training
+    if why:
         return why
+    if context.expect.gate_batch_size or found["seconds"] > PATIENCE:  # expensive samples: no further training
+        return _never_slows(found)
     for factor in RATES:
         again = _train_on_eight(context, rate=factor)[2]
         if again.get("loss", math.inf) <= again["needed_loss"]:
@@ -253,6 +257,18 @@ def _why_not(context: GateContext, stage: Stage, found: dict) -> str:
             return (f"the rate is far too {low} for 8 samples: at {factor:g} times --optim.lr they are memorised in {again['steps']} steps "
                     f"(loss {again['loss']:.3f})")  # fmt: skip
     return ""
+
+
+def _never_slows(found: dict) -> str:
+    """Return whether the loss falls as fast at the end as on the whole: the size of the steps alone limits it then. What has come near a
+    floor slows down."""
+    losses = [found["initial"], *(loss for _, loss, _ in found["curve"])]
+    third = len(losses) // 3
+    whole, late = losses[0] - losses[-1], losses[-1 - third] - losses[-1]
+    if third < 2 or losses != sorted(losses, reverse=True) or whole < SEEN * losses[0] or late < PACE * whole:
+        return ""
+    return (f"the rate is far too low for {found['steps']} steps: the loss never slows down, {late:.2g} of its fall by {whole:.2g} is in "
+            "the last third")  # fmt: skip
 
 
 @gate(

@@ -15,6 +15,8 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.dependence_causes import Mixture, of_mixture
 from trainworthy.core.gates.gate import GateContext, fetch, pick
+from trainworthy.core.gates.lookahead import LIMIT as AHEAD
+from trainworthy.core.gates.lookahead import lookahead
 from trainworthy.core.gates.recorder import learnt_from, rehearsed
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage
@@ -67,8 +69,22 @@ def dependency(context: GateContext) -> Finding:
         gap, leak, cause = draw(partial(_whole_batch, n=n))
         measured += f"; of the run's {n} samples by {gap:.1e} and {leak:.1e}"
         evidence |= {"samples": n, "loss_gap_whole": gap, "gradient_gap_whole": leak}
+    ahead, where = 0.0, ""
+    if max(gap, leak) <= limit:
+        with contextlib.suppress(
+            RuntimeError, ValueError, IndexError, KeyError
+        ):  # a loss that refuses the changed batch
+            ahead, where = lookahead(run, stage, data, seed)
+    if where:
+        measured += (
+            f"; a target's own value in the input moves its prediction by {ahead:.1e} of what the target itself moves"
+        )
+        evidence["lookahead"] = ahead
+    if ahead > AHEAD:
+        cause = (f"the model reads the value that it is asked for: {where}, and the prediction follows it\n"
+                 "the input's window reaches into the target's, or a mask that hides later places is missing")  # fmt: skip
     return Finding(
-        gap <= limit and leak <= limit, measured, f"all at most {limit:g}",
+        gap <= limit and leak <= limit and ahead <= AHEAD, measured, f"all at most {limit:g}",
         "statistics over the batch axis (a normalisation of your own, x.mean(0)), or a reshape that mixes samples\n"
         "a broadcast of (B, 1) with (B,) in the loss\nthe batch is flattened before a shift", evidence=evidence,
         cause=cause.strip(),

@@ -76,16 +76,21 @@ def _timed(one: Gate, context: GateContext) -> Verdict:
 
 
 def _explain(verdict: Verdict, gates: list[Gate], asked: dict[str, Verdict], context: GateContext) -> None:
-    """Put the cause that a more specific gate finds before the likely causes of a failed symptom."""
+    """Put the cause that a more specific gate finds before the likely causes of a failed symptom: the first cause that was
+    measured, else the first of the list of the first gate that fails."""
+    best = None
     for one in gates:
         if one.id not in asked:
             asked[one.id] = _timed(one, context)
         found = asked[one.id]
         if found.verdict == "fail":
-            first = found.remedy.splitlines()[0] if found.remedy else ""
-            verdict.remedy = f"{first} (the gate `{one.id}` fails, too: {found.measured})\n{verdict.remedy}"
-            verdict.evidence = {**verdict.evidence, "explained_by": one.id}
-            return
+            best = found if best is None or found.cause else best
+            if best.cause:
+                break
+    if best is not None:
+        first = best.remedy.splitlines()[0] if best.remedy else ""
+        verdict.remedy = f"{first} (the gate `{best.id}` fails, too: {best.measured})\n{verdict.remedy}"
+        verdict.evidence = {**verdict.evidence, "explained_by": best.id}
 
 
 def _prove(one: Gate, context: GateContext) -> Verdict:
@@ -130,7 +135,7 @@ def _prove(one: Gate, context: GateContext) -> Verdict:
     if not ok and finding.ok:
         finding.measured += " (failed on another process)"
     verdict = Verdict(one.id, one.rows, one.title, "pass" if ok else "fail", finding.measured, finding.needed,
-                      "" if ok else finding.remedy, 0.0, evidence=finding.evidence)  # fmt: skip
+                      "" if ok else finding.remedy, 0.0, evidence=finding.evidence, cause="" if ok else finding.cause)  # fmt: skip
     if not ok and context.accelerator.is_main_process:
         _keep_repro(verdict, finding, context)
     return verdict

@@ -19,6 +19,7 @@ from trainworthy.core.recipe.stage import Data, Metric, Stage, View
 
 TINY, HELD_OUT, FEWEST = 256, 250, 32  # training samples, held-out samples, and the minimum of either
 PERMUTATIONS, ENOUGH = 10, 4  # and the fewer that suffice if the result is twice what is needed
+TESTED = 128  # samples of the test split
 LEARNT = 0.1  # fraction of the range from chance to the ceiling that counts as learnt
 CLOSE = 1.5  # below this factor over what is needed, other samples are tried too
 TINY_STEPS = 120
@@ -103,6 +104,7 @@ class Few:
                 f"{len(self.learn)} training and {len(self.held_out)} held-out samples are too few to distinguish skill from chance"
             )
         self.others = seeds.permutation(len(self.held_out), seed, "chance").tolist()
+        self.tested = pick(data["test"], TESTED, seed, only=self.only) if "test" in data else []
 
     def is_read_at(self, step: int) -> bool:
         return step in (5, 10) or step % self.every == 0
@@ -139,7 +141,10 @@ class Few:
         more = self.held_out
         if not stage.expect.gate_batch_size:
             more = pick(self.val, min(len(self.val), paths.MOST), self.seed, only=self.only)
-        return {"train": learnt, "held_out": carried, "classes": len(classes[1]) if classes else 0,
+        tested, span = None, _range(stage.gate_evaluator.metric, carried.others)
+        if len(self.tested) >= FEWEST and carried.clear and carried.gap > 2 * LEARNT * span:
+            tested = skill(run, stage, stage.data["test"], self.tested, self.seed)
+        return {"train": learnt, "held_out": carried, "test": tested, "classes": len(classes[1]) if classes else 0,
                 "behind": paths.behind(run, stage, self.learn, learnt.own),
                 "exchanged": paths.taken_for_each_other(run, stage, self.learn, more)}  # fmt: skip
 
@@ -268,13 +273,15 @@ def tiny_data(context: GateContext) -> Finding:
         measured += f"; {late} at {carried.own:.3f}"
         needed += f"; a plateau: no gain above {allowed:.3f} within the last third"
     remedy = _why_not_learnt(learnt, carried, retrained)
+    if lost := _lost_in_test(found):
+        remedy = f"test is read differently: another order of classes, other labels, scale or transform\n{remedy}"
     if found["behind"]:
         measured, remedy = f"{found['behind']}; {measured}", f"{BEHIND}\n{remedy}"
     if wrong:
         names = paths.names_of(probe, 1 + max(c for e in wrong for c in e.classes))
         measured, remedy = "; ".join([*(e.words(names) for e in wrong), measured]), f"{paths.REMEDY}\n{remedy}"
     return Finding(
-        ok and not found["behind"] and not wrong, measured, needed, remedy,
+        ok and not found["behind"] and not wrong and not lost, measured, needed, remedy,
         evidence=_plain(found, again=again, retrained=retrained),
         batch=fetch(probe.data["val"], pick(probe.data["val"], 16, cfg.run.seed), None, context.accelerator.device),
     )  # fmt: skip
@@ -283,6 +290,7 @@ def tiny_data(context: GateContext) -> Finding:
 def _plain(found: dict, **more: Any) -> dict[str, Any]:
     """Return what was found as plain values."""
     kept = {k: v for k, v in found.items() if k not in ("retrain", "losses")}
+    more["test"] = found["test"]
     kept |= {k: asdict(found[k]) for k in ("train", "held_out")} | {k: v and asdict(v) for k, v in more.items()}
     return kept | {"exchanged": [asdict(e) for e in found["exchanged"]]}
 
@@ -295,9 +303,17 @@ def _told(found: dict, metric: str, again: Any, retrained: Any) -> tuple[str, st
     )
     measured += f"; on other samples: {again}" if again else ""
     measured += f"; {retrained}" if retrained else ""
+    measured += f"; on the test split: {found['test']}" if found["test"] else ""
     needed = f"both better by more than {learnt.needed:.3f} and {carried.needed:.3f} (3 sd, {LEARNT:.0%} of chance to ceiling)"
     needed += f"; a mean loss lower by {FASTER * abs(retrained.first):.2g} than on permuted inputs" if retrained else ""
+    needed += f"; on the test split by more than {carried.gap / 4:.3f}" if _lost_in_test(found) else ""
     return measured, needed
+
+
+def _lost_in_test(found: dict) -> bool:
+    """Return whether samples of the test split score like chance although validation is clearly above it."""
+    test = found["test"]
+    return test is not None and not test.clear and test.gap < found["held_out"].gap / 4
 
 
 def _in_time(found: dict, whole: dict) -> dict:

@@ -29,7 +29,7 @@ def test_a_failed_symptom_names_the_first_gate_that_explains_it(tmp_path: Path, 
     gates = [gate("loss", False, ran, symptom=True), gate("quiet", True, ran, explains=True), gate("other", True, ran),
              gate("formula", False, ran, explains=True), gate("later", False, ran, explains=True)]  # fmt: skip
     found = runner.run_gates(gates, context(tmp_path), known={}, console=Console())
-    assert ran == ["loss", "quiet", "formula", "other", "later"], "each once; those that explain before the others"
+    assert ran == ["loss", "quiet", "formula", "later", "other"], "each once; those that explain before the others"
     assert [v.id for v in found] == ["loss", "quiet", "other", "formula", "later"], (
         "verdicts keep the order of the gates"
     )
@@ -38,6 +38,23 @@ def test_a_failed_symptom_names_the_first_gate_that_explains_it(tmp_path: Path, 
     assert found[0].evidence["explained_by"] == "formula"
     assert "loss cause" in found[0].remedy
     assert "formula cause" in capsys.readouterr().out
+
+
+def test_a_measured_cause_comes_before_a_list(tmp_path: Path):
+    ran: list[str] = []
+    measured = Gate(
+        "measured",
+        "C1",
+        "",
+        lambda _: Finding(False, "by a number", "", "a list", cause="a known mistake"),
+        explains=True,
+    )
+    gates = [gate("loss", False, ran, symptom=True), gate("listed", False, ran, explains=True), measured,
+             gate("later", False, ran, explains=True)]  # fmt: skip
+    found = runner.run_gates(gates, context(tmp_path), known={}, console=Console(quiet=True))
+    assert found[0].remedy.splitlines()[0] == "a known mistake (the gate `measured` fails, too: by a number)"
+    assert found[0].evidence["explained_by"] == "measured"
+    assert ran == ["loss", "listed", "later"], "a measured cause ends the search"
 
 
 def test_a_symptom_that_nothing_explains_keeps_its_causes(tmp_path: Path):

@@ -78,6 +78,8 @@ OTHERS = {
     "own-generator": ("resume", INIT, INIT + "        self.own = torch.Generator().manual_seed(0)\n"
                       "        self.augment = lambda image: image + torch.rand((), generator=self.own)\n",
                       "it changes `own` of the training set, which no checkpoint holds"),
+    "expensive-and-slow": ("overfit", STAGES, staged("stage.expect.gate_batch_size = 8\nfor one in stage.optimizers['main'].param_groups:\n"
+                           "    one['lr'] /= 300"), "the rate is far too low for"),
     "dead-mean": ("dependency", STAGES, staged('sums = stage.loss\nstage.loss = lambda m, b: {k: v / len(b["label"]) for k, v in '
                                                "sums(m, b).items()}"), "the loss is a MEAN over the batch: return the SUM"),
 }  # fmt: skip
@@ -93,6 +95,18 @@ def test_the_cause_is_the_first_where_the_gate_runs_alone(name: str, launch, for
     assert done.returncode == 3, done.shown
     verdict = next(v for v in done.verdicts() if v["id"] == gate)
     assert words in verdict["remedy"].splitlines()[0], verdict["remedy"]
+
+
+@pytest.mark.verify
+def test_a_known_mistake_is_named_before_what_follows_from_it(launch, fork):
+    """A Dice over rows also pulls at void pixels, which `scored` sees first. `formula` knows the mistake."""
+    fork(("dice(logits.softmax(1), mask)", "dice(logits.softmax(2), mask)"), recipe="vision/segment")
+    done = launch("check", "mine.py", "--only", "initial-loss,scored,formula")
+    assert done.returncode == 3, done.shown
+    verdicts = {v["id"]: v for v in done.verdicts()}
+    assert verdicts["scored"]["verdict"] == "fail", done.shown
+    first = verdicts["initial-loss"]["remedy"].splitlines()[0]
+    assert "the softmax runs over rows of the picture" in first, first
 
 
 def test_a_resumed_run_of_which_nothing_differs_gets_no_cause():

@@ -116,6 +116,10 @@ def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]] | None, ask: 
         recognised = to_double(judge(ends)[0] == ones["label"]).mean().item() if judge else 1.0
         along = f"; along the exported pipeline's trajectory {way.worst:.1e}, at its end {way.end:.1e}" if way else ""
         floor = 0.75 * stage.metric.ceiling * recognised
+        why = ""
+        if alone and not spread_ok and wrong[worst] <= EXACT:  # trained levels are inverted, others are not trained
+            drawn, due = (" ".join(f"{s:.0%}" for s in shares.tolist()) for shares in (spread, declared))
+            why = f"timesteps are drawn from another distribution than declared: {drawn} in each quarter, not {due}"
         return Finding(
             undoes and known >= floor and not strays and alone and bool(spread_ok) and left <= LEFT,
             f"target: {asked.kind}, inverted in one step by {type(shipped).__name__} to an rms error of at most {wrong[worst]:.1e} "
@@ -137,6 +141,7 @@ def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]] | None, ask: 
             "(linear needs 1,000 timesteps)",
             evidence={"kind": asked.kind, "levels": t, "rms": wrong, "known": known, "quarters": spread.tolist(), "left": left,
                       "walk": way and {"worst": way.worst, "end": way.end, "met": sorted(way.met)}},
+            cause=why,
         )  # fmt: skip
 
     return prove

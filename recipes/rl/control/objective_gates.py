@@ -42,7 +42,7 @@ def formula_gate(formula: Callable | None) -> Gate:
             not one.wrong, "; ".join(one.wrong) or f"{one.samples} samples: {', '.join(one.said)}{own}",
             f"the formula within {exact:g}, its gradient within {10 * exact:g}",
             "\n".join([*dict.fromkeys(one.causes), ON_PURPOSE]),
-            evidence={"compared": one.said, "own": one.own}, batch=one.batch,
+            evidence={"compared": one.said, "own": one.own}, batch=one.batch, cause=stated_by.known(one.causes),
         )  # fmt: skip
 
     return prove

@@ -144,7 +144,7 @@ def formula_gate(s: Subject) -> Gate:
             not one.wrong, "; ".join(one.wrong) or f"{one.samples} answers: {', '.join(one.said)}",
             f"the formula within {exact:g}, its gradient within {10 * exact:g}",
             "\n".join([*dict.fromkeys(one.causes), "a detach() in the loss, or a sign that it hides", formula.ON_PURPOSE]),
-            evidence={"compared": one.said},
+            evidence={"compared": one.said}, cause=formula.known(one.causes),
         )  # fmt: skip
 
     return prove
