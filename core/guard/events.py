@@ -6,54 +6,30 @@ and dropout functions, `state_dict` and `load_state_dict`. Patch before the scri
 torch.nn.functional import cross_entropy` must import the patched function.
 """
 
-import functools
 import inspect
 import linecache
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import torch.optim.lr_scheduler as schedulers
-from torch import distributions, nn
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as loading
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.guard import functions, patches
+from trainworthy.core.guard.patches import imported_by_name
+from trainworthy.core.guard.patches import remove as remove
+from trainworthy.core.guard.patches import replace as replace
 
-LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "kl_div")
-COMPARED = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "triplet_margin_loss", "cosine_embedding_loss",
-            "triplet_margin_with_distance_loss", "margin_ranking_loss")  # fmt: skip
-DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
-
-_undo: list[Callable[[], None]] = []
-_made: list[tuple[Any, str, Any, Any]] = []  # owner, name, function before, function now
 _depth = threading.local()
-
-
-def replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None:
-    """Put `make(original)` in place of `owner.name`, until `remove`."""
-    own = name in vars(owner)
-    original = getattr(owner, name)
-    wrapped = make(original)
-    functools.update_wrapper(wrapped, original)
-    setattr(owner, name, wrapped)
-    _made.append((owner, name, original, wrapped))
-    _undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
-
-
-def remove() -> None:
-    """Undo all patches."""
-    while _undo:
-        _undo.pop()()
-    _made.clear()
 
 
 def install(seen: Any, *, losses: bool = True) -> None:
     """Report everything to `seen`, an object with the methods of `Observer`. `losses`: also the loss and dropout functions."""
-    if _undo:
+    if patches.installed():
         raise UserError(
             "torch is observed already", cause="trainworthy.watch() or check() inside a `with trainworthy.watch():`"
         )
@@ -63,22 +39,10 @@ def install(seen: Any, *, losses: bool = True) -> None:
     _optimizers(seen)
     _schedules(seen)
     if losses:
-        _functions(seen)
+        for part in (functions.losses, functions.layers, functions.differences, functions.likelihoods):
+            part(seen)
         _states(seen)
-    _imported_by_name()
-
-
-def _imported_by_name() -> None:
-    """Modules that have imported a function by its name (`from torch.nn.functional import cross_entropy`) before it was
-    replaced get the new one, too."""
-    new = {id(old): (old, wrapped) for owner, _, old, wrapped in _made if not isinstance(owner, type)}
-    for module in list(sys.modules.values()):
-        if str(getattr(module, "__name__", "torch")).partition(".")[0] == "torch" or not hasattr(module, "__dict__"):
-            continue
-        for name, value in list(vars(module).items()):
-            if id(value) in new and new[id(value)][0] is value:
-                setattr(module, name, new[id(value)][1])
-                _undo.append(functools.partial(setattr, module, name, value))
+    imported_by_name()
 
 
 def _data(seen: Any) -> None:
@@ -225,7 +189,7 @@ def _optimizers(seen: Any) -> None:
         register_optimizer_step_pre_hook(lambda o, a, k: seen.before_step(o, (*a, None)[1] or k.get("closure"))),
         register_optimizer_step_post_hook(lambda o, a, k: seen.step(o)),
     ]
-    _undo.extend(h.remove for h in hooks)
+    patches.undo_with(*(h.remove for h in hooks))
     scaler = torch.amp.GradScaler
     replace(scaler, "step", scaler_step)
     replace(scaler, "unscale_", unscale)
@@ -271,109 +235,6 @@ def _schedules(seen: Any) -> None:
             replace(cls, "step", step)
         if "__init__" in vars(cls):
             replace(cls, "__init__", made)
-
-
-def _functions(seen: Any) -> None:
-    def loss(original: Callable, name: str) -> Callable:
-        def run(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-            out = original(input, target, *args, **kwargs)
-            if not seen.busy:
-                seen.loss(name, input, target, out, kwargs)
-            return out
-
-        return run
-
-    def ctc(original: Callable) -> Callable:
-        def run(log_probs: Any, targets: Any, *args: Any, **kwargs: Any) -> Any:
-            out = original(log_probs, targets, *args, **kwargs)
-            if not seen.busy:
-                blank = args[2] if len(args) > 2 else kwargs.get("blank", 0)
-                seen.loss("ctc_loss", log_probs, targets, out, {"blank": blank})
-            return out
-
-        return run
-
-    def compared(original: Callable, name: str) -> Callable:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if not seen.busy:
-                given = (*args, *(v for k, v in kwargs.items() if k != "weight"))
-                tensors = [x for x in given if isinstance(x, torch.Tensor)]
-                seen.compared(name, tensors)
-                if name.endswith("1_loss") or name in ("mse_loss", "huber_loss"):
-                    seen.regressed(*tensors[:2], name)
-            return original(*args, **kwargs)
-
-        return run
-
-    def normalize(original: Callable) -> Callable:
-        def run(input: Any, p: float = 2.0, dim: int = 1, *args: Any, **kwargs: Any) -> Any:
-            if not seen.busy:
-                seen.evidence.normalized(input, dim)
-            return original(input, p, dim, *args, **kwargs)
-
-        return run
-
-    def dropout(original: Callable) -> Callable:
-        def run(input: Any, p: float = 0.5, training: bool = True, *args: Any, **kwargs: Any) -> Any:
-            if training and p:
-                seen.drops += 1
-            return original(input, p, training, *args, **kwargs)
-
-        return run
-
-    def attention(original: Callable) -> Callable:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0):
-                seen.drops += 1
-            return original(*args, **kwargs)
-
-        return run
-
-    def difference(original: Callable) -> Callable:
-        def run(self: torch.Tensor, other: Any) -> Any:
-            if isinstance(other, torch.Tensor):
-                if self.dim() + other.dim() == 3:
-                    seen.difference(self, other)
-                if self.requires_grad != other.requires_grad and self.dim() and not seen.busy:
-                    seen.regressed(self, other)
-            return original(self, other)
-
-        return run
-
-    for name in ("__sub__", "__rsub__"):
-        replace(torch.Tensor, name, difference)
-    replace(F, "ctc_loss", ctc)
-    for name in LOSSES:
-        replace(F, name, functools.partial(loss, name=name))
-
-    def probability(original: Callable) -> Callable:
-        def run(self: Any, value: Any) -> Any:
-            out = original(self, value)
-            if not seen.busy and torch.is_grad_enabled():
-                seen.log_prob(out, value)
-            return out
-
-        return run
-
-    def logarithms(original: Callable) -> Callable:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            out = original(*args, **kwargs)
-            if not seen.busy:
-                seen.log_softmax(out)
-            return out
-
-        return run
-
-    for owner in (F, torch.Tensor):
-        replace(owner, "log_softmax", logarithms)
-    for cls in (distributions.Categorical, distributions.Normal, distributions.MultivariateNormal):
-        replace(cls, "log_prob", probability)
-    replace(F, "normalize", normalize)
-    for name in COMPARED:
-        replace(F, name, functools.partial(compared, name=name))
-    for name in DROPOUTS:
-        replace(F, name, dropout)
-    replace(F, "scaled_dot_product_attention", attention)
 
 
 def _states(seen: Any) -> None:

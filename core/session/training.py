@@ -54,14 +54,7 @@ def train_stage(
     s = replace(session, cfg=cfg, folder=folder)
     one = run_of(s, session, done)
     stage = part.build(one, previous)
-    steps = one.total_steps(stage)
-    named = f"{part.name}: " if part.of > 1 else ""
-    read, data = cfg.train.epochs, stage.data.get("train")
-    if data is not None and cfg.train.max_steps:
-        read = min(read, steps * cfg.train.batch_size / len(data))
-    what = f"steps of {cfg.train.batch_size} samples, {read:.4g} epochs" if data is not None else (
-        f"iterations that collect their own samples, {cfg.train.batch_size} to an update")  # fmt: skip
-    s.console.say(f"train  {named}{steps:,} {what}, into {folder}")
+    say_length(s, one, stage, f"{part.name}: " if part.of > 1 else "")
     look_after_evaluations(s, one, stage)
     if folder == session.folder:
         one.journal.healthy = bands.watch(folder, stage.metric)
@@ -118,6 +111,17 @@ def run_of(s: Session, session: Session, done: int) -> Run:
     one = Run(s.cfg, s.accelerator, folder=s.folder, home=session.folder, tracker=tracker, console=s.console)
     one.identity = session.identity
     return one
+
+
+def say_length(s: Session, one: Run, stage: Stage, named: str) -> None:
+    """Print how many steps a stage takes, of what, and into which folder."""
+    steps, train, data = one.total_steps(stage), s.cfg.train, stage.data.get("train")
+    if data is None:
+        what = f"iterations that collect their own samples, {train.batch_size} to an update"
+    else:
+        read = min(train.epochs, steps * train.batch_size / len(data)) if train.max_steps else train.epochs
+        what = f"steps of {train.batch_size} samples, {read:.4g} epochs"
+    s.console.say(f"train  {named}{steps:,} {what}, into {s.folder}")
 
 
 def look_after_evaluations(s: Session, one: Run, stage: Stage) -> None:

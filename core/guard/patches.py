@@ -1,0 +1,50 @@
+"""Functions in place of others, until they are put back."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_undo: list[Callable[[], None]] = []
+_made: list[tuple[Any, str, Any, Any]] = []  # owner, name, function before, function now
+
+
+def replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None:
+    """Put `make(original)` in place of `owner.name`, until `remove`."""
+    own = name in vars(owner)
+    original = getattr(owner, name)
+    wrapped = make(original)
+    functools.update_wrapper(wrapped, original)
+    setattr(owner, name, wrapped)
+    _made.append((owner, name, original, wrapped))
+    _undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
+
+
+def undo_with(*steps: Callable[[], None]) -> None:
+    """Let `remove` call these, too."""
+    _undo.extend(steps)
+
+
+def installed() -> bool:
+    """Return whether functions are replaced now."""
+    return bool(_undo)
+
+
+def remove() -> None:
+    """Undo all patches."""
+    while _undo:
+        _undo.pop()()
+    _made.clear()
+
+
+def imported_by_name() -> None:
+    """Modules that have imported a function by its name (`from torch.nn.functional import cross_entropy`) before it was
+    replaced get the new one, too."""
+    new = {id(old): (old, wrapped) for owner, _, old, wrapped in _made if not isinstance(owner, type)}
+    for module in list(sys.modules.values()):
+        if str(getattr(module, "__name__", "torch")).partition(".")[0] == "torch" or not hasattr(module, "__dict__"):
+            continue
+        for name, value in list(vars(module).items()):
+            if id(value) in new and new[id(value)][0] is value:
+                setattr(module, name, new[id(value)][1])
+                _undo.append(functools.partial(setattr, module, name, value))
