@@ -115,11 +115,11 @@ def counted(
     prove, make, end, snapshot = runner._prove, stages.Part.build, Run.end, checkpoint.snapshot
     every = order.of_stage
 
-    def judged(one, proof) -> Any:
+    def judged(one, context) -> Any:
         before = memory.restart()
-        verdict = prove(one, proof)
-        found["gates"][f"{proof.stage}/{one.id}"] = (before, memory.peak)
-        found["who"][f"{proof.stage}/{one.id}"] = memory.at_peak
+        verdict = prove(one, context)
+        found["gates"][f"{context.stage}/{one.id}"] = (before, memory.peak)
+        found["who"][f"{context.stage}/{one.id}"] = memory.at_peak
         if random and verdict.verdict == "fail":
             verdict.verdict, verdict.reason = "skip", f"random weights: {verdict.measured}"
         return verdict

@@ -1,18 +1,16 @@
 """The `trainworthy` command. It reads files and starts processes. Only those processes import torch."""
 
 import ast
-import contextlib
 import os
 import re
 import signal
-import subprocess
 import sys
-import tempfile
 import time
 from importlib import import_module
 from pathlib import Path
 
-from trainworthy.core.base.errors import SIGNALS, USAGE, Stop, UserError
+from trainworthy.core.base.errors import USAGE, Stop, UserError
+from trainworthy.core.session import launcher as processes
 from trainworthy.core.session import nodes
 
 HELP = """\
@@ -244,19 +242,23 @@ def report(argv: list[str]) -> None:
     print(page)
 
 
+TARGETS = {
+    "resume": "a run folder",
+    "predict": "a run folder and a file of prompts",
+    "chat": "a run folder",
+    "profile": "a recipe or a run folder",
+}
+"""What a command works on, if it is not a recipe."""
+
+
 def launch(argv: list[str]) -> None:
     """Start core.launch, through accelerate if there are several processes or a config file. Returns only from the check of
     a file with a factory."""
     from trainworthy.core.base.config import take
 
     if len(argv) == 1:  # before the slow import of torch
-        what = {
-            "resume": "a run folder",
-            "predict": "a run folder and a file of prompts",
-            "chat": "a run folder",
-            "profile": "a recipe or a run folder",
-        }.get(argv[0], "a recipe: an id, or the path of a fork")
-        raise UserError(f"{argv[0]} what?", needed=what, next=f"trainworthy {argv[0]} --help")
+        needed = TARGETS.get(argv[0], "a recipe: an id, or the path of a fork")
+        raise UserError(f"{argv[0]} what?", needed=needed, next=f"trainworthy {argv[0]} --help")
     asked = argv
     argv, n = take(argv, "-n")
     argv, file = take(argv, "--accelerate-config")
@@ -272,16 +274,16 @@ def launch(argv: list[str]) -> None:
 
             if factory.offers(entry.path):
                 return factory.main(argv)
-    saved = processes_of(Path(argv[1])) if n is None and argv[0] == "resume" and len(argv) > 1 else None
+    saved = processes.processes_of(Path(argv[1])) if n is None and argv[0] == "resume" and len(argv) > 1 else None
     if n is not None and (not n.isdigit() or int(n) < 1):
         raise UserError("-n needs a number of processes", got=n, needed="1 or more")
     n = n or (None if machines.wanted else saved)
     env = dict(os.environ, PYTHONSAFEPATH="1")  # a folder core/ in the working directory must not shadow ours
     command = [sys.executable, "-m", "trainworthy.launch", *argv]
     launcher = ["-m", "accelerate.commands.launch"]
-    if argv[0] in ("run", "check") and any(
-        w.split("=")[0] == "--seeds" for w in argv
-    ):  # each seed starts its own launcher
+    if argv[0] in ("run", "check") and "--seeds" in {
+        w.split("=")[0] for w in argv
+    }:  # each seed starts its own launcher
         os.execve(sys.executable, [*command[:3], *asked], env)
     if file is not None:
         from trainworthy.core.session.engines import Setup
@@ -290,18 +292,17 @@ def launch(argv: list[str]) -> None:
         n = n or setup.processes
         words = ["--config_file", file]
         if setup.machines > 1:
-            print(f"machine {setup.rank} of {setup.machines}, {n} processes in all: meeting at {setup.address}:{setup.port} "
-                  "(each machine runs the same command with its own machine_rank)", flush=True)  # fmt: skip
+            print(setup.line(n), flush=True)
     elif machines.wanted:
         here = nodes.processes_here(machines, n, saved)
-        _for_devices(env, here)
+        processes.set_devices(env, here)
         n = str(machines.nodes * here)
         if machines.nodes > 1:
             print(machines.line(int(n)), flush=True)
         env |= machines.variables()
         launcher, words = machines.words(here), []
     elif n is not None and int(n) > 1:
-        _for_devices(env, int(n))
+        processes.set_devices(env, int(n))
         words = ["--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
     else:
         os.execve(sys.executable, command, env)
@@ -310,104 +311,7 @@ def launch(argv: list[str]) -> None:
         if file is None or setup.machines == 1:
             words += ["--main_process_port", "0"]  # any free port; several machines must share one
     env["TRAINWORTHY_PROCESSES"] = n or ""
-    sys.exit(supervise([sys.executable, *launcher, *words, *command[1:]], env))
-
-
-def _for_devices(env: dict[str, str], processes: int) -> None:
-    """Set what `processes` on this machine need: accelerators or CPUs, and threads.
-
-    On CPU, accelerate runs one process without a warning unless --multi_gpu AND this variable are set (docs/architecture.md)."""
-    from trainworthy.core.base.machine import cores
-
-    env.setdefault("ACCELERATE_USE_CPU", "false" if accelerators() >= processes else "true")
-    env.setdefault("OMP_NUM_THREADS", str(max(1, cores().allowed // processes)))
-
-
-GRACE = 45.0  # seconds that the other processes get after the first one failed
-
-
-def supervise(command: list[str], env: dict[str, str]) -> int:
-    """Run a launcher of several processes and return the exit code of our rank 0, which the launcher itself would
-    replace by 1."""
-    import psutil
-
-    with tempfile.TemporaryDirectory() as folder:
-        note = Path(folder) / "exit-code"
-        # In its own session, Ctrl-C does not reach the launcher, which would kill the ranks. We forward it to them once.
-        child = subprocess.Popen(command, env={**env, "TRAINWORTHY_EXIT": str(note)}, start_new_session=True,
-                                 preexec_fn=_deaf if os.name == "posix" else None)  # fmt: skip
-        launcher, asked, ranks = psutil.Process(child.pid), [], []
-
-        def forward(number: int, _frame) -> None:
-            asked.append(number)
-            nodes.asked_file(note).touch()
-            with contextlib.suppress(psutil.Error):
-                ranks[:] = launcher.children()
-                for process in ranks:
-                    process.send_signal(number)
-                if not ranks:
-                    launcher.terminate()
-
-        for number in SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup
-                signal.signal(number, forward)
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                code = child.wait(0.1)
-                break
-            if note.exists() and note.read_text():
-                return _reap(launcher, child, note)
-            if nodes.RESTARTS in env and ranks and not psutil.wait_procs(ranks, timeout=0)[1] and not note.exists():
-                note.write_text(str(128 + asked[0]))  # a signal before the run began, which torchrun would restart
-                return _reap(launcher, child, note)
-        if note.exists():
-            return int((note.read_text() or "0").split()[0])
-        if asked:
-            print(f"interrupted: {signal.Signals(asked[0]).name}, before the run began", file=sys.stderr)
-            return 128 + asked[0]
-        return 128 - code if code < 0 else code
-
-
-def _deaf() -> None:
-    """Ignore these signals in the launcher, which would kill or orphan its ranks. `supervise` forwards them to the
-    ranks."""
-    for number in set(SIGNALS) - {signal.SIGTERM, signal.SIGINT}:
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _reap(launcher, child: subprocess.Popen, note: Path) -> int:
-    """Stop the launcher after a rank has written its exit code. Other ranks get a closed connection or hang on a
-    device; none runs longer than `GRACE` seconds. The launcher would print its own traceback, or kill ranks that still
-    write."""
-    import psutil
-
-    ranks = []
-    with contextlib.suppress(psutil.Error):
-        ranks = launcher.children(recursive=True)
-    child.kill()
-    child.wait()
-    for process in psutil.wait_procs(ranks, timeout=GRACE)[1]:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(ranks, timeout=5)
-    return int(note.read_text().split()[0])
-
-
-def accelerators() -> int:
-    """Return the number of devices that torch would use."""
-    import torch
-
-    return torch.cuda.device_count()
-
-
-def processes_of(folder: Path) -> str | None:
-    """Return the number of processes that a run was started with."""
-    import json
-
-    try:
-        return str(json.loads((folder / "args.json").read_text())["processes"])
-    except (OSError, ValueError, KeyError):
-        return None
+    sys.exit(processes.supervise([sys.executable, *launcher, *words, *command[1:]], env))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates.gate import Gate, GateContext
 
 if TYPE_CHECKING:
-    from trainworthy.core.adapters.script import Script
+    from trainworthy.core.adapters.script_stage import Script
 
 REMEDIES = {
     "schema": "the validation set augments, or draws at random in another way\n"
@@ -59,12 +59,12 @@ def skips(script: "Script") -> dict[str, str]:
 def adapted(gate: Gate, subject: Subject) -> Gate:
     """Return the same gate for a script: inapplicable checks are skipped, and causes use the script's terms."""
 
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         if reason := subject.skips.get(gate.id):
             raise Skip(reason)
         if subject.own_loop:
-            proof.cfg.optim.clip = _clip(proof) if gate.id == "wiring" else float("inf")
-        finding = gate.prove(proof)
+            context.cfg.optim.clip = _clip(context) if gate.id == "wiring" else float("inf")
+        finding = gate.prove(context)
         own = REMEDIES.get(gate.id)
         finding.remedy = own or finding.remedy
         return finding
@@ -72,11 +72,11 @@ def adapted(gate: Gate, subject: Subject) -> Gate:
     return replace(gate, prove=prove)
 
 
-def _clip(proof: GateContext) -> float:
+def _clip(context: GateContext) -> float:
     """Return the norm at which the script's loop clips, if it does: no gradient in the optimiser was larger."""
     from trainworthy.core.gates.recorder import rehearsed
 
-    return max((g["norm"] for g in rehearsed(proof)[2].gradients), default=float("inf"))
+    return max((g["norm"] for g in rehearsed(context)[2].gradients), default=float("inf"))
 
 
 def again(factory: Callable, seed: int, gate: str) -> str:

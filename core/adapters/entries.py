@@ -13,7 +13,7 @@ from trainworthy.core.gates.shuffled import distinct
 from trainworthy.core.recipe.stage import Data, Field
 
 if TYPE_CHECKING:
-    from trainworthy.core.adapters.script import Script
+    from trainworthy.core.adapters.script_stage import Script
 
 
 class MapStyle(Protocol):

@@ -20,8 +20,8 @@ import torch
 from accelerate import Accelerator
 from trainworthy.core.base import config
 from trainworthy.core.base.errors import Stop
-from trainworthy.core.loop.checkpoint import digest
 from trainworthy.core.loop.run import Run
+from trainworthy.core.loop.weights import digest
 from trainworthy.core.recipe import loading
 from trainworthy.core.session import stages
 

@@ -1,6 +1,6 @@
 """Commands with their own module. `trainworthy COMMAND --help` prints its docstring; `main(argv)` runs the command.
 
-`core.launch` starts those that need a stage (data, batch, lr), so that they run under accelerate like a run.
+`core.launch` starts those that need a stage (run, data, lr), so that they run under accelerate.
 """
 
 from trainworthy.core.base.config import take

@@ -15,18 +15,49 @@ gates.json and report.html. Several seeds show false alarms and misses that a si
 `trainworthy check RECIPE --help` shows every setting. Exit codes: 0 passed, 2 bad usage or data, 3 a gate failed."""
 
 import json
+import os
 import secrets
+import shlex
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config
 from trainworthy.core.base.console import Console
-from trainworthy.core.base.errors import DONE, GATE_FAILED, Interrupted
+from trainworthy.core.base.errors import DONE, GATE_FAILED, Interrupted, UserError
+from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.session import multi_seed
+from trainworthy.core.session.proving import prove
+from trainworthy.core.session.session import Interrupts, open_session, reported, session_lock, write_start
 
 OWN = ("--only", "--stage")  # flags that take a value
+
+
+def main(argv: list[str]) -> None:
+    """Run the gates only, without remembered verdicts."""
+    argv, asked = config.take(argv, "--seeds")
+    if asked is not None:
+        seeds(argv, asked)
+    rest, only = config.take(argv, "--only")
+    rest, stage = config.take(rest, "--stage")
+    deep = "--deep" in rest
+    rest = [a for a in rest if a != "--deep"]
+    if not rest:
+        raise UserError("check what?", needed="a recipe: an id, or the path of a fork", next="trainworthy check --help")
+    loaded = recipes.load(rest[0])
+    cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy check {rest[0]}")
+    chosen = tuple((only or "").replace(",", " ").split())
+    folder = os.environ.pop("TRAINWORTHY_FOLDER", None)
+    session = open_session(
+        loaded, cfg, preset, rest, kind="checks", only=chosen, folder=Path(folder) if folder else None
+    )
+    again = shlex.join(["trainworthy", "check", *argv])
+    with session_lock(session), Interrupts(session.folder, next=again), reported(session):
+        write_start(session)
+        prove(session, only=chosen, deep=deep, stage=stage or "")
+    session.console.say(f"  evidence in {session.folder}/gates.json and report.html")
 
 
 def seeds(argv: list[str], asked: str) -> None:

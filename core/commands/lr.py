@@ -16,7 +16,7 @@ from trainworthy.core.session.stages import Part
 STEPS = 200
 
 
-def lr(argv: list[str]) -> None:
+def main(argv: list[str]) -> None:
     """Run `trainworthy lr RECIPE [settings] [--steps 200]`. It exits with 0 also if it finds no usable rate, and
     reports that."""
     argv, asked = config.take(argv, "--steps")
@@ -29,8 +29,8 @@ def lr(argv: list[str]) -> None:
     session = open_session(loaded, cfg, preset, argv, kind="checks")
     with session_lock(session):
         write_start(session)
-        for part, proof in stages.proofs(session):
-            run, stage = proof.build(Plan(steps=1))
+        for part, context in stages.contexts(session):
+            run, stage = context.build(Plan(steps=1))
             made = "" if "train" in stage.data else "no training set: the loop makes its own samples"
             if stage.expect.range_test or made or len(stage.optimizers) > 1:
                 why = stage.expect.range_test or made or "several optimisers: no single rate to test"

@@ -315,22 +315,7 @@ def show(found: dict[str, Any]) -> None:
         whole = ", the whole model in each process" if s["shard"] != "none" else ""
         print(f"       gates: at most about {gb(s['gates'])}{whole}; they compute about as much as {s['gate_flops'] / s['flops']:,.3g} "
               f"steps, {duration(s['gate_seconds'])} on one device")  # fmt: skip
-        if s["fits"]:
-            words = {
-                "yes": "fits into",
-                "barely": "hardly fits into (fragmentation, other kernels)",
-                "no": "DOES NOT FIT into",
-            }
-            print(f"memory {words[s['fits']]} {found['memory_gb']:g} GB")
-            if s["fits"] == "no" and s["fits_without_gates"] != "no":
-                print(f"       training alone {words[s['fits_without_gates']]} it: --gates.no-enabled, after `check` of a smaller copy or on a "
-                      "larger device")  # fmt: skip
-        for one in s["change"]:
-            print(
-                f"       {one['setting']:<32} needs {gb(one['needs'])}{'' if one['fits'] != 'no' else ', still too much'}"
-            )
-        if s["fits"] == "no" and not s["change"]:
-            print("       no setting of this recipe lowers it enough: a smaller model or sample, or a larger device")
+        show_memory(s, found["memory_gb"])
         where = "products on this machine" if kind == "here" else kind
         each = f"{s['flops']:.3g} FLOP a step, {n * rate:.3g} FLOP/s ({where}): {duration(s['step_seconds'])} a step"
         total = f"{duration(s['seconds'])} for {s['steps']:,} steps" if s["steps"] else (
@@ -347,6 +332,26 @@ def show(found: dict[str, Any]) -> None:
               f"({gb(found['disk_free'])} are free here); a checkpoint takes {duration(s['checkpoint_seconds'])}")  # fmt: skip
         for line in s["missing"]:
             print(f"note   could not be simulated: {line}")
+
+
+def show_memory(s: dict[str, Any], memory: float) -> None:
+    """Print whether a stage fits into `memory` GB, and which settings lower what it needs."""
+    if s["fits"]:
+        words = {
+            "yes": "fits into",
+            "barely": "hardly fits into (fragmentation, other kernels)",
+            "no": "DOES NOT FIT into",
+        }
+        print(f"memory {words[s['fits']]} {memory:g} GB")
+        if s["fits"] == "no" and s["fits_without_gates"] != "no":
+            print(f"       training alone {words[s['fits_without_gates']]} it: --gates.no-enabled, after `check` of a smaller copy or on a "
+                  "larger device")  # fmt: skip
+    for one in s["change"]:
+        print(
+            f"       {one['setting']:<32} needs {gb(one['needs'])}{'' if one['fits'] != 'no' else ', still too much'}"
+        )
+    if s["fits"] == "no" and not s["change"]:
+        print("       no setting of this recipe lowers it enough: a smaller model or sample, or a larger device")
 
 
 def gb(size: float) -> str:

@@ -31,7 +31,8 @@ from trainworthy.core.base.console import Console, bar, table
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import take_flag, take_number
 from trainworthy.core.data import loader
-from trainworthy.core.loop.run import Plan, precision
+from trainworthy.core.loop.precision import precision
+from trainworthy.core.loop.run import Plan
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.session import stages
 from trainworthy.core.session.session import Session, open_session, session_lock, write_start
@@ -275,7 +276,7 @@ def main(argv: list[str]) -> None:
         s = open_session(loaded, cfg, preset, rest, kind="checks")
         with session_lock(s):
             write_start(s)
-            found = [one(s, part, proof, steps or STEPS) for part, proof in stages.proofs(s)]
+            found = [one(s, part, context, steps or STEPS) for part, context in stages.contexts(s)]
         if s.main:
             (s.folder / "profile.json").write_text(json.dumps(found, indent=1))
             s.console.say(
@@ -296,12 +297,12 @@ def of_run(rest: list[str]) -> list[str]:
     return [args_of(folder)["recipe"], "--config", str(folder / "args.json"), *rest[1:]]
 
 
-def one(s: Session, part: stages.Part, proof: Any, steps: int) -> dict[str, Any]:
+def one(s: Session, part: stages.Part, context: Any, steps: int) -> dict[str, Any]:
     """Profile one stage and say what was found."""
     name = f"-{part.name}" if part.of > 1 else ""
     watch = Watch(steps, s.accelerator.device, s.folder / f"trace{name}.json.gz" if s.main else None)
     with watch.timed_data():
-        run, stage = proof.build(Plan(steps=WARM + 2 * steps + 1, watch=watch))
+        run, stage = context.build(Plan(steps=WARM + 2 * steps + 1, watch=watch))
         s.recipe.module.train(part.cfg, run, stage)
     if not watch.profiled or watch.counter is None:
         raise UserError(

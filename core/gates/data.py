@@ -20,15 +20,15 @@ from trainworthy.core.recipe.stage import Field, Stage
     title="two samples form a batch, repeatably, and the loss accepts it",
     reads="data model loss counts evaluate metric probe",
 )
-def schema(proof: GateContext) -> Finding:
+def schema(context: GateContext) -> Finding:
     """Shapes, dtypes and names agree over samples and splits. A sample depends on its key alone. Loss, counts and
     evaluation return what core expects."""
-    run, stage = proof.look()
+    run, stage = context.look()
     wrong: list[str] = []
     batch = None
     for name, data in stage.data.items():
-        two = pick(data, 2, proof.cfg.run.seed)
-        seed = proof.cfg.run.seed
+        two = pick(data, 2, context.cfg.run.seed)
+        seed = context.cfg.run.seed
         torch.manual_seed(1)
         first = fetch(data, two, seed, run.device)
         torch.manual_seed(2)
@@ -55,7 +55,7 @@ def schema(proof: GateContext) -> Finding:
             if isinstance(first[key], Tensor) and first[key].dtype != batch[key].dtype:
                 wrong.append(f"{name}: '{key}' is {first[key].dtype}, in the other split {batch[key].dtype}")
     if "train" not in stage.data:
-        made = learnt_from(proof)
+        made = learnt_from(context)
         batch = fetch(made, list(range(min(2, len(made)))), None, run.device)
     wrong += _loss_schema(run, stage, batch)
     shapes = ", ".join(f"{k} {tuple(v.shape)} {str(v.dtype)[6:]}" for k, v in batch.items() if isinstance(v, Tensor))
@@ -102,22 +102,24 @@ def _few(stage: Stage):
 @gate(
     "data", rows="C7 V1", title="fields, ranges and labels match the recipe's declaration", reads="data", lasting=False
 )
-def inventory_gate(proof: GateContext) -> Finding:
+def inventory_gate(context: GateContext) -> Finding:
     """Finds invalid labels, missing classes, values out of range or not finite, empty or constant inputs, and a single
     input entry that predicts the target."""
-    run, stage = proof.look()
+    run, stage = context.look()
     train_set(stage)
-    best = proof.data_report.get("best_single_input")
-    faults = [fault for name in proof.scans for fault in _split_faults(proof, stage, name)]
+    best = context.data_report.get("best_single_input")
+    faults = [fault for name in context.scans for fault in _split_faults(context, stage, name)]
     if best and 1 - best["accuracy"] < 0.1 * (1 - best["majority"]):  # a tenth of the majority class's errors
         faults.append((f"entry {best['entry']} of the input alone predicts the target with an accuracy of {best['accuracy']:.0%}",
                        f"the target was written into the input: entry {best['entry']} alone gives it"))  # fmt: skip
-    faults += [*_splits_differ(proof.scans, stage), *_paths_differ(run, stage, proof.cfg.run.seed)]
+    faults += [*_splits_differ(context.scans, stage), *_paths_differ(run, stage, context.cfg.run.seed)]
     faults += [(named, "class ids built for each split: build one list of classes, use it in all")
                for named in paths.differently_named(stage)]  # fmt: skip
     wrong = [fault for fault, _ in faults]
-    counts = ", ".join(f"{s.total:,} {n}" for n, s in proof.scans.items())
-    classes = next((f["per_class"] for s in proof.scans.values() for f in s.fields.values() if "per_class" in f), None)
+    counts = ", ".join(f"{s.total:,} {n}" for n, s in context.scans.items())
+    classes = next(
+        (f["per_class"] for s in context.scans.values() for f in s.fields.values() if "per_class" in f), None
+    )
     spread = f", per class {classes['min']}-{classes['max']}" if classes else ""
     return Finding(
         not wrong, "; ".join(wrong) if wrong else counts + spread,
@@ -127,15 +129,17 @@ def inventory_gate(proof: GateContext) -> Finding:
         "one input is in two class folders\n"
         "the target is written into the input\nthe training path scales, normalises or labels differently from the evaluation path, "
         "or orders channels differently (RGB, BGR)\nclass ids are built for each split: build one list of classes, and use it in all",
-        evidence={"best_single_input": best, "contradictory": {n: s.contradictory for n, s in proof.scans.items()}},
+        evidence={"best_single_input": best, "contradictory": {n: s.contradictory for n, s in context.scans.items()}},
         cause=next((cause for _, cause in faults if cause), ""),
     )  # fmt: skip
 
 
-def _split_faults(proof: GateContext, stage: Stage, name: str) -> Iterator[tuple[str, str]]:
+def _split_faults(context: GateContext, stage: Stage, name: str) -> Iterator[tuple[str, str]]:
     """Yield (fault, the cause that its numbers name) of the fields of a split, and of its samples."""
-    scan, fields = proof.scans[name], stage.data[name].fields
-    unused = {n: {k: _unused(stage.data[n].fields[k], f) for k, f in s.fields.items()} for n, s in proof.scans.items()}
+    scan, fields = context.scans[name], stage.data[name].fields
+    unused = {
+        n: {k: _unused(stage.data[n].fields[k], f) for k, f in s.fields.items()} for n, s in context.scans.items()
+    }
     for key, found in scan.fields.items():
         others = [set(u[key]) for n, u in unused.items() if n != name and key in u]
         for fault, cause in _field_faults(key, fields[key], found, unused[name][key], others):
@@ -145,7 +149,7 @@ def _split_faults(proof: GateContext, stage: Stage, name: str) -> Iterator[tuple
         yield (f"{name}: {torn['samples']:,} of {torn['of']:,} samples have an input that also occurs with another "
                f"'{torn['field']}', for example samples {a} and {b} (allowed: {contents.CONTRADICTORY:.0%})",
                f"one input in two class folders: {torn['samples']:,} samples of {torn['of']:,}")  # fmt: skip
-    constant = proof.data_report["splits"][name]["constant_input_share"]
+    constant = context.data_report["splits"][name]["constant_input_share"]
     if constant is not None and constant > 0.98:
         yield (f"{name}: {constant:.0%} of the input entries are the same in every sample",
                f"the loader returns the same input for all {scan.total:,} samples: blank, or overwritten after reading")  # fmt: skip
@@ -253,14 +257,14 @@ def _compared(compared: dict[str, list[int]], exact: int, near: int) -> str:
 
 
 @gate("leakage", rows="C6", title="no validation sample is also in the training set", reads="data", lasting=False)
-def leakage(proof: GateContext) -> Finding:
+def leakage(context: GateContext) -> Finding:
     """Finds exact and near duplicates by content or by text (core/data/texts.py), and group ids in two splits.
     Tolerates a few near duplicates, since two people do write the same digit. Texts with a group field are compared by
     group alone."""
-    run, stage = proof.look()
+    run, stage = context.look()
     train_set(stage)
-    found = proof.data_report["overlap"]
-    n = found["compared"]["near"][0] or len(proof.scans["val"].indices)
+    found = context.data_report["overlap"]
+    n = found["compared"]["near"][0] or len(context.scans["val"].indices)
     shared = {k: v for k, v in found["groups"].items() if v}
     text = next((t for t in found.get("texts", {}).values() if t["whole_input"]), None)
     near = max(0, ((text or found)["near"] or 0) - found["exact"])
@@ -275,7 +279,7 @@ def leakage(proof: GateContext) -> Finding:
     by_key = text and found["groups"]  # the group field defines what one source is
     if shared:
         measured += "; shared groups " + ", ".join(f"{k}: {' '.join(v[:5])}" for k, v in shared.items())
-    tested, remarks = _in_test(proof.data_report["overlaps"])
+    tested, remarks = _in_test(context.data_report["overlaps"])
     measured += "".join(f"; {said}" for said in (*tested, *remarks))
     limit = f"{texts.KNOWN:.0%} of its rare chunks" if text else f"similarity {found.get('limit', inventory.NEAR)}"
     pairs = found["exact_pairs"] or [p[:2] for p in (text or found)["near_pairs"]]

@@ -45,14 +45,14 @@ class Reads(dict):
     reads="data model loss evaluate expect train",
     explains=True,
 )
-def entries(proof: GateContext) -> Finding:
+def entries(context: GateContext) -> Finding:
     """Change one entry of a real batch at a time: add noise of its own size to floats, give every second sample another
     sample's value otherwise. The loss must change
     - with an entry that is declared as input or target, unless the loss or the evaluation reads it by name (labels that
       a mask hides in these samples are no fault);
     - with a declared input and with any float that the loss reads by name (by any bit, or by more than rounding).
     Uses the rehearsed model, because an untrained head may hide the input."""
-    run, stage, record = rehearsed(proof)
+    run, stage, record = rehearsed(context)
     if stage.expect.random_loss:
         raise Skip(f"declared: {stage.expect.random_loss}")
     batch, roles = _batch(run, stage, record)

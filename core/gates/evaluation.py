@@ -24,17 +24,17 @@ Results = tuple[dict[str, float], ...]
     title="evaluation is repeatable and changes nothing",
     reads="data model evaluate metric state train",
 )
-def evaluation(proof: GateContext) -> Finding:
+def evaluation(context: GateContext) -> Finding:
     """Evaluate the same weights under two seeds in batches of two sizes. The result must be the same (else a further
     run finds which of the two changed it), and weights, buffers and modes unchanged. After the evaluation inside
     `train()`, training must continue in train mode."""
-    run, stage, record = rehearsed(proof)
+    run, stage, record = rehearsed(context)
     if stage.expect.nondeterministic:
         raise Skip(stage.expect.nondeterministic)
     if "train" in stage.data:  # use trained weights: an untrained model scores at chance whatever is wrong
-        run, stage, _ = overfitted(proof)
+        run, stage, _ = overfitted(context)
     val = stage.data["val"]
-    view = View(val, pick(val, min(len(val), stage.expect.at_most(250, times=2)), proof.cfg.run.seed))
+    view = View(val, pick(val, min(len(val), stage.expect.at_most(250, times=2)), context.cfg.run.seed))
     before = {n: t.detach().clone() for n, t in tensors(stage, ("state",)).items()}
     modes = {n: m.training for n, m in stage.eval_model.named_modules()}
 

@@ -65,9 +65,9 @@ def apart(a: Tensor, b: Tensor) -> float:
     title="the files of the export hold the trained weights",
     reads="model export optimizers state loss counts train",
 )
-def exported_weights(proof: GateContext) -> Finding:
+def exported_weights(context: GateContext) -> Finding:
     """Export the rehearsed model, whose weights have moved, and compare each trained tensor with the one of its name in the files."""
-    run, stage, _ = rehearsed(proof)
+    run, stage, _ = rehearsed(context)
     if sum(p.numel() for p in stage.model.parameters()) > BIGGEST:
         raise Skip("the model is too large to be saved and loaded before each run")
 
@@ -83,7 +83,7 @@ def exported_weights(proof: GateContext) -> Finding:
         gaps = {n: apart(one, own) for n, (_, one, own) in found.items()}
         wrong = {n: gap for n, gap in gaps.items() if gap > SAME.get(found[n][1].dtype, HALF)}
         where = {found[n][0] for n in wrong}
-        fresh = dict(proof.look()[1].eval_model.named_parameters()) if wrong else {}
+        fresh = dict(context.look()[1].eval_model.named_parameters()) if wrong else {}
         raw = dict(stage.model.named_parameters()) if wrong and stage.ema_model is not None else {}
         old = [
             n

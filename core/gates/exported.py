@@ -105,7 +105,7 @@ def compared(
 
     ours = answered(stage.eval_model)
     needed = f"the same answers within {LIMIT:g} of the largest, and so the same {metric.name}"
-    own_way, problem, theirs = False, "", {}
+    own_way, problem, theirs, because = False, "", {}, ""
     try:
         questions = stored(some)
     except Exception as error:  # a fork's own data set may raise anything
@@ -118,41 +118,32 @@ def compared(
     worst = max(apart, key=apart.get, default="")
     if exported.ready and (problem or apart[worst] > LIMIT):
         with contextlib.suppress(RuntimeError):
-            as_made = asked(
-                exported.reader, folder, [exported.ready(stage.data[k], i) for k, j in some.items() for i in j]
-            )
+            made = [exported.ready(stage.data[k], i) for k, j in some.items() for i in j]
+            as_made = asked(exported.reader, folder, made)
             own_way = max(difference(ours, said) for said in as_made.values()) <= LIMIT
     if problem and not own_way:
         return Finding(False, f"the export cannot be read in a fresh process: {problem}", needed,
                        "files that the reader needs are missing, or have the format of another library")  # fmt: skip
     scores = _scored(stage, some, ours, theirs.get(worst))
-    if own_way:
-        scores, val = (
-            {},
-            stage.data["val"],
-        )  # one more of eight right is no evidence that a fork's own preprocessing is wrong
+    if own_way:  # one more of eight right is no evidence that a fork's own preprocessing is wrong
+        scores, val = {}, stage.data["val"]
         many = {"val": pick(val, min(stage.expect.at_most(MANY, times=4), len(val)), 0)}
         with contextlib.suppress(RuntimeError):
-            found = _scored(
-                stage, many, answered(stage.eval_model, many), asked(exported.reader, folder, stored(many)).get(worst)
-            )
+            by_export = asked(exported.reader, folder, stored(many)).get(worst)
+            found = _scored(stage, many, answered(stage.eval_model, many), by_export)
             scores = {k: s._replace(apart=_better(metric, s, len(many[k]))) for k, s in found.items()}
     count = sum(map(len, some.values()))
     told = f"{count} samples in a fresh process: " + ", ".join(f"{k} differs by {v:.1e}" for k, v in apart.items())
     told += "".join(f", {metric.name} {found.theirs:.3f} on {k}" for k, found in scores.items())
     wrong = [f"{metric.name} {found.theirs:.3f} of {k} samples by the export, {found.ours:.3f} by this run"
              for k, found in scores.items() if found.apart]  # fmt: skip
-    because = ""
     if own_way:
         said = f"get() does to a stored sample what config.json and {exported.reader.name} do not"
         told = f"{count} inputs as get() makes them get the same answers in a fresh process; {said}"
         because = f"the weights are right, and stored samples score better without it: {said}\n" if wrong else ""
     elif apart[worst] > LIMIT:
         wrong.insert(0, f"{worst} differs by {apart[worst]:.2g}")
-        close = {name: difference(answered(net), theirs[worst]) for name, net in suspects().items()}
-        likely = min(close, key=close.get, default="")
-        if likely and close[likely] <= LIMIT:
-            because = f"the export holds {likely}: its answers differ from those by {close[likely]:.1e} only\n"
+        because = _another_net({k: difference(answered(net), theirs[worst]) for k, net in suspects().items()})
     return Finding(
         not wrong, "; ".join([*wrong, told] if wrong else [told]), needed,
         because + "export() writes another net than the evaluated one: a newly built one, or the raw weights instead of the EMA\n"
@@ -160,6 +151,14 @@ def compared(
         "the exported program is in train mode (dropout, statistics of a batch)",
         evidence={"differences": apart, "scores": {k: [v.ours, v.theirs] for k, v in scores.items()}},
     )  # fmt: skip
+
+
+def _another_net(apart: dict[str, float]) -> str:
+    """Return which other net answers as the export does, if one does. `apart`: the difference of each."""
+    likely = min(apart, key=apart.get, default="")
+    if not likely or apart[likely] > LIMIT:
+        return ""
+    return f"the export holds {likely}: its answers differ from those by {apart[likely]:.1e} only\n"
 
 
 class Scores(NamedTuple):
@@ -210,21 +209,21 @@ def span(metric: Metric) -> float:
     title=TITLE,
     reads="data model evaluate metric export exported optimizers state loss counts train",
 )
-def export_gate(proof: GateContext) -> Finding:
+def export_gate(context: GateContext) -> Finding:
     """Export the overfit model and load it in a fresh process. Samples of both splits must get the evaluation path's
     answers. On the training samples, `evaluate` must return the metric of these answers."""
-    run, stage, found = overfitted(proof)
+    run, stage, found = overfitted(context)
     if "loss" not in found:
         raise Skip("train() made no step (see overfit)")
     train, val = stage.data["train"], stage.data["val"]
     few = stage.expect.at_most(SAMPLES)
-    some = {"train": found["indices"][:few], "val": pick(val, min(few, len(val)), proof.cfg.run.seed)}
+    some = {"train": found["indices"][:few], "val": pick(val, min(few, len(val)), context.cfg.run.seed)}
     measured = run.measure(stage, View(train, some["train"]))[stage.metric.name]
 
     def judged() -> Finding:
         with tempfile.TemporaryDirectory() as name:
             stage.export(Path(name))
-            return compared(stage, Path(name), some, lambda: suspects(proof, stage))
+            return compared(stage, Path(name), some, lambda: suspects(context, stage))
 
     seen = agreed(run.accelerator, judged() if run.rank == 0 else None)
     own = seen.evidence.get("scores", {}).get("train", [measured])[0]
@@ -237,9 +236,9 @@ def export_gate(proof: GateContext) -> Finding:
     return seen
 
 
-def suspects(proof: GateContext, stage: Stage) -> dict[str, nn.Module]:
+def suspects(context: GateContext, stage: Stage) -> dict[str, nn.Module]:
     """Return what may have been exported instead of the evaluated model."""
-    fresh = proof.build(Plan(steps=1))[1]
+    fresh = context.build(Plan(steps=1))[1]
     found = {"a net that was never trained": fresh.eval_model}
     return found | ({} if stage.ema_model is None else {"the raw weights instead of their average": stage.model})
 

@@ -13,12 +13,12 @@ BINS, FEWEST = 32, 30
 
 
 @gate("fabricated", rows="C8", title="padding, interpolation and length do not predict the target", reads="data")
-def fabricated(proof: GateContext) -> Finding:
+def fabricated(context: GateContext) -> Finding:
     """Fit naive Bayes on input lengths and declared fabricated fractions, without the content, on train, and score it
     on val. A declared fraction has no reason to depend on the target, so the gate also measures how much of its
     variance the class explains."""
-    train_set(proof.look()[1])
-    train, val = proof.scans["train"], proof.scans["val"]
+    train_set(context.look()[1])
+    train, val = context.scans["train"], context.scans["val"]
     told = "; ".join(f"{k} {_mean(train, k)} of train and {_mean(val, k)} of val fabricated" for k in train.fabricated)
     key = next((k for k, f in train.fields.items() if f.get("classes")), None)
     lengths, shares = _lengths(train, val), {k: (s, val.fabricated[k]) for k, s in train.fabricated.items()}
@@ -63,7 +63,7 @@ def fabricated(proof: GateContext) -> Finding:
         "only the rare class was enlarged with synthetic or interpolated samples\n"
         "padding is read as content: mask it, or pad and crop every class in the same way",
         evidence={"accuracy": accuracy, "majority": majority, "explained": explained,
-                  "fabricated": {n: {k: s.fields[k]["fabricated"] for k in s.fabricated} for n, s in proof.scans.items()}},
+                  "fabricated": {n: {k: s.fields[k]["fabricated"] for k in s.fabricated} for n, s in context.scans.items()}},
     )  # fmt: skip
 
 

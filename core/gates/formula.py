@@ -42,17 +42,17 @@ Statements = dict[str, Statement]
 
 
 def gate_of(state: Callable[[GateContext, Stage, dict], Statements], *, rows: str, causes: str) -> Gate:
-    """Return the gate `formula` of a recipe with a training set. `state` (proof, stage, batch) says what each term is, from what the model
+    """Return the gate `formula` of a recipe with a training set. `state` (context, stage, batch) says what each term is, from what the model
     says of the batch. The model is the rehearsed one: right after a start, zero-initialised layers hide most mistakes."""
 
     @gate("formula", rows=rows, title=TITLE, reads="data model loss counts train", explains=True)
-    def prove(proof: GateContext) -> Finding:
-        run, stage, _ = rehearsed(proof)
+    def prove(context: GateContext) -> Finding:
+        run, stage, _ = rehearsed(context)
         if stage.expect.couplings:
             raise Skip(f"declared: {stage.expect.couplings}")
-        data, seed = stage.data["train"], proof.cfg.run.seed
+        data, seed = stage.data["train"], context.cfg.run.seed
         batch = fetch(data, pick(data, stage.expect.at_most(SAMPLES), seed), seed, run.device)
-        one, exact = compared(run, stage, batch, lambda: state(proof, stage, batch)), limit(run, 1e-4)
+        one, exact = compared(run, stage, batch, lambda: state(context, stage, batch)), limit(run, 1e-4)
         own = f"; of the recipe's own: {', '.join(one.own)}" if one.own else ""
         return Finding(
             not one.wrong, "; ".join(one.wrong) or f"{one.samples} samples: {', '.join(one.said)}{own}",

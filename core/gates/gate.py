@@ -18,7 +18,8 @@ from trainworthy.core.data import inventory
 from trainworthy.core.data.loader import Keyed, cut, to_device
 from trainworthy.core.loop import shard
 from trainworthy.core.loop.init_from import read_weights, start_from
-from trainworthy.core.loop.run import Plan, Run, denominator, summed
+from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.update import denominator, summed
 from trainworthy.core.recipe.stage import PARTS, Data, Expect, Stage
 from trainworthy.core.recipe.stage import categorical as categorical
 
@@ -289,14 +290,14 @@ def own_size(of: "GateContext | Run") -> int:
     return max(1, -(-of.cfg.train.batch_size // (of.accelerator.num_processes * of.cfg.train.accumulate)))
 
 
-def divided(proof: GateContext, size: int) -> list[int] | None:
+def divided(context: GateContext, size: int) -> list[int] | None:
     """Return the sizes of each process's micro-batches of a rehearsed step of `size` samples, if as many as the run has
     would be larger than its own; else None. A user's own loop or trainer is asked for as many as it is written for: losses that
     are no sum over samples (a classifier of transformers that does not divide) would change."""
-    if not proof.sized:
+    if not context.sized:
         return None
-    (mine, rest), own = divmod(size, proof.accelerator.num_processes), own_size(proof)
-    if rest or mine <= own * proof.cfg.train.accumulate or "train" not in proof.peek().data:
+    (mine, rest), own = divmod(size, context.accelerator.num_processes), own_size(context)
+    if rest or mine <= own * context.cfg.train.accumulate or "train" not in context.peek().data:
         return None
     return cut(mine, -(-mine // own))
 

@@ -15,12 +15,12 @@ NEEDED = 0.9
     title="fine-tuning starts from the file's weights, and from no other state of that run",
     reads="model optimizers expect pretrained train",
 )
-def init(proof: GateContext) -> Finding:
+def init(context: GateContext) -> Finding:
     """Compare inside `train()`, just before its first optimiser step, so that every change after loading counts.
     Buffers are not compared, because statistics may be the recipe's own."""
-    if proof.look()[1].pretrained is None:
+    if context.look()[1].pretrained is None:
         raise Skip("trained from scratch")
-    _, stage, record = rehearsed(proof)
+    _, stage, record = rehearsed(context)
     if record.start is None:
         raise Skip("train() made no optimiser step (see wiring)")
     share, changed, old = record.start

@@ -30,11 +30,11 @@ EXACT = 1e-2  # distance from the line between average and weights, relative to 
     title="averages, references, targets and kept weights share no memory with the weights that train",
     reads="model optimizers ema_model state frozen_modules train",
 )
-def storage(proof: GateContext) -> Finding:
+def storage(context: GateContext) -> Finding:
     """Compare the memory of trained parameters, after a rehearsal of `train()`, with that of `ema_model`,
     `frozen_modules` and `state`. Weights that `train()` loads back must not be the model's own memory either: a
     `state_dict()` without a copy follows the model, so the best weights become the last ones."""
-    _, stage, record = rehearsed(proof)
+    _, stage, record = rehearsed(context)
     wrong = [f"{what} shares memory with the weights that train: {names}" for what, names in record.shared.items()]
     wrong += [
         f"train() loads weights into the model that are the model's own memory (first: {name})"
@@ -58,16 +58,16 @@ def storage(proof: GateContext) -> Finding:
     title="the average of the weights is updated, over a suitable number of steps",
     reads="model optimizers ema_model state train",
 )
-def average(proof: GateContext) -> Finding:
+def average(context: GateContext) -> Finding:
     """Weights and average after each of four rehearsed steps: the average must lie between its last value and the
     weights. Then the object that keeps it is updated as often as the whole run will (at most 2,000 times): by the end
     it must remember a fifteenth of the updates, or as much as the decay that its keeper declares, and hardly anything of
     the untrained weights."""
-    total = Run(proof.cfg, proof.accelerator).total_steps(proof.peek())
-    stage, steps, decays, off = _watched(proof, STEPS)
+    total = Run(context.cfg, context.accelerator).total_steps(context.peek())
+    stage, steps, decays, off = _watched(context, STEPS)
     if steps and not decays and total > STEPS and not stage.expect.gate_batch_size:
         del stage  # before the next one is built
-        stage, steps, decays, off = _watched(proof, min(total, LONGER))
+        stage, steps, decays, off = _watched(context, min(total, LONGER))
     each = steps / max(1, len(decays))  # steps between two updates
     size = sum(p.numel() for p in stage.ema_model.parameters())
     updates = max(STEPS, min(round(total / each), UPDATES if size < SMALL else UPDATES // 20))
@@ -110,7 +110,7 @@ def average(proof: GateContext) -> Finding:
     )  # fmt: skip
 
 
-def _watched(proof: GateContext, steps: int) -> tuple[Stage, int, list[float], float]:
+def _watched(context: GateContext, steps: int) -> tuple[Stage, int, list[float], float]:
     """(stage, steps made, decay of each update of the average, largest distance of the average from the line between its
     last value and the weights) of a short run of `train()`."""
     before: list[Tensor] = []
@@ -127,12 +127,12 @@ def _watched(proof: GateContext, steps: int) -> tuple[Stage, int, list[float], f
             before[:] = copied(stage.ema_model)
         return step > STEPS and any(s > 1 for s in changed)
 
-    size = max(proof.expect.at_most(8), 2 * proof.accelerator.num_processes)
-    run, stage = proof.build(Plan(steps=steps, batch_size=size, peak=True, watch=watch))
+    size = max(context.expect.at_most(8), 2 * context.accelerator.num_processes)
+    run, stage = context.build(Plan(steps=steps, batch_size=size, peak=True, watch=watch))
     if [len(p) for p in flat(stage.model)] != [len(p) for p in flat(stage.ema_model)]:
         raise Skip("the average has other parameters than the model")
     before[:] = copied(stage.ema_model)
-    proof.train(proof.cfg, run, stage)
+    context.train(context.cfg, run, stage)
     release(stage)
     return stage, made[0], decays, max(off)
 

@@ -33,23 +33,23 @@ RATES = (30, 1 / 30, 3000)  # multiples of the rate that are tried where eight s
     reads="data model loss counts expect pretrained",
     symptom=True,
 )
-def initial_loss(proof: GateContext) -> Finding:
+def initial_loss(context: GateContext) -> Finding:
     """Compare the mean loss of the untrained model on 256 training samples (or 16 times `gate_batch_size`) with the
     recipe's theoretical value."""
-    run, stage = proof.look()
+    run, stage = context.look()
     expected = stage.expect.initial_loss
     if expected is None:
         raise Skip("the recipe expects no particular initial loss")
     if stage.pretrained is not None and not stage.expect.new_parameters:
         raise Skip("the run starts from trained weights, so the head is not untrained")
     data = train_set(stage)
-    indices = pick(data, stage.expect.at_most(256, times=16), proof.cfg.run.seed)
+    indices = pick(data, stage.expect.at_most(256, times=16), context.cfg.run.seed)
     most = len(indices) if stage.expect.couplings else run.cfg.train.eval_batch_size  # no more at once than evaluations
-    batches = [fetch(data, some, proof.cfg.run.seed, run.device) for some in pieces(indices, most)]
+    batches = [fetch(data, some, context.cfg.run.seed, run.device) for some in pieces(indices, most)]
     with evaluating(stage.model):
         measured = total_loss(run, stage, *batches).item()
     if callable(expected):
-        whole = batches[0] if len(batches) == 1 else fetch(data, indices, proof.cfg.run.seed, run.device)
+        whole = batches[0] if len(batches) == 1 else fetch(data, indices, context.cfg.run.seed, run.device)
         expected = _on(whole, expected)
     tolerance, n = 0.1 * expected, batch_size(batches[0])
     factors = {
@@ -60,7 +60,7 @@ def initial_loss(proof: GateContext) -> Finding:
     wrong = abs(measured - expected) > tolerance
     why = ratio(measured, expected, factors) if wrong else ""
     if wrong and not why:
-        half = fetch(data, indices[: max(1, n // 2)], proof.cfg.run.seed, run.device)
+        half = fetch(data, indices[: max(1, n // 2)], context.cfg.run.seed, run.device)
         with evaluating(stage.model):
             of_half = total_loss(run, stage, half).item()
         why = named_causes.of_even_odds(measured, of_half, expected, n)
@@ -73,16 +73,16 @@ def initial_loss(proof: GateContext) -> Finding:
 
 
 def _train_on_eight(
-    proof: GateContext, blank: tuple[str, ...] = (), most: int = 0, times: int = 1, rate: float = 1.0
+    context: GateContext, blank: tuple[str, ...] = (), most: int = 0, times: int = 1, rate: float = 1.0
 ) -> tuple[Run, Stage, dict]:
     """Run the recipe's own `train()` on eight fixed samples with fixed draws at `rate` times the peak rate, until loss and
     metric reach their targets, or for `most` steps."""
-    probe = proof.peek()
+    probe = context.peek()
     expect, metric = dataclasses.replace(probe.expect), probe.gate_evaluator.metric
     expect.overfit_steps *= (
         times if probe.pretrained is None else 2 * times
     )  # fine-tuning uses a 5 to 10 times smaller rate
-    indices = pick(train_set(probe), expect.at_most(OVERFIT_SAMPLES, times=2), proof.cfg.run.seed)
+    indices = pick(train_set(probe), expect.at_most(OVERFIT_SAMPLES, times=2), context.cfg.run.seed)
     if most:
         expect.overfit_steps = min(expect.overfit_steps, most)
     found: dict = {"indices": indices, "curve": [], "blank": blank, "closing": False}
@@ -91,7 +91,7 @@ def _train_on_eight(
         """Return whether the last update's loss is low enough for the first time; then stop early, since steps are
         expensive."""
         last = run.plan.losses[-1:] if expect.gate_batch_size and not found["closing"] else []
-        low = agreed(proof.accelerator, bool(last) and last[0] <= found["needed_loss"])
+        low = agreed(context.accelerator, bool(last) and last[0] <= found["needed_loss"])
         found["closing"] |= low
         return low
 
@@ -99,7 +99,7 @@ def _train_on_eight(
         if step % (5 if expect.gate_batch_size else 10) and step != expect.overfit_steps and not closing():
             return False
         with evaluating(stage.model):
-            loss = agreed(proof.accelerator, total_loss(run, stage, batch).item())
+            loss = agreed(context.accelerator, total_loss(run, stage, batch).item())
         value = (
             run.measure(stage, view, probe=True)[metric.name]
             if loss <= found["needed_loss"] or step == expect.overfit_steps
@@ -108,44 +108,40 @@ def _train_on_eight(
         found["curve"].append((step, loss, value))
         found.update(loss=loss, metric=value, steps=step)
         closed = value is not None and loss <= found["needed_loss"] and not metric.better(goal, value)
-        return agreed(proof.accelerator, closed)
+        return agreed(context.accelerator, closed)
 
-    sizes, world = None, proof.accelerator.num_processes
-    if layers(probe.model):  # the run's micro-batch size: eight samples in as many parts could leave one per part
-        mine, micro = len(indices) // world, proof.cfg.train.batch_size // (world * proof.cfg.train.accumulate)
-        sizes = cut(mine, max(1, mine // max(1, micro)))
-    plan = Plan(
-        steps=expect.overfit_steps,
-        sizes=sizes,
-        samples=indices,
-        fixed=True,
-        peak=True,
-        batch_size=len(indices),
-        blank=blank,
-        watch=check,
-    )
-    run, stage = proof.build(plan)
+    sizes = _micro_batches(context, len(indices)) if layers(probe.model) else None
+    run, stage = context.build(
+        Plan(steps=expect.overfit_steps, sizes=sizes, samples=indices, fixed=True, peak=True, batch_size=len(indices),
+             blank=blank, watch=check))  # fmt: skip
     for optimizer in stage.optimizers.values():
         for group in optimizer.param_groups:
             group["lr"] *= rate
     # The evaluation reads exactly the trained inputs: eight images do not teach invariance to augmentation.
-    view = View(stage.data["train"], indices, blank=blank, draws=proof.cfg.run.seed)
-    batch = fetch(view, list(range(len(indices))), proof.cfg.run.seed, run.device)
+    view = View(stage.data["train"], indices, blank=blank, draws=context.cfg.run.seed)
+    batch = fetch(view, list(range(len(indices))), context.cfg.run.seed, run.device)
     due = stage.expect  # the probe's functions may read its own model, which is on the host
     floor, goal = _on(batch, due.loss_floor), _on(batch, due.overfit_metric)
     goal = found["goal"] = metric.ceiling if goal is None else goal
     for module in stage.model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            # Slower running statistics need more steps than this (see batch-norm).
-            module.momentum = max(module.momentum or 0.0, 0.1)
+            module.momentum = max(module.momentum or 0.0, 0.1)  # slower statistics need more steps (see batch-norm)
     with evaluating(stage.model):
         found["initial"] = total_loss(run, stage, batch).item()
     untrained = max(found["initial"], _on(batch, due.initial_loss) or -math.inf)  # pretrained: starts lower
     found["needed_loss"] = floor + 0.03 * abs(untrained - floor)
     started = time.monotonic()
-    proof.train(proof.cfg, run, stage)
+    context.train(context.cfg, run, stage)
     found.update(batch=batch, seconds=time.monotonic() - started)
     return run, stage, found
+
+
+def _micro_batches(context: GateContext, samples: int) -> list[int]:
+    """Return the cut of `samples` into micro-batches of the run's size; as many parts as the run has could leave one in
+    each."""
+    cfg, world = context.cfg.train, context.accelerator.num_processes
+    mine, micro = samples // world, cfg.batch_size // (world * cfg.accumulate)
+    return cut(mine, max(1, mine // max(1, micro)))
 
 
 def _on(batch: dict, value: Any) -> Any:
@@ -153,21 +149,21 @@ def _on(batch: dict, value: Any) -> Any:
     return value(batch) if callable(value) else value
 
 
-def overfitted(proof: GateContext) -> tuple[Run, Stage, dict]:
+def overfitted(context: GateContext) -> tuple[Run, Stage, dict]:
     """Return the overfit model that several gates use. If its loss still falls at the last step (a pretrained model at
     a small rate starts slowly), it may get four times as many (`Expect.overfit_longer`)."""
 
     def train() -> tuple[Run, Stage, dict]:
-        first, expect = _train_on_eight(proof), proof.expect
+        first, expect = _train_on_eight(context), context.expect
         longer = expect.overfit_longer
         if longer is None:
             longer = expect.overfit_steps == Expect.overfit_steps
         if not longer or expect.gate_batch_size or not _falls(first[2]):
             return first
         del first  # before the next one is built
-        return _train_on_eight(proof, times=4)
+        return _train_on_eight(context, times=4)
 
-    return proof.once("overfit", train)
+    return context.once("overfit", train)
 
 
 def _falls(found: dict) -> bool:
@@ -186,10 +182,10 @@ def _falls(found: dict) -> bool:
     reads="data model loss counts evaluate metric probe optimizers state expect train",
     symptom=True,
 )
-def overfit(proof: GateContext) -> Finding:
+def overfit(context: GateContext) -> Finding:
     """The loss must be near its floor AND the metric at its ceiling on the same samples, read again through the
     evaluation path. The loss alone cannot show a shifted label or a wrong transform."""
-    _, stage, found = overfitted(proof)
+    _, stage, found = overfitted(context)
     if "loss" not in found:
         return Finding(
             False,
@@ -229,26 +225,26 @@ def overfit(proof: GateContext) -> Finding:
         remedy,
         evidence={"curve": [(0, found["initial"], None), *found["curve"]], "needed_loss": found["needed_loss"],
                   "samples": found["indices"]},
-        batch=found["batch"], cause="" if closed else _why_not(proof, stage, found),
+        batch=found["batch"], cause="" if closed else _why_not(context, stage, found),
     )  # fmt: skip
 
 
-def _why_not(proof: GateContext, stage: Stage, found: dict) -> str:
+def _why_not(context: GateContext, stage: Stage, found: dict) -> str:
     """Return the cause that an experiment supports of a loss that did not reach its floor: inputs that do not arrive, a known floor,
     another rate at which the same samples are memorised."""
-    if proof.accelerator.num_processes > 1:  # ranks must not part ways here
+    if context.accelerator.num_processes > 1:  # ranks must not part ways here
         return ""
-    run, fields = proof.look()[0], stage.data["train"].fields
+    run, fields = context.look()[0], stage.data["train"].fields
     inputs = [k for k, f in fields.items() if f.role == "input"]
     why = named_causes.of_no_memory(stage.model, lambda b: total_loss(run, stage, b), found["batch"], inputs)
     target = categorical(stage.data["train"])
     if not why and target:
-        smoothing = float(getattr(proof.cfg, "label_smoothing", 0.0))
+        smoothing = float(getattr(context.cfg, "label_smoothing", 0.0))
         why = named_causes.of_softmax_twice(found["loss"], len(fields[target].classes), smoothing)
-    if why or proof.expect.gate_batch_size or found["seconds"] > PATIENCE:  # expensive samples: no further training
+    if why or context.expect.gate_batch_size or found["seconds"] > PATIENCE:  # expensive samples: no further training
         return why
     for factor in RATES:
-        again = _train_on_eight(proof, rate=factor)[2]
+        again = _train_on_eight(context, rate=factor)[2]
         if again.get("loss", math.inf) <= again["needed_loss"]:
             low = "low" if factor > 1 else "high"
             return (f"the rate is far too {low} for 8 samples: at {factor:g} times --optim.lr they are memorised in {again['steps']} steps "
@@ -263,34 +259,34 @@ def _why_not(proof: GateContext, stage: Stage, found: dict) -> str:
     reads="data model loss counts evaluate metric probe optimizers state expect train",
     symptom=True,
 )
-def baseline(proof: GateContext) -> Finding:
+def baseline(context: GateContext) -> Finding:
     """Score the overfit model on other samples' inputs, and train a model on blank inputs: both must be clearly
     worse."""
-    if proof.expect.solvable_without_input:
-        raise Skip(f"declared: {proof.expect.solvable_without_input}")
-    run, stage, found = overfitted(proof)
+    if context.expect.solvable_without_input:
+        raise Skip(f"declared: {context.expect.solvable_without_input}")
+    run, stage, found = overfitted(context)
     metric = stage.gate_evaluator.metric
     if "loss" not in found or found["metric"] is None or not metric.better(found["metric"], metric.floor):
         raise Skip("the overfit gate did not get far enough to compare")
     inputs = tuple(k for k, f in stage.data["train"].fields.items() if f.role == "input")
     indices = found["indices"]
     turned = [(i + 1) % len(indices) for i in range(len(indices))]  # a derangement: none keeps its own input
-    others = View(stage.data["train"], indices, swap=turned, draws=proof.cfg.run.seed)
+    others = View(stage.data["train"], indices, swap=turned, draws=context.cfg.run.seed)
     swapped = run.measure(stage, others, probe=True)[metric.name]
     # For a continuous target, the mean of eight values fits those eight better than the data (var8 < 0.5 var in one draw of five).
     counted = any(f.role == "target" and f.classes for f in stage.data["train"].fields.values())
     bar = metric.floor + (0.5 if counted else 0.9) * (found["metric"] - metric.floor)
     why = ""
     if reaches(metric, swapped, bar):
-        why = _why_blind(proof, run, stage, View(others.data, indices, draws=others.draws), found, bar)
-    proof.put_away()  # before another one is trained
+        why = _why_blind(context, run, stage, View(others.data, indices, draws=others.draws), found, bar)
+    context.put_away()  # before another one is trained
     most = found["steps"] * (1 if stage.expect.gate_batch_size else 4)
-    blind_run, blind_stage, blind = _train_on_eight(proof, blank=inputs, most=most)
+    blind_run, blind_stage, blind = _train_on_eight(context, blank=inputs, most=most)
     blind_metric = blind["metric"] if blind["metric"] is not None else metric.floor
     ok = not reaches(metric, swapped, bar) and not reaches(metric, blind_metric, bar)
     if not ok and not why:
         dark = View(others.data, indices, blank=inputs, draws=others.draws)
-        why = _why_blind(proof, blind_run, blind_stage, dark, blind, bar)
+        why = _why_blind(context, blind_run, blind_stage, dark, blind, bar)
     return Finding(
         ok, f"{metric.name} {found['metric']:.2f} with its input, {swapped:.2f} with another sample's, "
         f"{blind_metric:.2f} trained on blank inputs",
@@ -302,9 +298,9 @@ def baseline(proof: GateContext) -> Finding:
     )  # fmt: skip
 
 
-def _why_blind(proof: GateContext, run: Run, stage: Stage, view: View, found: dict, bar: float) -> str:
+def _why_blind(context: GateContext, run: Run, stage: Stage, view: View, found: dict, bar: float) -> str:
     """Return where a model that answers without its input has its answers from, and whether the input reaches the loss at all."""
-    if proof.accelerator.num_processes > 1:  # ranks must not part ways here
+    if context.accelerator.num_processes > 1:  # ranks must not part ways here
         return ""
     metric = stage.gate_evaluator.metric
 
@@ -312,7 +308,7 @@ def _why_blind(proof: GateContext, run: Run, stage: Stage, view: View, found: di
         return run.measure(stage, one, probe=True)[metric.name]
 
     def untrained() -> float:
-        fresh_run, fresh = proof.build(Plan(steps=1))
+        fresh_run, fresh = context.build(Plan(steps=1))
         return fresh_run.measure(fresh, view, probe=True)[metric.name]
 
     why = of_blind_answers(view, measure, untrained, lambda value: reaches(metric, value, bar))

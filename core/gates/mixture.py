@@ -30,15 +30,15 @@ NEXT_TO_NOTHING = 1e-3  # of the largest gradient: a difference in less is no mi
     reads="data model loss counts expect",
     explains=True,
 )
-def dependency(proof: GateContext) -> Finding:
+def dependency(context: GateContext) -> Finding:
     """Check by backpropagation: the gradient of the batch's loss with respect to input j must equal that of sample j's
     own loss, and the batch's loss must be the sum over its rows. Uses the rehearsed model, because a zero-initialised
     head hides everything."""
-    run, stage, _ = rehearsed(proof)
+    run, stage, _ = rehearsed(context)
     if stage.expect.couplings:
         raise Skip(f"declared: {stage.expect.couplings}")
     limit = 1e-3 if run.precision == "fp32" else 5e-2
-    data, seed = learnt_from(proof), proof.cfg.run.seed
+    data, seed = learnt_from(context), context.cfg.run.seed
     used = [(stage, False)]  # the stage that was looked at last, and whether it is in double
 
     def draw(seen: Callable[..., tuple]) -> tuple:
@@ -59,7 +59,7 @@ def dependency(proof: GateContext) -> Finding:
         f"loss of a batch differs from the sum over its samples by {gap:.1e}, input gradients by {leak:.1e} (relative)"
     )
     evidence, cause = {"loss_gap": gap, "gradient_gap": leak}, ""
-    micro = math.ceil(proof.cfg.train.batch_size / (run.world * proof.cfg.train.accumulate))
+    micro = math.ceil(context.cfg.train.batch_size / (run.world * context.cfg.train.accumulate))
     n = min(micro, len(data))
     if max(gap, leak) > limit:
         cause = _why(run, data, seed, limit, *used[-1], mean=mean)

@@ -12,6 +12,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.recipe.stage import Stage
 
 FEW, LEFT = 2, 0.05
 
@@ -63,11 +64,11 @@ def by_batch(model: nn.Module) -> Iterator[None]:
     title="batches are large enough for batch norm's statistics, and the run is long enough for the running ones",
     reads="data model expect train",
 )
-def batch_norm(proof: GateContext) -> Finding:
+def batch_norm(context: GateContext) -> Finding:
     """Run one step of `train()` on a batch of the run's size, divided as in the run, and count the samples that each
     layer normalises over. Running statistics must forget their initial value within the run: (1 -
     momentum)^(micro-batches) of it remains. Layers with fixed statistics must have some."""
-    cfg, (_, probe) = proof.cfg, proof.look()
+    cfg, (_, probe) = context.cfg, context.look()
     still = fixed(probe.model)
     empty = [n for n, m in still.items() if new(m)]
     if empty:
@@ -82,29 +83,13 @@ def batch_norm(proof: GateContext) -> Finding:
         )
     if not layers(probe.model):
         raise Skip("no batch norm")
-    run, stage = proof.build(Plan(steps=1, batch_size=cfg.train.batch_size, peak=True))
-    seen: dict[str, list[int]] = {}
-
-    def count(name: str):
-        def hook(module: _BatchNorm, inputs: tuple[torch.Tensor, ...]) -> None:
-            if module.training and torch.is_grad_enabled():
-                over = run.world if isinstance(module, nn.SyncBatchNorm) else 1
-                seen.setdefault(name, []).append(len(inputs[0]) * over)
-
-        return hook
-
-    hooks = [module.register_forward_pre_hook(count(name)) for name, module in layers(stage.model).items()]
+    stage, seen = _one_step(context)
     # Statistics from a file are right from the first step; new ones start at 0 and 1.
     made_here = [n for n, m in layers(probe.model).items() if new(m)]
-    try:
-        proof.train(cfg, run, stage)
-    finally:
-        for hook in hooks:
-            hook.remove()
     if not seen:
         raise Skip("batch norm trains in eval mode, so it uses no statistics of a batch")
     least = min(min(sizes) for sizes in seen.values())
-    updates = Run(cfg, proof.accelerator).total_steps(stage) if proof.sized else math.inf
+    updates = Run(cfg, context.accelerator).total_steps(stage) if context.sized else math.inf
     momenta = {
         n: m.momentum for n, m in layers(stage.model).items() if n in seen and n in made_here and m.momentum is not None
     }
@@ -114,7 +99,7 @@ def batch_norm(proof: GateContext) -> Finding:
     if least <= FEW:
         wrong.append(f"batch norm computes its statistics over {least} sample{'s' * (least > 1)} at a time")
     if slow and left[slow] > LEFT:
-        length = f"the {updates:,} steps of the run" if proof.sized else "any number of steps"
+        length = f"the {updates:,} steps of the run" if context.sized else "any number of steps"
         wrong.append(f"after {length} {left[slow]:.0%} of the running statistics of {slow} are still "
                      f"their initial value (momentum {momenta[slow]:g})")  # fmt: skip
         if momenta[slow]:
@@ -129,3 +114,25 @@ def batch_norm(proof: GateContext) -> Finding:
         "statistics\nthe momentum is too low for this run" + f": use {enough:,} steps or more, or a momentum of 0.1" * bool(enough),
         evidence={"samples": seen, "left": left},
     )  # fmt: skip
+
+
+def _one_step(context: GateContext) -> tuple[Stage, dict[str, list[int]]]:
+    """Train one step; return the stage, and for each layer the samples of each of its forwards in train mode."""
+    run, stage = context.build(Plan(steps=1, batch_size=context.cfg.train.batch_size, peak=True))
+    seen: dict[str, list[int]] = {}
+
+    def count(name: str):
+        def hook(module: _BatchNorm, inputs: tuple[torch.Tensor, ...]) -> None:
+            if module.training and torch.is_grad_enabled():
+                over = run.world if isinstance(module, nn.SyncBatchNorm) else 1
+                seen.setdefault(name, []).append(len(inputs[0]) * over)
+
+        return hook
+
+    hooks = [module.register_forward_pre_hook(count(name)) for name, module in layers(stage.model).items()]
+    try:
+        context.train(context.cfg, run, stage)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return stage, seen

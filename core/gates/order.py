@@ -1,6 +1,7 @@
 """The gates that every recipe has, in the order they run."""
 
 from trainworthy.core.gates import (
+    accumulation,
     data,
     entries,
     evaluation,
@@ -22,7 +23,7 @@ from trainworthy.core.recipe.stage import Stage
 ORDER = [
     data.schema, data.inventory_gate, data.leakage, fabricated.fabricated, learning.initial_loss, init.init,
     rehearsal.wiring, norms.batch_norm, rates.schedule, rates.terms, learning.dependency, learning.overfit,
-    learning.baseline, evaluation.evaluation, rehearsal.accumulation, reading.reading, rates.range_test,
+    learning.baseline, evaluation.evaluation, accumulation.accumulation, reading.reading, rates.range_test,
     learning.tiny_data, rehearsal.resume,
 ]  # fmt: skip
 

@@ -17,7 +17,8 @@ from trainworthy.core.gates.gate import GateContext, build, fetch, own_size, pic
 from trainworthy.core.gates.recorder import learnt_from, rehearsed
 from trainworthy.core.loop import optim
 from trainworthy.core.loop.lr_finder import Band, LRFinder
-from trainworthy.core.loop.run import Plan, Run, denominator, training_modes
+from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.update import denominator, training_modes
 from trainworthy.core.recipe.stage import Stage
 
 UNITS, FEW_UNITS = 20, 12  # iterations of the rehearsal (with expensive samples): enough for warmup, peak and end
@@ -57,18 +58,19 @@ class Seen:
         return sum(max(rates) for _, _, rates in self.steps) / len(self.steps)
 
 
-def _seen(proof: GateContext) -> Seen:
+def _seen(context: GateContext) -> Seen:
     """Record the rates of all optimiser steps in twenty iterations of `train()` on small batches, with the schedule
     running and the gradient clipped almost to zero."""
 
     def rehearse() -> Seen:
         cfg = replace(
-            proof.cfg, optim=replace(proof.cfg.optim, clip=CLIP if math.isfinite(proof.cfg.optim.clip) else math.inf)
+            context.cfg,
+            optim=replace(context.cfg.optim, clip=CLIP if math.isfinite(context.cfg.optim.clip) else math.inf),
         )
-        units = FEW_UNITS if proof.expect.gate_batch_size else UNITS
-        size = max(1 if proof.expect.gate_batch_size else 8, proof.accelerator.num_processes * cfg.train.accumulate)
-        run = Run(cfg, proof.accelerator, plan=Plan(steps=units, batch_size=size))
-        stage = build(run, proof.make)
+        units = FEW_UNITS if context.expect.gate_batch_size else UNITS
+        size = max(1 if context.expect.gate_batch_size else 8, context.accelerator.num_processes * cfg.train.accumulate)
+        run = Run(cfg, context.accelerator, plan=Plan(steps=units, batch_size=size))
+        stage = build(run, context.make)
         names = {id(o): name for name, o in stage.optimizers.items()}
         seen = Seen(
             {n: [float(g.get("peak_lr", g["lr"])) for g in o.param_groups] for n, o in stage.optimizers.items()}, units
@@ -82,14 +84,14 @@ def _seen(proof: GateContext) -> Seen:
 
         hook = register_optimizer_step_pre_hook(keep)
         try:
-            proof.train(cfg, run, stage)
+            context.train(cfg, run, stage)
         finally:
             hook.remove()
         seen.made = "train" not in stage.data
         seen.own = stage.expect.schedule  # train() itself may declare it
         return seen
 
-    return proof.once("rates", rehearse)
+    return context.once("rates", rehearse)
 
 
 @gate(
@@ -98,13 +100,13 @@ def _seen(proof: GateContext) -> Seen:
     title="every optimiser steps once per iteration, at its scheduled rate, with a clipped gradient",
     reads="optimizers expect train",
 )
-def schedule(proof: GateContext) -> Finding:
+def schedule(context: GateContext) -> Finding:
     """Compare the rates of twenty rehearsed iterations with the schedule's formula, and check the formula over the full
     run."""
-    stage = proof.peek()
-    total = Run(proof.cfg, proof.accelerator).total_steps(stage)
-    seen = _seen(proof)
-    own, settings = seen.own, proof.cfg.optim
+    stage = context.peek()
+    total = Run(context.cfg, context.accelerator).total_steps(stage)
+    seen = _seen(context)
+    own, settings = seen.own, context.cfg.optim
     wrong = _own_faults(seen) if own else _faults(seen, settings) + _length_faults(total, settings)
     loose = math.isfinite(settings.clip) and seen.longest > 1.05 * CLIP
     if loose:
@@ -184,12 +186,12 @@ def _length_faults(total: int, settings: config.Optim) -> list[str]:
     reads="model loss counts expect",
     symptom=True,
 )
-def terms(proof: GateContext) -> Finding:
+def terms(context: GateContext) -> Finding:
     """Norm of each term's own gradient on the rehearsed model, relative to the sum of the norms. Takes the median of
     three batches that count for the term (a batch without a labelled sample has no supervised term)."""
-    run, stage, _ = rehearsed(proof)
-    data, seed, size = learnt_from(proof), proof.cfg.run.seed, stage.expect.at_most(16)
-    size = max(2, min(size, own_size(proof) // 2))  # half of what training takes: each term needs the graph again
+    run, stage, _ = rehearsed(context)
+    data, seed, size = learnt_from(context), context.cfg.run.seed, stage.expect.at_most(16)
+    size = max(2, min(size, own_size(context) // 2))  # half of what training takes: each term needs the graph again
     chosen = (pick(data, n * size, seed) for n in (3, 24))
     batches = (some[i : i + size] for some in chosen for i in range(0, len(some), size))
     loss = run.used_loss or stage.loss
@@ -295,26 +297,26 @@ def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only:
     reads="data model loss counts optimizers expect train",
     symptom=True,
 )
-def range_test(proof: GateContext) -> Finding:
+def range_test(context: GateContext) -> Finding:
     """Test forty rates, evenly spaced in log(rate), on one real batch and on a second one (`--deep`: also two hundred
     fresh batches). With expensive samples one batch suffices if the peak is well inside its range. Too high: well above
     the rate at which the loss is back at its start. Too low: the whole run hardly goes further than the first clear
     fall, or its peak is far below that."""
-    expect = proof.expect
+    expect = context.expect
     if expect.range_test:
         raise Skip(f"declared: {expect.range_test}")
-    if 0 < expect.gate_batch_size < BATCH[0] and not proof.deep:
+    if 0 < expect.gate_batch_size < BATCH[0] and not context.deep:
         raise Skip("a sample is declared expensive (gate_batch_size): run `check --deep --only range-test`")
-    if len(proof.peek().optimizers) > 1:
+    if len(context.peek().optimizers) > 1:
         raise Skip("several optimisers: no single rate to test")
-    train_set(proof.peek())
-    seen = _seen(proof)
+    train_set(context.peek())
+    seen = _seen(context)
     if not seen.steps:
         raise Skip("no optimiser stepped (see wiring)")
-    run, stage = proof.build(Plan(steps=1))
+    run, stage = context.build(Plan(steps=1))
     own = seen.own  # twenty iterations may show neither its peak nor its mean
     peak, mean = (_peak(seen), _peak(seen) / 2) if own else (seen.peak, seen.mean)
-    total = Run(proof.cfg, proof.accelerator).total_steps(stage)
+    total = Run(context.cfg, context.accelerator).total_steps(stage)
     ends = spread(peak)
 
     def allowed(band: Band) -> tuple[float, float]:
@@ -327,8 +329,8 @@ def range_test(proof: GateContext) -> Finding:
         one = finders[-1].band()
         lowest, highest = allowed(one) if one and one.blew_up else (math.inf, 0.0)
         if agreed(
-            proof.accelerator,
-            bool(expect.gate_batch_size) and not proof.deep and CLEAR * lowest <= peak <= highest / CLEAR,
+            context.accelerator,
+            bool(expect.gate_batch_size) and not context.deep and CLEAR * lowest <= peak <= highest / CLEAR,
         ):
             break  # one batch in five misses a rate a hundred times too high, so skip the second only if it is expensive
     bands = [(band, f) for f in finders if (band := f.band())]
@@ -336,14 +338,14 @@ def range_test(proof: GateContext) -> Finding:
     if band:  # the most tolerant limit for too low, the strictest for too high
         first = min((b for b, _ in bands), key=lambda b: b.low)
         band = Band(first.low, band.high, band.blew_up, first.spent)
-    if proof.deep and band:
+    if context.deep and band:
         wide = sweep(run, stage, **ends, steps=DEEP_STEPS)
         if (fresh := wide.band()) and fresh.blew_up:
             finder, band = wide, Band(band.low, fresh.high, True, band.spent)
     suggestion = finder.suggested_lr()
-    band, suggestion, verdict = agreed(proof.accelerator, (band, suggestion, finder.verdict))
-    if proof.accelerator.is_main_process:
-        finder.plot(proof.folder / "plots" / "range_test.png", configured=peak)
+    band, suggestion, verdict = agreed(context.accelerator, (band, suggestion, finder.verdict))
+    if context.accelerator.is_main_process:
+        finder.plot(context.folder / "plots" / "range_test.png", configured=peak)
     if band is None:
         raise Skip(f"no usable rate to compare with: {verdict}")
     lowest, highest = allowed(band)

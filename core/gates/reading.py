@@ -19,9 +19,9 @@ from trainworthy.core.base import config
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import loader
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.accumulation import over_two_processes
 from trainworthy.core.gates.gate import GateContext, build
 from trainworthy.core.gates.recorder import rehearsed
-from trainworthy.core.gates.rehearsal import over_two_processes
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Data, Stage, View
 
@@ -111,7 +111,7 @@ def _digest(entries: list[Any]) -> str:
     title="every epoch reads each sample once, in a new order, with new random draws",
     reads="data loss expect train",
 )
-def reading(proof: GateContext) -> Finding:
+def reading(context: GateContext) -> Finding:
     """Run two epochs of `train()` over a few samples with two loader workers. Record what `get` is asked for and
     returns, and which samples reach the loss. Then read the same keys twice, the second time in the other worker and in
     reverse: a sample must depend on its key alone. Then check the data set as a second process would build it, and
@@ -119,13 +119,13 @@ def reading(proof: GateContext) -> Finding:
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
         # Two workers on one core are intended here; they run for seconds.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
-        return _judged(proof, Path(name))
+        return _judged(context, Path(name))
 
 
-def _judged(proof: GateContext, folder: Path) -> Finding:
-    world, seed = proof.accelerator.num_processes, proof.cfg.run.seed
-    run = Run(proof.cfg, proof.accelerator, plan=Plan(steps=1))
-    stage = build(run, proof.make)
+def _judged(context: GateContext, folder: Path) -> Finding:
+    world, seed = context.accelerator.num_processes, context.cfg.run.seed
+    run = Run(context.cfg, context.accelerator, plan=Plan(steps=1))
+    stage = build(run, context.make)
     data = stage.data.get("train")
     if data is None or len(data) < FEWEST * world:
         raise Skip("no training set to read" if data is None else f"{len(data)} training samples are too few to tell")
@@ -139,23 +139,23 @@ def _judged(proof: GateContext, folder: Path) -> Finding:
         )
 
     watched = Watched(data, indices, log=str(folder / "rehearsal"))
-    workers = _workers(proof.cfg, data)
-    steps = _rehearse(proof, run, stage, watched, size, workers)
+    workers = _workers(context.cfg, data)
+    steps = _rehearse(context, run, stage, watched, size, workers)
     sampling = stage.expect.sampling  # train() may have set it
     order = [i for step in _joined(steps, world) for i in step]
     wrong += [] if sampling else _order_faults(order, n)
     twice = _first_and_second(watched.reads())
     fresh = sum(a.output != b.output for a, b in twice)
     wrong += _draw_faults(twice, fresh)
-    differ, total, repeated = _read_twice(folder, proof, data, indices[:REREAD], workers)
+    differ, total, repeated = _read_twice(folder, context, data, indices[:REREAD], workers)
     if differ:
         wrong.append(
             f"{differ} of {total} samples differ when read again under the same key{' in another worker' * bool(workers)}"
             + "; both workers repeat one sequence of draws" * repeated
         )
-    wrong += _processes(proof, data, indices, size)
-    if proof.deep and world == 1 and not wrong:
-        over_two_processes(proof, "loader")
+    wrong += _processes(context, data, indices, size)
+    if context.deep and world == 1 and not wrong:
+        over_two_processes(context, "loader")
     order_shown = (
         f"{n} samples once per epoch, in another order in the second" if not sampling else f"declared: {sampling}"
     )
@@ -206,7 +206,9 @@ def _workers(cfg: config.Config, data: Data) -> int:
     return 0 if far else max(WORKERS, cfg.loader.workers)
 
 
-def _rehearse(proof: GateContext, run: Run, stage: Stage, watched: Watched, size: int, workers: int) -> list[list[int]]:
+def _rehearse(
+    context: GateContext, run: Run, stage: Stage, watched: Watched, size: int, workers: int
+) -> list[list[int]]:
     """Run two epochs of `train()` over the watched samples. Return which samples reached the loss at each step, or
     which were read, if collate leaves no trace of single samples."""
     run.cfg = replace(
@@ -229,7 +231,7 @@ def _rehearse(proof: GateContext, run: Run, stage: Stage, watched: Watched, size
         return own(model, batch)
 
     stage.loss = loss
-    proof.train(run.cfg, run, stage)
+    context.train(run.cfg, run, stage)
     known: dict[str, list[int]] = {}
     for read in watched.reads():
         if read.index not in known.setdefault(read.output, []):
@@ -281,16 +283,16 @@ def _first_and_second(reads: list[Read]) -> list[tuple[Read, Read]]:
 
 
 def _read_twice(
-    folder: Path, proof: GateContext, data: Data, indices: list[int], workers: int
+    folder: Path, context: GateContext, data: Data, indices: list[int], workers: int
 ) -> tuple[int, int, bool]:
     """(keys whose two reads differ, keys, whether both workers return the same sequence when they read one key
     repeatedly). Two epochs are read forwards, then backwards, so that each batch goes to the other worker."""
 
     def read(name: str, batches: list[list[loader.Key]]) -> list[Read]:
         watched = Watched(data, indices, log=str(folder / name), bare=True)
-        settings = replace(proof.cfg.loader, workers=workers)
+        settings = replace(context.cfg.loader, workers=workers)
         for _ in loader.batches(
-            watched, batches, seed=proof.cfg.run.seed, settings=settings, device=torch.device("cpu")
+            watched, batches, seed=context.cfg.run.seed, settings=settings, device=torch.device("cpu")
         ):
             pass
         return watched.reads()
@@ -309,10 +311,10 @@ def _read_twice(
     return differ, len(outputs), repeated
 
 
-def _processes(proof: GateContext, data: Data, indices: list[int], size: int) -> list[str]:
+def _processes(context: GateContext, data: Data, indices: list[int], size: int) -> list[str]:
     """Return what is wrong with the data sets and sample subsets of several processes: the real ones, or two that are
     simulated one after the other."""
-    world = proof.accelerator.num_processes
+    world = context.accelerator.num_processes
 
     def shown(data: Data) -> tuple[int, list[str]]:
         found = [data.get(i, None) for i in indices if i < len(data)]
@@ -322,11 +324,11 @@ def _processes(proof: GateContext, data: Data, indices: list[int], size: int) ->
         seen: list = [None] * world
         dist.all_gather_object(seen, shown(data))
     else:
-        cfg = replace(proof.cfg, loader=replace(proof.cfg.loader, workers=0))
-        run = Run(cfg, proof.accelerator, plan=Plan(steps=len(indices) // size, batch_size=size))
+        cfg = replace(context.cfg, loader=replace(context.cfg.loader, workers=0))
+        run = Run(cfg, context.accelerator, plan=Plan(steps=len(indices) // size, batch_size=size))
         run.rank, run.world = 1, 2
         try:
-            stage = build(run, proof.make)
+            stage = build(run, context.make)
         except (RuntimeError, ValueError) as error:
             if "process group" not in str(error):
                 raise
@@ -357,10 +359,10 @@ def _processes(proof: GateContext, data: Data, indices: list[int], size: int) ->
     title="each iteration reads other samples than the one before",
     reads="data train",
 )
-def walk(proof: GateContext) -> Finding:
+def walk(context: GateContext) -> Finding:
     """If the loop makes its own samples from a data set (answers to prompts): over the four rehearsed iterations, most
     of what it reads must be new. Draws with replacement repeat some; an iterator that restarts repeats all."""
-    _, stage, record = rehearsed(proof)
+    _, stage, record = rehearsed(context)
     wrong, told = [], []
     for name, steps in record.read.items():
         sizes = [len(s) for s in steps.values()]

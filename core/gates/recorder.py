@@ -20,7 +20,8 @@ from trainworthy.core.gates.shared_memory import shared
 from trainworthy.core.loop.checkpoint import Segment
 from trainworthy.core.loop.init_from import equal, holds_state, match
 from trainworthy.core.loop.optim import exact
-from trainworthy.core.loop.run import Plan, Run, Step, denominator, summed
+from trainworthy.core.loop.run import Plan, Run, Step
+from trainworthy.core.loop.update import denominator, over_ranks, summed
 from trainworthy.core.recipe.stage import Data, Field, Stage, batch_size
 
 STEPS, BATCH, SPOTS = 4, 16, 4096
@@ -244,7 +245,7 @@ class Recorder:
         parts = []
         try:
             seeds.seed_global(run.cfg.run.seed, "model", step.index, run.rank)
-            counts = run._global(summed([stage.counts(b) for b in batches]))
+            counts = over_ranks(run, summed([stage.counts(b) for b in batches]))
             with torch.enable_grad():
                 for batch in batches:
                     with run.autocast():
@@ -274,28 +275,28 @@ def fingerprint(tensor: Tensor) -> Tensor:
     return flat.view(whole).sum(dtype=torch.int64)
 
 
-def rehearse(proof: GateContext, plan: Plan) -> tuple[Run, Stage, Record]:
+def rehearse(context: GateContext, plan: Plan) -> tuple[Run, Stage, Record]:
     """Run the recipe's `train()` under `plan` with the recorder on."""
-    run, stage = proof.build(plan)
+    run, stage = context.build(plan)
     with Recorder(run, stage) as record:
-        proof.train(proof.cfg, run, stage)
+        context.train(context.cfg, run, stage)
     record.shared = shared(stage)  # now: later its weights are moved (`GateContext.put_away`)
     if stage.expect.gate_batch_size:
         record.left = bits(stage)
     return run, stage, record
 
 
-def rehearsed(proof: GateContext) -> tuple[Run, Stage, Record]:
+def rehearsed(context: GateContext) -> tuple[Run, Stage, Record]:
     """Return the rehearsal that several gates share: four steps of sixteen samples at the peak rate, with an evaluation
     after the second."""
-    return proof.once("rehearsal", lambda: rehearse(proof, four(proof)))
+    return context.once("rehearsal", lambda: rehearse(context, four(context)))
 
 
-def four(proof: GateContext, **how: Any) -> Plan:
+def four(context: GateContext, **how: Any) -> Plan:
     """Return the plan of that rehearsal. Its micro-batches are no larger than the run's own."""
-    world = proof.accelerator.num_processes
-    size = max(proof.expect.at_most(BATCH), 2 * world, proof.cfg.train.accumulate * world)
-    return Plan(steps=STEPS, batch_size=size, sizes=divided(proof, size), peak=True, due=(2,), **how)
+    world = context.accelerator.num_processes
+    size = max(context.expect.at_most(BATCH), 2 * world, context.cfg.train.accumulate * world)
+    return Plan(steps=STEPS, batch_size=size, sizes=divided(context, size), peak=True, due=(2,), **how)
 
 
 def tensors(stage: Stage, kinds: tuple[str, ...] = ("optimizers", "state")) -> dict[str, Tensor]:
@@ -340,9 +341,9 @@ class Made(Data):
         return {k: v[index] for k, v in self.batch.items()}
 
 
-def learnt_from(proof: GateContext) -> Data:
+def learnt_from(context: GateContext) -> Data:
     """Return what the loss reads: the training set, or the samples of the rehearsed loop's last update."""
-    _, stage, record = rehearsed(proof)
+    _, stage, record = rehearsed(context)
     if "train" not in stage.data and not record.batch:
         raise Skip("the loop makes its own samples and updates by itself: nothing to read (see wiring)")
     return stage.data["train"] if "train" in stage.data else Made(record.batch)

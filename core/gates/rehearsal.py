@@ -1,9 +1,6 @@
-"""Gates on the loop: wiring, accumulation, resume. They rehearse the recipe's own `train()`."""
+"""Gates on the loop: wiring and resume. They rehearse the recipe's own `train()`."""
 
-import json
-import math
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -12,20 +9,16 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from trainworthy.core.base import seeds
+from torch import Tensor
 from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.diagnosis import diagnosed, multiple
-from trainworthy.core.gates.gate import GateContext, fetch
-from trainworthy.core.gates.named_causes import of_division
+from trainworthy.core.gates.diagnosis import diagnosed
+from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.gates.recorder import STEPS, Record, bits, four, rehearsed
 from trainworthy.core.gates.resume_causes import Watch, first_cause, saved
 from trainworthy.core.loop.optim import exact
-from trainworthy.core.loop.run import Plan, Run, evaluating, precision
+from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.loop.shard import NONE, mode
 from trainworthy.core.recipe.stage import Stage
 
@@ -57,9 +50,9 @@ def _tolerance(run: Run) -> float:
     title="trained parameters get the loss's gradient and change, frozen ones do not",
     reads="model loss counts optimizers expect train",
 )
-def wiring(proof: GateContext) -> Finding:
+def wiring(context: GateContext) -> Finding:
     """Checks several steps at the peak rate, so that a zero-initialised head or a warmup raises no false alarm."""
-    run, stage, record = rehearsed(proof)
+    run, stage, record = rehearsed(context)
     trained, expect = stage.parameters(), stage.expect
     total = sum(p.numel() for p in stage.model.parameters())
     count = sum(p.numel() for p in trained.values())
@@ -100,7 +93,7 @@ def wiring(proof: GateContext) -> Finding:
         wrong.append(f"non-finite gradient in {record.nonfinite[0]}")
     if record.frozen_moved:
         wrong.append(f"{len(record.frozen_moved)} frozen tensors moved, e.g. {record.frozen_moved[0]}")
-    fault = _gradient_fault(record, proof.cfg.optim.clip, tolerance=_tolerance(run))
+    fault = _gradient_fault(record, context.cfg.optim.clip, tolerance=_tolerance(run))
     if fault:
         wrong.append(fault)
     named = [(g.get("name", k), g["params"]) for k, o in stage.optimizers.items() for g in o.param_groups]
@@ -119,172 +112,10 @@ def wiring(proof: GateContext) -> Finding:
     )  # fmt: skip
 
 
-@gate(
-    "accumulation",
-    rows="C10",
-    title="the division into micro-batches does not change the gradient",
-    reads="data model loss counts expect train",
-)
-def accumulation(proof: GateContext) -> Finding:
-    """Run one step of `train()` on the same global batch in equal micro-batches, in unequal ones, and undivided. The
-    optimiser must get the gradient of the whole batch each time."""
-    world = proof.accelerator.num_processes
-    faults: list[str] = []
-    probe = proof.peek()
-    if probe.expect.couplings:
-        raise Skip(f"declared: {probe.expect.couplings}")
-    if probe.expect.nondeterministic:
-        raise Skip(probe.expect.nondeterministic)
-    each = max(4, probe.expect.at_most(8, times=2))
-    most = each // 2 + 1
-    one, even, uneven = f"1x{each}", f"2x{each // 2}", f"{most}+{each - most}"
-    cuts = {one: [each], even: [each // 2, each // 2], uneven: [most, each - most]}
-    if probe.expect.gate_batch_size:
-        del cuts[even]  # the uneven division finds the same faults
-    limit = 1e-3 if precision(proof.cfg, proof.accelerator) == "fp32" else 5e-2
-
-    def gradient(name: str, **how) -> list[Tensor]:
-        plan = Plan(steps=1, batch_size=each * world, sizes=cuts[name], peak=True, fixed=True)
-        return _first_gradient(proof, plan, **how)
-
-    whole: list[Tensor] = []
-    stepped, moved = [], []
-
-    def measure(**how) -> dict[str, float]:
-        """Compare each division with the whole batch before the next one is made."""
-        faults.clear()
-        gaps: dict[str, float] = {}
-        for name in cuts:
-            grads = gradient(name, **how)
-            stepped.append(bool(grads))
-            moved.append(any(bool(g.any()) for g in grads))
-            if name == one:
-                whole[:] = [g.cpu() for g in grads]
-            if len(grads) == len(whole):
-                gaps[name] = _gap(grads, whole)
-            else:
-                faults.append(f"{name}: {len(grads)} gradients instead of {len(whole)}")
-            del grads
-        return gaps
-
-    gaps, draws = measure(), False
-    if not any(stepped):
-        raise Skip("no optimiser stepped, however the batch is split: nothing to compare (see wiring)")
-    if not any(moved):
-        raise Skip("the gradient is zero, however the batch is split: nothing to compare (see wiring)")
-    if not faults and max(gaps.values()) > limit:
-        draws = any(_gap(gradient(one, draws=k), whole) > limit for k in range(16))
-        gaps = measure(still=True) if draws else gaps
-    ok, shape = not faults and max(gaps.values()) <= limit, max(gaps, key=lambda k: gaps[k], default=one)
-    shown = ", ".join(f"{k} {v:.1e}" for k, v in gaps.items() if k != one)
-    shown += ", in eval mode: the model draws at random as it trains" * draws
-    if proof.deep and world == 1 and ok and not draws:
-        gap = _from_two_processes(proof, 2 * each)
-        ok, shown = gap <= limit, f"{shown}, 2 processes {gap:.1e}"
-    over = f" over {world} processes ({' + '.join(map(str, cut(each * world, world)))})" if world > 1 else ""
-    return Finding(
-        ok, "; ".join(faults) if faults else f"gradient against the whole batch{over}: {shown} (relative)", f"at most {limit:g}",
-        "the loss returns a mean, or its counts are not those of the terms: return SUMS and count what they sum over\n"
-        "micro-batches are averaged, or their gradients are not added\na loop of your own ignores step.batches[1:]",
-        evidence={"gaps": gaps, "digest": _digest(whole)},
-        cause="" if ok or faults or draws or world > 1 else
-        _why_divided(proof, [g.cpu() for g in gradient(shape)], whole, cuts[shape], equal_agree=gaps.get(even, 1.0) <= limit),
-    )  # fmt: skip
-
-
-def _why_divided(
-    proof: GateContext, got: list[Tensor], whole: list[Tensor], sizes: list[int], *, equal_agree: bool
-) -> str:
-    """Return the cause that fits a gradient `got` of micro-batches of `sizes`, which is not that of the `whole` batch."""
-    first = _first_gradient(proof, Plan(steps=1, batch_size=sizes[0], sizes=sizes[:1], peak=True, fixed=True))
-    run, stage = proof.look()
-    means = False
-    if "train" in stage.data:
-        data = stage.data["train"]
-        with evaluating(stage.model), run.autocast():
-            sums = [stage.loss(stage.model, fetch(data, [0] * n, 0, run.device)) for n in (2, 4)]
-        means = all(abs(float(sums[1][k]) - float(v)) <= 1e-3 * abs(float(v)) for k, v in sums[0].items())
-    return of_division(_gap(got, first), multiple(got, whole), len(sizes), mean=means, equal_agree=equal_agree)
-
-
-def _gap(grads: list[Tensor], whole: list[Tensor]) -> float:
-    """Norm of the difference over the norm of `whole`; inf if one of them holds no gradient."""
-    if not grads or not any(w.any() for w in whole):
-        return math.inf if grads or any(w.any() for w in whole) else 0.0
-    apart = sum(
-        (exact(a) - exact(b.to(a.device))).square().sum().cpu() for a, b in zip(grads, whole, strict=True)
-    ).sqrt()
-    return (apart / sum(exact(g).square().sum() for g in whole).sqrt()).item()
-
-
-def _first_gradient(proof: GateContext, plan: Plan, *, draws: int | None = None, still: bool = False) -> list[Tensor]:
-    """Return the optimiser's gradient at the first step of `train()` under `plan`; with the model's `draws` of that
-    number, or (`still`) with the whole model in eval mode."""
-    run, stage = proof.build(plan)
-    _quiet(stage.model, still)
-    if draws is not None:
-        own = stage.loss
-
-        def drawn(model: nn.Module, batch: dict) -> dict[str, Tensor]:
-            seeds.seed_global(proof.cfg.run.seed, "draws", draws)
-            return own(model, batch)
-
-        stage.loss = drawn
-    grads: list[Tensor] = []
-
-    def keep(optimizer, _args, _kwargs) -> None:
-        if not grads:
-            every = [p for g in optimizer.param_groups for p in g["params"]]
-            grads.extend(torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in every)
-
-    hook = register_optimizer_step_pre_hook(keep)
-    try:
-        proof.train(proof.cfg, run, stage)
-    finally:
-        hook.remove()
-    return grads
-
-
-def _digest(grads: list[Tensor]) -> list[float]:
-    """Four random projections of a gradient, comparable across processes."""
-    out = [0.0] * 4
-    for i, grad in enumerate(grads):
-        signs = torch.randn(4, grad.numel(), generator=torch.Generator().manual_seed(i), dtype=torch.float64)
-        out = [o + d for o, d in zip(out, (signs @ grad.cpu().double().flatten()).tolist(), strict=True)]
-    return out
-
-
-def over_two_processes(proof: GateContext, gate: str) -> dict:
-    """Return the verdict of one gate over two real processes, started with -n 2."""
-    command = [sys.executable, "-m", "trainworthy", "check", *proof.argv, "-n", "2", "--only", gate]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
-    lines = [line for line in done.stdout.splitlines() if line.strip().startswith("evidence in ")]
-    if done.returncode or not lines:
-        raise RuntimeError(f"`{shlex.join(command[2:])}` failed: {done.stderr.strip()[-500:]}")
-    return json.loads(Path(lines[0].split()[2]).read_text())["gates"][0]
-
-
-def _from_two_processes(proof: GateContext, size: int) -> float:
-    """Relative difference between the gradient of `size` samples on this process and over two real processes."""
-    theirs = torch.tensor(over_two_processes(proof, "accumulation")["evidence"]["digest"])
-    ours = torch.tensor(
-        _digest(_first_gradient(proof, Plan(steps=1, batch_size=size, sizes=[size], peak=True, fixed=True)))
-    )
-    return ((theirs - ours).norm() / ours.norm()).item()
-
-
-def _stay_in_eval(module: nn.Module, _: tuple) -> None:
-    module.eval()
-
-
-def _quiet(model: nn.Module, still: bool) -> None:
-    """Switch off dropout, whose draws differ between divisions, and batch norm's batch statistics, which depend on the
-    micro-batch. Both are healthy differences. `still`: put every module in eval mode."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-        if still or isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.register_forward_pre_hook(_stay_in_eval)  # the loop sets train mode again
+NOT_RESUMED = """\
+something that changes during training is not in stage.state (EMA, a counter, a generator of your own)
+get() keeps its own generator instead of using the one that it receives
+train() keeps state in a local variable"""
 
 
 @gate(
@@ -293,43 +124,45 @@ def _quiet(model: nn.Module, still: bool) -> None:
     title="a stopped and resumed run equals an uninterrupted one, bit for bit",
     reads="data model loss optimizers state train",
 )
-def resume(proof: GateContext) -> Finding:
+def resume(context: GateContext) -> Finding:
     """Compare six uninterrupted steps with three steps, a checkpoint, a fresh build, and three more: weights, optimiser
     and losses. With expensive samples, the rehearsal's four steps are the uninterrupted run: two, a checkpoint, and two
     more."""
-    if proof.expect.nondeterministic:
-        raise Skip(proof.expect.nondeterministic)
-    world = proof.accelerator.num_processes
-    bitwise = proof.accelerator.device.type == "cpu"
-    sharded = mode(proof.cfg, world) != NONE  # the shards are what is saved and loaded
-    short = bool(proof.expect.gate_batch_size) and bitwise and not proof.deep and not proof.half_in and not sharded
+    if context.expect.nondeterministic:
+        raise Skip(context.expect.nondeterministic)
+    world = context.accelerator.num_processes
+    bitwise = context.accelerator.device.type == "cpu"
+    sharded = mode(context.cfg, world) != NONE  # the shards are what is saved and loaded
+    expensive = bool(context.expect.gate_batch_size) and not (context.deep or context.half_in)
+    short = expensive and bitwise and not sharded
     steps = STEPS if short else 6
-    half, size = steps // 2, min(proof.cfg.train.batch_size, proof.expect.at_most(32) * world)
+    half, size = steps // 2, min(context.cfg.train.batch_size, context.expect.at_most(32) * world)
 
     def go(folder: Path | None, stop: int | None, watch: Watch | None = None) -> tuple[Run, Stage]:
         how = {"stop_after": stop, "keep_in": folder, "shard": sharded}
-        run, stage = proof.build(four(proof, **how) if short else Plan(steps=steps, batch_size=size, due=(2,), **how))
+        plan = four(context, **how) if short else Plan(steps=steps, batch_size=size, due=(2,), **how)
+        run, stage = context.build(plan)
         if watch:
             watch(run, stage)
-        proof.train(proof.cfg, run, stage)
+        context.train(context.cfg, run, stage)
         return run, stage
 
     # Ranks on other machines also read rank 0's checkpoint, so use the shared run folder.
-    with tempfile.TemporaryDirectory(prefix=".resume-", dir=proof.folder if world > 1 else None) as name:
-        folder = Path(_from_main(name, proof))
-        if proof.half_in:
-            go(proof.half_in, half)
+    with tempfile.TemporaryDirectory(prefix=".resume-", dir=context.folder if world > 1 else None) as name:
+        folder = Path(_from_main(name, context))
+        if context.half_in:
+            go(context.half_in, half)
             return Finding(True, f"the first {half} steps of {steps}, for the process that asked", "a checkpoint")
         if short:
-            straight_run, straight, record = rehearsed(proof)
+            straight_run, straight, record = rehearsed(context)
             left = record.left
         else:
             straight_run, straight = go(None, None)
             left = bits(straight)
         bound = None if bitwise else _weights(straight)
         del straight  # before the next one is built
-        if proof.deep and world == 1:
-            _in_a_new_process(proof, folder)
+        if context.deep and world == 1:
+            _in_a_new_process(context, folder)
         else:
             go(folder, half)
         resumed_run, resumed = go(folder, None)
@@ -339,13 +172,9 @@ def resume(proof: GateContext) -> Finding:
     again = resumed_run.plan.losses
     del resumed, resumed_run
     losses = straight_run.plan.losses[-len(again) :]  # an iteration may have several
-    wrong = []
-    if differ:
-        wrong.append(f"{len(differ)} tensors differ, e.g. {differ[0]}")
-    if losses != again:
-        i = next((i for i, (a, b) in enumerate(zip(losses, again, strict=False)) if a != b), 0)
-        wrong.append(f"losses differ: straight {_short(losses[i : i + 3])}, resumed {_short(again[i : i + 3])}")
-    if not bitwise:  # non-deterministic kernels: allow the difference between two uninterrupted runs
+    wrong = [f"{len(differ)} tensors differ, e.g. {differ[0]}"] if differ else []
+    wrong += _losses_apart(losses, again)
+    if not bitwise:  # kernels vary: allow the difference between two uninterrupted runs
         noise = _apart(bound, _weights(go(None, None)[1]))
         wrong = wrong if _apart(bound, reached) > 2 * noise + 1e-6 else []
     why = ""
@@ -353,13 +182,10 @@ def resume(proof: GateContext) -> Finding:
         wrong.append(f"the second half began at step {started}, not at {half}: nothing was restored")
     elif wrong and world == 1:
         why = _why_not_resumed(go, half)
-    where = "in a new process" if proof.deep else "after a restart"
     return Finding(
-        not wrong, "; ".join(wrong) or f"{steps} steps = {half} + {steps - half} {where}: weights, optimiser, losses",
-        "bitwise equal" if bitwise else "no larger difference than between two uninterrupted runs",
-        "something that changes during training is not in stage.state (EMA, a counter, a generator of your own)\n"
-        "get() keeps its own generator instead of using the one that it receives\ntrain() keeps state in a local variable",
-        evidence={"straight": losses, "resumed": again, "differ": differ[:20]}, cause=why,
+        not wrong, "; ".join(wrong) or f"{steps} steps = {half} + {steps - half} {'in a new process' if context.deep else 'after a restart'}: "
+        "weights, optimiser, losses", "bitwise equal" if bitwise else "no larger difference than between two uninterrupted runs",
+        NOT_RESUMED, evidence={"straight": losses, "resumed": again, "differ": differ[:20]}, cause=why,
     )  # fmt: skip
 
 
@@ -373,17 +199,17 @@ def _why_not_resumed(go: Callable[..., tuple[Run, Stage]], half: int) -> str:
     return first_cause(straight, stopped, resumed)
 
 
-def _in_a_new_process(proof: GateContext, folder: Path) -> None:
-    command = [sys.executable, "-m", "trainworthy.launch", "check", *proof.argv, "--only", "resume"]
+def _in_a_new_process(context: GateContext, folder: Path) -> None:
+    command = [sys.executable, "-m", "trainworthy.launch", "check", *context.argv, "--only", "resume"]
     env = {**os.environ, "TRAINWORTHY_HALF": str(folder), "PYTHONSAFEPATH": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     if done.returncode:
         raise RuntimeError(f"the first half failed in its own process: {done.stderr.strip()[-500:]}")
 
 
-def _from_main(name: str, proof: GateContext) -> str:
+def _from_main(name: str, context: GateContext) -> str:
     """Return rank 0's folder on all ranks."""
-    if proof.accelerator.num_processes == 1:
+    if context.accelerator.num_processes == 1:
         return name
     box = [name]
     dist.broadcast_object_list(box, src=0)
@@ -403,6 +229,14 @@ def _weights(stage: Stage) -> dict[str, Tensor]:
 
 def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return max((exact(t) - exact(b[n])).abs().max().item() for n, t in a.items() if t.numel())
+
+
+def _losses_apart(straight: list[float], resumed: list[float]) -> list[str]:
+    """Return what differs, with the three losses from there on; empty if nothing does."""
+    if straight == resumed:
+        return []
+    i = next((i for i, (a, b) in enumerate(zip(straight, resumed, strict=False)) if a != b), 0)
+    return [f"losses differ: straight {_short(straight[i : i + 3])}, resumed {_short(resumed[i : i + 3])}"]
 
 
 def _short(values: list[float]) -> str:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.gates.recorder import bits, fingerprint
 from trainworthy.core.loop.run import Run, Step
-from trainworthy.core.recipe.stage import Stage
+from trainworthy.core.recipe.stage import Data, Stage
 
 MOST, DEPTH = 64, 3  # entries of a container, and levels, that are compared
 OWN = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}  # of a module, kept by torch
@@ -35,10 +35,11 @@ class Watch:
         self.kept: Place = {}
         self.handed: dict[str, Any] = {}
         self.read: dict[str, Any] = {}
+        self.data: Data | None = None
 
     def __call__(self, run: Run, stage: Stage) -> None:
         """Follow the run through its own `steps` and the stage's loss."""
-        own, loss = run.steps, stage.loss
+        own, loss, self.data = run.steps, stage.loss, stage.data.get("train")
 
         def steps(of: Stage) -> Iterator[Step]:
             for step in own(of):
@@ -88,8 +89,9 @@ def first_cause(straight: Watch, stopped: dict[str, Any], resumed: Watch) -> str
         return f"no checkpoint holds {differs[0]}: {values}{more}"
     handed = [k for k, v in straight.handed.items() if resumed.handed.get(k) != v]
     if handed:
+        moved = _moved_by_get(straight.data)
         return (f"get() returns other samples after the restart: entry '{handed[0]}' of step {straight.at + 1} differs, so it depends on "
-                "more than its index and generator")  # fmt: skip
+                f"more than its index and generator{f': it changes {moved[0]}, which no checkpoint holds' if moved else ''}")  # fmt: skip
     read = [k for k, v in straight.read.items() if resumed.read.get(k) != v]
     if read:
         return (f"the loss reads another '{read[0]}' at step {straight.at + 1} than without the stop: the loop makes or changes it with "
@@ -161,8 +163,7 @@ def _filled(cell: Any) -> bool:
 def _of_objects(stage: Stage) -> Place:
     """Attributes of the training set and of modules, and buffers that are not saved."""
     found: Place = {}
-    own = getattr(stage.data.get("train"), "__dict__", {})
-    found |= _seen({f"`{k}` of the training set": v for k, v in own.items() if not isinstance(v, Tensor)})
+    found |= _of_data(stage.data.get("train"))
     kept = stage.model.state_dict()
     for name, buffer in stage.model.named_buffers():
         if name not in kept:
@@ -177,6 +178,20 @@ def _of_objects(stage: Stage) -> Place:
             }
         )
     return found
+
+
+def _of_data(data: Data | None) -> Place:
+    own = getattr(data, "__dict__", {})
+    return _seen({f"`{k}` of the training set": v for k, v in own.items() if not isinstance(v, Tensor)})
+
+
+def _moved_by_get(data: Data | None) -> list[str]:
+    """Attributes of the training set that `get` changes. Worker processes change copies, which `_of_objects` cannot see."""
+    if data is None:
+        return []
+    before = _of_data(data)
+    data.get(0, torch.Generator().manual_seed(0))
+    return [k for k, (value, _) in _of_data(data).items() if k in before and before[k][0] != value]
 
 
 def _seen(values: dict[str, Any]) -> Place:
@@ -208,7 +223,7 @@ def _state(value: Any, depth: int = DEPTH) -> Any:
     if isinstance(value, np.ndarray):
         return value.tobytes() if value.dtype != object else None
     if isinstance(value, torch.Generator):
-        return fingerprint(value.get_state()).item()
+        return value.get_state().numpy().tobytes()  # a sum would hide a draw: one counter falls as another rises
     if isinstance(value, random.Random):
         return value.getstate()
     if isinstance(value, np.random.Generator):

@@ -36,19 +36,19 @@ def full_precision() -> Iterator[None]:
             kind.allow_tf32 = was
 
 
-def run_gates(gates: list[Gate], proof: GateContext, *, known: dict[str, dict], console: Console) -> list[Verdict]:
+def run_gates(gates: list[Gate], context: GateContext, *, known: dict[str, dict], console: Console) -> list[Verdict]:
     """Run each gate in order, print its verdict at once and store a repro of each failure. Continue after a failure,
     since the other verdicts help to find the cause."""
-    verdicts, cfg = [], proof.cfg
+    verdicts, cfg = [], context.cfg
     known = {one.id: known[one.id] for one in gates if one.lasting and one.id in known}
     quiet = bool(known) and all(one.id in known for one in gates if one.lasting)
     asked: dict[str, Verdict] = {}  # gates that ran early, because another one failed
     for i, one in enumerate(gates):
         remembered = Verdict(**{**known[one.id], "seconds": 0.0}) if one.id in known else None
-        verdict = remembered or asked.get(one.id) or _timed(one, proof)
+        verdict = remembered or asked.get(one.id) or _timed(one, context)
         if verdict.verdict == "fail" and one.symptom:
-            _explain(verdict, [g for g in gates[i + 1 :] if g.explains and g.id not in known], asked, proof)
-        verdict.stage, verdict.reads = proof.stage, list(one.reads)
+            _explain(verdict, [g for g in gates[i + 1 :] if g.explains and g.id not in known], asked, context)
+        verdict.stage, verdict.reads = context.stage, list(one.reads)
         if verdict.verdict == "fail" and one.id in cfg.gates.waive:
             verdict.verdict, verdict.reason = "waived", cfg.gates.because
         verdicts.append(verdict)
@@ -65,21 +65,21 @@ def run_gates(gates: list[Gate], proof: GateContext, *, known: dict[str, dict], 
     return verdicts
 
 
-def _timed(one: Gate, proof: GateContext) -> Verdict:
+def _timed(one: Gate, context: GateContext) -> Verdict:
     """Run a gate and note the seconds it took."""
     started = time.monotonic()
-    proof.put_away()
+    context.put_away()
     with full_precision():
-        verdict = _prove(one, proof)
+        verdict = _prove(one, context)
     verdict.seconds = round(time.monotonic() - started, 2)
     return verdict
 
 
-def _explain(verdict: Verdict, gates: list[Gate], asked: dict[str, Verdict], proof: GateContext) -> None:
+def _explain(verdict: Verdict, gates: list[Gate], asked: dict[str, Verdict], context: GateContext) -> None:
     """Put the cause that a more specific gate finds before the likely causes of a failed symptom."""
     for one in gates:
         if one.id not in asked:
-            asked[one.id] = _timed(one, proof)
+            asked[one.id] = _timed(one, context)
         found = asked[one.id]
         if found.verdict == "fail":
             first = found.remedy.splitlines()[0] if found.remedy else ""
@@ -88,11 +88,11 @@ def _explain(verdict: Verdict, gates: list[Gate], asked: dict[str, Verdict], pro
             return
 
 
-def _prove(one: Gate, proof: GateContext) -> Verdict:
-    world = proof.accelerator.num_processes
+def _prove(one: Gate, context: GateContext) -> Verdict:
+    world = context.accelerator.num_processes
     skipped = ""
     try:
-        finding = one.prove(proof)
+        finding = one.prove(context)
     except Skip as skip:
         finding, skipped = Finding(True, "", ""), str(skip)
     except Stop:
@@ -101,9 +101,9 @@ def _prove(one: Gate, proof: GateContext) -> Verdict:
         if world > 1:
             raise  # other ranks wait in a collective, so the launcher must end them
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        held = proof.once("stale", lambda: _stale(proof))
-        if held and proof.memo.setdefault("stale in", one.id) != one.id:
-            skipped = f"the optimiser holds parameters of another model (see {proof.memo['stale in']})"
+        held = context.once("stale", lambda: _stale(context))
+        if held and context.memo.setdefault("stale in", one.id) != one.id:
+            skipped = f"the optimiser holds parameters of another model (see {context.memo['stale in']})"
         finding = Finding(True, "", "") if skipped else Finding(
             False, f"the optimiser holds parameters of another model: none of its {held} tensors is in the model that is trained",
             "an optimiser over the parameters of the model",
@@ -116,7 +116,7 @@ def _prove(one: Gate, proof: GateContext) -> Verdict:
         )  # fmt: skip
     worst = 0 if not finding.ok else 1 if skipped else 2
     if world > 1:  # the worst verdict of any rank counts
-        shared = torch.tensor(worst, device=proof.accelerator.device)
+        shared = torch.tensor(worst, device=context.accelerator.device)
         dist.all_reduce(shared, op=dist.ReduceOp.MIN)
         worst = int(shared.item())
     if worst == 1:
@@ -131,34 +131,34 @@ def _prove(one: Gate, proof: GateContext) -> Verdict:
         finding.measured += " (failed on another process)"
     verdict = Verdict(one.id, one.rows, one.title, "pass" if ok else "fail", finding.measured, finding.needed,
                       "" if ok else finding.remedy, 0.0, evidence=finding.evidence)  # fmt: skip
-    if not ok and proof.accelerator.is_main_process:
-        _keep_repro(verdict, finding, proof)
+    if not ok and context.accelerator.is_main_process:
+        _keep_repro(verdict, finding, context)
     return verdict
 
 
-def _stale(proof: GateContext) -> int:
+def _stale(context: GateContext) -> int:
     """Return the number of tensors in the optimisers if none of them is a parameter of the model; else 0."""
     try:
-        _, stage = proof.look()
+        _, stage = context.look()
     except Exception:  # another gate reports a stage that cannot be built
         return 0
     held = {id(p) for o in stage.optimizers.values() for g in o.param_groups for p in g["params"]}
     return 0 if held & {id(p) for p in stage.model.parameters()} else len(held)
 
 
-def _keep_repro(verdict: Verdict, finding: Finding, proof: GateContext) -> None:
+def _keep_repro(verdict: Verdict, finding: Finding, context: GateContext) -> None:
     """Write gates/<id>/: the batch, an image if the recipe can draw one, and a script of ten lines."""
-    folder = proof.folder / "gates" / verdict.id
+    folder = context.folder / "gates" / verdict.id
     folder.mkdir(parents=True, exist_ok=True)
     if finding.batch is not None:
         from safetensors.torch import save_file
 
         tensors = {k: v.detach().cpu().contiguous() for k, v in finding.batch.items() if isinstance(v, torch.Tensor)}
         save_file(tensors, folder / "batch.safetensors")
-        _, stage = proof.build(Plan(steps=1))
+        _, stage = context.build(Plan(steps=1))
         if stage.preview:
             contact_sheet(stage.preview({k: v.cpu() for k, v in tensors.items()}), folder / "batch.png")
-    command = ["check", *masking.words(proof.argv), "--only", verdict.id]
+    command = ["check", *masking.words(context.argv), "--only", verdict.id]
     again = (
         f'command = [sys.executable, "-m", "trainworthy.launch", *{command!r}]\n'
         'sys.exit(subprocess.run(command, env={**os.environ, "PYTHONSAFEPATH": "1"}).returncode)'
@@ -170,7 +170,7 @@ def _keep_repro(verdict: Verdict, finding: Finding, proof: GateContext) -> None:
         'batch = Path(__file__).with_name("batch.safetensors")\n'
         "for name, tensor in (load_file(batch) if batch.exists() else {}).items():\n"
         "    print(name, tuple(tensor.shape), tensor.dtype, tensor.float().min().item(), tensor.float().max().item())\n"
-        f"{proof.again(verdict.id) if proof.again else again}\n"
+        f"{context.again(verdict.id) if context.again else again}\n"
     )
 
 

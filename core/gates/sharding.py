@@ -23,18 +23,18 @@ COARSE = 20  # times that in bf16
     title="the sharded model trains and evaluates as the unsharded one",
     reads="data model loss counts optimizers evaluate metric state expect shard_units train",
 )
-def sharding(proof: GateContext) -> Finding:
+def sharding(context: GateContext) -> Finding:
     """Train four steps of two unequal micro-batches at the peak rate twice: with the whole model in each process, and
     sharded. Losses, evaluation, weights and EMA must agree to rounding, and every trained parameter must be in parts."""
-    if proof.expect.nondeterministic or proof.expect.random_loss:
-        raise Skip(proof.expect.nondeterministic or proof.expect.random_loss)
-    world, most = proof.accelerator.num_processes, max(2, proof.expect.at_most(8))
+    if context.expect.nondeterministic or context.expect.random_loss:
+        raise Skip(context.expect.nondeterministic or context.expect.random_loss)
+    world, most = context.accelerator.num_processes, max(2, context.expect.at_most(8))
     sizes = [most // 2 + 1, most - most // 2 - 1] if most > 2 else [1, 1]
 
     def trained(*, sharded: bool) -> tuple[Run, Stage, dict[str, float], dict[str, Tensor]]:
         plan = Plan(steps=STEPS, batch_size=sum(sizes) * world, sizes=sizes, peak=True, due=(2,), shard=sharded)
-        run, stage = proof.build(plan)
-        proof.train(proof.cfg, run, stage)
+        run, stage = context.build(plan)
+        context.train(context.cfg, run, stage)
         val = stage.data["val"]
         some = View(val, range(min(len(val), stage.expect.at_most(64, times=8))))
         metrics = run.measure(stage, some, probe=True)
@@ -43,7 +43,7 @@ def sharding(proof: GateContext) -> Finding:
             weights |= {f"average.{n}": t for n, t in gathered(stage.ema_model, keep=True).state_dict().items()}
         return run, stage, metrics, weights
 
-    before = {n: t.detach().cpu() for n, t in proof.look()[1].model.state_dict().items()}
+    before = {n: t.detach().cpu() for n, t in context.look()[1].model.state_dict().items()}
     first, _, metrics, weights = trained(sharded=False)
     run, stage, metrics_now, weights_now = trained(sharded=True)
     losses, losses_now = first.plan.losses, run.plan.losses

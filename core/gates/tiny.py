@@ -88,9 +88,9 @@ def _range(metric: Metric, chance: float) -> float:
 class Few:
     """A few samples of both splits, and what a model scores on them."""
 
-    def __init__(self, proof: GateContext, n: int, every: int, seed: int):
-        self.proof, self.every, self.seed = proof, every, seed
-        data = proof.peek().data
+    def __init__(self, context: GateContext, n: int, every: int, seed: int):
+        self.context, self.every, self.seed = context, every, seed
+        data = context.peek().data
         self.train, self.val = data["train"], data["val"]
         key, self.only = categorical(self.train), None
         if key:  # with a thousand classes, use sixteen, so that each has several samples
@@ -152,24 +152,24 @@ class Few:
         def late(stage: Stage, step: int) -> bool:
             if self.is_read_at(step):
                 losses.append(self.loss(run, stage, mixed))
-            return agreed(self.proof.accelerator, bool(losses) and time.process_time() - began > SECONDS)
+            return agreed(self.context.accelerator, bool(losses) and time.process_time() - began > SECONDS)
 
-        run, stage = self.proof.build(Plan(steps=steps, samples=self.learn, batch_size=batch, swap=mixed, watch=late))
-        self.proof.train(self.proof.cfg, run, stage)
+        run, stage = self.context.build(Plan(steps=steps, samples=self.learn, batch_size=batch, swap=mixed, watch=late))
+        self.context.train(self.context.cfg, run, stage)
         own, others = (self.metric(run, stage, swap) for swap in (None, self.others))
         sign = 1 if stage.gate_evaluator.metric.higher_is_better else -1
         return Retrained.of(before, losses, (own - others) * sign)
 
 
-def _train_on_few(proof: GateContext, *, n: int, steps: int, batch: int, every: int, patient: bool = False,
+def _train_on_few(context: GateContext, *, n: int, steps: int, batch: int, every: int, patient: bool = False,
                   seed: int | None = None) -> dict:  # fmt: skip
     """Run the recipe's own `train()`, with its draws, rates and schedule, on `n` samples, and compute the held-out
     metric every `every` steps. Stop early once that metric is a third of the way from measured chance to the ceiling,
     unless `patient`. `seed` selects the samples."""
     started = time.process_time()
-    few = Few(proof, n, every, proof.cfg.run.seed if seed is None else seed)
-    if not proof.deep:
-        _afford(proof, (PERMUTATIONS + 1) * (len(few.learn) + len(few.held_out)))
+    few = Few(context, n, every, context.cfg.run.seed if seed is None else seed)
+    if not context.deep:
+        _afford(context, (PERMUTATIONS + 1) * (len(few.learn) + len(few.held_out)))
     found: dict = {
         "samples": len(few.learn),
         "held_out_curve": [],
@@ -185,27 +185,30 @@ def _train_on_few(proof: GateContext, *, n: int, steps: int, batch: int, every: 
             found["losses"].append(few.loss(run, stage))
         if step % every == 0:
             found["held_out_curve"].append(value := few.metric(run, stage))
-            ended = not proof.deep and not patient and few.carries(run, stage, value)
+            ended = not context.deep and not patient and few.carries(run, stage, value)
         found["in_time"] = time.process_time() - started <= SECONDS
-        return agreed(proof.accelerator, not proof.deep and (ended or not found["in_time"]))
+        return agreed(context.accelerator, not context.deep and (ended or not found["in_time"]))
 
-    run, stage = proof.build(Plan(steps=steps, samples=few.learn, batch_size=batch, watch=watch))
+    run, stage = context.build(Plan(steps=steps, samples=few.learn, batch_size=batch, watch=watch))
     found["losses"].append(few.loss(run, stage))
-    proof.train(proof.cfg, run, stage)
+    context.train(context.cfg, run, stage)
     found |= few.scores(run, stage)
     found["retrain"] = lambda: few.retrain(found["steps"], batch, found["losses"])
     return found
 
 
-def _afford(proof: GateContext, samples: int) -> None:
+def _afford(context: GateContext, samples: int) -> None:
     """Skip if evaluating so many samples takes longer than the whole gate may (a metric on generated sequences)."""
-    run, stage = proof.build(Plan(steps=1))
+    run, stage = context.build(Plan(steps=1))
     few = View(stage.data["val"], range(min(16, len(stage.data["val"]))))
     started = time.process_time()
     run.measure(stage, few, probe=True)
-    needed = agreed(proof.accelerator, (time.process_time() - started) / len(few) * samples)
+    needed = agreed(context.accelerator, (time.process_time() - started) / len(few) * samples)
     if needed > SECONDS:
         raise Skip(f"evaluating {samples:,} samples takes {needed:.0f} s: `check --deep --only tiny-data` has the time")
+
+
+BEHIND = "the evaluation path reads samples differently from the training path: channels, scale, crop, size, ids"
 
 
 @gate(
@@ -215,42 +218,43 @@ def _afford(proof: GateContext, samples: int) -> None:
     reads="data model loss counts evaluate metric probe confusion optimizers state train",
     symptom=True,
 )
-def tiny_data(proof: GateContext) -> Finding:
+def tiny_data(context: GateContext) -> Finding:
     """Run `train()` briefly on 256 samples, then score those and 250 held-out ones. On both, the metric must be clearly
     better than that of a model trained on shuffled labels. A pretrained model overfits here, so the gap between the two
     is not limited. An unclear result gets four times as many steps; a narrow pass is repeated on other samples. Deep:
     250 samples, 30 epochs (120 if needed), and a plateau."""
-    probe = proof.peek()
+    probe = context.peek()
     train_set(probe)
-    if probe.expect.gate_batch_size and not proof.deep:
+    if probe.expect.gate_batch_size and not context.deep:
         raise Skip("a sample is declared expensive (gate_batch_size): run `check --deep --only tiny-data`")
-    metric, cfg = probe.gate_evaluator.metric, proof.cfg
+    metric, cfg = probe.gate_evaluator.metric, context.cfg
     span = abs(metric.ceiling - metric.floor)
     if not 0 < span < math.inf:
         raise Skip(f"the metric has no range: floor {metric.floor:g}, ceiling {metric.ceiling:g}")
-    world = proof.accelerator.num_processes
+    world = context.accelerator.num_processes
     batch = max(min(max(cfg.train.batch_size, 32), TINY), 4 * world)
 
     def go(times: int, **how: Any) -> dict:
-        if proof.deep:
+        if context.deep:
             steps = 30 * times * math.ceil(250 / 32)
-            return _train_on_few(proof, n=250, steps=steps, batch=max(32, 4 * world), every=steps // 30, **how)
-        return _train_on_few(proof, n=TINY, steps=times * TINY_STEPS, batch=batch, every=20, **how)
+            return _train_on_few(context, n=250, steps=steps, batch=max(32, 4 * world), every=steps // 30, **how)
+        return _train_on_few(context, n=TINY, steps=times * TINY_STEPS, batch=batch, every=20, **how)
 
     found, gain, allowed, doubt, wrong = {}, 0.0, math.inf, False, []
     for times in (1, 4):
         whole, found = found, go(times, patient=doubt)
-        if proof.deep:
+        if context.deep:
             gain, allowed = _still_gains(found["held_out_curve"], metric)
         wrong = [e for e in found["exchanged"] if e.sure]
         doubt = not wrong and any(e.held_out > paths.DOUBT for e in found["exchanged"])
         done = found["train"].clear and found["held_out"].clear and gain <= allowed and not doubt
-        if done or wrong or not found["in_time"] or (not proof.deep and found["train"].gap > span / 2 and not doubt):
+        if done or wrong or not found["in_time"] or (not context.deep and found["train"].gap > span / 2 and not doubt):
             break
     if not found["in_time"] and not (found["train"].clear and found["held_out"].clear):
         found = _in_time(found, whole)
     learnt, carried, again, retrained = found["train"], found["held_out"], None, None
-    if not proof.deep and found["in_time"] and learnt.clear and carried.clear and carried.gap < CLOSE * carried.needed:
+    narrow = learnt.clear and carried.clear and carried.gap < CLOSE * carried.needed
+    if narrow and found["in_time"] and not context.deep:
         again = go(times, seed=cfg.run.seed + 1)["held_out"]
     close = found["classes"] < MANY and (found["classes"] or carried.gap < CLEAR * span)
     ok = learnt.clear and carried.clear and gain <= allowed and (again is None or again.clear)
@@ -258,30 +262,42 @@ def tiny_data(proof: GateContext) -> Finding:
         retrained = found["retrain"]()
         lucky = carried.gap <= max(carried.needed, 2 * abs(retrained.gap))
         ok = ok and not (lucky if not found["classes"] else close and not retrained.belongs)
-    measured = f"{metric.name} after {found['steps']} steps on {found['samples']} samples: {learnt}; on held-out ones: {carried}"
+    measured, needed = _told(found, metric.name, again, retrained)
+    if context.deep:
+        late = f"last third of {30 * times} epochs: {'a plateau' if gain <= allowed else 'still better'} ({gain:+.3f})"
+        measured += f"; {late} at {carried.own:.3f}"
+        needed += f"; a plateau: no gain above {allowed:.3f} within the last third"
+    remedy = _why_not_learnt(learnt, carried, retrained)
+    if found["behind"]:
+        measured, remedy = f"{found['behind']}; {measured}", f"{BEHIND}\n{remedy}"
+    if wrong:
+        names = paths.names_of(probe, 1 + max(c for e in wrong for c in e.classes))
+        measured, remedy = "; ".join([*(e.words(names) for e in wrong), measured]), f"{paths.REMEDY}\n{remedy}"
+    return Finding(
+        ok and not found["behind"] and not wrong, measured, needed, remedy,
+        evidence=_plain(found, again=again, retrained=retrained),
+        batch=fetch(probe.data["val"], pick(probe.data["val"], 16, cfg.run.seed), None, context.accelerator.device),
+    )  # fmt: skip
+
+
+def _plain(found: dict, **more: Any) -> dict[str, Any]:
+    """Return what was found as plain values."""
+    kept = {k: v for k, v in found.items() if k not in ("retrain", "losses")}
+    kept |= {k: asdict(found[k]) for k in ("train", "held_out")} | {k: v and asdict(v) for k, v in more.items()}
+    return kept | {"exchanged": [asdict(e) for e in found["exchanged"]]}
+
+
+def _told(found: dict, metric: str, again: Any, retrained: Any) -> tuple[str, str]:
+    """Return what was measured and what is needed, in words."""
+    learnt, carried = found["train"], found["held_out"]
+    measured = (
+        f"{metric} after {found['steps']} steps on {found['samples']} samples: {learnt}; on held-out ones: {carried}"
+    )
     measured += f"; on other samples: {again}" if again else ""
     measured += f"; {retrained}" if retrained else ""
     needed = f"both better by more than {learnt.needed:.3f} and {carried.needed:.3f} (3 sd, {LEARNT:.0%} of chance to ceiling)"
     needed += f"; a mean loss lower by {FASTER * abs(retrained.first):.2g} than on permuted inputs" if retrained else ""
-    if proof.deep:
-        late = f"last third of {30 * times} epochs: {'a plateau' if gain <= allowed else 'still better'} ({gain:+.3f})"
-        measured += f"; {late} at {carried.own:.3f}"
-        needed += f"; a plateau: no gain above {allowed:.3f} within the last third"
-    kept = {k: v for k, v in found.items() if k not in ("retrain", "losses")}
-    remedy = _why_not_learnt(learnt, carried, retrained)
-    if found["behind"]:
-        measured = f"{found['behind']}; {measured}"
-        remedy = f"the evaluation path reads samples differently from the training path: channels, scale, crop, size, ids\n{remedy}"
-    if wrong:
-        names = paths.names_of(probe, 1 + max(c for e in wrong for c in e.classes))
-        measured = "; ".join([*(e.words(names) for e in wrong), measured])
-        remedy = f"{paths.REMEDY}\n{remedy}"
-    return Finding(
-        ok and not found["behind"] and not wrong, measured, needed, remedy,
-        evidence={**kept, "exchanged": [asdict(e) for e in found["exchanged"]], "train": asdict(learnt),
-                  "held_out": asdict(carried), "again": again and asdict(again), "retrained": retrained and asdict(retrained)},
-        batch=fetch(probe.data["val"], pick(probe.data["val"], 16, cfg.run.seed), None, proof.accelerator.device),
-    )  # fmt: skip
+    return measured, needed
 
 
 def _in_time(found: dict, whole: dict) -> dict:

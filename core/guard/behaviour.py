@@ -26,75 +26,90 @@ def schedule(seen: Observer) -> dict:
         return finding("schedule", *fault)
     train = [p for p in seen.passes if p.training]
     length = max((p.length or 0 for p in train[:1]), default=0)
-    several = len(train) > 1
-    told = []
+    told: list[str] = []
     for one in seen.schedulers:
-        kind = type(one.it).__name__
-        per_batch = len(one.at) >= 3 and train and len(one.at) >= 0.5 * seen.steps
-        mine = next((g for g in stepped(seen) if g.ref() is one.optimizer or g.ref() is inner(one.optimizer)), None)
-        still = not one.at and several and mine is not None and len(set(mine.rates)) <= 1 and not child(seen, one.it)
-        if still and len(train) > 2:
-            return finding(
-                "schedule", f"{kind} was never stepped in {len(train) - 1} epochs", "scheduler.step() is missing"
-            )
-        if mine is not None and mine.steps >= 8 and len(one.at) >= 1.8 * mine.steps * by_process(seen, one.it):
-            return finding(
-                "schedule",
-                f"{kind} is stepped {len(one.at) / mine.steps:.1f} times per optimiser step",
-                "scheduler.step() is called for every micro-batch or process: it ends that much before the training",
-            )
-        pairs = list(zip(one.at, one.at[1:], strict=False))
-        idle = [b for a, b in pairs if 0 < a[0] == b[0] and b[1] >= a[1] + 2]
-        if idle and len(idle) >= 0.4 * len({steps for steps, _ in one.at if steps}):
-            return finding(
-                "schedule",
-                f"{kind} is stepped again after an evaluation, without an optimiser step in between",
-                "scheduler.step() is called after the training and after the validation of an epoch: it ends too soon",
-            )
-        low = lowered(one)
-        if still and mine.steps >= 16 and low < 0.2:
-            return finding(
-                "schedule",
-                f"{kind} was never stepped in {mine.steps} updates: the rate stays at {low:.2g} of its base",
-                "scheduler.step() is missing",
-            )
-        total = getattr(one.it, "total_steps", None) or getattr(one.it, "T_max", None)
-        if not per_batch:
-            told.append(f"{kind}: {len(one.at)} steps in {seen.steps} updates")
-            slow = several and length >= 20 and len(one.at) in (len(train), len(train) - 1)
-            if slow and isinstance(total, int) and total >= 2 * length and total % length == 0:
-                return finding(
-                    "schedule",
-                    f"{kind} of {total} steps is stepped once an epoch of {length} updates",
-                    "it was made for one step per batch",
-                )
-            continue
-        rates = mine.rates if mine is not None else []
-        updates = train[0].steps if not train[0].was_cut else round(length * train[0].steps / max(1, train[0].got))
-        ahead: list[float] = []
-        if updates and seen.control is not None:
-            ahead = rates + foresee(one, 20_000, len(one.at) / max(1, seen.steps))
-        end = horizon(seen, updates)
-        if end >= max(16, seen.steps) and len(ahead) > 4 * end and max(ahead[:end]) < 0.3 * max(ahead):
-            return finding(
-                "schedule",
-                f"{kind}: within the run's {end:,} updates the rate reaches {max(ahead[:end]):.3g}, its peak "
-                f"{max(ahead):.3g} would come after {ahead.index(max(ahead)):,}",
-                "the warm-up is longer than the run: it was set for a longer one, or counts samples and not batches",
-            )
-        rates = ahead[: max(len(rates), int(1.5 * updates))] if several and ahead else rates
-        peak, after = max(rates[:updates], default=0.0), rates[updates - 1 : int(1.5 * updates)]
-        if several and peak > 0 and after and max(after) < 0.1 * peak:
-            return finding(
-                "schedule",
-                f"{kind} is stepped at every batch: its rate falls from {peak:.3g} to {after[0]:.3g} "
-                f"within the first epoch of {length} batches, and more epochs follow",
-                "scheduler.step() belongs after the loop over batches, or its lengths must be counted in batches",
-            )
-        told.append(
-            f"{kind}: one step per update, rate {after[0] if after else rates[-1] if rates else 0:.3g} after an epoch"
-        )
+        found = uncalled(seen, one, train) or pace(seen, one, train, length)
+        if isinstance(found, dict):
+            return found
+        told.append(found)
     return finding("schedule", "; ".join(told))
+
+
+def uncalled(seen: Observer, one: Any, train: list) -> dict | None:
+    """A scheduler that is never stepped, or more often than there are updates."""
+    several, mine = len(train) > 1, owner(seen, one)
+    kind = type(one.it).__name__
+    still = not one.at and several and mine is not None and len(set(mine.rates)) <= 1 and not child(seen, one.it)
+    if still and len(train) > 2:
+        return finding(
+            "schedule", f"{kind} was never stepped in {len(train) - 1} epochs", "scheduler.step() is missing"
+        )
+    if mine is not None and mine.steps >= 8 and len(one.at) >= 1.8 * mine.steps * by_process(seen, one.it):
+        return finding(
+            "schedule",
+            f"{kind} is stepped {len(one.at) / mine.steps:.1f} times per optimiser step",
+            "scheduler.step() is called for every micro-batch or process: it ends that much before the training",
+        )
+    pairs = list(zip(one.at, one.at[1:], strict=False))
+    idle = [b for a, b in pairs if 0 < a[0] == b[0] and b[1] >= a[1] + 2]
+    if idle and len(idle) >= 0.4 * len({steps for steps, _ in one.at if steps}):
+        return finding(
+            "schedule",
+            f"{kind} is stepped again after an evaluation, without an optimiser step in between",
+            "scheduler.step() is called after the training and after the validation of an epoch: it ends too soon",
+        )
+    low = lowered(one)
+    if still and mine.steps >= 16 and low < 0.2:
+        return finding(
+            "schedule",
+            f"{kind} was never stepped in {mine.steps} updates: the rate stays at {low:.2g} of its base",
+            "scheduler.step() is missing",
+        )
+    return None
+
+
+def owner(seen: Observer, one: Any) -> Any:
+    """The optimiser whose rate a scheduler sets, as far as it stepped."""
+    return next((g for g in stepped(seen) if g.ref() is one.optimizer or g.ref() is inner(one.optimizer)), None)
+
+
+def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
+    """A scheduler whose length does not fit what it is stepped by; else its pace in words."""
+    several, mine, kind = len(train) > 1, owner(seen, one), type(one.it).__name__
+    per_batch = len(one.at) >= 3 and train and len(one.at) >= 0.5 * seen.steps
+    total = getattr(one.it, "total_steps", None) or getattr(one.it, "T_max", None)
+    if not per_batch:
+        slow = several and length >= 20 and len(one.at) in (len(train), len(train) - 1)
+        if slow and isinstance(total, int) and total >= 2 * length and total % length == 0:
+            return finding(
+                "schedule",
+                f"{kind} of {total} steps is stepped once an epoch of {length} updates",
+                "it was made for one step per batch",
+            )
+        return f"{kind}: {len(one.at)} steps in {seen.steps} updates"
+    rates = mine.rates if mine is not None else []
+    updates = train[0].steps if not train[0].was_cut else round(length * train[0].steps / max(1, train[0].got))
+    ahead: list[float] = []
+    if updates and seen.control is not None:
+        ahead = rates + foresee(one, 20_000, len(one.at) / max(1, seen.steps))
+    end = horizon(seen, updates)
+    if end >= max(16, seen.steps) and len(ahead) > 4 * end and max(ahead[:end]) < 0.3 * max(ahead):
+        return finding(
+            "schedule",
+            f"{kind}: within the run's {end:,} updates the rate reaches {max(ahead[:end]):.3g}, its peak "
+            f"{max(ahead):.3g} would come after {ahead.index(max(ahead)):,}",
+            "the warm-up is longer than the run: it was set for a longer one, or counts samples and not batches",
+        )
+    rates = ahead[: max(len(rates), int(1.5 * updates))] if several and ahead else rates
+    peak, after = max(rates[:updates], default=0.0), rates[updates - 1 : int(1.5 * updates)]
+    if several and peak > 0 and after and max(after) < 0.1 * peak:
+        return finding(
+            "schedule",
+            f"{kind} is stepped at every batch: its rate falls from {peak:.3g} to {after[0]:.3g} "
+            f"within the first epoch of {length} batches, and more epochs follow",
+            "scheduler.step() belongs after the loop over batches, or its lengths must be counted in batches",
+        )
+    return f"{kind}: one step per update, rate {after[0] if after else rates[-1] if rates else 0:.3g} after an epoch"
 
 
 LOW = re.compile(r"(?i)(^|[^a-z])(\w*loss|r?mse|mae|nll|ppl|perplexity|wer|cer|fid|err|error)([^a-z]|$)")

@@ -51,17 +51,7 @@ def targets(seen: Observer) -> dict:
             "a symbol has the index of the blank, and can never be written: number the symbols from 1, or set blank=",
         )
     if not rows:
-        binary = [r for r in seen.calls if "low" in r]
-        if not binary:
-            return skip("targets", "no loss with class targets was seen")
-        low, high = min(r["low"] for r in binary), max(r["high"] for r in binary)
-        if low < 0 or high > 1:
-            return finding(
-                "targets", f"binary targets range from {low:g} to {high:g}", "targets of binary losses are in 0..1"
-            )
-        if fault := upside_down([r for r in binary if "pos_weight" in r]):
-            return finding("targets", *fault)
-        return finding("targets", f"binary targets from {low:g} to {high:g}")
+        return binary_targets([r for r in seen.calls if "low" in r])
     if fault := lost(rows, "calls of the loss") or shifted(rows, seen) or one_class(rows):
         return finding("targets", *fault)
     inside = [r["inside"] for r in rows if "inside" in r]
@@ -89,6 +79,20 @@ def targets(seen: Observer) -> dict:
         )
     classes = max(r["classes"] for r in rows)
     return finding("targets", f"{scored(rows)} targets scored, {len(distinct)} of {classes} classes seen")
+
+
+def binary_targets(rows: list[dict]) -> dict:
+    """Judge the targets of binary losses."""
+    if not rows:
+        return skip("targets", "no loss with class targets was seen")
+    low, high = min(r["low"] for r in rows), max(r["high"] for r in rows)
+    if low < 0 or high > 1:
+        return finding(
+            "targets", f"binary targets range from {low:g} to {high:g}", "targets of binary losses are in 0..1"
+        )
+    if fault := upside_down([r for r in rows if "pos_weight" in r]):
+        return finding("targets", *fault)
+    return finding("targets", f"binary targets from {low:g} to {high:g}")
 
 
 def labels(rows: list[dict]) -> dict:

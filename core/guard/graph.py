@@ -64,23 +64,27 @@ def wiring(seen: Observer) -> dict:
     for text in twins(seen):
         wrong.append(text)
         causes.append("copied code: a layer is called in place of its neighbour")
-    still = [called.get(i, "?") for g in groups for i in standing(g)]
-    if still:
+    if still := [called.get(i, "?") for g in groups for i in standing(g)]:
         wrong.append(f"{len(still)} tensors get a gradient and do not move: {listed(still)}")
-        causes.append(
-            "updates are lost to rounding (weights in bf16 or fp16 without an fp32 copy), or the rate is zero"
-        )
+        causes.append("updates are lost to rounding (weights in bf16 or fp16 without an fp32 copy), or a zero rate")
     plain = drawn_constants(seen, modules)
     if plain:
         wrong.append(f"a random tensor that is no Parameter and no buffer is used as a weight: {listed(plain)}")
         causes.append("it is neither trained nor saved: make it an nn.Parameter, or a buffer if it shall stay as drawn")
+    return finding(
+        "wiring",
+        "; ".join(wrong) or healthy(groups),
+        "\n".join(causes),
+        missing=[called.get(i) for i, _ in missing][:20],
+    )
+
+
+def healthy(groups: list) -> str:
+    """What is said of optimisers without a fault."""
     total = sum(p.numel() for g in groups for p in g.parameters)
     nothing = all(g.steps and g.empty >= g.steps for g in groups)
     does = "get no gradient other than zero" if nothing else "get gradients and move"
-    text = f"{total:,} parameters in {len(groups)} optimiser{'s' if len(groups) > 1 else ''} {does}"
-    return finding(
-        "wiring", "; ".join(wrong) or text, "\n".join(causes), missing=[called.get(i) for i, _ in missing][:20]
-    )
+    return f"{total:,} parameters in {len(groups)} optimiser{'s' if len(groups) > 1 else ''} {does}"
 
 
 def unmoved_by_hand(seen: Observer) -> dict:

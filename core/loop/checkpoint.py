@@ -8,7 +8,6 @@ one, `best-step-<n>/` weights only, `best_val_<metric>` a link to the best of th
 disappears with its last link.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -21,11 +20,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from trainworthy.core.base.dtensor import like
 from trainworthy.core.base.errors import DISK_FULL, Stop, UserError
 from trainworthy.core.data.assets import sha256
+from trainworthy.core.loop.weights import load_weights, save_weights, weights
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -40,47 +38,6 @@ class Segment:
 
     def __init__(self, read: Callable[[], dict[str, Tensor]]):
         self.read = read
-
-
-def weights(module: nn.Module, *, without: Collection[str] = ()) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return (tensors by name, aliases). Tied parameters occur once; `aliases` maps their other names."""
-    tensors, aliases, seen = {}, {}, {}
-    for name, tensor in module.state_dict().items():
-        if name in without:
-            continue
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name
-        if key in seen:
-            aliases[name] = seen[key]
-        else:
-            seen[key] = name
-            tensors[name] = tensor.detach()
-    return tensors, aliases
-
-
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of names and values."""
-    found = hashlib.blake2b(digest_size=16)
-    for name, tensor in tensors.items():
-        found.update(name.encode())
-        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return found.hexdigest()
-
-
-def save_weights(path: Path, tensors: dict[str, Tensor], aliases: dict[str, str]) -> None:
-    """Write safetensors with the aliases in the metadata."""
-    save_file(
-        {k: v.contiguous() for k, v in tensors.items()}, path, metadata={"format": "pt", "aliases": json.dumps(aliases)}
-    )
-
-
-def load_weights(path: Path) -> dict[str, Tensor]:
-    """Read a full state dict from a file of `save_weights`, with aliases expanded."""
-    from safetensors import safe_open
-
-    tensors = load_file(path)
-    with safe_open(path, framework="pt") as file:
-        aliases = json.loads((file.metadata() or {}).get("aliases", "{}"))
-    return tensors | {name: tensors[target] for name, target in aliases.items()}
 
 
 def swap(tree: Any, change: Callable[[str, Any], Any], *keys: Any) -> Any:
@@ -403,20 +360,6 @@ class Checkpoints:
             shutil.rmtree(trash, ignore_errors=True)
             os.rename(folder, trash)  # renamed first, so that a kill leaves nothing that looks like a checkpoint
             shutil.rmtree(trash, ignore_errors=True)
-
-
-def load_into(module: nn.Module, state: dict[str, Tensor], *, where: str, without: Collection[str] = ()) -> None:
-    """Load a full state dict, except the names in `without`; a sharded module takes its parts. A missing or an
-    unexpected name raises an error."""
-    own = module.state_dict()
-    state = {name: like(value, own[name]) if name in own else value for name, value in state.items()}
-    missing, unexpected = module.load_state_dict(state, strict=False)
-    missing = [name for name in missing if name not in without]
-    if missing or unexpected:
-        raise UserError(f"the weights in {where} are not those of this model",
-                        got=f"{len(unexpected)} unexpected names, e.g. {unexpected[:3]}",
-                        needed=f"{len(missing)} missing names, e.g. {missing[:3]}",
-                        cause="the recipe's model changed since they were saved")  # fmt: skip
 
 
 def _put_back(folder: Path) -> None:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.assets import sha256
-from trainworthy.core.loop.checkpoint import load_weights, weights
+from trainworthy.core.loop.weights import load_weights, weights
 from trainworthy.core.recipe.stage import Stage
 
 # Files with weights in a folder, in order of preference: a hub snapshot or a checkpoint, then a run folder.

@@ -5,10 +5,9 @@ finite check, the learning rate of every step, checkpoint contents. The recipe s
 """
 
 import contextlib
-import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,16 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.console import Console
-from trainworthy.core.base.errors import Interrupted, Stop, UserError
+from trainworthy.core.base.errors import Interrupted, Stop
 from trainworthy.core.base.modes import in_mode
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.data import loader
-from trainworthy.core.loop import checkpoint, optim, ranks, shard
+from trainworthy.core.loop import checkpoint, optim, ranks, saving, shard, update
 from trainworthy.core.loop.course import Course, Plan, crosses
-from trainworthy.core.loop.journal import Halt, Journal, Logged, finite
+from trainworthy.core.loop.journal import Halt, Journal, Logged
+from trainworthy.core.loop.precision import autocast, precision
 from trainworthy.core.monitoring.metrics import MetricsTracker
 from trainworthy.core.recipe.stage import Data, Stage, batch_size
-
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass
@@ -76,10 +74,10 @@ class Run:
         self.checkpoints: checkpoint.Checkpoints | None = None
         self.identity: dict[str, Any] = {}  # recipe and seed, stored in every checkpoint
         self.journal = Journal(self)
-        self._frozen_hash: str | None = None
+        self.frozen_hash: str | None = None
         self.finished = False  # the last step is done, so a run resumed in a later stage takes no more
-        self._saw_bad = False  # set on CPU, where a bad step is known at once
-        self._since = self._saved_at = time.monotonic()
+        self.saw_bad = False  # set on CPU, where a bad step is known at once
+        self._since = self.saved_at = time.monotonic()
         self.current: Step | None = None
         self.used_loss: Callable | None = None  # loss of the last update, if not the stage's own
         self.used_batches: list[dict] = []  # of the last update
@@ -161,8 +159,8 @@ class Run:
         stream = None if data is None else loader.Stream(n, cfg.run.seed, fixed=course.fixed, order=data.order)
         course.begin(self, stage, total)
         self.total = total
-        start = self.started = self._restore(stage)
-        training_modes(stage)
+        start = self.started = saving.restore(self, stage)
+        update.training_modes(stage)
         cuts = course.cuts(cfg)
 
         def cut(step: int) -> list:
@@ -175,7 +173,7 @@ class Run:
         fetched: Iterator = flat if data is None else loader.batches(
             data, flat, seed=cfg.run.seed, settings=cfg.loader, device=self.device)  # fmt: skip
         self.console.start_bar(stage.name, total, start)
-        self.journal.clock = self._since = self._saved_at = time.monotonic()
+        self.journal.clock = self._since = self.saved_at = time.monotonic()
         with ranks.Ranks(self, stage) as self.ranks:
             yield from self._each(stage, range(start, total), fetched, cut, n, size)
         self.console.end_bar()
@@ -209,7 +207,7 @@ class Run:
         """Log, save and stop when due; return whether patience ends the run. `size` samples per step, `n` per epoch."""
         tired = self.step < self.total and self.journal.out_of_patience(stage)
         last = tired or self.step == self.total
-        save = crosses(self.step, size, n * self.cfg.run.save_every) or self._save_due()
+        save = crosses(self.step, size, n * self.cfg.run.save_every) or saving.is_due(self)
         self._after_step(stage, last=last, save=save)
         if tired:
             self.console.say(
@@ -230,7 +228,7 @@ class Run:
             raise Stop(drift)
         stop, self.finished = self._stop_asked(), last
         save = self.folder is not None and (stop is not None or last or save)
-        if save or stop or last or self._saw_bad or self.step % self.cfg.run.log_every == 0 or self.journal.late:
+        if save or stop or last or self.saw_bad or self.step % self.cfg.run.log_every == 0 or self.journal.late:
             self.flush(stage)
         if save:
             now = time.monotonic()
@@ -242,17 +240,6 @@ class Run:
             self.close()
             raise Interrupted(f"{stop} at step {self.step}: saved\n  next:         trainworthy resume {self.home}")
 
-    def _save_due(self) -> bool:
-        """Return whether a save by steps or by time is due. Saving is collective, so rank 0's clock decides. Ranks
-        agree when metrics are read back, so that no step waits for it."""
-        settings = self.cfg.run
-        if settings.save_steps and self.step % settings.save_steps == 0:
-            return True
-        if not settings.save_minutes or (self.world > 1 and self.step % settings.log_every):
-            return False
-        due = time.monotonic() - self._saved_at >= 60 * settings.save_minutes
-        return bool(agreed(self.accelerator, due))
-
     def update(
         self, stage: Stage, batches: list[dict], *, optimizer: str | None = None, loss: Callable | None = None
     ) -> dict[str, Tensor]:
@@ -263,48 +250,7 @@ class Run:
         does not change the gradient. The norm is measured before clipping. A non-finite step changes neither weights
         nor moments.
         """
-        name = optimizer or next(iter(stage.optimizers))
-        opt = stage.optimizers[name]
-        parameters = [p for g in opt.param_groups for p in g["params"]]
-        for p in parameters:
-            p.grad = None
-
-        self.used_loss, self.used_batches = loss, batches  # a gate compares the gradient with these
-        counts = self._global(summed([stage.counts(b) for b in batches]))
-        objective = self._objective(stage, loss)
-        sharded = self.shard != shard.NONE
-        wrapped = self.world if loss is None and not sharded else 1  # undoes DDP's average over ranks
-        sums: dict[str, Tensor] = {}
-        for i, batch in enumerate(batches):
-            last = i == len(batches) - 1
-            if sharded:
-                stage.model.set_requires_gradient_sync(last)  # type: ignore[operator]  # FSDP's
-            with contextlib.nullcontext() if last or wrapped == 1 else objective.no_sync():  # type: ignore[operator]  # DDP's
-                terms = objective(batch)
-                # d(mean)/d(sum) = 1 / denominator is passed to autograd directly, without an operation in the graph
-                learnt = {t: s for t, s in terms.items() if s.requires_grad}
-                shares = [_fill(s, wrapped / denominator(t, counts)) for t, s in learnt.items()]
-                torch.autograd.backward(list(learnt.values()), self.scaler.scale(shares))
-            for term, value in terms.items():
-                sums[term] = sums[term] + value.detach() if term in sums else value.detach()
-
-        if wrapped < self.world and not sharded:  # DDP does not wrap a custom loss, so sum its gradients here
-            for p in parameters:
-                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                dist.all_reduce(p.grad)
-        self.scaler.unscale_(opt)
-        grads = [p.grad for p in parameters if p.grad is not None]
-        clip = shard.clip if sharded else optim.clip
-        norm = clip(grads, self.cfg.optim.clip) if grads else torch.zeros((), device=self.device)
-        own = functools.reduce(torch.add, sums.values()) if self.world > 1 else None
-        means = {t: s / denominator(t, counts) for t, s in self._global(sums).items()}
-        total = functools.reduce(torch.add, means.values())
-        values = {"loss": total, **(means if len(means) > 1 else {}), "grad_norm": norm}
-        stacked = torch.stack([v.float() for v in values.values()])
-        self._guarded_step(opt, stacked)
-
-        self.log_update(opt, batches, list(values), stacked, own=own)
-        return values
+        return update.take(self, stage, batches, optimizer=optimizer, loss=loss)
 
     def log_update(
         self,
@@ -330,24 +276,6 @@ class Run:
         """Log more values of the current iteration than its losses. Each is tagged `step/<group>/<name>`, in the
         iteration's row."""
         self.journal.tell(self.step + 1, group, values)
-
-    def _guarded_step(self, opt: torch.optim.Optimizer, values: Tensor) -> None:
-        """Step if all `values` are finite. Zeroed gradients would still decay weights and change moments, so the step
-        is skipped."""
-        if self.scaler.is_enabled():
-            self.scaler.step(opt)  # the scaler skips a step with an overflowed gradient
-            self.scaler.update()
-        elif self.device.type == "cpu":
-            if finite(values.tolist()):  # no sync on CPU, and 40 us faster than a kernel with found_inf
-                opt.step()
-            else:
-                self._saw_bad = True
-        elif getattr(opt, "_step_supports_amp_scaling", False):
-            found_inf = ~torch.isfinite(values.sum())  # a fused kernel skips on the device, without a sync
-            opt.grad_scale, opt.found_inf = None, found_inf.float()  # type: ignore[attr-defined]  # as GradScaler does
-            opt.step()
-        elif finite(values.tolist()):  # a sync on an accelerator, for optimisers without found_inf
-            opt.step()
 
     # ---------------------------------------------------------------- evaluation
 
@@ -376,33 +304,7 @@ class Run:
 
     def record(self, stage: Stage, metrics: dict[str, float]) -> None:
         """Write an evaluation of the current weights: files, console line, best and N best."""
-        step = self.current.index + 1 if self.current else self.step
-        self.flush(stage)
-        epoch, told = self.journal.evaluated(stage, step, metrics)
-        name, best, checkpoints = stage.metric.name, self.journal.best, self.checkpoints
-
-        is_best = checkpoints is not None and (metrics[name], step) in best
-        model: Any = stage.eval_model
-        if is_best and self.shard != shard.NONE:
-            model = shard.gathered(model, keep=self.rank == 0)
-
-        def keep_best() -> None:
-            if checkpoints and is_best:
-                info = {"metric": name, "value": metrics[name], "epoch": epoch}
-                checkpoints.save_best(step, model, info, metric=name, best=[s for _, s in best],
-                                      without=stage.not_saved)  # fmt: skip
-
-        if checkpoints:
-            self._on_rank_0(keep_best)
-        if self.after_eval:
-            self.after_eval(step)
-        self.journal.clock = time.monotonic()  # the next step's rate excludes the evaluation
-        self.console.say(told)
-        try:
-            self.journal.judge(stage)
-        except Halt:  # within a step, only the best weights can be saved, and they are
-            self.close()
-            raise
+        saving.record(self, stage, metrics)
 
     # ---------------------------------------------------------------- wrapping
 
@@ -418,28 +320,6 @@ class Run:
         """Context with the forward's precision."""
         return autocast(self.device, self.precision)
 
-    def _objective(self, stage: Stage, loss: Callable | None) -> nn.Module:
-        """Return one module whose forward IS the recipe's loss, wrapped once per stage for several processes."""
-        if loss is not None:
-            return _Objective(self, stage.model, loss)
-        if stage.wrapped is None or stage.wrapped[0] is not stage.model:
-            module: nn.Module = _Objective(self, stage.model, stage.loss)
-            if self.world > 1 and self.shard == shard.NONE:
-                module = self.accelerator.prepare_model(module)
-            if self.cfg.train.compile and self.course.compiles:
-                module.compile()
-            stage.wrapped = (stage.model, module)  # not here: a loss that knows its run would close a circle
-        return stage.wrapped[1]
-
-    def _global(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Sum values over ranks."""
-        if self.world == 1:
-            return values
-        stacked = torch.stack([torch.as_tensor(v, dtype=torch.float64 if self.device.type == "cpu" else torch.float32,
-                                               device=self.device) for v in values.values()])  # fmt: skip
-        dist.all_reduce(stacked)
-        return dict(zip(values, stacked.unbind(), strict=True))
-
     # ---------------------------------------------------------------- saving
 
     def flush(self, stage: Stage) -> None:
@@ -452,53 +332,19 @@ class Run:
                 self.wait_for_checkpoints()
             self.close()
             raise
-        self._saw_bad = False
+        self.saw_bad = False
 
     def save(self, stage: Stage) -> None:
         """Let rank 0 save a complete state. Order, draws and rates are functions of seed and step, so they need no
         saving."""
-        if (checkpoints := self.checkpoints) is None:
-            return
-
-        stateful = {
-            k: s.state_dict() for k, s in stage.state.items()
-        }  # called on every rank, because it may gather parts
-
-        def state() -> dict[str, Any]:
-            optimizers = {k: o.state_dict() for k, o in stage.optimizers.items()}
-            return {"optimizers": optimizers, "stateful": stateful, "scaler": self.scaler.state_dict()}
-
-        def info() -> dict[str, Any]:
-            return {"stage": stage.name, "run": self.identity, **self.journal.state(), "finished": self.finished,
-                    "seconds": self.seconds, "frozen": self._frozen(stage)}  # fmt: skip
-
-        def save() -> None:
-            if self.tracker:
-                self.tracker.flush()
-            checkpoints.save(self.step, stage.model, state(), info(), without=stage.not_saved)
-
-        if self.shard != shard.NONE:
-            if self.tracker:
-                self.tracker.flush()
-            shard.save(self, stage, state(), info(), self._on_rank_0)
-        else:
-            self._on_rank_0(save)
-        self._saved_at = time.monotonic()
-        self.course.saved(self)
+        saving.save(self, stage)
 
     def wait_for_checkpoints(self) -> None:
         """Wait until every checkpoint is on disk."""
         if self.checkpoints:
-            self._on_rank_0(self.checkpoints.wait)
+            self.on_rank_0(self.checkpoints.wait)
 
-    def _frozen(self, stage: Stage) -> str:
-        """Return the hash of the weights that a checkpoint leaves out. It is computed once, since they do not change."""
-        if self._frozen_hash is None:
-            still = self.course.frozen(stage)
-            self._frozen_hash = checkpoint.digest(still) if still else ""
-        return self._frozen_hash
-
-    def _on_rank_0(self, job: Callable[[], None]) -> None:
+    def on_rank_0(self, job: Callable[[], None]) -> None:
         """Run a job on rank 0. Its error (a full disk) stops every rank; otherwise the others would wait in a
         collective."""
         problem = None
@@ -509,45 +355,6 @@ class Run:
                 problem = stop
         if problem := agreed(self.accelerator, problem):
             raise problem
-
-    def _restore(self, stage: Stage) -> int:
-        """Load the newest complete checkpoint of this stage, if there is one; return the steps already done."""
-        folder = self.course.checkpoints_in(self)
-        if folder is None:
-            return 0
-        self.checkpoints = checkpoint.Checkpoints(
-            folder / "checkpoints" / stage.name, keep=self.cfg.run.keep_checkpoints, n_best=self.cfg.run.keep_best
-        )
-        self._on_rank_0(self.checkpoints.clean)
-        newest, damaged = self.checkpoints.survey()
-        for name, why in damaged.items():
-            self.console.say(f"  passed over checkpoint {name}: {why}")
-        if self.tracker and newest is None:
-            self.tracker.truncate(after_step=0)
-        if newest is None:
-            return 0
-        checkpoint.assert_own(newest, self.identity)
-        if shard.is_in(newest):
-            model, state, info = *shard.load(newest, stage), self.checkpoints.info(newest)
-        else:
-            model, state, info = self.checkpoints.load(newest)
-        if info["frozen"] != self._frozen(stage):
-            raise UserError(f"the frozen weights are not those of {newest}", needed="the model this run was started with",
-                            cause="its files were changed or replaced", next="start a new run")  # fmt: skip
-        checkpoint.load_into(stage.model, model, where=str(newest), without=stage.not_saved)
-        for name, optimizer in stage.optimizers.items():
-            optimizer.load_state_dict(shard.optimizer_state(state["optimizers"][name], optimizer))
-        for name, stateful in stage.state.items():
-            own = stateful.state_dict() if self.shard != shard.NONE else None
-            stateful.load_state_dict(shard.stateful_state(state["stateful"][name], own))
-        if self.scaler.is_enabled():
-            self.scaler.load_state_dict(state["scaler"])
-        self.journal.restore(info)
-        self.finished, self.seconds, self.step = info["finished"], info["seconds"], info["step"]
-        if self.tracker:
-            self.tracker.truncate(after_step=info["step"])
-        self.console.say(f"  resumed from {newest.name} ({newest})")
-        return info["step"]
 
     def _stop_asked(self) -> str | None:
         """Return the signal that asks for a stop, agreed on by all ranks (they may receive it at different steps)."""
@@ -579,50 +386,6 @@ class Run:
             self.tracker.close()
 
 
-class _Objective(nn.Module):
-    """A module whose forward is the recipe's loss in the run's precision; DDP wraps it."""
-
-    def __init__(self, run: Run, model: nn.Module, loss: Callable):
-        super().__init__()
-        self.model, self._loss = model, loss
-        self._device, self._precision = run.device, run.precision
-
-    def forward(self, batch: dict) -> dict[str, Tensor]:
-        with autocast(self._device, self._precision):
-            return self._loss(self.model, batch)
-
-
-def autocast(device: torch.device, precision: str):
-    """The forward's precision."""
-    if precision not in AUTOCAST:
-        return contextlib.nullcontext()  # entering a disabled autocast costs 3 us
-    return torch.autocast(device.type, dtype=AUTOCAST[precision])
-
-
-def precision(cfg: config.Config, accelerator: Accelerator) -> str:
-    """Return fp32, bf16 or fp16: the setting, else the launcher's value."""
-    asked = cfg.train.precision
-    if asked == "launcher":
-        asked = {"no": "fp32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
-    return asked
-
-
-def training_modes(stage: Stage) -> None:
-    """Set trained modules to train mode and frozen ones to eval mode (their dropout and batch norm must not be
-    active)."""
-    trained = {id(p) for p in stage.parameters().values()}
-    for parameter in stage.model.parameters():
-        parameter.requires_grad_(id(parameter) in trained)
-
-    def walk(module: nn.Module, above: bool) -> None:
-        own = list(module.parameters())
-        module.training = any(id(p) in trained for p in own) if own else above  # dropout follows its parent
-        for child in module.children():
-            walk(child, module.training)
-
-    walk(stage.model, True)
-
-
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Set eval mode and disable gradients inside; restore every module's own mode after."""
@@ -631,21 +394,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         shard.reshard(model)
-
-
-def _fill(like: Tensor, value: float | Tensor) -> Tensor:
-    """Return `value` with shape, type and device of `like`, without a transfer from the host."""
-    return value.to(like).expand_as(like) if isinstance(value, Tensor) else like.new_full(like.shape, value)
-
-
-def summed(counts: Sequence[Mapping[str, float | Tensor]]) -> dict[str, float | Tensor]:
-    return {t: sum(c[t] for c in counts) for t in counts[0]}
-
-
-def denominator(term: str, counts: Mapping[str, Any]) -> Any:
-    """Return the denominator for the sum of `term`; a batch without any count contributes 0 / 1."""
-    if term not in counts and "*" not in counts:
-        raise UserError(f"the loss term '{term}' has no denominator", got=", ".join(counts),
-                        needed=f"'{term}' or '*' in what the stage's counts return")  # fmt: skip
-    count = counts.get(term, counts.get("*"))
-    return count.clamp_min(1e-12) if isinstance(count, Tensor) else count or 1.0

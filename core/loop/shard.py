@@ -198,7 +198,7 @@ def split(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def weights(module: nn.Module, without: Iterable[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """As `checkpoint.weights`, without a look at memory addresses, which differ between ranks."""
+    """As `weights.weights`, without a look at memory addresses, which differ between ranks."""
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     seen: dict[int, str] = {}

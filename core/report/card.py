@@ -177,22 +177,6 @@ def write_model_card(folder: Path, about: Mapping[str, Any]) -> Path:
     )
     dataset = {"name": f"{source}: {samples} held-out samples", "type": (about.get("datasets") or ["own"])[0]}
     recipe = Path(args["recipe"]).name if args["recipe"].endswith(".py") else args["recipe"]
-    test = summary.get("test") or {"samples": 0, "metrics": {}}
-
-    def row(name: str, value: float) -> str:
-        tested = (
-            f"{test['metrics'][name]:.4f}{between(summary['intervals'].get('test', {}).get(name))}"
-            if name in test["metrics"]
-            else ""
-        )
-        cells = (name, f"{value:.4f}{between(limits.get(name))}", *([tested] if test["samples"] else []))
-        return f"| {' | '.join(map(plain, cells))} |"
-
-    head = (
-        "metric",
-        f"{samples:,} validation samples",
-        *([f"{test['samples']:,} test samples"] if test["samples"] else []),
-    )
     task = {"type": about.get("pipeline_tag", "other")}
     header = {**about, "metrics": [v["type"] for v in values], "tags": [*about.get("tags", ()), "trainworthy"],
               "model-index": [{"name": name, "results": [{"task": task, "dataset": dataset, "metrics": values}]}]}  # fmt: skip
@@ -208,9 +192,7 @@ def write_model_card(folder: Path, about: Mapping[str, Any]) -> Path:
         f"{plain(summary['question'][:1].upper() + summary['question'][1:])} Measured with the {summary['reported']['weights']} weights, "
         f"step {summary['reported']['step']:,}, seed {settings['run']['seed']}" + (f". In brackets: {BOOTSTRAP}." if limits else "."),
         "",
-        f"| {' | '.join(head)} |",
-        f"|{'---|' * len(head)}",
-        *[row(k, v) for k, v in summary["metrics"].items()],
+        *_metrics(summary, samples),
         "",
         "Next to other ways to answer, on the validation samples:",
         "",
@@ -232,16 +214,31 @@ def write_model_card(folder: Path, about: Mapping[str, Any]) -> Path:
         "",
         *[f"- `{k}`: {plain(v)}" for k, v in config.flat(settings).items()],
     ]  # fmt: skip
-    path = folder / "export" / "README.md"
-    for file in (
-        path,
-        *(p.with_name("README.md") for p in path.parent.glob("*/config.json")),
-    ):  # a merged copy has its own
+    return _write_beside_weights(folder / "export" / "README.md", header, page(lines, kept=usage))
+
+
+def _metrics(summary: dict, samples: int) -> list[str]:
+    """The table of all metrics, on the validation samples and on the test split if there is one."""
+    test, ranges = summary.get("test") or {"samples": 0, "metrics": {}}, summary.get("intervals", {})
+    of_test = [f"{test['samples']:,} test samples"] if test["samples"] else []
+    head = ("metric", f"{samples:,} validation samples", *of_test)
+
+    def row(name: str, value: float) -> str:
+        cells = [name, f"{value:.4f}{between(ranges.get('val', {}).get(name))}"]
+        if test["samples"]:
+            of_it = test["metrics"].get(name)
+            cells.append("" if of_it is None else f"{of_it:.4f}{between(ranges.get('test', {}).get(name))}")
+        return f"| {' | '.join(map(plain, cells))} |"
+
+    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *[row(k, v) for k, v in summary["metrics"].items()]]
+
+
+def _write_beside_weights(path: Path, header: dict[str, Any], text: str) -> Path:
+    """Write a card to `path`, and next to each merged copy of the model, which has its own."""
+    for file in (path, *(p.with_name("README.md") for p in path.parent.glob("*/config.json"))):
         kind = {"library_name": "transformers"} if file != path and "library_name" in header else {}
-        text = yaml.safe_dump(masked(header | kind), sort_keys=False, allow_unicode=True, width=10_000)
-        file.write_text(
-            f"---\n{without_folders(text)}---\n\n{without_folders(page(lines, kept=usage))}", encoding="utf-8"
-        )
+        front = yaml.safe_dump(masked(header | kind), sort_keys=False, allow_unicode=True, width=10_000)
+        file.write_text(f"---\n{without_folders(front)}---\n\n{without_folders(text)}", encoding="utf-8")
     return path
 
 

@@ -99,6 +99,11 @@ class Setup:
                             "num_processes of all together, and its own machine_rank from 0", next=f"edit {file}, or accelerate "
                             f"config --config_file {file}")  # fmt: skip
 
+    def line(self, processes: str | None) -> str:
+        """What is printed before the machines meet."""
+        return (f"machine {self.rank} of {self.machines}, {processes} processes in all: meeting at {self.address}:{self.port} "
+                "(each machine runs the same command with its own machine_rank)")  # fmt: skip
+
     def _inside(self, name: str) -> str | None:
         """A value of the section fsdp_config."""
         found = re.search(rf"^\s+{name}:[ \t]*['\"]?([^'\"\s#]+)", self._text, re.M)

@@ -14,9 +14,9 @@ from trainworthy.core.data.pictures import contact_sheet, png
 from trainworthy.core.gates import exported, paths
 from trainworthy.core.gates.norms import by_batch, layers
 from trainworthy.core.loop import shard
-from trainworthy.core.loop.checkpoint import load_into, load_weights, save_weights, weights
 from trainworthy.core.loop.journal import Halt
 from trainworthy.core.loop.run import Run, evaluating
+from trainworthy.core.loop.weights import load_into, load_weights, save_weights, weights
 from trainworthy.core.monitoring import monitors
 from trainworthy.core.recipe.stage import Stage, Tile, View
 from trainworthy.core.report.card import measured, write_card, write_model_card
@@ -96,22 +96,7 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
     metric, cfg = stage.metric, s.cfg
     if not run.journal.history or run.journal.history[-1]["step"] != run.step:
         run.evaluate(stage)  # the loop ended without an evaluation
-    best_value, best_step = run.journal.best[0]
-    final = {k.removeprefix("val/"): v for k, v in run.journal.history[-1].items() if k.startswith("val/")}
-    chosen_step = run.journal.history[-1]["step"]
-    if cfg.run.export == "best":
-        run.checkpoints.wait()
-        run.accelerator.wait_for_everyone()
-        folder = run.checkpoints.folder / f"best_val_{metric.name}"
-        load_into(
-            stage.eval_model, load_weights(folder / "model.safetensors"), where=str(folder), without=stage.not_saved
-        )
-        final, chosen_step = run.measure(stage, stage.data["val"]), best_step
-    elif stage.evaluate_while_training or (
-        stage.intervals and not stage.intervals()
-    ):  # a resumed run may have nothing left to train
-        final = run.measure(stage, stage.data["val"])
-        run.journal.history[-1] |= {f"val/{k}": v for k, v in final.items()}
+    final, chosen_step = _reported(run, stage, cfg.run.export)
     intervals = {"val": stage.intervals()} if stage.intervals else {}
     inputs = tuple(k for k, f in stage.data["val"].fields.items() if f.role == "input")
     val, test = stage.data["val"], stage.data.get("test")
@@ -119,15 +104,7 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
     if tested and stage.intervals:
         intervals["test"] = stage.intervals()
     zeroed = run.measure(stage, View(val, range(len(val)), blank=inputs)) if inputs else None
-    gap, norms, train = None, None, stage.data.get("train")
-    if train:
-        n = min(len(val), stage.expect.at_most(1000, times=16))
-        among = train.representative(min(len(train), 4 * n))
-        some = View(train, [among[i] for i in seeds.permutation(len(among), cfg.run.seed, "gap").tolist()[:n]])
-        gap = monitors.Gap(metric, run.measure(stage, some)[metric.name], final[metric.name])
-        if layers(stage.eval_model):
-            with by_batch(stage.eval_model):
-                norms = monitors.Norms(metric, gap.train, run.measure(stage, some)[metric.name])
+    gap, norms = _on_training_samples(run, stage, final[metric.name])
     classes = paths.judge(run, stage)
     if gap and classes and classes.blocks:
         gap.because = classes.remedy
@@ -147,28 +124,17 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
         final[metric.name],
         {k: m[metric.name] for k, m in baselines.items() if _ignorant(k) and metric.name in m},
     )
-    warning = monitors.worthless(metric, value, value if cfg.run.export == "best" else best_value, others)
+    warning = monitors.worthless(metric, value, value if cfg.run.export == "best" else run.journal.best[0][0], others)
     export = s.folder / "export"
     export.mkdir(exist_ok=True)
     stage.export(export) if stage.export else save_weights(export / "model.safetensors", *weights(stage.eval_model))
     read = [exported.at_end(run, stage, export)] if stage.exported else []
     monitors.write(run, [*read, *([classes] if classes else []), *monitors.of(run, stage, gap, norms)])
     summary = {
-        "recipe": s.recipe.id, "stage": stage.name, "question": metric.question,
-        "metric": metric.name, "higher_is_better": metric.higher_is_better,
-        "floor": metric.floor, "ceiling": metric.ceiling if math.isfinite(metric.ceiling) else None,
-        "best_known": metric.best_known, "warning": warning, "outside": run.journal.outside,
+        "recipe": s.recipe.id, **_about(run, stage), "warning": warning,
         "reported": {"weights": cfg.run.export, "step": chosen_step, metric.name: final[metric.name]},
-        "final": run.journal.history[-1], "best": {"step": best_step, metric.name: best_value},
-        "n_best": [{"step": st, metric.name: v} for v, st in run.journal.best], "evaluations": len(run.journal.history),
         "metrics": final, "test": tested and {"samples": len(test), "metrics": tested}, "intervals": intervals,
-        "baselines": baselines, "bounds": stage.upper_bounds, "seeds": [cfg.run.seed],
-        "steps": run.step, "planned_steps": run.total_steps(stage),
-        "epochs": cfg.train.epochs, "train_seconds": round(run.seconds, 1), "skipped_steps": run.journal.skipped,
-        "parameters": sum(p.numel() for p in stage.model.parameters()),
-        "trained_parameters": sum(p.numel() for p in stage.parameters().values()),
-        "parameters_per_sample": train and round(sum(p.numel() for p in stage.parameters().values()) / len(train), 2),
-        "figures": {k: _plain_figure(v) for k, v in shown.items()},
+        "baselines": baselines, "figures": {k: _plain_figure(v) for k, v in shown.items()},
     }  # fmt: skip
     spare = s.folder / ".summary.json"
     spare.write_text(json.dumps(summary, indent=1, default=str))
@@ -182,6 +148,59 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
         "warning": warning,
         "outside": run.journal.outside,
     }
+
+
+def _about(run: Run, stage: Stage) -> dict[str, Any]:
+    """Return what summary.json says of the stage and its training, without what is measured at the end."""
+    metric, journal, train = stage.metric, run.journal, stage.data.get("train")
+    trained = sum(p.numel() for p in stage.parameters().values())
+    best = [{"step": step, metric.name: value} for value, step in journal.best]
+    return {
+        "stage": stage.name, "question": metric.question, "metric": metric.name, "higher_is_better": metric.higher_is_better,
+        "floor": metric.floor, "ceiling": metric.ceiling if math.isfinite(metric.ceiling) else None,
+        "best_known": metric.best_known, "outside": journal.outside, "final": journal.history[-1], "best": best[0], "n_best": best,
+        "evaluations": len(journal.history), "bounds": stage.upper_bounds, "seeds": [run.cfg.run.seed],
+        "steps": run.step, "planned_steps": run.total_steps(stage), "epochs": run.cfg.train.epochs,
+        "train_seconds": round(run.seconds, 1), "skipped_steps": journal.skipped,
+        "parameters": sum(p.numel() for p in stage.model.parameters()), "trained_parameters": trained,
+        "parameters_per_sample": train and round(trained / len(train), 2),
+    }  # fmt: skip
+
+
+def _reported(run: Run, stage: Stage, which: str) -> tuple[dict[str, float], int]:
+    """Load the weights that are reported (`which`: final or best); return their metrics and their step."""
+    history = run.journal.history
+    if which == "best":
+        run.checkpoints.wait()
+        run.accelerator.wait_for_everyone()
+        folder = run.checkpoints.folder / f"best_val_{stage.metric.name}"
+        load_into(
+            stage.eval_model, load_weights(folder / "model.safetensors"), where=str(folder), without=stage.not_saved
+        )
+        return run.measure(stage, stage.data["val"]), run.journal.best[0][1]
+    if stage.evaluate_while_training or (
+        stage.intervals and not stage.intervals()
+    ):  # a resumed run may have nothing left to train
+        measured = run.measure(stage, stage.data["val"])
+        history[-1] |= {f"val/{k}": v for k, v in measured.items()}
+        return measured, history[-1]["step"]
+    return {k.removeprefix("val/"): v for k, v in history[-1].items() if k.startswith("val/")}, history[-1]["step"]
+
+
+def _on_training_samples(run: Run, stage: Stage, held_out: float) -> tuple[monitors.Gap | None, monitors.Norms | None]:
+    """Measure as many training samples as there are held-out ones: the gap between the two, and what a batch's own
+    statistics change."""
+    train, metric = stage.data.get("train"), stage.metric
+    if not train:
+        return None, None
+    n = min(len(stage.data["val"]), stage.expect.at_most(1000, times=16))
+    among = train.representative(min(len(train), 4 * n))
+    some = View(train, [among[i] for i in seeds.permutation(len(among), run.cfg.run.seed, "gap").tolist()[:n]])
+    gap = monitors.Gap(metric, run.measure(stage, some)[metric.name], held_out)
+    if not layers(stage.eval_model):
+        return gap, None
+    with by_batch(stage.eval_model):
+        return gap, monitors.Norms(metric, gap.train, run.measure(stage, some)[metric.name])
 
 
 def _ignorant(baseline: str) -> bool:

@@ -14,8 +14,9 @@ from types import ModuleType
 
 from trainworthy.core.base import config
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.loop.checkpoint import Checkpoints, digest, load_into, load_weights
+from trainworthy.core.loop.checkpoint import Checkpoints
 from trainworthy.core.loop.run import Run
+from trainworthy.core.loop.weights import digest, load_into, load_weights
 from trainworthy.core.recipe.loading import Recipe
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.core.session import stages

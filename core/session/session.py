@@ -24,7 +24,8 @@ from trainworthy.core.base.processes import agreed
 from trainworthy.core.data import contents as hashed
 from trainworthy.core.gates import order
 from trainworthy.core.loop import init_from, shard
-from trainworthy.core.loop.run import Run, precision
+from trainworthy.core.loop.precision import precision
+from trainworthy.core.loop.run import Run
 from trainworthy.core.monitoring import trackers
 from trainworthy.core.monitoring.cost import Meter
 from trainworthy.core.recipe import loading as recipes

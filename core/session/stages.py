@@ -81,24 +81,24 @@ def untrained(recipe: Recipe, cfg: config.Config, accelerator: Accelerator) -> l
     return built
 
 
-def proofs(session: "Session", *, deep: bool = False) -> Iterator[tuple[Part, gates.GateContext]]:
+def contexts(session: "Session", *, deep: bool = False) -> Iterator[tuple[Part, gates.GateContext]]:
     """Yield every stage with the gates' input. A later stage starts from the one before, trained on eight samples when
     first needed."""
     before: Callable[[], Stage] | None = None
     for part in parts(session.recipe, session.cfg):
-        one = proof(session, part, before, follows="rehearsed" if before else "none", deep=deep)
+        one = context(session, part, before, follows="rehearsed" if before else "none", deep=deep)
         yield part, one
         before = functools.cache(functools.partial(_handed_on, one))
 
 
-def _handed_on(proof: gates.GateContext) -> Stage:
+def _handed_on(context: gates.GateContext) -> Stage:
     """Return a stage as the overfit gate trained it. Its gates are done, so their other stages are dropped."""
-    stage = learning.overfitted(proof)[1]
-    proof.memo.clear()
+    stage = learning.overfitted(context)[1]
+    context.memo.clear()
     return stage
 
 
-def proof(
+def context(
     session: "Session", part: Part, before: Callable[[], Stage] | None, *, follows: str, deep: bool
 ) -> gates.GateContext:
     """Return the input of one stage's gates."""

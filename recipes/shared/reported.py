@@ -37,10 +37,10 @@ def reported(more: Callable[[Tensor, Tensor], dict[str, float]] = lambda images,
     title = "every number that the evaluation reports equals its definition"
 
     @gate("reported", rows="C12", title=title, reads="data model evaluate train")
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Evaluates the overfit model on held-out samples, and computes each number again from the answers to each sample alone."""
-        run, stage, _ = overfitted(proof)
-        data, seed = stage.data["val"], proof.cfg.run.seed
+        run, stage, _ = overfitted(context)
+        data, seed = stage.data["val"], context.cfg.run.seed
         indices = pick(data, min(stage.expect.at_most(SAMPLES), len(data)), seed)
         got = run.measure(stage, View(data, indices))
         images, logits, labels = [], [], []

@@ -190,7 +190,7 @@ def test_every_gate_says_what_it_looks_at():
     for gate in order.ORDER:
         assert gate.reads, gate.id
         assert set(gate.reads) <= set(gates.PARTS), gate.id
-    assert gates.gate("new", rows="C0", title="says nothing")(lambda proof: None).reads == gates.PARTS
+    assert gates.gate("new", rows="C0", title="says nothing")(lambda context: None).reads == gates.PARTS
 
 
 # ----------------------------------------------------------------------------------------------------------------- batch

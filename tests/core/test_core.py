@@ -15,6 +15,7 @@ from trainworthy.core.base.config import Optim
 from trainworthy.core.base.errors import Stop, UserError
 from trainworthy.core.data import inventory, loader
 from trainworthy.core.loop import checkpoint, optim
+from trainworthy.core.loop.weights import load_into
 from trainworthy.core.monitoring.metrics import MetricsTracker, read_rows
 from trainworthy.core.recipe import loading
 from trainworthy.core.recipe.stage import Data, Field, View
@@ -148,7 +149,7 @@ def test_checkpoints_keep_two_complete_ones_and_pass_over_damage(tmp_path: Path)
     tensors, state, info = store.load(store.newest())
     assert (state["x"].item(), info) == (3, {"step": 3, "note": 3})
     fresh = _net()
-    checkpoint.load_into(fresh, tensors, where="here")
+    load_into(fresh, tensors, where="here")
     assert fresh[1].weight.mean() == 3
     assert fresh[0].weight is fresh[1].weight
     (tmp_path / "stage" / "step-3" / "state.pt").write_bytes(b"half")
@@ -200,7 +201,7 @@ def test_a_pickle_in_a_checkpoint_is_refused(tmp_path: Path):
 
 def test_weights_of_another_model_are_refused():
     with pytest.raises(UserError, match="not those of this model"):
-        checkpoint.load_into(nn.Linear(2, 2), {"other": torch.zeros(1)}, where="a file")
+        load_into(nn.Linear(2, 2), {"other": torch.zeros(1)}, where="a file")
 
 
 # --------------------------------------------------------------------------------------------------------------- metrics

@@ -10,8 +10,8 @@ from trainworthy.core.gates import diagnosis, runner
 from trainworthy.core.gates.gate import Gate
 
 
-def proof(folder: Path) -> SimpleNamespace:
-    """As much of a proof as the runner itself reads."""
+def context(folder: Path) -> SimpleNamespace:
+    """As much of a context as the runner itself reads."""
     return SimpleNamespace(accelerator=SimpleNamespace(num_processes=1, is_main_process=True), folder=folder, argv=["mine.py"], again=None,
                            put_away=lambda: None, cfg=SimpleNamespace(gates=SimpleNamespace(waive=(), because="")), stage="")  # fmt: skip
 
@@ -28,7 +28,7 @@ def test_a_failed_symptom_names_the_first_gate_that_explains_it(tmp_path: Path, 
     ran: list[str] = []
     gates = [gate("loss", False, ran, symptom=True), gate("quiet", True, ran, explains=True), gate("other", True, ran),
              gate("formula", False, ran, explains=True), gate("later", False, ran, explains=True)]  # fmt: skip
-    found = runner.run_gates(gates, proof(tmp_path), known={}, console=Console())
+    found = runner.run_gates(gates, context(tmp_path), known={}, console=Console())
     assert ran == ["loss", "quiet", "formula", "other", "later"], "each once; those that explain before the others"
     assert [v.id for v in found] == ["loss", "quiet", "other", "formula", "later"], (
         "verdicts keep the order of the gates"
@@ -43,12 +43,12 @@ def test_a_failed_symptom_names_the_first_gate_that_explains_it(tmp_path: Path, 
 def test_a_symptom_that_nothing_explains_keeps_its_causes(tmp_path: Path):
     ran: list[str] = []
     gates = [gate("loss", False, ran, symptom=True), gate("formula", True, ran, explains=True)]
-    found = runner.run_gates(gates, proof(tmp_path), known={}, console=Console(quiet=True))
+    found = runner.run_gates(gates, context(tmp_path), known={}, console=Console(quiet=True))
     assert found[0].remedy == "loss cause\nloss second cause"
     assert "explained_by" not in found[0].evidence
     ran.clear()
     runner.run_gates(
-        [gate("loss", True, ran, symptom=True), gates[1]], proof(tmp_path), known={}, console=Console(quiet=True)
+        [gate("loss", True, ran, symptom=True), gates[1]], context(tmp_path), known={}, console=Console(quiet=True)
     )
     assert ran == ["loss", "formula"], "where nothing fails the order is that of the list"
 

@@ -77,7 +77,7 @@ OTHERS = {
                     .replace("SIDE}", "data.labels[i]}"), "the target's own entry: given another sample's 'label' it answers that"),
     "own-generator": ("resume", INIT, INIT + "        self.own = torch.Generator().manual_seed(0)\n"
                       "        self.augment = lambda image: image + torch.rand((), generator=self.own)\n",
-                      "no checkpoint holds `own` of the training set: a generator"),
+                      "it changes `own` of the training set, which no checkpoint holds"),
     "dead-mean": ("dependency", STAGES, staged('sums = stage.loss\nstage.loss = lambda m, b: {k: v / len(b["label"]) for k, v in '
                                                "sums(m, b).items()}"), "the loss is a MEAN over the batch: return the SUM"),
 }  # fmt: skip

@@ -89,3 +89,21 @@ def test_every_room_says_what_it_is():
         if path.name == "__init__.py":
             doc = ast.get_docstring(ast.parse(path.read_text()))
             assert doc, path
+
+
+def test_modules_and_functions_of_core_are_short():
+    """A module has at most 400 lines; a function, without its docstring, at most 60, or a comment `# long: why` on its `def`."""
+    long = []
+    for path in (ROOT / "core").rglob("*.py"):
+        text = path.read_text()
+        lines = text.splitlines()
+        if len(lines) > 400:
+            long.append(f"{path.relative_to(ROOT)}: {len(lines)} lines")
+        for node in ast.walk(ast.parse(text)):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or not node.end_lineno:
+                continue
+            documented = ast.get_docstring(node) is not None
+            doc = node.body[0].end_lineno - node.body[0].lineno + 1 if documented else 0
+            if node.end_lineno - node.lineno + 1 - doc > 60 and "# long:" not in lines[node.lineno - 1]:
+                long.append(f"{path.relative_to(ROOT)}: {node.name}, {node.end_lineno - node.lineno + 1 - doc} lines")
+    assert not long, "\n".join(long)

@@ -130,9 +130,9 @@ def test_an_autoencoder_below_the_bar_is_refused_once_it_is_trained(tmp_path: Pa
     first, second = stages.parts(loaded, config.parse(loaded.module, ["--sampling.steps", "4"], prog="test")[0])
     before, found = first.untrained(accelerator), {}
     for follows in ("trained", "rehearsed"):
-        proof = gates.GateContext(second.cfg, accelerator, second.maker(lambda: before), loaded.module.train, tmp_path, {}, {},
+        context = gates.GateContext(second.cfg, accelerator, second.maker(lambda: before), loaded.module.train, tmp_path, {}, {},
                             follows=follows)  # fmt: skip
-        found[follows] = next(g for g in proof.look()[1].gates if g.id == "round-trip").prove(proof)
+        found[follows] = next(g for g in context.look()[1].gates if g.id == "round-trip").prove(context)
     assert not found["trained"].ok
     assert "not good enough" in found["trained"].remedy
     assert found["rehearsed"].ok, found["rehearsed"].measured

@@ -189,29 +189,29 @@ def judged(recipe: str, argv: list[str], ids: tuple[str, ...] = ()) -> dict[str,
     with stand_in() as accelerator, tempfile.TemporaryDirectory() as folder:
         before = None
         for part in stages.parts(loaded, cfg):
-            proof = GateContext(part.cfg, accelerator, part.maker(before), loaded.module.train, Path(folder) / part.name, {}, {},
+            context = GateContext(part.cfg, accelerator, part.maker(before), loaded.module.train, Path(folder) / part.name, {}, {},
                           stage=part.name, follows="rehearsed" if before else "none")  # fmt: skip
-            proof.folder.mkdir(parents=True)
-            for one in order.of_stage(proof.look()[1]):
+            context.folder.mkdir(parents=True)
+            for one in order.of_stage(context.look()[1]):
                 if one.id in ids or (not ids and one.id not in LEFT_OUT):
-                    assert proof.look()[0].device == DEVICE
-                    assert all(isinstance(p, OnDevice) for p in proof.look()[1].model.parameters())
-                    proof.put_away()
+                    assert context.look()[0].device == DEVICE
+                    assert all(isinstance(p, OnDevice) for p in context.look()[1].model.parameters())
+                    context.put_away()
                     started = time.process_time()
-                    found[f"{part.name} {one.id}"] = said = _said(one, proof)
+                    found[f"{part.name} {one.id}"] = said = _said(one, context)
                     if os.environ.get("STAND_IN_TRACE"):
                         print(
                             f"{part.name} {one.id}: {said[:300]} ({time.process_time() - started:.1f} s)",
                             file=sys.stderr,
                             flush=True,
                         )
-            before = functools.cache(lambda proof=proof: proof.build(Plan(steps=1))[1])
+            before = functools.cache(lambda context=context: context.build(Plan(steps=1))[1])
     return found
 
 
-def _said(one: Gate, proof: GateContext) -> str:
+def _said(one: Gate, context: GateContext) -> str:
     try:
-        finding = one.prove(proof)
+        finding = one.prove(context)
         return "pass" if finding.ok else f"fail: {finding.measured}"
     except Skip as skip:
         return f"skip: {skip}"

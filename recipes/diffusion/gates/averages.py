@@ -14,9 +14,9 @@ from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage, View
 
 
-def _raw(proof: GateContext, run: Run, stage: Stage) -> Finding:
+def _raw(context: GateContext, run: Run, stage: Stage) -> Finding:
     """Without an EMA: the export after six steps of train() must be the trained net."""
-    proof.train(proof.cfg, run, stage)
+    context.train(context.cfg, run, stage)
     with tempfile.TemporaryDirectory() as name:
         stage.export(Path(name))
         shipped = flat(DiffusionPipeline.from_pretrained(name, trust_remote_code=True).unet)
@@ -42,14 +42,14 @@ def _apart(a: list[Tensor], b: list[Tensor]) -> float:
     title="samples and export use an EMA of the weights with the declared decay",
     reads="model evaluate optimizers ema_model state export train",
 )
-def average(proof: GateContext) -> Finding:
+def average(context: GateContext) -> Finding:
     """Measures the EMA's decay at each of six steps of train(); a ramp must advance. Then it makes as many updates as the run will (at
     most 2,000): by then the EMA must average over 1/15 of the run, or over as much as --ema allows. Finally it changes the raw weights:
     evaluation and export must not change."""
-    cfg = proof.cfg
-    run, stage = proof.build(Plan(steps=6, batch_size=max(8, proof.accelerator.num_processes), peak=True))
+    cfg = context.cfg
+    run, stage = context.build(Plan(steps=6, batch_size=max(8, context.accelerator.num_processes), peak=True))
     if stage.ema_model is None:
-        return _raw(proof, run, stage)
+        return _raw(context, run, stage)
 
     decays, beside, before = [], [0.0], copied(stage.ema_model)
 
@@ -61,7 +61,7 @@ def average(proof: GateContext) -> Finding:
         return False
 
     run.plan.watch = watch
-    proof.train(cfg, run, stage)
+    context.train(cfg, run, stage)
     release(stage)
     off, size = max(beside), sum(map(len, before))
     view = View(stage.data["val"], pick(stage.data["val"], 16, cfg.run.seed))
@@ -89,7 +89,7 @@ def average(proof: GateContext) -> Finding:
         wrong.append(
             f"the decay stays at {decays[-1]:.2f}: its ramp does not advance, so the average is almost the newest weights"
         )
-    updates = max(6, min(Run(cfg, proof.accelerator).total_steps(stage), UPDATES if size < SMALL else UPDATES // 20))
+    updates = max(6, min(Run(cfg, context.accelerator).total_steps(stage), UPDATES if size < SMALL else UPDATES // 20))
     late, due = remembered(stage, updates)[0], max(0.0, 1 - max(1 - cfg.ema, REMEMBERED / updates))
     if late is not None and not wrong and late < due - 1e-3:
         wrong.append(f"after {updates:,} updates, as many as the run makes, the decay is {late:.4f}, below {due:.4f}")

@@ -43,16 +43,16 @@ READ = 0.95  # the classifier must recognise this share of what it recognises am
     title="the net's latents have mean 0 and standard deviation 1, and come from this autoencoder",
     reads="data model loss counts frozen_modules",
 )
-def latent_scale(proof: GateContext) -> Finding:
+def latent_scale(context: GateContext) -> Finding:
     """Measures the scale of the net's input at the least noisy levels, minus the noise. Then it encodes 64 pictures of each split again:
     cached latents must be a linear function of the new ones, with the slope and offset in the autoencoder's config."""
-    asked, (run, stage) = objective(proof), proof.look()
+    asked, (run, stage) = objective(context), context.look()
     calm = asked.sigma.argsort()[:FEW]
     noise = asked.batch["noise"][calm]
     there = asked.noisy[calm] - asked.sigma[calm].view(-1, 1, 1, 1).float() * noise
     mean, std = there.mean().item(), there.std().item()
     config = stage.frozen_modules["vae"].config
-    lines = {name: _line(proof, run, stage, name) for name in stage.data}
+    lines = {name: _line(context, run, stage, name) for name in stage.data}
     off = max(line[2] for line in lines.values())
     slope, offset = lines["train"][:2]
     due = config.scaling_factor, -config.scaling_factor * (config.shift_factor or 0.0)
@@ -71,9 +71,9 @@ def latent_scale(proof: GateContext) -> Finding:
     )  # fmt: skip
 
 
-def _line(proof: GateContext, run: Run, stage: Stage, split: str) -> tuple[float, float, float]:
+def _line(context: GateContext, run: Run, stage: Stage, split: str) -> tuple[float, float, float]:
     """Return (slope, offset, remaining rms) of a linear fit of cached latents to newly encoded ones."""
-    data, seed = stage.data[split], proof.cfg.run.seed
+    data, seed = stage.data[split], context.cfg.run.seed
     some = pick(data, min(FEW, len(data)), seed)
     cached = to_double(fetch(data, some, seed if split == "train" else None, run.device)[clean_key(data)].flatten())
     fresh = to_double(
@@ -96,12 +96,12 @@ def round_trip(judge: Judge | None, needed: float, ask: walks.Ask = walks.by_cla
         title="latents decode back to their images, in the evaluation and in the export",
         reads="data model loss counts frozen_modules predict export",
     )
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Checks PSNR and recognisability of reconstructed validation pictures. Then it compares samples of a net that knows one latent,
         from predict() and from the exported pipeline, with the autoencoder's own reconstruction."""
-        asked, (run, stage) = objective(proof), proof.build(Plan(steps=1))
+        asked, (run, stage) = objective(context), context.build(Plan(steps=1))
         val, vae = stage.data["val"], stage.frozen_modules["vae"]
-        some = pick(val, min(samples.KNOWN, len(val)), proof.cfg.run.seed)
+        some = pick(val, min(samples.KNOWN, len(val)), context.cfg.run.seed)
         batch = fetch(val, some, None, run.device)
         pictures = torch.stack([val.images[i] for i in some]).to(run.device)
         batch["picture"], back = pictures, _through(vae, pictures)
@@ -110,7 +110,7 @@ def round_trip(judge: Judge | None, needed: float, ask: walks.Ask = walks.by_cla
         ways = _ways(asked, run, stage, batch, ask)
         shipped = ways["the export"].factor
         good = psnr >= needed and read >= READ * real
-        judged = proof.follows != "rehearsed"
+        judged = context.follows != "rehearsed"
         return Finding(
             (good or not judged) and all(w.pictures <= BACK and w.latents <= FACTOR for w in ways.values()),
             f"{psnr:.1f} dB, the judge reads {read:.1%} of {len(some)} reconstructions and {real:.1%} of the pictures"

@@ -81,13 +81,13 @@ def asked_for(data: Data) -> tuple[str, int]:
     return key, len(data.fields[key].classes) if key in data.fields else data.null
 
 
-def objective(proof: GateContext) -> Objective:
+def objective(context: GateContext) -> Objective:
     """Measure the objective from the loss, on samples of the training path."""
 
     def read() -> Objective:
-        run, stage = proof.build(Plan(steps=1))
+        run, stage = context.build(Plan(steps=1))
         data = stage.data["train"]
-        batch = fetch(data, pick(data, min(LEVELS, len(data)), proof.cfg.run.seed), proof.cfg.run.seed, run.device)
+        batch = fetch(data, pick(data, min(LEVELS, len(data)), context.cfg.run.seed), context.cfg.run.seed, run.device)
         slopes = []
         for value in (0.0, 1.0):
             net = Constant(value)
@@ -105,7 +105,7 @@ def objective(proof: GateContext) -> Objective:
 
         return Objective(batch, clean, net.noisy, net.timestep, target, weight, *fitted(net.noisy), *fitted(target))
 
-    return proof.once("diffusion objective", read)
+    return context.once("diffusion objective", read)
 
 
 class Knowing(nn.Module):

@@ -65,7 +65,7 @@ def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]] | None, ask: 
         reads="data model loss counts evaluate export train",
         explains=True,
     )
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Measures the training target at 512 noise levels and checks that sampling inverts it:
 
         - One step of the exported scheduler from the target must return the clean picture.
@@ -74,12 +74,12 @@ def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]] | None, ask: 
           pipeline can be run, this replaces the first check: a recipe may use another convention (time reversed) consistently.
         - The noisiest level must be nearly pure noise, because sampling begins there.
         - train() must draw a timestep for each sample, over the whole schedule."""
-        asked, run, stage = objective(proof), *proof.build(Plan(steps=1))
+        asked, run, stage = objective(context), *context.build(Plan(steps=1))
         with tempfile.TemporaryDirectory() as name:
             stage.export(Path(name))
             shipped = DiffusionPipeline.from_pretrained(name, trust_remote_code=True).scheduler
-            val, steps = stage.data["val"], proof.cfg.sampling.steps
-            few = fetch(val, pick(val, min(FEW, len(val)), proof.cfg.run.seed), None, run.device)
+            val, steps = stage.data["val"], context.cfg.sampling.steps
+            few = fetch(val, pick(val, min(FEW, len(val)), context.cfg.run.seed), None, run.device)
             way = walk(asked, Path(name), val, few, ask, steps)
         stage.model.to(run.device)
         total, t = shipped.config.num_train_timesteps, asked.timestep.tolist()
@@ -90,29 +90,29 @@ def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]] | None, ask: 
         worst = max(range(len(wrong)), key=wrong.__getitem__)
         key, n = asked_for(val)
         n = min(n, MANY)
-        first = {int(val.peek(i, key)): i for i in reversed(pick(val, min(4 * n, len(val)), proof.cfg.run.seed))}
+        first = {int(val.peek(i, key)): i for i in reversed(pick(val, min(4 * n, len(val)), context.cfg.run.seed))}
         classes = sorted(first)
         ones = fetch(val, [first[c] for c in classes], None, run.device)
         one = ones[clean_key(val)]
         knowing = Knowing(asked, one, classes)
         with evaluating(stage.model):
             each = (
-                proof.cfg.sampling.every
+                context.cfg.sampling.every
             )  # the evaluation samples for every `each`-th: repeat, so that two of each class remain
-            some = [i for i in pick(val, min(2 * n, len(val)), proof.cfg.run.seed) for _ in range(each)]
+            some = [i for i in pick(val, min(2 * n, len(val)), context.cfg.run.seed) for _ in range(each)]
             some = [i for i in some if int(val.peek(i, key)) in first]
             known = stage.evaluate(knowing, View(val, some))[stage.metric.name]
         shipped.set_timesteps(steps)
         met, left = torch.tensor(sorted(knowing.met)), walks.left_over(shipped)
         strays = sum((met - i).abs().min().item() > 1e-3 for i in (way.met if way else shipped.timesteps.tolist()))
         undoes = way.worst <= WALKED and way.end <= WALKED if way else wrong[worst] <= EXACT
-        seen = watched(proof)
+        seen = watched(context)
         spread = torch.histc(seen.timesteps, bins=4, min=0, max=total) / len(seen.timesteps)
         below = val.process.noise.below(torch.arange(1, 4) * total / 4)
         declared = torch.cat([below.new_zeros(1), below, below.new_ones(1)]).diff()
         alone, spread_ok = seen.distinct >= 0.5, (spread >= 0.4 * declared).all() and seen.timesteps.max() <= total
         middle = one.mean(0)  # guidance leads from the mean to the picture and, at a scale above 1, beyond it
-        ends = middle + proof.cfg.sampling.guidance_scale * (one - middle)
+        ends = middle + context.cfg.sampling.guidance_scale * (one - middle)
         recognised = to_double(judge(ends)[0] == ones["label"]).mean().item() if judge else 1.0
         along = f"; along the exported pipeline's trajectory {way.worst:.1e}, at its end {way.end:.1e}" if way else ""
         floor = 0.75 * stage.metric.ceiling * recognised
@@ -155,16 +155,16 @@ class Seen:
     """Number of different timesteps in a batch over its size, at the worst step."""
 
 
-def watched(proof: GateContext) -> Seen:
+def watched(context: GateContext) -> Seen:
     """Return the net's inputs in a short run of train()."""
-    return trained(proof)[2]
+    return trained(context)[2]
 
 
-def trained(proof: GateContext) -> tuple[Run, Stage, Seen]:
+def trained(context: GateContext) -> tuple[Run, Stage, Seen]:
     """Run train() for SHORT steps; return (run, stage, the net's inputs)."""
 
     def rehearse() -> tuple[Run, Stage, Seen]:
-        run, stage = proof.build(Plan(steps=SHORT, batch_size=max(32, proof.accelerator.num_processes)))
+        run, stage = context.build(Plan(steps=SHORT, batch_size=max(32, context.accelerator.num_processes)))
         own, seen, key = stage.loss, Seen(), asked_for(stage.data["train"])[0]
 
         def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
@@ -187,11 +187,11 @@ def trained(proof: GateContext) -> tuple[Run, Stage, Seen]:
                 hook.remove()
 
         stage.loss = loss
-        proof.train(proof.cfg, run, stage)
+        context.train(context.cfg, run, stage)
         stage.loss = own
         return run, stage, seen
 
-    return proof.once("diffusion short run", rehearse)
+    return context.once("diffusion short run", rehearse)
 
 
 @gate(
@@ -200,11 +200,11 @@ def trained(proof: GateContext) -> tuple[Run, Stage, Seen]:
     title="the class is dropped at the declared rate, and the net denoises without it",
     reads="data model loss counts optimizers train",
 )
-def hidden_class(proof: GateContext) -> Finding:
+def hidden_class(context: GateContext) -> Finding:
     """Counts how often the net gets another class than the sample's in sixty steps of train(), and which value replaces it. Then it
     compares that net's loss and predictions with the class and without it."""
-    cfg = proof.cfg
-    run, stage, seen = trained(proof)
+    cfg = context.cfg
+    run, stage, seen = trained(context)
     if cfg.drop == 0 and cfg.sampling.guidance_scale == 1:
         raise Skip("no class dropout and no guidance: --drop 0 --sampling.guidance-scale 1")
     share, n = sum(seen.hidden) / max(1, len(seen.hidden)), max(1, len(seen.hidden))
@@ -247,10 +247,10 @@ def declared_weights(noise, kind: str, snr: Tensor) -> Tensor:
     return torch.minimum(snr, torch.full_like(snr, gamma)) / per
 
 
-def _by_formula(proof: GateContext, asked: Objective, weight: Tensor) -> tuple[float, int]:
+def _by_formula(context: GateContext, asked: Objective, weight: Tensor) -> tuple[float, int]:
     """Return (largest relative difference between a sample's loss and weight * mean((prediction - target)^2), number of samples), for
     the net after sixty steps of train(), one sample per batch."""
-    _, stage, _ = trained(proof)
+    _, stage, _ = trained(context)
     net, few, worst, outputs = stage.model, min(16, len(asked.timestep)), 0.0, []
     hook = net.register_forward_hook(lambda _, args, out: outputs.append(to_double(out.sample.detach())))
     try:
@@ -273,19 +273,19 @@ def _by_formula(proof: GateContext, asked: Objective, weight: Tensor) -> tuple[f
     reads="data model loss counts train",
     explains=True,
 )
-def weighting(proof: GateContext) -> Finding:
+def weighting(context: GateContext) -> Finding:
     """Compares weights and timesteps with their declaration:
 
     - The loss's curvature at 512 noise levels with the declared weight (min-SNR for a diffusion, 1 for a flow). Prediction type and SNR
       are measured from the target and the noisy pictures.
     - The loss of each of 16 single samples, after sixty steps of train(), with that weight times the mean square error.
     - The distribution of the net's timesteps with the declared one (Kolmogorov-Smirnov)."""
-    asked, noise = objective(proof), proof.look()[1].data["train"].process.noise
+    asked, noise = objective(context), context.look()[1].data["train"].process.noise
     expected = declared_weights(noise, asked.kind, (asked.alpha / asked.sigma).square())
-    apart_from, of = _by_formula(proof, asked, expected)
+    apart_from, of = _by_formula(context, asked, expected)
     gap = ((asked.weight - expected).abs() / expected.clamp_min(0.01)).cpu()
     t, i = asked.timestep.tolist(), int(gap.argmax())
-    values, counts = watched(proof).timesteps.unique(return_counts=True)
+    values, counts = watched(context).timesteps.unique(return_counts=True)
     n = int(counts.sum())
     apart, limit = (counts.cumsum(0) / n - noise.below(values)).abs().max().item(), DRAWN / math.sqrt(n)
     return Finding(
@@ -309,11 +309,11 @@ def weighting(proof: GateContext) -> Finding:
     title="two samplers lead from the same noise to the same picture",
     reads="data model loss counts evaluate train",
 )
-def two_samplers(proof: GateContext) -> Finding:
+def two_samplers(context: GateContext) -> Finding:
     """Measures `samplers_apart` of evaluate() after sixty steps of train(). A net overshoots under guidance by then."""
-    run, stage, _ = trained(proof)
+    run, stage, _ = trained(context)
     val = stage.data["val"]
-    apart = run.measure(stage, View(val, pick(val, 32, proof.cfg.run.seed)))["samplers_apart"]
+    apart = run.measure(stage, View(val, pick(val, 32, context.cfg.run.seed)))["samplers_apart"]
     return Finding(
         apart <= EARLY, f"rms difference {apart:.3f} after {SHORT} steps, pictures in [-1, 1]", f"at most {EARLY:g}", INHERITED,
         evidence={"apart": apart},
@@ -329,12 +329,12 @@ def judged(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Gate:
         title="the scoring model classifies the recipe's real images correctly",
         reads="data",
     )
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Its accuracy on validation pictures must be at least halfway from chance to 1. A classifier that does not recognise real
         pictures cannot score samples."""
-        run, stage = proof.look()
+        run, stage = context.look()
         val = stage.data["val"]
-        batch = fetch(val, pick(val, min(KNOWN, len(val)), proof.cfg.run.seed), None, run.device)
+        batch = fetch(val, pick(val, min(KNOWN, len(val)), context.cfg.run.seed), None, run.device)
         share = to_double(judge(batch["image"])[0] == batch["label"]).mean().item()
         needed = (1 + stage.metric.floor) / 2
         return Finding(

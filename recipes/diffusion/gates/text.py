@@ -30,12 +30,12 @@ ALIKE = 0.01  # rms difference of images in [-1, 1]
     title="the exported pipeline encodes captions and generates images as in training and evaluation",
     reads="data model predict export train",
 )
-def prompt(proof: GateContext) -> Finding:
+def prompt(context: GateContext) -> Finding:
     """Compares, after sixty steps of train(), the hidden states of the export's own text encoder with the net's conditions, for captions and
     for the empty one. Then it compares latents from the same noise, with guidance, between pipeline and predict()."""
-    run, stage, _ = samples.trained(proof)
-    val, asked = stage.data["val"], proof.cfg.sampling
-    batch = fetch(val, pick(val, min(FEW, len(val)), proof.cfg.run.seed), None, run.device)
+    run, stage, _ = samples.trained(context)
+    val, asked = stage.data["val"], context.cfg.sampling
+    batch = fetch(val, pick(val, min(FEW, len(val)), context.cfg.run.seed), None, run.device)
     texts = [val.captions[i] for i in batch["asked"].tolist()]
     told: list[Tensor] = []
     with evaluating(stage.eval_model):

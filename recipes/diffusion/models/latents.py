@@ -10,7 +10,7 @@ from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from torch import Tensor, nn
 from trainworthy.core import Data, Field, Run, Tile, UserError
 from trainworthy.core.base.doubles import to_double
-from trainworthy.core.loop.checkpoint import digest
+from trainworthy.core.loop.weights import digest
 from trainworthy.recipes.diffusion.data import pictures
 from trainworthy.recipes.diffusion.models import nets, pipeline
 from trainworthy.recipes.shared import hub

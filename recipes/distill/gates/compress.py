@@ -22,17 +22,17 @@ NEAR = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}  # relative difference of the 
 LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
 
 
-def teacher_of(proof: GateContext) -> whisper.Whisper:
-    return whisper.load(proof.cfg.data.teacher, proof.cfg.data.seconds)
+def teacher_of(context: GateContext) -> whisper.Whisper:
+    return whisper.load(context.cfg.data.teacher, context.cfg.data.seconds)
 
 
 # ------------------------------------------------------------------------------------------------------------ the student
 @gate("copied", rows="C14", title="the student starts as its teacher's own layers, evenly spaced", reads="model")
-def copied(proof: GateContext) -> Finding:
+def copied(context: GateContext) -> Finding:
     """Searches every layer of the untrained student among the teacher's layers, bit for bit. All other tensors must be the teacher's."""
-    if proof.cfg.init_from:
+    if context.cfg.init_from:
         raise Skip("it starts from --init-from")
-    _, stage = proof.build(Plan(steps=1))
+    _, stage = context.build(Plan(steps=1))
     ours, theirs = _by_layer(stage.model.state_dict()), _by_layer(stage.frozen_modules["teacher"].state_dict())
     found, needed, wrong = [], [], []
     for side in ("encoder", "decoder"):
@@ -74,15 +74,15 @@ def _equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     title="labels are the teacher's transcripts, only of recordings that it transcribed well",
     reads="data",
 )
-def labels(proof: GateContext) -> Finding:
+def labels(context: GateContext) -> Finding:
     """Computes the word error rate of every training label against the spoken text, and transcribes some samples again from their own sound."""
-    run, stage = proof.build(Plan(steps=1))
-    data, most, teacher = stage.data["train"], proof.cfg.data.max_wer, teacher_of(proof)
+    run, stage = context.build(Plan(steps=1))
+    data, most, teacher = stage.data["train"], context.cfg.data.max_wer, teacher_of(context)
     pairs = [(data.peek(i, "truth"), data.peek(i, "text")) for i in range(len(data))]
     rates = [whisper.word_error_rate([said], [label]) for said, label in pairs]
     worst = max(range(len(data)), key=rates.__getitem__)
     over = sum(rate > most + 1e-9 for rate in rates)
-    batch = fetch(data, pick(data, LISTENED, proof.cfg.run.seed), None, run.device)
+    batch = fetch(data, pick(data, LISTENED, context.cfg.run.seed), None, run.device)
     with torch.no_grad():
         again = teacher.write(teacher.encode(batch["mel"]), at_most=batch["ids"].shape[1] + 8)
     other = [(a, b) for a, b in zip(batch["text"], again, strict=True) if whisper.normalise(a) != whisper.normalise(b)]
@@ -108,11 +108,11 @@ def labels(proof: GateContext) -> Finding:
     reads="loss counts",
     explains=True,
 )
-def divergence(proof: GateContext) -> Finding:
+def divergence(context: GateContext) -> Finding:
     """Compares both terms for four recordings with formulas in double precision, each recording alone and without padding; then with other
     padding."""
-    run, stage = proof.build(Plan(steps=1))
-    cfg, seed, teacher = proof.cfg, proof.cfg.run.seed, teacher_of(proof)
+    run, stage = context.build(Plan(steps=1))
+    cfg, seed, teacher = context.cfg, context.cfg.run.seed, teacher_of(context)
     batch = fetch(stage.data["train"], pick(stage.data["train"], 4, seed), seed, run.device)
     with evaluating(stage.model):
         by_hand = _by_hand(stage, batch, teacher, cfg)
@@ -163,12 +163,12 @@ def _by_hand(stage: Stage, batch: dict, teacher: whisper.Whisper, cfg) -> dict[s
     reads="data loss",
     explains=True,
 )
-def teacher(proof: GateContext) -> Finding:
+def teacher(context: GateContext) -> Finding:
     """Records the teacher while the loss is computed: its most likely ids against the labels, the modes of its modules, and the loss of one
     batch under different random draws, the student in eval mode."""
-    run, stage = proof.build(Plan(steps=1))
+    run, stage = context.build(Plan(steps=1))
     own, data, asked = stage.frozen_modules["teacher"], stage.data["train"], []
-    batch = fetch(data, pick(data, LISTENED, proof.cfg.run.seed), None, run.device)
+    batch = fetch(data, pick(data, LISTENED, context.cfg.run.seed), None, run.device)
     hook = own.proj_out.register_forward_hook(lambda _module, _args, out: asked.append((out.detach(), own.training)))
     losses: list[float] = []
     try:
@@ -182,7 +182,7 @@ def teacher(proof: GateContext) -> Finding:
         return Finding(
             False, "the loss never calls the teacher", "teacher logits for every token", "targets come from elsewhere"
         )
-    place, start = torch.arange(1, batch["ids"].shape[1], device=run.device), len(teacher_of(proof).prompt)
+    place, start = torch.arange(1, batch["ids"].shape[1], device=run.device), len(teacher_of(context).prompt)
     scored = (place >= start) & (place < batch["words"][:, None])
     answers = asked[0][0][:, : scored.shape[1]].argmax(-1)
     same = to_double((answers == batch["ids"][:, 1:])[scored]).mean().item()

@@ -24,12 +24,12 @@ def teacher(judge: Judge) -> Gate:
     title = "the teacher is as accurate inside the loss as alone, and repeatable"
 
     @gate("teacher", rows="V1 C12", title=title, reads="data loss", explains=True)
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Compares the output of its head while the loss of validation pictures is computed with the labels, and that loss under different
         random draws, the student in eval mode."""
-        run, stage, _ = overfitted(proof)
+        run, stage, _ = overfitted(context)
         val, asked = stage.data["val"], []
-        batch = fetch(val, pick(val, min(SAMPLES, len(val)), proof.cfg.run.seed), None, run.device)
+        batch = fetch(val, pick(val, min(SAMPLES, len(val)), context.cfg.run.seed), None, run.device)
         hook = judge.head.register_forward_hook(lambda _module, _args, out: asked.append(out.detach()))
         losses: list[Tensor] = []
         try:
@@ -79,10 +79,10 @@ def divergence(judge: Judge) -> Gate:
     title = "both loss terms of each sample equal their formulas, with trained weights"
 
     @gate("divergence", rows="C1", title=title, reads="data model loss counts train", explains=True)
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Compares the loss with Hinton 2015, equation 4 with T^2, per sample in double precision. It uses the overfit model, because equal
         scores of an untrained student hide several errors. If a term differs, known mistakes are computed, too."""
-        (run, stage, _), cfg = overfitted(proof), proof.cfg
+        (run, stage, _), cfg = overfitted(context), context.cfg
         data = stage.data["train"]
         order = pick(data, min(len(data), 64 * PAIRS), cfg.run.seed)
         known = [i for i in order if bool(data.peek(i, "known"))][:PAIRS]

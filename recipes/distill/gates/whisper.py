@@ -51,11 +51,11 @@ def read(run: Run, stage: Stage, batch: dict, canvas: Callable[[Tensor], Tensor]
     title="the teacher transcribes the recordings correctly, and no recording is silent",
     reads="data model",
 )
-def agreement(proof: GateContext) -> Finding:
+def agreement(context: GateContext) -> Finding:
     """Decodes the teacher's stored features again in the student's format, and measures the energy of every recording."""
-    run, stage = proof.build(Plan(steps=1))
-    data, teacher = stage.data["train"], whisper.load(proof.cfg.data.teacher, proof.cfg.data.seconds)
-    batch = fetch(data, pick(data, LISTENED, proof.cfg.run.seed), None, run.device)
+    run, stage = context.build(Plan(steps=1))
+    data, teacher = stage.data["train"], whisper.load(context.cfg.data.teacher, context.cfg.data.seconds)
+    batch = fetch(data, pick(data, LISTENED, context.cfg.run.seed), None, run.device)
     with evaluating(stage.model):
         rest = stage.model(torch.zeros_like(batch["envelope"]))
     heard = teacher.write(torch.where(speech(batch)[..., None], batch["features"], rest))
@@ -82,10 +82,10 @@ def _loudness(envelope: Tensor) -> float:
 
 
 @gate("vocabulary", rows="W5", title="texts and ids convert both ways, in the model's own vocabulary", reads="data")
-def vocabulary(proof: GateContext) -> Finding:
+def vocabulary(context: GateContext) -> Finding:
     """Encodes and decodes every transcript of both splits. Prompt and end must be in place, and all ids known to the model."""
-    _, stage = proof.build(Plan(steps=1))
-    teacher, wrong = whisper.load(proof.cfg.data.teacher, proof.cfg.data.seconds), []
+    _, stage = context.build(Plan(steps=1))
+    teacher, wrong = whisper.load(context.cfg.data.teacher, context.cfg.data.seconds), []
     entries = teacher.model.proj_out.out_features
     for name, data in stage.data.items():
         for i in range(len(data)):
@@ -119,15 +119,15 @@ def vocabulary(proof: GateContext) -> Finding:
     title="padding is in no loss term; magnitude and direction of features both count",
     reads="data loss counts",
 )
-def counted(proof: GateContext) -> Finding:
+def counted(context: GateContext) -> Finding:
     """Compares the loss with noise in silent parts, with longer padding, and for features that replace the student's: the teacher's, 1.5
     times and 0.1 times as large, and 0.1 times as large in other directions."""
-    run, stage = proof.build(Plan(steps=1))
-    seed = proof.cfg.run.seed
+    run, stage = context.build(Plan(steps=1))
+    seed = context.cfg.run.seed
     batch = fetch(stage.data["train"], pick(stage.data["train"], 4, seed), seed, run.device)
     theirs, mask, draws = batch["features"], speech(batch)[..., None], torch.Generator().manual_seed(seed)
     noise = torch.randn(theirs.shape, generator=draws).to(theirs.device)
-    longer = torch.nn.functional.pad(batch["envelope"], (0, 0, 0, 10))[:, : lessons.FPS * proof.cfg.data.seconds]
+    longer = torch.nn.functional.pad(batch["envelope"], (0, 0, 0, 10))[:, : lessons.FPS * context.cfg.data.seconds]
     padded = {**batch, "features": torch.where(mask, theirs, noise), "envelope": longer}
     first, again = sum(read(run, stage, batch).values()), sum(read(run, stage, padded).values())
 
@@ -164,13 +164,13 @@ def counted(proof: GateContext) -> Finding:
     title="the student's features have the teacher's scale from the start",
     reads="model data",
 )
-def magnitude(proof: GateContext) -> Finding:
+def magnitude(context: GateContext) -> Finding:
     """Compares the norm of a frame, and of its part around the mean of its position, between student and teacher: before training, and after
     eight recordings were memorised."""
-    run, stage = proof.build(Plan(steps=1))
-    found = {"untrained": _sizes(run, stage, proof)}
-    _, taught, _ = overfitted(proof)
-    found["taught"] = _sizes(run, taught, proof)
+    run, stage = context.build(Plan(steps=1))
+    found = {"untrained": _sizes(run, stage, context)}
+    _, taught, _ = overfitted(context)
+    found["taught"] = _sizes(run, taught, context)
     (size, spread), (late, _) = found["untrained"], found["taught"]
     ok = 0.5 <= size <= 2 and 0.1 <= spread <= 4 and 0.8 <= late <= 1.25
     return Finding(
@@ -182,10 +182,12 @@ def magnitude(proof: GateContext) -> Finding:
     )  # fmt: skip
 
 
-def _sizes(run: Run, stage: Stage, proof: GateContext) -> tuple[float, float]:
+def _sizes(run: Run, stage: Stage, context: GateContext) -> tuple[float, float]:
     """Return (mean norm of the student's frames over the teacher's, the same around the mean of each position of the batch)."""
     data = View(
-        stage.data["train"], pick(stage.data["train"], OVERFIT_SAMPLES, proof.cfg.run.seed), draws=proof.cfg.run.seed
+        stage.data["train"],
+        pick(stage.data["train"], OVERFIT_SAMPLES, context.cfg.run.seed),
+        draws=context.cfg.run.seed,
     )
     batch = fetch(data, list(range(len(data))), None, run.device)
     with evaluating(stage.model):
@@ -203,11 +205,11 @@ def _sizes(run: Run, stage: Stage, proof: GateContext) -> tuple[float, float]:
     title="input at one time changes the features at that time",
     reads="model data train",
 )
-def alignment(proof: GateContext) -> Finding:
+def alignment(context: GateContext) -> Finding:
     """Changes one frame of a recording, at eight places, and compares its time with that of the largest change in the features, in seconds.
     The sensor's frames must last as long as the teacher's."""
-    run, stage, _ = rehearsed(proof)
-    data, seed = stage.data["val"], proof.cfg.run.seed
+    run, stage, _ = rehearsed(context)
+    data, seed = stage.data["val"], context.cfg.run.seed
     batch = fetch(data, pick(data, 8, seed), None, run.device)
     longest = int(batch["span"].argmax())
     one = batch["envelope"][longest : longest + 1]
@@ -242,10 +244,10 @@ def alignment(proof: GateContext) -> Finding:
     title="the frozen decoder reads the transcript from the teacher's own features",
     reads="data loss counts",
 )
-def head(proof: GateContext) -> Finding:
+def head(context: GateContext) -> Finding:
     """Computes the stage's loss for the teacher's features: it shows errors in ids, shift and mask."""
-    run, stage = proof.build(Plan(steps=1))
-    data, seed = stage.data["train"], proof.cfg.run.seed
+    run, stage = context.build(Plan(steps=1))
+    data, seed = stage.data["train"], context.cfg.run.seed
     batch = fetch(data, pick(data, 16, seed), seed, run.device)
     with evaluating(stage.model):
         rest = stage.model(torch.zeros_like(batch["envelope"]))
@@ -260,17 +262,17 @@ def head(proof: GateContext) -> Finding:
 
 @gate("collapse", rows="W1", title="the features carry enough for a frozen decoder, which attends to them",
       reads="model data")  # fmt: skip
-def collapse(proof: GateContext) -> Finding:
+def collapse(context: GateContext) -> Finding:
     """Measures the centred cosine between the initial student and the teacher, and the words that it decodes from eight recordings. (The raw
     cosine is useless: the teacher's mean alone has 0.7.)"""
-    run, stage = proof.build(Plan(steps=1))
-    teacher = whisper.load(proof.cfg.data.teacher, proof.cfg.data.seconds)
-    follows, seed = proof.follows, proof.cfg.run.seed
+    run, stage = context.build(Plan(steps=1))
+    teacher = whisper.load(context.cfg.data.teacher, context.cfg.data.seconds)
+    follows, seed = context.follows, context.cfg.run.seed
     taught = stage.data["train" if follows == "rehearsed" else "val"]
     data = View(taught, pick(taught, OVERFIT_SAMPLES if follows == "rehearsed" else 64, seed))
     cosine = run.measure(stage, data)["centred_cosine"]
     eight = _eight(data)
-    _, after, _ = overfitted(proof)
+    _, after, _ = overfitted(context)
     with evaluating(after.model):
         words = reader(after.model, teacher).write(after.model(eight["envelope"].to(run.device)))
     different, bar = len(set(words)), TAUGHT[follows]

@@ -188,9 +188,9 @@ def export(folder: Path, model: Speller, data: Spelt, cfg: core.Config) -> None:
 
 # --------------------------------------------------------------------------------------------------- what must be proved
 @gate("spelling", rows="W5", title="words and letters convert both ways", reads="data")
-def spelling(proof: GateContext) -> Finding:
+def spelling(context: GateContext) -> Finding:
     """Encodes and decodes every transcript of both splits, with one frame per letter and a blank between equal ones."""
-    _, stage = proof.look()
+    _, stage = context.look()
     wrong, n = [], 0
     for data in stage.data.values():
         for i in range(len(data)):
@@ -212,10 +212,10 @@ def spelling(proof: GateContext) -> Finding:
     title="eight recordings are transcribed, not left blank",
     reads="model data loss counts optimizers",
 )
-def blanks(proof: GateContext) -> Finding:
+def blanks(context: GateContext) -> Finding:
     """Measures the share of blank frames after eight recordings were memorised, and what is read from them."""
-    run, stage, _ = overfitted(proof)
-    data, seed = stage.data["train"], proof.cfg.run.seed
+    run, stage, _ = overfitted(context)
+    data, seed = stage.data["train"], context.cfg.run.seed
     batch = fetch(data, pick(data, OVERFIT_SAMPLES, seed), seed, run.device)
     with evaluating(stage.model):
         best = greedy(stage.model, batch)

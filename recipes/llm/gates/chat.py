@@ -64,12 +64,12 @@ def some(data: Data, seed: int) -> list[int]:
 
 def template(chat: Chat, answers: tuple[str, ...]) -> Gate:
     @gate("template", rows="L8", title="the chat template is applied exactly once, without extra tokens", reads="data")
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Compares the ids that reach the model with the tokenizer's own rendering of the same turns."""
-        run, stage = proof.look()
+        run, stage = context.look()
         data, wrong = stage.data["train"], []
-        indices = some(data, proof.cfg.run.seed)
-        batch = fetch(data, indices, proof.cfg.run.seed, run.device)
+        indices = some(data, context.cfg.run.seed)
+        batch = fetch(data, indices, context.cfg.run.seed, run.device)
         seen = rows_of(batch)
         size = stage.model.get_input_embeddings().num_embeddings
         for row, (i, prompt, said) in enumerate(rows({f"sample {i}": data.get(i, None) for i in indices}, answers)):
@@ -105,12 +105,12 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
         return chat.tokenizer.decode([ids[p + 1] for p in sorted(places)[:12] if p + 1 < len(ids)])
 
     @gate("scored", rows="L2 L3", title=title, reads="data model loss train", explains=True)
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Reads the scored tokens from the loss's gradient with respect to the last hidden states: each state predicts the next token. So it
         measures what the loss does, whatever the labels are."""
-        run, stage = proof.look()
+        run, stage = context.look()
         data, wrong = stage.data["train"], []
-        samples = {f"sample {i}": data.get(i, None) for i in some(data, proof.cfg.run.seed)}
+        samples = {f"sample {i}": data.get(i, None) for i in some(data, context.cfg.run.seed)}
         named, sample = next(reversed(samples.items()))
         samples[f"{named} with an answer quoted in its prompt"] = quoting(chat, sample, answers[0])
         batch = to_device(data.collate([*samples.values()]), run.device)
@@ -157,14 +157,14 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
     title="a packed sample has the same hidden states as alone, on every attention backend",
     reads="data model loss train",
 )
-def isolation(proof: GateContext) -> Finding:
+def isolation(context: GateContext) -> Finding:
     """Compares hidden states in the recipe's own loss for three packed samples: with the first sample exchanged, and with the last sample
     alone."""
-    run, stage = proof.look()
+    run, stage = context.look()
     data = stage.data["train"]
-    indices = some(data, proof.cfg.run.seed)
-    batch = fetch(data, indices, proof.cfg.run.seed, run.device)
-    alone = fetch(data, indices[-1:], proof.cfg.run.seed, run.device)
+    indices = some(data, context.cfg.run.seed)
+    batch = fetch(data, indices, context.cfg.run.seed, run.device)
+    alone = fetch(data, indices[-1:], context.cfg.run.seed, run.device)
     sizes = batch["attention_mask"].sum(1).tolist()
     changed = {**batch, "inputs": {**batch["inputs"], "input_ids": batch["inputs"]["input_ids"].clone()}}
     changed["inputs"]["input_ids"][0, 1 : sizes[0]] = changed["inputs"]["input_ids"][0, 1 : sizes[0]].flip(0)
@@ -207,12 +207,12 @@ def isolation(proof: GateContext) -> Finding:
 
 
 @gate("causal", rows="L4", title="hidden states do not depend on later tokens", reads="data model loss", explains=True)
-def causal(proof: GateContext) -> Finding:
+def causal(context: GateContext) -> Finding:
     """Exchanges the last answer token of each sample in the input of the recipe's own loss. Hidden states before it must not change. If loss
     and reference read the model in the same way, no other gate notices a model that sees its target."""
-    run, stage = proof.look()
+    run, stage = context.look()
     data = stage.data["train"]
-    batch = fetch(data, some(data, proof.cfg.run.seed)[:2], proof.cfg.run.seed, run.device)
+    batch = fetch(data, some(data, context.cfg.run.seed)[:2], context.cfg.run.seed, run.device)
     seen: list[Tensor] = []
     heard: list[Tensor] = []
     net = backbone(stage.model)
@@ -303,12 +303,12 @@ def asked(chat: Chat) -> Gate:
     title = "evaluations use the same prompts as training"
 
     @gate("prompts", rows="L8 L1", title=title, reads="data model loss evaluate")
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Compares the ids that `evaluate` generates from with those that the loss sees before the answer of the same samples. The loss is
         aborted after its input is recorded."""
-        run, stage = proof.look()
+        run, stage = context.look()
         data = stage.data["train"]
-        indices = some(data, proof.cfg.run.seed)
+        indices = some(data, context.cfg.run.seed)
         with heard(stage.model) as asked:
             run.measure(stage, View(data, indices))
         wrong = []
@@ -316,7 +316,7 @@ def asked(chat: Chat) -> Gate:
             sample = data.get(i, None)
             _, answer = reference(chat, sample["prompt"], sample["completion"])
             with heard(stage.model, once=True) as learnt, evaluating(stage.model), run.autocast():
-                stage.loss(stage.model, fetch(data, [i], proof.cfg.run.seed, run.device))
+                stage.loss(stage.model, fetch(data, [i], context.cfg.run.seed, run.device))
             trained = learnt[0][0].tolist()
             trained = trained[: len(trained) - len(answer)]
             ends = [row.tolist()[-len(trained) :] for ids in asked for row in ids if ids.shape[1] >= len(trained)]
@@ -340,10 +340,10 @@ def padding() -> Gate:
     title = "answers and losses in a batch equal those of each sample alone"
 
     @gate("padding", rows="L1", title=title, reads="data model loss evaluate")
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Compares answers and loss of the overfit model, whose answers are certain, on a padded batch of three prompts and on each prompt
         alone."""
-        run, stage, found = overfitted(proof)
+        run, stage, found = overfitted(context)
         if "loss" not in found or stage.predict is None:
             raise Skip("the overfit gate trained no model" if stage.predict else "the recipe has no predict()")
         data = View(stage.data["train"], found["indices"])

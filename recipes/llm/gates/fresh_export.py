@@ -31,13 +31,13 @@ def exported(base: str, tokenizer: Any, lm: Callable[[nn.Module], nn.Module] = l
     title = "the export, loaded in a fresh process, gives the log-probabilities of the trained model"
 
     @gate("exported", rows="C18 L5", title=title, reads="model export optimizers state loss counts train")
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Exports the rehearsed model, whose weights have moved. A process that imports nothing of this project loads it with transformers
         and peft. Its log-probabilities are compared on random tokens, relative to what the rehearsal changed."""
-        run, stage, _ = rehearsed(proof)
+        run, stage, _ = rehearsed(context)
         if sum(p.numel() for p in stage.model.parameters()) > BIGGEST:
             raise Skip("the model is too large to be saved and loaded before each run")
-        draws = torch.Generator().manual_seed(proof.cfg.run.seed)
+        draws = torch.Generator().manual_seed(context.cfg.run.seed)
         ids = torch.randint(len(tokenizer), (ROWS, TOKENS), generator=draws)
 
         def said(model: nn.Module) -> Tensor:
@@ -46,7 +46,7 @@ def exported(base: str, tokenizer: Any, lm: Callable[[nn.Module], nn.Module] = l
             return torch.stack(each).float().log_softmax(-1).cpu()
 
         def judged() -> Finding | None:
-            ours, before = said(stage.eval_model), said(proof.look()[1].eval_model)
+            ours, before = said(stage.eval_model), said(context.look()[1].eval_model)
             needed = f"at most {limit:.0%} of the change by training, and the same tokens of a text"
             samples = [{"ids": row.tolist(), "base": base, "text": PROBE} for row in ids]
             with tempfile.TemporaryDirectory() as name:
@@ -80,7 +80,7 @@ def exported(base: str, tokenizer: Any, lm: Callable[[nn.Module], nn.Module] = l
         least, limit = EXACT if run.precision == "fp32" and run.device.type == "cpu" else ROUGH
         found = agreed(run.accelerator, judged() if run.rank == 0 else None)
         return (
-            exported_weights.prove(proof) if found is None else found
+            exported_weights.prove(context) if found is None else found
         )  # the outputs hardly changed: compare the files
 
     return prove

@@ -25,13 +25,13 @@ def objective(chat: Chat) -> Gate:
     title = "the loss is the negative log-likelihood of each answer alone"
 
     @gate("objective", rows="L2 L3 L1", title=title, reads="data model loss train", explains=True)
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Compares the recipe's loss of a batch with log-probabilities from plain logits: each sample alone, without padding or mask, with
         ids and answers from the tokenizer's own template. If they differ, it also computes the loss with known bugs."""
-        run, stage = proof.look()
+        run, stage = context.look()
         data = stage.data["train"]
-        indices = some(data, proof.cfg.run.seed)
-        batch = fetch(data, indices, proof.cfg.run.seed, run.device)
+        indices = some(data, context.cfg.run.seed)
+        batch = fetch(data, indices, context.cfg.run.seed, run.device)
         parts: list[dict[str, float]] = []
         with evaluating(stage.model), run.autocast(), torch.no_grad():
             got = sum(v for v in stage.loss(stage.model, batch).values()).item()
@@ -91,9 +91,9 @@ def exported(
     }.get(name, "the export, loaded from its files, gives the log-probabilities of the trained model")
 
     @gate(name, rows="L5", title=title, reads="data model export train")
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Compares log-probabilities of the overfit model and of its export at each answer token, relative to what training changed."""
-        run, stage, found = overfitted(proof)
+        run, stage, found = overfitted(context)
         if sum(p.numel() for p in stage.model.parameters()) > BIGGEST:
             raise Skip("the model is too large to be saved and loaded before each run")
         samples = [stage.data["train"].get(i, None) for i in found["indices"]]

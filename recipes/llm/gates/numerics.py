@@ -44,10 +44,10 @@ def phases(find: Callable[[GateContext], tuple[Run, Stage, Tensor, int]]) -> Gat
     """Return the gate. `find` returns (run, stage, ids (1, T) of a text, length in use)."""
 
     @gate("phases", rows="L5", title="rotary phases are exact at the longest position in use", reads="data model train")
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Attention with rotary positions depends on distances only, so shifting a short text must not change the logits. Phases kept in
         half precision satisfy this at small positions only."""
-        run, stage, ids, length = find(proof)
+        run, stage, ids, length = find(context)
         if not turns(stage.model):
             raise Skip("positions are not rotary, or depend on the length of the text")
         if length < 4 * WINDOW:

@@ -64,9 +64,9 @@ def packed(data: Packed, documents: list[np.ndarray], run: Run) -> dict:
     return fetch(rows, list(range(len(rows))), None, run.device)
 
 
-def divided(batch: dict, proof: GateContext) -> Iterator[dict]:
+def divided(batch: dict, context: GateContext) -> Iterator[dict]:
     """Yield the batch in parts of at most half a micro-batch of the run: `felt` keeps more of a row than training does."""
-    most = max(1, own_size(proof) // 2)
+    most = max(1, own_size(context) // 2)
     for start in range(0, len(batch["input_ids"]), most):
         yield {k: v[start : start + most] for k, v in batch.items()}
 
@@ -79,15 +79,15 @@ def divided(batch: dict, proof: GateContext) -> Iterator[dict]:
     reads="data model loss",
     explains=True,
 )
-def asked(proof: GateContext) -> Finding:
+def asked(context: GateContext) -> Finding:
     """Reads targets from the loss's gradient with respect to the logits: which logit is increased after which token, whatever the labels
     are. Compares them with the documents themselves."""
-    run, stage = proof.look()
+    run, stage = context.look()
     data = stage.data["train"]
-    documents = some(data, proof.cfg.run.seed)
+    documents = some(data, context.cfg.run.seed)
     batch = packed(data, documents, run)
     pulled_in: list[Tensor] = []
-    for part in divided(batch, proof):
+    for part in divided(batch, context):
         with run.autocast():
             _, gradient = felt(stage, part)
         pulled_in.append(gradient.argmin(-1).masked_fill(gradient.abs().sum(-1) == 0, IGNORED))
@@ -137,12 +137,12 @@ def asked(proof: GateContext) -> Finding:
     reads="data model loss train",
     explains=True,
 )
-def causal(proof: GateContext) -> Finding:
+def causal(context: GateContext) -> Finding:
     """Exchanges one token in the middle of a document and keeps the labels: logits at earlier positions must not change. So no model can
     beat the entropy of random sequences. `asked` pairs the batch's ids with targets; this gate shows which ids the model reads."""
-    run, stage, _ = rehearsed(proof)  # untrained, the head is zero and no logit would change
+    run, stage, _ = rehearsed(context)  # untrained, the head is zero and no logit would change
     data = stage.data["train"]
-    batch = packed(data, some(data, proof.cfg.run.seed), run)
+    batch = packed(data, some(data, context.cfg.run.seed), run)
     ids, (start, end) = batch["input_ids"], max(parts(batch["position_ids"][0]), key=lambda p: p[1] - p[0])
     at = (start + end) // 2
     if at - start < 2:
@@ -179,10 +179,10 @@ def causal(proof: GateContext) -> Finding:
     title="a packed document has the same logits as alone, on every attention backend",
     reads="data model loss train",
 )
-def isolation(proof: GateContext) -> Finding:
+def isolation(context: GateContext) -> Finding:
     """Compares logits of two packed documents: with the first document exchanged, and with the second alone. It uses the rehearsed model,
     because an untrained one gives the same output for any input."""
-    run, stage, _ = rehearsed(proof)
+    run, stage, _ = rehearsed(context)
     data, model = stage.data["train"], stage.model
     half = data.context // 2
     own = sorted(data.documents[:400], key=len)[-3:]

@@ -13,7 +13,8 @@ from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, fetch
 from trainworthy.core.gates.learning import overfitted
-from trainworthy.core.loop.run import evaluating, training_modes
+from trainworthy.core.loop.run import evaluating
+from trainworthy.core.loop.update import training_modes
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Stage, View
 from trainworthy.recipes.llm.data.pairs import Chat
@@ -84,11 +85,11 @@ def preference(chat: Chat, cfg: Any) -> Gate:
         return said.gather(-1, ids[0, len(before) :, None].cpu()).sum().item(), len(after)
 
     @gate("preference", rows="L9", title=title, reads="data model loss train", explains=True)
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Compares the loss of two pairs, before training and after eight pairs were memorised, with the formula. Its log-probabilities come
         from each answer alone, for the policy and for the reference, which is the initial model built again."""
-        _, start = proof.look()
-        run, learnt, found = overfitted(proof)
+        _, start = context.look()
+        run, learnt, found = overfitted(context)
         data = View(start.data["train"], found["indices"][:PAIRS])
         rows = [data.get(i, None) for i in range(len(data))]
         asked = [[(r["prompt"], r[k]) for k in ("chosen", "rejected")] for r in rows]
@@ -108,7 +109,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
         for name, stage in (("before", start), ("after", learnt)):
             over = read(stage.model)[0] - begun
             due = LOSSES[cfg.loss](over, sizes, cfg.beta, cfg.label_smoothing).mean().item()
-            batch = fetch(data, list(range(len(data))), proof.cfg.run.seed, run.device)
+            batch = fetch(data, list(range(len(data))), context.cfg.run.seed, run.device)
             with evaluating(stage.model):
                 got = lost(stage, batch)
             gaps.append(abs(got - due) / max(1.0, abs(due)))
@@ -161,10 +162,10 @@ def _words(text: str) -> list[str]:
 
 
 @gate("sides", rows="L9 R1", title="held-out pairs prefer what training pairs prefer", reads="data")
-def sides(proof: GateContext) -> Finding:
+def sides(context: GateContext) -> Finding:
     """Compares simple properties of the preferred answer between the splits. If it clearly has more of something in training and clearly
     less in validation, the two answers are exchanged in one of the splits."""
-    data, table, wrong = proof.look()[1].data, {}, []
+    data, table, wrong = context.look()[1].data, {}, []
     for split in ("train", "val"):
         rows = [data[split].get(i, None) for i in data[split].representative(min(READ, len(data[split])))]
         for name, of in FEATURES.items():

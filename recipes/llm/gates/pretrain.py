@@ -67,9 +67,9 @@ def overfit(batch: dict, first: float) -> float:
 
 
 # ---------------------------------------------------------------------------------------------------------------- gates
-def beginning(proof: GateContext) -> tuple[Run, Stage, Tensor, int]:
+def beginning(context: GateContext) -> tuple[Run, Stage, Tensor, int]:
     """Return (run, stage, the first tokens of a document (1, T), tokens per row) after a few training steps."""
-    run, stage, _ = rehearsed(proof)
+    run, stage, _ = rehearsed(context)
     data = stage.data["train"]
     document = max(data.documents[:100], key=len)[: numerics.WINDOW]
     return run, stage, torch.from_numpy(document.astype(np.int64))[None].to(run.device), data.context
@@ -79,15 +79,15 @@ def z(weight: float) -> Gate:
     title = "z-loss is weight x log^2 Z of the raw logits, in value and gradient"
 
     @gate("z-loss", rows="L6", title=title, reads="data model loss")
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """A short run does not show a z-loss at its usual weight. So the gate compares the gradient of the recipe's loss with respect to the
         logits, as they are and with 10 added to each, which does not change the cross-entropy."""
         if not weight:
             raise Skip("no z-loss: --z-loss 0")
-        run, stage = proof.look()
-        batch = packed(stage.data["train"], some(stage.data["train"], proof.cfg.run.seed), run)
+        run, stage = context.look()
+        batch = packed(stage.data["train"], some(stage.data["train"], context.cfg.run.seed), run)
         sums, log_zs = torch.zeros(5, dtype=torch.float64), []
-        for part in divided(batch, proof):
+        for part in divided(batch, context):
             logits, gradient = (x.cpu() for x in felt(stage, part))
             shifted = felt(stage, part, SHIFT)[1].cpu()
             for places in (gradient.abs().sum(-1) > 0).nonzero().split(PLACES):
@@ -124,10 +124,10 @@ def z(weight: float) -> Gate:
     title="bits per byte and perplexity equal those computed token by token",
     reads="data model evaluate train",
 )
-def perplexity(proof: GateContext) -> Finding:
+def perplexity(context: GateContext) -> Finding:
     """Compares the recipe's evaluation of a few validation documents, one longer than a row, at two batch sizes, with a reference. The
     reference reads one window up to each token, without packing, padding and labels."""
-    run, stage, _ = rehearsed(proof)
+    run, stage, _ = rehearsed(context)
     data, model = stage.data["val"], stage.model
     width, stride = data.context, data.stride
     longest = max(data.documents, key=len)[: width + stride + 9]
@@ -181,12 +181,12 @@ def perplexity(proof: GateContext) -> Finding:
     title="the export is the trained model with its tokenizer",
     reads="data model export train",
 )
-def export(proof: GateContext) -> Finding:
+def export(context: GateContext) -> Finding:
     """Loads the export of the rehearsed model with `AutoModelForCausalLM` and `AutoTokenizer` alone, and compares logits, settings and
     tokens."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    run, stage, _ = rehearsed(proof)
+    run, stage, _ = rehearsed(context)
     model, data = stage.model, stage.data["val"]
     if run.world > 1 or sum(p.numel() for p in model.parameters()) > BIGGEST:
         raise Skip("several processes, or the model is too large to be saved and loaded by a gate")

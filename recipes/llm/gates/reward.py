@@ -65,11 +65,11 @@ def lengths(chat: Chat) -> Gate:
     title = "the preferred answer is not simply the longer one"
 
     @gate("lengths", rows="R1", title=title, reads="data")
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Counts the pairs that a reward of the number of tokens alone would rank correctly."""
-        _, stage = proof.look()
+        _, stage = context.look()
         data = stage.data["train"]
-        pairs = [data.get(i, None) for i in pick(data, 1000, proof.cfg.run.seed)]
+        pairs = [data.get(i, None) for i in pick(data, 1000, context.cfg.run.seed)]
         share = preferred(preferences.more_tokens(pairs, chat))
         return Finding(
             1 - ONE_SIDED < share < ONE_SIDED,
@@ -88,12 +88,12 @@ def place(chat: Chat) -> Gate:
     title = "the reward is read at the token that ends the answer, and nowhere else"
 
     @gate("place", rows="L2 L3", title=title, reads="data model loss train", explains=True)
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Reads where the loss of the overfit model has a gradient with respect to the last hidden states. This is what the loss does,
         whatever pad token and configuration say. The head of an overfit model is no longer zero."""
-        run, stage, _ = overfitted(proof)
+        run, stage, _ = overfitted(context)
         data, wrong = stage.data["train"], []
-        samples = {f"sample {i}": data.get(i, None) for i in some(data, proof.cfg.run.seed)}
+        samples = {f"sample {i}": data.get(i, None) for i in some(data, context.cfg.run.seed)}
         named, sample = next(reversed(samples.items()))
         samples[f"{named} with an answer quoted in its prompt"] = quoting(chat, sample, ANSWERS[0])
         batch = to_device(data.collate([*samples.values()]), run.device)
@@ -137,11 +137,11 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
         )
 
     @gate("bradley-terry", rows="R1 L1", title=title, reads="data model loss evaluate train", explains=True)
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Compares the loss before training and after a few pairs were memorised, in order and exchanged, with the formula. Its rewards come
         from each answer alone, without padding. The evaluation's margin is compared, too."""
-        _, start = proof.look()
-        run, learnt, found = overfitted(proof)
+        _, start = context.look()
+        run, learnt, found = overfitted(context)
         data = View(start.data["train"], found["indices"])
         all_of = [data.get(i, None) for i in range(len(data))]
         gaps, shown = {}, []
@@ -180,12 +180,12 @@ def exported(chat: Chat) -> Gate:
     title = "the exported model, loaded from its files, gives the same rewards"
 
     @gate("exported", rows="L5", title=title, reads="data model export train")
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Compares rewards of the overfit model's answers, each alone, with those of its export in one batch, padded by the exported
         tokenizer on either side."""
         from transformers import AutoTokenizer
 
-        run, stage, found = overfitted(proof)
+        run, stage, found = overfitted(context)
         if stage.export is None:
             raise Skip("the recipe has no export")
         samples = [stage.data["train"].get(i, None) for i in found["indices"]]

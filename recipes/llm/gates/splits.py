@@ -15,9 +15,9 @@ def held_out(source: Any) -> Gate:
     @gate(
         "splits", rows="C6", title="validation and test are as large as the settings say", reads="data", explains=True
     )
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Checks the sizes of the splits: exchanged splits have no row in common, so `leakage` does not notice."""
-        data = proof.look()[1].data
+        data = context.look()[1].data
         sizes = {name: len(one) for name, one in data.items()}
         held, train = {k: n for k, n in sizes.items() if k in ("val", "test")}, sizes.get("train", 0)
         large = [f"{name} has {n:,} samples" for name, n in held.items() if most and n > most]

@@ -78,11 +78,11 @@ def whole(path: str, model: nn.Module) -> nn.Module:
     title="the 4-bit base approximates the weights of its file, and all of it is quantised",
     reads="data model optimizers expect pretrained train",
 )
-def four_bit(proof: GateContext) -> Finding:
+def four_bit(context: GateContext) -> Finding:
     """Reads what each packed matrix multiplies by, from products with unit vectors after a few steps of `train()`, and compares it with the
     file. The largest weight of each block is exact up to its scale's 8 bits; the others may be rounded by half of NF4's widest gap in
     addition."""
-    _, stage, _ = rehearsed(proof)
+    _, stage, _ = rehearsed(context)
     model, layers = stage.model, {f"{n}.weight": layer for n, layer in packed(stage.model).items()}
     words = {id(m.weight) for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m}
     frozen = [n for n, p in model.named_parameters() if not p.requires_grad and id(p) not in words]

@@ -20,10 +20,10 @@ from trainworthy.recipes.rl.control.learning_probes import (
     rows="R4 C15",
     title="environments have different seeds, and continue from a checkpoint exactly",
 )
-def replay(proof: GateContext) -> Finding:
+def replay(context: GateContext) -> Finding:
     """Takes random actions and saves the state half-way. New environments that load it must return the same observations."""
-    cfg = proof.cfg
-    run, stage = proof.build(Plan(steps=1))
+    cfg = context.cfg
+    run, stage = context.build(Plan(steps=1))
     envs = environments_of(stage)
     if envs is None:
         return Finding(

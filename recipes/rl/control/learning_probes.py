@@ -65,7 +65,7 @@ class Learnt:
 
 
 def learnt(
-    proof: GateContext,
+    context: GateContext,
     subject: Subject,
     name: str,
     *,
@@ -82,7 +82,7 @@ def learnt(
     With the default number of `units` (rollouts), training stops as soon as the answer is learnt; with fewer, all are made. Batches of
     rollout `noted` are kept. `look` gets the loss, the model and the first of these batches. `before` may change the stage first.
     Except for the probe "memory", the newest observation determines the answer."""
-    cfg, id = proof.cfg, f"probe/{name}{'-box' * subject.box}-v0"
+    cfg, id = context.cfg, f"probe/{name}{'-box' * subject.box}-v0"
     cfg = replace(cfg, env=id, frame_stack=stack, num_envs=8, num_steps=16, gamma=GAMMA, optim=replace(cfg.optim, lr=3e-3),
                   train=replace(cfg.train, batch_size=batch, accumulate=1), **subject.settings | settings)  # fmt: skip
     close: list[bool] = []
@@ -92,7 +92,7 @@ def learnt(
             close.append(off(subject, stage, name, stack) <= CLOSE / 2)
         return len(close) >= IN_A_ROW and all(close[-IN_A_ROW:])
 
-    run = Run(cfg, proof.accelerator, plan=Plan(steps=units, peak=True, watch=enough))
+    run = Run(cfg, context.accelerator, plan=Plan(steps=units, peak=True, watch=enough))
     stage = build(run, lambda run: subject.make(cfg, run))
     if before:
         before(stage)
@@ -126,7 +126,7 @@ def learnt(
     stage.loss = loss
     if envs:
         envs.step = watched(envs.step)
-    proof.train(cfg, run, stage)
+    context.train(cfg, run, stage)
     return found
 
 
@@ -189,11 +189,11 @@ def probe_gate(subject: Subject, name: str, rows: str, title: str, remedy: str) 
     """Return the gate that trains a probe with the recipe's own loop and compares what it learnt with the known answer."""
 
     @gate(f"probe-{name}", rows=rows, title=title, symptom=True)
-    def prove(proof: GateContext) -> Finding:
-        stack = proof.cfg.frame_stack if name == "memory" else 1
-        if name == "memory" and stack == 1 and not getattr(proof.cfg, "rnn_hidden_size", 0):
+    def prove(context: GateContext) -> Finding:
+        stack = context.cfg.frame_stack if name == "memory" else 1
+        if name == "memory" and stack == 1 and not getattr(context.cfg, "rnn_hidden_size", 0):
             raise Skip("the policy has no memory (--frame-stack 1)")
-        result = learnt(proof, subject, name, stack=stack)
+        result = learnt(context, subject, name, stack=stack)
         run, stage = result.run, result.stage
         observations, values, best = known(subject, stage.model, name, stack)
         with torch.no_grad():

@@ -31,12 +31,12 @@ def formula_gate(formula: Callable | None) -> Gate:
     title = "each term of the loss is its formula, sample by sample, with the formula's gradient"
 
     @gate("formula", rows="R3 R5", title=title, explains=True)
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Compares the last batch of two rollouts with recipes/rl/control/formulas.py: the value of each sample and the gradient of the sum.
         Stored numbers get noise, so that old and new policy differ and every clip is active."""
         if formula is None:
             raise Skip("there is no formula for this objective (`formula=` of gates.Subject)")
-        one, run = compared(proof, formula), seen(proof).run
+        one, run = compared(context, formula), seen(context).run
         exact, own = limit(run, 1e-4), f"; of the recipe's own: {', '.join(one.own)}" if one.own else ""
         return Finding(
             not one.wrong, "; ".join(one.wrong) or f"{one.samples} samples: {', '.join(one.said)}{own}",
@@ -63,14 +63,14 @@ class Comparison:
     """Term -> the published form that it equals."""
 
 
-def compared(proof: GateContext, formula: Callable) -> Comparison:
+def compared(context: GateContext, formula: Callable) -> Comparison:
     """Compare the loss of a real batch with its formula."""
-    return proof.once("rl-formula", lambda: _compared(proof, formula))
+    return context.once("rl-formula", lambda: _compared(context, formula))
 
 
-def _compared(proof: GateContext, formula: Callable) -> Comparison:
-    found = seen(proof)
-    run, stage, batch = found.run, found.stage, _moved(found.batch, proof.cfg.run.seed)
+def _compared(context: GateContext, formula: Callable) -> Comparison:
+    found = seen(context)
+    run, stage, batch = found.run, found.stage, _moved(found.batch, context.cfg.run.seed)
     if stage.expect.couplings:
         raise Skip(f"declared: {stage.expect.couplings}")
     model, out = stage.model.eval(), Comparison(batch)
@@ -78,7 +78,7 @@ def _compared(proof: GateContext, formula: Callable) -> Comparison:
         one_by_one = [stage.loss(model, stated_by.row(batch, i)) for i in range(batch_size(batch))]
         got = {k: torch.stack([one[k].detach() for one in one_by_one]).float() for k in one_by_one[0]}
         whole = stage.loss(model, batch)
-        due = _stated(formula, proof.cfg, model, batch, got)
+        due = _stated(formula, context.cfg, model, batch, got)
     got, whole, due, out.own = stated_by.paired(got, whole, due)
     out.samples = batch_size(batch)
     for term, statement in due.items():
@@ -113,11 +113,11 @@ def _moved(batch: dict, seed: int) -> dict:
 # --------------------------------------------------------------------------------------------------------------- entries
 def entries_gate(unread: Callable[[Any], dict[str, str]], formula: Callable | None) -> Gate:
     @gate("entries", rows="R5", title="the loss depends on every entry of the batch")
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Changes one entry of a real batch at a time: noise of its own scale for floats, exchange between samples for others."""
-        found = seen(proof)
-        run, stage, batch, why = found.run, found.stage, found.batch, unread(proof.cfg)
-        draws, model = torch.Generator().manual_seed(proof.cfg.run.seed), stage.model.eval()
+        found = seen(context)
+        run, stage, batch, why = found.run, found.stage, found.batch, unread(context.cfg)
+        draws, model = torch.Generator().manual_seed(context.cfg.run.seed), stage.model.eval()
 
         def terms(one: dict) -> Tensor:
             with torch.no_grad(), run.autocast():
@@ -138,7 +138,7 @@ def entries_gate(unread: Callable[[Any], dict[str, str]], formula: Callable | No
                 continue  # equal in all samples: nothing to exchange
             change = ((terms(batch | {key: other}) - before).abs() / before.abs().clamp_min(1e-6)).max().item()
             moved[key] = change
-            if change <= 1e-5 and not _spare(proof, formula, batch, key, other):
+            if change <= 1e-5 and not _spare(context, formula, batch, key, other):
                 silent.append(key)
         shown = ", ".join(f"{k} {v:.2g}" for k, v in moved.items()) + (
             f"; declared: {', '.join(declared)}" if declared else ""
@@ -155,19 +155,19 @@ def entries_gate(unread: Callable[[Any], dict[str, str]], formula: Callable | No
     return prove
 
 
-def _spare(proof: GateContext, formula: Callable | None, batch: dict, key: str, other: Tensor) -> bool:
+def _spare(context: GateContext, formula: Callable | None, batch: dict, key: str, other: Tensor) -> bool:
     """Return whether the loss is a published form that does not use this entry either."""
     if formula is None:
         return False
-    run, model = seen(proof).run, seen(proof).stage.model
+    run, model = seen(context).run, seen(context).stage.model
     try:
-        one = compared(proof, formula)
+        one = compared(context, formula)
     except Skip:
         return False
     if one.wrong:
         return False
     with torch.no_grad(), run.autocast():
-        before, after = (_stated(formula, proof.cfg, model, b, {}) for b in (batch, batch | {key: other}))
+        before, after = (_stated(formula, context.cfg, model, b, {}) for b in (batch, batch | {key: other}))
     forms = [(term, form) for term, form in one.forms.items() if form in before[term].right]
     return all(torch.allclose(before[t].right[form], after[t].right[form]) for t, form in forms)
 
@@ -185,13 +185,13 @@ def returns_gate(targets: Callable | None) -> Gate:
     title = "training targets equal their definition, computed step by step from the played transitions"
 
     @gate("returns", rows="R4 R5", title=title, explains=True)
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Searches rows of the last batch of two rollouts, at the run's own settings, among the steps of the environments."""
         if targets is None:
             raise Skip("there is no definition of these targets (`targets=` of gates.Subject)")
-        found = seen(proof)
+        found = seen(context)
         try:
-            compared = targets(proof.cfg, found)
+            compared = targets(context.cfg, found)
         except (KeyError, AttributeError, TypeError) as error:
             raise Skip(f"the definition does not fit this model or batch ({type(error).__name__}: {error})") from None
         exact = limit(found.run, 1e-3)

@@ -37,9 +37,9 @@ class Seen:
     """and the last inputs and outputs of `model.sample` without gradients: observation, action, log-probability."""
 
 
-def seen(proof: GateContext) -> Seen:
+def seen(context: GateContext) -> Seen:
     """Return the recording that `formula`, `returns` and `entries` use."""
-    return proof.once("rl-seen", lambda: _rehearse(proof))
+    return context.once("rl-seen", lambda: _rehearse(context))
 
 
 def stepped_in(stage: Stage) -> Environments | Remembering:
@@ -50,13 +50,13 @@ def stepped_in(stage: Stage) -> Environments | Remembering:
     return found
 
 
-def _rehearse(proof: GateContext) -> Seen:
-    run, stage = proof.build(Plan(steps=2, peak=True))
+def _rehearse(context: GateContext) -> Seen:
+    run, stage = context.build(Plan(steps=2, peak=True))
     for net in (stage.model, getattr(stage.state.get("target"), "net", None)):
         _sized(net)
     out, rows, envs, own, answered = Seen(run, stage), [], stepped_in(stage), stage.loss, []
     plain, step = getattr(stage.model, "sample", None), envs.step
-    per_pass, learnt = proof.cfg.num_steps * len(envs.mine), [0]
+    per_pass, learnt = context.cfg.num_steps * len(envs.mine), [0]
 
     def stepped(actions: Tensor) -> dict[str, Tensor]:
         before = envs.observation.clone()
@@ -91,7 +91,7 @@ def _rehearse(proof: GateContext) -> Seen:
     if plain is not None:
         stage.model.sample = sample
     try:
-        proof.train(proof.cfg, run, stage)
+        context.train(context.cfg, run, stage)
     finally:
         stage.loss = own
         stage.model.__dict__.pop("sample", None)

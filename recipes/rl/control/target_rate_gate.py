@@ -20,21 +20,21 @@ def target_rate_gate(lag: Callable[[Any], float] | None) -> Gate:
     title = "the target network is updated more than once in the run, and less often than the online network"
 
     @gate("target-rate", rows="R5", title=title, explains=True)
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Measures how far the target network moves towards the net in each update, over a few rollouts at the run's own settings (the probe
         gates use others), and scales it to the updates of the whole run."""
         if lag is None:
             raise Skip("no target network")
-        return _renewed(proof, lag(proof.cfg))
+        return _renewed(context, lag(context.cfg))
 
     return prove
 
 
-def _renewed(proof: GateContext, due: float) -> Finding:
-    run, stage = proof.build(Plan(steps=1))
-    total = Run(proof.cfg, proof.accelerator).total_steps(stage)
+def _renewed(context: GateContext, due: float) -> Finding:
+    run, stage = context.build(Plan(steps=1))
+    total = Run(context.cfg, context.accelerator).total_steps(stage)
     units = min(LOOK, total)
-    run, stage = proof.build(Plan(steps=units, peak=True, watch=lambda stage, unit: enough(stage, unit)))
+    run, stage = context.build(Plan(steps=units, peak=True, watch=lambda stage, unit: enough(stage, unit)))
     target, own = stage.state.get("target"), stage.loss
     if not hasattr(target, "net"):
         raise Skip("no 'target' in what is saved")
@@ -60,7 +60,7 @@ def _renewed(proof: GateContext, due: float) -> Finding:
         return own(model, batch)
 
     stage.loss = loss
-    proof.train(proof.cfg, run, stage)
+    context.train(context.cfg, run, stage)
     if not shares:
         raise Skip("no updates to watch (see wiring)")
     return _verdict(shares, due, (len(shares) + 1) / seen_units[0], total)

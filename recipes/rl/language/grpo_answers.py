@@ -42,17 +42,17 @@ class Unit:
     """Logits (answers, vocabulary) that the first tokens of the answers were drawn from; empty if another program generates."""
 
 
-def unit(s: Subject, proof: GateContext) -> Unit:
+def unit(s: Subject, context: GateContext) -> Unit:
     """Sample the answers, once for all gates."""
 
     def make() -> Unit:
-        run, stage = proof.look()
+        run, stage = context.look()
         rows = [dict(r) for r in stage.ask(0)]
         for row in rows[
             s.cfg.num_generations :
         ]:  # a longer prompt: padding on the wrong side then changes the shorter ones
             row["prompt"] = s.asker.put(f"{rows[0]['question']} {rows[0]['answer']}\n{row['question']}")
-        seeds.seed_global(proof.cfg.run.seed, "unit")
+        seeds.seed_global(context.cfg.run.seed, "unit")
         with (
             in_mode(stage.model, training=True),
             torch.no_grad(),
@@ -66,7 +66,7 @@ def unit(s: Subject, proof: GateContext) -> Unit:
             run, stage, rows, {k: v for k, v in batch.items() if v.dim()}, list(zip(*sides, strict=True)), drawn_from
         )
 
-    return proof.once("unit", make)
+    return context.once("unit", make)
 
 
 @contextmanager

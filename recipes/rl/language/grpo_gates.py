@@ -43,10 +43,10 @@ def rewards(s: Subject) -> Gate:
     title = "the reward prefers right answers, and for their content"
 
     @gate("rewards", rows="R1", title=title, reads="data")
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Calls the declared reward function with right answers, other questions' answers of the same length, empty answers and long wrong
         ones: alone, in a batch and in another order."""
-        rows = proof.look()[1].data["questions"].rows[: 20 * TRIED]
+        rows = context.look()[1].data["questions"].rows[: 20 * TRIED]
         tried = [(r, o) for r in rows[:TRIED] for o in rows if len(o["answer"]) == len(r["answer"])
                  and problems.differ(o["answer"], r["answer"])]  # fmt: skip
         pairs = list({id(r): (r, o["answer"]) for r, o in tried}.values())
@@ -125,9 +125,9 @@ def questions(s: Subject) -> Gate:
     title = "no held-out question is in the training set or in the prompt's examples"
 
     @gate("questions", rows="C6", title=title, reads="data")
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Compares prompts and sources of both splits, without case and spaces, and the solved questions that precede each prompt."""
-        data = proof.look()[1].data
+        data = context.look()[1].data
 
         def sets(rows: list[dict[str, str]]) -> list[set[str]]:
             return [{" ".join(r[k].casefold().split()) for r in rows} for k in ("prompt", "source")]
@@ -155,11 +155,11 @@ def samples(s: Subject) -> Gate:
     title = "training uses the policy's own answers, up to their end token"
 
     @gate("samples", rows="L1 L3", title=title, reads="data model loss train", explains=True)
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Compares the distributions that the first tokens were drawn from with those of each answer alone, without padding. Compares the
         log-probability of the sampled answers with its expected value (the entropy of the same distributions), by prompt length.
         Checks where each answer ends."""
-        u, wrong = unit(s, proof), []
+        u, wrong = unit(s, context), []
         excesses, said = [], alone(u, s.cfg.temperature)
         apart, limit = drawn_elsewhere(u, said, s.cfg.temperature), DRAWN if u.run.precision == "fp32" else DRAWN_16
         far_off = {n: gap for n, gap in apart.items() if gap > limit}
@@ -218,9 +218,9 @@ def advantages(s: Subject) -> Gate:
     title = "an answer's advantage is its reward relative to its group"
 
     @gate("advantages", rows="R1", title=title, reads="data model loss train", explains=True)
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Computes the declared reward of each answer alone, minus its group's mean, divided by the group's standard deviation."""
-        u = unit(s, proof)
+        u = unit(s, context)
         said = [s.asker.tokenizer.decode(after, skip_special_tokens=True) for _, after in u.ids]
         own = [
             s.reward(prompts=[r["prompt"]], completions=[c], answer=[r["answer"]])[0]
@@ -267,10 +267,10 @@ def prompts(s: Subject) -> Gate:
     title = "evaluation prompts equal training prompts, in a batch and alone"
 
     @gate("prompts", rows="L1 L8", title=title, reads="data model loss evaluate")
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Compares the ids that enter the embedding while `evaluate` generates with the prompt of training, and greedy answers to three
         prompts of different lengths in one batch with those of each alone."""
-        u, wrong = unit(s, proof), []
+        u, wrong = unit(s, context), []
         rows = [{**u.rows[0], "prompt": u.rows[0]["question"]}, u.stage.data["val"].rows[0]]
         rows.append({**rows[1], "prompt": f"{rows[0]['prompt']} {rows[0]['answer']}\n{rows[1]['prompt']}"})
         with heard(u.stage.model) as asked:
@@ -303,9 +303,9 @@ def judge(s: Subject) -> Gate:
     title = "known answers get the right accuracy"
 
     @gate("judge", rows="R1", title=title, reads="data evaluate metric")
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Runs `evaluate` with a policy that returns prepared answers: right, right after a calculation, corrected to a wrong one, empty."""
-        run, stage = proof.look()
+        run, stage = context.look()
         rows = stage.data["val"].rows[:8]
         wrong = {
             r["answer"]: next((o["answer"] for o in rows if problems.differ(o["answer"], r["answer"])), "")

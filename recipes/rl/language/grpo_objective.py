@@ -22,9 +22,9 @@ def scored(s: Subject) -> Gate:
     title = "the answer and the token that ends it are scored, and nothing else"
 
     @gate("scored", rows="L2 L3", title=title, reads="data model loss train", explains=True)
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Reads where the loss has a gradient with respect to the last hidden states: each state predicts the next token."""
-        u, wrong, states = unit(s, proof), [], []
+        u, wrong, states = unit(s, context), [], []
         picked = [0, len(u.rows) - 1]  # a padded prompt and one that is not
         batch = {k: v[picked] for k, v in u.batch.items()}
         batch["advantages"] = torch.ones_like(batch["advantages"])
@@ -67,11 +67,11 @@ def objective(s: Subject) -> Gate:
     title = "the loss is the declared one, with each answer computed alone"
 
     @gate("objective", rows="R1 L1", title=title, reads="data model loss train", explains=True)
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Compares the recipe's loss of a padded batch with the formula. Its log-probabilities come from each answer alone, without padding,
         from plain logits. Advantages and the older policy are made up, so that every branch of the clip is used. Before training, the
         reference must equal the policy."""
-        u = unit(s, proof)
+        u = unit(s, context)
         mask = exact(u.batch["completion_mask"])
         plain, wrong = torch.zeros_like(mask), []
         for row, ((_, after), p) in enumerate(zip(u.ids, alone(u, s.cfg.temperature), strict=True)):
@@ -113,10 +113,10 @@ def objective(s: Subject) -> Gate:
 
 def formula_gate(s: Subject) -> Gate:
     @gate("formula", rows="R1 L1", title=formula.TITLE, reads="data model loss train", explains=True)
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Compares the loss of each answer, and the gradient of all, with the formula: on answers and weights of the last rehearsed iteration,
         with advantages and an older policy made up as in `objective`. A gradient of the wrong sign changes no value of the loss."""
-        run, stage, record = rehearsed(proof)
+        run, stage, record = rehearsed(context)
         if not record.batch:
             raise Skip("the loop makes its own updates, so no batch was recorded (see wiring)")
         batch = _few(record.batch)

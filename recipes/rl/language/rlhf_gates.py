@@ -50,15 +50,15 @@ class Iteration:
     """The KL that the controller received."""
 
 
-def made(proof: GateContext) -> tuple[Run, Stage, list[Iteration]]:
+def made(context: GateContext) -> tuple[Run, Stage, list[Iteration]]:
     """Record two iterations of the recipe's own `train()`. In the second one the policy differs from the reference. The value head starts
     with random weights here, because values of zero would hide errors in their use."""
 
     def make() -> tuple[Run, Stage, list[Iteration]]:
-        run, stage = proof.build(Plan(steps=2, peak=True))
+        run, stage = context.build(Plan(steps=2, peak=True))
         torch.nn.init.normal_(stage.model.head[-1].weight, std=0.1)
         loss, own_update, found = stage.loss, stage.state["controller"].update, {}
-        share = proof.cfg.rollout_batch_size // run.world
+        share = context.cfg.rollout_batch_size // run.world
 
         def listen(model: Writer, batch: dict) -> dict[str, Tensor]:
             if torch.is_grad_enabled():
@@ -72,11 +72,11 @@ def made(proof: GateContext) -> tuple[Run, Stage, list[Iteration]]:
             own_update(kl)
 
         stage.loss, stage.state["controller"].update = listen, update
-        proof.train(proof.cfg, run, stage)
+        context.train(context.cfg, run, stage)
         stage.loss = loss
         return run, stage, [found[k] for k in sorted(found)]
 
-    return proof.once("rlhf-made", make)
+    return context.once("rlhf-made", make)
 
 
 def whole(one: Iteration) -> dict[str, Tensor]:
@@ -111,13 +111,13 @@ def reward_gate(reward: Reward) -> Gate:
     title = "the reward accepts any text, distinguishes texts, and depends on more than length"
 
     @gate("reward", rows="R1", title=title, reads="data model")
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Runs the probes of rewards.py on texts of the untrained policy, complete and cut short, and on empty texts."""
-        run, stage = proof.look()
+        run, stage = context.look()
         prompts = stage.data["prompts"]
-        order = prompts.order(proof.cfg.run.seed, "reward").tolist()[:TEXTS]
-        batch = fetch(prompts, order, proof.cfg.run.seed, run.device)
-        each, most = [batch[k] for k in ("input_ids", "mask", "draws")], proof.cfg.rollout_batch_size
+        order = prompts.order(context.cfg.run.seed, "reward").tolist()[:TEXTS]
+        batch = fetch(prompts, order, context.cfg.run.seed, run.device)
+        each, most = [batch[k] for k in ("input_ids", "mask", "draws")], context.cfg.rollout_batch_size
         with evaluating(stage.model):  # no more at once than a rollout
             parts = [stage.model.write(*(x[i : i + most] for x in each)) for i in range(0, len(order), most)]
         said, valid = (torch.cat(x) for x in zip(*parts, strict=True))
@@ -145,15 +145,15 @@ def reward_gate(reward: Reward) -> Gate:
     title="completions in a batch equal those of each prompt alone, up to the end token",
     reads="data model train",
 )
-def generation(proof: GateContext) -> Finding:
+def generation(context: GateContext) -> Finding:
     """Generates from prompts of different lengths in one batch. Then it computes each token's probabilities with one plain forward pass of
     the text before it: the random number that drew the token must lie in that token's interval. Uses the rehearsed model, because an
     untrained one may give the same output for any input."""
-    run, stage, _ = rehearsed(proof)
+    run, stage, _ = rehearsed(context)
     model, prompts = stage.model, stage.data["prompts"]
-    by_length = sorted(prompts.order(proof.cfg.run.seed, "written").tolist()[:400], key=lambda i: len(prompts.ids[i]))
+    by_length = sorted(prompts.order(context.cfg.run.seed, "written").tolist()[:400], key=lambda i: len(prompts.ids[i]))
     chosen = by_length[:: max(1, len(by_length) // WRITTEN)][:WRITTEN]
-    batch = fetch(prompts, chosen, proof.cfg.run.seed, run.device)
+    batch = fetch(prompts, chosen, context.cfg.run.seed, run.device)
     wrong, ended, lengths = [], 0, known(stage)
     with evaluating(model), run.autocast():
         said, valid = model.write(batch["input_ids"], batch["mask"], batch["draws"])
@@ -194,10 +194,10 @@ def generation(proof: GateContext) -> Finding:
     title="log-probabilities and values of a rollout equal those of each answer alone",
     reads="data model loss train",
 )
-def score(proof: GateContext) -> Finding:
+def score(context: GateContext) -> Finding:
     """Compares the batches of two iterations of `train()` with each text computed alone, without padding. In the first loss of an iteration
     the ratio must be 1. The reference must equal the initial weights."""
-    run, stage, iterations = made(proof)
+    run, stage, iterations = made(context)
     wrong, worst = [], {"log-probabilities": 0.0, "values": 0.0, "ratio": 0.0}
     limit, lengths = 1e-3 if run.precision == "fp32" else 0.2, known(stage)
     for k, one in enumerate(iterations):
@@ -221,7 +221,7 @@ def score(proof: GateContext) -> Finding:
             got = stage.loss(model, first)["policy"].item()
         due = -exact(first["advantage"][first["valid"]]).sum().item()
         worst["ratio"] = max(worst["ratio"], abs(got - due) / exact(first["advantage"].abs()).sum().item())
-    _, start = proof.look()
+    _, start = context.look()
     begun, now = start.model.state_dict(), stage.frozen_modules["reference"].state_dict()
     if other := [n for n, t in now.items() if not torch.equal(t, begun[n].to(t))]:
         wrong.append(f"the reference does not equal the initial weights: {len(other)} tensors differ, e.g. {other[0]}")
@@ -250,12 +250,12 @@ def returns_gate(reward: Reward) -> Gate:
     title = "token rewards are the final reward minus the KL penalty; advantages are whitened over answers"
 
     @gate("returns", rows="L2 R2 R3", title=title, reads="data model loss state train", explains=True)
-    def prove(proof: GateContext) -> Finding:
+    def prove(context: GateContext) -> Finding:
         """Compares returns and advantages of two iterations with their definition. A token's reward is -KL coefficient x (log p - log p of
         the initial model), of each answer computed alone; the last token also gets the reward. Advantages are the definition's sums,
         whitened over the tokens of all answers."""
-        run, stage, iterations = made(proof)
-        cfg, start, prompts = proof.cfg, proof.look()[1].model, stage.data["prompts"]
+        run, stage, iterations = made(context)
+        cfg, start, prompts = context.cfg, context.look()[1].model, stage.data["prompts"]
         asked = {tuple(ids): text for ids, text in zip(prompts.ids, prompts.texts, strict=True)}
         lengths = known(stage)
         limit, wrong, shown = 5e-3 if run.precision == "fp32" else 0.2, [], []
@@ -313,13 +313,13 @@ def returns_gate(reward: Reward) -> Gate:
     reads="model loss train",
     explains=True,
 )
-def formula(proof: GateContext) -> Finding:
+def formula(context: GateContext) -> Finding:
     """Compares the recipe's own loss with the formula, token by token in double precision, from the same logits. Old log-probabilities and
     values of the batch are changed so that both clips are active, and padding holds arbitrary numbers."""
-    run, stage, iterations = made(proof)
+    run, stage, iterations = made(context)
     second = iterations[1]
-    cfg, model, batch = proof.cfg, second.model.eval(), {k: v.clone() for k, v in second.batches[0].items()}
-    draws = torch.Generator().manual_seed(proof.cfg.run.seed)
+    cfg, model, batch = context.cfg, second.model.eval(), {k: v.clone() for k, v in second.batches[0].items()}
+    draws = torch.Generator().manual_seed(context.cfg.run.seed)
     valid = batch["valid"]
     for key, size in (("log_prob", 0.4), ("value", 0.5), ("return", 0.5)):
         moved = batch[key] + size * torch.randn(valid.shape, generator=draws).to(run.device)
@@ -356,10 +356,10 @@ def formula(proof: GateContext) -> Finding:
 
 
 @gate("controller", rows="R2", title="the KL coefficient adapts to the KL, within bounds", reads="state train")
-def controller(proof: GateContext) -> Finding:
+def controller(context: GateContext) -> Finding:
     """Gives the stage's own controller KLs that are far too large, zero, and on target."""
-    _, stage = proof.build(Plan(steps=1))
-    one, cfg = stage.state["controller"], proof.cfg
+    _, stage = context.build(Plan(steps=1))
+    one, cfg = stage.state["controller"], context.cfg
     if not cfg.init_kl_coef:
         raise Skip("there is no KL penalty: --init-kl-coef 0")
     wrong, begun = [], one.value
@@ -386,7 +386,7 @@ def controller(proof: GateContext) -> Finding:
     on_target = updated(cfg.target_kl, 1)
     if on_target[0] != on_target[1]:
         wrong.append(f"with the KL on target the coefficient changes from {on_target[0]:.3g} to {on_target[1]:.3g}")
-    used = [i.kl_coef for i in made(proof)[2]]
+    used = [i.kl_coef for i in made(context)[2]]
     if used[0] == used[1]:
         wrong.append("train() does not adapt the coefficient")
     return Finding(

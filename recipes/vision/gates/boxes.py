@@ -96,10 +96,10 @@ def iou(a: Tensor, b: Tensor) -> float:
 
 
 @gate("boxes", rows="V3", title="boxes match their objects, on both paths", reads="data")
-def lie_on(proof: GateContext) -> Finding:
+def lie_on(context: GateContext) -> Finding:
     """Sends pictures of many sizes, one bright rectangle in each, through the training and the evaluation path. The box must match the
     rectangle. If it does not, the gate tries formats, scales and mirroring that would explain it."""
-    (run, stage), seed = proof.look(), proof.cfg.run.seed
+    (run, stage), seed = context.look(), context.cfg.run.seed
     wrong, told, batch = [], [], None
     for name, data in stage.data.items():
         same = twin(data, painted(data.data, data.side, PAINTED, 1))

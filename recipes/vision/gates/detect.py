@@ -88,11 +88,11 @@ READ_AS: dict[str, Change] = {
     title="the ground truth as prediction scores 1, other boxes and classes near 0",
     reads="data evaluate metric",
 )
-def precision(proof: GateContext) -> Finding:
+def precision(context: GateContext) -> Finding:
     """Evaluates a detector that returns the stored boxes, on validation pictures and on painted ones of many sizes. It must score an
     average precision of 1; with other classes, or with boxes moved off their objects, near 0. If not, the misreading that scores best is
     reported as the likely cause."""
-    (run, stage), seed = proof.look(), proof.cfg.run.seed
+    (run, stage), seed = context.look(), context.cfg.run.seed
     val, name, n = stage.data["val"], stage.metric.name, len(stage.data["val"].data.classes)
     wrong, told, evidence = [], [], {}
     objects = lambda i: len(val.data.labels[val.rows[i]])  # noqa: E731
@@ -184,16 +184,16 @@ class Altered(nn.Module):
 
 @gate("own-pixels", rows="V3", title="memorised objects are found in the original images, in their own pixels",
       reads="data model loss counts evaluate metric optimizers train")  # fmt: skip
-def own_pixels(proof: GateContext) -> Finding:
+def own_pixels(context: GateContext) -> Finding:
     """Evaluates the overfit model on its eight memorised pictures, read without the recipe's data code. Bugs that shift picture and
     boxes together score 1.00 through the pipeline that they were trained with, but not here."""
-    run, stage, found = overfitted(proof)
+    run, stage, found = overfitted(context)
     if "loss" not in found:
         raise Skip("train() made no step (see overfit)")
     train, name, n = stage.data["train"], stage.metric.name, len(stage.data["train"].data.classes)
-    data = ByOtherHands(train, found["indices"], proof.cfg.run.seed)
+    data = ByOtherHands(train, found["indices"], context.cfg.run.seed)
     value = run.measure(stage, data)[name]
-    through = run.measure(stage, View(train, found["indices"], draws=proof.cfg.run.seed))[name]
+    through = run.measure(stage, View(train, found["indices"], draws=context.cfg.run.seed))[name]
     because = ""
     if value < OVERFIT:
         changes = {f"class ids {by:+d}: they are off by one": relabelled(by, n) for by in (1, -1)}
@@ -219,21 +219,21 @@ def own_pixels(proof: GateContext) -> Finding:
 # ------------------------------------------------------------------------------------------------------------- suppression
 @gate("suppression", rows="V4", title="score threshold and NMS leave one box for each object",
       reads="data model loss counts optimizers train")  # fmt: skip
-def suppression(proof: GateContext) -> Finding:
+def suppression(context: GateContext) -> Finding:
     """Counts the boxes of the overfit model on its memorised pictures, before and after NMS. Nearly every object must be found before
     NMS and after it, few of them twice, and most pictures must have fewer boxes than the limit. The untrained model's count is shown for
     comparison; zero is healthy."""
-    run, stage, found = overfitted(proof)
+    run, stage, found = overfitted(context)
     if "loss" not in found:
         raise Skip("train() made no step (see overfit)")
     data, model = stage.data["train"], stage.eval_model
-    learnt = View(data, found["indices"], draws=proof.cfg.run.seed)
+    learnt = View(data, found["indices"], draws=context.cfg.run.seed)
     batch = fetch(learnt, list(range(len(learnt))), None, run.device)
     with evaluating(model), torch.no_grad(), run.autocast():
         after = model(batch["image"])
         with detectors.without_nms(model):
             before = model(batch["image"])
-        fresh = proof.look()[1].model
+        fresh = context.look()[1].model
         with evaluating(fresh):
             untrained = sum(len(s["boxes"]) for s in fresh(batch["image"]))
     known = [{"boxes": b[y >= 0], "labels": y[y >= 0]} for b, y in zip(batch["boxes"], batch["labels"], strict=True)]
@@ -293,12 +293,12 @@ def _doubles(said: dict) -> int:
 
 # ----------------------------------------------------------------------------------------------------------------- reached
 @gate("reached", rows="V4", title="every object is assigned an anchor or a location", reads="data model")
-def reached(proof: GateContext) -> Finding:
+def reached(context: GateContext) -> Finding:
     """Takes up to 2,000 training boxes on the canvas. The best IoU of each with any anchor must be at least 0.5. FCOS has no anchors:
     there each box needs a location that is assigned to it."""
-    run, stage = proof.look()
+    run, stage = context.look()
     data, model = stage.data["train"], stage.model
-    batch = fetch(data, pick(data, min(500, len(data)), proof.cfg.run.seed), None, run.device)
+    batch = fetch(data, pick(data, min(500, len(data)), context.cfg.run.seed), None, run.device)
     found = [t["boxes"] for t in boxes.targets(batch)]
     shape = batch["image"].shape
     if isinstance(model, detectors.Fcos):

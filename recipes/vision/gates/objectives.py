@@ -19,10 +19,10 @@ RADIUS = 1.5  # FCOS: of a level's stride, how far from the centre of its object
 
 
 # ---------------------------------------------------------------------------------------------------------- segmentation
-def segment(proof: GateContext, stage: Stage, batch: dict) -> Statements:
+def segment(context: GateContext, stage: Stage, batch: dict) -> Statements:
     """Cross-entropy of each pixel that is not void, focal (Lin 2017) if asked for, and Dice (Milletari 2016) of each class that
     occurs in a window: sums over a window."""
-    cfg, logits, mask = proof.cfg, stage.model(batch["image"]).float(), batch["mask"]
+    cfg, logits, mask = context.cfg, stage.model(batch["image"]).float(), batch["mask"]
     known, n = mask != IGNORE, logits.shape[1]
     truth = F.one_hot(mask.where(known, 0), n).permute(0, 3, 1, 2) * known[:, None]  # (B, n, H, W)
     p = logits.exp() / logits.exp().sum(1, keepdim=True)
@@ -76,7 +76,7 @@ SEGMENT = formula.gate_of(
 
 
 # ------------------------------------------------------------------------------------------------------------- detection
-def detect(proof: GateContext, stage: Stage, batch: dict) -> Statements:
+def detect(context: GateContext, stage: Stage, batch: dict) -> Statements:
     """FCOS (Tian 2019) or RetinaNet (Lin 2017), sums over a picture: focal loss of every location and class, then of those that
     answer for an object how far its box is off."""
     model = stage.model

@@ -33,10 +33,10 @@ SHIFT = 6  # pixels by which a prediction is moved: it is wrong along one side o
 
 # ---------------------------------------------------------------------------------------------------------------- classes
 @gate("balance", rows="V6", title="classes have equal weight if balancing is set", reads="data model loss counts")
-def balance(proof: GateContext) -> Finding:
+def balance(context: GateContext) -> Finding:
     """Multiplies the number of samples of a class in an epoch by the weight of one sample in the loss. Classes must have equal products,
     and the loss must be divided by the same weight."""
-    (run, stage), smoothing = proof.look(), proof.cfg.label_smoothing
+    (run, stage), smoothing = context.look(), context.cfg.label_smoothing
     data = stage.data["train"]
     first, often = {}, Counter()
     for i in range(len(data)):
@@ -72,10 +72,10 @@ def balance(proof: GateContext) -> Finding:
 
 # ----------------------------------------------------------------------------------------------------------------- labels
 @gate("labels", rows="V5", title="masks hold the stored class ids or void", reads="data model", explains=True)
-def labels(proof: GateContext) -> Finding:
+def labels(context: GateContext) -> Finding:
     """Checks the values of masks on both paths. Over whole pictures it also compares the pixels of each class on the evaluation path
     with the stored masks: none lost, none counted twice, no id shifted."""
-    (run, stage), n, seed = proof.look(), outputs(proof), proof.cfg.run.seed
+    (run, stage), n, seed = context.look(), outputs(context), context.cfg.run.seed
     wrong, shown, batch = [], [], None
     for name, data in stage.data.items():
         indices = pick(data, min(SAMPLES, len(data)), seed)
@@ -198,11 +198,11 @@ def _barred(mask: Tensor) -> Tensor:
     reads="data model loss evaluate metric",
     explains=True,
 )
-def scored(proof: GateContext) -> Finding:
+def scored(context: GateContext) -> Finding:
     """Reads the pixels that count in the loss, and their classes, from the loss's gradient with respect to the logits. Then it evaluates
     the ground truth, which must score the metric's ceiling, and the ground truth moved to the right, which must score the IoU over all
     pixels together. A bar of each mask is void; predictions there must not matter."""
-    (run, stage), n, seed = proof.look(), outputs(proof), proof.cfg.run.seed
+    (run, stage), n, seed = context.look(), outputs(context), context.cfg.run.seed
     train, val = stage.data["train"], stage.data["val"]
     seen = Voided(train, pick(train, min(SAMPLES, len(train)), seed))
     batch = fetch(seen, list(range(len(seen))), seed, run.device)
@@ -299,9 +299,9 @@ def _unlike_stored(run: Run, stage: Stage, data: masks.Windows, n: int) -> list[
 
 # ------------------------------------------------------------------------------------------------------------------ scale
 @gate("scale", rows="V1", title="the first layer's input is normalised exactly once, on both paths", reads="data model")
-def scale(proof: GateContext) -> Finding:
+def scale(context: GateContext) -> Finding:
     """Measures mean and standard deviation of each channel at the input of the first layer with weights."""
-    (run, stage), seed = proof.look(), proof.cfg.run.seed
+    (run, stage), seed = context.look(), context.cfg.run.seed
     found: dict[str, tuple[Tensor, Tensor]] = {}
     for path, name, draws in (("training", "train", seed), ("evaluation", "val", None)):
         data = stage.data[name]

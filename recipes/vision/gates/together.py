@@ -16,9 +16,9 @@ from trainworthy.recipes.vision.data.masks import IGNORE
 DRAWS, AS_ONE = 32, 0.7
 
 
-def outputs(proof: GateContext) -> int:
+def outputs(context: GateContext) -> int:
     """Return the number of classes that the net predicts."""
-    run, stage = proof.look()
+    run, stage = context.look()
     with evaluating(stage.model), torch.no_grad(), run.autocast():
         return stage.model(fetch(stage.data["train"], [0], None, run.device)["image"]).shape[1]
 
@@ -51,10 +51,10 @@ class Painted(Sequence):
     reads="data model",
     explains=True,
 )
-def together(proof: GateContext) -> Finding:
+def together(context: GateContext) -> Finding:
     """Sends pictures that show their own masks through both paths. Picture and mask must still agree in each window, and no other id may
     appear."""
-    (run, stage), n, seed = proof.look(), outputs(proof), proof.cfg.run.seed
+    (run, stage), n, seed = context.look(), outputs(context), context.cfg.run.seed
     wrong, batch, told = [], None, []
     for name, data in stage.data.items():
         twin = copy.copy(data)

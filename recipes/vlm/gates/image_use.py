@@ -25,16 +25,16 @@ ERRORS, LEAST = 3.0, 1e-3  # standard errors, and share of the loss, by which a 
     title="this stage starts from a trained projector",
     reads="data model loss",
 )
-def aligned(proof: GateContext) -> Finding:
+def aligned(context: GateContext) -> Finding:
     """Before the first step of this stage, the right answers must be likelier with a sample's own image than with another's: on validation
     samples if the previous stage was trained, else on the eight it was rehearsed with. It uses the loss per sample, which shows what a
     projector has learnt long before whole answers are right."""
-    run, stage = proof.build(Plan(steps=1))
-    if proof.follows == "none":
+    run, stage = context.build(Plan(steps=1))
+    if context.follows == "none":
         raise Skip("no stage before this one")
-    name = "val" if proof.follows == "trained" else "train"
+    name = "val" if context.follows == "trained" else "train"
     data, most = stage.data[name], HELD_OUT if name == "val" else OVERFIT_SAMPLES
-    indices = pick(data, min(most, len(data)), proof.cfg.run.seed)
+    indices = pick(data, min(most, len(data)), context.cfg.run.seed)
     n = len(indices)
     own = _nats(run, stage, View(data, indices))
     shifts = sorted({1 + k * (n - 1) // OTHERS for k in range(OTHERS)} - {n}) if n > 1 else []
@@ -69,9 +69,9 @@ def _nats(run: Run, stage: Stage, view: View) -> Tensor:
 
 
 @gate("prior", rows="X5", title="questions alone do not predict the answers", reads="data")
-def prior(proof: GateContext) -> Finding:
+def prior(context: GateContext) -> Finding:
     """Scores the most common training answer to each question on the validation images."""
-    _, stage = proof.build(Plan(steps=1))
+    _, stage = context.build(Plan(steps=1))
     guess = questions.majority(stage.data["train"].source)
     share = questions.blindly(stage.data["val"].source, guess)
     kinds = ", ".join(f"{k}: {g}" for k, g in list(zip(stage.data["train"].source.kinds, guess, strict=True))[:6])
@@ -84,10 +84,10 @@ def prior(proof: GateContext) -> Finding:
 
 
 @gate("pairs", rows="X5", title="the model learns counterfactual pairs, and its answers depend on the image")
-def pairs(proof: GateContext) -> Finding:
+def pairs(context: GateContext) -> Finding:
     """Trains on four pairs, each one scene with and without a change, with the recipe's own `train()`. The loss can only close through the
     image. Then each sample gets its counterfactual image: no answer that differs within a pair may stay."""
-    _, probe = proof.build(Plan(steps=1))
+    _, probe = context.build(Plan(steps=1))
     data = probe.data["train"]
     indices = _some_pairs(data)
     if not indices:
@@ -101,10 +101,10 @@ def pairs(proof: GateContext) -> Finding:
         return found["curve"][-1][1] == 1.0
 
     steps = 2 * probe.expect.overfit_steps
-    run, stage = proof.build(
+    run, stage = context.build(
         Plan(steps=steps, samples=indices, fixed=True, peak=True, batch_size=len(indices), watch=closed)
     )
-    proof.train(proof.cfg, run, stage)
+    context.train(context.cfg, run, stage)
     partner = [i ^ 1 for i in range(len(indices))]
     own, swapped = (_paired(run, stage, View(data, indices, swap=swap)) for swap in (None, partner))
     done = found["curve"][-1][0]

@@ -15,9 +15,9 @@ from trainworthy.recipes.vlm.gates.scoring import EXACT
 
 
 @gate("template", rows="L8", title="the language model's chat template is applied exactly once", reads="data")
-def template(proof: GateContext) -> Finding:
+def template(context: GateContext) -> Finding:
     """Compares the ids of a few rows, without image places, with the tokenizer's own rendering of the same turns; scored text is marked."""
-    _, stage = proof.look()
+    _, stage = context.look()
     data = stage.data["train"]
     if not data.tokenizer.chat_template or data.varied:
         raise Skip(
@@ -26,7 +26,7 @@ def template(proof: GateContext) -> Finding:
             else "no chat template: questions and answers are lines of text"
         )
     chat, wrong, shown = turns.chat(data.tokenizer), [], ""
-    for i in pick(data, min(8, len(data)), proof.cfg.run.seed):
+    for i in pick(data, min(8, len(data)), context.cfg.run.seed):
         row, k = {key: data.peek(i, key) for key in ("ids", "labels", "segment")}, data.kept[i]
         asked, system = data.source.asked(k), data.source.system(k) if data.talks else ""
         alone = [(system, asked)] if data.talks else [("", [turns.placed(one)]) for one in asked]
@@ -72,11 +72,11 @@ def _marked(tokenizer: Any, ids: list[int], labels: list[int]) -> str:
     title="evaluation generates answers after the same prompt as in training",
     reads="data model evaluate",
 )
-def prompts(proof: GateContext) -> Finding:
+def prompts(context: GateContext) -> Finding:
     """Compares the ids that `evaluate` generates from with each question's training row up to its answer."""
-    run, stage = proof.look()
+    run, stage = context.look()
     data, wrong, due = stage.data["train"], [], []
-    indices = pick(data, min(3, len(data)), proof.cfg.run.seed)
+    indices = pick(data, min(3, len(data)), context.cfg.run.seed)
     batch = fetch(data, indices, None, torch.device("cpu"))
     net = stage.model.net[0] if data.varied else stage.model.language
     with heard(net) as ids:
@@ -109,13 +109,13 @@ def prompts(proof: GateContext) -> Finding:
 
 
 @gate("spoken", rows="C12 X5", title="accuracy is measured on the model's own generated answers")
-def spoken(proof: GateContext) -> Finding:
+def spoken(context: GateContext) -> Finding:
     """Evaluation scores each token after the right tokens before it. This gate gives the model that memorised eight samples their questions
     alone, generates with transformers' `generate`, and compares the verdicts."""
-    run, stage, _ = overfitted(proof)
+    run, stage, _ = overfitted(context)
     data, said = stage.data["train"], []
     with evaluating(stage.model), torch.no_grad(), run.autocast():
-        for i in pick(data, min(OVERFIT_SAMPLES, len(data)), proof.cfg.run.seed):
+        for i in pick(data, min(OVERFIT_SAMPLES, len(data)), context.cfg.run.seed):
             batch = fetch(data, [i], None, run.device)
             right, number = rows.right(stage.model(batch), batch)[0], rows.numbered(batch["labels"][0])
             for q in range(1, int(number.max()) + 1):

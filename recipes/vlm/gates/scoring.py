@@ -37,10 +37,10 @@ def _through(stage: Stage, run: Run, batch: dict, module: nn.Module) -> Tensor:
     title="every image feature has its position, every question its answer",
     reads="data model loss",
 )
-def places(proof: GateContext) -> Finding:
+def places(context: GateContext) -> Finding:
     """Counts image positions in every row of the data set and in collated batches, and compares them with the features that the loss really
     uses."""
-    run, stage, wrong, cut = *proof.build(Plan(steps=1)), [], []
+    run, stage, wrong, cut = *context.build(Plan(steps=1)), [], []
     data = stage.data["train"]
     grad = _through(stage, run, fetch(data, [0], None, run.device), stage.model.projector)
     each = grad.flatten(0, -2).shape[0] // data.pictures(0)  # per image, from the model
@@ -48,7 +48,7 @@ def places(proof: GateContext) -> Finding:
     for name, data in stage.data.items():
         some = range(len(data)) if len(data) <= questions.EVERY else [*dict.fromkeys(data.representative(LOOKED_AT))]
         looked += len(some)
-        picked = pick(data, min(16, len(data)), proof.cfg.run.seed)
+        picked = pick(data, min(16, len(data)), context.cfg.run.seed)
         needed = {i: data.places(i) if data.varied else each * data.pictures(i) for i in {*some, *picked}}
         wrong_count = [i for i in some if int((data.peek(i, "ids") == rows.IMAGE).sum()) != needed[i]]
         unanswered = [i for i in some if _answers(data.peek(i, "labels")) != len(data.source.asked(data.kept[i]))]
@@ -96,10 +96,10 @@ def _answers(labels: Tensor) -> int:
     reads="data model",
     explains=True,
 )
-def per_place(proof: GateContext) -> Finding:
+def per_place(context: GateContext) -> Finding:
     """Changes one feature of the encoder: exactly one of the language model's input embeddings must change. A reshape that should be a
     transpose keeps the shape and mixes positions."""
-    run, stage = proof.look()
+    run, stage = context.look()
     model, data = stage.model, stage.data["train"]
     if not hasattr(model, "embedded"):
         raise Skip("the model gives no access to its embeddings (a complete model of the hub)")
@@ -145,12 +145,12 @@ def per_place(proof: GateContext) -> Finding:
 
 
 @gate("answers", rows="X4 L2", title="the loss scores every answer and nothing else", reads="data loss")
-def answers_alone(proof: GateContext) -> Finding:
+def answers_alone(context: GateContext) -> Finding:
     """Reads scored tokens from the loss's gradient with respect to the logits: where it is not zero, the next token is scored. Those tokens
     must be the answers with their ends, as the data set has them."""
-    run, stage = proof.build(Plan(steps=1))
+    run, stage = context.build(Plan(steps=1))
     data = stage.data["train"]
-    indices = pick(data, min(8, len(data)), proof.cfg.run.seed)
+    indices = pick(data, min(8, len(data)), context.cfg.run.seed)
     batch = fetch(data, indices, None, run.device)
     grad = _through(stage, run, batch, stage.model)
     scored = grad.abs().amax(-1) > 0  # (B, T)

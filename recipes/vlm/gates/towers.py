@@ -28,12 +28,12 @@ class Watched:
     """Whether any module of the encoder was in train mode in a training forward pass."""
 
 
-def watched(proof: GateContext) -> Watched:
+def watched(context: GateContext) -> Watched:
     """Rehearse once for several gates."""
 
     def rehearse() -> Watched:
-        size = max(BATCH, 4 * proof.accelerator.num_processes)
-        run, stage = proof.build(Plan(steps=STEPS, batch_size=size, sizes=divided(proof, size), peak=True))
+        size = max(BATCH, 4 * context.accelerator.num_processes)
+        run, stage = context.build(Plan(steps=STEPS, batch_size=size, sizes=divided(context, size), peak=True))
         found, mine = Watched(run, stage), {t: _of(stage.parameters(), t) for t in TOWERS}
         before = {t: _flat(ps) for t, ps in mine.items() if ps}
         every = dict(stage.model.named_parameters())
@@ -57,13 +57,13 @@ def watched(proof: GateContext) -> Watched:
         hooks = [stage.model.encoder.register_forward_pre_hook(look)]
         hooks += [o.register_step_post_hook(compare) for o in stage.optimizers.values()]
         try:
-            proof.train(proof.cfg, run, stage)
+            context.train(context.cfg, run, stage)
         finally:
             for hook in hooks:
                 hook.remove()
         return found
 
-    return proof.once("vlm towers", rehearse)
+    return context.once("vlm towers", rehearse)
 
 
 def _of(parameters: dict[str, nn.Parameter], tower: str) -> list[nn.Parameter]:
@@ -83,8 +83,8 @@ def towers_gate(learn: tuple[str, ...]) -> Gate:
         title="only the parts that this stage trains learn",
         reads="model optimizers train",
     )
-    def towers(proof: GateContext) -> Finding:
-        found = watched(proof)
+    def towers(context: GateContext) -> Finding:
+        found = watched(context)
         counts = {t: (sum(p.numel() for p in _of(found.stage.parameters(), t)),
                       sum(p.numel() for p in _of(dict(found.stage.model.named_parameters()), t))) for t in TOWERS}  # fmt: skip
         wrong = [f"the {t} trains {n:,} of its {total:,} parameters and should be frozen" for t, (n, total) in counts.items()
@@ -116,9 +116,9 @@ def towers_gate(learn: tuple[str, ...]) -> Gate:
     title="each part has its own learning rate, none too high",
     reads="model optimizers expect train",
 )
-def rates(proof: GateContext) -> Finding:
+def rates(context: GateContext) -> Finding:
     """Reads the optimiser's groups, and how far a step at the peak rate moves each tower's weights."""
-    found = watched(proof)
+    found = watched(context)
     names = {id(p): n.split(".")[0] for n, p in found.stage.model.named_parameters()}
     groups = [g for o in found.stage.optimizers.values() for g in o.param_groups if g["params"]]
     table = [(names[id(g["params"][0])], g.get("name", ""), float(g.get("peak_lr", g["lr"])), sum(p.numel() for p in g["params"]))

@@ -1,0 +1,111 @@
+"""`trainworthy resume`: go on from the newest complete checkpoint, or with a rung from a run's weights."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainworthy.core.base import config, masking
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.commands.run import assert_boardable
+from trainworthy.core.loop.checkpoint import assert_resumable
+from trainworthy.core.monitoring import board
+from trainworthy.core.monitoring.trackers import tracked
+from trainworthy.core.recipe import loading as recipes
+from trainworthy.core.session import environment, multi_seed, rungs
+from trainworthy.core.session.proving import prove
+from trainworthy.core.session.session import (
+    Interrupts,
+    Session,
+    open_session,
+    reported,
+    session_lock,
+    together,
+    write_start,
+)
+from trainworthy.core.session.training import train
+
+
+def main(argv: list[str]) -> None:
+    """Continue from the newest complete checkpoint of a run folder; with `--rung`, train that stage of its recipe from
+    its weights."""
+    force, wanted = "--force" in argv, "--board" in argv
+    rest, rung = config.take([a for a in argv if a not in ("--force", "--board")], "--rung")
+    if not rest:
+        raise UserError("resume what?", needed="a run folder", next="ls -d runs/*/*")
+    folder, secrets = Path(rest[0]), masking.given(rest[1:]) if rung is None else {}
+    if (folder / multi_seed.NAME).is_file() and rung is None:
+        multi_seed.resume(folder, force=force, given=secrets, with_board=wanted)
+    saved = begun(folder)
+    if (folder / "summary.json").exists() and rung is None:
+        raise UserError(f"{folder} has finished", got="a summary.json", needed="a run that was interrupted",
+                        next=f"open {folder / 'report.html'}, or start a new run")  # fmt: skip
+    plain = recipes.load(saved["recipe"])
+    cfg, names = config.read_args(folder / "args.json", plain.module.Config), saved.get("rungs", [])
+    command = f"trainworthy resume {folder}" + (f" --rung {rung}" if rung else "")
+    if rung is None:
+        own = config.to_dict(getattr(plain.module, saved["preset"])())
+        secrets = masking.defaults(own, saved["argv"]) | secrets
+        cfg = config.complete(cfg, where=str(folder / "args.json"), command=command, secrets=secrets)
+    changed = environment.changed_sources(folder, plain)
+    if changed and not force:
+        raise UserError("the recipe is not the one this run was started with", got="changed: " + ", ".join(changed),
+                        needed="the same sources, or --force if the change does not matter",
+                        next=f"{command} --force")  # fmt: skip
+    loaded, words = rungs.recipe_of(plain, names, rungs.start_files(folder)) if names else plain, saved["argv"]
+    if rung is not None:
+        rungs.recipe_of(plain, [*names, rung], [])  # reports an unknown rung before it looks for weights
+        files = [*rungs.start_files(folder), rungs.final_weights(folder, loaded, cfg)]
+        loaded, words = rungs.recipe_of(plain, [*names, rung], files), [plain.target, *rest[1:]]
+        cfg, _ = config.parse(loaded.module, ["--config", str(folder / "args.json"), *rest[1:]], prog=command)
+        cfg.init_from = None
+    session = open_session(loaded, cfg, saved["preset"], words, folder=folder if rung is None else None)
+    session.resumes = "" if rung is not None else "forced" if force else "as it was"
+    assert_boardable(cfg, wanted)
+    shown = board.beside(session.folder.parent.parent, wanted=wanted and session.main, say=session.console.say)
+    track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
+    with (
+        session_lock(session),
+        resumable(session),
+        Interrupts(session.folder) as interrupts,
+        reported(session),
+        track,
+        shown as board_is_up,
+    ):
+        if rung is not None:
+            write_start(session)
+            rungs.copy_start_files(session, files)
+        prove(session, only=(), deep=False)
+        board_is_up()
+        train(session, interrupts)
+
+
+@contextlib.contextmanager
+def resumable(session: Session) -> Iterator[None]:
+    """Check, before anything changes, that a continued run has a complete checkpoint of its own."""
+    problem = None
+    if session.main and session.resumes:
+        try:
+            assert_resumable(session.folder, session.identity)
+        except UserError as error:
+            problem = error
+    together(session.accelerator, problem)
+    yield
+
+
+def begun(folder: Path) -> dict[str, Any]:
+    """Return args.json of a run folder."""
+    args = folder / "args.json"
+    if folder.resolve().parent.name == "stages":
+        raise UserError(f"{folder} is one stage of a run", needed="the run's folder",
+                        next=f"trainworthy resume {folder.parent.parent}")  # fmt: skip
+    if not args.is_file() or folder.resolve().parent.name == "checks":
+        raise UserError(f"{folder} is not a run folder", got="no args.json in it", needed="a folder under runs/<recipe>/",
+                        next="ls -d runs/*/*")  # fmt: skip
+    try:
+        saved = json.loads(args.read_text())
+        return {**saved, **{k: saved[k] for k in ("recipe", "preset", "argv")}}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{args} cannot be read", got=f"{type(error).__name__}: {error}", needed="the file this run began with",
+                        cause="it was edited, or the run was killed while it began", next="start a new run") from None  # fmt: skip

@@ -1,0 +1,51 @@
+"""`trainworthy run`: the gates, then the full run."""
+
+import os
+from pathlib import Path
+
+from trainworthy.core.base import config
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.commands.help import RUN_OPTIONS
+from trainworthy.core.monitoring import board
+from trainworthy.core.monitoring.trackers import tracked
+from trainworthy.core.recipe import loading as recipes
+from trainworthy.core.session import multi_seed
+from trainworthy.core.session.proving import prove
+from trainworthy.core.session.session import Interrupts, open_session, reported, session_lock, write_start
+from trainworthy.core.session.training import train
+
+
+def main(argv: list[str]) -> None:
+    """Run the gates, then the full run."""
+    wanted, argv = "--board" in argv, [a for a in argv if a != "--board"]
+    argv, asked = config.take(argv, "--seeds")
+    if asked is not None:
+        multi_seed.run(argv, asked, with_board=wanted)
+    if not argv:
+        raise UserError("run what?", next="trainworthy run --help")
+    loaded = recipes.load(argv[0])
+    cfg, preset = config.parse(loaded.module, argv[1:], prog=f"trainworthy run {argv[0]}", options=RUN_OPTIONS)
+    assert_boardable(cfg, wanted)
+    folder = os.environ.pop("TRAINWORTHY_FOLDER", None)  # set for one of several seeds
+    session = open_session(loaded, cfg, preset, argv, folder=Path(folder) if folder else None)
+    track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
+    shown = board.beside(cfg.run.out, wanted=wanted and session.main, say=session.console.say)
+    with (
+        session_lock(session),
+        Interrupts(session.folder) as interrupts,
+        reported(session),
+        track,
+        shown as board_is_up,
+    ):
+        write_start(session)
+        prove(session, only=(), deep=False)
+        board_is_up()
+        train(session, interrupts)
+
+
+def assert_boardable(cfg: config.Config, wanted: bool) -> None:
+    """Raise UserError if --board has nothing to show."""
+    if wanted:
+        board.assert_installed()
+        if not cfg.run.tensorboard:
+            raise UserError("--board shows TensorBoard's files", got="--run.no-tensorboard", needed="one of them")

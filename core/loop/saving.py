@@ -1,0 +1,138 @@
+"""When a checkpoint is due, what it holds, and the way back."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.processes import agreed
+from trainworthy.core.loop import checkpoint, shard
+from trainworthy.core.loop.journal import Halt
+from trainworthy.core.loop.weights import digest, load_into
+from trainworthy.core.recipe.stage import Stage
+
+if TYPE_CHECKING:
+    from trainworthy.core.loop.run import Run
+
+
+def is_due(run: Run) -> bool:
+    """Return whether a save by steps or by time is due. Saving is collective, so rank 0's clock decides. Ranks
+    agree when metrics are read back, so that no step waits for it."""
+    settings = run.cfg.run
+    if settings.save_steps and run.step % settings.save_steps == 0:
+        return True
+    if not settings.save_minutes or (run.world > 1 and run.step % settings.log_every):
+        return False
+    due = time.monotonic() - run.saved_at >= 60 * settings.save_minutes
+    return bool(agreed(run.accelerator, due))
+
+
+def save(run: Run, stage: Stage) -> None:
+    """Let rank 0 save a complete state. Order, draws and rates are functions of seed and step, so they need no
+    saving."""
+    if (checkpoints := run.checkpoints) is None:
+        return
+
+    stateful = {k: s.state_dict() for k, s in stage.state.items()}  # called on every rank, because it may gather parts
+
+    def state() -> dict[str, Any]:
+        optimizers = {k: o.state_dict() for k, o in stage.optimizers.items()}
+        return {"optimizers": optimizers, "stateful": stateful, "scaler": run.scaler.state_dict()}
+
+    def info() -> dict[str, Any]:
+        return {"stage": stage.name, "run": run.identity, **run.journal.state(), "finished": run.finished,
+                "seconds": run.seconds, "frozen": frozen_digest(run, stage)}  # fmt: skip
+
+    def save() -> None:
+        if run.tracker:
+            run.tracker.flush()
+        checkpoints.save(run.step, stage.model, state(), info(), without=stage.not_saved)
+
+    if run.shard != shard.NONE:
+        if run.tracker:
+            run.tracker.flush()
+        shard.save(run, stage, state(), info(), run.on_rank_0)
+    else:
+        run.on_rank_0(save)
+    run.saved_at = time.monotonic()
+    run.course.saved(run)
+
+
+def record(run: Run, stage: Stage, metrics: dict[str, float]) -> None:
+    """Write an evaluation of the current weights, and the weights if they are among the best."""
+    step = run.current.index + 1 if run.current else run.step
+    run.flush(stage)
+    epoch, told = run.journal.evaluated(stage, step, metrics)
+    name, best, checkpoints = stage.metric.name, run.journal.best, run.checkpoints
+
+    is_best = checkpoints is not None and (metrics[name], step) in best
+    model: Any = stage.eval_model
+    if is_best and run.shard != shard.NONE:
+        model = shard.gathered(model, keep=run.rank == 0)
+
+    def keep_best() -> None:
+        if checkpoints and is_best:
+            info = {"metric": name, "value": metrics[name], "epoch": epoch}
+            checkpoints.save_best(step, model, info, metric=name, best=[s for _, s in best],
+                                  without=stage.not_saved)  # fmt: skip
+
+    if checkpoints:
+        run.on_rank_0(keep_best)
+    if run.after_eval:
+        run.after_eval(step)
+    run.journal.clock = time.monotonic()  # the next step's rate excludes the evaluation
+    run.console.say(told)
+    try:
+        run.journal.judge(stage)
+    except Halt:  # within a step, only the best weights can be saved, and they are
+        run.close()
+        raise
+
+
+def restore(run: Run, stage: Stage) -> int:
+    """Load the newest complete checkpoint of this stage, if there is one; return the steps already done."""
+    folder = run.course.checkpoints_in(run)
+    if folder is None:
+        return 0
+    run.checkpoints = checkpoint.Checkpoints(
+        folder / "checkpoints" / stage.name, keep=run.cfg.run.keep_checkpoints, n_best=run.cfg.run.keep_best
+    )
+    run.on_rank_0(run.checkpoints.clean)
+    newest, damaged = run.checkpoints.survey()
+    for name, why in damaged.items():
+        run.console.say(f"  passed over checkpoint {name}: {why}")
+    if run.tracker and newest is None:
+        run.tracker.truncate(after_step=0)
+    if newest is None:
+        return 0
+    checkpoint.assert_own(newest, run.identity)
+    if shard.is_in(newest):
+        model, state, info = *shard.load(newest, stage), run.checkpoints.info(newest)
+    else:
+        model, state, info = run.checkpoints.load(newest)
+    if info["frozen"] != frozen_digest(run, stage):
+        raise UserError(f"the frozen weights are not those of {newest}", needed="the model this run was started with",
+                        cause="its files were changed or replaced", next="start a new run")  # fmt: skip
+    load_into(stage.model, model, where=str(newest), without=stage.not_saved)
+    for name, optimizer in stage.optimizers.items():
+        optimizer.load_state_dict(shard.optimizer_state(state["optimizers"][name], optimizer))
+    for name, stateful in stage.state.items():
+        own = stateful.state_dict() if run.shard != shard.NONE else None
+        stateful.load_state_dict(shard.stateful_state(state["stateful"][name], own))
+    if run.scaler.is_enabled():
+        run.scaler.load_state_dict(state["scaler"])
+    run.journal.restore(info)
+    run.finished, run.seconds, run.step = info["finished"], info["seconds"], info["step"]
+    if run.tracker:
+        run.tracker.truncate(after_step=info["step"])
+    run.console.say(f"  resumed from {newest.name} ({newest})")
+    return info["step"]
+
+
+def frozen_digest(run: Run, stage: Stage) -> str:
+    """Return the hash of the weights that a checkpoint leaves out. It is computed once, since they do not change."""
+    if run.frozen_hash is None:
+        still = run.course.frozen(stage)
+        run.frozen_hash = digest(still) if still else ""
+    return run.frozen_hash

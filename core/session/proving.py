@@ -1,0 +1,143 @@
+"""The gates of a run: data report, remembered verdicts, verdicts, what is kept of them."""
+
+import contextlib
+import json
+import shlex
+from typing import Any
+
+from trainworthy.core import gates
+from trainworthy.core.base import config, masking
+from trainworthy.core.base.errors import GateFailed, UserError
+from trainworthy.core.base.processes import agreed
+from trainworthy.core.data import contents, inventory
+from trainworthy.core.gates import order
+from trainworthy.core.loop import shard
+from trainworthy.core.loop.precision import precision
+from trainworthy.core.recipe import loading as recipes
+from trainworthy.core.recipe.stage import Stage
+from trainworthy.core.session import environment, ledger, stages
+from trainworthy.core.session.session import Session, together, told
+
+
+def prove(session: Session, *, only: tuple[str, ...], deep: bool, stage: str = "") -> None:
+    """Write every stage's data report and run its gates, in order. A later stage starts from the one before, as its
+    gates trained it on eight samples. Raises GateFailed before the full run. `stage`: only that one."""
+    with gates.quick_collections():
+        _prove_each(session, only, deep, stage)
+    if stage and stage not in (known := [p.name for p in stages.parts(session.recipe, session.cfg)]):
+        raise config.unknown(f"stage '{stage}'", stage, known)
+
+
+def _prove_each(session: Session, only: tuple[str, ...], deep: bool, stage: str) -> None:
+    for part, context in stages.contexts(session, deep=deep):
+        if stage in ("", part.name):
+            prove_stage(session, part, context, only)
+
+
+def prove_stage(
+    session: Session, part: stages.Part, context: gates.GateContext, only: tuple[str, ...], mark: str = ""
+) -> None:
+    """Write the data report of one stage, then run its gates. `mark` separates different starts with equal settings."""
+    s, cfg = session, part.cfg
+    _, stage = context.look()
+    code = recipes.sources(s.recipe)
+    about = {"processes": s.accelerator.num_processes, "stage": part.name, "start": s.start and s.start.sha256, "before": mark,
+             "device": str(s.accelerator.device.type), "precision": precision(cfg, s.accelerator)}  # fmt: skip
+    sharded = shard.mode(cfg, s.accelerator.num_processes) != shard.NONE
+    about |= {"shard": cfg.run.shard} if sharded else {}
+    base = recipes.fingerprint(s.recipe, cfg, "", **about)
+    report_data(s, context, stage, base)
+    counts = " / ".join(f"{x.total:,} {name}" for name, x in context.scans.items())
+    counts += "".join(f"\n       {k}: {v}" for x in context.scans.values() for k, v in x.notes.items())
+    title = f"\nstage  {part.name}, {part.index + 1} of {part.of}\n" if part.of > 1 else ""
+    chosen = [g for g in order.of_stage(stage, sharded=sharded) if not only or g.id in only]
+    if not cfg.gates.enabled and not only:
+        s.console.say(f"{title}data   {counts}\ngates  OFF (--gates.no-enabled): nothing is checked", style="yellow")
+        if copies := context.data_report.get("overlap", {}).get("exact"):
+            s.console.say(f"       {copies:,} validation samples are copies of training samples", style="yellow")
+        if s.main:
+            keep(s, part, [], enabled=False)
+        return
+    everything_read = json.dumps([inventory.identity(context.scans), [x.digests for x in context.scans.values()]])
+    mark = recipes.fingerprint(s.recipe, cfg, everything_read, **about)
+    mark, known, late = _remembered(s, cfg, mark)
+    from_it = {"none": "", "rehearsed": ", from the stage before as eight samples trained it"}
+    s.console.say(
+        f"{title}data   {counts}\ngates  before the budget is spent"
+        + from_it.get(context.follows, ", from the stage before as it is now")
+        + "\n       on the whole model in each process; the gate `sharding` compares the sharded one with it, and `resume` saves "
+        "its shards" * sharded
+    )
+    verdicts = gates.run_gates(chosen, context, known=known, console=s.console)
+    s.accelerator.free_memory()  # accelerate keeps every model that it wrapped
+    failed = [v for v in verdicts if v.blocks]
+    if s.main:
+        keep(s, part, verdicts, enabled=True, fingerprint=mark)
+        late = (late if known else {}) | recipes.late(s.recipe, code)
+        environment.note_sources(s.folder, s.recipe, late)
+        if not failed and not only:
+            ledger.write(mark, verdicts, late)
+            if not context.deep:
+                ledger.keep_extent(base, inventory.identity(context.scans))
+    if failed:
+        raise _failed(s, context, failed, of=len(verdicts))
+    if not all(v.remembered for one, v in zip(chosen, verdicts, strict=True) if one.lasting):
+        passed, skipped, waived = (sum(v.verdict == k for v in verdicts) for k in ("pass", "skip", "waived"))
+        extra = "".join(f", {n} {word}" for n, word in ((skipped, "skipped"), (waived, "waived")) if n)
+        s.console.say(
+            f"       {passed} of {len(verdicts)} gates passed{extra}, {sum(v.seconds for v in verdicts):.1f} s"
+        )
+
+
+def _remembered(s: Session, cfg: config.Config, mark: str) -> tuple[str, dict, dict]:
+    """Return rank 0's `mark`, the verdicts that stand under it, and the sources that were imported late then."""
+    use_ledger = cfg.gates.remember and s.folder.parent.name != "checks"
+    known, late = ledger.read(mark) if use_ledger else ({}, {})
+    known = known if recipes.unchanged(s.recipe, late) else {}
+    return *agreed(s.accelerator, (mark, known)), late
+
+
+def _failed(s: Session, context: gates.GateContext, failed: list[gates.Verdict], *, of: int) -> GateFailed:
+    """The message of a stage whose gates failed: the first, its evidence, the command that tries it again."""
+    first = failed[0]
+    explained = f", explained by {first.evidence['explained_by']}" if "explained_by" in first.evidence else ""
+    proved = ["check", *s.argv, *context.argv[len(s.argv) :], "--only", first.id]
+    again = ["trainworthy", *(["resume", str(s.folder)] if s.recipe.rungs else masking.words(proved))]
+    return GateFailed(
+        f"{len(failed)} of {of} gates failed, first: {first.id} ({first.rows}){explained}\n"
+        f"  evidence:     {s.folder / 'report.html'} and {context.folder / 'gates' / first.id}/\n"
+        f"  try again:    {shlex.join(again)}"
+    )
+
+
+def report_data(s: Session, context: gates.GateContext, stage: Stage, base: str) -> None:
+    """Scan the data into `context` and data.json. A continued run reads as much as at its start, and the data must be the
+    same. Otherwise it reads as much as the last time under `base`, the fingerprint without data."""
+    path, before = context.folder / "data.json", {}
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        before = json.loads(path.read_text())["identity"]
+    then = before.get(context.follows, {}) if s.resumes else {}
+    extent = {} if context.deep else agreed(s.accelerator, then or ledger.extent(base))
+    with told(s.recipe, s.cfg):
+        context.scans = inventory.read_all(stage.data, everything=context.deep, before=extent)
+    now = inventory.identity(context.scans)
+    changed = contents.changes(then, now) if then else []
+    forced = s.resumes == "forced"
+    refused = None if not changed or forced else UserError(
+        "the data are not those this run was started with", got="; ".join(changed), needed="the same data, or your word that it "
+        "does not matter", cause=f"files of the data were changed, added or removed since {path} was written",
+        next=f"trainworthy resume {s.folder} --force")  # fmt: skip
+    together(s.accelerator, refused)
+    if changed:
+        s.console.say(f"data changed since the run began; it continues (--force): {'; '.join(changed)}", style="yellow")
+    context.data_report = inventory.report(context.scans)
+    for scan in context.scans.values():  # compared, and not read again
+        scan.contents = scan.columns = None
+    if s.main:
+        path.write_text(json.dumps(context.data_report | {"identity": before | {context.follows: now}}, indent=1))
+
+
+def keep(s: Session, part: stages.Part, verdicts: list[gates.Verdict], **more: Any) -> None:
+    """Write gates.json: the stage's to its folder, all stages' to the run folder."""
+    for folder in {part.folder(s.folder), s.folder}:
+        gates.write(folder / "gates.json", verdicts, stage=part.name, **more)

@@ -1,0 +1,161 @@
+"""The training of a run, stage by stage, and what is said at its end."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trainworthy.core import gates
+from trainworthy.core.base import config
+from trainworthy.core.base.console import table
+from trainworthy.core.base.processes import agreed
+from trainworthy.core.gates.exported import WrongExport
+from trainworthy.core.loop import shard
+from trainworthy.core.loop.run import Run
+from trainworthy.core.loop.weights import digest, load_into, load_weights
+from trainworthy.core.monitoring import cost, monitors
+from trainworthy.core.monitoring.metrics import MetricsTracker
+from trainworthy.core.monitoring.trackers import mirror
+from trainworthy.core.recipe.stage import Metric, Stage
+from trainworthy.core.report import bands
+from trainworthy.core.session import environment, stages
+from trainworthy.core.session.proving import prove_stage
+from trainworthy.core.session.results import ClassWatch, Watcher, finish
+from trainworthy.core.session.session import Interrupts, Session
+
+
+def train(session: Session, interrupts: Interrupts) -> None:
+    """Train every stage from its seed or its newest checkpoint; then evaluate, export and report."""
+    previous: Stage | None = None
+    done = 0
+    for part in stages.parts(session.recipe, session.cfg):
+        if previous is not None:
+
+            def trained(stage: Stage = previous) -> Stage:
+                return stage
+
+            mark = digest(previous.eval_model.state_dict())
+            with (
+                gates.quick_collections()
+            ):  # no variable holds the context: its stages would live while this one trains
+                prove_stage(
+                    session, part, stages.context(session, part, trained, follows="trained", deep=False), (), mark=mark
+                )
+        previous, done = train_stage(session, part, previous, done, interrupts)
+
+
+def train_stage(
+    session: Session, part: stages.Part, previous: Stage | None, done: int, interrupts: Interrupts
+) -> tuple[Stage, int]:
+    """Train one stage to its end; return (the stage with the weights that it passes on, steps of all stages so far).
+    `done`: steps of earlier stages."""
+    cfg, folder = part.cfg, part.folder(session.folder)
+    s = replace(session, cfg=cfg, folder=folder)
+    one = run_of(s, session, done)
+    stage = part.build(one, previous)
+    steps = one.total_steps(stage)
+    named = f"{part.name}: " if part.of > 1 else ""
+    what = f"steps of {cfg.train.batch_size} samples, {cfg.train.epochs:g} epochs" if "train" in stage.data else (
+        f"iterations that collect their own samples, {cfg.train.batch_size} to an update")  # fmt: skip
+    s.console.say(f"train  {named}{steps:,} {what}, into {folder}")
+    look_after_evaluations(s, one, stage)
+    if folder == session.folder:
+        one.journal.healthy = bands.watch(folder, stage.metric)
+    if s.main:
+        write_metric(folder, stage.metric)
+    interrupts.run = one
+    try:
+        with one.closed_on_error(), monitors.kept(one, stage):
+            s.recipe.module.train(cfg, one, stage)
+            one.end(stage)
+    finally:  # sources that only the loop imports are compared on resume
+        if s.main:
+            environment.note_sources(session.folder, s.recipe, {})
+    interrupts.run = None
+    if one.current:
+        one.current.batches = []  # the stage knows its run: a later stage would train beside the last batch
+    one.used_batches = []
+    one.console.end_bar()
+    one.wait_for_checkpoints()
+    ended = part.last or not (folder / "summary.json").exists()  # a resumed run has looked back at its earlier stages
+
+    def whole() -> Stage:
+        """The same stage with whole weights, for the report and the export."""
+        if one.shard == shard.NONE:
+            return stage
+        alone = replace(cfg, run=replace(cfg.run, shard="none"))
+        plain = Run(alone, s.accelerator, folder=folder, console=s.console)
+        return shard.gathered_stage(stage, part.build(plain, previous))
+
+    result = finish(s, one, stage, whole) if agreed(s.accelerator, ended) else {}
+    if not part.last and config.phases(cfg)[part.name].hand_on == "best":
+        load_best(one, stage)
+    one.close()
+    one.after_eval = None  # it holds the watcher's samples
+    if s.main and result:
+        say_result(s, stage, result, cost_of=session.folder)
+    if s.main and part.last:
+        s.console.say(
+            f"\nreport {s.folder / 'report.html'}\ncard   {s.folder / 'card.md'}\nexport {s.folder / 'export'}"
+        )
+    if wrong := agreed(s.accelerator, result.get("wrong")):
+        raise WrongExport(f"the export in {s.folder / 'export'} is not what was scored: {wrong[0].measured}\n"
+                          f"  needed:       {wrong[0].needed}\n  likely cause: {wrong[0].remedy.splitlines()[0]}\n"
+                          f"  next:         mend export(), then start a new run; weights: {s.folder / 'checkpoints'}")  # fmt: skip
+    return stage, done + one.step
+
+
+def run_of(s: Session, session: Session, done: int) -> Run:
+    """The run of one stage, `s`, of a `session`. `done`: steps of earlier stages, since trackers show one step axis."""
+    log = mirror(s.accelerator, s.console)
+    also = None if log is None else lambda row, step: log(row, done + step)
+    tracker = MetricsTracker(s.folder, use_tensorboard=s.cfg.run.tensorboard, also=also) if s.main else None
+    one = Run(s.cfg, s.accelerator, folder=s.folder, home=session.folder, tracker=tracker, console=s.console)
+    one.identity = session.identity
+    return one
+
+
+def look_after_evaluations(s: Session, one: Run, stage: Stage) -> None:
+    """Keep samples, scores by class and device readings at each evaluation, and what the untrained model does."""
+    watcher, classes = Watcher(one, stage), ClassWatch(one, stage)
+
+    def after_eval(step: int) -> None:
+        watcher.look(step)
+        classes.look()
+        if s.meter:
+            s.meter.note()
+
+    one.after_eval = after_eval
+    watcher.before()
+
+
+def load_best(one: Run, stage: Stage) -> None:
+    """Load the weights of the best evaluation, which the next stage starts from."""
+    assert one.checkpoints  # its loop made them
+    best = one.checkpoints.folder / f"best_val_{stage.metric.name}"
+    load_into(stage.eval_model, load_weights(best / "model.safetensors"), where=str(best), without=stage.not_saved)
+
+
+def write_metric(folder: Path, metric: Metric) -> None:
+    """Write metric.json: what a run that never ends is judged by."""
+    ends = {"floor": metric.floor, "ceiling": metric.ceiling}
+    told = {"metric": metric.name, "higher_is_better": metric.higher_is_better, "question": metric.question}
+    told |= {k: v if v is not None and math.isfinite(v) else None for k, v in ends.items()}
+    (folder / "metric.json").write_text(json.dumps(told, indent=1))
+
+
+def say_result(s: Session, stage: Stage, result: dict[str, Any], *, cost_of: Path) -> None:
+    """Print what a stage reached: warnings first, the table of results, the cost of the run in `cost_of`."""
+    if result["outside"]:
+        s.console.say(f"\nOUTSIDE the healthy band: {result['outside']}", style="bold red")
+    if result["warning"]:
+        s.console.say(f"\n{result['warning']}", style="bold red")
+    s.console.say(
+        f"\nresult {stage.metric.question}  ({s.cfg.run.export} weights, {len(stage.data['val']):,} held-out samples"
+        + (")" if s.cfg.gates.enabled else "; gates OFF)")
+    )
+    s.console.say(table(result["table"]))
+    if s.meter:
+        s.meter.note(now=True)
+    s.console.say(f"\ncost   {cost.words(cost.of_run(cost_of))}")
