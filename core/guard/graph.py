@@ -17,8 +17,7 @@ def wiring(seen: Observer) -> dict:
     if not groups:
         return unmoved_by_hand(seen)
     owned = {id(p) for g in seen.groups.values() for p in g.parameters}
-    modules = tops()
-    called = names(modules)
+    called = names(modules := tops())
     wrong, causes = [], []
     missing = [(i, p) for i, (p, n) in seen.leaves.items() if i not in owned and p.requires_grad and n >= 2]
     lost = [(i, p) for i, p in missing if fault(seen, i, modules, owned)]
@@ -41,10 +40,8 @@ def wiring(seen: Observer) -> dict:
         wrong.append(text)
         causes.append("the optimiser was built over a part that was frozen or replaced afterwards")
     elif dead and cut:
-        wrong.append(
-            f"{len(dead)} tensors ({share:.0%} of what the optimiser holds) never got a gradient although "
-            f"their modules ran: {listed(dead)}"
-        )
+        held = f"{share:.0%} of what the optimiser holds"
+        wrong.append(f"{len(dead)} tensors ({held}) never got a gradient although their modules ran: {listed(dead)}")
         causes.append("a detach(), no_grad(), argmax or .data cuts the graph above them")
     if not wrong and dead and seen.fits.shared >= CLOSE:
         wrong.append(
@@ -52,23 +49,20 @@ def wiring(seen: Observer) -> dict:
         )
         causes.append("copied code: a loss reads another output than its own")
     if not wrong and (term := dropped_terms(seen)):
-        wrong.append(term[0])
-        causes.append(term[1])
-    flat = zeroed(seen, groups)
-    if flat:
+        wrong, causes = [term[0]], [term[1]]
+    if flat := zeroed(seen, groups):
         wrong.append(
             f"the gradient of {len(flat)} tensors is exactly zero at each of the first {CLOSE} steps: "
             f"{listed([called.get(i, '?') for i in flat])}"
         )
         causes.append("factors of one product that all start at zero, a mask or a gate that is shut, dead activations")
-    for text in twins(seen):
-        wrong.append(text)
+    if called_twice := twins(seen):
+        wrong += called_twice
         causes.append("copied code: a layer is called in place of its neighbour")
     if still := [called.get(i, "?") for g in groups for i in standing(g)]:
         wrong.append(f"{len(still)} tensors get a gradient and do not move: {listed(still)}")
         causes.append("updates are lost to rounding (weights in bf16 or fp16 without an fp32 copy), or a zero rate")
-    plain = drawn_constants(seen, modules)
-    if plain:
+    if plain := drawn_constants(seen, modules):
         wrong.append(f"a random tensor that is no Parameter and no buffer is used as a weight: {listed(plain)}")
         causes.append("it is neither trained nor saved: make it an nn.Parameter, or a buffer if it shall stay as drawn")
     return finding(

@@ -14,6 +14,7 @@ from trainworthy.core.guard import (
     invariants,
     objectives,
     samples,
+    schedules,
 )
 from trainworthy.core.guard.observer import Observer
 
@@ -29,7 +30,7 @@ def judge(seen: Observer, plan: Any) -> dict[str, Any]:
         graph.wiring,
         graph.gradients,
         graph.clipping,
-        behaviour.schedule,
+        schedules.schedule,
         behaviour.frozen,
         behaviour.modes,
         behaviour.evaluated,

@@ -10,12 +10,12 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from trainworthy.core.guard import credit, terms
 from trainworthy.core.guard.alignment import turned_apart
-from trainworthy.core.guard.behaviour import contrary
 from trainworthy.core.guard.causality import ignores_an_input, sees_the_same_place
 from trainworthy.core.guard.facts import loss_input, targets, upside_down
 from trainworthy.core.guard.mixing import recovered
 from trainworthy.core.guard.observer import Observer, kept_by_reference
 from trainworthy.core.guard.records import scrambled
+from trainworthy.core.guard.schedules import contrary
 
 
 def dice(p, y):
