@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from trainworthy.core.guard import events, judging, ranks
-from trainworthy.core.guard.control import Control, Plan
+from trainworthy.core.guard.control import ENDED, Control, Plan
+from trainworthy.core.guard.following import Following
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.restart import Restart
 from trainworthy.core.guard.running import run
@@ -34,7 +35,7 @@ class Rehearsal:
         self.sandbox = Sandbox(self.scratch)
         self.control = Control(plan, self.stop)
         self.control.begin = self.begin
-        self.seen = Observer(self.control)
+        self.seen = Following(self.control) if plan.name == "end" else Observer(self.control)
         self.seen.restart = Restart() if plan.restart else None
         self.done, self.process, self.ended = False, os.getpid(), threading.RLock()
         self.rank, self.count, self.home = 0, 1, folder
@@ -55,7 +56,7 @@ class Rehearsal:
             code = leave.code if isinstance(leave.code, int) else 0 if leave.code is None else 1
             if isinstance(leave.code, str):
                 print(leave.code, file=sys.stderr)
-            self.finish("the script ended", exit=code)
+            self.finish(ENDED, exit=code)
             return code
         except BaseException as error:
             frames = [f for f in traceback.extract_tb(error.__traceback__) if "/core/guard/" not in f.filename]
@@ -63,7 +64,7 @@ class Rehearsal:
             where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
             self.finish("it raised", raised=f"{type(error).__name__}: {error}"[:2000], where=where)
             return 1
-        self.finish("the script ended")
+        self.finish(ENDED)
         return 0
 
     def _prepare(self, below: Path | None) -> None:

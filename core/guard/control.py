@@ -16,6 +16,8 @@ from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import Pass
 
 EIGHT = 8
+ENDED = "the script ended"
+PART = 0.03  # of the time that is left: one pass over training data on the way to the script's end
 AHEAD = 3  # steps between the announcement of a cut and the cut: ranks are less than that apart
 
 
@@ -25,7 +27,8 @@ class Plan:
 
     name: str = "watch"
     """`watch`: the script's own data; `eight`: the same eight samples in every batch; `others`: these eight with each
-    other's inputs; `blank`: these eight with zero inputs; `restart`: the script's own data, from a checkpoint."""
+    other's inputs; `blank`: these eight with zero inputs; `restart`: the script's own data, from a checkpoint; `end`: the script's own data,
+    all passes cut short, to the end of the script."""
     steps: int = 40
     """Optimiser steps after which a training pass is cut (not before `seconds`)."""
     seconds: float = 6.0
@@ -61,6 +64,7 @@ class Control:
         self.said: list[int] = []
         self.rank, self.home = 0, None  # of several processes; folder of rank 0
         self.cut_at: int | None = None
+        self.quota: dict[tuple, int] = {}  # batches of an evaluation, by its length and batch size
 
     # --- length
 
@@ -91,6 +95,8 @@ class Control:
         return self.cut_at is not None and units >= self.cut_at
 
     def cut(self, one: Pass, seen: Observer) -> bool:
+        if self.plan.name == "end":
+            return self._short(one, seen)
         if one.training:
             # all loaders of the loop end together; the second epoch only shows its order and mode
             return self.enough(seen) and (one.steps >= 4 or one.got >= 12)
@@ -98,13 +104,27 @@ class Control:
             return one.no_grad_calls > 0 or not self._training_soon(one)
         return False
 
+    def _short(self, one: Pass, seen: Observer) -> bool:
+        """To the end of the script: a pass of training may take a part of what is left of the time, and ends after a step; an
+        evaluation has as many batches as the first one on data of its size."""
+        now = time.monotonic()
+        if one.training:
+            left = max(0.0, self.plan.limit - (now - self.first))
+            return one.got >= 4 and not seen.since and now - one.clock > PART * left
+        if not one.calls or not one.no_grad_calls or not seen.backwards:
+            return False
+        key = (one.length, one.loader.batch_size)
+        if key not in self.quota and one.got >= 4 and now - one.clock > PART * self.plan.limit / 2:
+            self.quota[key] = one.got
+        return one.got >= self.quota.get(key, one.got + 1)
+
     def _training_soon(self, one: Pass) -> bool:
         """Return whether calls with gradients in train mode are pending: an unfinished accumulation window."""
         return any(mode for _, mode, _, _ in one.modes)
 
     def tick(self, seen: Observer) -> None:
         """Check at every model call whether the rehearsal is over."""
-        if seen.steps and not self.rank and time.monotonic() - self.first > self.plan.limit:
+        if (seen.steps or seen.backwards) and not self.rank and time.monotonic() - self.first > self.plan.limit:
             self.stop("its time is over")
 
     def backward(self, seen: Observer) -> None:
@@ -163,7 +183,7 @@ class Control:
 
     def intervene(self, source: int, batch: Any) -> Any:
         """Return the plan's batch in place of `batch`."""
-        if self.plan.name in ("watch", "restart"):
+        if self.plan.name in ("watch", "restart", "end"):
             return batch
         first = self.kept.setdefault("train", batch)
         if signature(first) != signature(batch):  # a loader with other data

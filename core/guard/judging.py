@@ -4,12 +4,25 @@ import time
 from typing import Any
 
 import torch
-from trainworthy.core.guard import behaviour, causality, facts, graph, invariants, objectives, samples, schedules
+from trainworthy.core.guard import (
+    behaviour,
+    causality,
+    ending,
+    facts,
+    following,
+    graph,
+    invariants,
+    objectives,
+    samples,
+    schedules,
+)
 from trainworthy.core.guard.observer import Observer
 
 
 def judge(seen: Observer, plan: Any) -> dict[str, Any]:
     """Every judge's answer on one run; on a run with changed data only the facts that `interventions` compares."""
+    if isinstance(seen, following.Following):
+        return {"findings": [ending.judge(seen)]}
     if plan.name != "watch":
         return {"facts": facts.of(seen)}
     judges = (

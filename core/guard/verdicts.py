@@ -13,7 +13,7 @@ from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.verdict import Kind, Verdict
 from trainworthy.core.gates.runner import _show
-from trainworthy.core.guard import interventions, invariants, ranks, rehearsal, restart, sandbox
+from trainworthy.core.guard import ending, interventions, invariants, ranks, rehearsal, restart, sandbox
 from trainworthy.core.guard.control import Plan
 from trainworthy.core.guard.rehearsal import Outcome
 from trainworthy.core.guard.target import Target
@@ -39,6 +39,7 @@ TITLES = {
     "signal": "the data teach something",
     "overfit": "eight samples can be memorised by their inputs",
     "metric": "memorised samples score perfectly",
+    "ending": "the script's end",
     "resume": "a checkpoint brings the run back",
     "ranks": "processes train one model on different data",
     "files": "the user's files are as before",
@@ -90,6 +91,8 @@ class Guard:
             self._verdict(ranks.judge(r), {"ranks": ranks.NEEDED}, 0.0)
         if self.interventions and not (self.only and set(interventions.NEEDED).isdisjoint(self.only)):
             self._intervene(watch)
+        if self.interventions and not (self.only and "ending" not in self.only):
+            self._end(watch)
         if self.values.get("--restart"):
             self._restart(watch)
         return watch
@@ -138,7 +141,11 @@ class Guard:
 
     def _wait(self, pid: int, folder: Path, plan: Plan) -> Outcome:
         return rehearsal.wait(
-            pid, folder, load=float(self.values["--load-seconds"]), limit=plan.limit + 60, say=self.console.say
+            pid,
+            folder,
+            load=float(self.values["--load-seconds"]),
+            limit=plan.limit + (2 if plan.name == "end" else 60),
+            say=self.console.say,
         )
 
     def _rehearse(self, plan: Plan) -> Outcome:
@@ -235,6 +242,20 @@ class Guard:
         found = interventions.judge(watch.record, eight.record, others.record, eight.output)
         for one in found:
             self._verdict(one, interventions.NEEDED, (time.monotonic() - began) / len(found))
+
+    def _end(self, watch: Outcome) -> None:
+        """Follow the script to its end, its passes cut short."""
+        began, why = time.monotonic(), ""
+        if watch.record.get("ranks"):
+            why = "several processes: their passes cannot be cut short together"
+        elif any(v.blocks for v in self.verdicts):
+            why = "other checks failed"
+        if why:
+            return self._verdict({"id": "ending", "skip": why}, ending.NEEDED, 0.0)
+        limit = max(4.0, 2 * float(self.values["--seconds"]))
+        done = self._rehearse(self._plan("end", steps=10**9, most=10**9, limit=limit, restart=False))
+        found = ending.answer(watch.record, done.record, done.late, limit)
+        return self._verdict(found, ending.NEEDED, time.monotonic() - began)
 
     def _restart(self, watch: Outcome) -> None:
         """Start the script again from the last file that it saved, and compare what it holds at its first backward()."""
