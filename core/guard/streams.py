@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 NAMES = re.compile(r"(?i)batch|data|load|iter|gen|sampl|stream|feed|epoch|pairs")
@@ -62,11 +62,11 @@ class Streamed:
             if self._plain:
                 return batch
             one = self._pass = seen.new_pass(self._loader, self._source)
-        as_tensors = tree_map(tensor_of, batch)
+        leaves, spec = tree_flatten(batch)
+        as_tensors = tree_unflatten([tensor_of(x) for x in leaves], spec)
         given = seen.batch(one, as_tensors)
         if given is as_tensors:
             return batch
-        leaves, spec = tree_flatten(batch)
         new = [x.numpy() if isinstance(old, np.ndarray) and isinstance(x, Tensor) else x
                for x, old in zip(tree_leaves(given), leaves, strict=True)]  # fmt: skip
         return tree_unflatten(new, spec)

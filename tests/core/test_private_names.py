@@ -31,6 +31,7 @@ NAMES = {
         "torch.nn.modules.dropout._DropoutNd",
         "torch.optim.optimizer._global_optimizer_post_hooks",
         "torch.optim.optimizer._global_optimizer_pre_hooks",
+        "torch.Tensor._base",
         "torch.utils._pytree.tree_flatten",
         "torch.utils._pytree.tree_flatten_with_path",
         "torch.utils._pytree.tree_leaves",
