@@ -65,7 +65,8 @@ class Server:
 
 
 TIMED_OUT = 1000
-LATE = ("torchvision", "trainworthy.core.launch", "trainworthy.core.commands.run", "trainworthy.core.commands.resume", "trainworthy.core.commands.check", "trainworthy.core.gates.rehearsal", "trainworthy.core.report",
+LATE = ("torchvision", "trainworthy.core.launch", "trainworthy.core.commands.run", "trainworthy.core.commands.resume",
+        "trainworthy.core.commands.check", "trainworthy.core.gates.rehearsal", "trainworthy.core.report",
         "torch.export._trace", "sympy.tensor.tensor", "matplotlib.figure", "matplotlib.backends.backend_agg",
         "matplotlib.backends.backend_svg", "PIL.GifImagePlugin", "sklearn.linear_model")  # fmt: skip
 """What nearly every command imports, or imports inside a function."""
