@@ -77,7 +77,7 @@ def scales(seen: Following) -> Fault | None:
         nearest = min(abs(mean - m) for m, _ in trained.rows)
         if std != std or high != high:
             continue
-        if std > SCALE * high or std < low / SCALE or nearest > 2 * max(std, high):
+        if std > SCALE * high or std < low / SCALE or nearest > SCALE * max(std, high):
             other = [sum(r[i] for r in trained.rows) / len(trained.rows) for i in (0, 1)]
             steps = sorted({e.step for e in seen.evaluations if e.kind == what and list(e.source) == source})
             return (

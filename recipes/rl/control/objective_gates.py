@@ -15,9 +15,10 @@ from trainworthy.core.gates import formula as stated_by
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.formula import limit
 from trainworthy.core.gates.gate import Gate, GateContext
-from trainworthy.core.recipe.stage import batch_size
+from trainworthy.core.recipe.stage import Stage, batch_size
 from trainworthy.recipes.rl.control import formulas
 from trainworthy.recipes.rl.control.recording import seen
+from trainworthy.recipes.rl.control.replay import Replay
 
 ROWS = 64  # samples of a batch that are compared one by one
 ON_PURPOSE = (
@@ -197,10 +198,25 @@ def returns_gate(targets: Callable | None) -> Gate:
         exact = limit(found.run, 1e-3)
         wrong = [f"{k} differ by up to {v:.2g}" for k, (v, _) in compared.items() if not v <= exact]
         causes = [cause for v, cause in compared.values() if not v <= exact]
+        if short := too_small(found.stage, context.cfg):
+            wrong, causes = (
+                [short, *wrong],
+                ["the replay buffer is built with another capacity than the setting's", *causes],
+            )
         return Finding(
             not wrong, "; ".join(wrong) or ", ".join(f"{k} within {v:.1e}" for k, (v, _) in compared.items()),
-            f"within {exact:g} of the largest", "\n".join([*causes, "on purpose: --gates.waive returns --gates.because \"...\""]),
+            f"within {exact:g} of the largest" + ", and room for --buffer-size transitions" * bool(short),
+            "\n".join([*causes, "on purpose: --gates.waive returns --gates.because \"...\""]),
             evidence={k: v for k, (v, _) in compared.items()}, batch=found.batch,
         )  # fmt: skip
 
     return prove
+
+
+def too_small(stage: Stage, cfg: Any) -> str:
+    """Return what a replay buffer lacks that has less room than the run asks for; empty if it has that room, or there is none."""
+    replay = next((s for s in stage.state.values() if isinstance(s, Replay)), None)
+    room, asked = replay.steps * replay.n if replay else 0, getattr(cfg, "buffer_size", 0)
+    if replay is None or room > asked - replay.n:
+        return ""
+    return f"the replay buffer has room for {room:,} transitions, --buffer-size is {asked:,}"
