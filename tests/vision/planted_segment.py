@@ -13,6 +13,11 @@ DATA = """train_data = masks.Windows(data, data.learn, **cut, augment=augmentati
 """
 HEAD = "def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:\n"
 FLIP = "v2.RandomHorizontalFlip()]"
+TOTAL_BEFORE = "        total = torch.zeros(n, n, dtype=torch.long, device=run.device)\n"
+NOT_RESET = (
+    "        confusion_matrix.total = getattr(confusion_matrix, 'total', torch.zeros(n, n, dtype=torch.long, device=run.device))\n"
+    "        total = confusion_matrix.total\n"
+)
 EVALUATE = "return masks.scores(confusion_matrix(model, data), classes)\n"
 NORMALISE = "x = (images - self.mean) / self.std"
 
@@ -63,6 +68,9 @@ PLANTS = [
     bug("seg-metric-off-by-one", "scored", "V5", TOTAL,
         COUNTED.replace('batch["mask"]', '(batch["mask"] - (batch["mask"] != IGNORE).int()).clamp_min(0)'),
         ("shifted by one",), harm="mIoU near 0 for a good net"),
+    bug("seg-metric-not-reset", "evaluation", "C12", TOTAL_BEFORE, NOT_RESET, ("keeps something between its calls", "not reset"),
+        before=("scored",), why="an evaluation of windows without an object adds to those before it",
+        harm="each evaluation is mixed with all earlier ones"),
     bug("seg-scored-resized", "scored", "V5", TOTAL, COUNTED, ("at the net's size", "stored pixels"), argv=("--resize", "256"),
         harm="thin objects that vanish when a picture shrinks are not missed"),
     bug("seg-mean-over-pictures", "scored", "V5", EVALUATE,
