@@ -199,6 +199,9 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     if cfg.num_steps > cfg.buffer_size // cfg.num_envs:
         raise UserError("the steps of an iteration do not fit", needed=f"--num-steps <= --buffer-size / {cfg.num_envs} environments",
                         got=f"{cfg.num_steps}, {cfg.buffer_size}")  # fmt: skip
+    if cfg.target_entropy > math.log(2):  # the uniform density on [-1, 1]
+        raise UserError("no action has that entropy: the temperature would grow without end", got=f"--target-entropy {cfg.target_entropy:g}",
+                        needed="less than ln 2 = 0.69 nats per action dimension, usually -1")  # fmt: skip
     n_obs, n_act, _ = environments.sizes(cfg.env, Box, stack=cfg.frame_stack)
     solved, ceiling = environments.limits(cfg.env)
     policy = Policy(n_obs, n_act, cfg.hidden_sizes, cfg.init_temperature)

@@ -158,3 +158,10 @@ def test_tiny_is_solved(launch):
     summary = read(done.folder() / "summary.json")
     assert summary["metrics"]["return"] >= -200
     assert summary["baselines"]["random actions"]["return"] < -1000
+
+
+def test_an_entropy_that_no_action_can_have_is_refused(launch):
+    done = launch("check", "rl/sac", "--only", "schema", "--target-entropy", "1.0")
+    assert done.returncode == 2, done.shown
+    assert "no action has that entropy" in done.stderr
+    assert "--target-entropy 1" in done.stderr
