@@ -176,8 +176,9 @@ def next_steps(f: Folder) -> str:
         told = [v for v in f.monitors if v["verdict"] in ("fail", "advice")]
         for v in told:
             rung = v.get("evidence", {}).get("rung")
-            remedy = "; ".join(v["remedy"].splitlines())
-            text = f"{v['measured']}. {remedy[:1].upper()}{remedy[1:]}"
+            first, *more = v["remedy"].splitlines() or [""]
+            first = f"`{first}`" if first.startswith("trainworthy ") else first[:1].upper() + first[1:]
+            text = f"{v['measured']}. {'; '.join([first, *more])}"
             todo.insert(0 if rung else len(todo), Advice(f"Monitor {v['id']}: {v['title']}", text, urgent=bool(rung)))
         if behind := outside(f):
             for one in todo:
