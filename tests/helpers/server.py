@@ -8,6 +8,7 @@ with its imports, is tested in test_cli, and wherever a test starts it in the ba
 import ast
 import atexit
 import contextlib
+import gc
 import importlib.util
 import json
 import os
@@ -19,6 +20,8 @@ import time
 import traceback
 from functools import cache
 from pathlib import Path
+
+from tests.helpers.fresh import Reader
 
 
 class Server:
@@ -90,10 +93,13 @@ def serve() -> None:
     """The server's side: answer each line of JSON with an exit code."""
     for name in LATE:
         importlib.import_module(name)
+    from trainworthy.core.gates import exported
 
+    exported.subprocess = Reader(dict(os.environ)).subprocess()
     for line in sys.stdin:
         request = json.loads(line)
         preload(request)
+        gc.freeze()  # a collection in a child need not look at what was imported
         child = os.fork()
         if child == 0:
             end(obey, request)
