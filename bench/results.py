@@ -79,11 +79,20 @@ def sentence(summary: dict, figures: dict, n: int) -> str:
         return f"{100 * value:.1f}" if share else f"{value:.4g}"
 
     unit, name = "%" if share else "", summary["metric"].replace("_", " ")
+    test = f"; test split {shown(figures['test']['mean'])}{unit}" if figures.get("test") else ""
     if n == 1:
-        return f"{shown(figures['mean'])}{unit} {name} (one seed)"
+        return f"{shown(figures['mean'])}{unit} {name} (one seed){test}"
     low, high = shown(figures["min"]), shown(figures["max"])
     to = " to " if figures["min"] < 0 else "-"
-    return f"{shown(figures['mean'])}{unit} {name} (mean of {n} seeds, {low}{to}{high}{unit})"
+    return f"{shown(figures['mean'])}{unit} {name} (mean of {n} seeds, {low}{to}{high}{unit}){test}"
+
+
+def on_test(summaries: list[dict], metric: str) -> dict[str, Any] | None:
+    """The same metric on the test split, by which no setting was chosen, if the recipe has one."""
+    found = [s["test"]["metrics"][metric] for s in summaries if metric in (s.get("test") or {}).get("metrics", {})]
+    if not found or len(found) < len(summaries):
+        return None
+    return {"samples": summaries[0]["test"]["samples"], **spread(found), "per_seed": found}
 
 
 def duration(seconds: float) -> str:
@@ -132,7 +141,7 @@ def collect(runs: list[dict], settings: list[str]) -> dict:
     first, environment = runs[0]["summary"], runs[0]["environment"]
     metric = first["metric"]
     values = [r["summary"]["reported"][metric] for r in runs]
-    figures = spread(values)
+    figures = spread(values) | {"test": on_test([r["summary"] for r in runs], metric)}
     train = statistics.median(r["summary"]["train_seconds"] for r in runs)
     wall, cpu = (statistics.median(r[k] for r in runs) for k in ("wall", "cpu"))
     waited = environment["devices"] == ["cpu"] and wall > 2 * cpu  # for others, most of the time
