@@ -1,0 +1,419 @@
+"""Forks, settings and own data that are wrong, and healthy variants, from outside: the open half.
+
+The half is the first byte of the id's SHA-256, modulo 2. The other half is held out in third_set_heldout.py.
+"""
+
+from pathlib import Path
+
+from tests.helpers.third_set_cases import (
+    Case,
+    class_folders,
+    digits,
+    lines,
+    mask_folders,
+    picture,
+    rows_of_docstrings,
+    scenes,
+)
+
+
+def overlapping(root: Path) -> tuple[str, ...]:
+    """Class folders; a third of each class's training pictures is also in the next class's, saved again."""
+    images, labels = digits()
+    for label in range(10):
+        mine = (labels == label).nonzero().flatten().tolist()
+        for k, i in enumerate(mine[:250]):
+            split = "train" if k < 200 else "val"
+            picture(images[i], root / split / str(label) / f"{i}.png")
+            if split == "train" and k % 3 == 0:
+                picture(images[i], root / split / str((label + 1) % 10) / f"IMG_{i}.jpg")
+    return ("--data.path", str(root))
+
+
+def masks_of_the_next(root: Path) -> tuple[str, ...]:
+    """Scenes with masks; from the tenth training picture on each mask is that of the next one."""
+    pictures, masks = scenes(400)
+    mask_folders(root, pictures, masks)
+    of_training = [m for i, m in enumerate(masks) if i % 5 != 4]
+    files = sorted((root / "train" / "masks").iterdir())
+    for k in range(10, len(files) - 1):
+        picture(of_training[k + 1], files[k])
+    return ("--data.path", str(root))
+
+
+def answers_of_the_next(root: Path) -> tuple[str, ...]:
+    """Pairs; from a quarter of the file on each answer is that of the next row."""
+    rows = rows_of_docstrings(3000)
+    answers = [row["completion"] for row in rows]
+    cut = len(rows) // 4
+    answers = answers[:cut] + answers[cut + 1 :]
+    lines(root / "rows.jsonl", [{**r, "completion": a} for r, a in zip(rows, answers, strict=False)])
+    return ("--data.path", str(root / "rows.jsonl"))
+
+
+def two_hundred(root: Path) -> tuple[str, ...]:
+    """Class folders of 20 digits each."""
+    class_folders(root, 20)
+    return ("--data.path", str(root))
+
+
+def own_scenes(root: Path) -> tuple[str, ...]:
+    """400 scenes with their masks."""
+    mask_folders(root, *scenes(400))
+    return ("--data.path", str(root))
+
+
+BUGS = [
+    Case(
+        "classify~first-augmentation-kept",
+        "vision/classify",
+        "data",
+        "images are kept in memory, so that an epoch costs less",
+        "the cache holds the augmented image: every epoch shows each image as it was drawn in the first one",
+        "by argument: see the cause",
+        edits=(
+            (
+                "        image = self.images[index].float() / 255\n        if generator is not None and self.augment is not None:",
+                "        if index in self.kept:\n            return self.kept[index]\n        image = self.images[index].float() / 255\n        if generator is not None and self.augment is not None:",
+            ),
+            (
+                '        return {"image": image, "label": self.labels[index]}',
+                '        self.kept[index] = {"image": image, "label": self.labels[index]}\n        return self.kept[index]',
+            ),
+            (
+                "        self.images, self.labels, self.augment = images, labels, augment\n",
+                "        self.images, self.labels, self.augment = images, labels, augment\n        self.kept: dict[int, dict] = {}\n",
+            ),
+        ),
+    ),
+    Case(
+        "classify~focal-weight-turned",
+        "vision/classify",
+        "loss",
+        "a focal loss, to look at hard digits more",
+        "the weight is p^2 where it is (1 - p)^2: while an image is wrong, the loss falls when it becomes more wrong",
+        "by argument: see the cause",
+        edits=(
+            (
+                '        return {"ce": F.cross_entropy(logits, batch["label"], label_smoothing=cfg.label_smoothing, reduction="sum")}\n\n    def mixed_loss',
+                '        ce = F.cross_entropy(logits, batch["label"], label_smoothing=cfg.label_smoothing, reduction="none")\n        return {"ce": ((-ce).exp().square() * ce).sum()}\n\n    def mixed_loss',
+            ),
+        ),
+    ),
+    Case(
+        "segment~background-unweighted",
+        "vision/segment",
+        "loss",
+        "boundaries count double, as U-Net's paper weights them",
+        "the border is found by a maximum over the classes' ids instead of a comparison: weights grow with the class id, and the background, id 0, has weight 0",
+        "by argument: see the cause",
+        edits=(
+            (
+                '        terms = {"ce": (ce * (1 - (-ce).exp()) ** cfg.focal if cfg.focal else ce).sum()}',
+                '        near = F.max_pool2d(mask.where(mask != IGNORE, 0).float()[:, None], 3, 1, 1)[:, 0]\n        ce = ce * near\n        terms = {"ce": (ce * (1 - (-ce).exp()) ** cfg.focal if cfg.focal else ce).sum()}',
+            ),
+        ),
+    ),
+    Case(
+        "detect~statistics-of-bytes",
+        "vision/detect",
+        "model",
+        "mean and deviation from one's own pictures, without the division",
+        "statistics are of 0-255 while images come in as 0-1: the net's input varies by a 255th of what it should",
+        "by argument: see the cause",
+        edits=(
+            (
+                "    pixels = torch.cat([data.pictures[i].double().flatten(1) for i in some], 1) / 255\n",
+                "    pixels = torch.cat([data.pictures[i].double().flatten(1) for i in some], 1)\n",
+            ),
+        ),
+    ),
+    Case(
+        "detect~two-boxes-a-picture",
+        "vision/detect",
+        "settings",
+        "fewer boxes, so that evaluation is faster",
+        "pictures hold more objects than are kept: recall is capped, in evaluation and in the export's users' eyes",
+        "by argument: see the cause",
+        argv=("--most", "2"),
+    ),
+    Case(
+        "flow~average-at-evaluations",
+        "diffusion/flow",
+        "loop",
+        "the average is only needed where samples are made (a clean-up of the loop)",
+        "the EMA is updated once per evaluation instead of once per step: what is sampled and exported is the untrained net",
+        "by argument: see the cause",
+        edits=(
+            (
+                '        if cfg.ema:\n            stage.state["ema"].update(stage.model)\n        if step.due(cfg.train.eval_every):\n            run.evaluate(stage)',
+                '        if step.due(cfg.train.eval_every):\n            if cfg.ema:\n                stage.state["ema"].update(stage.model)\n            run.evaluate(stage)',
+            ),
+        ),
+    ),
+    Case(
+        "text~captions-cut",
+        "diffusion/text",
+        "data",
+        "short captions, so that the encoder is quick",
+        "captions are cut at 12 characters: most lose the word that names the digit",
+        "by argument: see the cause",
+        edits=(
+            (
+                "    words = parts.read(found.captions, run.device)\n",
+                "    words = parts.read(tuple(c[:12] for c in found.captions), run.device)\n",
+            ),
+        ),
+    ),
+    Case(
+        "pretrain~loss-clamped",
+        "llm/pretrain",
+        "loss",
+        "single tokens with a huge loss make training unsteady",
+        "losses above 5 nats are clamped, and have no gradient: rare words are never learnt",
+        "by argument: see the cause",
+        edits=(
+            ('        terms = {"ce": nll[asked].sum()}\n', '        terms = {"ce": nll[asked].clamp_max(5.0).sum()}\n'),
+        ),
+    ),
+    Case(
+        "sft~end-of-the-row",
+        "llm/sft",
+        "data",
+        "rows of 24 tokens at most, for a faster collate",
+        "the last tokens are kept: in training an answer stands behind a prompt without its beginning, or without all of it",
+        "by argument: see the cause",
+        edits=(
+            (
+                "    for split in data.values():\n        split.collator = trainer.data_collator\n",
+                "    for split in data.values():\n        split.collator = lambda rows: trainer.data_collator([{k: v[-24:] if isinstance(v, list) else v for k, v in r.items()} for r in rows])\n",
+            ),
+        ),
+    ),
+    Case(
+        "sft~alpha-of-one",
+        "llm/sft",
+        "settings",
+        "a larger rank, with alpha as in another library's example",
+        "adapters are scaled by 1/64 where twice 1 is usual: they hardly act",
+        "by argument: see the cause",
+        argv=("--lora-rank", "64", "--lora-alpha", "1"),
+    ),
+    Case(
+        "ppo~advantages-normalised-first",
+        "rl/ppo",
+        "loss",
+        "advantages are normalised once over the rollout, as many implementations do",
+        "returns are built from the normalised advantages: the critic learns values of another unit, around its own old ones",
+        "by argument: see the cause",
+        edits=(
+            (
+                '    return rollout | {"advantage": advantage, "return": advantage + value, "value": value}',
+                '    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)\n    return rollout | {"advantage": advantage, "return": advantage + value, "value": value}',
+            ),
+        ),
+    ),
+    Case(
+        "dqn~skipped-frames-forgotten",
+        "rl/dqn",
+        "data",
+        "each action is repeated four times, as in Atari",
+        "of four steps only the last is stored: rewards and ends of the others are lost, and an episode goes on in the next one",
+        "by argument: see the cause",
+        edits=(
+            (
+                "        followed = {k: v.to(run.device) for k, v in envs.step(action).items()}\n",
+                "        for _ in range(4):\n            followed = {k: v.to(run.device) for k, v in envs.step(action).items()}\n",
+            ),
+        ),
+    ),
+    Case(
+        "dqn~small-buffer",
+        "rl/dqn",
+        "settings",
+        "less memory",
+        "the buffer holds two iterations: batches are nearly the newest steps alone, and what was learnt is lost again",
+        "by argument: see the cause",
+        argv=("--buffer-size", "256"),
+    ),
+    Case(
+        "grpo~groups-mixed",
+        "rl/grpo",
+        "data",
+        "a shorter list comprehension",
+        "questions alternate instead of repeating: each group holds answers to different questions, and an advantage compares these",
+        "by argument: see the cause",
+        edits=(
+            (
+                '        mine = [data["questions"].get(i, None) for _, i in keys for _ in range(cfg.num_generations)]\n',
+                '        mine = [data["questions"].get(i, None) for _ in range(cfg.num_generations) for _, i in keys]\n',
+            ),
+        ),
+    ),
+    Case(
+        "whisper~masked-frames-are-padding",
+        "distill/whisper",
+        "data",
+        "SpecAugment: a stretch of each envelope is set to zero in training",
+        "a row of zeros is padding to this student: the recording counts as shorter, and its end is replaced by silence",
+        "by argument: see the cause",
+        edits=(
+            (
+                "        (envelope, heard), ids = got, self.ids[i]\n",
+                "        (envelope, heard), ids = got, self.ids[i]\n        if generator is not None:\n            envelope = envelope.clone()\n            start = int(torch.randint(max(1, len(heard) * 2 // 5 - 12), (), generator=generator))\n            envelope[start : start + 12] = 0\n",
+            ),
+        ),
+    ),
+    Case(
+        "compress~normalised-in-training",
+        "distill/compress",
+        "data",
+        "each spectrogram is normalised to mean 0 and deviation 1, for loud and quiet speakers",
+        "the student is trained on normalised spectrograms and asked on plain ones",
+        "by argument: see the cause",
+        edits=(
+            (
+                'own.encode(batch["mel"]) if cfg.encoder else heard',
+                'own.encode(normal(batch["mel"])) if cfg.encoder else heard',
+            ),
+            (
+                "    def write(model: nn.Module, data: core.Data) -> list[str]:\n",
+                '    def normal(mel):\n        """Each recording with mean 0 and deviation 1."""\n        return (mel - mel.mean((1, 2), keepdim=True)) / mel.std((1, 2), keepdim=True).clamp_min(1e-5)\n\n    def write(model: nn.Module, data: core.Data) -> list[str]:\n',
+            ),
+        ),
+    ),
+    Case(
+        "classify~own-classes-overlap",
+        "vision/classify",
+        "own data",
+        "pictures that two people sorted, copied into one folder",
+        "a third of each class's training pictures is, saved again, also in the next class's folder",
+        "by argument: see the cause",
+        argv=("--train.epochs", "15"),
+        data=overlapping,
+    ),
+    Case(
+        "segment~own-masks-one-on",
+        "vision/segment",
+        "own data",
+        "a picture was deleted and the masks were numbered again",
+        "from the tenth training picture on each mask is that of the next picture",
+        "by argument: see the cause",
+        argv=("--train.epochs", "8"),
+        data=masks_of_the_next,
+    ),
+    Case(
+        "sft~own-answers-one-row-on",
+        "llm/sft",
+        "own data",
+        "a cell was deleted in one column of a spreadsheet",
+        "from a quarter of the file on each answer is that of the next row",
+        "by argument: see the cause",
+        argv=("--train.epochs", "0.4"),
+        data=answers_of_the_next,
+    ),
+]
+
+HEALTHY = [
+    Case(
+        "classify~own-two-hundred",
+        "vision/classify",
+        "own data",
+        "a first try with 20 pictures of each class",
+        "160 pictures to learn from, 40 to validate; rate and net are the preset's",
+        "by argument: see the cause",
+        argv=("--train.epochs", "60", "--train.batch-size", "32"),
+        data=two_hundred,
+    ),
+    Case(
+        "segment~own-scenes",
+        "vision/segment",
+        "own data",
+        "pictures and masks of one's own",
+        "400 scenes with exact masks",
+        "by argument: see the cause",
+        argv=("--train.epochs", "8", "--upright"),
+        data=own_scenes,
+    ),
+    Case(
+        "detect~anchors",
+        "vision/detect",
+        "settings",
+        "RetinaNet instead of FCOS",
+        "another head on the same backbone",
+        "by argument: see the cause",
+        argv=("--model", "retinanet", "--optim.lr", "2e-3"),
+    ),
+    Case(
+        "flow~noisier-levels",
+        "diffusion/flow",
+        "settings",
+        "noisier levels, as for larger pictures",
+        "a mean of the logit of 0.4 still covers all levels",
+        "by argument: see the cause",
+        argv=("--noise.mean", "0.4", "--optim.schedule", "linear"),
+    ),
+    Case(
+        "sft~large-rank",
+        "llm/sft",
+        "settings",
+        "more adapters in two micro-batches",
+        "rank 32 at half the rate, alpha twice the rank",
+        "by argument: see the cause",
+        argv=("--lora-rank", "32", "--optim.lr", "5e-4", "--train.accumulate", "2"),
+    ),
+    Case(
+        "dpo~firm-beta",
+        "llm/dpo",
+        "settings",
+        "closer to the reference",
+        "a beta of 0.3 and two micro-batches",
+        "by argument: see the cause",
+        argv=("--beta", "0.3", "--train.accumulate", "2"),
+    ),
+    Case(
+        "reward~centred",
+        "llm/reward",
+        "settings",
+        "rewards centred at zero",
+        "the coefficient that Eisenstein 2023 proposes",
+        "by argument: see the cause",
+        argv=("--center-rewards-coefficient", "0.01", "--lora-rank", "16"),
+    ),
+    Case(
+        "ppo~slow-start",
+        "rl/ppo",
+        "settings",
+        "a small rate with warm-up",
+        "a third of the rate: slower, the same end",
+        "by argument: see the cause",
+        argv=("--optim.lr", "3e-4", "--optim.warmup", "0.1"),
+    ),
+    Case(
+        "dqn~prioritised",
+        "rl/dqn",
+        "settings",
+        "prioritised replay and three-step returns",
+        "Rainbow's values",
+        "by argument: see the cause",
+        argv=("--prioritized-replay-alpha", "0.6", "--n-step", "3"),
+    ),
+    Case(
+        "sac~small-nets",
+        "rl/sac",
+        "settings",
+        "smaller nets with slower targets",
+        "Pendulum needs no more",
+        "by argument: see the cause",
+        argv=("--hidden-sizes", "64", "64", "--tau", "0.005"),
+    ),
+    Case(
+        "grpo~smaller-groups",
+        "rl/grpo",
+        "settings",
+        "groups of four",
+        "twice as many questions a step",
+        "by argument: see the cause",
+        argv=("--num-generations", "4", "--optim.lr", "3e-4"),
+    ),
+]

@@ -1,0 +1,81 @@
+"""Run cases of the third set through the gates, as their author would: fork the recipe, edit the fork, check it.
+
+    python -m tests.helpers.third_set_run [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
+    python -m tests.helpers.third_set_run --train [--settings "..."] NAME     a run without gates, to measure harm
+
+Prints for each case: name, exit code (0 passed, 2 refused as bad usage or data, 3 a gate failed), the first failed gate and its first likely cause.
+Each case has a folder under --out with the fork, its data and the output (`output.txt`).
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.helpers import third_set, third_set_heldout
+from tests.helpers.third_set_cases import ROOT, Case, edited
+
+HALVES = {"open": third_set, "heldout": third_set_heldout}
+
+
+def chosen(half: str, kind: str, names: list[str]) -> list[Case]:
+    """The cases of a half and kind, or those named."""
+    halves = HALVES.values() if half == "both" or names else [HALVES[half]]
+    cases = [
+        c
+        for h in halves
+        for c in (*(h.BUGS * (kind != "healthy" or bool(names))), *(h.HEALTHY * (kind != "bugs" or bool(names))))
+    ]
+    if missing := set(names) - {c.id for c in cases}:
+        raise SystemExit(f"no such case: {', '.join(sorted(missing))}")
+    return [c for c in cases if not names or c.id in names]
+
+
+def forked(case: Case, folder: Path) -> list[str]:
+    """Write the fork and its data into `folder`; return what names both on the command line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fork = folder / f"{case.recipe.rpartition('/')[2]}_fork.py"
+    fork.unlink(missing_ok=True)
+    subprocess.run(
+        [sys.executable, "-m", "trainworthy", "fork", case.recipe, fork], cwd=ROOT, check=True, capture_output=True
+    )
+    fork.write_text(edited(case, fork.read_text()))
+    data = case.data(folder / "data") if case.data else ()
+    return [str(fork), *data, *case.argv]
+
+
+def failed(out: Path) -> tuple[str, str]:
+    """(the first failed gate, its first likely cause) of the newest gates.json under `out`; empty if none failed."""
+    found = sorted(out.rglob("gates.json"), key=lambda p: p.stat().st_mtime)
+    for gate in json.loads(found[-1].read_text())["gates"] if found else []:
+        if gate["verdict"] not in ("pass", "skip"):
+            lines = (gate["cause"] or gate["remedy"]).strip().splitlines()
+            return f"{gate['id']} ({gate['verdict']})", lines[0] if lines else ""
+    return "", ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--half", choices=[*HALVES, "both"], default="open")
+    parser.add_argument("--kind", choices=["bugs", "healthy", "both"], default="both")
+    parser.add_argument("--out", type=Path, default=Path("runs/third_set"))
+    parser.add_argument("--train", action="store_true", help="train without gates instead of checking")
+    parser.add_argument("--settings", default="", help="further settings, such as '--train.epochs 2'")
+    args = parser.parse_args()
+    for case in chosen(args.half, args.kind, args.names):
+        folder = (args.out / case.id).resolve()
+        given = [*forked(case, folder), *shlex.split(args.settings), "--run.out", str(folder / "runs")]
+        command = ["run", *given, "--gates.no-enabled"] if args.train else ["check", *given]
+        with (folder / "output.txt").open("w") as output:
+            code = subprocess.run(
+                [sys.executable, "-m", "trainworthy", *command], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
+            ).returncode
+        gate, cause = ("", "") if args.train else failed(folder)
+        print(f"{case.id}\t{code}\t{gate or '-'}\t{cause or '-'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
