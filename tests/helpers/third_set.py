@@ -347,7 +347,7 @@ BUGS = [
         "pictures that two people sorted, copied into one folder",
         "a third of each class's training pictures is, saved again, also in the next class's folder",
         "by argument: a fourth of the training labels name the next class",
-        argv=("--train.epochs", "15"),
+        argv=("--train.epochs", "15", "--no-augment", "--image-size", "32"),
         data=overlapping,
     ),
     Case(
@@ -380,7 +380,7 @@ HEALTHY = [
         "a first try with 20 pictures of each class",
         "160 pictures to learn from, 40 to validate; rate and net are the preset's",
         "by argument: 300 steps on 160 pictures: it learns them, and validation follows in part",
-        argv=("--train.epochs", "60", "--train.batch-size", "32"),
+        argv=("--train.epochs", "100", "--train.batch-size", "32", "--no-augment", "--image-size", "32"),
         data=two_hundred,
     ),
     Case(

@@ -239,7 +239,7 @@ HEALTHY = [
         "classes as often as they occur",
         "three classes have an eighth of the others' pictures",
         "by argument: rare classes have 40 pictures to learn from",
-        argv=("--train.epochs", "20"),
+        argv=("--train.epochs", "20", "--no-augment", "--image-size", "32"),
         data=imbalanced,
     ),
     Case(
