@@ -70,7 +70,7 @@ BUGS = [
         "data",
         "images are kept in memory, so that an epoch costs less",
         "the cache holds the augmented image: every epoch shows each image as it was drawn in the first one",
-        "by argument: the same as no augmentation, and half of the images stay cut or turned",
+        "small: 0.846 against 0.848 after 4 epochs at seed 0 (measured); 98.1% against 99.0% after 30 without augmentation",
         edits=(
             (
                 (
@@ -106,7 +106,7 @@ BUGS = [
         "loss",
         "a focal loss, to look at hard digits more",
         "the weight is p^2 where it is (1 - p)^2: while an image is wrong, the loss falls when it becomes more wrong",
-        "by argument: at p = 0.1 the gradient's sign is that of exp(-2 ce) (1 - 2 ce), negative: training starts by moving away from the label",
+        "measured, 4 epochs, seed 0: accuracy 0.100, unchanged recipe 0.848",
         edits=(
             (
                 (
@@ -240,47 +240,48 @@ BUGS = [
         argv=("--lora-rank", "64", "--lora-alpha", "1"),
     ),
     Case(
-        "ppo~advantages-normalised-first",
+        "ppo~step-costs-one",
         "rl/ppo",
-        "loss",
-        "advantages are normalised once over the rollout, as many implementations do",
-        "returns are built from the normalised advantages: the critic learns values of another unit, around its own old ones",
-        "by argument: returns are the old values plus a number of deviation 1: the critic never learns the discounted sum",
-        edits=(
-            (
-                '    return rollout | {"advantage": advantage, "return": advantage + value, "value": value}',
-                (
-                    "    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)\n"
-                    '    return rollout | {"advantage": advantage, "return": advantage + value, "value": value}'
-                ),
-            ),
-        ),
-    ),
-    Case(
-        "dqn~skipped-frames-forgotten",
-        "rl/dqn",
         "data",
-        "each action is repeated four times, as in Atari",
-        "of four steps only the last is stored: rewards and ends of the others are lost, and an episode goes on in the next one",
-        "by argument: three of four ends are never seen, and transitions cross them",
+        "each step costs one, as in MountainCar, so that the policy hurries",
+        "CartPole pays one for each step: every reward is 0 now, and nothing can be learnt",
+        "by argument: all rewards are 0, so advantages are the critic's noise",
         edits=(
             (
                 "        followed = {k: v.to(run.device) for k, v in envs.step(action).items()}\n",
                 (
-                    "        for _ in range(4):\n"
-                    "            followed = {k: v.to(run.device) for k, v in envs.step(action).items()}\n"
+                    "        followed = {k: v.to(run.device) for k, v in envs.step(action).items()}\n"
+                    '        followed["reward"] = followed["reward"] - 1.0\n'
                 ),
             ),
         ),
     ),
     Case(
-        "dqn~small-buffer",
+        "ppo~rate-of-sgd",
+        "rl/ppo",
+        "settings",
+        "the rate of an SGD run, kept for Adam",
+        "a rate of 0.1 is a hundred times too high for Adam: the tanh nets saturate",
+        "by argument: 100 times the recipe's rate with Adam",
+        argv=("--optim.lr", "0.1"),
+    ),
+    Case(
+        "dqn~bootstraps-from-its-own-state",
+        "rl/dqn",
+        "data",
+        "a clean-up of the n-step code: the state in which the last reward was earned",
+        "the target bootstraps from the state before the action: all actions that do not end the episode are worth the same",
+        "by argument: the action's effect reaches its value only through the end of an episode",
+        edits=(('"following": steps["next_observation"][last, n]}', '"following": steps["observation"][last, n]}'),),
+    ),
+    Case(
+        "dqn~target-of-atari",
         "rl/dqn",
         "settings",
-        "less memory",
-        "the buffer holds two iterations: batches are nearly the newest steps alone, and what was learnt is lost again",
-        "by argument: 32 updates of 128 samples on 256 transitions: 16 passes over the newest two iterations",
-        argv=("--buffer-size", "256"),
+        "the interval of DQN's paper",
+        "the run has 10,240 updates: the target network stays the untrained one until its last iterations",
+        "by argument: values are one reward plus an untrained net's until update 10,000",
+        argv=("--target-update-interval", "10000"),
     ),
     Case(
         "grpo~groups-mixed",
@@ -379,7 +380,7 @@ HEALTHY = [
         "own data",
         "a first try with 20 pictures of each class",
         "160 pictures to learn from, 40 to validate; rate and net are the preset's",
-        "by argument: 300 steps on 160 pictures: it learns them, and validation follows in part",
+        "measured, seed 0: accuracy 0.875 on 40 held-out pictures (with the default augmentation at 64 pixels only 0.28 after 60 epochs)",
         argv=("--train.epochs", "100", "--train.batch-size", "32", "--no-augment", "--image-size", "32"),
         data=two_hundred,
     ),

@@ -116,21 +116,12 @@ BUGS = [
         ),
     ),
     Case(
-        "ppo~entropy-of-one",
-        "rl/ppo",
-        "settings",
-        "more exploration",
-        "the entropy bonus outweighs the advantages: the policy stays near uniform",
-        "by argument: normalised advantages have deviation 1, and the entropy's gradient the same weight at every state",
-        argv=("--ent-coef", "1.0"),
-    ),
-    Case(
         "sac~short-horizon",
         "rl/sac",
         "settings",
         "rewards come at every step, so a short horizon seems enough",
         "at a discount of 0.5 two steps count: swinging up needs dozens",
-        "by argument: a swing-up takes dozens of steps; what is earned then counts 0.5^20 now",
+        "measured, 60 iterations, seed 0: return -1428 at 40 and -1438 at 60; unchanged -888 at 40; random actions earn -1213",
         argv=("--gamma", "0.5"),
     ),
     Case(
@@ -199,7 +190,7 @@ HEALTHY = [
         "settings",
         "SGD with momentum",
         "SGD at 50 times the rate of AdamW",
-        "by argument: usual values for a small ResNet",
+        "measured, 4 epochs, seed 0: it learns as the unchanged recipe does (0.71 at epoch 2; both)",
         argv=("--optim.name", "sgd", "--optim.lr", "0.05"),
     ),
     Case(

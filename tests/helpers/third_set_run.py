@@ -50,7 +50,7 @@ def failed(out: Path) -> tuple[str, str]:
     """(the first failed gate, its first likely cause) of the newest gates.json under `out`; empty if none failed."""
     found = sorted(out.rglob("gates.json"), key=lambda p: p.stat().st_mtime)
     for gate in json.loads(found[-1].read_text())["gates"] if found else []:
-        if gate["verdict"] not in ("pass", "skip"):
+        if gate["verdict"] == "fail":
             lines = (gate["cause"] or gate["remedy"]).strip().splitlines()
             return f"{gate['id']} ({gate['verdict']})", lines[0] if lines else ""
     return "", ""
