@@ -18,14 +18,14 @@ from tests.helpers.third_set_cases import (
 
 
 def overlapping(root: Path) -> tuple[str, ...]:
-    """Class folders; a third of each class's training pictures is also in the next class's, saved again."""
+    """Class folders; two thirds of each class's training pictures are also in the next class's, saved again."""
     images, labels = digits()
     for label in range(10):
         mine = (labels == label).nonzero().flatten().tolist()
         for k, i in enumerate(mine[:250]):
             split = "train" if k < 200 else "val"
             picture(images[i], root / split / str(label) / f"{i}.png")
-            if split == "train" and k % 3 == 0:
+            if split == "train" and k % 3:
                 picture(images[i], root / split / str((label + 1) % 10) / f"IMG_{i}.jpg")
     return ("--data.path", str(root))
 
@@ -346,8 +346,8 @@ BUGS = [
         "vision/classify",
         "own data",
         "pictures that two people sorted, copied into one folder",
-        "a third of each class's training pictures is, saved again, also in the next class's folder",
-        "by argument: a fourth of the training labels name the next class",
+        "two thirds of each class's training pictures are, saved again, also in the next class's folder",
+        "by argument: 40% of the training labels name the next class; with a third in both (25%) accuracy was 0.924 after 6 epochs (measured, no pair)",
         argv=("--train.epochs", "15", "--no-augment", "--image-size", "32"),
         data=overlapping,
     ),
