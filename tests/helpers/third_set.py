@@ -347,7 +347,7 @@ BUGS = [
         "own data",
         "pictures that two people sorted, copied into one folder",
         "two thirds of each class's training pictures are, saved again, also in the next class's folder",
-        "by argument: 40% of the training labels name the next class; with a third in both (25%) accuracy was 0.924 after 6 epochs (measured, no pair)",
+        "by argument: 40% of the training labels name the next class; with a third in both (25%) accuracy was 0.924 at epoch 6 (measured, no pair)",
         argv=("--train.epochs", "15", "--no-augment", "--image-size", "32"),
         data=overlapping,
     ),
