@@ -22,6 +22,7 @@ from trainworthy.core.recipe.stage import Data
 SIDE = 32  # images are pooled to at most SIDE x SIDE before comparison
 NEAR = 0.985  # cosine of centred contents; highest between different MNIST digits: 0.980, lowest with 5% noise: 0.981
 NEAR_SHORT = 0.993  # for up to 256 entries: different 8x8 digits (64) often reach 0.992
+TORN, TORN_COMPARED = 10, 2000  # times closer than a sample's own class; samples that are compared with all others
 COMPARED = 20_000  # samples per split kept for comparison by content
 VALUES = 200  # a target with more values, and no class names, is not categorical
 
@@ -271,6 +272,33 @@ def repeats(found: Scan) -> dict[str, Any]:
         pairs = [(found.index(i), found.index(int(best[1][i]))) for i in close]
         out |= {"near": len(close), "compared": len(found.kept), "near_pairs": pairs[:20]}
     return out
+
+
+def torn_copies(found: Scan) -> dict[str, Any] | None:
+    """Find samples with a near copy of another class: as close as a picture that was saved again, and TORN times closer than any
+    sample of their own class. So pictures that all look alike are none. None if they are few."""
+    key = next((k for k, f in found.fields.items() if f["role"] == "target" and "classes" in f), None)
+    if (
+        key is None
+        or found.contents is None
+        or found.contents.shape[1] < 32
+        or not isinstance(found.targets[key][0], int)
+    ):
+        return None
+    rows, labels = found.contents, torch.tensor([found.targets[key][i] for i in found.kept])
+    some = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:TORN_COMPARED]
+    pairs: list[tuple[int, int]] = []
+    for part in some.split(512):
+        alike = rows[part] @ rows.T
+        alike[torch.arange(len(part)), part] = -1.0
+        own = labels[part][:, None] == labels[None]
+        near, at = alike.masked_fill(own, -1.0).max(1)
+        far = 1 - alike.masked_fill(~own, -1.0).amax(1)
+        torn = (near >= limit(found)) & (TORN * (1 - near) < far) & (far < 2)  # 2: the only one of its class
+        pairs += [(found.index(int(i)), found.index(int(j))) for i, j in zip(part[torn], at[torn], strict=True)]
+    if len(pairs) <= hashed.CONTRADICTORY * len(some):
+        return None
+    return {"samples": len(pairs), "of": len(some), "pairs": pairs[:20]}
 
 
 def shared_texts(train: Scan, val: Scan) -> dict[str, texts.Shared]:

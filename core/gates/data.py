@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.data import contents, inventory, texts
+from trainworthy.core.data import contents, inventory, pairing, texts
 from trainworthy.core.gates import gate, named_causes, paths
 from trainworthy.core.gates.gate import GateContext, fetch, pick, train_set
 from trainworthy.core.gates.recorder import learnt_from
@@ -113,6 +113,7 @@ def inventory_gate(context: GateContext) -> Finding:
         faults.append((f"entry {best['entry']} of the input alone predicts the target with an accuracy of {best['accuracy']:.0%}",
                        f"the target was written into the input: entry {best['entry']} alone gives it"))  # fmt: skip
     faults += [*_splits_differ(context.scans, stage), *_paths_differ(run, stage, context.cfg.run.seed)]
+    faults += _belongs_elsewhere(stage)
     faults += [(named, "class ids built for each split: build one list of classes, use it in all")
                for named in paths.differently_named(stage)]  # fmt: skip
     wrong = [fault for fault, _ in faults]
@@ -134,6 +135,16 @@ def inventory_gate(context: GateContext) -> Finding:
     )  # fmt: skip
 
 
+def _belongs_elsewhere(stage: Stage) -> Iterator[tuple[str, str]]:
+    """Yield (fault, cause) of targets that belong to the inputs of neighbouring rows."""
+    if stage.expect.gate_batch_size and not isinstance(next(iter(stage.data["train"].get(0, None).values())), str):
+        return  # a picture takes a large part of a second
+    for name, data in stage.data.items():
+        if name != "test" and (found := pairing.moved(data)) is not None:
+            cause = f"a column of targets moved by {abs(found.lag)} against its inputs: a cell or a file was deleted or put in"
+            yield f"{name}: {found.words()}", cause
+
+
 def _split_faults(context: GateContext, stage: Stage, name: str) -> Iterator[tuple[str, str]]:
     """Yield (fault, the cause that its numbers name) of the fields of a split, and of its samples."""
     scan, fields = context.scans[name], stage.data[name].fields
@@ -149,6 +160,11 @@ def _split_faults(context: GateContext, stage: Stage, name: str) -> Iterator[tup
         yield (f"{name}: {torn['samples']:,} of {torn['of']:,} samples have an input that also occurs with another "
                f"'{torn['field']}', for example samples {a} and {b} (allowed: {contents.CONTRADICTORY:.0%})",
                f"one input in two class folders: {torn['samples']:,} samples of {torn['of']:,}")  # fmt: skip
+    elif torn := inventory.torn_copies(scan):
+        a, b = torn["pairs"][0]
+        yield (f"{name}: {torn['samples']:,} of {torn['of']:,} compared samples have a copy, saved again, with another class, for "
+               f"example samples {a} and {b} (allowed: {contents.CONTRADICTORY:.0%})",
+               f"one picture in two class folders, saved again: {torn['samples']:,} of {torn['of']:,} compared samples")  # fmt: skip
     constant = context.data_report["splits"][name]["constant_input_share"]
     if constant is not None and constant > 0.98:
         yield (f"{name}: {constant:.0%} of the input entries are the same in every sample",

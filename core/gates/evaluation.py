@@ -9,6 +9,7 @@ from torch import Tensor
 from trainworthy.core.base import seeds
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.fed import fed_differently
 from trainworthy.core.gates.gate import GateContext, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.gates.named_causes import Training, of_batches, of_draws
@@ -27,7 +28,7 @@ KEPT = (
     "evaluation",
     rows="C12 V2",
     title="evaluation is repeatable and changes nothing",
-    reads="data model evaluate metric state train",
+    reads="data model loss evaluate metric state train",
 )
 def evaluation(context: GateContext) -> Finding:
     """Evaluate the same weights under two seeds in batches of two sizes. The result must be the same (else a further
@@ -69,6 +70,10 @@ def evaluation(context: GateContext) -> Finding:
         found.append(("evaluation left modules in another mode",
                       "evaluate() calls train() or eval() of the model and does not put the mode back"))  # fmt: skip
     found += _left_in_training(record)
+    if "train" in stage.data and (
+        fed := fed_differently(run, stage, pick(stage.data["train"], stage.expect.at_most(8), run.cfg.run.seed))
+    ):
+        found.append(fed)
     wrong = [what for what, _ in found]
     # First: what changes under an evaluation makes the next one differ.
     causes = [cause for _, cause in sorted(found, key=lambda fault: fault is not changed)]

@@ -38,6 +38,8 @@ class Statement:
     """Known mistakes by what they are called."""
     optional: bool = False
     """May the term be zero (its weight is a setting that is 0)?"""
+    own: Callable[[], str] | None = None
+    """What any objective of this kind must do, asked if no form fits: what is wrong, or nothing. Without it, no other form passes."""
 
 
 Statements = dict[str, Statement]
@@ -122,7 +124,7 @@ def summed(s: Statement) -> Statement:
     def rows(forms: dict[str, Tensor]) -> dict[str, Tensor]:
         return {k: v.float().flatten(1).sum(1) if v.ndim > 1 else v.float() for k, v in forms.items()}
 
-    return Statement(rows(s.right), rows(s.wrong), s.optional)
+    return Statement(rows(s.right), rows(s.wrong), s.optional, s.own)
 
 
 def paired(got: dict, whole: dict, due: dict) -> tuple[dict, dict, dict, list[str]]:
@@ -151,8 +153,13 @@ def compare(
         size = first.abs() + first.abs().mean()
         far = (got - first).abs() / size.clamp_min(1e-30)
         i = far.argmax().item()
+        cause = _cause(s, got, exact)
+        if s.own is not None and cause == UNKNOWN:
+            fault = s.own()
+            said = f"{term}: a form of the recipe's own, which pulls each sample to its target" if not fault else ""
+            return (f"{term}: {fault}" if fault else ""), said, f"{term}: {fault or UNKNOWN}", ""
         fault = f"{term}: {int((far > exact).sum())} of {len(got)} samples differ, e.g. {got[i]:.4g}, by the formula {first[i]:.4g}"
-        return fault, "", f"{term}: {_cause(s, got, exact)}", ""
+        return fault, "", f"{term}: {cause}", ""
     name, factor = next(iter(fit.items()))
     due, total = (factor * s.right[name].sum()).detach(), whole.detach()
     if abs(total - due) > 10 * exact * got.abs().sum():

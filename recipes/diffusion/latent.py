@@ -176,6 +176,7 @@ def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) 
         predict=trip.tiles,
         pretrained={k: v.clone() for k, v in model.state_dict().items()} if cfg.vae.path else None,
         export=export,
+        gates=[latent_gates.AUTOENCODER],
     )  # fmt: skip
 
 

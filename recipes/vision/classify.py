@@ -18,6 +18,7 @@ from torchvision.transforms import v2
 from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
 from trainworthy.recipes.shared import digits, further_digits
 from trainworthy.recipes.vision.data import balancing, mixing, pictures
+from trainworthy.recipes.vision.gates import objectives
 from trainworthy.recipes.vision.gates import pictures as gates
 from trainworthy.recipes.vision.models import exporting, zoo
 
@@ -295,7 +296,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         export=export,
         confusion=confusion,
         exported=exporting.of_classes(run),
-        gates=[gates.scale, *[gates.balance] * (cfg.balance.by in ("weights", "sampler"))],
+        gates=[gates.scale, objectives.CLASSIFY, *[gates.balance] * (cfg.balance.by in ("weights", "sampler"))],
         monitors=[gates.forgotten_class],
     )  # fmt: skip
 

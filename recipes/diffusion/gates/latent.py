@@ -15,7 +15,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.gates import gate
+from trainworthy.core.gates import formula, gate
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage
@@ -196,6 +196,33 @@ def _decoded(vae: nn.Module, make: Callable[[], Tensor]) -> tuple[Tensor, Tensor
 def decoding(judge: Judge | None, vae: nn.Module) -> Judge | Callable[[Tensor], tuple[Tensor, Tensor]] | None:
     """Return `judge` for latents."""
     return judge and (lambda z: judge(pipeline.decode(vae, z)))
+
+
+def reconstruction(context: GateContext, stage: Stage, batch: dict) -> formula.Statements:
+    """Squared and absolute error of a picture that was encoded, drawn with the sample's noise and decoded, and the divergence of its
+    latents from a normal distribution (Kingma 2013, appendix B), per latent entry."""
+    cfg, said = context.cfg.vae, stage.model.encode(batch["image"]).latent_dist
+    mean, spread = said.mean.float(), said.logvar.float()
+    back = stage.model.decode(mean + (spread / 2).exp() * batch["noise"]).sample.float()
+    gap = (back - batch["target"]).flatten(1)
+    kl = (mean**2 + spread.exp() - 1 - spread).flatten(1) / 2
+    return {
+        "mse": formula.Statement({"mean squared error": gap.pow(2).mean(1)}, {"a sum over the pixels": gap.pow(2).sum(1)}),
+        "l1": formula.Statement({"mean absolute error": cfg.l1 * gap.abs().mean(1)}, optional=not cfg.l1),
+        "kl": formula.Statement(
+            {"divergence per latent entry": cfg.kl * kl.mean(1)},
+            {"a sum over the latent's entries": cfg.kl * kl.sum(1),
+             "the sign of the logarithm of the variance": cfg.kl * (mean**2 + spread.exp() - 1 + spread).flatten(1).mean(1) / 2},
+            optional=not cfg.kl,
+        ),
+    }  # fmt: skip
+
+
+AUTOENCODER = formula.gate_of(
+    reconstruction, rows="DF3",
+    causes="another target than the picture itself\na mean over pixels that should be a sum, or the reverse\n"
+    "latents are not drawn with the sample's noise",
+)  # fmt: skip
 
 
 def of(judge: Judge, vae: nn.Module, needed: float) -> list[Gate]:

@@ -16,6 +16,7 @@ from trainworthy.core.monitoring.monitors import Monitor, monitor
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.distill.data import lessons
 from trainworthy.recipes.distill.evaluation.measures import speech
+from trainworthy.recipes.distill.gates import feature_formula
 from trainworthy.recipes.distill.models.heads import reader
 from trainworthy.recipes.shared import whisper
 
@@ -334,5 +335,5 @@ def ladder(rung: str) -> Monitor:
     return judge
 
 
-FEATURES = [agreement, vocabulary, counted, magnitude, alignment]
+FEATURES = [agreement, vocabulary, counted, feature_formula.FEATURES, magnitude, alignment]
 TASK = [vocabulary, head, collapse]

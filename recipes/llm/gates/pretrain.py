@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates import gate
+from trainworthy.core.gates import formula, gate
 from trainworthy.core.gates.diagnosis import ratio
 from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.gates.recorder import rehearsed
@@ -29,7 +29,35 @@ BIGGEST = 300_000_000  # parameters; larger models are not written to disk for a
 
 def of(z_loss: float) -> list[Gate]:
     """Return the gates of a recipe that trains on packed documents, with this weight of the z-loss."""
-    return [asked, causal, isolation, numerics.phases(beginning), z(z_loss), perplexity, export]
+    return [asked, FORMULA, causal, isolation, numerics.phases(beginning), z(z_loss), perplexity, export]
+
+
+def stated(context: GateContext, stage: Stage, batch: dict) -> formula.Statements:
+    """Negative log-likelihood of each scored token after those before it, summed over a row, and the z-loss (PaLM 2022)."""
+    out = stage.model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False)
+    log_z, following = out.logits[:, :-1].float().logsumexp(-1), batch["labels"][:, 1:]
+    scored = following != IGNORED
+    own = log_z - out.logits[:, :-1].float().gather(-1, following.clamp_min(0)[..., None])[..., 0]
+
+    def row(each: Tensor) -> Tensor:
+        return (each * scored).sum(1)
+
+    wrong = {
+        "a mean over the tokens of a row": row(own) / scored.sum(1).clamp_min(1),
+        "the squared loss of each token": row(own.square()),
+        "the loss is in bits, not in nats": row(own) / math.log(2),
+        "tokens that are not scored count": own.sum(1),
+    }
+    terms = {"ce": formula.Statement({"negative log-likelihood": row(own)}, wrong)}
+    if weight := getattr(context.cfg, "z_loss", 0.0):
+        terms["z"] = formula.Statement({"z-loss": weight * row(log_z.square())}, optional=True)
+    return terms
+
+
+FORMULA = formula.gate_of(
+    stated, rows="L2 L6",
+    causes="losses of single tokens are clamped, weighted or left out\na mean, a smoothing or a penalty that the settings do not name",
+)  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------- what the recipe shows

@@ -17,7 +17,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
-from trainworthy.core.recipe.stage import Data, View
+from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import boxes
 from trainworthy.recipes.vision.gates import objectives, pictures
 from trainworthy.recipes.vision.gates.boxes import MEANINGS, PAINTED, SAMPLES, Change, lie_on, painted, twin
@@ -28,6 +28,7 @@ OVERFIT = 0.85  # mAP on eight memorised pictures that are read a little differe
 DOUBLE = 0.75  # IoU from which two boxes of one class count as one object
 FULL = 10  # boxes per object
 CROWDED = 100  # objects in a picture above which the ground truth scores below 1: COCO's metric takes 100 boxes
+KEPT = 0.9  # share of the training objects for which a picture must have room among the boxes that are kept
 REACHED = 0.8  # share of the objects; the smallest of COCO match no anchor of healthy nets
 
 
@@ -246,7 +247,11 @@ def suppression(context: GateContext) -> Finding:
     seen = {"before": _found(before, known), "after": _found(after, known)}
     twice, most = sum(map(_doubles, after)), model.limits.detections_per_img
     full = sum(len(s["boxes"]) >= most for s in after)
-    wrong = []
+    wrong, kept = [], _capped(context.look()[1], most)
+    if kept < KEPT:
+        wrong.append(
+            f"at most {most} boxes of a picture are kept: {1 - kept:.0%} of the training objects cannot be found"
+        )
     if seen["before"] < 0.9 * objects:
         wrong.append(
             f"{objects - seen['before']} of {objects} objects have no box above the score {model.limits.score_thresh:g}"
@@ -264,11 +269,20 @@ def suppression(context: GateContext) -> Finding:
     )
     return Finding(
         not wrong, "; ".join([*wrong, shown]) + f" (untrained: {untrained} boxes)",
-        f"90% of the objects found before and after NMS; at most 20% of the boxes doubled; fewer than {FULL} boxes per object",
-        "--min-score: too high drops detected objects, too low fills every picture with boxes\n"
+        f"90% of the objects found before and after NMS; at most 20% of the boxes doubled; fewer than {FULL} boxes per object; "
+        f"room for {KEPT:.0%} of the objects",
+        f"--most {most} is below the number of objects in a picture: raise it\n" * (kept < KEPT)
+        + "--min-score: too high drops detected objects, too low fills every picture with boxes\n"
         "--nms: at 1 no box is dropped; near 0 neighbouring objects of one class are. NMS must get all boxes of a picture in one call\n"
         "the net did not memorise eight pictures (see overfit)", evidence=n | {"objects": objects, "found": seen, "twice": twice},
     )  # fmt: skip
+
+
+def _capped(stage: Stage, most: int) -> float:
+    """Return the share of the training objects that could be found if every picture kept its `most` best boxes."""
+    data = stage.data["train"]
+    sizes = [len(data.data.labels[row]) for row in data.rows]
+    return sum(min(n, most) for n in sizes) / max(1, sum(sizes))
 
 
 def _found(said: list[dict], known: list[dict]) -> int:

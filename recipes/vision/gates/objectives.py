@@ -1,11 +1,11 @@
-"""The objectives of segmentation and detection, stated a second time from their papers. The gate `formula` compares a loss with them,
+"""The objectives of classification, segmentation and detection, stated a second time from their papers. The gate `formula` compares a loss with them,
 sample by sample and with its gradient, at weights that have moved. Nothing here is shared with a recipe's `loss`.
 """
 
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.base.verdict import Skip
 from trainworthy.core.gates import formula
@@ -15,7 +15,106 @@ from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.vision.data.masks import IGNORE
 from trainworthy.recipes.vision.models import detectors
 
+SMOOTHINGS, GAMMAS = (
+    (0.0, 0.05, 0.1, 0.2),
+    (1.0, 2.0, 3.0, 5.0),
+)  # published values of label smoothing and of focal loss
+UNSURE, ASCENT = (
+    0.5,
+    1e-3,
+)  # probability of the own class below which a loss must pull towards it; share of the steepest slope
 RADIUS = 1.5  # FCOS: of a level's stride, how far from the centre of its object a location may be
+
+
+# -------------------------------------------------------------------------------------------------------- classification
+def classify(context: GateContext, stage: Stage, batch: dict) -> Statements:
+    """Cross-entropy with the smoothed target (Szegedy 2016), which is mixed where pictures are, times the class weights; or focal loss.
+    Another objective passes if it pulls every sample towards its own class."""
+    cfg, logits, label = context.cfg, stage.model(batch["image"]).float(), batch["label"]
+    n, log_p = logits.shape[1], logits - logits.logsumexp(1, keepdim=True)
+    truth = F.one_hot(label, n).float()
+    if "label2" in batch:
+        lam = batch["lam"].float()[:, None]
+        truth = lam * truth + (1 - lam) * F.one_hot(batch["label2"], n)
+    weight = (
+        _class_weights(stage)[label.cpu()].to(logits.device)
+        if cfg.balance.by == "weights"
+        else torch.ones_like(log_p[:, 0])
+    )
+    gamma, eps = (cfg.balance.gamma, 0.0) if cfg.balance.by == "focal" else (0.0, cfg.label_smoothing)
+
+    def ce(eps: float, log_p: Tensor = log_p, truth: Tensor = truth) -> Tensor:
+        return -weight * ((truth * (1 - eps) + eps / n) * log_p).sum(1)
+
+    def focused(gamma: float, base: Tensor) -> Tensor:
+        return base**gamma * ce(0.0)
+
+    own = (truth * log_p).sum(1).exp()  # (B,) probability of the own class, unless pictures are mixed
+    declared = f"focal loss, gamma {gamma:g}" if gamma else f"cross-entropy with label smoothing {eps:g}"
+    each = F.binary_cross_entropy_with_logits(logits, truth, reduction="none").sum(1)
+    right = {declared: focused(gamma, 1 - own) if gamma else ce(eps)}
+    right |= {f"cross-entropy with label smoothing {e:g}": ce(e) for e in SMOOTHINGS}
+    right |= {f"focal loss, gamma {g:g}": focused(g, 1 - own) for g in GAMMAS} | {
+        "binary cross-entropy of each class": each
+    }
+    return {
+        "ce": Statement(
+            right,
+            {**{f"the focal weight is p^{g:g} where (1 - p)^{g:g} is meant": focused(g, own) for g in GAMMAS},
+             "the softmax is taken twice": ce(eps, log_p.exp().log_softmax(1)),
+             "the softmax runs over the batch, not over the classes": torch.zeros_like(own),
+             "classes are one off": ce(eps, truth=truth.roll(1, 1)),
+             "the target's probabilities are smoothed twice": ce(1 - (1 - eps) ** 2) if eps else torch.zeros_like(own),
+             "the class weights are not applied": ce(eps) / weight},
+            own=lambda: _pulls(context, stage, batch),
+        )
+    }  # fmt: skip
+
+
+def _class_weights(stage: Stage) -> Tensor:
+    """(n,) one over the share of each class in the training set, over the number of classes."""
+    data = stage.data["train"]
+    labels = torch.tensor([int(data.peek(i, "label")) for i in range(len(data))])
+    sizes = torch.bincount(labels, minlength=len(data.fields["label"].classes))
+    return len(labels) / (len(sizes) * sizes.clamp_min(1))
+
+
+def _pulls(context: GateContext, stage: Stage, batch: dict) -> str:
+    """Say what is wrong if the loss of a sample that is not sure of its class falls when its class's score falls; else nothing."""
+    seen: list[Tensor] = []
+
+    def keep(_module: nn.Module, _args: tuple, out: object) -> object:
+        if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(batch["label"]):
+            return out
+        seen.append(out.detach().requires_grad_())
+        return seen[-1]
+
+    hook = stage.model.register_forward_hook(keep)
+    try:
+        with torch.enable_grad():
+            total = sum(stage.loss(stage.model, batch).values())
+            slopes = torch.autograd.grad(total, seen, allow_unused=True) if seen and total.requires_grad else ()
+    finally:
+        hook.remove()
+    found = [(logits, slope) for logits, slope in zip(seen, slopes, strict=bool(slopes)) if slope is not None]
+    if not found or "label2" in batch:
+        return ""
+    logits, slope = found[0][0], sum(s for _, s in found)
+    own = (batch["label"][:, None] == torch.arange(logits.shape[1], device=logits.device)[None]).float()
+    p, rises = (own * logits.softmax(1)).sum(1), (own * slope).sum(1)
+    astray = (p < UNSURE) & (rises > ASCENT * slope.abs().max())
+    if not astray.any():
+        return ""
+    i = int(astray.int().argmax())
+    return (f"{int(astray.sum())} of {len(p)} samples are pushed away from their own class: at a probability of {p[i]:.2g} the loss "
+            "falls when the score of the own class falls")  # fmt: skip
+
+
+CLASSIFY = formula.gate_of(
+    classify, rows="V1 C1",
+    causes="a weight that is turned round: it grows with the probability that it should lower\n"
+    "the labels of other samples or other classes\na softmax, a smoothing or a weight that the settings do not name",
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------- segmentation
