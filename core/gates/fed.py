@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -10,11 +11,12 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.modes import in_mode
 from trainworthy.core.gates.gate import fetch
 from trainworthy.core.gates.norms import layers
-from trainworthy.core.gates.paths import exchanged_channels
+from trainworthy.core.gates.paths import CHANNELS
 from trainworthy.core.loop.run import Run
 from trainworthy.core.recipe.stage import Stage, View
 
 SAMPLES = 8
+EQUAL = 1e-3  # mean difference of two equal inputs, in standard deviations
 ALIKE = 0.9  # correlation of a sample's entries above which two inputs are the same sample
 SCALE, SHIFT = 1.25, 0.25  # factor between two inputs of one sample; distance of their means in standard deviations
 
@@ -87,9 +89,21 @@ def _rows(calls: list[Tensor], n: int) -> Tensor | None:
     return rows if len(rows) == n else None
 
 
+def _order(mine: Tensor, theirs: Tensor) -> tuple[int, ...] | None:
+    """Return the order of the channels (N, C, ...) in which two inputs are equal, if they are not as they are."""
+    if mine.ndim < 3 or not 2 <= mine.shape[1] <= CHANNELS:
+        return None
+
+    def far(order: tuple[int, ...]) -> float:
+        return ((mine[:, order] - theirs).abs().mean() / theirs.std().clamp_min(1e-12)).item()
+
+    as_they_are, *others = permutations(range(mine.shape[1]))
+    return next((o for o in others if far(o) < EQUAL), None) if far(as_they_are) > 10 * EQUAL else None
+
+
 def _differ(mine: Tensor, theirs: Tensor) -> tuple[str, str] | None:
     """(what differs, cause) of the same samples in the loss and in the evaluation."""
-    if order := exchanged_channels(mine, theirs):
+    if order := _order(mine, theirs):
         said = " ".join(map(str, order))
         return (f"channels in the loss and in the evaluation that match in the order {said}",
                 f"loss and evaluation order the channels differently ({said}): RGB read as BGR, or the reverse")  # fmt: skip

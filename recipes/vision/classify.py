@@ -296,7 +296,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         export=export,
         confusion=confusion,
         exported=exporting.of_classes(run),
-        gates=[gates.scale, objectives.CLASSIFY, *[gates.balance] * (cfg.balance.by in ("weights", "sampler"))],
+        gates=[gates.scale, *[gates.balance] * (cfg.balance.by in ("weights", "sampler")), objectives.CLASSIFY],
         monitors=[gates.forgotten_class],
     )  # fmt: skip
 
