@@ -20,6 +20,10 @@ RARE = 3  # training texts
 # A validation text is a near duplicate if one training text has this fraction of its rare chunks. Found: copies with a tenth of
 # the words changed: 105 of 117; windows that overlap by half: all; sentences of known words (a grammar): none.
 KNOWN = 0.4
+LENGTHS, CUT = (
+    30,
+    0.05,
+)  # different lengths that texts must have, and the share that ends at the longest, to call them cut
 LISTS = {"texts": "exclude_texts.json", "chunks": f"exclude_chunks_min{MIN}.json"}
 
 
@@ -36,6 +40,19 @@ def normal(text: str) -> str:
 def chunks(text: list[str]) -> list[tuple[str, ...]]:
     """Return every run of `MIN` words."""
     return [tuple(text[i : i + MIN]) for i in range(len(text) - MIN + 1)]
+
+
+def cut_at(texts: list[str]) -> tuple[int, int] | None:
+    """Return (characters, how many texts) if many texts end at one length, the longest of all: they were cut there. Texts of
+    few lengths (codes, names) are not cut."""
+    sizes = Counter(map(len, texts))
+    if len(sizes) < LENGTHS:
+        return None
+    longest = max(sizes)
+    near = sum(n for size, n in sizes.items() if 0.8 * longest <= size < longest)
+    usual = near / (0.2 * longest)  # texts of one length, a little below it
+    whole = sizes[longest]
+    return (longest, whole) if whole >= CUT * len(texts) and whole > 10 * max(1.0, usual) else None
 
 
 @dataclass

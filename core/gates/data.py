@@ -165,6 +165,10 @@ def _split_faults(context: GateContext, stage: Stage, name: str) -> Iterator[tup
         yield (f"{name}: {torn['samples']:,} of {torn['of']:,} compared samples have a copy, saved again, with another class, for "
                f"example samples {a} and {b} (allowed: {contents.CONTRADICTORY:.0%})",
                f"one picture in two class folders, saved again: {torn['samples']:,} of {torn['of']:,} compared samples")  # fmt: skip
+    for key, said in scan.texts.items():
+        if key in fields and fields[key].role == "target" and (cut := texts.cut_at(said)):
+            yield (f"{name}: {cut[1]:,} of {len(said):,} texts of '{key}' end at {cut[0]:,} characters, the longest of all",
+                   f"'{key}' was cut at {cut[0]:,} characters before it was stored: answers without their ends")  # fmt: skip
     constant = context.data_report["splits"][name]["constant_input_share"]
     if constant is not None and constant > 0.98:
         yield (f"{name}: {constant:.0%} of the input entries are the same in every sample",

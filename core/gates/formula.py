@@ -135,7 +135,8 @@ def paired(got: dict, whole: dict, due: dict) -> tuple[dict, dict, dict, list[st
             got, whole = got | dict.fromkeys(missing, zero), whole | dict.fromkeys(missing, zero.sum())
         else:
             all_of_it = sum(next(iter(s.right.values())) for s in due.values() if not s.optional)
-            statement = Statement({"the sum of its terms": all_of_it})
+            own = next((s.own for s in due.values() if s.own is not None), None)
+            statement = Statement({"the sum of its terms": all_of_it}, own=own)
             return {"loss": sum(got.values())}, {"loss": sum(whole.values())}, {"loss": statement}, []
     return got, whole, {k: s for k, s in due.items() if k in got}, [k for k in got if k not in due]
 

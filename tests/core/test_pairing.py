@@ -1,7 +1,7 @@
 """Targets that belong to another row, and copies with another class, are found without a model."""
 
 import torch
-from trainworthy.core.data import inventory, pairing
+from trainworthy.core.data import inventory, pairing, texts
 from trainworthy.core.recipe.stage import Data, Field
 
 from tests.helpers.third_set_cases import digits, rows_of_docstrings
@@ -91,3 +91,12 @@ def test_pictures_that_all_look_alike_are_no_copies():
     images = (surface + 3 * torch.randn(400, 1, 32, 32, generator=draws)).clamp(0, 255)
     found = inventory.scan("train", Pictures(images, torch.arange(400) % 10))
     assert inventory.torn_copies(found) is None
+
+
+def test_texts_that_were_cut_are_found():
+    said = [row["prompt"] for row in rows_of_docstrings(1000)]
+    assert texts.cut_at(said) is None
+    assert texts.cut_at([text[:60] for text in said])[0] == 60
+    assert texts.cut_at([text for text in said if len(text) <= 60]) is None, "left out, not cut"
+    assert texts.cut_at(["yes", "no"] * 200) is None
+    assert texts.cut_at([f"{i:032x}" for i in range(400)]) is None, "hashes have one length"
