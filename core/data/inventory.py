@@ -350,7 +350,7 @@ def report(scans: dict[str, Scan]) -> dict[str, Any]:
     """Return the content of data.json."""
     splits = {
         name: {"samples": s.total, "read": len(s.indices), "unique_contents": len(set(s.hashes)),
-               "constant_input_share": constant_columns(s), "contradictory": s.contradictory, "notes": s.notes,
+               "constant_input_share": constant_columns(s), "contradictory": s.contradictory, "torn_copies": torn_copies(s), "notes": s.notes,
                "fields": s.fields}
         for name, s in scans.items()
     }  # fmt: skip

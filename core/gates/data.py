@@ -160,7 +160,7 @@ def _split_faults(context: GateContext, stage: Stage, name: str) -> Iterator[tup
         yield (f"{name}: {torn['samples']:,} of {torn['of']:,} samples have an input that also occurs with another "
                f"'{torn['field']}', for example samples {a} and {b} (allowed: {contents.CONTRADICTORY:.0%})",
                f"one input in two class folders: {torn['samples']:,} samples of {torn['of']:,}")  # fmt: skip
-    elif torn := inventory.torn_copies(scan):
+    elif torn := context.data_report["splits"][name].get("torn_copies"):
         a, b = torn["pairs"][0]
         yield (f"{name}: {torn['samples']:,} of {torn['of']:,} compared samples have a copy, saved again, with another class, for "
                f"example samples {a} and {b} (allowed: {contents.CONTRADICTORY:.0%})",
