@@ -190,6 +190,31 @@ def terms(context: GateContext) -> Finding:
     """Norm of each term's own gradient on the rehearsed model, relative to the sum of the norms. Takes the median of
     three batches that count for the term (a batch without a labelled sample has no supervised term)."""
     run, stage, _ = rehearsed(context)
+    norms, values = _of_terms(context, run, stage)
+    gradient, share = _shares(norms), _shares(values)
+    if not any(gradient.values()):
+        return Finding(
+            False, f"no term has a gradient: {', '.join(gradient)}", f"every term has at least {SMALL:.1%} of the gradient",
+            "the loss does not depend on the net's output: a constant reward or target, a detached input, a mask that excludes "
+            "everything\nthe net has converged, and these batches teach it nothing more",
+            evidence={"gradient": gradient, "loss": share},
+        )  # fmt: skip
+    declared = stage.expect.small_terms
+    small = [t for t in gradient if gradient[t] < SMALL and t not in declared]
+    shown = ", ".join(f"{t} {share[t]:.1%} of the loss and {gradient[t]:.2%} of the gradient" for t in gradient)
+    top = max(gradient, key=gradient.get)
+    return Finding(
+        not small, f"{top} dominates {', '.join(small)}: {shown}" if small else shown,
+        f"every term has at least {SMALL:.1%} of the gradient",
+        "a mean over classes, pixels or positions where a sum is meant: the term has 1/N of its weight\n"
+        "a sum where a mean is meant, or a weight chosen for a loss of another scale\na detach() in the term\n"
+        "small on purpose: name it in expect.small_terms",
+        evidence={"gradient": gradient, "loss": share}, cause=_lost(context, small) if small and context.accelerator.num_processes == 1 else "",
+    )  # fmt: skip
+
+
+def _of_terms(context: GateContext, run: Run, stage: Stage) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """{term: norms of its gradient in single batches} and {term: its values}."""
     data, seed, size = learnt_from(context), context.cfg.run.seed, stage.expect.at_most(16)
     size = max(2, min(size, own_size(context) // 2))  # half of what training takes: each term needs the graph again
     chosen = (pick(data, n * size, seed) for n in (3, 24))
@@ -219,26 +244,18 @@ def terms(context: GateContext) -> Finding:
                 values[name].append(abs(mean.item()))
         if min(map(len, norms.values())) >= 3:  # checked before the next batch, which is not needed then
             break
-    gradient, share = _shares(norms), _shares(values)
-    if not any(gradient.values()):
-        return Finding(
-            False, f"no term has a gradient: {', '.join(gradient)}", f"every term has at least {SMALL:.1%} of the gradient",
-            "the loss does not depend on the net's output: a constant reward or target, a detached input, a mask that excludes "
-            "everything\nthe net has converged, and these batches teach it nothing more",
-            evidence={"gradient": gradient, "loss": share},
-        )  # fmt: skip
-    declared = stage.expect.small_terms
-    small = [t for t in gradient if gradient[t] < SMALL and t not in declared]
-    shown = ", ".join(f"{t} {share[t]:.1%} of the loss and {gradient[t]:.2%} of the gradient" for t in gradient)
-    top = max(gradient, key=gradient.get)
-    return Finding(
-        not small, f"{top} dominates {', '.join(small)}: {shown}" if small else shown,
-        f"every term has at least {SMALL:.1%} of the gradient",
-        "a mean over classes, pixels or positions where a sum is meant: the term has 1/N of its weight\n"
-        "a sum where a mean is meant, or a weight chosen for a loss of another scale\na detach() in the term\n"
-        "small on purpose: name it in expect.small_terms",
-        evidence={"gradient": gradient, "loss": share},
-    )  # fmt: skip
+    return norms, values
+
+
+def _lost(context: GateContext, small: list[str]) -> str:
+    """Say that a term had a gradient before the rehearsal and lost it, if that is so."""
+    run, stage = context.build(Plan(steps=1))
+    before = _shares(_of_terms(context, run, stage)[0])
+    gone = [t for t in small if before.get(t, 0.0) > 10 * SMALL]
+    if not gone:
+        return ""
+    return (f"the rate is too high: '{gone[0]}' had {before[gone[0]]:.1%} of the gradient before training and lost it in a few steps at "
+            f"{_peak(_seen(context)):.3g}, as outputs do that saturate")  # fmt: skip
 
 
 def _shares(numbers: dict[str, list[float]]) -> dict[str, float]:

@@ -153,6 +153,7 @@ def _judged(context: GateContext, folder: Path) -> Finding:
             f"{differ} of {total} samples differ when read again under the same key{' in another worker' * bool(workers)}"
             + "; both workers repeat one sequence of draws" * repeated
         )
+    stored = differ > 0 and _stored(data, indices[-FEWEST:])
     wrong += _processes(context, data, indices, size)
     if context.deep and world == 1 and not wrong:
         over_two_processes(context, "loader")
@@ -172,6 +173,8 @@ def _judged(context: GateContext, folder: Path) -> Finding:
         "the data set is split by process, and core splits it again\n"
         "on purpose (drawn with replacement, a curriculum): give the reason in expect.sampling",
         evidence={"order": order[: 2 * n], "drawn_anew": fresh, "read_twice": len(twice), "differ": differ, "reread": total},
+        cause="get() stores augmented samples and returns them again: a sample is the same under two generators, and another one in "
+        "another process" if stored else "",
     )  # fmt: skip
 
 
@@ -197,6 +200,13 @@ def _draw_faults(twice: list[tuple[Read, Read]], fresh: int) -> list[str]:
     if fresh and len(set(drawn)) < 0.9 * len(drawn):
         wrong.append(f"{len(drawn)} samples of one epoch share {len(set(drawn))} random streams")
     return wrong
+
+
+def _stored(data: Data, indices: list[int]) -> bool:
+    """Return whether each sample is the same under two generators."""
+    first, second = (View(data, indices, draws=seed) for seed in (1, 2))
+    return all(_digest([first.get(i, None)[k] for k in data.fields]) == _digest([second.get(i, None)[k] for k in data.fields])
+               for i in range(len(indices)))  # fmt: skip
 
 
 def _workers(cfg: config.Config, data: Data) -> int:

@@ -46,6 +46,9 @@ def mistakes_of_dqn(cfg: Any, unit: float) -> dict[str, dict[str, Any]]:
         },
         "a truncated episode is treated as terminated: its bootstrapped value is missing": {"ends": "done"},
         "a terminated episode is treated as truncated: it is bootstrapped": {"ends": "truncated"},
+        "the target bootstraps from the state before the last action, not from the state after it": {
+            "state": "observation"
+        },
     }
 
 
@@ -154,7 +157,7 @@ def dqn(cfg: Any, seen: "Seen") -> Compared:
     size = seen.target.returns.rms.item()
 
     def targets(t: int, i: int, *, size: float = size, n: int = cfg.n_step, double: bool = cfg.double, late: int = 1,
-                ends: str = "terminated") -> float | None:  # fmt: skip
+                ends: str = "terminated", state: str = "next_observation") -> float | None:  # fmt: skip
         total = 0.0
         for k in range(n):
             if t + k >= len(reward):
@@ -164,7 +167,7 @@ def dqn(cfg: Any, seen: "Seen") -> Compared:
                 break
         if (done if ends == "done" else steps[ends])[t + k, i]:
             return total
-        after = steps["next_observation"][t + k, i][None]
+        after = steps[state][t + k, i][None]
         worth = asked(seen.target, after, seen.target)[0]
         liked = asked(seen.model, after, seen.model)[0] if double else worth
         near = liked >= liked.max() - 1e-6 * liked.abs().max()  # two actions may have equal values up to rounding

@@ -42,7 +42,7 @@ def targets_gate(subject: Subject) -> Gate:
 
     @gate("targets", rows="R5", title="the value targets of a first rollout equal the analytic returns")
     def prove(context: GateContext) -> Finding:
-        wrong, shown, under = [], [], ", ".join(f"{k} {v:g}" for k, v in subject.exact.items())
+        wrong, shown, cause, under = [], [], "", ", ".join(f"{k} {v:g}" for k, v in subject.exact.items())
         for name in ("constant", "delay") if subject.exact else ("constant",):
             batches = learnt(context, subject, name, units=1, **subject.exact).batches
             got = torch.cat([b["return"] for b in batches]).float().cpu().unique()
@@ -58,7 +58,9 @@ def targets_gate(subject: Subject) -> Gate:
         for batch in learnt(context, subject, "both", units=1, **subject.exact).batches:
             action = (1 + batch["action"].flatten().clamp(-1, 1)) / 2 if subject.box else batch["action"]
             rows = torch.stack([batch["observation"][:, 0], action, batch["return"]], 1).tolist()
-            if bad := [got for signal, chosen, got in rows if abs(rule(round(signal), chosen, 0) - got) > LIMIT]:
+            pairs = [(rule(round(signal), chosen, 0), got) for signal, chosen, got in rows]
+            if bad := [got for due, got in pairs if abs(due - got) > LIMIT]:
+                cause = changed_rewards(pairs)
                 wrong.append(
                     f"both: {len(bad)} of {len(rows)} targets differ from the reward of their action, e.g. {bad[0]:.2f}"
                 )
@@ -68,10 +70,21 @@ def targets_gate(subject: Subject) -> Gate:
             "bootstrapping crosses the end of an episode: the mask is missing or one step off\n"
             "reward, observation and end of a step are stored with another step's\n"
             "the stored actions are not those that were taken\n"
-            "the discount is missing, or applied twice", evidence={"known": shown},
+            "the discount is missing, or applied twice", evidence={"known": shown}, cause=cause,
         )  # fmt: skip
 
     return prove
+
+
+def changed_rewards(pairs: list[tuple[float, float]]) -> str:
+    """Return which change of every reward explains targets of one-step episodes, from (due, target); nothing if none does."""
+    added = {round(got - due, 3) for due, got in pairs}
+    if len(added) == 1:
+        return f"the loop adds {added.pop():+g} to every reward of the environment"
+    times = {round(got / due, 3) for due, got in pairs if due}
+    if len(times) == 1 and all(abs(got) <= LIMIT for due, got in pairs if not due):
+        return f"the loop multiplies every reward of the environment by {times.pop():g}"
+    return ""
 
 
 def lag_gate(subject: Subject) -> Gate:
