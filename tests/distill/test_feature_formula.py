@@ -1,0 +1,50 @@
+"""The loss on a teacher's features against its formula."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from trainworthy.core.gates import formula
+from trainworthy.recipes.distill import whisper
+from trainworthy.recipes.distill.gates import feature_formula
+
+CFG = whisper.tiny()
+
+
+def compared(loss) -> formula.Comparison:
+    torch.manual_seed(0)
+    batch = {
+        "envelope": torch.randn(5, 30, 16),
+        "features": torch.randn(5, 30, 24),
+        "span": torch.tensor([30, 12, 7, 1, 20]),
+    }
+    student = nn.Linear(16, 24)
+    stage = SimpleNamespace(model=student, loss=lambda m, b: loss(m(b["envelope"]), b))
+    run = SimpleNamespace(autocast=contextlib.nullcontext, precision="fp32")
+    stated = lambda: feature_formula.features(SimpleNamespace(cfg=CFG), stage, batch)  # noqa: E731
+    return formula.compared(run, stage, batch, stated)
+
+
+def test_the_recipes_loss_is_let_through():
+    found = compared(lambda ours, b: whisper.alike(CFG, ours, b))
+    assert (found.wrong, len(found.said)) == ([], 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda ours, b: whisper.alike(CFG, ours, {**b, "span": torch.full_like(b["span"], 30)}),
+            "after the recording's end",
+        ),
+        (lambda ours, b: {**whisper.alike(CFG, ours, b), "cosine": -whisper.alike(CFG, ours, b)["cosine"]}, "sign"),
+        (lambda ours, b: whisper.alike(CFG, ours, {**b, "features": b["features"].roll(1, 1)}), "no known mistake"),
+        (lambda ours, b: whisper.alike(CFG, ours.detach() + 0 * ours, b), "detach()"),
+    ],
+)
+def test_mistakes_are_stopped(change, words):
+    found = compared(change)
+    assert found.wrong
+    assert words in " ".join(found.causes)
