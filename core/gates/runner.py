@@ -89,7 +89,10 @@ def _explain(verdict: Verdict, gates: list[Gate], asked: dict[str, Verdict], con
                 break
     if best is not None:
         first = best.remedy.splitlines()[0] if best.remedy else ""
-        verdict.remedy = f"{first} (the gate `{best.id}` fails, too: {best.measured})\n{verdict.remedy}"
+        other = f"{first} (the gate `{best.id}` fails, too: {best.measured})"
+        own, *others = verdict.remedy.splitlines() or [""]
+        known = bool(verdict.cause) and not best.cause  # what this gate measured goes before a list's first line
+        verdict.remedy = "\n".join([own, other, *others] if known else [other, own, *others])
         verdict.evidence = {**verdict.evidence, "explained_by": best.id}
 
 

@@ -9,6 +9,7 @@ Each case has a folder under --out with the fork, its data and the output (`outp
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -17,6 +18,10 @@ from pathlib import Path
 from tests.helpers import third_set, third_set_heldout
 from tests.helpers.third_set_cases import ROOT, Case, edited
 
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(ROOT),
+}  # a run starts the package anew: it must be the one of this checkout
 HALVES = {"open": third_set, "heldout": third_set_heldout}
 
 
@@ -71,7 +76,11 @@ def main() -> None:
         command = ["run", *given, "--gates.no-enabled"] if args.train else ["check", *given]
         with (folder / "output.txt").open("w") as output:
             code = subprocess.run(
-                [sys.executable, "-m", "trainworthy", *command], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
+                [sys.executable, "-m", "trainworthy", *command],
+                cwd=ROOT,
+                env=ENVIRONMENT,
+                stdout=output,
+                stderr=subprocess.STDOUT,
             ).returncode
         gate, cause = ("", "") if args.train else failed(folder)
         print(f"{case.id}\t{code}\t{gate or '-'}\t{cause or '-'}", flush=True)
