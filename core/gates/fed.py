@@ -64,7 +64,7 @@ def _received(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
 
     def keep(name: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
         given = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()), None)
-        if given is None or given.ndim < 2 or (first and name not in found):
+        if given is None or given.ndim < 2 or given.is_meta or (first and name not in found):
             return
         found.setdefault(name, []).append(given.detach().to("cpu", copy=True))
         if not first and next(module.parameters(recurse=False), None) is not None:
