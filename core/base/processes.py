@@ -6,6 +6,15 @@ import torch.distributed as dist
 from accelerate import Accelerator
 
 
+def gathered(accelerator: Accelerator, value: Any) -> list[Any]:
+    """Every rank's `value`, on every rank."""
+    if accelerator.num_processes == 1:
+        return [value]
+    every = [None] * accelerator.num_processes
+    dist.all_gather_object(every, value)
+    return every
+
+
 def agreed(accelerator: Accelerator, value: Any) -> Any:
     """Rank 0's `value` on every rank: what decides whether a collective is entered must be the same everywhere."""
     if accelerator.num_processes == 1:

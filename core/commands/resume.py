@@ -1,6 +1,7 @@
 """`trainworthy resume`: go on from the newest complete checkpoint, or with a rung from a run's weights."""
 
 import contextlib
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any
 
 from trainworthy.core.base import config, masking
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.processes import gathered
 from trainworthy.core.commands.run import assert_boardable
-from trainworthy.core.loop.checkpoint import assert_resumable
+from trainworthy.core.loop.checkpoint_survey import Readers, assert_resumable
 from trainworthy.core.monitoring import board
 from trainworthy.core.monitoring.trackers import tracked
 from trainworthy.core.recipe import loading as recipes
@@ -28,14 +30,17 @@ from trainworthy.core.session.training import train
 
 
 def main(argv: list[str]) -> None:
-    """Continue from the newest complete checkpoint of a run folder; with `--rung`, train that stage of its recipe from
-    its weights."""
+    """Continue from the newest complete checkpoint of a run folder, with settings that may change; with `--rung`, train
+    that stage of its recipe from its weights."""
     force, wanted = "--force" in argv, "--board" in argv
     rest, rung = config.take([a for a in argv if a not in ("--force", "--board")], "--rung")
     if not rest:
         raise UserError("resume what?", needed="a run folder", next="ls -d runs/*/*")
-    folder, secrets = Path(rest[0]), masking.given(rest[1:]) if rung is None else {}
-    if (folder / multi_seed.NAME).is_file() and rung is None:
+    folder, (secrets, others) = Path(rest[0]), masking.given(rest[1:]) if rung is None else ({}, [])
+    several = (folder / multi_seed.NAME).is_file()
+    if others and (several or not others[0].startswith("--")):
+        raise UserError("resume takes one run folder" + ", and of several seeds no settings" * several, got=others[0])
+    if several and rung is None:
         multi_seed.resume(folder, force=force, given=secrets, with_board=wanted)
     saved = begun(folder)
     if (folder / "summary.json").exists() and rung is None:
@@ -48,6 +53,7 @@ def main(argv: list[str]) -> None:
         own = config.to_dict(getattr(plain.module, saved["preset"])())
         secrets = masking.defaults(own, saved["argv"]) | secrets
         cfg = config.complete(cfg, where=str(folder / "args.json"), command=command, secrets=secrets)
+        cfg = config.changed(plain.module, cfg, others, prog=command) if others else cfg
     changed = environment.changed_sources(folder, plain)
     if changed and not force:
         raise UserError("the recipe is not the one this run was started with", got="changed: " + ", ".join(changed),
@@ -84,10 +90,11 @@ def main(argv: list[str]) -> None:
 @contextlib.contextmanager
 def resumable(session: Session) -> Iterator[None]:
     """Check, before anything changes, that a continued run has a complete checkpoint of its own."""
-    problem = None
-    if session.main and session.resumes:
+    problem, one = None, session.accelerator
+    readers = Readers(one.process_index, one.num_processes, functools.partial(gathered, one))
+    if session.resumes:
         try:
-            assert_resumable(session.folder, session.identity)
+            assert_resumable(session.folder, session.identity, readers)
         except UserError as error:
             problem = error
     together(session.accelerator, problem)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.base.processes import agreed
+from trainworthy.core.base.processes import agreed, gathered
 from trainworthy.core.loop import checkpoint, shard
+from trainworthy.core.loop.checkpoint_survey import Readers, assert_own
 from trainworthy.core.loop.journal import Halt
-from trainworthy.core.loop.weights import digest, load_into
+from trainworthy.core.loop.weights import frozen_digest, load_into
 from trainworthy.core.recipe.stage import Stage
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ def save(run: Run, stage: Stage) -> None:
     if run.shard != shard.NONE:
         if run.tracker:
             run.tracker.flush()
-        shard.save(run, stage, state(), info(), run.on_rank_0)
+        shard.save(run, stage, state(), info())
     else:
         run.on_rank_0(save)
     run.saved_at = time.monotonic()
@@ -96,17 +98,19 @@ def restore(run: Run, stage: Stage) -> int:
     if folder is None:
         return 0
     run.checkpoints = checkpoint.Checkpoints(
-        folder / "checkpoints" / stage.name, keep=run.cfg.run.keep_checkpoints, n_best=run.cfg.run.keep_best
-    )
+        folder / "checkpoints" / stage.name, keep=run.cfg.run.keep_checkpoints, keep_every=run.cfg.run.keep_every,
+        n_best=run.cfg.run.keep_best,
+    )  # fmt: skip
     run.on_rank_0(run.checkpoints.clean)
-    newest, damaged = run.checkpoints.survey()
+    together = Readers(run.rank, run.world, functools.partial(gathered, run.accelerator))
+    newest, damaged = run.checkpoints.survey(together)
     for name, why in damaged.items():
         run.console.say(f"  passed over checkpoint {name}: {why}")
     if run.tracker and newest is None:
         run.tracker.truncate(after_step=0)
     if newest is None:
         return 0
-    checkpoint.assert_own(newest, run.identity)
+    assert_own(newest, run.identity)
     if shard.is_in(newest):
         model, state, info = *shard.load(newest, stage), run.checkpoints.info(newest)
     else:
@@ -128,11 +132,3 @@ def restore(run: Run, stage: Stage) -> int:
         run.tracker.truncate(after_step=info["step"])
     run.console.say(f"  resumed from {newest.name} ({newest})")
     return info["step"]
-
-
-def frozen_digest(run: Run, stage: Stage) -> str:
-    """Return the hash of the weights that a checkpoint leaves out. It is computed once, since they do not change."""
-    if run.frozen_hash is None:
-        still = run.course.frozen(stage)
-        run.frozen_hash = digest(still) if still else ""
-    return run.frozen_hash

@@ -1,9 +1,12 @@
 """Weights as safetensors: tied tensors once, loaded strictly, hashed."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
@@ -11,6 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from trainworthy.core.base.dtensor import like
 from trainworthy.core.base.errors import UserError
+
+if TYPE_CHECKING:
+    from trainworthy.core.loop.run import Run
+    from trainworthy.core.recipe.stage import Stage
 
 
 def weights(module: nn.Module, *, without: Collection[str] = ()) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -64,3 +71,11 @@ def load_into(module: nn.Module, state: dict[str, Tensor], *, where: str, withou
                         got=f"{len(unexpected)} unexpected names, e.g. {unexpected[:3]}",
                         needed=f"{len(missing)} missing names, e.g. {missing[:3]}",
                         cause="the recipe's model changed since they were saved")  # fmt: skip
+
+
+def frozen_digest(run: Run, stage: Stage) -> str:
+    """Return the hash of the weights that a checkpoint leaves out. It is computed once, since they do not change."""
+    if run.frozen_hash is None:
+        still = run.course.frozen(stage)
+        run.frozen_hash = digest(still) if still else ""
+    return run.frozen_hash

@@ -230,11 +230,35 @@ def test_more_processes_than_samples_of_a_batch_are_refused(fork, tmp_path: Path
     assert "2 samples for 3 process(es)" in done.stderr
 
 
+@pytest.mark.slow
+def test_settings_of_speed_may_change_when_a_run_goes_on_and_no_others(fork, tmp_path: Path):
+    """From whole copies with one micro-batch to shards with two, on other loaders."""
+    fork((LOOP, LOOP + STOP))
+    how = ("run", "mine.py", "--max-steps", 24, "--train.batch-size", 32, "-n", 2, *QUICK)
+    assert trainworthy(*how, "--run.out", "straight", cwd=tmp_path).returncode == 0
+    (tmp_path / "stops").touch()
+    assert trainworthy(*how, "--run.out", "stopped", cwd=tmp_path).returncode == 5
+    (tmp_path / "stops").unlink()
+    straight, folder = (run_folder(tmp_path, f"{name}/*/2*") for name in ("straight", "stopped"))
+    done = trainworthy("resume", folder, "--optim.lr", "1e-3", "--train.accumulate", 2, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert "a continued run cannot change these settings" in done.stderr
+    assert "--optim.lr" in done.stderr
+    assert not (folder / "summary.json").exists()
+    more = ("--train.accumulate", 2, "--shard", "full", "--loader.threads", 2, "--run.save-steps", 2, "--run.keep-every", 5)
+    done = trainworthy("resume", folder, *more, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "shard full" in done.stdout
+    assert_equal_to_rounding(folder, straight)
+    saved = sorted(int(p.name.removeprefix("step-")) for p in folder.glob("checkpoints/*/step-*"))
+    assert saved == [10, 16, 20, 22, 24]  # the last two, and the first in each five steps
+
+
 # ---------------------------------------------------------------------------------------------------------- refused
 @pytest.mark.parametrize(
     ("recipe", "more", "words"),
     [
-        ("vision/segment", (), ("vision/segment cannot be sharded", "llm/pretrain, vision/classify, diffusion/pixel")),
+        ("rl/ppo", (), ("rl/ppo cannot be sharded", "calls its model as often as each process needs it")),
         ("vision/classify", ("--optim.name", "sgd"), ("does not work with --optim.name sgd", "adamw")),
         ("vision/classify", ("--train.precision", "fp16"), ("does not work with --train.precision fp16", "bf16")),
         ("vision/classify", ("--train.compile",), ("does not work with --train.compile", "--train.no-compile")),
