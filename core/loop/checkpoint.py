@@ -113,13 +113,18 @@ class Checkpoints:
         metric: str,
         best: list[int],
         without: Collection[str] = (),
+        written: Path | None = None,
     ) -> None:
-        """Write weights only. `best` lists the steps to keep, best first, including this one."""
-        tensors, aliases = weights(model, without=without)
+        """Write weights only. `best` lists the steps to keep, best first, including this one. `written`: a file of them, which is
+        moved there; `model` is not read then."""
+        tensors, aliases = ({}, {}) if written else weights(model, without=without)
         tensors = snapshot(tensors)
 
         def write(folder: Path) -> None:
-            save_weights(folder / "model.safetensors", tensors, aliases)
+            if written:
+                os.rename(written, folder / "model.safetensors")
+            else:
+                save_weights(folder / "model.safetensors", tensors, aliases)
             (folder / "info.json").write_text(json.dumps({"step": step, **info}, indent=1))
 
         def job() -> None:
@@ -174,13 +179,17 @@ class Checkpoints:
         try:
             pending.result()
         except (OSError, RuntimeError, SafetensorError) as error:  # each writer reports a full disk differently
-            number = getattr(error, "errno", None)
-            full = number in DISK_FULL or shutil.disk_usage(self.folder).free < 2**20
-            raise Stop(
-                f"cannot write a checkpoint to {self.folder}: {'the disk is full' if full else error}\n"
-                f"  the last complete checkpoint is {self.newest() or 'none yet'}\n"
-                f"  next:         free some space, then: trainworthy resume {self.folder.parent.parent}"
-            ) from None
+            raise self.failed(error) from None
+
+    def failed(self, error: Exception) -> Stop:
+        """Return the end of a run that could not write a checkpoint."""
+        number = getattr(error, "errno", None)
+        full = number in DISK_FULL or "No space left" in str(error) or shutil.disk_usage(self.folder).free < 2**20
+        return Stop(
+            f"cannot write a checkpoint to {self.folder}: {'the disk is full' if full else error}\n"
+            f"  the last complete checkpoint is {self.newest() or 'none yet'}\n"
+            f"  next:         free some space, then: trainworthy resume {self.folder.parent.parent}"
+        )
 
     def close(self) -> None:
         """Finish writing and end the thread."""
@@ -204,8 +213,8 @@ class Checkpoints:
         put_back(self.folder)
         for left in (*self.folder.glob(".trash-*"), *self.folder.glob(".writing-*")):
             shutil.rmtree(left, ignore_errors=True)
-        for link in self.folder.glob(".link-*"):
-            link.unlink()
+        for file in (*self.folder.glob(".link-*"), *self.folder.glob(".best-*")):
+            file.unlink()
 
     def newest(self) -> Path | None:
         """Return the newest complete full checkpoint."""

@@ -11,7 +11,7 @@ from trainworthy.core.base.processes import agreed, gathered
 from trainworthy.core.loop import checkpoint, shard
 from trainworthy.core.loop.checkpoint_survey import Readers, assert_own
 from trainworthy.core.loop.journal import Halt
-from trainworthy.core.loop.weights import frozen_digest, load_into
+from trainworthy.core.loop.weights import frozen_digest, load_into, stream_weights
 from trainworthy.core.recipe.stage import Stage
 
 if TYPE_CHECKING:
@@ -69,15 +69,23 @@ def record(run: Run, stage: Stage, metrics: dict[str, float]) -> None:
     name, best, checkpoints = stage.metric.name, run.journal.best, run.checkpoints
 
     is_best = checkpoints is not None and (metrics[name], step) in best
-    model: Any = stage.eval_model
-    if is_best and run.shard != shard.NONE:
-        model = shard.gathered(model, keep=run.rank == 0)
+    written = None
+    if checkpoints and is_best and run.shard != shard.NONE:
+        written = checkpoints.folder / ".best-of-shards"
+        run.on_rank_0(checkpoints.wait)  # for the file of the last one
+        problem = stream_weights(None if run.rank else written, *shard.weights(stage.eval_model, stage.not_saved))
+
+        def assert_written() -> None:
+            if problem:
+                raise checkpoints.failed(problem)
+
+        run.on_rank_0(assert_written)
 
     def keep_best() -> None:
         if checkpoints and is_best:
             info = {"metric": name, "value": metrics[name], "epoch": epoch}
-            checkpoints.save_best(step, model, info, metric=name, best=[s for _, s in best],
-                                  without=stage.not_saved)  # fmt: skip
+            checkpoints.save_best(step, stage.eval_model, info, metric=name, best=[s for _, s in best],
+                                  without=stage.not_saved, written=written)  # fmt: skip
 
     if checkpoints:
         run.on_rank_0(keep_best)

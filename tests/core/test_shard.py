@@ -245,7 +245,18 @@ def test_settings_of_speed_may_change_when_a_run_goes_on_and_no_others(fork, tmp
     assert "a continued run cannot change these settings" in done.stderr
     assert "--optim.lr" in done.stderr
     assert not (folder / "summary.json").exists()
-    more = ("--train.accumulate", 2, "--shard", "full", "--loader.threads", 2, "--run.save-steps", 2, "--run.keep-every", 5)
+    more = (
+        "--train.accumulate",
+        2,
+        "--shard",
+        "full",
+        "--loader.threads",
+        2,
+        "--run.save-steps",
+        2,
+        "--run.keep-every",
+        5,
+    )
     done = trainworthy("resume", folder, *more, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "shard full" in done.stdout
