@@ -75,7 +75,7 @@ def seeds(argv: list[str], asked: str) -> None:
     console = Console()
     console.say(multi_seed.title(plan, home))
     with multi_seed.signals() as arrived:
-        multi_seed.work(jobs, plan["at_once"], arrived, console, ended)
+        multi_seed.work(jobs, plan["at_once"], arrived, console, ended, each=plan["each"])
     console.say("\n" + together({job.seed: verdicts(job) for job in jobs}))
     if arrived:
         raise Interrupted(
