@@ -68,7 +68,7 @@ def mode(cfg: config.Config, world: int, *, rehearses: bool = False) -> str:
 def apply(stage: Stage, run: "Run") -> None:
     """Shard the stage's model and its EMA, and give the optimisers the shards. Units move to the device one by one."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     assert stage.shard_units is not None
     frozen_digest(run, stage)  # of whole weights: of their parts it would depend on the number of processes
@@ -83,13 +83,17 @@ def apply(stage: Stage, run: "Run") -> None:
     mesh = init_device_mesh(run.device.type, (run.world,))
     frozen = [stage.frozen_modules[name] for name in stage.shard_frozen]
     models = [stage.model] if stage.ema_model is None else [stage.model, stage.ema_model]
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for model in [*models, *frozen]:
         # What is not trained has no backward pass that would free what its forward gathered.
         again = run.shard == "full" or model is not stage.model
         units = {id(unit) for unit in (*stage.shard_units(model), model)}
         for module in reversed([*model.modules()]):  # a unit inside another comes first
             if id(module) in units:
-                fully_shard(module, mesh=mesh, reshard_after_forward=again)
+                policy = (
+                    half if module is not model and gathers_halves(stage, run.precision) else MixedPrecisionPolicy()
+                )
+                fully_shard(module, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
@@ -104,6 +108,13 @@ def apply(stage: Stage, run: "Run") -> None:
     for optimizer in stage.optimizers.values():
         for group in optimizer.param_groups:
             group["params"] = [now[names[id(p)]] for p in group["params"]]
+
+
+def gathers_halves(stage: Stage, precision: str) -> bool:
+    """Return whether units are gathered in bf16, which is what autocast makes of their weights: else each process would keep
+    its bf16 copies of all weights until the backward pass. Weights that autocast leaves in fp32 (of norms) are rounded, too. What
+    is in no unit stays fp32, so that the sum of residuals does. A trainer that makes samples does it outside of autocast."""
+    return precision == "bf16" and "train" in stage.data
 
 
 @torch.no_grad()

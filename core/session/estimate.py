@@ -96,6 +96,8 @@ class Estimate:
     """Parameters of the largest unit that `--shard` gathers at once; 0: the recipe names none."""
     outside: int = 0
     """Parameters in no such unit: embeddings, head."""
+    halves: int = 0
+    """Bytes of the units' weights in bf16, if `--shard` gathers them so and autocast makes no copies of them."""
     missing: list[str] = field(default_factory=list)
     """What could not be simulated, and why."""
 
@@ -305,12 +307,15 @@ def _estimate(
     evaluation = _evaluation(run, stage, memory, t.eval_batch_size, missing)
     kept = _size(v for n, v in stage.model.state_dict().items() if n not in stage.not_saved)
     inside = _size(x for s in stage.state.values() for x in tree_leaves(s.state_dict()))
+    units = _units(stage)
+    halves = shard.gathers_halves(stage, run.precision) and part.cfg.run.shard != shard.NONE
+    units["halves"] = (_size(stage.model.parameters()) - units["outside"]) // 2 if halves and units["unit"] else 0
     return stage, Estimate(
         stage=part.name, parameters=sum(p.numel() for p in stage.model.parameters()), trained=sum(p.numel() for p in trained),
         weights=ours, average=average, frozen=frozen, gradients=gradients, optimizer=state, micro_batch=micro,
         micro_batches=t.accumulate if reads else 1, training=max(least, training + (_size(trained) if buckets else 0)), largest=largest,
         flops=processes * flops / STEPS * (t.accumulate / pieces if reads else 1), steps=total, tokens=tokens,
-        gate_batch=stage.expect.gate_batch_size or t.batch_size, **_units(stage), checkpoint=kept + state + inside, best=kept,
+        gate_batch=stage.expect.gate_batch_size or t.batch_size, **units, checkpoint=kept + state + inside, best=kept,
         evaluation=evaluation, cache=_cache(stage, part.cfg), missing=missing,
     )  # fmt: skip
 

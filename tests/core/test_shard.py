@@ -1,12 +1,15 @@
 """`--shard` by the real command: what sharded processes train, what stops them, what they save and what is refused."""
 
 import json
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.helpers.commands import run_folder, trainworthy
+from tests.helpers import namespaces
+from tests.helpers.commands import BIN, environment, run_folder, trainworthy
 from tests.vision.planted_classify import LOOP, UPDATE
 
 QUICK = ("--gates.no-enabled", "--run.no-tensorboard", "--run.log-every", "1", "--optim.lr", "3e-4")
@@ -263,6 +266,59 @@ def test_settings_of_speed_may_change_when_a_run_goes_on_and_no_others(fork, tmp
     assert_equal_to_rounding(folder, straight)
     saved = sorted(int(p.name.removeprefix("step-")) for p in folder.glob("checkpoints/*/step-*"))
     assert saved == [10, 16, 20, 22, 24]  # the last two, and the first in each five steps
+
+
+@pytest.mark.slow
+@pytest.mark.verify
+def test_a_damaged_shard_is_passed_over_by_all_processes(fork, tmp_path: Path):
+    """Each process hashes a part of the files; what one finds, all pass over. A rank that is slow changes nothing."""
+    slow = "        if run.rank == 1:\n            import time\n\n            time.sleep(0.05)\n"
+    fork((LOOP, LOOP + STOP + slow))
+    how = (
+        "run",
+        "mine.py",
+        "--max-steps",
+        24,
+        "--train.batch-size",
+        32,
+        "--run.save-steps",
+        4,
+        "-n",
+        2,
+        "--shard",
+        "full",
+        *QUICK,
+    )
+    assert trainworthy(*how, "--run.out", "straight", cwd=tmp_path).returncode == 0
+    (tmp_path / "stops").touch()
+    assert trainworthy(*how, "--run.out", "stopped", cwd=tmp_path).returncode == 5
+    straight, folder = (run_folder(tmp_path, f"{name}/*/2*") for name in ("straight", "stopped"))
+    shard = (folder / "checkpoints" / "classify" / "latest").resolve() / "__1_0.distcp"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    done = trainworthy("resume", folder, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"passed over checkpoint {shard.parent.name}: __1_0.distcp does not match its hash" in done.stdout
+    assert "resumed from step-8" in done.stdout
+    assert [r["step/loss"] for r in rows(folder)] == [r["step/loss"] for r in rows(straight)]
+
+
+@pytest.mark.slow
+@pytest.mark.verify
+@pytest.mark.skipif(not namespaces.can(), reason="needs root and mount namespaces")
+def test_a_full_disk_ends_all_processes_with_the_cause(fork, tmp_path: Path):
+    """A disk of a megabyte and a half, on which the threads of two processes write shards."""
+    fork()
+    words = ("run", "mine.py", "--max-steps", "60", "--run.save-steps", "5", "--run.keep-checkpoints", "9", "-n", "2", "--shard", "full",
+             "--run.out", "/mnt/runs", *QUICK)  # fmt: skip
+    script = f"mount -t tmpfs -o size=1500k none /mnt && exec {shlex.join([str(BIN / 'trainworthy'), *words])}"
+    argv = ["unshare", "-m", "sh", "-c", script]
+    done = subprocess.run(argv, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode not in (0, 124), done.stdout
+    assert "the disk is full" in done.stderr + done.stdout
+    assert "free some space" in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr + done.stdout
 
 
 # ---------------------------------------------------------------------------------------------------------- refused

@@ -43,4 +43,3 @@ def autoencoder(channels: int, latent_channels: int, side: int, widths: tuple[in
     nn.init.zeros_(model.decoder.conv_out.weight)
     nn.init.zeros_(model.decoder.conv_out.bias)
     return model
-

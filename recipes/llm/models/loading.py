@@ -218,4 +218,3 @@ def utilisation(achieved: float, device: torch.device) -> dict[str, float]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     peak = next((peak for known, peak in PEAKS.items() if known in name), None)
     return {"tflops_per_sec": achieved / 1e12} | ({"mfu": achieved / peak} if peak else {})
-

@@ -260,4 +260,3 @@ def _loaded(
         net.load_state_dict({n: state[n] for n in wanted}, strict=False)
         started = {f"net.{n}": state[n] for n in wanted}
     return head, started
-
