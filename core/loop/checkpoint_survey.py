@@ -84,9 +84,15 @@ def assert_resumable(run_folder: Path, identity: dict[str, Any], readers: Reader
     """Raise UserError if a stage of the run has checkpoints but no complete one, or if the newest belongs to another
     run. It changes nothing, since a restart at step 0 would overwrite them."""
     home = run_folder / "checkpoints"
+    problem = None
     if readers.rank == 0:
-        for folder in home.glob("*"):
-            put_back(folder)
+        try:
+            for folder in home.glob("*"):
+                put_back(folder)
+        except UserError as error:
+            problem = error
+    if wrong := readers.gather(problem)[0]:
+        raise wrong
     for name in readers.gather(sorted(p.name for p in home.glob("*") if p.is_dir()))[0]:
         folder = home / name
         newest, damaged = survey(folder, readers)

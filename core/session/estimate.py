@@ -307,15 +307,12 @@ def _estimate(
     evaluation = _evaluation(run, stage, memory, t.eval_batch_size, missing)
     kept = _size(v for n, v in stage.model.state_dict().items() if n not in stage.not_saved)
     inside = _size(x for s in stage.state.values() for x in tree_leaves(s.state_dict()))
-    units = _units(stage)
-    halves = shard.gathers_halves(stage, run.precision) and part.cfg.run.shard != shard.NONE
-    units["halves"] = (_size(stage.model.parameters()) - units["outside"]) // 2 if halves and units["unit"] else 0
     return stage, Estimate(
         stage=part.name, parameters=sum(p.numel() for p in stage.model.parameters()), trained=sum(p.numel() for p in trained),
         weights=ours, average=average, frozen=frozen, gradients=gradients, optimizer=state, micro_batch=micro,
         micro_batches=t.accumulate if reads else 1, training=max(least, training + (_size(trained) if buckets else 0)), largest=largest,
         flops=processes * flops / STEPS * (t.accumulate / pieces if reads else 1), steps=total, tokens=tokens,
-        gate_batch=stage.expect.gate_batch_size or t.batch_size, **units, checkpoint=kept + state + inside, best=kept,
+        gate_batch=stage.expect.gate_batch_size or t.batch_size, **_units(stage, part.cfg.run.shard, run.precision), checkpoint=kept + state + inside, best=kept,
         evaluation=evaluation, cache=_cache(stage, part.cfg), missing=missing,
     )  # fmt: skip
 
@@ -361,15 +358,19 @@ def _steps(cfg: Any, run: Run, stage: Stage, samples: int | None, *, known: bool
         run.plan = plan
 
 
-def _units(stage: Stage) -> dict[str, int]:
-    """Bytes of the largest unit of `--shard`, and of the parameters in none; zeros if the stage names none."""
+def _units(stage: Stage, kind: str, precision: str) -> dict[str, int]:
+    """Bytes of the largest unit of `--shard`, of the parameters in none, and of all units in bf16 if they are gathered so; zeros if
+    the stage is not to be sharded."""
     if stage.shard_units is None:
         return {"unit": 0, "outside": 0}
     units = [list(unit.parameters()) for unit in stage.shard_units(stage.model)]
     inside = {id(p) for unit in units for p in unit}
+    within = _size(p for p in stage.model.parameters() if id(p) in inside)
+    halves = kind != shard.NONE and shard.gathers_halves(stage, precision)
     return {
         "unit": max(map(_size, units), default=0),
         "outside": _size(p for p in stage.model.parameters() if id(p) not in inside),
+        "halves": within // 2 if halves else 0,
     }
 
 

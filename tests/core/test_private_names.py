@@ -69,6 +69,7 @@ NAMES = {
     ],
     "transformers": [
         "transformers/configuration_utils.py:_attn_implementation",
+        "transformers/distributed/fsdp.py:_is_fsdp_managed_module",
         "transformers/configuration_utils.py:_name_or_path",
         "transformers/models/auto/auto_factory.py:_model_mapping",
         "transformers/trainer.py:_get_collator_with_removed_columns",
