@@ -110,11 +110,17 @@ def apply(stage: Stage, run: "Run") -> None:
             group["params"] = [now[names[id(p)]] for p in group["params"]]
 
 
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
+"""Layers of torch that refuse inputs in fp32 with weights in bf16."""
+
+
 def gathers_halves(stage: Stage, precision: str) -> bool:
     """Return whether units are gathered in bf16, which is what autocast makes of their weights: else each process would keep
     its bf16 copies of all weights until the backward pass. Weights that autocast leaves in fp32 (of norms) are rounded, too. What
     is in no unit stays fp32, so that the sum of residuals does. A trainer that makes samples does it outside of autocast."""
-    return precision == "bf16" and "train" in stage.data
+    return (
+        precision == "bf16" and "train" in stage.data and not any(isinstance(m, NORMS) for m in stage.model.modules())
+    )
 
 
 @torch.no_grad()
