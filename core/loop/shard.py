@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from trainworthy.core.base import config
 from trainworthy.core.base.dtensor import is_sharded, like, local
 from trainworthy.core.base.errors import UserError
@@ -110,7 +111,7 @@ def apply(stage: Stage, run: "Run") -> None:
             group["params"] = [now[names[id(p)]] for p in group["params"]]
 
 
-NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
 """Layers of torch that refuse inputs in fp32 with weights in bf16."""
 
 
