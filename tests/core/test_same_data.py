@@ -107,7 +107,7 @@ def test_remembered_passes_cover_all_data_and_late_imports(tmp_path: Path):
     assert leaked.returncode == 3, leaked.stdout
     assert "488 exact" in leaked.stdout
     (tmp_path / "changed").unlink()
-    torch.save(torch.full((16, 1, 3, 3), torch.nan), tmp_path / "weights.pt")
+    torch.save(torch.full((16, 1, 5, 5), torch.nan), tmp_path / "weights.pt")
     damaged = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
     assert damaged.returncode == 3, damaged.stdout
     assert "verdicts stand" not in damaged.stdout
