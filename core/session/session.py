@@ -225,7 +225,11 @@ def reported(session: Session) -> Iterator[None]:
     else:
         if session.main:
             session.meter.note(now=True)
-            report.write(session.folder)
+            try:
+                report.write(session.folder)
+            except OSError as error:  # all else is written, so there is nothing to resume
+                raise Stop(f"the command is done, but its report cannot be written: {error}\n  next:         make room, then: "
+                           f"trainworthy report {session.folder}") from None  # fmt: skip
         return
     if stop.restart and nodes.restarts_left():
         raise process_end.Restarted(stop)

@@ -206,6 +206,35 @@ def test_resume_refuses_other_settings_and_reports_other_packages(copy: Path, la
     assert f"packages have changed since the run began: torch 1.0 -> {torch.__version__.split('+')[0]}" in forced.stdout
 
 
+def test_weights_that_are_not_those_that_were_saved_are_not_reported(copy: Path, launch, tmp_path: Path):
+    """Of the best evaluation, at the end of a run and where another one starts from them."""
+    (best,) = copy.glob("checkpoints/classify/best_val_*/model.safetensors")
+    other = next(copy.glob("checkpoints/classify/step-8/model.safetensors"))
+    shutil.copy(other, best)
+    args = copy / "args.json"
+    args.write_text(args.read_text().replace('"export": "final"', '"export": "best"'))
+    done = launch("resume", str(copy))
+    assert done.returncode == 2, done.shown
+    assert "are not those that were saved" in done.stderr
+    assert "model.safetensors does not match its hash" in done.stderr
+    again = launch("check", "vision/classify", "--init-from", str(best))
+    assert again.returncode == 2, again.shown
+    assert "does not match its hash" in again.stderr
+
+
+def test_a_report_that_cannot_be_written_is_no_crash_and_nothing_to_resume(launch, tmp_path: Path):
+    source = (ROOT / "recipes/vision/classify.py").read_text()
+    (tmp_path / "mine.py").write_text(
+        patched(source, (LOOP, '    (run.folder / "report.html" / "x").mkdir(parents=True)\n' + LOOP))
+    )
+    done = launch("run", "mine.py", *QUICK)
+    assert done.returncode == 4, done.shown
+    assert "its report cannot be written" in done.stderr
+    assert "trainworthy report" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (done.folder() / "summary.json").is_file()
+
+
 def test_a_late_import_is_no_change_and_its_change_is_one(copy: Path, unfinished: Path, launch):
     """And what a kill left half done is cleaned."""
     place = copy / "checkpoints" / "classify"
