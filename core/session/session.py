@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -56,7 +57,7 @@ class Session:
     meter: Meter | None = None
     """Counts what the run costs, on rank 0."""
 
-    @property
+    @cached_property
     def identity(self) -> dict[str, object]:
         """Recipe, seed and settings of the training, which every checkpoint of this run stores."""
         settings = masking.settings(config.to_dict(self.cfg))
@@ -117,7 +118,9 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
     meter = Meter(folder, accelerator.device, accelerator.num_processes) if accelerator.is_main_process else None
     on_end.run_folder(folder)
     nodes.keep_folder(folder)
-    return Session(loaded, cfg, preset, accelerator, console, folder, argv, start, meter=meter)
+    session = Session(loaded, cfg, preset, accelerator, console, folder, argv, start, meter=meter)
+    _ = session.identity  # now, before a recipe's own code changes a setting
+    return session
 
 
 def check_settings(
