@@ -64,6 +64,7 @@ class Session:
         settings["train"]["precision"] = precision(self.cfg, self.accelerator)
         for name in ("run", "gates", "loader", "track"):  # they may change: where and how often to save and log
             del settings[name]
+        settings["environment"] = recipes.variables(self.recipe)
         return {"recipe": self.recipe.id, "seed": self.cfg.run.seed, "settings": settings}
 
     @property

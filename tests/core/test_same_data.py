@@ -41,6 +41,8 @@ PRETRAINED = (
     + """\
     if Path("weights.pt").exists():  # a pretrained model that may change under the same name
         model.stem.weight.data = torch.load("weights.pt")
+    import os
+    model.stem.weight.data *= float(os.environ.get("SCALE_OF_MINE", "1"))
 """
 )
 LOOP = "    for step in run.steps(stage):\n"
@@ -203,6 +205,11 @@ def test_resume_refuses_other_settings_and_reports_other_packages(copy: Path, la
     assert "save_steps" not in done.stderr, "where and how often to save may change"
     forced = launch("resume", str(copy), "--force")
     assert forced.returncode == 0, forced.shown
+    assert "environment.SCALE_OF_MINE" not in done.stderr
+    (copy / "summary.json").unlink()
+    args.write_text(args.read_text().replace('"lr": 0.5', f'"lr": {rate}'))
+    other = launch("resume", str(copy), SCALE_OF_MINE="2")
+    refused(other, copy, hashes(copy), "environment.SCALE_OF_MINE is")
     assert f"packages have changed since the run began: torch 1.0 -> {torch.__version__.split('+')[0]}" in forced.stdout
 
 
