@@ -9,6 +9,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 
+from trainworthy.core.base.console import write_anywhere
 from trainworthy.core.base.errors import USAGE, Stop, UserError
 from trainworthy.core.session import launcher as processes
 from trainworthy.core.session import nodes
@@ -60,6 +61,7 @@ exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the r
 
 def main() -> None:
     """Entry point."""
+    write_anywhere()
     argv = sys.argv[1:]
     try:
         if not argv or argv[0] in ("-h", "--help", "help"):
@@ -279,7 +281,8 @@ def launch(argv: list[str]) -> None:
     if n is not None and (not n.isdigit() or int(n) < 1):
         raise UserError("-n needs a number of processes", got=n, needed="1 or more")
     n = n or (None if machines.wanted else saved)
-    env = dict(os.environ, PYTHONSAFEPATH="1")  # a folder core/ in the working directory must not shadow ours
+    # PYTHONSAFEPATH: a folder core/ in the working directory must not shadow ours. PYTHONUTF8: files are UTF-8 under any locale.
+    env = dict(os.environ, PYTHONSAFEPATH="1", PYTHONUTF8=os.environ.get("PYTHONUTF8", "1"))
     command = [sys.executable, "-m", "trainworthy.launch", *argv]
     launcher = ["-m", "accelerate.commands.launch"]
     if argv[0] in ("run", "check") and "--seeds" in {

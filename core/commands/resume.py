@@ -9,7 +9,7 @@ from typing import Any
 from trainworthy.core.base import config, masking
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands.run import assert_boardable
-from trainworthy.core.loop.checkpoint import assert_resumable
+from trainworthy.core.loop.resumable import assert_resumable
 from trainworthy.core.monitoring import board
 from trainworthy.core.monitoring.trackers import tracked
 from trainworthy.core.recipe import loading as recipes
@@ -49,6 +49,10 @@ def main(argv: list[str]) -> None:
         secrets = masking.defaults(own, saved["argv"]) | secrets
         cfg = config.complete(cfg, where=str(folder / "args.json"), command=command, secrets=secrets)
     changed = environment.changed_sources(folder, plain)
+    if not environment.kept(folder) and not force:
+        raise UserError(f"{folder / 'environment.json'} cannot be read, so nobody knows with which sources this run was started",
+                        needed="the file that the run wrote when it began, or --force", cause="it was removed, edited, or not copied "
+                        "with the run", next=f"{command} --force")  # fmt: skip
     if changed and not force:
         raise UserError("the recipe is not the one this run was started with", got="changed: " + ", ".join(changed),
                         needed="the same sources, or --force if the change does not matter",
@@ -62,6 +66,8 @@ def main(argv: list[str]) -> None:
         cfg.init_from = None
     session = open_session(loaded, cfg, saved["preset"], words, folder=folder if rung is None else None)
     session.resumes = "" if rung is not None else "forced" if force else "as it was"
+    if session.resumes and (other := environment.changed_versions(folder)):
+        session.console.say(f"packages have changed since the run began: {other}", style="yellow")
     assert_boardable(cfg, wanted)
     shown = board.beside(session.folder.parent.parent, wanted=wanted and session.main, say=session.console.say)
     track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
@@ -87,7 +93,7 @@ def resumable(session: Session) -> Iterator[None]:
     problem = None
     if session.main and session.resumes:
         try:
-            assert_resumable(session.folder, session.identity)
+            assert_resumable(session.folder, session.identity, forced=session.resumes == "forced")
         except UserError as error:
             problem = error
     together(session.accelerator, problem)

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from trainworthy.core.base import config, masking
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.recipe.registry import find
 from trainworthy.core.report.intervals import noise
 
@@ -94,7 +95,7 @@ def write_card(folder: Path) -> Path:
         line += f"; waived: {v['reason']}" if v["verdict"] == "waived" else ""
         lines.append(f"- {plain(line)}")
     path = folder / "card.md"
-    path.write_text(page(lines))
+    write_whole(path, page(lines))
     return path
 
 
