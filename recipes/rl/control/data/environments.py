@@ -28,7 +28,7 @@ from trainworthy.recipes.rl.control.data import arrays, probes
 
 CEILINGS = {"CartPole-v1": 500.0, "CartPole-v0": 200.0, probes.HIDDEN: 500.0, "Pendulum-v1": 0.0}
 """Best possible returns. Other environments use the return at which gymnasium calls them solved."""
-BEST_KNOWN = {"CartPole-v1": "500: the pole stands until the time limit"}
+BEST_KNOWN = {"CartPole-v1": "500: the pole is up until the time limit"}
 
 
 def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
