@@ -20,7 +20,7 @@ CHOSEN = {
     "best": "chosen on the validation set itself: the number flatters",
 }
 
-BOOTSTRAP = "95% interval over the held-out samples (bootstrap; Wilson's of shares), which says nothing of other seeds"
+BOOTSTRAP = "95% interval over the held-out samples (bootstrap; Wilson's of shares), which does not cover other seeds"
 
 
 def measured(summary: dict) -> list[tuple[str, ...]]:

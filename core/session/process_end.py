@@ -78,7 +78,7 @@ def crashed(error: Exception, folder: Path, again: str) -> Crashed:
         what = f"out of memory: {str(error).splitlines()[0] if str(error) else 'MemoryError'} ({_line(error)})"
         mend = "end what else uses the memory, then: "
         again = (
-            "trainworthy batch RECIPE says what fits; then --train.accumulate N (smaller micro-batches, the same batch)"
+            "trainworthy batch RECIPE finds what fits; then --train.accumulate N (smaller micro-batches, the same batch)"
         )
     elif gone:
         what = f"another process of this run is gone: {str(error).splitlines()[0][:150]}"

@@ -157,7 +157,7 @@ def assert_judgeable(stage: Stage, cfg: config.Config) -> None:
         classes = f": one of each class of '{key}'" if needed > 2 else ""
         choice = "--data.val FOLDER or a share (0.2), or " if hasattr(getattr(cfg, "data", None), "val") else ""
         raise UserError("the validation split is too small for an evaluation", got=f"{len(val)} sample(s)",
-                        needed=f"at least {needed}{classes}; 100 or more tell 90% from 80%",
+                        needed=f"at least {needed}{classes}; with 100, 90% can be distinguished from 80%",
                         cause="a split by a share of few samples, or a folder of held-out samples that is not complete",
                         next=f"{choice}more held-out data, then the same command again")  # fmt: skip
 

@@ -196,7 +196,7 @@ def ranged(cfg: config.Config, name: str, given: Any) -> Range:
     if isinstance(given, dict):
         if not {"low", "high"} <= given.keys() <= {"low", "high", "log"}:
             raise UserError(
-                f"the range of {name} is not one", got=given, needed="low and high, and log if it is to be said"
+                f"the range of {name} is not one", got=given, needed="low and high; log is optional"
             )
         ends = [given["low"], given["high"]]
         scale = "" if given.get("log") is None else "log" if given["log"] else "linear"

@@ -26,7 +26,10 @@ from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.llm.models import loading, speaking
-from trainworthy.recipes.rl.language import grpo_gates, grpo_monitors, kl_control, problems
+from trainworthy.recipes.rl.language import kl_control
+from trainworthy.recipes.rl.language.data import problems
+from trainworthy.recipes.rl.language.gates import grpo as gates
+from trainworthy.recipes.rl.language.gates import grpo_monitors
 from trainworthy.recipes.shared import hub
 
 from trainworthy import core
@@ -289,7 +292,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
             gate_batch_size=8,
         ),
         pretrained=loading.from_file(trainer.model, path),
-        gates=grpo_gates.gates(grpo_gates.Subject(cfg, asker, declared), path),
+        gates=gates.gates(gates.Subject(cfg, asker, declared), path),
         monitors=grpo_monitors.monitors(cfg, len(data["val"])),
         baselines=baselines,
         predict=predict,

@@ -9,10 +9,10 @@ from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.gates import fresh_export
 from trainworthy.recipes.llm.gates.chat import heard
-from trainworthy.recipes.rl.language import problems
-from trainworthy.recipes.rl.language.grpo_answers import Subject, Unit, alone, unit
-from trainworthy.recipes.rl.language.grpo_objective import formula_gate, objective, scored
-from trainworthy.recipes.rl.language.problems import Problems
+from trainworthy.recipes.rl.language.data import problems
+from trainworthy.recipes.rl.language.data.problems import Problems
+from trainworthy.recipes.rl.language.gates.grpo_answers import Subject, Unit, alone, unit
+from trainworthy.recipes.rl.language.gates.grpo_objective import formula_gate, objective, scored
 
 DRAWN, DRAWN_16 = (
     1e-3,
