@@ -236,9 +236,11 @@ def report(argv: list[str]) -> None:
     args_of(Path(argv[1]))
     page = write(Path(argv[1]))
     if as_json:
+        from trainworthy.core.base.as_json import results
         from trainworthy.core.report.plain import in_short
 
-        print(in_short(page))
+        with results(as_json) as found:
+            found |= in_short(Path(argv[1]))
         return
     print(page)
 
@@ -252,14 +254,21 @@ TARGETS = {
 """What a command works on, if it is not a recipe."""
 
 
+QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""For torch's profiler, which names missing cards and unknown memory blocks as errors."""
+
+
 def launch(argv: list[str]) -> None:
     """Start core.launch, through accelerate if there are several processes or a config file. Returns only from the check of
     a file with a factory."""
     from trainworthy.core.base.config import take
 
     if len(argv) == 1:  # before the slow import of torch
-        needed = TARGETS.get(argv[0], "a recipe: an id, or the path of a fork")
-        raise UserError(f"{argv[0]} what?", needed=needed, next=f"trainworthy {argv[0]} --help")
+        raise UserError(
+            f"{argv[0]} what?",
+            needed=TARGETS.get(argv[0], "a recipe: an id, or the path of a fork"),
+            next=f"trainworthy {argv[0]} --help",
+        )
     asked = argv
     argv, n = take(argv, "-n")
     argv, file = take(argv, "--accelerate-config")
@@ -280,6 +289,7 @@ def launch(argv: list[str]) -> None:
         raise UserError("-n needs a number of processes", got=n, needed="1 or more")
     n = n or (None if machines.wanted else saved)
     env = dict(os.environ, PYTHONSAFEPATH="1")  # a folder core/ in the working directory must not shadow ours
+    env = QUIET | env if argv[0] == "profile" else env
     command = [sys.executable, "-m", "trainworthy.launch", *argv]
     launcher = ["-m", "accelerate.commands.launch"]
     if argv[0] in ("run", "check") and "--seeds" in {
@@ -293,13 +303,13 @@ def launch(argv: list[str]) -> None:
         n = n or setup.processes
         words = ["--config_file", file]
         if setup.machines > 1:
-            print(setup.line(n), flush=True)
+            print(setup.line(n), file=sys.stderr, flush=True)
     elif machines.wanted:
         here = nodes.processes_here(machines, n, saved)
         processes.set_devices(env, here)
         n = str(machines.nodes * here)
         if machines.nodes > 1:
-            print(machines.line(int(n)), flush=True)
+            print(machines.line(int(n)), file=sys.stderr, flush=True)
         env |= machines.variables()
         launcher, words = machines.words(here), []
     elif n is not None and int(n) > 1:
