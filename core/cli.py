@@ -258,6 +258,16 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """For torch's profiler, which names missing cards and unknown memory blocks as errors."""
 
 
+def take_processes(argv: list[str]) -> tuple[list[str], str | None]:
+    """Return `argv` without `-n N`, and the number of processes."""
+    from trainworthy.core.base.config import take
+
+    rest, n = take(argv, "-n")
+    if n is not None and (not n.isdigit() or int(n) < 1):
+        raise UserError("-n needs a number of processes", got=n, needed="1 or more")
+    return rest, n
+
+
 def launch(argv: list[str]) -> None:
     """Start core.launch, through accelerate if there are several processes or a config file. Returns only from the check of
     a file with a factory."""
@@ -270,7 +280,7 @@ def launch(argv: list[str]) -> None:
             next=f"trainworthy {argv[0]} --help",
         )
     asked = argv
-    argv, n = take(argv, "-n")
+    argv, n = take_processes(argv)
     argv, file = take(argv, "--accelerate-config")
     argv, machines = nodes.take(argv)
     nodes.assert_usable(machines, argv, config_file=file)
@@ -285,11 +295,12 @@ def launch(argv: list[str]) -> None:
             if factory.offers(entry.path):
                 return factory.main(argv)
     saved = processes.processes_of(Path(argv[1])) if n is None and argv[0] == "resume" and len(argv) > 1 else None
-    if n is not None and (not n.isdigit() or int(n) < 1):
-        raise UserError("-n needs a number of processes", got=n, needed="1 or more")
     n = n or (None if machines.wanted else saved)
-    env = dict(os.environ, PYTHONSAFEPATH="1")  # a folder core/ in the working directory must not shadow ours
-    env = QUIET | env if argv[0] == "profile" else env
+    env = {
+        **(QUIET if argv[0] == "profile" else {}),
+        **os.environ,
+        "PYTHONSAFEPATH": "1",
+    }  # a folder core/ must not shadow ours
     command = [sys.executable, "-m", "trainworthy.launch", *argv]
     launcher = ["-m", "accelerate.commands.launch"]
     if argv[0] in ("run", "check") and "--seeds" in {
