@@ -274,11 +274,8 @@ def launch(argv: list[str]) -> None:
     from trainworthy.core.base.config import take
 
     if len(argv) == 1:  # before the slow import of torch
-        raise UserError(
-            f"{argv[0]} what?",
-            needed=TARGETS.get(argv[0], "a recipe: an id, or the path of a fork"),
-            next=f"trainworthy {argv[0]} --help",
-        )
+        needed = TARGETS.get(argv[0], "a recipe: an id, or the path of a fork")
+        raise UserError(f"{argv[0]} what?", needed=needed, next=f"trainworthy {argv[0]} --help")
     asked = argv
     argv, n = take_processes(argv)
     argv, file = take(argv, "--accelerate-config")
@@ -296,16 +293,12 @@ def launch(argv: list[str]) -> None:
                 return factory.main(argv)
     saved = processes.processes_of(Path(argv[1])) if n is None and argv[0] == "resume" and len(argv) > 1 else None
     n = n or (None if machines.wanted else saved)
-    env = {
-        **(QUIET if argv[0] == "profile" else {}),
-        **os.environ,
-        "PYTHONSAFEPATH": "1",
-    }  # a folder core/ must not shadow ours
+    env = dict(os.environ, PYTHONSAFEPATH="1")  # a folder core/ in the working directory must not shadow ours
+    env = (QUIET | env) if argv[0] == "profile" else env
     command = [sys.executable, "-m", "trainworthy.launch", *argv]
     launcher = ["-m", "accelerate.commands.launch"]
-    if argv[0] in ("run", "check") and "--seeds" in {
-        w.split("=")[0] for w in argv
-    }:  # each seed starts its own launcher
+    has_seeds = "--seeds" in {w.split("=")[0] for w in argv}
+    if argv[0] in ("run", "check") and has_seeds:  # each seed starts its own launcher
         os.execve(sys.executable, [*command[:3], *asked], env)
     if file is not None:
         from trainworthy.core.session.engines import Setup
