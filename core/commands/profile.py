@@ -5,11 +5,13 @@ Reports what limits the speed of training.
   trainworthy profile vision/classify                       warm-up, timed steps, profiled steps; then a verdict
   trainworthy profile ./mine.py --train.precision bf16      with settings as `trainworthy run` takes them
   trainworthy profile runs/vision-classify/20260101-120000-ab12    with the recipe and the settings of a run
+  trainworthy profile vision/classify -n 2                  two processes: how much of a step is exchange between them
 
 The recipe's own train() makes real steps on real data: 5 to warm up, N that are only timed, N under torch's profiler. The time of a
 step is split into waiting for data, large products and convolutions (compute), other large operations (memory traffic), exchange
 between processes, and the rest: many small operations, Python and an idle device (overhead). The largest share is the verdict, with
-what to try first and the largest possible gain. Nothing that is trained here is saved.
+what to try first and the largest possible gain. The largest operations and the largest modules (forward and backward together) are
+listed. Nothing that is trained here is saved.
 `--json` prints the verdict and the times as JSON.
 
 Kept in runs/<recipe>/checks/<time>/: profile.json, trace.json.gz for https://ui.perfetto.dev, and memory.json: bytes allocated over

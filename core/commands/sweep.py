@@ -3,17 +3,23 @@
 Searches settings, behind the gates.
 
   trainworthy sweep vision/classify                             the peak rate, a factor of 30 to either side of the preset's
+  trainworthy sweep vision/classify --range-test                the peak rate, in the range that a range test finds
+  trainworthy sweep rl/ppo --ranges                             settings with a known range; searches nothing
+  trainworthy sweep rl/ppo --nuisance optim.lr --nuisance ent_coef    these two in their known ranges
   trainworthy sweep vision/classify --scientific optim.name=adamw,sgd --nuisance optim.lr=1e-4:1e-1 --trials 24
   trainworthy sweep ./mine.py --space sweep.yaml --seeds 3      declared in a file; three seeds for each trial
   trainworthy sweep runs/vision-classify/sweep-20260101-1200    continue it, or join it from another process
   trainworthy sweep runs/vision-classify/sweep-20260101-1200 --trials 40    continue to 40 trials
 
 Scientific settings are compared; nuisance settings are tuned for each of them, on a log scale where they are rates or the range spans
-a factor of 100 (NAME=LOW:HIGH:linear: on a linear scale); every other setting is fixed, given as to `trainworthy run`. Trials are
-quasi-random; `--bayes` lets a Bayesian sampler choose after the first third. Gates run once for each structure: a trial whose
+a factor of 100 (NAME=LOW:HIGH:linear: on a linear scale); every other setting is fixed, given as to `trainworthy run`. A nuisance
+setting without a range gets the one that the recipe knows. If the best trial is at the end of a range, the command that searches a
+wider one is printed. Trials are quasi-random; `--bayes` lets a Bayesian sampler choose after the first third. Gates run once for each structure: a trial whose
 gates fail, or that stops itself, is infeasible and has no score. The best is chosen on validation data; its score on the test split,
 if there is one, is printed once, at the end. No trial is pruned: early curves favour high rates and short warm-ups.
 
+  --range-test       first run `trainworthy lr` (for each compared value): its suggestion, and 30 times less and more, up to where the
+                     loss blew up, is the range of the peak rate
   --name NAME        of the study; the same name and settings join it again
   --storage WHERE    a URL, a .db file (SQLite) or a journal file; default: a journal file in the study's folder
   --on-end CMD       a command that runs when this process has ended its part: all trials told, none feasible, or interrupted
