@@ -14,7 +14,9 @@ Searches settings, behind the gates.
 Scientific settings are compared; nuisance settings are tuned for each of them, on a log scale where they are rates or the range spans
 a factor of 100 (NAME=LOW:HIGH:linear: on a linear scale); every other setting is fixed, given as to `trainworthy run`. A nuisance
 setting without a range gets the one that the recipe knows. If the best trial is at the end of a range, the command that searches a
-wider one is printed. Trials are quasi-random; `--bayes` lets a Bayesian sampler choose after the first third. Gates run once for each structure: a trial whose
+wider one is printed.
+
+Trials are quasi-random; `--bayes` lets a Bayesian sampler choose after the first third. Gates run once for each structure: a trial whose
 gates fail, or that stops itself, is infeasible and has no score. The best is chosen on validation data; its score on the test split,
 if there is one, is printed once, at the end. No trial is pruned: early curves favour high rates and short warm-ups.
 
@@ -316,9 +318,8 @@ def point_of(space: Any, trial: Any) -> dict[str, Any]:
 
 def tell(home: Path, plan: dict[str, Any], study: Any, space: Any, console: Console) -> dict[str, Any]:
     """Print the last lines and write the page. Only the chosen trial's test score is read, once every trial has ended."""
-    from trainworthy.core.sweep import findings, page, trials
+    from trainworthy.core.sweep import findings, page
     from trainworthy.core.sweep.space import words
-    from trainworthy.core.sweep.study import folder_of
 
     d = plan["declared"]
     f = findings.find(study, space, d["metric"], d["higher_is_better"])
@@ -335,26 +336,40 @@ def tell(home: Path, plan: dict[str, Any], study: Any, space: Any, console: Cons
             f"Best on validation data: trial {f.best.number}, {d['metric']} {f.best.value:.4f} with {findings.said(f.best.point)}."
         )
         lines += findings.cautions(f)
-        home_of = folder_of(home, f.best.number)
-        test = (
-            trials.test_score(home_of, list(range(d["seeds"]))) if ended == d["trials"] and home_of.is_dir() else None
-        )
-        if test:
-            lines.append(f"On the test split ({test[1]:,} samples), told once and of this trial alone: {test[0]:.4f}.")
-        elif ended == d["trials"]:
-            lines.append(
-                "No test split: the best of many validation scores flatters. Confirm it with new seeds or fresh data."
-            )
+        if ended == d["trials"]:
+            lines += on_test_split(home, study, f.best.number, list(range(d["seeds"])))
         if not findings.is_at_chance(f):
             command = shlex.join(["trainworthy", "run", d["recipe"], *d["fixed"], *words(f.best.point), "--seeds", "5"])
     if (more := findings.wider(f)) is not None:
-        words_ = ["trainworthy", "sweep", d["recipe"], *d["fixed"], *more.words(), "--trials", str(d["trials"])]
-        f.wider_command = shlex.join(
-            [*words_, *(["--seeds", str(d["seeds"])] if d["seeds"] > 1 else []), *(["--bayes"] if d["bayes"] else [])]
-        )
+        again = ["trainworthy", "sweep", d["recipe"], *d["fixed"], *more.words(), "--trials", str(d["trials"])]
+        again += ["--seeds", str(d["seeds"])] if d["seeds"] > 1 else []
+        f.wider_command = shlex.join([*again, "--bayes"] if d["bayes"] else again)
     where = page.write(home, d["recipe"], f, lines, command)
     for text in ("", *lines, *(e.words() for e in f.edges), *findings.comparison(f)):
         console.say(text)
     nexts = "".join(f"\nnext   {c}" for c in (f.wider_command, command) if c)
     console.say(f"\nreport {where}{nexts}")
     return page.plain(f, lines, command)
+
+
+def on_test_split(home: Path, study: Any, best: int, seeds: list[int]) -> list[str]:
+    """Return what is said of the best trial's score on the test split, or why there is none. The study notes whose score was told."""
+    from trainworthy.core.sweep import trials
+    from trainworthy.core.sweep.study import folder_of
+
+    folder = folder_of(home, best)
+    if not any(folder.glob("seed-*")):
+        return [
+            f"Trial {best} was run on another machine, in {folder}: its score on the test split, if there is one, is told there."
+        ]
+    test = trials.test_score(folder, seeds)
+    if test is None:
+        return ["No test split: the best of many validation scores flatters. Confirm it with new seeds or fresh data."]
+    said = [f"On the test split ({test[1]:,} samples), told once and of this trial alone: {test[0]:.4f}."]
+    others = [n for n in study.user_attrs.get("tested", []) if n != best]
+    if others:
+        said.append(
+            f"Before, with fewer trials, that of trial {others[0]} was told: this is not the first look at the test split."
+        )
+    study.set_user_attr("tested", [*others, best])
+    return said

@@ -19,7 +19,7 @@ from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import DONE, INTERRUPTED, SIGNALS, Interrupted, UserError
 from trainworthy.core.base.machine import cores
 from trainworthy.core.monitoring import board
-from trainworthy.core.report.groups import NAME, shown
+from trainworthy.core.report.groups import NAME, plan_of, shown
 from trainworthy.core.report.seeds import write
 from trainworthy.core.session import on_end
 
@@ -109,7 +109,7 @@ def resume(
     folder: Path, *, force: bool, given: dict[str, str], with_board: bool = False, found: dict[str, Any] | None = None
 ) -> None:
     """Continue every unfinished seed of a group. `given`: secrets, which its files do not hold."""
-    plan = json.loads((folder / NAME).read_text())
+    plan = plan_of(folder)
     plan["argv"] = masking.filled(plan["argv"], given, where=str(folder / NAME), command=f"trainworthy resume {folder}")
     more = [w for name, v in given.items() for w in (masking.flag(name), v)]
     _run(folder, plan, force=force, more=more, with_board=with_board, found=found)

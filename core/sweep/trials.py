@@ -86,7 +86,7 @@ def run(
     for seed in seeds:
         home = folder / f"seed-{seed}"
         wait_until_free(home, asked)
-        if not (home / "summary.json").is_file() and not asked:
+        if not read_json(home / "summary.json").get("reported") and not asked:  # a killed run may leave half a file
             jobs.append(job(recipe, words, seed, home))
     multi_seed.work(jobs, at_once, asked, Console(quiet=True), lambda job: "")
     refused = [j for j in jobs if j.code == USAGE and "resume" in j.command]

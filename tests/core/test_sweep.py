@@ -138,7 +138,10 @@ def test_ranges_that_are_known_are_listed_and_used_without_being_typed(tmp_path:
     assert "clip_range" in shown.stdout
     assert "next   trainworthy sweep rl/ppo --nuisance optim.lr" in shown.stdout
     _, plan = sweep.planned(["rl/ppo", "--nuisance", "optim.lr", "--nuisance", "ent_coef"])
-    assert plan["declared"]["nuisance"] == [found["optim.lr"], found["ent_coef"]]
+    assert [(r["name"], r["low"], r["high"]) for r in plan["declared"]["nuisance"]] == [
+        ("optim.lr", 3.3e-5, 3e-2),
+        ("ent_coef", 1e-5, 0.1),
+    ]
 
 
 @pytest.mark.parametrize("recipe", [e.id for e in recipes()])
