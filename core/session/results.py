@@ -160,7 +160,7 @@ def _about(run: Run, stage: Stage) -> dict[str, Any]:
         "floor": metric.floor, "ceiling": metric.ceiling if math.isfinite(metric.ceiling) else None,
         "best_known": metric.best_known, "outside": journal.outside, "final": journal.history[-1], "best": best[0], "n_best": best,
         "evaluations": len(journal.history), "bounds": stage.upper_bounds, "seeds": [run.cfg.run.seed],
-        "steps": run.step, "planned_steps": run.total_steps(stage), "epochs": run.cfg.train.epochs,
+        "steps": run.step, "planned_steps": run.total_steps(stage), "epochs": journal.history[-1]["epoch"],
         "train_seconds": round(run.seconds, 1), "skipped_steps": journal.skipped,
         "parameters": sum(p.numel() for p in stage.model.parameters()), "trained_parameters": trained,
         "parameters_per_sample": train and round(trained / len(train), 2),

@@ -30,7 +30,7 @@ def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) 
     title = f"Sweep of {recipe}: {len(f.rows)} trials"
     hero = tag("p", esc(home.name), class_="eyebrow") + tag("h1", esc(title))
     if best is not None:
-        hero += tag("p", f"<strong>{esc(num(best.value))}</strong> <span>{esc(f.metric)}, best trial ({best.number})</span>",
+        hero += tag("p", f"<strong>{esc(num(best.value))}</strong> <span>{esc(f.metric)}, trial {best.number}</span>",
                     class_="number")  # fmt: skip
     hero += "".join(note(line) for line in lines)
     hero += code(command) if command else ""
