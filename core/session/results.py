@@ -139,6 +139,8 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
     spare = s.folder / ".summary.json"
     spare.write_text(json.dumps(summary, indent=1, default=str))
     os.replace(spare, s.folder / "summary.json")  # written last: this file marks the run as finished
+    if s.meter:
+        s.meter.note(now=True)  # for the card
     write_card(s.folder)
     if stage.model_card:
         write_model_card(s.folder, stage.model_card)
