@@ -42,6 +42,7 @@ class Config(loading.LoRA, core.Config):
     counts iterations, --train.batch-size the answers of one."""
 
     data: problems.Source = field(default_factory=problems.Source)
+    SEARCH_RANGES = "beta=1e-3:0.2 epsilon=0.1:0.4 temperature=0.6:1.4 num_iterations=1:4"
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
     attention: loading.Attention = "auto"
@@ -63,8 +64,7 @@ class Config(loading.LoRA, core.Config):
     beta: float = 0.0
     """KL coefficient towards the reference (per nat and token); 0: no reference, and no KL is measured."""
     target_kl: float = 0.0
-    """Target KL to the reference in nats per token. `--beta` is then the first coefficient and adapts to it (Ziegler 2019), as in
-    rl/rlhf. 0: `--beta` stays as it is."""
+    """Target KL to the reference in nats per token: `--beta` starts as given and adapts to it (Ziegler 2019). 0: it stays."""
     kl_coef_rate: float = 0.1
     """Maximum relative change of the KL coefficient per iteration, with `--target-kl`."""
     temperature: float = 1.0
