@@ -198,13 +198,16 @@ def unshare(net: nn.Module) -> None:
 
 
 def release(stage: Stage) -> None:
-    """Drop what only training needs of a stage that gates keep: gradients and the optimisers' state, with AdamW three
-    times its trained weights."""
+    """Drop what only training needs of a stage that gates keep: gradients, the optimisers' state (with AdamW three
+    times its trained weights), and what an object in `stage.state` drops itself by `release()` (a replay buffer)."""
     for optimizer in stage.optimizers.values():
         for parameter in (p for g in optimizer.param_groups for p in g["params"]):
             parameter.grad = None
         if isinstance(state := getattr(optimizer, "state", None), dict):
             state.clear()
+    for one in stage.state.values():
+        if callable(drop := getattr(one, "release", None)):
+            drop()
     stage.wrapped = None  # with several processes, the buckets of its gradients
 
 
