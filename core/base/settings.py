@@ -28,6 +28,9 @@ class Train:
     """Samples per forward in evaluations. A gate checks that no metric depends on it."""
     precision: Literal["launcher", "fp32", "bf16", "fp16"] = "launcher"
     """Autocast type of the forward. `launcher` takes the value of `accelerate launch --mixed_precision`, or fp32."""
+    gradient_checkpointing: bool = False
+    """Compute the activations of each block again in the backward pass instead of keeping them: less memory, the same
+    gradient, about a third more time. Recipes without blocks refuse it."""
     compile: bool = False
     """Run the loss through torch.compile in the full run. Gates run uncompiled, since each would spend minutes on
     compiling."""

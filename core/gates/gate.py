@@ -16,7 +16,7 @@ from trainworthy.core.base import config, seeds
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import inventory
 from trainworthy.core.data.loader import Keyed, cut, to_device
-from trainworthy.core.loop import shard
+from trainworthy.core.loop import recompute, shard
 from trainworthy.core.loop.init_from import read_weights, start_from
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.loop.update import denominator, summed
@@ -241,6 +241,8 @@ def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
     if run.plan is None:  # the full run: free the memory of what only gates use
         stage.pretrained = None
         read_weights.cache_clear()
+    if run.cfg.train.gradient_checkpointing:
+        recompute.apply(stage)
     if run.shard != shard.NONE:
         shard.apply(stage, run)
     else:

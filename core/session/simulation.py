@@ -17,6 +17,8 @@ from trainworthy.core.base.live_bytes import LiveBytes
 
 LONGEST = 120.0
 """Seconds of a simulation."""
+GENERATED = 3
+"""Tokens of a generation that are simulated."""
 aten = torch.ops.aten
 INDEXED = {
     aten.index.Tensor,
@@ -164,6 +166,7 @@ def _unread() -> list[Any]:
         from transformers import PreTrainedModel
 
         patches.append(mock.patch.object(PreTrainedModel, "from_pretrained", classmethod(_from_config)))
+        patches += _generating()
     if importlib.util.find_spec("torchvision"):
         from torchvision import models
 
@@ -185,3 +188,32 @@ def _from_config(cls: type, name: Any, *_: Any, config: Any = None, dtype: Any =
     model.config.name_or_path = model.name_or_path = str(name)
     nothing = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set(), "error_msgs": []}
     return (model, nothing) if how.get("output_loading_info") else model
+
+
+def _generating() -> list[Any]:
+    """Return the patches under which a generation has the length that it may have at most: no token says that it ends. All
+    but its first `GENERATED` tokens are made up, because a step needs what the one before it does, and a key and a value more."""
+    from transformers import GenerationMixin
+    from transformers.generation import MaxLengthCriteria, StoppingCriteriaList
+
+    own = GenerationMixin.generate
+
+    def generate(model: Any, *args: Any, **how: Any) -> Any:
+        config = how.get("generation_config") or model.generation_config
+        new = how.get("max_new_tokens") or config.max_new_tokens or 0
+        if new <= GENERATED:
+            return own(model, *args, **how)
+        made = own(model, *args, **how | {"max_new_tokens": GENERATED})
+        ids = made if isinstance(made, Tensor) else made.sequences
+        whole = torch.cat([ids, ids.new_ones(len(ids), new - GENERATED)], 1)
+        if isinstance(made, Tensor):
+            return whole
+        made.sequences = whole
+        return made
+
+    def ended(criteria: Any, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        longest = [c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)]
+        return torch.full((len(input_ids),), input_ids.shape[1] >= min(longest, default=1))
+
+    found = (GenerationMixin, "generate", generate), (StoppingCriteriaList, "__call__", ended)
+    return [mock.patch.object(where, name, by) for where, name, by in found]
