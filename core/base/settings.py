@@ -40,9 +40,9 @@ class Train:
 class Optim:
     """Optimiser and schedule. Schedules count optimiser steps."""
 
-    name: Literal["adamw", "sgd", "adafactor", "muon"] = "adamw"
-    """AdamW; SGD with Nesterov momentum; Adafactor (least memory); Muon for matrices of numbered layers and AdamW for
-    the rest."""
+    name: Literal["adamw", "adamw8bit", "sgd", "adafactor", "muon"] = "adamw"
+    """AdamW; AdamW of bitsandbytes, whose moments have 8 bits (tensors below 4,096 numbers: 32); SGD with Nesterov
+    momentum; Adafactor (least memory); Muon for matrices of numbered layers and AdamW for the rest."""
     lr: float = 1e-3
     """Peak learning rate."""
     weight_decay: float = 1e-4

@@ -381,8 +381,7 @@ def answer_tokens(rows: list[dict[str, str]], chat: Chat, key: str = "completion
 
 @cache
 def _answer_tokens(answers: tuple[str, ...], chat: Chat) -> list[int]:
-    key = lambda: {"texts": prepared.mark(answers), "chat": known(chat)}  # noqa: E731
-    return prepared.kept("answers", len(answers), key, lambda: _counted(answers, chat))
+    return prepared.of_texts("answers", answers, partial(known, chat), partial(_counted, answers, chat))
 
 
 def _counted(answers: tuple[str, ...], chat: Chat) -> list[int]:
@@ -393,18 +392,18 @@ def _counted(answers: tuple[str, ...], chat: Chat) -> list[int]:
 @lru_cache(4)
 def plain_tokens(texts: tuple[str, ...], chat: Chat) -> list[int]:
     """Tokens of each text, without what a template puts around it."""
-    key = lambda: {"texts": prepared.mark(texts), "chat": known(chat)}  # noqa: E731
-    count = lambda: (
-        [len(i) for i in chat.tokenizer(list(texts), add_special_tokens=False)["input_ids"]] if texts else []
-    )  # noqa: E731
-    return prepared.kept("tokens", len(texts), key, count)
+    return prepared.of_texts("tokens", texts, partial(known, chat), partial(_plain, texts, chat))
+
+
+def _plain(texts: tuple[str, ...], chat: Chat) -> list[int]:
+    ids = chat.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
+    return [len(one) for one in ids]
 
 
 @cache
 def lengths(pairs: tuple[tuple[str, str], ...], chat: Chat) -> list[int]:
     """Tokens of each pair, counted once per process, and those of many pairs once on this machine."""
-    key = lambda: {"texts": prepared.mark(pairs), "chat": known(chat)}  # noqa: E731
-    return prepared.kept("lengths", len(pairs), key, lambda: _lengths(pairs, chat))
+    return prepared.of_texts("lengths", pairs, partial(known, chat), partial(_lengths, pairs, chat))
 
 
 def _lengths(pairs: tuple[tuple[str, str], ...], chat: Chat) -> list[int]:

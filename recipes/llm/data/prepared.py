@@ -6,7 +6,7 @@ the libraries' versions. So nothing has to be deleted when data change, and a co
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +30,11 @@ def kept(name: str, count: int, key: Callable[[], dict[str, Any]], make: Callabl
 
     folder = built(name, key() | {"libraries": [version(one) for one in LIBRARIES]}, build, sources=CODE)
     return json.loads((folder / "found.json").read_text())
+
+
+def of_texts(name: str, texts: Sequence[Any], known: Callable[[], Any], make: Callable[[], Any]) -> Any:
+    """Return what `make` makes of the texts with what `known` names."""
+    return kept(name, len(texts), lambda: {"texts": mark(texts), "known": known()}, make)
 
 
 def mark(rows: Iterable[Any]) -> str:
