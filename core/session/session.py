@@ -83,6 +83,8 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
     if warning := fits.suits(loaded, cfg, preset, accelerator):
         console.say(warning, style="yellow")
     start = check_settings(loaded, cfg, accelerator, (*cfg.gates.waive, *only))
+    if not kind and folder is None:  # a resumed run goes on wherever it is asked to
+        fits.refuse(loaded, cfg, preset, accelerator)
     if folder is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         folder = cfg.run.out / loaded.slug / kind / f"{stamp}-{secrets.token_hex(2)}"
