@@ -6,8 +6,9 @@ Answers each row of FILE with the language model that a run exported, as the run
   trainworthy predict runs/llm-sft/20260101-120000-ab12 chats.jsonl --out answers.jsonl  answers in a file
 
 FILE is .jsonl, .json, .csv or .parquet: a column `prompt`, or conversations in any form that `llm/sft` reads (`messages`,
-ShareGPT, Alpaca). An answer at the end of a conversation is removed and generated again. Each line of the output is the row
-without that answer, with `answer`, `ended` (false: cut at --max-new-tokens) and `tokens`.
+ShareGPT, Alpaca), under their own names or those of the run's --data.columns. An answer that a row has already is generated again.
+Each line of the output is the row with `answer`, `ended` (false: cut at --max-new-tokens), `tokens`, and `reference`: the answer
+that the row had. A run of `llm/reward` gives rewards: `reward` of an answer, or `chosen_reward` and `rejected_reward`.
 
 --max-new-tokens defaults to the run's own, --batch-size to 8. --model: the base of an adapter, if it moved since the run.
 Exit codes: 0, 2 for a run without such an export, or for rows without a question."""
@@ -43,13 +44,14 @@ def main(argv: list[str]) -> None:
     rows, cut = speaker.read(file), 0
     with Path(out).open("w", encoding="utf-8") if out else contextlib.nullcontext(sys.stdout) as target:
         for i, answer in enumerate(speaker.answers(rows, size or 8), 1):
-            cut += not answer["ended"]
+            cut += not answer.get("ended", True)
             target.write(json.dumps(answer, ensure_ascii=False) + "\n")
             target.flush()
             if sys.stderr.isatty():
                 print(f"\r  {i} of {len(rows)}", end="", file=sys.stderr)
     where = f" in {out}" if out else ""
-    print(f"{len(rows)} answers{where}" + speaker.cut(cut, len(rows)), file=sys.stderr)
+    what = "answers" if speaker.speaks else "rows with rewards"
+    print(f"{len(rows)} {what}{where}" + speaker.cut(cut, len(rows)), file=sys.stderr)
 
 
 def asked(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
@@ -95,5 +97,7 @@ def speaker_of(folder: Path, most: int | None = None, model: str | None = None) 
     if model:
         cfg.model = model
     found = loaded.module.speaker(cfg, export)
+    if most and not found.speaks:
+        raise UserError(f"--max-new-tokens {most}: {loaded.id} rewards answers and generates none")
     found.most = most or found.most
     return found

@@ -29,7 +29,7 @@ from trainworthy.recipes.llm.evaluation import calibration
 from trainworthy.recipes.llm.gates import chat as gates
 from trainworthy.recipes.llm.gates import preference, splits
 from trainworthy.recipes.llm.gates import reward as reward_gates
-from trainworthy.recipes.llm.models import loading
+from trainworthy.recipes.llm.models import loading, scoring
 
 from trainworthy import core
 
@@ -265,6 +265,11 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         figures=figures,
         export=export,
     )  # fmt: skip
+
+
+def speaker(cfg: Config, export: Path) -> scoring.Scorer:
+    """The export, for `trainworthy predict`: rewards of answers."""
+    return scoring.scorer(cfg, export)
 
 
 preferred = calibration.preferred
