@@ -24,7 +24,8 @@ class Scorer:
     columns: str = ""
     """`--data.columns` of the run."""
     most: int = 0
-    speaks = False
+    unspoken = "it rewards answers and gives none"
+    noun = "rows with rewards"
 
     def read(self, file: Path) -> list[dict[str, Any]]:
         """Return rows of `prompt` and `completion`, or of `prompt`, `chosen` and `rejected`. One message lists every bad row."""
@@ -76,3 +77,25 @@ def scorer(cfg: Any, export: Path) -> Scorer:
     chat = pairs.Chat(tokenizer, system, conversations=True, every_turn=False)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return Scorer(str(export), model.to(device).eval(), chat, cfg.data.columns)
+
+
+USAGE = """import torch
+from transformers import AutoTokenizer{imports}
+
+tokenizer = AutoTokenizer.from_pretrained("export")
+model = {load}
+turns = [{{"role": "user", "content": "..."}}, {{"role": "assistant", "content": "..."}}]
+inputs = tokenizer.apply_chat_template(turns, return_tensors="pt", return_dict=True)
+with torch.no_grad():
+    print(model(**inputs).logits.item())  # the reward of the answer"""
+"""How a reward model is asked: the same for adapters and whole models but for two lines."""
+
+
+def card(cfg: Any, path: str) -> dict[str, Any]:
+    """Return the header of the export's model card, and how the export is loaded and asked."""
+    rank = 0 if cfg.merge_adapters else cfg.lora_rank
+    kind = "AutoPeftModelForSequenceClassification" if rank else "AutoModelForSequenceClassification"
+    imports = f"\nfrom peft import {kind}" if rank else f", {kind}"
+    more = ", num_labels=1, pad_token_id=tokenizer.pad_token_id" if rank else ""
+    usage = USAGE.format(imports=imports, load=f'{kind}.from_pretrained("export"{more})')
+    return loading.model_card(path, rank, cfg.data.path) | {"pipeline_tag": "text-classification", "usage": usage}

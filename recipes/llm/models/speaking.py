@@ -50,7 +50,9 @@ class Speaker:
     """It reads conversations; else what was said last."""
     columns: str = ""
     """`--data.columns` of the run: names of columns that the file may have, too."""
-    speaks = True
+    unspoken = ""
+    """Why `trainworthy chat` cannot talk with it; empty: it can."""
+    noun = "answers"
 
     def answers(self, rows: list[dict[str, Any]], size: int) -> Iterator[dict[str, Any]]:
         """Each row with its answer, `size` of them at once."""
@@ -71,14 +73,7 @@ class Speaker:
 
     def cut(self, n: int, of: int) -> str:
         """What to say of answers that did not end; empty: all did."""
-        if not n:
-            return ""
-        which = (
-            f"{n} of {of} ({n / of:.0%}) were cut at {self.most} tokens before they"
-            if of > 1
-            else f"cut at {self.most} tokens before it"
-        )
-        return f"; {which} ended: --max-new-tokens {2 * self.most}"
+        return cut(n, of, self.most)
 
     def too_long(self, turns: Turns, tools: Any = None) -> str:
         """Why these turns leave no room for an answer; empty: they do."""
@@ -107,6 +102,19 @@ class Speaker:
         if long:
             raise formats.BadRow("too long", long)
         return found
+
+
+def cut(n: int, of: int, most: int) -> str:
+    """What to say of `n` answers that did not end within `most` tokens; empty: all did."""
+    if not n:
+        return ""
+    many = of > 1
+    which = (
+        f"{n} of {of} ({n / of:.0%}) were cut at {most} tokens before they"
+        if many
+        else f"cut at {most} tokens before it"
+    )
+    return f"; {which} ended: --max-new-tokens {2 * most}"
 
 
 def usable(
