@@ -267,7 +267,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         predict=predict,
         figures=figures,
         export=export,
-        model_card=scoring.card(cfg, path),
+        model_card=scoring.card(cfg, path, chat),
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import json
 import math
 import random
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.llm.gates import loss
 from trainworthy.recipes.shared import language_models
 
+from tests.conftest import ROOT
 from tests.helpers import language
 from tests.helpers.commands import environment, read, run_folder, trainworthy
 from tests.llm.test_llm import written
@@ -100,6 +102,31 @@ def test_adapters_and_their_merged_copy_answer_elsewhere_as_predict_does(run: Pa
     for row, (text, tokens) in zip(ours, theirs["adapter"], strict=True):
         assert row["tokens"] == tokens
         assert row["answer"] == text.rpartition("</think>")[2].strip()
+
+
+@pytest.mark.verify
+def test_lm_evaluation_harness_gets_the_answers_that_predict_gives(run: Path):
+    """The documented command on a task of one's own, offline. `pip install lm_eval` is not part of any extra: 120 MB."""
+    pytest.importorskip("lm_eval", reason="pip install lm_eval")
+    cwd, page = run.parents[2], (ROOT / "docs" / "recipes" / "llm-sft.md").read_text()
+    (cwd / "tasks").mkdir()
+    (cwd / "tasks" / "mine.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    written(cwd / "asked.jsonl", [{"prompt": text, "completion": "cat red"} for text in ASKED])
+    command = page[page.index("lm_eval run") :].partition("```")[0].replace("\\\n", "").replace("BASE", "qwen")
+    command = command.replace("runs/llm-sft/RUN", str(run.relative_to(cwd))).replace(
+        "dtype=float32", "dtype=float32,think_end_token=</think>"
+    )
+    words = [sys.executable, "-m", *shlex.split(command), "--log_samples", "--output_path", "out"]
+    done = subprocess.run(
+        words, cwd=cwd, env=environment(HF_HUB_OFFLINE="1"), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (samples,) = (cwd / "out").rglob("samples_mine_*.jsonl")
+    theirs = {row["doc"]["prompt"]: row["filtered_resps"][0] for row in read(samples)}
+    done = trainworthy("predict", run, "asked.jsonl", "--max-new-tokens", "48", cwd=cwd)
+    for row in map(json.loads, done.stdout.splitlines()):
+        assert row["reference"] == "cat red"
+        assert theirs[row["prompt"]].strip() == row["answer"]
 
 
 def test_the_card_is_the_hub_s_and_names_no_folder_of_this_machine(run: Path):

@@ -84,18 +84,19 @@ from transformers import AutoTokenizer{imports}
 
 tokenizer = AutoTokenizer.from_pretrained("export")
 model = {load}
-turns = [{{"role": "user", "content": "..."}}, {{"role": "assistant", "content": "..."}}]
-inputs = tokenizer.apply_chat_template(turns, return_tensors="pt", return_dict=True)
+turns, answer = [{{"role": "user", "content": "..."}}], "..."
+ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
+ids += tokenizer({answer}, add_special_tokens=False)["input_ids"]  # nothing may follow the end of the answer
 with torch.no_grad():
-    print(model(**inputs).logits.item())  # the reward of the answer"""
-"""How a reward model is asked: the same for adapters and whole models but for two lines."""
+    print(model(input_ids=torch.tensor([ids])).logits.item())"""
 
 
-def card(cfg: Any, path: str) -> dict[str, Any]:
+def card(cfg: Any, path: str, chat: pairs.Chat) -> dict[str, Any]:
     """Return the header of the export's model card, and how the export is loaded and asked."""
-    rank = 0 if cfg.merge_adapters else cfg.lora_rank
+    rank, form = 0 if cfg.merge_adapters else cfg.lora_rank, chat.form
     kind = "AutoPeftModelForSequenceClassification" if rank else "AutoModelForSequenceClassification"
     imports = f"\nfrom peft import {kind}" if rank else f", {kind}"
     more = ", num_labels=1, pad_token_id=tokenizer.pad_token_id" if rank else ""
-    usage = USAGE.format(imports=imports, load=f'{kind}.from_pretrained("export"{more})')
+    answer = f"{form.lead!r} + " * bool(form.lead) + f"answer + {form.close + form.end!r}"
+    usage = USAGE.format(imports=imports, load=f'{kind}.from_pretrained("export"{more})', answer=answer)
     return loading.model_card(path, rank, cfg.data.path) | {"pipeline_tag": "text-classification", "usage": usage}
