@@ -113,7 +113,8 @@ def built(name: str, key: dict[str, Any], build: Callable[[Path], None], *, sour
             seconds = round(time.monotonic() - started, 1)
             (folder / "seconds.json").write_text(json.dumps(seconds))
             os.replace(folder, target)
-        print(f"  built {name} in {seconds:.0f} s", file=sys.stderr, flush=True)
+        size = sum(f.stat().st_size for f in target.rglob("*") if f.is_file())
+        print(f"  built {name} in {seconds:.0f} s, {size / 1e6:.1f} MB", file=sys.stderr, flush=True)
     return target
 
 

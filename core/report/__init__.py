@@ -43,7 +43,7 @@ def write(folder: Path) -> Path:
         best = "Below each, and as shade: how good it is, from 0% to 100% as its recipe counts it."
     parts = [
         ("What next", next_steps(f), ""),
-        ("Earlier stages", earlier(f), "What this stage started from; each has a page of its own."),
+        ("Earlier stages", earlier(f), "The stages that this one started from. Each has its own page."),
         ("Curves", curves(f), band.words(f) if band and band.unlike and f.steps else ""),
         ("Monitors", monitor_section(f), "What was watched while it trained."),
         ("Gates", gate_section(f), f"Checks that had to pass before the full run. Together {seconds:.1f} s."),

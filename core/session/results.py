@@ -138,6 +138,8 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
     }  # fmt: skip
     # written last: this file marks the run as finished
     write_whole(s.folder / "summary.json", json.dumps(summary, indent=1, default=str))
+    if s.meter:
+        s.meter.note(now=True)  # for the card
     write_card(s.folder)
     if stage.model_card:
         write_model_card(s.folder, stage.model_card)
@@ -159,7 +161,7 @@ def _about(run: Run, stage: Stage) -> dict[str, Any]:
         "floor": metric.floor, "ceiling": metric.ceiling if math.isfinite(metric.ceiling) else None,
         "best_known": metric.best_known, "outside": journal.outside, "final": journal.history[-1], "best": best[0], "n_best": best,
         "evaluations": len(journal.history), "bounds": stage.upper_bounds, "seeds": [run.cfg.run.seed],
-        "steps": run.step, "planned_steps": run.total_steps(stage), "epochs": run.cfg.train.epochs,
+        "steps": run.step, "planned_steps": run.total_steps(stage), "epochs": journal.history[-1]["epoch"],
         "train_seconds": round(run.seconds, 1), "skipped_steps": journal.skipped,
         "parameters": sum(p.numel() for p in stage.model.parameters()), "trained_parameters": trained,
         "parameters_per_sample": train and round(trained / len(train), 2),

@@ -85,6 +85,8 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
     if warning := fits.suits(loaded, cfg, preset, accelerator):
         console.say(warning, style="yellow")
     start = check_settings(loaded, cfg, accelerator, (*cfg.gates.waive, *only))
+    if not kind and folder is None:  # a resumed run goes on wherever it is asked to
+        fits.refuse(loaded, cfg, preset, accelerator)
     if folder is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         folder = cfg.run.out / loaded.slug / kind / f"{stamp}-{secrets.token_hex(2)}"
@@ -161,7 +163,7 @@ def assert_judgeable(stage: Stage, cfg: config.Config) -> None:
         classes = f": one of each class of '{key}'" if needed > 2 else ""
         choice = "--data.val FOLDER or a share (0.2), or " if hasattr(getattr(cfg, "data", None), "val") else ""
         raise UserError("the validation split is too small for an evaluation", got=f"{len(val)} sample(s)",
-                        needed=f"at least {needed}{classes}; 100 or more tell 90% from 80%",
+                        needed=f"at least {needed}{classes}; with 100, 90% can be distinguished from 80%",
                         cause="a split by a share of few samples, or a folder of held-out samples that is not complete",
                         next=f"{choice}more held-out data, then the same command again")  # fmt: skip
 

@@ -30,7 +30,7 @@ def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) 
     title = f"Sweep of {recipe}: {len(f.rows)} trials"
     hero = tag("p", esc(home.name), class_="eyebrow") + tag("h1", esc(title))
     if best is not None:
-        hero += tag("p", f"<strong>{esc(num(best.value))}</strong> <span>{esc(f.metric)}, best trial ({best.number})</span>",
+        hero += tag("p", f"<strong>{esc(num(best.value))}</strong> <span>{esc(f.metric)}, trial {best.number}</span>",
                     class_="number")  # fmt: skip
     hero += "".join(note(line) for line in lines)
     hero += code(command) if command else ""
@@ -39,7 +39,8 @@ def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) 
         "Isolation plots", _plots(f), "Best over the nuisance settings for each compared value; below, every trial."
     )
     said_ = [*(e.words() for e in f.edges), *comparison(f)]
-    body += section("Conclusions", tag("div", "".join(tag("p", esc(s)) for s in said_), class_="card") if said_ else "")
+    found = "".join(tag("p", esc(s)) for s in said_) + (code(f.wider_command) if f.wider_command else "")
+    body += section("Conclusions", tag("div", found, class_="card") if said_ else "")
     body += section(
         "Trials",
         tag("div", _trials(f), class_="card"),
@@ -57,7 +58,8 @@ def plain(f: Findings, lines: list[str], command: str) -> dict[str, Any]:
     return {"metric": f.metric, "higher_is_better": f.higher, "cost": f.cost or None,
             "best": f.best and vars(f.best), "said": lines, "command": command,
             "each": [{"settings": c, "best": b and b.number, "value": b and b.value, "finished": n} for c, b, n in f.each],
-            "edges": [{**vars(e), "words": e.words()} for e in f.edges], "compared": comparison(f),
+            "edges": [{**vars(e), "wider": e.wider.words(), "words": e.words()} for e in f.edges],
+            "wider_command": f.wider_command, "compared": comparison(f),
             "trials": [vars(r) for r in f.rows]}  # fmt: skip
 
 
