@@ -326,7 +326,12 @@ class Checkpoints:
             spare = self.folder / f".link-{link}"
             spare.unlink(missing_ok=True)
             spare.symlink_to(name)
-            os.replace(spare, self.folder / link)
+            target = self.folder / link
+            if (
+                target.is_dir() and not target.is_symlink()
+            ):  # a run folder that was copied without links has a whole folder there
+                shutil.rmtree(target)
+            os.replace(spare, target)
         _fsync(self.folder)
         return files
 

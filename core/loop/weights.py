@@ -50,11 +50,12 @@ def sketch(module: nn.Module) -> str:
             said.append(f"{name} {config.to_dict() if hasattr(config, 'to_dict') else config}")
     found = hashlib.blake2b(UNSTEADY.sub("", "\n".join(said)).encode(), digest_size=16)
     for name, tensor in module.state_dict().items():
-        if isinstance(tensor, Tensor):
-            flat = tensor.detach().cpu().flatten()
+        if isinstance(tensor, Tensor) and tensor.numel():
+            bits = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+            words = nn.functional.pad(bits, (0, -len(bits) % 8)).view(torch.int64)
             found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode())
-            some = flat[:: max(1, len(flat) // 64)]  # torch's hash does not see an exchange of values
-            for part in (torch.hash_tensor(flat)[None], some):
+            some = words[:: max(1, len(words) // 64)]  # torch's hash does not see an exchange of values
+            for part in (torch.hash_tensor(words)[None], some):
                 found.update(part.contiguous().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 

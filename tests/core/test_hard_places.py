@@ -59,6 +59,13 @@ def test_a_user_without_a_home_gets_a_folder_of_its_own(monkeypatch: pytest.Monk
 
 def test_weights_are_known_by_all_of_their_bits():
     torch.manual_seed(0)
+    odd = nn.Module()
+    for i, kind in enumerate((torch.float8_e4m3fn, torch.complex64, torch.uint16, torch.bool, torch.bfloat16)):
+        odd.register_buffer(f"kind{i}", torch.ones(3, 3).to(kind))
+    odd.register_buffer("nothing", torch.empty(0))
+    known = sketch(odd)
+    odd.kind0[1, 1] = 2
+    assert sketch(odd) != known
     one = nn.Sequential(nn.Linear(300, 300), nn.GELU(), nn.Linear(300, 2), nn.Dropout(0.1))
     found = sketch(one)
     assert sketch(one) == found

@@ -227,6 +227,18 @@ def test_weights_that_are_not_those_that_were_saved_are_not_reported(copy: Path,
     assert "does not match its hash" in again.stderr
 
 
+def test_a_run_folder_that_was_copied_without_links_goes_on(unfinished: Path, tmp_path: Path, launch):
+    """As object stores and `cp -L` leave it: `latest` and the best weights are whole folders."""
+    copied = Path(shutil.copytree(unfinished, tmp_path / "copy", symlinks=False))
+    place = copied / "checkpoints" / "classify"
+    shutil.rmtree(place / "step-20")
+    done = launch("resume", str(copied))
+    assert done.returncode == 0, done.shown
+    assert "resumed from step-16" in done.stdout
+    assert (place / "latest").is_symlink()
+    assert (place / "latest").resolve().name == "step-20"
+
+
 def test_a_report_that_cannot_be_written_is_no_crash_and_nothing_to_resume(launch, tmp_path: Path):
     source = (ROOT / "recipes/vision/classify.py").read_text()
     (tmp_path / "mine.py").write_text(
