@@ -28,14 +28,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from tests.diffusion import planted_diffusion, planted_flow, planted_latent  # noqa: E402
-from tests.distill import planted_distill  # noqa: E402
+from tests.diffusion import planted_flow, planted_latent, planted_pixel  # noqa: E402
+from tests.distill import planted_whisper  # noqa: E402
 from tests.vision import planted_detect, planted_segment  # noqa: E402
 from tests.vision.planted_classify import CLIP, IMAGE, MEAN_LOSS, PLANTS, UPDATE, own_loop  # noqa: E402
-from tests.vlm import planted_vlm  # noqa: E402
+from tests.vlm import planted_instruct  # noqa: E402
 
 LOADING = threading.Lock()  # torch.export.load keeps global state, pipelines copy a file to one place
-MORE = (planted_detect, planted_segment, planted_distill, planted_vlm, planted_diffusion, planted_flow, planted_latent)
+MORE = (planted_detect, planted_segment, planted_whisper, planted_instruct, planted_pixel, planted_flow, planted_latent)
 BY_ID = {p.id: p for p in [*PLANTS, *(p for module in MORE for p in module.PLANTS)]}
 BARE = "        baselines=baselines,\n"  # left out of every case: not looked at here
 
@@ -131,7 +131,7 @@ SCALED = "self.offset, self.scale = nn.Parameter(mean.clone()), nn.Parameter(std
 UPSAMPLED = "x = F.gelu(self.upsample(x)).unflatten(-1, (5, -1)).flatten(1, 2)"
 NEAREST = ("x = x.unflatten(-1, (2, -1)).flatten(1, 2)\n"
            "        x = x[:, torch.arange(x.shape[1] * 5 // 2, device=x.device) * 2 // 5]")  # fmt: skip
-PREVIOUS = planted_distill.PREVIOUS
+PREVIOUS = planted_whisper.PREVIOUS
 FRESH = ("source = data[\"train\"].source\n    model = Student(cfg.width, cfg.depth, (source.ears_mean, source.ears_std), "
          "measures.mean, measures.std, source.rest)\n")  # fmt: skip
 WHISPER = [
@@ -168,13 +168,13 @@ VLM = [
     planted("projector-made-anew", "the projector of stage one lost"),
     planted("language-hot-in-stage-one", "the language model learns in stage one, too"),
     Case("all-from-the-start", "X1", "everything learns from the start, at one rate",
-         [(planted_vlm.ALIGN_RATES, EVERYTHING + ", start"), (planted_vlm.INSTRUCT_RATES, f"rates = {EVERYTHING}\n")]),
+         [(planted_instruct.ALIGN_RATES, EVERYTHING + ", start"), (planted_instruct.INSTRUCT_RATES, f"rates = {EVERYTHING}\n")]),
     Case("encoder-in-stage-two", "X1", "the encoder learns in stage two at the projector's rate",
-         [(planted_vlm.INSTRUCT_RATES, planted_vlm.INSTRUCT_RATES.replace("{", '{"encoder": cfg.optim.lr, '))]),
+         [(planted_instruct.INSTRUCT_RATES, planted_instruct.INSTRUCT_RATES.replace("{", '{"encoder": cfg.optim.lr, '))]),
     planted("one-rate-for-all", "one rate for projector and language model"),
     planted("language-model-hot", "the language model at a hundred times its rate"),
     Case("language-frozen", "X1", "the language model frozen in stage two",
-         [(planted_vlm.INSTRUCT_RATES, 'rates = {"projector": cfg.optim.lr}\n')]),
+         [(planted_instruct.INSTRUCT_RATES, 'rates = {"projector": cfg.optim.lr}\n')]),
     planted("vlm-04-projector-frozen-with-the-tower", "the projector frozen in stage two"),
     Case("third-stage", "X1", "healthy, with half an epoch of stage three", settings=["--unfreeze.epochs", "0.5"]),
     Case("projector-not-sized", "X2", "a projector without norm and gain",

@@ -85,7 +85,8 @@ def run(code: int, message: str) -> None:
             ended = child.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             print(
-                f"on-end still running after {PATIENCE:.0f} s; it continues on its own; its output is in {log}", flush=True
+                f"on-end still running after {PATIENCE:.0f} s; it continues on its own; its output is in {log}",
+                flush=True,
             )
             return
     except BaseException as error:  # another Ctrl-C, a full disk: the run has ended as it has

@@ -1,6 +1,6 @@
 """Bugs of a rectified flow, planted in a fork of diffusion/flow; the words were fixed before the gates were run."""
 
-from tests.diffusion.planted_diffusion import ASKED, EXPORTED, HIDDEN, PIXEL, SAMPLER, STAGES, TARGET, UPDATED, staged
+from tests.diffusion.planted_pixel import ASKED, EXPORTED, HIDDEN, PIXEL, SAMPLER, STAGES, TARGET, UPDATED, staged
 from tests.helpers.plant import Plant
 
 FLOW = "diffusion/flow"

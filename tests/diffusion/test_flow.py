@@ -1,4 +1,4 @@
-"""diffusion/flow: its formulas against references, its samplers, what the gates read off it. The rest is in test_diffusion."""
+"""diffusion/flow: its formulas against references, its samplers, what the gates read off it. The rest is in test_pixel."""
 
 import math
 from types import SimpleNamespace
