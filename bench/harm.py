@@ -4,7 +4,7 @@
     python bench/harm.py distill/whisper --seeds 0 --jobs 1 --to docs/recipes/distill-whisper.harm.json
 
 `loss` is the mean over the last tenth of the training, `reported` what the run itself says, `honest` its export
-on the untouched held-out data, read without the recipe; of generators the class that the judge sees in 500 samples at guidance 2,
+on the untouched held-out data, read without the recipe; of generators the class that the classifier sees in 500 samples at guidance 2,
 beside their `distance` from held-out digits and the same `unguided`. The same seeds for every case; runs of all recipes but
 the first are shorter than their own, by the settings that stand in the file. `--only CASE ... --seeds 1 2` adds to
 what stands there.
@@ -320,10 +320,10 @@ def drawn_at(side: int) -> Callable:
     def judged(export: Path, torch) -> dict[str, float]:
         from diffusers import DiffusionPipeline
         from trainworthy.recipes.diffusion.evaluation.scores import frechet
-        from trainworthy.recipes.shared import digits, judge
+        from trainworthy.recipes.shared import classifier, digits
 
         with LOADING:
-            pipe, sees = DiffusionPipeline.from_pretrained(export, trust_remote_code=True), judge.load(side)
+            pipe, sees = DiffusionPipeline.from_pretrained(export, trust_remote_code=True), classifier.load(side)
         pipe.set_progress_bar_config(disable=True)
         images, labels = digits.load()
         real = sees(digits.small(images[digits.split(labels)[1]], side))[1]
@@ -344,10 +344,10 @@ class Recipe:
     """How cases of a recipe are run and judged."""
 
     cases: list[Case]
-    judge: Callable
+    classifier: Callable
     settings: list[str]
     reported: str = ""
-    """The metric that is beside the judge's, where it is not the recipe's own."""
+    """The metric that is beside the classifier's, where it is not the recipe's own."""
     given: str = ""
     """Part of the export of a healthy run that the other cases take as given,"""
     made: tuple[str, ...] = ()
@@ -376,12 +376,12 @@ RECIPES = {
 }  # fmt: skip
 
 
-def honest(folder: Path, judge: Callable) -> dict[str, float]:
-    """What `judge` says of the export."""
+def honest(folder: Path, classifier: Callable) -> dict[str, float]:
+    """What `classifier` says of the export."""
     import torch
 
     with torch.no_grad():
-        said = judge(folder / "export", torch)
+        said = classifier(folder / "export", torch)
     return said if isinstance(said, dict) else {"honest": said}
 
 
@@ -430,7 +430,7 @@ def measure(recipe: str, case: Case, seed: int, given: Given) -> dict[str, float
         steps = [json.loads(line)["step/loss"] for line in (folder / "step_metrics.jsonl").read_text().splitlines()]
         loss = statistics.fmean(steps[-max(1, len(steps) // 10) :])
         reported = summary["metrics"][known.reported or summary["metric"]]
-        return {"loss": loss, "reported": reported, **honest(folder, known.judge)}
+        return {"loss": loss, "reported": reported, **honest(folder, known.classifier)}
 
 
 def main() -> None:

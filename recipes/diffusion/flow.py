@@ -60,7 +60,7 @@ def tiny() -> Config:
 def full() -> Config:
     """Images of your own classes at 64x64 on an accelerator; your own classifier's export evaluates guidance."""
     return Config(
-        data=pictures.Source(path="hub:ethz/food101", image_size=64, judge="runs/vision-classify/export"),
+        data=pictures.Source(path="hub:ethz/food101", image_size=64, classifier="runs/vision-classify/export"),
         sampling=Sampling(steps=50),
         widths=(128, 256, 256, 512),
         layers=2,
@@ -138,9 +138,9 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
     model = make_model(cfg, images.shape[1], n)
     ema = core.Ema(model, cfg.ema) if cfg.ema else None
-    # After the model: building a judge draws random numbers and takes a minute, which a wrong setting should not cost.
-    judge = pictures.judge(cfg.data)
-    train_data.notes = {**notes, "judge": judge.told}
+    # After the model: building a classifier draws random numbers and takes a minute, which a wrong setting should not cost.
+    classifier = pictures.classifier(cfg.data)
+    train_data.notes = {**notes, "classifier": classifier.description}
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         t = batch["timestep"]
@@ -154,7 +154,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         how = {"null": n, "guidance_scale": scale, "num_inference_steps": asked.steps}
         return pipeline.sample(model, process.sampler(sampler), classes, noise, **how).clamp(-1, 1)
 
-    scores = Scores(run, judge, found, sample, asked.every)
+    scores = Scores(run, classifier, found, sample, asked.every)
 
     def denoise(model: nn.Module, data: core.Data) -> dict[str, float]:
         """Denoise every sample in one step from its own noise level."""
@@ -166,7 +166,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
             first, second = (sample(model, b["condition"], b["noise"], scale, name) for name in ("euler", "heun"))
             apart.append((first - second).square().mean((1, 2, 3)))
         rms = run.gather(torch.cat(apart)).mean().sqrt().item()
-        return {**scores.judged(model, data, scale), **denoise(model, data), "samplers_apart": rms}
+        return {**scores.measured(model, data, scale), **denoise(model, data), "sampler_difference": rms}
 
     def figures(at_hand: nn.Module, data: core.Data) -> dict:
         return {
@@ -176,8 +176,8 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
     def baselines() -> dict[str, dict[str, float]]:
         untrained = make_model(cfg, images.shape[1], n).to(run.device).eval()
-        plain = scores.judged(ema.model if ema else model, val_data, 1.0)
-        return {"untrained net": scores.judged(untrained, val_data, asked.guidance_scale), "without guidance": plain}
+        plain = scores.measured(ema.model if ema else model, val_data, 1.0)
+        return {"untrained net": scores.measured(untrained, val_data, asked.guidance_scale), "without guidance": plain}
 
     def preview(batch: dict) -> list[core.Tile]:
         told = zip(batch["condition"].tolist(), batch["timestep"].tolist(), strict=True)
@@ -202,14 +202,14 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         probe=core.Probe(core.Metric("denoised", "how much of a picture is seen through its noise?", 0.0, 1.0), denoise),
         ema_model=ema.model if ema else None,
         state={"ema": ema} if ema else {},
-        frozen_modules=judge.frozen_modules,
+        frozen_modules=classifier.frozen_modules,
         expect=core.Expect(initial_loss=process.initial_loss, overfit_steps=200, overfit_metric=0.95),
         baselines=baselines,
         preview=preview,
         predict=predict,
         figures=figures,
         export=export,
-        gates=samples.of(judge),
+        gates=samples.of(classifier),
         monitors=[samples.samples, samples.light, samples.samplers],
     )  # fmt: skip
 

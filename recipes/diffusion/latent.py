@@ -69,7 +69,7 @@ def tiny() -> Config:
 def full() -> Config:
     """Images of your own classes at 256x256 on an accelerator; your own classifier's export evaluates guidance."""
     return Config(
-        data=pictures.Source(path="hub:ethz/food101", image_size=256, judge="runs/vision-classify/export"),
+        data=pictures.Source(path="hub:ethz/food101", image_size=256, classifier="runs/vision-classify/export"),
         sampling=Sampling(steps=50),
         vae=latents.Vae(widths=(64, 128, 256, 256), layers=2, kl=1e-6),
         widths=(128, 256, 384, 512),
@@ -138,9 +138,9 @@ def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) 
     shape = latents.shape(model, side, len(cfg.widths) - 1)
     rows = {"train": learn, "val": held_out} | ({} if tested is None else {"test": tested})
     data = {name: latents.Pictures(images[i], labels[i], classes, shape) for name, i in rows.items()}
-    judge = pictures.judge(cfg.data)
-    data["train"].notes = {**notes, "judge": judge.told}
-    trip = latents.RoundTrip(run, judge, found)
+    classifier = pictures.classifier(cfg.data)
+    data["train"].notes = {**notes, "classifier": classifier.description}
+    trip = latents.RoundTrip(run, classifier, found)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         said, back = latents.there_and_back(model, batch)
@@ -167,7 +167,7 @@ def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) 
         loss=loss,
         evaluate=trip.evaluate,
         metric=core.Metric("psnr", "how well does a picture come back (dB)?", floor=trip.floor, ceiling=40.0),
-        frozen_modules=judge.frozen_modules,
+        frozen_modules=classifier.frozen_modules,
         expect=core.Expect(initial_loss=None if cfg.vae.path else initial_loss, overfit_steps=300, overfit_metric=18.0,
                            small_terms=("kl",)),
         baselines=trip.blank,
@@ -199,8 +199,8 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
 
     model = make_model()
     ema = core.Ema(model, cfg.ema) if cfg.ema else None
-    judge = pictures.judge(cfg.data)
-    train_data.notes = {**notes, "latents": latents.told(vae), "judge": judge.told}
+    classifier = pictures.classifier(cfg.data)
+    train_data.notes = {**notes, "latents": latents.told(vae), "classifier": classifier.description}
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         t = batch["timestep"]
@@ -215,7 +215,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         made = pipeline.sample(model, process.sampler(sampler), classes, noise, **how)
         return pipeline.decode(vae, made).clamp(-1, 1)
 
-    scores = Scores(run, judge, found, sample, asked.every)
+    scores = Scores(run, classifier, found, sample, asked.every)
 
     def denoise(model: nn.Module, data: core.Data) -> dict[str, float]:
         """Denoise every sample in one step from its own noise level."""
@@ -227,7 +227,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
             first, second = (sample(model, b["condition"], b["noise"], scale, name) for name in ("ddim", "dpm++"))
             apart.append((first - second).square().mean((1, 2, 3)))
         rms = run.gather(torch.cat(apart)).mean().sqrt().item()
-        return {**scores.judged(model, data, scale), **denoise(model, data), "samplers_apart": rms}
+        return {**scores.measured(model, data, scale), **denoise(model, data), "sampler_difference": rms}
 
     def figures(at_hand: nn.Module, data: core.Data) -> dict:
         return {
@@ -237,8 +237,8 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
 
     def baselines() -> dict[str, dict[str, float]]:
         untrained = make_model().to(run.device).eval()
-        plain = scores.judged(ema.model if ema else model, val_data, 1.0)
-        return {"untrained net": scores.judged(untrained, val_data, asked.guidance_scale), "without guidance": plain}
+        plain = scores.measured(ema.model if ema else model, val_data, 1.0)
+        return {"untrained net": scores.measured(untrained, val_data, asked.guidance_scale), "without guidance": plain}
 
     def preview(batch: dict) -> list[core.Tile]:
         told = zip(batch["condition"].tolist(), batch["timestep"].tolist(), strict=True)
@@ -264,14 +264,14 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         probe=core.Probe(core.Metric("denoised", "how much of a latent is seen through its noise?", 0.0, 1.0), denoise),
         ema_model=ema.model if ema else None,
         state={"ema": ema} if ema else {},
-        frozen_modules={"vae": vae, **judge.frozen_modules},
+        frozen_modules={"vae": vae, **classifier.frozen_modules},
         expect=core.Expect(initial_loss=process.initial_loss, overfit_steps=200, overfit_metric=0.95),
         baselines=baselines,
         preview=preview,
         predict=predict,
         figures=figures,
         export=export,
-        gates=latent_gates.of(judge, vae, cfg.vae.needed),
+        gates=latent_gates.of(classifier, vae, cfg.vae.needed),
         monitors=[samples.samples, samples.light, samples.samplers],
     )  # fmt: skip
 

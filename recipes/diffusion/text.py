@@ -67,7 +67,7 @@ def tiny() -> Config:
 def full() -> Config:
     """LoRA of Stable Diffusion on images of your own classes, evaluated by your own classifier's export."""
     return Config(
-        data=captions.Source(path="hub:ethz/food101", image_size=512, judge="runs/vision-classify/export"),
+        data=captions.Source(path="hub:ethz/food101", image_size=512, classifier="runs/vision-classify/export"),
         model="stable-diffusion-v1-5/stable-diffusion-v1-5",
         lora_rank=16,
         ema=0.0,
@@ -107,8 +107,8 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     came = stable.adapted(model, cfg.lora_rank)
     untrained = stable.snapshot(model)
     ema = core.Ema(model, cfg.ema) if cfg.ema else None
-    judge = pictures.judge(cfg.data) if labelled else None
-    train_data.notes = captions.told(found, parts, judge)
+    classifier = pictures.classifier(cfg.data) if labelled else None
+    train_data.notes = captions.told(found, parts, classifier)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         t = batch["timestep"]
@@ -124,7 +124,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
             -1, 1
         )
 
-    scores = Scores(run, judge, found, sample, asked.every) if judge else None
+    scores = Scores(run, classifier, found, sample, asked.every) if classifier else None
 
     def denoise(model: nn.Module, data: core.Data) -> dict[str, float]:
         """Denoise every sample in one step from its own noise level."""
@@ -136,12 +136,12 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
             first, second = (sample(model, b["condition"], b["noise"], scale, name) for name in ("ddim", "dpm++"))
             apart.append((first - second).square().mean((1, 2, 3)))
         rms = run.gather(torch.cat(apart)).mean().sqrt().item()
-        matched = {"matched": captions.matched(run, process, model, data), "samplers_apart": rms}
-        return {**(scores.judged(model, data, scale) if scores else {}), **denoise(model, data), **matched}
+        matched = {"matched": captions.matched(run, process, model, data), "sampler_difference": rms}
+        return {**(scores.measured(model, data, scale) if scores else {}), **denoise(model, data), **matched}
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         made = sample(model, batch["asked"], batch["noise"], asked.guidance_scale)
-        right = (judge(made)[0] == batch["label"]).float().tolist() if judge else None
+        right = (classifier(made)[0] == batch["label"]).float().tolist() if classifier else None
         return pictures.tiles(made, [found.captions[i] for i in batch["asked"].tolist()], right)
 
     def figures(at_hand: nn.Module, data: core.Data) -> dict:
@@ -155,9 +155,9 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         if not scores:
             return {"untrained net": denoise(first, val_data)}
         learnt = View(train_data, range(0, len(train_data), max(1, len(train_data) // len(val_data))))
-        return {"untrained net": scores.judged(first, val_data, asked.guidance_scale),
-                "without guidance": scores.judged(at_hand, val_data, 1.0),
-                "in words it learnt": scores.judged(at_hand, learnt, asked.guidance_scale)}  # fmt: skip
+        return {"untrained net": scores.measured(first, val_data, asked.guidance_scale),
+                "without guidance": scores.measured(at_hand, val_data, 1.0),
+                "in words it learnt": scores.measured(at_hand, learnt, asked.guidance_scale)}  # fmt: skip
 
     def preview(batch: dict) -> list[core.Tile]:
         told = zip(batch["condition"].tolist(), batch["timestep"].tolist(), strict=True)
@@ -182,7 +182,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         probe=core.Probe(seen, denoise),
         ema_model=ema.model if ema else None,
         state={"ema": ema} if ema else {},
-        frozen_modules={"vae": vae, "text": parts.encoder, **(judge.frozen_modules if judge else {})},
+        frozen_modules={"vae": vae, "text": parts.encoder, **(classifier.frozen_modules if classifier else {})},
         expect=stable.expected(cfg, model, process, loss),
         baselines=baselines,
         upper_bounds=("in words it learnt",),
@@ -191,7 +191,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         figures=figures,
         pretrained=came if cfg.model else None,
         export=export,
-        gates=text_gates.of(judge, vae, cfg.needed, found.captions),
+        gates=text_gates.of(classifier, vae, cfg.needed, found.captions),
         monitors=[*([samples.samples, samples.light] if scores else []), samples.samplers, text_gates.told_apart],
     )  # fmt: skip
 

@@ -35,7 +35,7 @@ PLANTS = [
           EVALUATE + "            stage.model.load_state_dict(stage.ema_model.state_dict())\n",
           ("other weights than before the evaluation", "average"), recipe=PIXEL,
           source="huggingface/diffusers PR#7599", harm="training jumps back at every evaluation"),
-    Plant("dif-08-another-scale", "judge", "DF3", "found = pictures.read(cfg.data)\n",
+    Plant("dif-08-another-scale", "classifier", "DF3", "found = pictures.read(cfg.data)\n",
           "found = pictures.read(cfg.data)\n    found = found._replace(images=(found.images + 1) / 2)\n",
           ("real pictures", "[-1, 1]"), recipe=PIXEL, source="mlcommons/training#721", harm="washed-out samples",
           before=("noise-process",), why="the sampler clips at another end than the pictures have"),

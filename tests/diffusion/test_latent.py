@@ -75,7 +75,7 @@ def test_pictures_are_encoded_once_for_each_autoencoder(vae: AutoencoderKL, imag
 
 
 def test_draws_are_in_the_sample(images: torch.Tensor):
-    """A latent is drawn with a noise of its own while the autoencoder trains, and is the middle where it is judged."""
+    """A latent is drawn with a noise of its own while the autoencoder trains, and is the middle where it is evaluated."""
     data = latents.Pictures(images, torch.zeros(len(images), dtype=torch.long), ("0",), (4, 8, 8))
     first, again = (data.get(3, torch.Generator().manual_seed(1))["noise"] for _ in range(2))
     assert torch.equal(first, again)
@@ -125,7 +125,7 @@ torch.save(made.images, "made.pt")
 # ---------------------------------------------------------------------------------------------------------------- gates
 @pytest.mark.verify
 def test_an_autoencoder_below_the_bar_is_refused_once_it_is_trained(tmp_path: Path):
-    """An untrained one, as what stage one left and as what eight samples made of it: only the first can be judged."""
+    """An untrained one, as what stage one left and as what eight samples made of it: only the first can be evaluated."""
     loaded, accelerator = loading.load("diffusion/latent"), Accelerator(cpu=True)
     first, second = stages.parts(loaded, config.parse(loaded.module, ["--sampling.steps", "4"], prog="test")[0])
     before, found = first.untrained(accelerator), {}
@@ -136,7 +136,7 @@ def test_an_autoencoder_below_the_bar_is_refused_once_it_is_trained(tmp_path: Pa
     assert not found["trained"].ok
     assert "not good enough" in found["trained"].remedy
     assert found["rehearsed"].ok, found["rehearsed"].measured
-    assert "not judged yet" in found["rehearsed"].measured
+    assert "not evaluated yet" in found["rehearsed"].measured
 
 
 # ------------------------------------------------------------------------------------------------------- through the command

@@ -164,7 +164,7 @@ torch.save(made.images, "made.pt")
             0.1,
             ("one step recovers 97%", "10.0% of the samples show the requested class", "train longer"),
         ),
-        (samples.samplers, "val/samplers_apart", 0.6, ("rms difference 0.600", "too few steps")),
+        (samples.samplers, "val/sampler_difference", 0.6, ("rms difference 0.600", "too few steps")),
         (text.told_apart, "val/matched", 0.5, ("50.0% of held-out pictures", "text encoder")),
     ],
 )
@@ -174,14 +174,14 @@ def test_monitors_say_what_only_a_trained_net_shows(monitor: Monitor, key: str, 
         "val/denoised": 0.97,
         "val/agreement": 0.98,
         "val/frechet": 0.3,
-        "val/samplers_apart": 0.03,
+        "val/sampler_difference": 0.03,
         "val/matched": 0.76,
     }
     first = {
         "val/denoised": 0.8,
         "val/agreement": 0.1,
         "val/frechet": 47.0,
-        "val/samplers_apart": 0.03,
+        "val/sampler_difference": 0.03,
         "val/matched": 0.5,
     }
     assert monitor.judge([first, good]).ok
@@ -194,7 +194,7 @@ def test_monitors_say_what_only_a_trained_net_shows(monitor: Monitor, key: str, 
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--data.judge", "nowhere"), ("no classifier there", "config.json", "vision/classify")),
+        (("--data.classifier", "nowhere"), ("no classifier there", "config.json", "vision/classify")),
         (("--data.image-size", "15"), ("does not fit the pictures", "multiple of 2")),
         pytest.param(("--data.path", "nowhere"), ("nowhere",), marks=pytest.mark.verify),
         pytest.param(("--widths", "12", "32"), ("does not fit the pictures", "of 8"), marks=pytest.mark.verify),

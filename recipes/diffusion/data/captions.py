@@ -193,12 +193,12 @@ def _table(path: Path) -> dict[str, str]:
     return found
 
 
-def told(found: Captioned, parts, judge) -> dict[str, str]:
+def told(found: Captioned, parts, classifier) -> dict[str, str]:
     """Return the lines of the data report."""
     notes = {**found.notes, "model": parts.told, "captions": f"{len(found.captions):,} different ones"}
     if cut := parts.cut(found.captions):
         notes["captions cut"] = f"{cut:,} of {len(found.captions):,} after {parts.tokenizer.model_max_length} tokens"
-    return notes | {"judge": judge.told if judge else "nobody: captions of your pictures name no class"}
+    return notes | {"classifier": classifier.description if classifier else "nobody: captions of your pictures name no class"}
 
 
 def matched(run: Run, process: Process, model: nn.Module, data: Data) -> float:

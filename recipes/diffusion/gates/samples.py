@@ -52,10 +52,12 @@ INHERITED = (
 )
 
 
-def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]] | None, ask: walks.Ask = walks.by_class) -> Gate:
+def noise_process(
+    classifier: Callable[[Tensor], tuple[Tensor, Tensor]] | None, ask: walks.Ask = walks.by_class
+) -> Gate:
     """Return the gate that compares training target and sampler.
 
-    `judge` classifies pictures, and tells which share of the clean ones can be recognised at all. With None, samples are not classified
+    `classifier` classifies pictures, and tells which share of the clean ones can be recognised at all. With None, samples are not classified
     and the evaluation is one step of denoising. `ask` calls the exported pipeline."""
 
     @gate(
@@ -113,7 +115,7 @@ def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]] | None, ask: 
         alone, spread_ok = seen.distinct >= 0.5, (spread >= 0.4 * declared).all() and seen.timesteps.max() <= total
         middle = one.mean(0)  # guidance leads from the mean to the picture and, at a scale above 1, beyond it
         ends = middle + context.cfg.sampling.guidance_scale * (one - middle)
-        recognised = to_double(judge(ends)[0] == ones["label"]).mean().item() if judge else 1.0
+        recognised = to_double(classifier(ends)[0] == ones["label"]).mean().item() if classifier else 1.0
         along = f"; along the exported pipeline's trajectory {way.worst:.1e}, at its end {way.end:.1e}" if way else ""
         floor = 0.75 * stage.metric.ceiling * recognised
         why = ""
@@ -315,21 +317,21 @@ def weighting(context: GateContext) -> Finding:
     reads="data model loss counts evaluate train",
 )
 def two_samplers(context: GateContext) -> Finding:
-    """Measures `samplers_apart` of evaluate() after sixty steps of train(). A net overshoots under guidance by then."""
+    """Measures `sampler_difference` of evaluate() after sixty steps of train(). A net overshoots under guidance by then."""
     run, stage, _ = trained(context)
     val = stage.data["val"]
-    apart = run.measure(stage, View(val, pick(val, 32, context.cfg.run.seed)))["samplers_apart"]
+    apart = run.measure(stage, View(val, pick(val, 32, context.cfg.run.seed)))["sampler_difference"]
     return Finding(
         apart <= EARLY, f"rms difference {apart:.3f} after {SHORT} steps, pictures in [-1, 1]", f"at most {EARLY:g}", INHERITED,
         evidence={"apart": apart},
     )  # fmt: skip
 
 
-def judged(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Gate:
+def classifier_gate(classifier: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Gate:
     """Return the gate on the classifier that scores samples."""
 
     @gate(
-        "judge",
+        "classifier",
         rows="DF1 DF3",
         title="the scoring model classifies the recipe's real images correctly",
         reads="data",
@@ -340,7 +342,7 @@ def judged(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Gate:
         run, stage = context.look()
         val = stage.data["val"]
         batch = fetch(val, pick(val, min(KNOWN, len(val)), context.cfg.run.seed), None, run.device)
-        share = to_double(judge(batch["image"])[0] == batch["label"]).mean().item()
+        share = to_double(classifier(batch["image"])[0] == batch["label"]).mean().item()
         needed = (1 + stage.metric.floor) / 2
         return Finding(
             share >= needed, f"right on {share:.1%} of {len(batch['label'])} real pictures", f"{needed:.0%} or more",
@@ -352,9 +354,9 @@ def judged(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Gate:
     return prove
 
 
-def of(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[Gate]:
-    """Return the gates of a recipe whose samples `judge` classifies."""
-    return [judged(judge), noise_process(judge), hidden_class, average, weighting, two_samplers]
+def of(classifier: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[Gate]:
+    """Return the gates of a recipe whose samples `classifier` classifies."""
+    return [classifier_gate(classifier), noise_process(classifier), hidden_class, average, weighting, two_samplers]
 
 
 # ------------------------------------------------------------------------------------------------------------- monitors
@@ -389,7 +391,7 @@ def light(history: list[dict[str, float]]) -> Finding:
 @monitor("samplers", rows="DF6", title="two samplers lead from the same noise to the same picture")
 def samplers(history: list[dict[str, float]]) -> Finding:
     """Rms difference between pictures of the exported sampler and of a second-order sampler."""
-    apart = history[-1]["val/samplers_apart"]
+    apart = history[-1]["val/sampler_difference"]
     return Finding(
         apart <= LATE, f"rms difference {apart:.3f}, pictures in [-1, 1]", f"at most {LATE:g}", INHERITED,
     )  # fmt: skip

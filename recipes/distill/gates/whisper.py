@@ -310,7 +310,7 @@ def ladder(rung: str) -> Monitor:
     """Return the monitor that recommends `rung` if the decoder does not read features that are close to the teacher's."""
 
     @monitor("ladder", rows="W7", title="the word error rate falls; otherwise the decoder must be trained too")
-    def judge(history: list[dict[str, float]]) -> Finding:
+    def check(history: list[dict[str, float]]) -> Finding:
         """Compares the word error rate in the last third of the evaluations with the third before; at the end also whether transcripts
         differ and the loss can still fall."""
         third = len(history) // 3
@@ -331,7 +331,7 @@ def ladder(rung: str) -> Monitor:
             evidence={"rung": rung, "before": before, "now": now},
         )  # fmt: skip
 
-    return judge
+    return check
 
 
 FEATURES = [agreement, vocabulary, counted, magnitude, alignment]
