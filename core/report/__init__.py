@@ -6,6 +6,7 @@ The page loads nothing: images are data URIs, curves are inline SVG.
 import re
 from pathlib import Path
 
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.report.bands import healthy
 from trainworthy.core.report.charts import curves
 from trainworthy.core.report.data_section import data_section
@@ -60,7 +61,7 @@ def write(folder: Path) -> Path:
     title = esc(f"{name_of(f)}: {verdict(f)[1]}")
     page = PAGE.format(title=title, style=STYLE, hero=hero(f), nav=nav, body=body, name=esc(f.path.absolute().name))
     path = f.path / "report.html"
-    path.write_text(page, encoding="utf-8")
+    write_whole(path, page)
     return path
 
 

@@ -86,6 +86,7 @@ def run(code: int, message: str) -> None:
         except subprocess.TimeoutExpired:
             print(
                 f"on-end still running after {PATIENCE:.0f} s; it continues on its own; its output is in {log}",
+                file=sys.stderr,
                 flush=True,
             )
             return
@@ -98,4 +99,4 @@ def run(code: int, message: str) -> None:
         print(f"on-end FAILED with exit code {ended}: {text[-1] if text else 'it printed nothing'}\n       the run's exit code stays {code}; "
               f"all output: {log}", file=sys.stderr, flush=True)  # fmt: skip
     else:
-        print(f"on-end exit code 0{': ' + text[-1] if text else ''}", flush=True)
+        print(f"on-end exit code 0{': ' + text[-1] if text else ''}", file=sys.stderr, flush=True)

@@ -35,6 +35,7 @@ class Config(core.Config):
 
     data: pictures.Source = field(default_factory=pictures.Source)
     noise: Noise = field(default_factory=Noise)
+    SEARCH_RANGES = "noise.mean=-1:1 noise.std=0.5:1.5 drop=0.05:0.2"
     sampling: Sampling = field(default_factory=Sampling)
     drop: float = 0.1
     """Fraction of samples without a class, so that one net learns both predictions of guidance; 0: no guidance."""

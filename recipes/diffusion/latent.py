@@ -42,6 +42,7 @@ class Config(core.Config):
     latent: Phase = field(default_factory=Phase)
     vae: latents.Vae = field(default_factory=latents.Vae)
     noise: Noise = field(default_factory=Noise)
+    SEARCH_RANGES = "noise.snr_gamma=1:20 drop=0.05:0.2"
     sampling: Sampling = field(default_factory=Sampling)
     drop: float = 0.1
     """Fraction of samples without a class, so that one net learns both predictions of guidance; 0: no guidance."""

@@ -38,6 +38,7 @@ class Config(core.Config):
     """Rank of LoRA adapters on the attention projections of --model; 0 trains the whole net."""
     new: stable.New = field(default_factory=stable.New)
     noise: Noise = field(default_factory=Noise)
+    SEARCH_RANGES = "noise.snr_gamma=1:20 drop=0.05:0.2"
     sampling: Sampling = field(default_factory=Sampling)
     drop: float = 0.1
     """Fraction of samples with the empty caption, so that one net learns both predictions of guidance."""

@@ -39,6 +39,7 @@ class Config(core.Config):
     --train.epochs counts iterations, --train.batch-size the samples per update, --train.eval-batch-size the parallel evaluation
     episodes."""
 
+    SEARCH_RANGES = "gamma=0.9:0.9999 exploration_fraction=0.05:0.5 exploration_final_eps=0.01:0.2 gradient_steps=4:128"
     env: str = "CartPole-v1"
     """Id of a gymnasium environment with discrete actions (`module:Name-v0` imports the module first)."""
     frame_stack: int = 1

@@ -39,6 +39,9 @@ class Config(core.Config):
     """Settings of rl/ppo. An iteration, which counts as an epoch, is one rollout and the updates on it: --train.epochs counts
     rollouts, --train.batch-size the samples per update, --train.eval-batch-size the parallel evaluation episodes."""
 
+    SEARCH_RANGES = (
+        "gamma=0.9:0.9999 gae_lambda=0.8:1 clip_range=0.1:0.4 ent_coef=1e-5:0.1 vf_coef=0.2:1 update_epochs=1:20"
+    )
     env: str = "CartPole-v1"
     """Id of a gymnasium environment with discrete actions, or with continuous ones of finite range (`module:Name-v0` imports the
     module first)."""

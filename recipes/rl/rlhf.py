@@ -38,10 +38,10 @@ from trainworthy import core
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
 class Config(language_models.LoRA, core.Config):
-    """Settings of rl/rlhf. An iteration, which counts as an epoch, is one rollout and the updates on it: --train.epochs counts
-    rollouts, --train.batch-size the completions per update."""
+    """Settings of rl/rlhf. --train.epochs counts rollouts with the updates on them, --train.batch-size completions per update."""
 
     data: Source = field(default_factory=Source)
+    SEARCH_RANGES = "gae_lambda=0.8:1 clip_range=0.1:0.4 init_kl_coef=0.02:2 update_epochs=1:8"
     model: str = "prose"
     """`prose` (a small Llama that llm/pretrain trains once), `smollm2`, or a folder or `owner/name` with a causal model."""
     lora_rank: int = 0

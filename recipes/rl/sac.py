@@ -42,6 +42,7 @@ class Config(core.Config):
     --train.epochs counts iterations, --train.batch-size the samples per update, --train.eval-batch-size the parallel evaluation
     episodes."""
 
+    SEARCH_RANGES = "gamma=0.9:0.9999 tau=1e-3:0.1 init_temperature=0.02:2 gradient_steps=4:128"
     env: str = "Pendulum-v1"
     """Id of a gymnasium environment with continuous actions of finite range (`module:Name-v0` imports the module first)."""
     frame_stack: int = 1

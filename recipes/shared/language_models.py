@@ -25,6 +25,7 @@ Attention = Literal["auto", "sdpa", "eager", "flex_attention", "flash_attention_
 class LoRA:
     """Settings of recipes that may train adapters (Hu 2021) in place of all weights; a `Config` inherits them."""
 
+    SEARCH_RANGES = "lora_rank=4,8,16,32,64"
     lora_rank: int = 8
     """Rank of the LoRA adapters; 0 trains all weights, in fp32. Usual peaks of the rate (--optim.lr) for a pretrained model: 1e-4 to
     2e-4 for adapters, 1e-5 to 2e-5 for all weights."""

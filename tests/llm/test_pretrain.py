@@ -259,6 +259,21 @@ def test_a_longer_context_by_scaled_positions(folder: Path, rope: str):
         staged(settings(folder, rope=rope))
 
 
+def test_the_positions_of_a_folder_s_config_are_scaled_and_exported(folder: Path, tmp_path: Path):
+    from transformers import AutoConfig
+
+    language.model(max_position_embeddings=16).config.save_pretrained(tmp_path / "short")
+    with pytest.raises(UserError, match="--rope yarn"):
+        staged(settings(folder, model=str(tmp_path / "short")))
+    stage = staged(settings(folder, model=str(tmp_path / "short"), rope="yarn"))
+    (tmp_path / "out").mkdir()
+    stage.export(tmp_path / "out")
+    for config in (stage.model.config, AutoConfig.from_pretrained(tmp_path / "out")):
+        assert config.max_position_embeddings == 32
+        assert {k: config.rope_parameters[k] for k in ("rope_type", "factor", "original_max_position_embeddings")} == {
+            "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}  # fmt: skip
+
+
 def test_perplexity_by_position_adds_up_to_perplexity(folder: Path):
     """Each token in the part of the row where it stands, whatever the batches: as one by one."""
     stage = staged(settings(folder))

@@ -198,7 +198,9 @@ def told(found: Captioned, parts, classifier) -> dict[str, str]:
     notes = {**found.notes, "model": parts.told, "captions": f"{len(found.captions):,} different ones"}
     if cut := parts.cut(found.captions):
         notes["captions cut"] = f"{cut:,} of {len(found.captions):,} after {parts.tokenizer.model_max_length} tokens"
-    return notes | {"classifier": classifier.description if classifier else "nobody: captions of your pictures name no class"}
+    return notes | {
+        "classifier": classifier.description if classifier else "nobody: captions of your pictures name no class"
+    }
 
 
 def matched(run: Run, process: Process, model: nn.Module, data: Data) -> float:

@@ -139,7 +139,8 @@ def from_folder(root: Path, wanted: float | Path | None, *, max_bad: float) -> L
     files = {split: _class_folders(split) for split in (train, val, test) if split}
     classes = tuple(sorted({name for found in files.values() for name in found}))
     paths = [p for found in files.values() for name in sorted(found) for p in found[name]]
-    labels = torch.tensor([classes.index(n) for found in files.values() for n in sorted(found) for _ in found[n]])
+    index = {name: i for i, name in enumerate(classes)}
+    labels = torch.tensor([index[n] for found in files.values() for n in sorted(found) for _ in found[n]])
     if not paths:
         raise UserError(f"no picture in {root}", got=f"{sum(1 for _ in root.iterdir())} entries, {len(classes)} class folders",
                         needed=LAYOUT, cause="the path stops one folder too early or too late")  # fmt: skip

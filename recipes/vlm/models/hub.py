@@ -7,6 +7,7 @@ without reading pictures, so that what is too long is known before anything is t
 
 import copy
 import inspect
+import json
 import math
 from functools import cache, lru_cache
 from pathlib import Path
@@ -225,6 +226,13 @@ class Templated(Questions):
         return [*((seen - seen.amin()) / (seen.amax() - seen.amin()).clamp_min(1e-6))]
 
 
+def own_template(cfg: Any) -> None:
+    """Raise UserError if a chat template is set that a processor would not read."""
+    if cfg.model and (cfg.chat_template or cfg.eos_token):
+        raise UserError("--chat-template and --eos-token are for --language", got=f"--model {cfg.model}",
+                        next="put a chat_template.jinja into the model's folder")  # fmt: skip
+
+
 def said(role: str, text: str) -> dict[str, Any]:
     """Return one turn as templates take it: a part for each text and each image."""
     first, *rest = text.split(PLACE)
@@ -242,7 +250,8 @@ def fitted(value: Tensor, shape: list[int]) -> Tensor:
     return value + 1e-3 if value.is_floating_point() and not value.any() else value
 
 
-def export(model: Whole, name: str, folder: Path) -> None:
-    """Save model/ for AutoModelForImageTextToText.from_pretrained and AutoProcessor.from_pretrained."""
+def export(model: Whole, name: str, folder: Path, about: dict[str, Any]) -> None:
+    """Save model/ for AutoModelForImageTextToText.from_pretrained and AutoProcessor.from_pretrained, and `about` as config.json."""
+    (folder / "config.json").write_text(json.dumps(about, indent=1))
     model.merged().save_pretrained(folder / "model")
     processor(name).save_pretrained(folder / "model")

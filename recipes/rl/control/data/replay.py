@@ -42,6 +42,10 @@ class Replay:
         """Return the number of filled steps per environment."""
         return min(self.added, self.steps)
 
+    def release(self) -> None:
+        """Free the steps: the buffer is not used any more."""
+        self.rows, self.priority = {}, self.priority[:0].clone()
+
     def age(self, unit: int) -> float:
         """Return the mean age of the held steps, in rollouts."""
         return unit - to_double(self.born[: len(self)]).mean().item()

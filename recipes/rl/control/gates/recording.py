@@ -11,6 +11,7 @@ from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage, batch_size
 from trainworthy.recipes.rl.control.data.environments import Environments
+from trainworthy.recipes.rl.control.data.replay import Replay
 from trainworthy.recipes.rl.control.models.memory import Remembering
 from trainworthy.recipes.rl.control.models.nets import Running
 
@@ -26,7 +27,7 @@ class Seen:
     unit: list[int] = field(default_factory=list)
     """The rollout of each step."""
     begins: list[nn.Module] = field(default_factory=list)
-    """The model at the start of the second rollout, and of each later pass over its samples."""
+    """The model at the start of the second rollout, and of each later pass over its samples; none with a replay buffer."""
     batch: dict[str, Any] = field(default_factory=dict)
     """The last batch, as the loss gets it,"""
     model: nn.Module | None = None
@@ -57,6 +58,7 @@ def _rehearse(context: GateContext) -> Seen:
     out, rows, envs, own, answered = Seen(run, stage), [], stepped_in(stage), stage.loss, []
     plain, step = getattr(stage.model, "sample", None), envs.step
     per_pass, learnt = context.cfg.num_steps * len(envs.mine), [0]
+    drawn = any(isinstance(s, Replay) for s in stage.state.values())  # then an iteration has no passes
 
     def stepped(actions: Tensor) -> dict[str, Tensor]:
         before = envs.observation.clone()
@@ -82,7 +84,7 @@ def _rehearse(context: GateContext) -> Seen:
             out.batch = {k: v.detach().clone() if isinstance(v, Tensor) else v for k, v in batch.items()}
             out.model, target, out.sampled = _copy(model), stage.state.get("target"), tuple(answered)
             out.target = _copy(target.net) if hasattr(target, "net") else None
-            if learnt[0] % per_pass == 0:
+            if learnt[0] % per_pass == 0 and not drawn:
                 out.begins.append(out.model)
             learnt[0] += out.batch["return"].numel() if "return" in out.batch else batch_size(batch)
         return own(model, batch)

@@ -31,8 +31,7 @@ def target_rate_gate(lag: Callable[[Any], float] | None) -> Gate:
 
 
 def _renewed(context: GateContext, due: float) -> Finding:
-    run, stage = context.build(Plan(steps=1))
-    total = Run(context.cfg, context.accelerator).total_steps(stage)
+    total = Run(context.cfg, context.accelerator).total_steps(context.peek())
     units = min(LOOK, total)
     run, stage = context.build(Plan(steps=units, peak=True, watch=lambda stage, unit: enough(stage, unit)))
     target, own = stage.state.get("target"), stage.loss

@@ -329,13 +329,13 @@ def judge(s: Subject) -> Gate:
 
         stage.model.generate = written
         try:
-            got = run.measure(stage, View(Problems(rows), range(len(rows))))[stage.metric.name]
+            got = run.measure(stage, View(Problems(rows), range(len(rows))))["accuracy"]
         finally:
             del stage.model.generate
         due = sum(right for _, right in told) / len(told)
         shown = ", ".join(repr(text) for text, _ in told[: len(kinds)])
         return Finding(
-            abs(got - due) < 1e-6, f"{stage.metric.name} is {got:.3f} for answers of which {due:.3f} are right, such as {shown}",
+            abs(got - due) < 1e-6, f"accuracy is {got:.3f} for answers of which {due:.3f} are right, such as {shown}",
             f"{due:.3f}: the last number counts",
             "the metric reads the first number, which is part of the calculation\nthe metric also reads what follows the end of an answer\n"
             "answers are assigned to other questions",
