@@ -42,9 +42,9 @@ class Config(core.Config):
     latent: Phase = field(default_factory=Phase)
     vae: latents.Vae = field(default_factory=latents.Vae)
     noise: Noise = field(default_factory=Noise)
-    SEARCH_RANGES = "noise.snr_gamma=1:20 drop=0.05:0.2"
+    SEARCH_RANGES = "noise.snr_gamma=1:20 conditioning_dropout_prob=0.05:0.2"
     sampling: Sampling = field(default_factory=Sampling)
-    drop: float = 0.1
+    conditioning_dropout_prob: float = 0.1
     """Fraction of samples without a class, so that one net learns both predictions of guidance; 0: no guidance."""
     ema: float = 0.999
     """Decay of the EMA that is sampled and exported; 0: none."""
@@ -71,7 +71,7 @@ def full() -> Config:
     """Images of your own classes at 256x256 on an accelerator; your own classifier's export evaluates guidance."""
     return Config(
         data=pictures.Source(path="hub:ethz/food101", image_size=256, classifier="runs/vision-classify/export"),
-        sampling=Sampling(steps=50),
+        sampling=Sampling(num_inference_steps=50),
         vae=latents.Vae(widths=(64, 128, 256, 256), layers=2, kl=1e-6),
         widths=(128, 256, 384, 512),
         layers=2,
@@ -106,7 +106,7 @@ class Noised(core.Data):
             "small": core.Field("source", low=-1.0, high=1.0),
             "latent": core.Field("target"),
             "noisy": core.Field("input"),
-            "timestep": core.Field("input", low=0, high=process.noise.timesteps - 1),
+            "timestep": core.Field("input", low=0, high=process.noise.num_train_timesteps - 1),
             "condition": core.Field("input", low=0, high=self.null),
             "label": core.Field("target", classes=classes),
         }
@@ -118,7 +118,7 @@ class Noised(core.Data):
         training = generator is not None
         generator = generator or pictures.fixed_draws(self.split, index)
         latent, label = self.latents[index], self.labels[index]
-        timestep = torch.randint(self.process.noise.timesteps, (), generator=generator)
+        timestep = torch.randint(self.process.noise.num_train_timesteps, (), generator=generator)
         noise = torch.randn(latent.shape, generator=generator)
         hidden = torch.rand((), generator=generator) < self.drop and training
         noisy = self.process.add(latent[None], noise[None], timestep[None])[0]
@@ -188,11 +188,13 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
     vae = previous.eval_model.to(run.device).eval()
     middles = latents.cached(vae, images)
     z = pipeline.scaled(latents.measured(vae, middles[learn]), middles)
-    train_data = Noised(z[learn], images[learn], labels[learn], classes, process, cfg.drop)
-    val_data = Noised(z[held_out], images[held_out], labels[held_out], classes, process, cfg.drop)
+    train_data = Noised(z[learn], images[learn], labels[learn], classes, process, cfg.conditioning_dropout_prob)
+    val_data = Noised(z[held_out], images[held_out], labels[held_out], classes, process, cfg.conditioning_dropout_prob)
     data = {"train": train_data, "val": val_data}
     if tested is not None:
-        data["test"] = Noised(z[tested], images[tested], labels[tested], classes, process, cfg.drop)
+        data["test"] = Noised(
+            z[tested], images[tested], labels[tested], classes, process, cfg.conditioning_dropout_prob
+        )
         data["test"].split = "test"
 
     def make_model() -> nn.Module:
@@ -212,7 +214,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
 
     def sample(model: nn.Module, classes: Tensor, noise: Tensor, scale: float, sampler: str = "ddim") -> Tensor:
         """Return images (B, C, H, W) in [-1, 1], from the functions that the exported pipeline calls."""
-        how = {"null": n, "guidance_scale": scale, "num_inference_steps": asked.steps}
+        how = {"null": n, "guidance_scale": scale, "num_inference_steps": asked.num_inference_steps}
         made = pipeline.sample(model, process.sampler(sampler), classes, noise, **how)
         return pipeline.decode(vae, made).clamp(-1, 1)
 

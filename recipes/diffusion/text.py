@@ -38,9 +38,9 @@ class Config(core.Config):
     """Rank of LoRA adapters on the attention projections of --model; 0 trains the whole net."""
     new: stable.New = field(default_factory=stable.New)
     noise: Noise = field(default_factory=Noise)
-    SEARCH_RANGES = "noise.snr_gamma=1:20 drop=0.05:0.2"
+    SEARCH_RANGES = "noise.snr_gamma=1:20 conditioning_dropout_prob=0.05:0.2"
     sampling: Sampling = field(default_factory=Sampling)
-    drop: float = 0.1
+    conditioning_dropout_prob: float = 0.1
     """Fraction of samples with the empty caption, so that one net learns both predictions of guidance."""
     ema: float = 0.999
     """Decay of the EMA that is sampled and exported; 0: none."""
@@ -72,7 +72,7 @@ def full() -> Config:
         model="stable-diffusion-v1-5/stable-diffusion-v1-5",
         lora_rank=16,
         ema=0.0,
-        sampling=Sampling(guidance_scale=5.0, steps=50, every=50, scales=(1.0, 3.0, 5.0, 7.5)),
+        sampling=Sampling(guidance_scale=5.0, num_inference_steps=50, every=50, scales=(1.0, 3.0, 5.0, 7.5)),
         train=Train(epochs=4, batch_size=16, accumulate=4, eval_batch_size=8, precision="bf16"),
         optim=Optim(lr=1e-4, weight_decay=0.01, warmup=0.03),
     )
@@ -98,10 +98,12 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     process.asked = "asked"
     vae = parts.vae.to(run.device).eval()
     z = pipeline.scaled(vae, latents.cached(vae, found.images))
-    train_data, val_data = (captions.Noised(z, found, i, process, cfg.drop) for i in (found.learn, found.held_out))
+    train_data, val_data = (
+        captions.Noised(z, found, i, process, cfg.conditioning_dropout_prob) for i in (found.learn, found.held_out)
+    )
     data = {"train": train_data, "val": val_data}
     if found.test is not None:
-        data["test"] = captions.Noised(z, found, found.test, process, cfg.drop)
+        data["test"] = captions.Noised(z, found, found.test, process, cfg.conditioning_dropout_prob)
         data["test"].split = "test"
     words = parts.read(found.captions, run.device)
     model = stable.Captioned(parts.unet, words)
@@ -120,7 +122,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def sample(model: nn.Module, captions: Tensor, noise: Tensor, scale: float, sampler: str = "ddim") -> Tensor:
         """Return images (B, C, H, W) in [-1, 1]. The gate `prompt` checks that the exported pipeline makes the same ones."""
-        how = {"null": val_data.null, "guidance_scale": scale, "num_inference_steps": asked.steps}
+        how = {"null": val_data.null, "guidance_scale": scale, "num_inference_steps": asked.num_inference_steps}
         return pipeline.decode(vae, pipeline.sample(model, process.sampler(sampler), captions, noise, **how)).clamp(
             -1, 1
         )

@@ -21,7 +21,7 @@ from trainworthy.recipes.shared import digits
 
 from tests.helpers.commands import environment, equal_but_rounding, losses, read, run_folder, trainworthy
 
-SHORT = ("--autoencoder.epochs", "0.2", "--latent.epochs", "0.2", "--sampling.every", "50", "--sampling.steps", "4",
+SHORT = ("--autoencoder.epochs", "0.2", "--latent.epochs", "0.2", "--sampling.every", "50", "--sampling.num-inference-steps", "4",
          "--gates.no-enabled", "--run.no-tensorboard")  # fmt: skip
 
 
@@ -127,7 +127,9 @@ torch.save(made.images, "made.pt")
 def test_an_autoencoder_below_the_bar_is_refused_once_it_is_trained(tmp_path: Path):
     """An untrained one, as what stage one left and as what eight samples made of it: only the first can be evaluated."""
     loaded, accelerator = loading.load("diffusion/latent"), Accelerator(cpu=True)
-    first, second = stages.parts(loaded, config.parse(loaded.module, ["--sampling.steps", "4"], prog="test")[0])
+    first, second = stages.parts(
+        loaded, config.parse(loaded.module, ["--sampling.num-inference-steps", "4"], prog="test")[0]
+    )
     before, found = first.untrained(accelerator), {}
     for follows in ("trained", "rehearsed"):
         context = gates.GateContext(second.cfg, accelerator, second.maker(lambda: before), loaded.module.train, tmp_path, {}, {},
@@ -151,7 +153,7 @@ def test_an_autoencoder_below_the_bar_is_refused_once_it_is_trained(tmp_path: Pa
         pytest.param(("--vae.path", "nowhere"), ("no autoencoder there", "nowhere"), marks=pytest.mark.verify),
         pytest.param(("--vae.path", "rgb"), ("does not fit", "3 channels of pictures", "needed"), marks=pytest.mark.verify),
         pytest.param(("--vae.path", "grey", "--vae.channels", "8"), ("4 of latents", "1 and 8"), marks=pytest.mark.verify),
-        pytest.param(("--noise.schedule", "flow"), ("squaredcos_cap_v2",), marks=pytest.mark.verify),
+        pytest.param(("--noise.beta-schedule", "flow"), ("squaredcos_cap_v2",), marks=pytest.mark.verify),
         pytest.param(("--noise.shift", "3"), ("noise.shift",), marks=pytest.mark.verify),
     ],
 )  # fmt: skip

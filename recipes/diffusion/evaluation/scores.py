@@ -21,7 +21,7 @@ class Sampling:
 
     guidance_scale: float = 2.0
     """Classifier-free guidance scale; 1: no guidance (Ho & Salimans 2022)."""
-    steps: int = 25
+    num_inference_steps: int = 25
     """Steps of the sampler: DDIM (Song 2021), or Euler's method for a flow."""
     every: int = 5
     """Evaluations sample one image for every n-th validation image, with its class or caption and its noise."""

@@ -80,7 +80,7 @@ def noise_process(
         with tempfile.TemporaryDirectory() as name:
             stage.export(Path(name))
             shipped = DiffusionPipeline.from_pretrained(name, trust_remote_code=True).scheduler
-            val, steps = stage.data["val"], context.cfg.sampling.steps
+            val, steps = stage.data["val"], context.cfg.sampling.num_inference_steps
             few = fetch(val, pick(val, min(FEW, len(val)), context.cfg.run.seed), None, run.device)
             way = walk(asked, Path(name), val, few, ask, steps)
         stage.model.to(run.device)
@@ -139,7 +139,7 @@ def noise_process(
             "the target has another sign or form than the scheduler inverts\n"
             "the net gets another timestep in training than in sampling: another scale, or time reversed\n"
             "one timestep for the whole batch, or a constant\n"
-            "the noisiest level is not pure noise, but sampling begins there: --noise.schedule and --noise.timesteps belong together "
+            "the noisiest level is not pure noise, but sampling begins there: --noise.beta-schedule and --noise.num-train-timesteps belong together "
             "(linear needs 1,000 timesteps)",
             evidence={"kind": asked.kind, "levels": t, "rms": wrong, "known": known, "quarters": spread.tolist(), "left": left,
                       "walk": way and {"worst": way.worst, "end": way.end, "met": sorted(way.met)}},
@@ -212,10 +212,11 @@ def hidden_class(context: GateContext) -> Finding:
     compares that net's loss and predictions with the class and without it."""
     cfg = context.cfg
     run, stage, seen = trained(context)
-    if cfg.drop == 0 and cfg.sampling.guidance_scale == 1:
-        raise Skip("no class dropout and no guidance: --drop 0 --sampling.guidance-scale 1")
+    due = cfg.conditioning_dropout_prob
+    if due == 0 and cfg.sampling.guidance_scale == 1:
+        raise Skip("no class dropout and no guidance: --conditioning-dropout-prob 0 --sampling.guidance-scale 1")
     share, n = sum(seen.hidden) / max(1, len(seen.hidden)), max(1, len(seen.hidden))
-    slack = 4 * math.sqrt(max(cfg.drop * (1 - cfg.drop), 0.01) / n)
+    slack = 4 * math.sqrt(max(due * (1 - due), 0.01) / n)
     data = stage.data["val"]
     batch = fetch(data, pick(data, min(128, len(data)), cfg.run.seed), None, run.device)
     key, classes = asked_for(data)
@@ -229,12 +230,12 @@ def hidden_class(context: GateContext) -> Finding:
     apart = ((predictions[0] - predictions[1]).norm() / predictions[0].norm().clamp_min(1e-9)).item()
     enough = 0.7 * data.process.initial_loss(batch)
     instead = " ".join(map(str, sorted(seen.null)[:5])) or "nothing"
-    hidden = share > 0 and abs(share - cfg.drop) <= slack and len(seen.null) == 1 and null >= classes
+    hidden = share > 0 and abs(share - due) <= slack and len(seen.null) == 1 and null >= classes
     return Finding(
         hidden and apart > 1e-3 and losses[1] <= enough,
         f"the class is dropped in {share:.1%} of {n:,} samples (value instead: {instead}); after {SHORT} steps the loss is "
         f"{losses[0]:.3f} with the class and {losses[1]:.3f} without; the predictions differ by {apart:.1%}",
-        f"dropped in {cfg.drop:.0%} +- {slack:.1%}, always replaced by the same value, which is no class; a loss below {enough:.3f} "
+        f"dropped in {due:.0%} +- {slack:.1%}, always replaced by the same value, which is no class; a loss below {enough:.3f} "
         "without it; different predictions",
         "the drop mask is drawn but not applied to the net's input\n"
         "the class never reaches the net\nthe null class is a real class",
@@ -305,7 +306,7 @@ def weighting(context: GateContext) -> Finding:
         "velocity\n"
         "the weight belongs to another sample's timestep, or to the reversed schedule\n"
         "timesteps are drawn from another distribution than declared: uniform instead of logit-normal, another mean or deviation\n"
-        "on purpose: --noise.snr-gamma inf (a diffusion), --noise.mean and --noise.std (a flow)",
+        "on purpose: --noise.snr-gamma inf (a diffusion), --noise.logit-mean and --noise.logit-std (a flow)",
         evidence={"kind": asked.kind, "levels": t, "weights": asked.weight.tolist(), "expected": expected.tolist(), "apart": apart},
     )  # fmt: skip
 
@@ -383,7 +384,7 @@ def light(history: list[dict[str, float]]) -> Finding:
         abs(brighter) <= BRIGHT and abs(richer) <= RICH,
         f"the samples' mean differs by {brighter:+.3f}, their standard deviation by {richer:+.3f}, pictures in [-1, 1]",
         f"means within {BRIGHT:g}, standard deviations within {RICH:g}",
-        "the schedule does not end at pure noise, but sampling begins there: --noise.schedule, --noise.timesteps\n"
+        "the schedule does not end at pure noise, but sampling begins there: --noise.beta-schedule, --noise.num-train-timesteps\n"
         "too much guidance (saturated) or too little training (grey): --sampling.guidance-scale, --train.epochs",
     )  # fmt: skip
 

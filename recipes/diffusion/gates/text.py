@@ -52,7 +52,7 @@ def prompt(context: GateContext) -> Finding:
         words, empty = (_apart(a, b) for a, b in zip(read, told, strict=True))
         side = val.images.shape[-1]
         how = {
-            "num_inference_steps": asked.steps,
+            "num_inference_steps": asked.num_inference_steps,
             "guidance_scale": asked.guidance_scale,
             "height": side,
             "width": side,
