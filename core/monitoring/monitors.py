@@ -273,7 +273,7 @@ class Monitor:
     title: str
     judge: "Callable[[list[dict[str, float]]], Finding]"
     """Rows of epoch_metrics (`epoch`, `step`, `train/...`, `val/...`), at least one -> finding; advice if it is not ok.
-    The report recommends first the rung in evidence["rung"]. A cause in evidence["stop"] stops the run at this
+    The report recommends first the fallback in evidence["fallback"]. A cause in evidence["stop"] stops the run at this
     evaluation (exit 4)."""
 
 
@@ -313,8 +313,8 @@ def of(run: "Run", stage: Stage, gap: Gap | None = None, norms: Norms | None = N
     """Run every monitor on the current files of a run."""
     own = [_own(one, run.journal.history) for one in stage.monitors] + ([norms.verdict()] if norms else [])
     for v in own:
-        if v.verdict == "advice" and (rung := v.evidence.get("rung")):
-            v.remedy = f"trainworthy resume {run.home} --rung {rung}\n{v.remedy}"
+        if v.verdict == "advice" and (fallback := v.evidence.get("fallback")):
+            v.remedy = f"trainworthy resume {run.home} --fallback {fallback}\n{v.remedy}"
     no_gap = {} if "train" in stage.data else {"no_gap": "no training set: the loop makes its own samples"}
     return own + judge(
         read_rows(run.folder / "step_metrics.jsonl"), config.to_dict(run.cfg), total=run.total_steps(stage),

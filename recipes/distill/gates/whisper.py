@@ -306,8 +306,8 @@ def repetition(history: list[dict[str, float]]) -> Finding:
     )  # fmt: skip
 
 
-def ladder(rung: str) -> Monitor:
-    """Return the monitor that recommends `rung` if the decoder does not read features that are close to the teacher's."""
+def ladder(fallback: str) -> Monitor:
+    """Return the monitor that recommends `fallback` if the decoder does not read features that are close to the teacher's."""
 
     @monitor("ladder", rows="W7", title="the word error rate falls; otherwise the decoder must be trained too")
     def check(history: list[dict[str, float]]) -> Finding:
@@ -328,7 +328,7 @@ def ladder(rung: str) -> Monitor:
             f"at most {PLATEAU:.0%}, or a tenth less than before (if the cosine is below {READABLE:g} or fewer than {VARIED:.0%} differ, the "
             f"first stage must be better; below {HEARD:g} nats, more recordings are needed)",
             "the decoder cannot read this student's features: train it, too, and watch the word error rate with the input of another recording",
-            evidence={"rung": rung, "before": before, "now": now},
+            evidence={"fallback": fallback, "before": before, "now": now},
         )  # fmt: skip
 
     return check
