@@ -249,7 +249,7 @@ def test_a_recipe_without_rungs_and_a_run_with_nothing_to_go_on_from(fork, launc
     checked = launch("run", "mine.py", *QUICK[1:], "--gates.no-enabled", "--train.epochs", "0.05")
     shutil.rmtree(checked.folder() / "checkpoints")
     refused = launch("resume", str(checked.folder()), "--fallback", "higher")
-    assert (refused.returncode, "nothing to go on from" in refused.stderr) == (2, True), refused.shown
+    assert (refused.returncode, "no weights to continue from" in refused.stderr) == (2, True), refused.shown
     fork(name="other.py")
     plain = launch("run", "other.py", *QUICK, "--train.epochs", "0.05")
     refused = launch("resume", str(plain.folder()), "--fallback", "higher")
