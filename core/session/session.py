@@ -184,7 +184,7 @@ def told(loaded: recipes.Recipe, cfg: config.Config) -> Iterator[None]:
             raise
         raise UserError(
             f"{loaded.id} cannot read its data or build its model", got=f"{type(error).__name__}: {error}",
-            cause=f"{frame.filename}:{frame.lineno}: {frame.line}", next=f"mend it, then: trainworthy check {loaded.target}",
+            cause=f"{frame.filename}:{frame.lineno}: {frame.line}", next=f"fix it, then: trainworthy check {loaded.target}",
         ) from None  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
 
 RECIPES = {gym.spaces.Discrete: "rl/ppo or rl/dqn", gym.spaces.Box: "rl/ppo or rl/sac"}
 """Recipes for each action space."""
-MEND = "  next:         mend it, then `trainworthy resume` the run folder (from its newest checkpoint), or run again"
+MEND = "  next:         fix it, then `trainworthy resume` the run folder (from its newest checkpoint), or run again"
 
 
 def sizes(name: str, *actions: type[gym.Space], stack: int = 1) -> tuple[int, int, type[gym.Space]]:
