@@ -22,6 +22,7 @@ from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
 from trainworthy.core.base.doubles import to_double
 from trainworthy.recipes.vision.classify import Block
 from trainworthy.recipes.vision.data import boxes
+from trainworthy.recipes.vision.evaluation import detection
 from trainworthy.recipes.vision.gates import detect as detect_gates
 from trainworthy.recipes.vision.gates import pictures
 from trainworthy.recipes.vision.models import detectors, exporting, zoo
@@ -165,7 +166,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
         found, truth = answers(model, data)
-        return boxes.scores(found, truth, len(data), classes)
+        return detection.scores(found, truth, len(data), classes)
 
     def answers(model: nn.Module, data: core.Data) -> tuple[Tensor, Tensor]:
         """((N, 7) picture, label, score, box of all that was found; (M, 6) picture, label, box of all there is), own pixels."""
@@ -184,11 +185,11 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         return gather(found).float(), gather(truth).float()
 
     def baselines() -> dict[str, dict[str, float]]:
-        truth = boxes.listed(data, data.held_out)
-        known = {"nothing found": boxes.scores(torch.zeros(0, 7), truth, len(val_data), classes)}
+        truth = detection.listed(data, data.held_out)
+        known = {"nothing found": detection.scores(torch.zeros(0, 7), truth, len(val_data), classes)}
         if not embedded:
             return known
-        return {**known, "vivid pixels, read by logistic regression": boxes.by_hand(data)}
+        return {**known, "vivid pixels, read by logistic regression": detection.baseline(data)}
 
     def names(labels: Tensor) -> str:
         said = [classes[c] for c in labels.tolist()]
@@ -196,15 +197,15 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
 
     def preview(batch: dict) -> list[core.Tile]:
         seen = zip(batch["image"], batch["boxes"], batch["labels"], strict=True)
-        return [core.Tile(names(y[y >= 0]), boxes.drawn(x, b[y >= 0], y[y >= 0])) for x, b, y in seen]
+        return [core.Tile(names(y[y >= 0]), detection.drawn(x, b[y >= 0], y[y >= 0])) for x, b, y in seen]
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         tiles = []
         for x, b, y, said in zip(batch["image"], batch["boxes"], batch["labels"], model(batch["image"]), strict=True):
             got = {k: v[said["scores"] >= SURE] for k, v in said.items()}
-            share = boxes.overlap_share(*(torch.cat([i[:, None], j], 1) for i, j in
+            share = detection.overlap_share(*(torch.cat([i[:, None], j], 1) for i, j in
                                           ((got["labels"], got["boxes"]), (y[y >= 0], b[y >= 0]))))  # fmt: skip
-            tiles.append(core.Tile(names(got["labels"]), boxes.drawn(x, got["boxes"], got["labels"]), score=share))
+            tiles.append(core.Tile(names(got["labels"]), detection.drawn(x, got["boxes"], got["labels"]), score=share))
         return tiles
 
     def figures(model: nn.Module, data: core.Data) -> dict:
@@ -218,7 +219,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
             sets = {"objects": {"boxes": b[y >= 0], "labels": y[y >= 0]}, "boxes before NMS": all_, "boxes after": kept}
             for what, said in sets.items():
                 told = f"{len(said['labels'])} {what}"
-                tiles.append(core.Tile(told, boxes.drawn(x, said["boxes"], said["labels"])))
+                tiles.append(core.Tile(told, detection.drawn(x, said["boxes"], said["labels"])))
         return {"Held-out pictures: truth, boxes before and after NMS": tiles}
 
     def export(folder: Path) -> None:
