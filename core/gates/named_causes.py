@@ -124,7 +124,7 @@ def of_no_memory(model: nn.Module, loss: Callable[[dict], Tensor], batch: dict, 
         return "no gradient arrives at any parameter: it is exactly 0"
     apart = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(own, other, strict=True))) / size
     if apart < 1e-5:
-        return (f"the input does not reach the loss: with the inputs of other samples its gradient is the same ({apart:.0e} apart, "
+        return (f"the input does not reach the loss: with the inputs of other samples its gradient is the same (to {apart:.0e}, "
                 "relative)")  # fmt: skip
     return ""
 
@@ -212,7 +212,7 @@ def of_division(gaps_of_first: float, factor: float | None, parts: int, *, mean:
     the first micro-batch alone; `factor`: the multiple of the whole batch's gradient that it is; `mean`: the loss of twice as many
     equal samples is the same; `equal_agree`: micro-batches of equal size give the whole batch's gradient."""
     if gaps_of_first < SAME:
-        return f"the first of {parts} micro-batches alone counts: a loop that ignores step.batches[1:] ({gaps_of_first:.0e} apart, relative)"
+        return f"the first of {parts} micro-batches alone counts: a loop that ignores step.batches[1:] (relative difference {gaps_of_first:.0e})"
     if mean:
         return "the loss is a mean over its samples (twice as many equal samples have the same loss): return SUMS"
     if equal_agree:

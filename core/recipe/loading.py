@@ -33,10 +33,10 @@ class Recipe:
 
     entry: Entry
     module: ModuleType
-    rungs: tuple[str, ...] = ()
-    """Rungs so far; the last is this recipe's only stage (`core/session/rungs.py`)."""
+    fallbacks: tuple[str, ...] = ()
+    """Fallbacks so far; the last is this recipe's only stage (`core/session/fallbacks.py`)."""
     start: str = ""
-    """Hash of the weights from which a rung continues."""
+    """Hash of the weights from which a fallback continues."""
 
     @property
     def id(self) -> str:

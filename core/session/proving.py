@@ -106,7 +106,7 @@ def _failed(s: Session, context: gates.GateContext, failed: list[gates.Verdict],
     first = failed[0]
     explained = f", explained by {first.evidence['explained_by']}" if "explained_by" in first.evidence else ""
     proved = ["check", *s.argv, *context.argv[len(s.argv) :], "--only", first.id]
-    again = ["trainworthy", *(["resume", str(s.folder)] if s.recipe.rungs else masking.words(proved))]
+    again = ["trainworthy", *(["resume", str(s.folder)] if s.recipe.fallbacks else masking.words(proved))]
     return GateFailed(
         f"{len(failed)} of {of} gates failed, first: {first.id} ({first.rows}){explained}\n"
         f"  evidence:     {s.folder / 'report.html'} and {context.folder / 'gates' / first.id}/\n"

@@ -188,7 +188,7 @@ def told(loaded: recipes.Recipe, cfg: config.Config) -> Iterator[None]:
             raise
         raise UserError(
             f"{loaded.id} cannot read its data or build its model", got=f"{type(error).__name__}: {error}",
-            cause=f"{frame.filename}:{frame.lineno}: {frame.line}", next=f"mend it, then: trainworthy check {loaded.target}",
+            cause=f"{frame.filename}:{frame.lineno}: {frame.line}", next=f"fix it, then: trainworthy check {loaded.target}",
         ) from None  # fmt: skip
 
 
@@ -284,9 +284,9 @@ def write_start(session: Session) -> None:
         stage_folder = part.folder(s.folder)
         stage_folder.mkdir(parents=True, exist_ok=True)
         _write_args(replace(s, cfg=part.cfg), stage_folder, stage=part.name)
-    own, rungs = masking.settings(config.to_dict(last.cfg)), s.recipe.rungs
-    more = {"last_stage": {k: own[k] for k in ("train", "optim")}} if earlier or rungs else {}
-    _write_args(s, s.folder, **more, **({"rungs": rungs, "stage": last.name} if rungs else {}))
+    own, fallbacks = masking.settings(config.to_dict(last.cfg)), s.recipe.fallbacks
+    more = {"last_stage": {k: own[k] for k in ("train", "optim")}} if earlier or fallbacks else {}
+    _write_args(s, s.folder, **more, **({"fallbacks": fallbacks, "stage": last.name} if fallbacks else {}))
     write_whole(s.folder / "environment.json", json.dumps(environment.collect(s.recipe, s.accelerator), indent=1))
     shutil.copy(s.recipe.entry.path, s.folder / "recipe.py")
 

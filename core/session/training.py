@@ -100,7 +100,7 @@ def train_stage(
     if wrong := agreed(s.accelerator, result.get("wrong")):
         raise WrongExport(f"the export in {s.folder / 'export'} is not what was scored: {wrong[0].measured}\n"
                           f"  needed:       {wrong[0].needed}\n  likely cause: {wrong[0].remedy.splitlines()[0]}\n"
-                          f"  next:         mend export(), then start a new run; weights: {s.folder / 'checkpoints'}")  # fmt: skip
+                          f"  next:         fix export(), then start a new run; weights: {s.folder / 'checkpoints'}")  # fmt: skip
     return stage, done + one.step
 
 

@@ -106,7 +106,7 @@ def test_remembered_passes_cover_all_data_and_late_imports(tmp_path: Path):
     first = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
     assert "gates passed" in first.stdout, first.stderr
     again = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
-    assert "verdicts stand" in again.stdout, again.stderr
+    assert "verdicts are remembered" in again.stdout, again.stderr
     assert "gates passed" not in again.stdout
     (tmp_path / "changed").write_text("copies")
     waived = ("--gates.waive", "data", "--gates.because", "leakage alone")
@@ -117,12 +117,12 @@ def test_remembered_passes_cover_all_data_and_late_imports(tmp_path: Path):
     torch.save(torch.full((16, 1, 5, 5), torch.nan), tmp_path / "weights.pt")
     damaged = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
     assert damaged.returncode == 3, damaged.stdout
-    assert "verdicts stand" not in damaged.stdout
+    assert "verdicts are remembered" not in damaged.stdout
     (tmp_path / "weights.pt").unlink()
     fork.with_name("neighbour_of_mine.py").write_text("raise RuntimeError('another version')\n")
     other = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
     assert other.returncode == 3, other.stdout
-    assert "verdicts stand" not in other.stdout
+    assert "verdicts are remembered" not in other.stdout
 
 
 # ---------------------------------------------------------------------------------------------------------------- resume

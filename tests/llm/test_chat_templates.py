@@ -13,7 +13,7 @@ from bench import chat_templates
 from tests.helpers import language
 from tests.llm import chat_models
 from tests.llm.chat_models import names, tokenizer
-from tests.llm.test_llm import QUICK, SMALL, written
+from tests.llm.test_sft import QUICK, SMALL, written
 
 THINKING = ("deepseek_r1_distill", "deepseek_r1_distill_training", "deepseekv3", "deepseekv3_training")
 """Their generation prompt opens a reasoning block, whatever the answer; all but one of them drop an answer's reasoning."""
@@ -191,7 +191,7 @@ def test_bugs_where_templates_differ_are_stopped(name, old, new, gate, words, tm
 ], ids=["one-constant-id", "other-ids"])  # fmt: skip
 def test_scored_tokens_that_are_other_ids_are_stopped_by_the_objective(body, words, tmp_path: Path, fork, launch):
     """The gradient is where it should be: only the number tells."""
-    from tests.llm.planted_llm import COLLATOR, collated
+    from tests.llm.planted_sft import COLLATOR, collated
 
     fork((COLLATOR, collated(*body.split("; "))), recipe="llm/sft")
     done = launch(

@@ -10,7 +10,7 @@ from trainworthy.recipes.llm.data import documents, files, mixture, pairs
 
 from tests.helpers import language
 from tests.llm import chat_models
-from tests.llm.test_llm import written
+from tests.llm.test_sft import written
 
 SHORT = [{"prompt": f"What is {i}?", "completion": f"It is {i}."} for i in range(60)]
 TOOL = {"name": "weather", "description": "Says how the weather is.",

@@ -16,7 +16,7 @@ from trainworthy.recipes.rl.language.kl_control import Controller, checked
 
 from tests.helpers import language
 from tests.helpers.commands import losses, read, run_folder, trainworthy
-from tests.llm.test_llm import written
+from tests.llm.test_sft import written
 from tests.rl import planted_grpo
 
 REWARDS = '''"""Rewards for a model of random weights, which is never right."""

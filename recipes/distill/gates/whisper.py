@@ -312,11 +312,11 @@ def repetition(history: list[dict[str, float]]) -> Finding:
     )  # fmt: skip
 
 
-def ladder(rung: str) -> Monitor:
-    """Return the monitor that recommends `rung` if the decoder does not read features that are close to the teacher's."""
+def ladder(fallback: str) -> Monitor:
+    """Return the monitor that recommends `fallback` if the decoder does not read features that are close to the teacher's."""
 
     @monitor("ladder", rows="W7", title="the word error rate falls; otherwise the decoder must be trained too")
-    def judge(history: list[dict[str, float]]) -> Finding:
+    def check(history: list[dict[str, float]]) -> Finding:
         """Compares the word error rate in the last third of the evaluations with the third before; at the end also whether transcripts
         differ and the loss can still fall."""
         third = len(history) // 3
@@ -334,10 +334,10 @@ def ladder(rung: str) -> Monitor:
             f"at most {PLATEAU:.0%}, or a tenth less than before (if the cosine is below {READABLE:g} or fewer than {VARIED:.0%} differ, the "
             f"first stage must be better; below {HEARD:g} nats, more recordings are needed)",
             "the decoder cannot read this student's features: train it, too, and watch the word error rate with the input of another recording",
-            evidence={"rung": rung, "before": before, "now": now},
+            evidence={"fallback": fallback, "before": before, "now": now},
         )  # fmt: skip
 
-    return judge
+    return check
 
 
 FEATURES = [agreement, vocabulary, counted, magnitude, alignment]

@@ -180,7 +180,7 @@ def usable(root: Path, found: dict[str, Lines], max_bad: float) -> dict[str, Lin
             f"{' and '.join(one.told for one in refused)} cannot be used",
             got="\n".join(said), needed="image, question and answer, each a text; or conversations, or messages, of users and answers in turn; "
             f"pictures that Pillow opens; at most {max_bad:.1%} of other lines (--data.max-bad)",
-            next=f"--data.max-bad {math.ceil(1000 * share) / 1000:.3f} leaves them out" if share < 0.5 else "mend or convert them",
+            next=f"--data.max-bad {math.ceil(1000 * share) / 1000:.3f} leaves them out" if share < 0.5 else "correct or convert them",
         )  # fmt: skip
     return found
 
