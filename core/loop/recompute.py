@@ -10,8 +10,8 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.recipe.stage import Stage
 
 FLAG = "--train.gradient-checkpointing"
-SWITCHES = ("gradient_checkpointing_enable", "enable_gradient_checkpointing")
-"""Of models of transformers and of diffusers, which know their blocks."""
+SWITCHES = ("activation_checkpointing_enable", "gradient_checkpointing_enable", "enable_gradient_checkpointing")
+"""Of models of transformers (since 5.23, and before) and of diffusers, which know their blocks."""
 
 
 def apply(stage: Stage) -> None:
@@ -20,7 +20,7 @@ def apply(stage: Stage) -> None:
     own = list(_switched(stage.model))
     for net, switch in own:
         _assert_repeatable(net)
-        how: tuple = ({"use_reentrant": False},) if switch == SWITCHES[0] else ()
+        how: tuple = () if switch == SWITCHES[-1] else ({"use_reentrant": False},)
         getattr(net, switch)(*how)
     if own:
         return
