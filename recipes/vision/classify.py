@@ -30,6 +30,7 @@ class Config(core.Config):
     """Settings of vision/classify."""
 
     data: pictures.Source = field(default_factory=pictures.Source)
+    SEARCH_RANGES = "label_smoothing=0:0.2 mix.mixup=0:0.4 mix.cutmix=0:1"
     mix: mixing.Mix = field(default_factory=mixing.Mix)
     balance: balancing.Balance = field(default_factory=balancing.Balance)
     model: str = "small"

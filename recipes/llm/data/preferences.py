@@ -87,6 +87,7 @@ def _taken(row: dict[str, str], chat: pairs.Chat) -> None:
 def rendered(row: dict[str, Any], chat: pairs.Chat) -> dict[str, str]:
     """A row of any shape as three texts; a conversation before the answers is JSON, as `Chat.turns` reads it. Raises `BadRow`."""
     found = formats.preference(row)
+    chat.unmarked(*(found[k] for k in COLUMNS))
     if "messages" in found:
         found["prompt"] = json.dumps({k: found.pop(k) for k in ("messages", "tools") if k in found})
     for key in ("chosen", "rejected"):

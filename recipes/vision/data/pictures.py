@@ -237,7 +237,7 @@ def _classes(found: list, names: Sequence[str] | None, where: str) -> tuple[Tens
         raise UserError(f"{wrong.total():,} of {len(labels):,} labels of {where} are no class",
                         got=", ".join(f"{k} ({n:,} times)" for k, n in wrong.most_common(5)),
                         needed=f"0 to {len(classes) - 1} ({', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''})",
-                        cause="-1 stands for unlabelled on the hub; counting from 1; another list of classes",
+                        cause="-1 means unlabelled on the hub; counting from 1; another list of classes",
                         next="leave those rows out, or give the split that has labels")  # fmt: skip
     return labels, classes
 

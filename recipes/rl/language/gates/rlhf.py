@@ -20,9 +20,9 @@ from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.llm.gates import fresh_export
+from trainworthy.recipes.rl.language.data.rewards import Reward, Sample, ask, fault
 from trainworthy.recipes.rl.language.kl_control import BOUND
-from trainworthy.recipes.rl.language.policy import Writer, own
-from trainworthy.recipes.rl.language.rewards import Reward, Sample, ask, fault
+from trainworthy.recipes.rl.language.models.policy import Writer, own
 
 TEXTS, WRITTEN = 96, 24  # completions that a reward is tested on; completions that are compared token by token
 FORMULA = 1e-6  # relative to the sum of absolute values, in fp32: both losses are computed from the same logits

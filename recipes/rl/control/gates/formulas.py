@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 from trainworthy.core.gates.formula import Statement, Statements
-from trainworthy.recipes.rl.control import heads
+from trainworthy.recipes.rl.control.models import heads
 
 LIKELY_BONUS = 1.0  # coefficient that stands in for an entropy bonus that is off
 MOVES = {"log_prob": 0.4, "value": 0.5, "return": 0.5}

@@ -18,8 +18,9 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.gates.recorder import rehearsed
-from trainworthy.recipes.rl.control.environments_gate import replay
-from trainworthy.recipes.rl.control.learning_probes import (
+from trainworthy.recipes.rl.control.data.probes import PROBES
+from trainworthy.recipes.rl.control.gates.environments import replay
+from trainworthy.recipes.rl.control.gates.learning_probes import (
     GAMMA,
     Subject,
     answers,
@@ -28,9 +29,8 @@ from trainworthy.recipes.rl.control.learning_probes import (
     learnt,
     probe_gate,
 )
-from trainworthy.recipes.rl.control.objective_gates import entries_gate, formula_gate, returns_gate
-from trainworthy.recipes.rl.control.probes import PROBES
-from trainworthy.recipes.rl.control.target_rate_gate import target_rate_gate
+from trainworthy.recipes.rl.control.gates.objective import entries_gate, formula_gate, returns_gate
+from trainworthy.recipes.rl.control.gates.target_rate import target_rate_gate
 
 LIMIT = 1e-3
 FALL = 1000.0  # far more than any value of a probe

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.rl.control.environments import Environments
+from trainworthy.recipes.rl.control.data.environments import Environments
 
 
 class Memory(nn.Module):

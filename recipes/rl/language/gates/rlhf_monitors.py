@@ -2,7 +2,7 @@
 
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.monitoring.monitors import Monitor, monitor
-from trainworthy.recipes.rl.control.monitors import curve, far
+from trainworthy.recipes.rl.control.gates.monitors import curve, far
 from trainworthy.recipes.rl.language.kl_control import Watch
 
 BEYOND = 1.2  # relative to the target, over the last third

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from trainworthy.core.loop.optim import exact
-from trainworthy.recipes.rl.control.nets import Running, mlp
+from trainworthy.recipes.rl.control.models.nets import Running, mlp
 
 
 class Writer(nn.Module):

@@ -13,7 +13,7 @@ from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Run
 from trainworthy.recipes.llm.gates.chat import backbone
-from trainworthy.recipes.rl.language.grpo_answers import Subject, alone, unit
+from trainworthy.recipes.rl.language.gates.grpo_answers import Subject, alone, unit
 
 STEPS = (-0.5, -0.1, 0.0, 0.1, 0.5)  # log-ratios to the older policy: inside the clip and outside, on both sides
 

@@ -10,10 +10,10 @@ from trainworthy.core.base.verdict import Skip
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage, batch_size
-from trainworthy.recipes.rl.control.environments import Environments
-from trainworthy.recipes.rl.control.memory import Remembering
-from trainworthy.recipes.rl.control.nets import Running
-from trainworthy.recipes.rl.control.replay import Replay
+from trainworthy.recipes.rl.control.data.environments import Environments
+from trainworthy.recipes.rl.control.data.replay import Replay
+from trainworthy.recipes.rl.control.models.memory import Remembering
+from trainworthy.recipes.rl.control.models.nets import Running
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Gates of control recipes on the configured run: the loss against its formula, training targets against their definition, and
 batch entries that the loss ignores.
 
-They require what recipes/rl/control/gates.py requires, and a `Subject` with `formula` and `targets`.
+They require what recipes/rl/control/gates/agents.py requires, and a `Subject` with `formula` and `targets`.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.formula import limit
 from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.recipe.stage import Stage, batch_size
-from trainworthy.recipes.rl.control import formulas
-from trainworthy.recipes.rl.control.recording import seen
-from trainworthy.recipes.rl.control.replay import Replay
+from trainworthy.recipes.rl.control.data.replay import Replay
+from trainworthy.recipes.rl.control.gates import formulas
+from trainworthy.recipes.rl.control.gates.recording import seen
 
 ROWS = 64  # samples of a batch that are compared one by one
 ON_PURPOSE = (
     "on purpose: add what is new as a loss term with a name of its own, state your own formula (`formula=` of gates.Subject, a "
-    'function like those of recipes/rl/control/formulas.py), or accept it: --gates.waive formula --gates.because "..."'
+    'function like those of recipes/rl/control/gates/formulas.py), or accept it: --gates.waive formula --gates.because "..."'
 )
 
 
@@ -33,7 +33,7 @@ def formula_gate(formula: Callable | None) -> Gate:
 
     @gate("formula", rows="R3 R5", title=title, explains=True)
     def prove(context: GateContext) -> Finding:
-        """Compares the last batch of two rollouts with recipes/rl/control/formulas.py: the value of each sample and the gradient of the sum.
+        """Compares the last batch of two rollouts with recipes/rl/control/gates/formulas.py: the value of each sample and the gradient of the sum.
         Stored numbers get noise, so that old and new policy differ and every clip is active."""
         if formula is None:
             raise Skip("there is no formula for this objective (`formula=` of gates.Subject)")

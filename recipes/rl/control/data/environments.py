@@ -24,11 +24,11 @@ from torch import Tensor
 from trainworthy.core.base import seeds
 from trainworthy.core.base.errors import Stop, UserError
 from trainworthy.core.recipe.stage import Data, Expect, Field
-from trainworthy.recipes.rl.control import arrays, probes
+from trainworthy.recipes.rl.control.data import arrays, probes
 
 CEILINGS = {"CartPole-v1": 500.0, "CartPole-v0": 200.0, probes.HIDDEN: 500.0, "Pendulum-v1": 0.0}
 """Best possible returns. Other environments use the return at which gymnasium calls them solved."""
-BEST_KNOWN = {"CartPole-v1": "500: the pole stands until the time limit"}
+BEST_KNOWN = {"CartPole-v1": "500: the pole is up until the time limit"}
 
 
 def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:

@@ -13,7 +13,7 @@ from trainworthy.core.base.modes import in_mode
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Run, evaluating
-from trainworthy.recipes.rl.language.problems import Asker, Reward
+from trainworthy.recipes.rl.language.data.problems import Asker, Reward
 
 FIRST = 8  # tokens of each answer whose distribution is kept as it was sampled from
 

@@ -9,10 +9,10 @@ from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.gates import fresh_export
 from trainworthy.recipes.llm.gates.chat import heard
-from trainworthy.recipes.rl.language import problems
-from trainworthy.recipes.rl.language.grpo_answers import Subject, Unit, alone, unit
-from trainworthy.recipes.rl.language.grpo_objective import formula_gate, objective, scored
-from trainworthy.recipes.rl.language.problems import Problems
+from trainworthy.recipes.rl.language.data import problems
+from trainworthy.recipes.rl.language.data.problems import Problems
+from trainworthy.recipes.rl.language.gates.grpo_answers import Subject, Unit, alone, unit
+from trainworthy.recipes.rl.language.gates.grpo_objective import formula_gate, objective, scored
 
 DRAWN, DRAWN_16 = (
     1e-3,
@@ -329,13 +329,13 @@ def judge(s: Subject) -> Gate:
 
         stage.model.generate = written
         try:
-            got = run.measure(stage, View(Problems(rows), range(len(rows))))[stage.metric.name]
+            got = run.measure(stage, View(Problems(rows), range(len(rows))))["accuracy"]
         finally:
             del stage.model.generate
         due = sum(right for _, right in told) / len(told)
         shown = ", ".join(repr(text) for text, _ in told[: len(kinds)])
         return Finding(
-            abs(got - due) < 1e-6, f"{stage.metric.name} is {got:.3f} for answers of which {due:.3f} are right, such as {shown}",
+            abs(got - due) < 1e-6, f"accuracy is {got:.3f} for answers of which {due:.3f} are right, such as {shown}",
             f"{due:.3f}: the last number counts",
             "the metric reads the first number, which is part of the calculation\nthe metric also reads what follows the end of an answer\n"
             "answers are assigned to other questions",

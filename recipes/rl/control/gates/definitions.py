@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from trainworthy.recipes.rl.control import formulas
+from trainworthy.recipes.rl.control.gates import formulas
 
 if TYPE_CHECKING:
-    from trainworthy.recipes.rl.control.recording import Seen
+    from trainworthy.recipes.rl.control.gates.recording import Seen
 
 ROWS = 48
 CAUSES = {

@@ -42,6 +42,9 @@ def longer(prompts: list[str], completions: list[str]) -> list[float]:
     return [float(len(c.split())) for c in completions]
 
 
+OWN = {f.__name__: f for f in (sentence, the, longer)}
+
+
 def ceiling(reward: Reward) -> float:
     """Its highest possible value; `inf` if unknown."""
     return 1.0 if reward is sentence else math.inf
@@ -54,7 +57,12 @@ def words(text: str) -> list[str]:
 
 @cache
 def load(name: str, setting: str = "--reward") -> Reward:
-    """Load `module:function`, or a folder with a sequence classifier of one label (as llm/reward exports)."""
+    """Load one of `OWN` by name, `module:function`, or a folder with a sequence classifier of one label (as llm/reward
+    exports)."""
+    if (
+        short := name.removeprefix("trainworthy.recipes.rl.language.rewards:")
+    ) in OWN:  # older args.json have the prefix
+        return OWN[short]
     if Path(name).is_dir():
         return Model(hub.locate(name, setting, packaged="module:function"))
     module, _, function = name.partition(":")
@@ -62,7 +70,7 @@ def load(name: str, setting: str = "--reward") -> Reward:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(f"{setting} {name} cannot be found", got=f"{type(error).__name__}: {error}",
-                        needed="module:function, or the folder of a reward model",
+                        needed="sentence, module:function, or the folder of a reward model",
                         cause="a misspelt name, or a module that is not on PYTHONPATH") from None  # fmt: skip
     if not callable(found):
         raise UserError(

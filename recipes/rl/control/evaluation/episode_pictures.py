@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.errors import Stop
 from trainworthy.core.recipe.stage import Tile
-from trainworthy.recipes.rl.control.environments import anew, first_action, make, play
+from trainworthy.recipes.rl.control.data.environments import anew, first_action, make, play
 
 
 def tiles(

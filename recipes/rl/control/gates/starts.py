@@ -7,7 +7,7 @@ import time
 import torch
 from torch import Tensor
 from trainworthy.core.base import seeds
-from trainworthy.recipes.rl.control.environments import Environments
+from trainworthy.recipes.rl.control.data.environments import Environments
 
 RESETS, SECONDS = 256, 2.0  # resets, and seconds at most, to estimate how often two starts are equal
 CHANCE = 1e-4  # probability of a false alarm

@@ -8,9 +8,9 @@ from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.loop.run import Plan
-from trainworthy.recipes.rl.control import starts
-from trainworthy.recipes.rl.control.environments import Environments, draw
-from trainworthy.recipes.rl.control.learning_probes import (
+from trainworthy.recipes.rl.control.data.environments import Environments, draw
+from trainworthy.recipes.rl.control.gates import starts
+from trainworthy.recipes.rl.control.gates.learning_probes import (
     environments_of,
 )
 

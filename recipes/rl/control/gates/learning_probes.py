@@ -11,9 +11,9 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, build
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
-from trainworthy.recipes.rl.control.environments import Environments
-from trainworthy.recipes.rl.control.memory import Remembering, after, beginning
-from trainworthy.recipes.rl.control.probes import PROBES
+from trainworthy.recipes.rl.control.data.environments import Environments
+from trainworthy.recipes.rl.control.data.probes import PROBES
+from trainworthy.recipes.rl.control.models.memory import Remembering, after, beginning
 
 Make = Callable[[Any, Run], Stage]
 UNITS = 60  # rollouts of 8 environments x 16 steps
