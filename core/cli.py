@@ -2,7 +2,6 @@
 
 import ast
 import os
-import re
 import signal
 import sys
 import time
@@ -159,7 +158,7 @@ def fork(argv: list[str]) -> None:
     if len(argv) != 3:
         raise UserError("fork needs a recipe and a new file", got=" ".join(argv[1:]) or "nothing", needed="trainworthy fork RECIPE FILE.py",
                         next="trainworthy fork vision/classify ./mine.py")  # fmt: skip
-    from trainworthy.core.recipe.forks import note, without_note
+    from trainworthy.core.recipe.forks import note, places, without_note
     from trainworthy.core.recipe.registry import find
 
     entry, target = find(argv[1]), Path(argv[2])
@@ -174,22 +173,14 @@ def fork(argv: list[str]) -> None:
     today = time.strftime("on %Y-%m-%d")
     target.write_text(without_note(source) + note(entry, source, today))
 
-    def line(pattern: str) -> int:
-        found = re.search(pattern, source, re.M)
-        return source[: found.start()].count("\n") + 1 if found else 1
-
+    lines = "\n".join(f"  line {line:<4} {what}" for what, line in places(source).items())
     print(f"""{target}: a copy of {entry.id}. It runs from any folder, behind the same gates:
 
   trainworthy check {target}
   trainworthy run {target}
 
 Edit first
-  line {line(r"^def tiny"):<4} settings of the preset
-  line {line(r"^    images, labels"):<4} where the data come from, and the split (by group, if samples share a source)
-  line {line(r"^    def loss"):<4} the loss: return SUMS; core divides them over the whole global batch
-  line {line(r"^    def evaluate"):<4} the evaluation: the number you will be asked for
-  line {line(r"^        metric=core.Metric"):<4} the question, chance, ceiling and best known result
-  line {line(r"^    expect = core.Expect"):<4} what a healthy run does (initial loss, loss floor), where theory says so""")
+{lines}""")
 
 
 def elsewhere(argv: list[str]) -> None:
