@@ -51,8 +51,9 @@ usage: trainworthy COMMAND ...    training recipes that must pass their gates be
   --init-from PATH                          fine-tune: start from these weights (run, check)
   --board                                   show the run in TensorBoard while it trains (run, resume)
   --on-end CMD                              run CMD when the run ends, stops itself or fails a gate (run, resume, check)
-  -n N, --accelerate-config FILE            number of processes, or accelerate's config file (run, check, lr, resume)
-  --nodes N --node-rank I --address HOST:PORT, --restarts N    several machines; start again what was lost (the same four)
+  --json                                    what was found as JSON on stdout, all else on stderr (every command with a result)
+  -n N, --accelerate-config FILE            number of processes, or accelerate's config file (run, check, lr, resume, profile)
+  --nodes N --node-rank I --address HOST:PORT, --restarts N    several machines; start again what was lost (run, check, lr, resume)
 
 exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the run stopped itself · 5 interrupted but saved"""
 
