@@ -8,6 +8,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 
+from trainworthy.core.base.console import write_anywhere
 from trainworthy.core.base.errors import USAGE, Stop, UserError
 from trainworthy.core.session import launcher as processes
 from trainworthy.core.session import nodes
@@ -60,6 +61,7 @@ exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the r
 
 def main() -> None:
     """Entry point."""
+    write_anywhere()
     argv = sys.argv[1:]
     try:
         if not argv or argv[0] in ("-h", "--help", "help"):
@@ -285,7 +287,8 @@ def launch(argv: list[str]) -> None:
                 return factory.main(argv)
     saved = processes.processes_of(Path(argv[1])) if n is None and argv[0] == "resume" and len(argv) > 1 else None
     n = n or (None if machines.wanted else saved)
-    env = dict(os.environ, PYTHONSAFEPATH="1")  # a folder core/ in the working directory must not shadow ours
+    # PYTHONSAFEPATH: a folder core/ in the working directory must not shadow ours. PYTHONUTF8: files are UTF-8 under any locale.
+    env = dict(os.environ, PYTHONSAFEPATH="1", PYTHONUTF8=os.environ.get("PYTHONUTF8", "1"))
     env = (QUIET | env) if argv[0] == "profile" else env
     command = [sys.executable, "-m", "trainworthy.launch", *argv]
     launcher = ["-m", "accelerate.commands.launch"]

@@ -6,7 +6,7 @@ Measures whether bugs are caught and healthy runs passed.
   trainworthy bugs --kind planted --seeds 0,1,2           every planted bug at three seeds
   trainworthy bugs rl/ppo --kind healthy --sample 5       five of its healthy variants
   trainworthy bugs --mutate vision/classify --sample 40   40 mutants: small changes of its source, one at a time
-  trainworthy bugs --mutate rl/ppo --steps 20 --helper recipes/rl/control/nets.py    and mutants of a helper module
+  trainworthy bugs --mutate rl/ppo --steps 20 --helper recipes/rl/control/models/nets.py    and mutants of a helper module
 
 Each case is a fork on which `trainworthy check` runs in its own process. Finished cases are kept in journal.jsonl by commit, case
 and seed, so that the same command continues where it stopped. The result is bugs.html and bugs.json.

@@ -11,7 +11,7 @@ from trainworthy.core.base.as_json import results
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import take_flag
 from trainworthy.core.commands.run import assert_boardable, in_short_at_the_end
-from trainworthy.core.loop.checkpoint import assert_resumable
+from trainworthy.core.loop.resumable import assert_resumable
 from trainworthy.core.monitoring import board
 from trainworthy.core.monitoring.trackers import tracked
 from trainworthy.core.recipe import loading as recipes
@@ -58,6 +58,10 @@ def resume(argv: list[str], found: dict[str, Any]) -> None:
         secrets = masking.defaults(own, saved["argv"]) | secrets
         cfg = config.complete(cfg, where=str(folder / "args.json"), command=command, secrets=secrets)
     changed = environment.changed_sources(folder, plain)
+    if not environment.kept(folder) and not force:
+        raise UserError(f"{folder / 'environment.json'} cannot be read, so nobody knows with which sources this run was started",
+                        needed="the file that the run wrote when it began, or --force", cause="it was removed, edited, or not copied "
+                        "with the run", next=f"{command} --force")  # fmt: skip
     if changed and not force:
         raise UserError("the recipe is not the one this run was started with", got="changed: " + ", ".join(changed),
                         needed="the same sources, or --force if the change does not matter",
@@ -71,6 +75,8 @@ def resume(argv: list[str], found: dict[str, Any]) -> None:
         cfg.init_from = None
     session = open_session(loaded, cfg, saved["preset"], words, folder=folder if rung is None else None)
     session.resumes = "" if rung is not None else "forced" if force else "as it was"
+    if session.resumes and (other := environment.changed_versions(folder)):
+        session.console.say(f"packages have changed since the run began: {other}", style="yellow")
     assert_boardable(cfg, wanted)
     shown = board.beside(session.folder.parent.parent, wanted=wanted and session.main, say=session.console.say)
     track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
@@ -97,7 +103,7 @@ def resumable(session: Session) -> Iterator[None]:
     problem = None
     if session.main and session.resumes:
         try:
-            assert_resumable(session.folder, session.identity)
+            assert_resumable(session.folder, session.identity, forced=session.resumes == "forced")
         except UserError as error:
             problem = error
     together(session.accelerator, problem)

@@ -32,7 +32,6 @@ same command continues."""
 
 import contextlib
 import json
-import os
 import shlex
 import sys
 import time
@@ -44,6 +43,7 @@ from trainworthy.core.base import config, masking, settings_check
 from trainworthy.core.base.as_json import results
 from trainworthy.core.base.console import Console, table
 from trainworthy.core.base.errors import DONE, GateFailed, Interrupted, Stop, UserError
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.commands import take_flag, take_number
 from trainworthy.core.monitoring import cost
 
@@ -239,9 +239,7 @@ def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
     multi_seed.made(home)
     study = studies.open_study(plan["storage"] or str(home / "study.journal"), plan["name"], declared, space)
     declared["trials"] = study.user_attrs[studies.DECLARED]["trials"]  # another process may have asked for more
-    spare = home / f".{PLAN}-{os.getpid()}"
-    spare.write_text(json.dumps(plan, indent=1))
-    os.replace(spare, home / PLAN)
+    write_whole(home / PLAN, json.dumps(plan, indent=1))
     on_end.run_folder(home)
     many = f", {declared['seeds']} seeds each" if declared["seeds"] > 1 else ""
     console.say(f"{declared['recipe']} · {declared['trials']} trials{many}, into {home}\n  {shlex.join(space.words())}")

@@ -338,9 +338,7 @@ def _which_weights(t: Trend) -> Advice:
     than the noise."""
     top, row = float(t.values[t.best]), t.rows[t.best]
     lead, error = t.sign * (top - t.value), f"two standard errors (±{num(t.error)})"
-    text = (
-        f"Best {num(top)} at epoch {_epoch(row):.4g} (step {row['step']:,}), newest {num(t.value)}: {num(lead)} apart, "
-    )
+    text = f"Best {num(top)} at epoch {_epoch(row):.4g} (step {row['step']:,}), newest {num(t.value)}: a difference of {num(lead)}, "
     if lead > 2 * t.error:
         return Advice("Fine-tune from the best, not from the last", f"{text}more than {error}.")
     return Advice("The newest weights will do", f"{text}within {error}. The best of many evaluations is partly luck.")

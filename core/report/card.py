@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from trainworthy.core.base import config, masking
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.monitoring import cost
 from trainworthy.core.recipe.registry import find
 from trainworthy.core.report.intervals import noise
@@ -20,7 +21,7 @@ CHOSEN = {
     "best": "chosen on the validation set itself: the number flatters",
 }
 
-BOOTSTRAP = "95% interval over the held-out samples (bootstrap; Wilson's of shares), which says nothing of other seeds"
+BOOTSTRAP = "95% interval over the held-out samples (bootstrap; Wilson's of shares), which does not cover other seeds"
 
 
 def measured(summary: dict) -> list[tuple[str, ...]]:
@@ -96,7 +97,7 @@ def write_card(folder: Path) -> Path:
         line += f"; waived: {v['reason']}" if v["verdict"] == "waived" else ""
         lines.append(f"- {plain(line)}")
     path = folder / "card.md"
-    path.write_text(page(lines))
+    write_whole(path, page(lines))
     return path
 
 

@@ -140,7 +140,7 @@ def card(found: dict[str, Any]) -> str:
         "",
         f"Best known: {plain(found['best_known'] or 'not stated')}.",
         "",
-        "Each seed has a card and a report of its own in seed-<k>/.",
+        "Each seed has its own card and report in seed-<k>/.",
     ]
     return page(lines)
 

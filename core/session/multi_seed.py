@@ -17,6 +17,7 @@ from typing import Any
 from trainworthy.core.base import config, masking, settings_check
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import DONE, INTERRUPTED, SIGNALS, Interrupted, UserError
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.machine import cores
 from trainworthy.core.monitoring import board
 from trainworthy.core.report.groups import NAME, plan_of, shown
@@ -53,7 +54,7 @@ def run(argv: list[str], asked: str, *, with_board: bool = False, found: dict[st
     plan, home = planned("run", argv, asked)
     folder = home / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     made(folder)
-    (folder / NAME).write_text(json.dumps({**plan, "argv": masking.words(plan["argv"])}, indent=1))
+    write_whole(folder / NAME, json.dumps({**plan, "argv": masking.words(plan["argv"])}, indent=1))
     _run(folder, plan, force=False, with_board=with_board, found=found)
 
 

@@ -1,10 +1,10 @@
 """One page about a study: the winner, isolation plots, ranges that were too short, every trial."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.report import PAGE, STYLE, intervals
 from trainworthy.core.report.charts import SENTINEL, Chart, inline, plain_powers, render
 from trainworthy.core.report.html import code, esc, note, num, section, table, tag
@@ -47,12 +47,9 @@ def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) 
         "Infeasible: a gate failed or the run stopped itself; no score.",
     )
     page = PAGE.format(title=esc(title), style=STYLE, hero=header, nav="", body=body, name=esc(home.name))
-    spare, path = home / f".report-{os.getpid()}.html", home / "report.html"
-    spare.write_text(page, encoding="utf-8")
-    os.replace(spare, path)  # several processes write it
-    spare = home / f".result-{os.getpid()}.json"
-    spare.write_text(json.dumps(plain(f, lines, command), indent=1, default=str))
-    os.replace(spare, home / "result.json")
+    path = home / "report.html"
+    write_whole(path, page)  # several processes write it
+    write_whole(home / "result.json", json.dumps(plain(f, lines, command), indent=1, default=str))
     return path
 
 

@@ -219,9 +219,7 @@ def ranged(cfg: config.Config, name: str, given: Any) -> Range:
     scale = ""
     if isinstance(given, dict):
         if not {"low", "high"} <= given.keys() <= {"low", "high", "log"}:
-            raise UserError(
-                f"the range of {name} is not one", got=given, needed="low and high, and log if it is to be said"
-            )
+            raise UserError(f"the range of {name} is not one", got=given, needed="low and high; log is optional")
         ends = [given["low"], given["high"]]
         scale = "" if given.get("log") is None else "log" if given["log"] else "linear"
     elif isinstance(given, str) and ":" in given:

@@ -115,14 +115,11 @@ def make_model(cfg: Config, tokenizer, log_p: Tensor) -> nn.Module:
     ids = {"vocab_size": len(tokenizer), "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
            "pad_token_id": tokenizer.pad_token_id}  # fmt: skip
     if cfg.model != "llama":
-        if cfg.qk_norm or cfg.rope != "default":
-            raise core.UserError("--qk-norm and --rope are of the net that is made here", got=f"--model {cfg.model}",
+        if cfg.qk_norm:
+            raise core.UserError("--qk-norm is of the net that is made here", got=f"--model {cfg.model}",
                                  needed="--model llama, or a config.json that contains it")  # fmt: skip
         where = hub.locate(cfg.model, "--model", packaged="llama", needs=("config.json",), weights=False)
-        config = hub.configuration(where, **ids)
-        if config.max_position_embeddings < cfg.data.context:
-            raise core.UserError(f"--model {cfg.model} reads fewer tokens than a row has", got=config.max_position_embeddings,
-                                 needed=f"{cfg.data.context} (--data.context)")  # fmt: skip
+        config = loading.fitted(hub.configuration(where, **ids), cfg)
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     if cfg.hidden_size % (2 * cfg.num_attention_heads):
         raise core.UserError(

@@ -21,10 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, RunSettings, Train
-from trainworthy.recipes.rl.control import definitions, environments, episode_pictures, formulas, gates, monitors
-from trainworthy.recipes.rl.control.environments import Environments, Episodes
-from trainworthy.recipes.rl.control.nets import Layers, Running, mlp
-from trainworthy.recipes.rl.control.replay import Replay, Target, fits
+from trainworthy.recipes.rl.control.data import environments
+from trainworthy.recipes.rl.control.data.environments import Environments, Episodes
+from trainworthy.recipes.rl.control.data.replay import Replay, Target, fits
+from trainworthy.recipes.rl.control.evaluation import episode_pictures
+from trainworthy.recipes.rl.control.gates import agents as gates
+from trainworthy.recipes.rl.control.gates import definitions, formulas, monitors
+from trainworthy.recipes.rl.control.models.nets import Layers, Running, mlp
 
 from trainworthy import core
 

@@ -21,11 +21,14 @@ from torch import Tensor, nn
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.rl.control import definitions, environments, episode_pictures, formulas, gates, monitors
-from trainworthy.recipes.rl.control.environments import Environments, Episodes
-from trainworthy.recipes.rl.control.heads import HEADS
-from trainworthy.recipes.rl.control.memory import Memory, Remembering, fits, player
-from trainworthy.recipes.rl.control.nets import Running, mlp
+from trainworthy.recipes.rl.control.data import environments
+from trainworthy.recipes.rl.control.data.environments import Environments, Episodes
+from trainworthy.recipes.rl.control.evaluation import episode_pictures
+from trainworthy.recipes.rl.control.gates import agents as gates
+from trainworthy.recipes.rl.control.gates import definitions, formulas, monitors
+from trainworthy.recipes.rl.control.models.heads import HEADS
+from trainworthy.recipes.rl.control.models.memory import Memory, Remembering, fits, player
+from trainworthy.recipes.rl.control.models.nets import Running, mlp
 
 from trainworthy import core
 

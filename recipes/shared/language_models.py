@@ -38,7 +38,7 @@ class LoRA:
     use_rslora: bool = False
     """Scale adapters by alpha / sqrt(rank) (rsLoRA, Kalajdzievski 2023)."""
     use_dora: bool = False
-    """Train the length of each column of the weights apart from its direction (DoRA, Liu 2024)."""
+    """Train the length of each column of the weights separately from its direction (DoRA, Liu 2024)."""
 
 
 # --------------------------------------------------------------------------------------------------------------- reading
@@ -53,7 +53,7 @@ def tokenizer(path: str, padding_side: str = "right") -> Any:
         and Path(path).is_dir()
         and not any((Path(path) / n).is_file() for n in hub.TOKENIZER.split(" or "))
     ):
-        print(f"note   {path} has no tokenizer: {smollm.CALLED}'s stands in for it")
+        print(f"note   {path} has no tokenizer: {smollm.CALLED}'s is used instead")
         path = str(smollm.folder())
     found = AutoTokenizer.from_pretrained(path, **({"padding_side": "left"} if padding_side == "left" else {}))
     if found.eos_token_id is None:

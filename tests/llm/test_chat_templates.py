@@ -233,6 +233,24 @@ def test_rows_as_people_have_them_train(tmp_path: Path, launch):
     assert "tokens a row (median)" in done.stdout
 
 
+@pytest.mark.verify
+def test_scaled_positions_are_trained_with_and_exported(tmp_path: Path, fork, launch):
+    """A folder whose configuration scales its positions (YaRN); one that is exported without the scaling is stopped. No tensor differs."""
+    scaled = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
+    net = str(language.write(tmp_path / "net", max_position_embeddings=256, rope_parameters=scaled))
+    asked = ("--model", net, *SMALL, "--lora-rank", "0", "--only", "exported,phases")
+    done = launch("check", "llm/sft", *asked)
+    assert done.returncode == 0, done.shown
+    assert "pass   exported" in done.stdout
+    saved = "        loading.export(trainer.model, tokenizer, folder)\n"
+    plain = "        config = trainer.model.config\n        own = config.rope_parameters\n        config.rope_parameters = {'rope_type': 'default', "
+    plain += f"'rope_theta': 10000.0}}\n{saved}        config.rope_parameters = own\n"
+    fork((saved, plain), recipe="llm/sft")
+    done = launch("check", "mine.py", *asked)
+    assert done.returncode == 3, done.shown
+    assert "FAIL   exported" in done.stdout
+
+
 @pytest.mark.parametrize("lora", ["4", "0"], ids=["adapters", "whole"])
 def test_an_export_of_other_weights_is_stopped(lora: str, tmp_path: Path, fork, launch):
     """The trained adapters (or weights) are drawn anew before they are written."""

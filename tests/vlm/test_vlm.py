@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
+from torch.nn import functional as F
+from trainworthy.recipes.vision.data.pictures import decode
 from trainworthy.recipes.vlm import instruct
 from trainworthy.recipes.vlm.data import conversations, folders, questions, rows, scenes
 from trainworthy.recipes.vlm.data.rows import Asked
@@ -155,6 +158,47 @@ def test_full_trains_hub_models_on_a_folder_and_exports(hub, launch):
     assert start.shape[1] == 1 + config["features"] + 3
     said = talker.generate(inputs_embeds=start, max_new_tokens=2, do_sample=False, pad_token_id=0)
     assert said.shape[0] == 1
+    assert {"accuracy"} <= read(out / "summary.json")["intervals"]["val"].keys()
+    predicted(out, hub, launch, talker, tokenizer, eyes, config)
+
+
+def predicted(out: Path, hub: Path, launch, talker, tokenizer, eyes, config: dict) -> None:
+    """`trainworthy predict` answers as the export does without this project: a question in a line, and a conversation."""
+    file, name = hub / "data" / "asked.jsonl", "val-1.png"
+    talk = [
+        {"from": "human", "value": "<image>\nany red ?"},
+        {"from": "gpt", "value": "yes"},
+        {"from": "human", "value": "left colour ?"},
+    ]
+    rows = [{"image": name, "question": "any red ?", "answer": "no", "id": 7}, {"image": name, "conversations": talk}]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    done = launch("predict", str(out), str(file), "--max-new-tokens", "3")
+    assert done.returncode == 0, done.shown
+    first, second = (json.loads(line) for line in done.stdout.splitlines())
+    assert (first["id"], first["reference"], first["question"]) == (7, "no", "any red ?")
+    assert "reference" not in second
+    assert max(first["tokens"], second["tokens"]) <= 3
+    image = decode(Image.open(hub / "data" / name)).float() / 255
+    image = F.interpolate(image[None], size=(config["side"],) * 2, mode="bicubic", antialias=True).clamp(0, 1)
+    embed, ids = (
+        talker.get_input_embeddings(),
+        tokenizer("\nany red ?", add_special_tokens=False, return_tensors="pt").input_ids,
+    )
+    start = torch.cat([embed(torch.tensor([[tokenizer.bos_token_id]])), eyes(image), embed(ids)], 1)
+    said = talker.generate(
+        inputs_embeds=start, max_new_tokens=3, do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=0
+    )
+    assert first["answer"] == tokenizer.decode(said[0], skip_special_tokens=True).strip()
+    file.write_text(
+        "\n".join(map(json.dumps, [rows[0], {"image": "nowhere.png", "question": "any red ?"}, {"prompt": "hello"}]))
+    )
+    refused(
+        launch("predict", str(out), str(file)),
+        "2 of 3 rows",
+        "row 1: a picture cannot be read",
+        "row 2: no image and question",
+    )
+    refused(launch("chat", str(out)), "answers questions about pictures", "trainworthy predict")
 
 
 @pytest.mark.verify

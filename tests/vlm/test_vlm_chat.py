@@ -1,6 +1,8 @@
 """vlm/instruct with a language model that has a chat template: rows, gates, long answers, files read when they are needed."""
 
 import copy
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -174,6 +176,28 @@ def test_a_planted_bug_of_turns_is_stopped(name, hub, fork, launch):
     assert words in " ".join((verdict["measured"], verdict["remedy"])), verdict
 
 
+@pytest.mark.verify
+def test_pictures_are_used_in_data_without_pairs(hub, fork, launch, tmp_path):
+    """The same questions about other pictures; a model that sees the mean of a batch's pictures is stopped."""
+    shutil.copytree(hub / "data", tmp_path / "data")
+    for split in ("train", "val"):
+        lines = [json.loads(line) for line in (hub / "data" / f"{split}.jsonl").read_text().splitlines()]
+        told = [json.dumps({k: v for k, v in line.items() if k != "pair"}) for line in lines]
+        (tmp_path / "data" / f"{split}.jsonl").write_text("\n".join(told))
+    asked = (*small(hub)[1:], "--data.path", str(tmp_path / "data"), "--stage", "instruct", "--only", "pairs")
+    done = launch("check", "vlm/instruct", *asked, HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.shown
+    assert "with each other's picture it changes by +" in done.verdicts()[-1]["measured"], done.shown
+    seen = "features = self.projector(self.encoder(images))\n"
+    fork(
+        (seen, "features = self.projector(self.encoder(images))\n        features = 0 * features + features.mean(0)\n"),
+        recipe="vlm/instruct",
+    )
+    done = launch("check", "mine.py", *asked, HF_HUB_OFFLINE="1")
+    assert done.returncode == 3, done.shown
+    assert "FAIL   pairs" in done.stdout
+
+
 def test_the_layer_of_the_encoder_is_a_setting(hub):
     """The last but one, as LLaVA has it; -1 is the last; what is not there is told."""
     from trainworthy.recipes.vlm.models import vision
@@ -212,7 +236,19 @@ def test_every_gate_passes_on_long_answers(talkative, launch):
     done = launch("check", *asked, timeout=900)
     assert done.returncode == 0, done.shown
     found = {v["id"]: v["verdict"] for v in done.verdicts()}
-    needed = {"overfit", "aligned", "spoken", "template", "prompts", "answers", "places", "towers", "rates", "prior"}
+    needed = {
+        "overfit",
+        "aligned",
+        "spoken",
+        "template",
+        "prompts",
+        "answers",
+        "places",
+        "towers",
+        "rates",
+        "prior",
+        "pairs",
+    }
     assert {k for k, v in found.items() if v == "pass"} >= needed, found
     assert "fail" not in found.values()
 

@@ -19,10 +19,11 @@ from trainworthy.core.gates.gate import Gate, GateContext, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import monitor
-from trainworthy.core.recipe.stage import View
+from trainworthy.core.recipe.stage import Metric, View
 from trainworthy.recipes.llm.data import preferences
 from trainworthy.recipes.llm.data.pairs import Chat
 from trainworthy.recipes.llm.evaluation.calibration import preferred
+from trainworthy.recipes.llm.gates import preference
 from trainworthy.recipes.llm.gates.chat import backbone, felt, quoting, reference, rows, rows_of, some
 
 FIRST_LOSS = math.log(2)  # all answers have the same reward
@@ -32,6 +33,13 @@ FOLLOWS = (
     0.5  # limit of the rank correlation of rewards with lengths: measured -0.07 healthy, 0.82 trained on length alone
 )
 ANSWERS = ("chosen", "rejected")
+
+
+def metric(name: str) -> Metric:
+    """Return the metric that selects the best checkpoint."""
+    if name == "nll":
+        return Metric(name, "the loss on held-out pairs", floor=FIRST_LOSS, ceiling=0.0, higher_is_better=False)
+    return Metric(name, preference.CHOICE, floor=0.5, ceiling=1.0)
 
 
 def loaded(folder: Path) -> nn.Module:
