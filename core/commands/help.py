@@ -13,6 +13,7 @@ RUN_OPTIONS = """\
   --max-steps 200       stop after so many optimiser steps
   --board               show the run in TensorBoard; its address is printed once it answers
   --on-end CMD          a command that runs when the run ends, stops itself or fails a gate
+  --json                result, verdicts and advice as JSON on stdout at the end; all other lines go to stderr
   --SETTING VALUE       any setting, such as --optim.lr 0.01; `trainworthy run RECIPE --help` lists those of a recipe"""
 
 PAGES = {
