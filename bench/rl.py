@@ -42,7 +42,7 @@ from trainworthy.core.base.console import Console
 from trainworthy.core.gates.gate import build
 from trainworthy.core.monitoring.metrics import MetricsTracker
 from trainworthy.core.recipe.loading import versions
-from trainworthy.recipes.rl.control import arrays, environments
+from trainworthy.recipes.rl.control.data import arrays, environments
 
 from trainworthy import core
 

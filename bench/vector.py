@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from trainworthy.recipes.rl.control import arrays, environments
-from trainworthy.recipes.rl.control.environments import Environments
+from trainworthy.recipes.rl.control.data import arrays, environments
+from trainworthy.recipes.rl.control.data.environments import Environments
 
 ENV = "CartPole-v1"
 

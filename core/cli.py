@@ -9,6 +9,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 
+from trainworthy.core.base.console import write_anywhere
 from trainworthy.core.base.errors import USAGE, Stop, UserError
 from trainworthy.core.session import launcher as processes
 from trainworthy.core.session import nodes
@@ -60,6 +61,7 @@ exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the r
 
 def main() -> None:
     """Entry point."""
+    write_anywhere()
     argv = sys.argv[1:]
     try:
         if not argv or argv[0] in ("-h", "--help", "help"):
@@ -236,9 +238,11 @@ def report(argv: list[str]) -> None:
     args_of(Path(argv[1]))
     page = write(Path(argv[1]))
     if as_json:
+        from trainworthy.core.base.as_json import results
         from trainworthy.core.report.plain import in_short
 
-        print(in_short(page))
+        with results(as_json) as found:
+            found |= in_short(Path(argv[1]))
         return
     print(page)
 
@@ -252,6 +256,20 @@ TARGETS = {
 """What a command works on, if it is not a recipe."""
 
 
+QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""For torch's profiler, which names missing cards and unknown memory blocks as errors."""
+
+
+def take_processes(argv: list[str]) -> tuple[list[str], str | None]:
+    """Return `argv` without `-n N`, and the number of processes."""
+    from trainworthy.core.base.config import take
+
+    rest, n = take(argv, "-n")
+    if n is not None and (not n.isdigit() or int(n) < 1):
+        raise UserError("-n needs a number of processes", got=n, needed="1 or more")
+    return rest, n
+
+
 def launch(argv: list[str]) -> None:
     """Start core.launch, through accelerate if there are several processes or a config file. Returns only from the check of
     a file with a factory."""
@@ -261,7 +279,7 @@ def launch(argv: list[str]) -> None:
         needed = TARGETS.get(argv[0], "a recipe: an id, or the path of a fork")
         raise UserError(f"{argv[0]} what?", needed=needed, next=f"trainworthy {argv[0]} --help")
     asked = argv
-    argv, n = take(argv, "-n")
+    argv, n = take_processes(argv)
     argv, file = take(argv, "--accelerate-config")
     argv, machines = nodes.take(argv)
     nodes.assert_usable(machines, argv, config_file=file)
@@ -276,15 +294,14 @@ def launch(argv: list[str]) -> None:
             if factory.offers(entry.path):
                 return factory.main(argv)
     saved = processes.processes_of(Path(argv[1])) if n is None and argv[0] == "resume" and len(argv) > 1 else None
-    if n is not None and (not n.isdigit() or int(n) < 1):
-        raise UserError("-n needs a number of processes", got=n, needed="1 or more")
     n = n or (None if machines.wanted else saved)
-    env = dict(os.environ, PYTHONSAFEPATH="1")  # a folder core/ in the working directory must not shadow ours
+    # PYTHONSAFEPATH: a folder core/ in the working directory must not shadow ours. PYTHONUTF8: files are UTF-8 under any locale.
+    env = dict(os.environ, PYTHONSAFEPATH="1", PYTHONUTF8=os.environ.get("PYTHONUTF8", "1"))
+    env = (QUIET | env) if argv[0] == "profile" else env
     command = [sys.executable, "-m", "trainworthy.launch", *argv]
     launcher = ["-m", "accelerate.commands.launch"]
-    if argv[0] in ("run", "check") and "--seeds" in {
-        w.split("=")[0] for w in argv
-    }:  # each seed starts its own launcher
+    has_seeds = "--seeds" in {w.split("=")[0] for w in argv}
+    if argv[0] in ("run", "check") and has_seeds:  # each seed starts its own launcher
         os.execve(sys.executable, [*command[:3], *asked], env)
     if file is not None:
         from trainworthy.core.session.engines import Setup
@@ -293,13 +310,13 @@ def launch(argv: list[str]) -> None:
         n = n or setup.processes
         words = ["--config_file", file]
         if setup.machines > 1:
-            print(setup.line(n), flush=True)
+            print(setup.line(n), file=sys.stderr, flush=True)
     elif machines.wanted:
         here = nodes.processes_here(machines, n, saved)
         processes.set_devices(env, here)
         n = str(machines.nodes * here)
         if machines.nodes > 1:
-            print(machines.line(int(n)), flush=True)
+            print(machines.line(int(n)), file=sys.stderr, flush=True)
         env |= machines.variables()
         launcher, words = machines.words(here), []
     elif n is not None and int(n) > 1:

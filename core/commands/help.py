@@ -36,11 +36,11 @@ Runs the gates, trains, exports, and writes the report. RECIPE is an id of `trai
 
 {RUN_OPTIONS}
 
-Everything is in runs/<recipe>/<time>/. `trainworthy report RUN_FOLDER --json` prints verdicts, result and advice as JSON.
+Everything is in runs/<recipe>/<time>/. `--json` prints verdicts, result and advice as JSON at the end, all other lines to stderr.
 Ctrl-C saves and stops; `trainworthy resume RUN_FOLDER` continues.
 Exit codes: 0 done, 2 bad usage, setting or data, 3 a gate failed, 4 the run stopped itself, 5 interrupted but saved.""",
     "lr": """\
-usage: trainworthy lr RECIPE [--steps 200] [settings]
+usage: trainworthy lr RECIPE [--steps 200] [--json] [settings]
 
 Learning-rate range test: the rate rises from batch to batch on the real data. Prints a suggestion, or why there is none.
 
@@ -58,7 +58,7 @@ Copies a recipe to start your own, and lists the lines to edit first. A fork run
 
 It never overwrites a file. `trainworthy diff FILE.py` shows later what you changed.""",
     "resume": """\
-usage: trainworthy resume RUN_FOLDER [--force] [-n N]
+usage: trainworthy resume RUN_FOLDER [--force] [-n N] [--json]
        trainworthy resume RUN_FOLDER --rung NAME [--force] [settings]
 
 Continues a stopped run from its newest complete checkpoint, with its own settings and number of processes.

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config, masking
+from trainworthy.core.base.as_json import results
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.commands.run import assert_boardable
-from trainworthy.core.loop.checkpoint import assert_resumable
+from trainworthy.core.commands import take_flag
+from trainworthy.core.commands.run import assert_boardable, in_short_at_the_end
+from trainworthy.core.loop.resumable import assert_resumable
 from trainworthy.core.monitoring import board
 from trainworthy.core.monitoring.trackers import tracked
 from trainworthy.core.recipe import loading as recipes
-from trainworthy.core.session import environment, multi_seed, rungs
+from trainworthy.core.session import environment, multi_seed, process_end, rungs
 from trainworthy.core.session.proving import prove
 from trainworthy.core.session.session import (
     Interrupts,
@@ -30,13 +32,20 @@ from trainworthy.core.session.training import train
 def main(argv: list[str]) -> None:
     """Continue from the newest complete checkpoint of a run folder; with `--rung`, train that stage of its recipe from
     its weights."""
+    argv, as_json = take_flag(argv, "--json")
+    with results(as_json, speaks=process_end.rank() == 0) as found:
+        resume(argv, found)
+
+
+def resume(argv: list[str], found: dict[str, Any]) -> None:
+    """Continue the run; put what `report --json` says of it into `found`."""
     force, wanted = "--force" in argv, "--board" in argv
     rest, rung = config.take([a for a in argv if a not in ("--force", "--board")], "--rung")
     if not rest:
         raise UserError("resume what?", needed="a run folder", next="ls -d runs/*/*")
     folder, secrets = Path(rest[0]), masking.given(rest[1:]) if rung is None else {}
     if (folder / multi_seed.NAME).is_file() and rung is None:
-        multi_seed.resume(folder, force=force, given=secrets, with_board=wanted)
+        multi_seed.resume(folder, force=force, given=secrets, with_board=wanted, found=found)
     saved = begun(folder)
     if (folder / "summary.json").exists() and rung is None:
         raise UserError(f"{folder} has finished", got="a summary.json", needed="a run that was interrupted",
@@ -49,6 +58,10 @@ def main(argv: list[str]) -> None:
         secrets = masking.defaults(own, saved["argv"]) | secrets
         cfg = config.complete(cfg, where=str(folder / "args.json"), command=command, secrets=secrets)
     changed = environment.changed_sources(folder, plain)
+    if not environment.kept(folder) and not force:
+        raise UserError(f"{folder / 'environment.json'} cannot be read, so nobody knows with which sources this run was started",
+                        needed="the file that the run wrote when it began, or --force", cause="it was removed, edited, or not copied "
+                        "with the run", next=f"{command} --force")  # fmt: skip
     if changed and not force:
         raise UserError("the recipe is not the one this run was started with", got="changed: " + ", ".join(changed),
                         needed="the same sources, or --force if the change does not matter",
@@ -62,6 +75,8 @@ def main(argv: list[str]) -> None:
         cfg.init_from = None
     session = open_session(loaded, cfg, saved["preset"], words, folder=folder if rung is None else None)
     session.resumes = "" if rung is not None else "forced" if force else "as it was"
+    if session.resumes and (other := environment.changed_versions(folder)):
+        session.console.say(f"packages have changed since the run began: {other}", style="yellow")
     assert_boardable(cfg, wanted)
     shown = board.beside(session.folder.parent.parent, wanted=wanted and session.main, say=session.console.say)
     track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
@@ -69,6 +84,7 @@ def main(argv: list[str]) -> None:
         session_lock(session),
         resumable(session),
         Interrupts(session.folder) as interrupts,
+        in_short_at_the_end(session, found),
         reported(session),
         track,
         shown as board_is_up,
@@ -87,7 +103,7 @@ def resumable(session: Session) -> Iterator[None]:
     problem = None
     if session.main and session.resumes:
         try:
-            assert_resumable(session.folder, session.identity)
+            assert_resumable(session.folder, session.identity, forced=session.resumes == "forced")
         except UserError as error:
             problem = error
     together(session.accelerator, problem)

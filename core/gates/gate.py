@@ -16,7 +16,7 @@ from trainworthy.core.base import config, seeds
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import inventory
 from trainworthy.core.data.loader import Keyed, cut, to_device
-from trainworthy.core.loop import shard
+from trainworthy.core.loop import recompute, shard
 from trainworthy.core.loop.init_from import read_weights, start_from
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.loop.update import denominator, summed
@@ -198,13 +198,16 @@ def unshare(net: nn.Module) -> None:
 
 
 def release(stage: Stage) -> None:
-    """Drop what only training needs of a stage that gates keep: gradients and the optimisers' state, with AdamW three
-    times its trained weights."""
+    """Drop what only training needs of a stage that gates keep: gradients, the optimisers' state (with AdamW three
+    times its trained weights), and what an object in `stage.state` drops itself by `release()` (a replay buffer)."""
     for optimizer in stage.optimizers.values():
         for parameter in (p for g in optimizer.param_groups for p in g["params"]):
             parameter.grad = None
         if isinstance(state := getattr(optimizer, "state", None), dict):
             state.clear()
+    for one in stage.state.values():
+        if callable(drop := getattr(one, "release", None)):
+            drop()
     stage.wrapped = None  # with several processes, the buckets of its gradients
 
 
@@ -238,6 +241,8 @@ def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
     if run.plan is None:  # the full run: free the memory of what only gates use
         stage.pretrained = None
         read_weights.cache_clear()
+    if run.cfg.train.gradient_checkpointing:
+        recompute.apply(stage)
     if run.shard != shard.NONE:
         shard.apply(stage, run)
     else:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from trainworthy.core.base import masking
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import Stop
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.data.pictures import contact_sheet
 from trainworthy.core.gates.gate import Gate, GateContext
@@ -198,4 +199,4 @@ def write(path: Path, verdicts: list[Verdict], *, stage: str = "", **more: Any) 
     before = json.loads(path.read_text())["gates"] if stage and path.exists() else []
     rows = [v for v in before if v["stage"] != stage] + [asdict(v) for v in verdicts]
     cost = round(sum(v["seconds"] for v in rows), 2)
-    path.write_text(masking.hide(json.dumps({"gates": rows, "seconds": cost, **more}, indent=1, default=str)))
+    write_whole(path, masking.hide(json.dumps({"gates": rows, "seconds": cost, **more}, indent=1, default=str)))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from trainworthy.core.base.dtensor import like
 from trainworthy.core.base.errors import UserError
+
+LOADED_FROM = re.compile(r'"_name_or_path": "[^"]*"')
+"""The folder of a model in its config; what is in it counts."""
 
 
 def weights(module: nn.Module, *, without: Collection[str] = ()) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -34,6 +38,25 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     for name, tensor in tensors.items():
         found.update(name.encode())
         found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def sketch(module: nn.Module) -> str:
+    """Return a hash of a module's structure, of the configs of its parts (transformers, diffusers), and of all bits of its tensors.
+    It reads weights at the speed of memory, so that it can tell at every start whether they are those of the last one."""
+    found = hashlib.blake2b(re.sub(r" at 0x[0-9a-f]+", "", repr(module)).encode(), digest_size=16)
+    for name, part in module.named_modules():
+        if (config := getattr(part, "config", None)) is not None:
+            config = config.to_dict() if hasattr(config, "to_dict") else config
+            text = json.dumps(config, sort_keys=True, default=str)
+            found.update(f"{name} {LOADED_FROM.sub('', text)}".encode())
+    for name, tensor in module.state_dict().items():
+        if isinstance(tensor, Tensor):
+            found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {int(torch.hash_tensor(tensor))}".encode())
+            some = tensor.detach().flatten()[
+                :: max(1, tensor.numel() // 64)
+            ]  # torch's hash does not see an exchange of values
+            found.update(some.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 

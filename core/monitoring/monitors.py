@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from trainworthy.core.base import config
 from trainworthy.core.base.errors import Stop
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.monitoring.live import BLOWN, HEIGHT, SPIKE, WINDOW, Live
 from trainworthy.core.monitoring.metrics import read_rows
 from trainworthy.core.recipe.stage import Metric, Stage
@@ -323,9 +324,8 @@ def of(run: "Run", stage: Stage, gap: Gap | None = None, norms: Norms | None = N
 
 def write(run: "Run", found: "list[Verdict]") -> None:
     """Write monitors.json, and print a line for each monitor with advice."""
-    (run.folder / "monitors.json").write_text(
-        json.dumps({"monitors": [asdict(v) for v in found]}, indent=1, default=str)
-    )
+    found_as_json = json.dumps({"monitors": [asdict(v) for v in found]}, indent=1, default=str)
+    write_whole(run.folder / "monitors.json", found_as_json)
     for v in found:
         if v.verdict in ("advice", "fail"):
             lines = f"{v.measured}; {v.remedy}".replace("\n", f"\n{'':23}")  # below the first line's text

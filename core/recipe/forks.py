@@ -2,8 +2,8 @@
 
 import hashlib
 import re
-import subprocess
 
+from trainworthy.core.base.machine import git
 from trainworthy.core.recipe.registry import HOME, Entry
 
 NOTE = re.compile(r"\n*^# forked from (?P<recipe>.+), source (?P<blob>[0-9a-f]{40}), (?P<when>.+)\n*", re.M)
@@ -31,8 +31,7 @@ def origin(base: Entry, found: re.Match | None, again: str) -> tuple[str, str]:
     if found is None or blob(today) == found["blob"]:
         return today, ""
     said = "the recipe has changed since this fork was made; this compares with "
-    git = ["git", "-C", str(base.path.parent), "cat-file", "blob", found["blob"]]
-    done = subprocess.run(git, capture_output=True, text=True)
-    if done.returncode:
+    then = git(base.path.parent, "cat-file", "blob", found["blob"])
+    if then is None:
         return today, said + "today's, as the version of that time cannot be had: what changed there shows, too"
-    return done.stdout, said + f"the version of that time. With today's: {again}"
+    return then, said + f"the version of that time. With today's: {again}"

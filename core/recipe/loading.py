@@ -172,6 +172,12 @@ def versions() -> dict[str, str]:
     return found
 
 
+@cache
+def installed() -> list[str]:
+    """Return all installed packages with their versions: any of them can change what a gate measures."""
+    return sorted({f"{d.metadata['Name']} {d.version}" for d in importlib.metadata.distributions()})
+
+
 def fingerprint(recipe: Recipe, cfg: config.Config, data: str, **more: object) -> str:
     """Hash everything that a gate's verdict depends on; equal fingerprints need no second run of the gates."""
     settings = masking.settings(config.to_dict(cfg))  # a changed API key does not change the training
@@ -179,6 +185,6 @@ def fingerprint(recipe: Recipe, cfg: config.Config, data: str, **more: object) -
     settings["run"] = {"seed": cfg.run.seed}
     files = {Path(k).name + v: "" for k, v in sources(recipe).items()}  # a moved folder is the same recipe
     everything = json.dumps(
-        [sorted(files), settings, data, versions(), recipe.start, more], sort_keys=True, default=str
+        [sorted(files), settings, data, sys.version, installed(), recipe.start, more], sort_keys=True, default=str
     )
     return hashlib.blake2b(everything.encode(), digest_size=16).hexdigest()

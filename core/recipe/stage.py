@@ -288,7 +288,7 @@ class Stage:
     """The weights to evaluate, keep as best and export instead of `model` (its EMA). None: `model`."""
     state: dict[str, Any] = field(default_factory=dict)
     """What a checkpoint must also hold: objects with state_dict() and load_state_dict() (EMA, normaliser, replay
-    buffer)."""
+    buffer). A large one may have release(): gates call it on stages that they keep and no longer train."""
     on_start: Callable[[], None] | None = None
     """Called once, after `--init-from` has loaded the weights and before the first step, for example to copy a
     reference model."""

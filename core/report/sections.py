@@ -130,9 +130,9 @@ def result(f: Folder) -> tuple[str, str]:
         f"{shown['weights']} weights, step {shown['step']:,} ({CHOSEN.get(shown['weights'], 'unfinished')})",
         *([f"{f.n_val:,} held-out samples"] if f.n_val else []),
         "one seed: differences between single seeds are not results" if seeds == 1 else f"{seeds} seeds",
-        *(["gates off: nothing about it was proved"] if not f.gates.get("enabled", True) else []),
+        *(["gates off: nothing was checked"] if not f.gates.get("enabled", True) else []),
         *(
-            [f"judged by {name}: {'higher' if s.get('higher_is_better', True) else 'lower'} is better"]
+            [f"metric {name}: {'higher' if s.get('higher_is_better', True) else 'lower'} is better"]
             if s.get("foreign")
             else []
         ),

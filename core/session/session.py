@@ -20,6 +20,7 @@ from trainworthy.core import gates, report
 from trainworthy.core.base import config, masking, network, settings_check
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import SIGNALS, Interrupted, Stop, UserError
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.data import contents as hashed
 from trainworthy.core.gates import order
@@ -57,8 +58,12 @@ class Session:
 
     @property
     def identity(self) -> dict[str, object]:
-        """Recipe and seed, which every checkpoint of this run stores."""
-        return {"recipe": self.recipe.id, "seed": self.cfg.run.seed}
+        """Recipe, seed and settings of the training, which every checkpoint of this run stores."""
+        settings = masking.settings(config.to_dict(self.cfg))
+        settings["train"]["precision"] = precision(self.cfg, self.accelerator)
+        for name in ("run", "gates", "loader", "track"):  # they may change: where and how often to save and log
+            del settings[name]
+        return {"recipe": self.recipe.id, "seed": self.cfg.run.seed, "settings": settings}
 
     @property
     def main(self) -> bool:
@@ -78,6 +83,8 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
     if warning := fits.suits(loaded, cfg, preset, accelerator):
         console.say(warning, style="yellow")
     start = check_settings(loaded, cfg, accelerator, (*cfg.gates.waive, *only))
+    if not kind and folder is None:  # a resumed run goes on wherever it is asked to
+        fits.refuse(loaded, cfg, preset, accelerator)
     if folder is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         folder = cfg.run.out / loaded.slug / kind / f"{stamp}-{secrets.token_hex(2)}"
@@ -152,7 +159,7 @@ def assert_judgeable(stage: Stage, cfg: config.Config) -> None:
         classes = f": one of each class of '{key}'" if needed > 2 else ""
         choice = "--data.val FOLDER or a share (0.2), or " if hasattr(getattr(cfg, "data", None), "val") else ""
         raise UserError("the validation split is too small for an evaluation", got=f"{len(val)} sample(s)",
-                        needed=f"at least {needed}{classes}; 100 or more tell 90% from 80%",
+                        needed=f"at least {needed}{classes}; with 100, 90% can be distinguished from 80%",
                         cause="a split by a share of few samples, or a folder of held-out samples that is not complete",
                         next=f"{choice}more held-out data, then the same command again")  # fmt: skip
 
@@ -272,7 +279,7 @@ def write_start(session: Session) -> None:
     own, rungs = masking.settings(config.to_dict(last.cfg)), s.recipe.rungs
     more = {"last_stage": {k: own[k] for k in ("train", "optim")}} if earlier or rungs else {}
     _write_args(s, s.folder, **more, **({"rungs": rungs, "stage": last.name} if rungs else {}))
-    (s.folder / "environment.json").write_text(json.dumps(environment.collect(s.recipe, s.accelerator), indent=1))
+    write_whole(s.folder / "environment.json", json.dumps(environment.collect(s.recipe, s.accelerator), indent=1))
     shutil.copy(s.recipe.entry.path, s.folder / "recipe.py")
 
 
@@ -282,4 +289,4 @@ def _write_args(s: Session, folder: Path, **more: object) -> None:
             "start": s.start and asdict(s.start), **more}  # fmt: skip
     # A resumed run uses the launcher's choices.
     args["settings"]["train"]["precision"] = precision(s.cfg, s.accelerator)
-    (folder / "args.json").write_text(json.dumps(args, indent=1))
+    write_whole(folder / "args.json", json.dumps(args, indent=1))

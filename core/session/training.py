@@ -9,6 +9,7 @@ from typing import Any
 from trainworthy.core import gates
 from trainworthy.core.base import config
 from trainworthy.core.base.console import table
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.gates.exported import WrongExport
 from trainworthy.core.loop import shard
@@ -157,7 +158,7 @@ def write_metric(folder: Path, metric: Metric) -> None:
     ends = {"floor": metric.floor, "ceiling": metric.ceiling}
     told = {"metric": metric.name, "higher_is_better": metric.higher_is_better, "question": metric.question}
     told |= {k: v if v is not None and math.isfinite(v) else None for k, v in ends.items()}
-    (folder / "metric.json").write_text(json.dumps(told, indent=1))
+    write_whole(folder / "metric.json", json.dumps(told, indent=1))
 
 
 def say_result(s: Session, stage: Stage, result: dict[str, Any], *, cost_of: Path) -> None:

@@ -35,6 +35,7 @@ class Config(core.Config):
 
     data: pictures.Source = field(default_factory=pictures.Source)
     noise: Noise = field(default_factory=Noise)
+    SEARCH_RANGES = "noise.snr_gamma=1:20 drop=0.05:0.2"
     sampling: Sampling = field(default_factory=Sampling)
     drop: float = 0.1
     """Fraction of samples without a class, so that one net learns both predictions of guidance; 0: no guidance."""
@@ -198,7 +199,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         loss=loss,
         shard_units=nets.blocks,
         evaluate=evaluate,
-        metric=core.Metric("agreement", f"do the samples show the {thing} that was asked for?", floor=1 / n, ceiling=1.0),
+        metric=core.Metric("agreement", f"do the samples show the requested {thing}?", floor=1 / n, ceiling=1.0),
         probe=core.Probe(core.Metric("denoised", "how much of a picture is seen through its noise?", 0.0, 1.0), denoise),
         ema_model=ema.model if ema else None,
         state={"ema": ema} if ema else {},

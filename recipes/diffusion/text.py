@@ -38,6 +38,7 @@ class Config(core.Config):
     """Rank of LoRA adapters on the attention projections of --model; 0 trains the whole net."""
     new: stable.New = field(default_factory=stable.New)
     noise: Noise = field(default_factory=Noise)
+    SEARCH_RANGES = "noise.snr_gamma=1:20 drop=0.05:0.2"
     sampling: Sampling = field(default_factory=Sampling)
     drop: float = 0.1
     """Fraction of samples with the empty caption, so that one net learns both predictions of guidance."""
@@ -168,7 +169,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         """Save diffusers' own StableDiffusionPipeline, with adapters merged and also separate in lora/."""
         stable.save(folder, parts, ema.model if ema else model, process.sampler(), cfg.lora_rank)
 
-    shown = core.Metric("agreement", "do the samples show what was asked for in new words?", floor=1 / max(1, len(found.classes)),
+    shown = core.Metric("agreement", "do the samples show what new captions request?", floor=1 / max(1, len(found.classes)),
                         ceiling=1.0)  # fmt: skip
     seen = core.Metric("denoised", "how much of a latent is seen through its noise?", 0.0, 1.0)
     return core.Stage(

@@ -36,6 +36,7 @@ class Config(core.Config):
     """Settings of distill/logits."""
 
     data: pictures.Source = field(default_factory=pictures.Source)
+    SEARCH_RANGES = "temperature=1:8 weight=0.3:1"
     alone: Phase = field(default_factory=Phase)
     distilled: Phase = field(default_factory=Phase)
     labelled: float = 0.05

@@ -34,6 +34,7 @@ class Config(core.Config):
     """Settings of distill/whisper."""
 
     data: lessons.Source = field(default_factory=lessons.Source)
+    SEARCH_RANGES = "mse=0.1:10 cosine=0.1:10"
     features: Phase = field(default_factory=Phase)
     task: Phase = field(default_factory=Phase)
     width: int = 128

@@ -41,6 +41,7 @@ class Config(loading.LoRA, core.Config):
     """Settings of llm/dpo."""
 
     data: preferences.Source = field(default_factory=preferences.Source)
+    SEARCH_RANGES = "beta=0.01:1 label_smoothing=0:0.2"
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
     chat_template: str = ""

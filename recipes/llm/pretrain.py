@@ -41,6 +41,7 @@ class Config(core.Config):
     """Settings of llm/pretrain."""
 
     data: documents.Source = field(default_factory=documents.Source)
+    SEARCH_RANGES = "z_loss=1e-5:1e-2"
     model: str = "llama"
     """`llama` with the sizes below, or a folder or `owner/name` whose config.json describes any causal language model."""
     hidden_size: int = 128
@@ -62,8 +63,7 @@ class Config(core.Config):
     """Context length that the model of `--init-from` was trained with; longer positions are evaluated separately. 0: no
     extension."""
     z_loss: float = 1e-4
-    """Coefficient of log^2 Z (PaLM, Chowdhery 2022). It prevents a drift of the logits, to which softmax is invariant; 0:
-    none."""
+    """Coefficient of log^2 Z (PaLM, Chowdhery 2022), against a drift of the logits, to which softmax is invariant; 0: none."""
 
 
 def tiny() -> Config:

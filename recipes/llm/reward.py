@@ -41,6 +41,7 @@ class Config(loading.LoRA, core.Config):
     """Settings of llm/reward."""
 
     data: preferences.Source = field(default_factory=preferences.Source)
+    SEARCH_RANGES = "center_rewards_coefficient=0:0.1"
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
     chat_template: str = ""

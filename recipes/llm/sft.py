@@ -40,6 +40,7 @@ class Config(loading.LoRA, core.Config):
     """Settings of llm/sft."""
 
     data: pairs.Source = field(default_factory=pairs.Source)
+    SEARCH_RANGES = "neftune_noise_alpha=0:15"
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
     chat_template: str = ""

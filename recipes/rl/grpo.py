@@ -26,7 +26,11 @@ from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.llm.models import loading, speaking
-from trainworthy.recipes.rl.language import grpo_gates, grpo_monitors, held_out, kl_control, problems
+from trainworthy.recipes.rl.language import kl_control
+from trainworthy.recipes.rl.language.data import problems
+from trainworthy.recipes.rl.language.evaluation import held_out
+from trainworthy.recipes.rl.language.gates import grpo as gates
+from trainworthy.recipes.rl.language.gates import grpo_monitors
 from trainworthy.recipes.shared import hub
 
 from trainworthy import core
@@ -39,6 +43,7 @@ class Config(loading.LoRA, core.Config):
     counts iterations, --train.batch-size the answers of one."""
 
     data: problems.Source = field(default_factory=problems.Source)
+    SEARCH_RANGES = "beta=1e-3:0.2 epsilon=0.1:0.4 temperature=0.6:1.4 num_iterations=1:4"
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
     attention: loading.Attention = "auto"
@@ -60,8 +65,7 @@ class Config(loading.LoRA, core.Config):
     beta: float = 0.0
     """KL coefficient towards the reference (per nat and token); 0: no reference, and no KL is measured."""
     target_kl: float = 0.0
-    """Target KL to the reference in nats per token. `--beta` is then the first coefficient and adapts to it (Ziegler 2019), as in
-    rl/rlhf. 0: `--beta` stays as it is."""
+    """Target KL to the reference in nats per token: `--beta` starts as given and adapts to it (Ziegler 2019). 0: it stays."""
     kl_coef_rate: float = 0.1
     """Maximum relative change of the KL coefficient per iteration, with `--target-kl`."""
     temperature: float = 1.0
@@ -289,7 +293,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
             gate_batch_size=8,
         ),
         pretrained=loading.from_file(trainer.model, path),
-        gates=grpo_gates.gates(grpo_gates.Subject(cfg, asker, declared), path),
+        gates=gates.gates(gates.Subject(cfg, asker, declared), path),
         monitors=grpo_monitors.monitors(cfg, len(data["val"])),
         baselines=baselines,
         predict=predict,

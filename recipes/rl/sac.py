@@ -24,10 +24,13 @@ from torch.nn import functional as F
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.rl.control import definitions, environments, episode_pictures, formulas, gates, monitors
-from trainworthy.recipes.rl.control.environments import Environments, Episodes
-from trainworthy.recipes.rl.control.nets import Running, Side, mlp
-from trainworthy.recipes.rl.control.replay import Replay, Target
+from trainworthy.recipes.rl.control.data import environments
+from trainworthy.recipes.rl.control.data.environments import Environments, Episodes
+from trainworthy.recipes.rl.control.data.replay import Replay, Target
+from trainworthy.recipes.rl.control.evaluation import episode_pictures
+from trainworthy.recipes.rl.control.gates import agents as gates
+from trainworthy.recipes.rl.control.gates import definitions, formulas, monitors
+from trainworthy.recipes.rl.control.models.nets import Running, Side, mlp
 
 from trainworthy import core
 
@@ -39,6 +42,7 @@ class Config(core.Config):
     --train.epochs counts iterations, --train.batch-size the samples per update, --train.eval-batch-size the parallel evaluation
     episodes."""
 
+    SEARCH_RANGES = "gamma=0.9:0.9999 tau=1e-3:0.1 init_temperature=0.02:2 gradient_steps=4:128"
     env: str = "Pendulum-v1"
     """Id of a gymnasium environment with continuous actions of finite range (`module:Name-v0` imports the module first)."""
     frame_stack: int = 1

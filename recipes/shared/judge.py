@@ -84,7 +84,7 @@ def load(side: int) -> Judge:
     right = (judge(digits.small(images[held_out], side))[0] == labels[held_out]).float().mean().item()
     if right < NEEDED:
         raise UserError("the classifier that scores generated digits is not accurate enough", got=f"{right:.1%} of real ones right",
-                        needed=f"{NEEDED:.0%}", next=f"remove {folder}; it is then built anew")  # fmt: skip
+                        needed=f"{NEEDED:.0%}", next=f"remove {folder}; it is then trained again")  # fmt: skip
     seconds = json.loads((folder / "seconds.json").read_text())
     judge.told = (
         f"vision/classify, itself right on {right:.1%} of held-out digits at {side} pixels; built once, {seconds:.0f} s"
@@ -112,6 +112,6 @@ def _settings(through: int) -> list[str]:
 def _build(folder: Path, through: int) -> None:
     """Run vision/classify and keep its export."""
     with tempfile.TemporaryDirectory() as out:
-        run = exports.made("vision/classify", _settings(through), out, what="the judge of generated digits")
+        run = exports.made("vision/classify", _settings(through), out, what="the scoring model of generated digits")
         for file in ("config.json", "model.safetensors"):
             os.replace(run / "export" / file, folder / file)

@@ -38,6 +38,7 @@ class Config(core.Config):
     """Settings of vision/detect."""
 
     data: boxes.Source = field(default_factory=boxes.Source)
+    SEARCH_RANGES = "nms=0.4:0.7"
     model: Literal["fcos", "retinanet", "faster-rcnn"] = "fcos"
     """FCOS (no anchors), RetinaNet (anchors, one stage) or Faster R-CNN (anchors, two stages)."""
     backbone: str = "small"

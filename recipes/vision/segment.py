@@ -34,6 +34,7 @@ class Config(core.Config):
     """Settings of vision/segment."""
 
     data: masks.Source = field(default_factory=masks.Source)
+    SEARCH_RANGES = "dice=0:2 focal=0:3"
     model: str = "small"
     """`small` (the U-Net below), a segmentation net of torchvision (deeplabv3_resnet50, fcn_resnet50, lraspp_...), or one of
     transformers by folder or owner/name (SegFormer, Mask2Former, ...)."""

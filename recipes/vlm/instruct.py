@@ -52,7 +52,7 @@ class Config(LoRA, core.Config):
     """Layer of a hub encoder whose outputs are the features: -2 the last but one, as LLaVA takes of CLIP; -1 the last."""
     language: str = "words"
     """`words` (a small model trained here on text descriptions of scenes), or a causal language model of the hub by name or
-    folder. One whose tokenizer has a chat template is trained and asked in its own turns, another in lines."""
+    folder. One whose tokenizer has a chat template is trained and queried in its own chat format, another in plain lines."""
     chat_template: str = ""
     """File with a chat template that replaces the language model's own, or `trl:NAME` for one that TRL ships."""
     eos_token: str = ""
@@ -203,7 +203,7 @@ def instruct(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     """Stage two: projector and language model, each at its own learning rate, from the projector of stage one."""
     if previous is None and not cfg.model:
         raise UserError("instruct has no projector to start from", needed="STAGES = [align, instruct], --align.epochs above 0",
-                        cause="a language model that learns beside a random projector is spoilt")  # fmt: skip
+                        cause="a language model that trains together with a random projector is damaged")  # fmt: skip
     model = make_model(cfg)
     if previous is not None:
         model.load_state_dict(previous.model.state_dict())

@@ -1,6 +1,7 @@
 """The data are known by all of their content, a run by its checkpoints: what a passed gate and a `resume` may rely on."""
 
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -34,6 +35,14 @@ CHANGED = (
         labels[held_out] = labels[held_out].flip(0)
 """
 )
+MODEL = "    model = ResNet(mean, std, cfg.widths, len(classes))\n"
+PRETRAINED = (
+    MODEL
+    + """\
+    if Path("weights.pt").exists():  # a pretrained model that may change under the same name
+        model.stem.weight.data = torch.load("weights.pt")
+"""
+)
 LOOP = "    for step in run.steps(stage):\n"
 LATE = "    import neighbour_of_mine\n\n" + LOOP
 
@@ -41,7 +50,9 @@ LATE = "    import neighbour_of_mine\n\n" + LOOP
 def write_fork(folder: Path) -> Path:
     (folder / "neighbour_of_mine.py").write_text("SEEN = True\n")
     path = folder / "mine.py"
-    path.write_text(patched((ROOT / "recipes/vision/classify.py").read_text(), (SPLIT, CHANGED), (LOOP, LATE)))
+    path.write_text(
+        patched((ROOT / "recipes/vision/classify.py").read_text(), (SPLIT, CHANGED), (LOOP, LATE), (MODEL, PRETRAINED))
+    )
     return path
 
 
@@ -96,6 +107,11 @@ def test_remembered_passes_cover_all_data_and_late_imports(tmp_path: Path):
     assert leaked.returncode == 3, leaked.stdout
     assert "488 exact" in leaked.stdout
     (tmp_path / "changed").unlink()
+    torch.save(torch.full((16, 1, 3, 3), torch.nan), tmp_path / "weights.pt")
+    damaged = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
+    assert damaged.returncode == 3, damaged.stdout
+    assert "verdicts stand" not in damaged.stdout
+    (tmp_path / "weights.pt").unlink()
     fork.with_name("neighbour_of_mine.py").write_text("raise RuntimeError('another version')\n")
     other = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
     assert other.returncode == 3, other.stdout
@@ -157,6 +173,37 @@ def test_checkpoints_of_another_seed_or_recipe_are_refused(copy: Path, unfinishe
     refused(
         launch("resume", str(copy), "--force"), copy, hashes(copy), "is of another run", "recipe mine", "recipe other"
     )
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("environment.json", "with which sources this run was started"),
+        ("data.json", "with which data this run was started"),
+    ],
+)
+def test_resume_knows_nothing_of_a_run_whose_notes_are_gone(file: str, words: str, copy: Path, launch):
+    """A file that a kill or a full disk cut off is no permission to compare nothing."""
+    os.truncate(copy / file, 100)
+    refused(launch("resume", str(copy)), copy, hashes(copy), file, words, "--force")
+    (copy / file).unlink()
+    refused(launch("resume", str(copy)), copy, hashes(copy), file, words, "--force")
+
+
+def test_resume_refuses_other_settings_and_reports_other_packages(copy: Path, launch):
+    args, environment = copy / "args.json", copy / "environment.json"
+    rate = read(args)["settings"]["optim"]["lr"]
+    args.write_text(
+        args.read_text().replace(f'"lr": {rate}', '"lr": 0.5').replace('"save_steps": 8', '"save_steps": 9')
+    )
+    known = read(environment)
+    environment.write_text(json.dumps({**known, "versions": {**known["versions"], "torch": "1.0"}}))
+    done = launch("resume", str(copy))
+    refused(done, copy, hashes(copy), f"optim.lr is 0.5, was {rate}", "args.json was edited", "--force")
+    assert "save_steps" not in done.stderr, "where and how often to save may change"
+    forced = launch("resume", str(copy), "--force")
+    assert forced.returncode == 0, forced.shown
+    assert f"packages have changed since the run began: torch 1.0 -> {torch.__version__.split('+')[0]}" in forced.stdout
 
 
 def test_a_late_import_is_no_change_and_its_change_is_one(copy: Path, unfinished: Path, launch):

@@ -335,7 +335,7 @@ ROWS = b"".join(json.dumps({"text": f"Document number {i} says so."}).encode() +
     ("a.txt", b"One paragraph alone.", ("too little",)),
     ("a.jsonl", b"", ("no documents",)),
     ("a.jsonl", ROWS + b'{"text": "caf\xe9"}\n' * 9, ("9 of 69", "line 61", "no valid UTF-8", "--data.max-bad")),
-    ("a.jsonl", ROWS + b'{"text": "  "}\n' * 9, ("nothing in it can be asked for", "line 61")),
+    ("a.jsonl", ROWS + b'{"text": "  "}\n' * 9, ("it has no token to predict", "line 61")),
     ("a.jsonl", ROWS + b"{", ("line 61", "not JSON")),
     ("a.jsonl", b'{"content": "x", "n": 3}\n', ("content (str), n (int)", "'text' (str)", "--data.column")),
     ("a.jsonl", b'{"text": 3}\n', ("text (int)",)),
@@ -351,7 +351,7 @@ def test_a_few_bad_documents_are_counted_and_named(tmp_path: Path):
     path = written(tmp_path / "a.jsonl", ROWS * 5 + b'{"text": ""}\n')
     train, val, notes = documents.load(str(path), "text", 0.01)
     assert len(train) + len(val) == 300
-    assert notes == {"left out of train": "1 of 301 documents: line 301 (empty: nothing in it can be asked for)"}
+    assert notes == {"left out of train": "1 of 301 documents: line 301 (empty: it has no token to predict)"}
 
 
 def test_validation_texts_have_a_file_of_their_own_or_a_share(tmp_path: Path):

@@ -9,7 +9,9 @@ from trainworthy.core.adapters import hosted
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.recorder import Record
 from trainworthy.core.gates.rehearsal import _gradient_fault
-from trainworthy.recipes.rl.language import grpo_monitors, held_out, problems
+from trainworthy.recipes.rl.language.data import problems
+from trainworthy.recipes.rl.language.evaluation import held_out
+from trainworthy.recipes.rl.language.gates import grpo_monitors
 from trainworthy.recipes.rl.language.kl_control import Controller, checked
 
 from tests.helpers import language

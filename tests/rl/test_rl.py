@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.inventory import scan
 from trainworthy.recipes.rl import ppo
-from trainworthy.recipes.rl.control import arrays, environments, episode_pictures, probes
-from trainworthy.recipes.rl.control.environments import Environments
-from trainworthy.recipes.rl.control.heads import Categorical, Gaussian
-from trainworthy.recipes.rl.control.memory import Remembering, player
-from trainworthy.recipes.rl.control.nets import Running, mlp
+from trainworthy.recipes.rl.control.data import arrays, environments, probes
+from trainworthy.recipes.rl.control.data.environments import Environments
+from trainworthy.recipes.rl.control.evaluation import episode_pictures
+from trainworthy.recipes.rl.control.models.heads import Categorical, Gaussian
+from trainworthy.recipes.rl.control.models.memory import Remembering, player
+from trainworthy.recipes.rl.control.models.nets import Running, mlp
 
 from tests.conftest import ROOT
 from tests.helpers.commands import losses, read

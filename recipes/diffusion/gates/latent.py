@@ -114,7 +114,7 @@ def round_trip(judge: Judge | None, needed: float, ask: walks.Ask = walks.by_cla
         return Finding(
             (good or not judged) and all(w.pictures <= BACK and w.latents <= FACTOR for w in ways.values()),
             f"{psnr:.1f} dB, the judge reads {read:.1%} of {len(some)} reconstructions and {real:.1%} of the pictures"
-            + ("" if judged else " (of an autoencoder that saw eight pictures: not judged yet)")
+            + ("" if judged else " (the autoencoder has seen eight pictures: not evaluated yet)")
             + "".join(f"; {n} {w.pictures:.3f} from the reconstruction, its latents {w.latents:.1%}" for n, w in ways.items())
             + f"; exported scaling_factor {shipped:.4g}",
             f"{needed:g} dB, {READ:.0%} of what it reads of the pictures; rms of pictures at most {BACK:g}, of what is decoded "

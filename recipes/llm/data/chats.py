@@ -122,7 +122,7 @@ class Chat:
         said = whole[len(opening) :]
         if not conversations.says(said, turn):
             calls = "; the template knows no tool calls" if turn.get("tool_calls") else ""
-            raise BadRow(f"the chat template drops or changes what the assistant says{calls}", repr(said[:120]))
+            raise BadRow(f"the chat template drops or changes the assistant's turns{calls}", repr(said[:120]))
         return opening, self.ended(said)
 
     def ended(self, said: str) -> str:

@@ -46,9 +46,9 @@ class Source:
     vocabulary: int = 2048
     """Tokens of a trained tokenizer."""
     context: int = 128
-    """Tokens of a row: what the model reads at once; longer documents are cut, and every token is still asked for once."""
+    """Tokens of a row, the context of the model. Longer documents are cut into windows; every token is predicted once."""
     stride: int = 64
-    """Validation windows of a longer document begin this far apart: a token has at least context - stride tokens before it."""
+    """Distance between the starts of a longer document's validation windows: a token has at least context - stride tokens before it."""
     max_bad: float = 0.01
     """Share of documents that may be empty or no valid UTF-8; they are left out, counted and named."""
     streaming: bool = False

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from trainworthy.recipes.llm.data import docstrings, files, formats, mixture
+from trainworthy.recipes.llm.data import docstrings, files, formats, mixture, prepared
 from trainworthy.recipes.llm.data.chats import COLUMNS, IGNORED, Chat, any_conversation
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.shared import hub
@@ -71,7 +71,7 @@ Rows = list[dict[str, str]]
 
 def read(source: Source, chat: Chat) -> tuple[Rows, Rows, Rows, list[str]]:
     """(train rows of `prompt`, `completion` and `source`, val rows, test rows, what to say of what was left out or repeated). They are
-    prepared once per process."""
+    prepared once per process, and many of them once on this machine."""
     return fresh(_read(source, chat))
 
 
@@ -83,6 +83,31 @@ def fresh(found: tuple) -> tuple:
 
 @lru_cache(4)
 def _read(source: Source, chat: Chat) -> tuple[Rows, Rows, Rows, list[str]]:
+    paths = [path for path, _ in mixture.parts(source.path)]
+    return from_files("pairs", paths, source, chat, lambda: _sorted_out(source, chat))
+
+
+def from_files(name: str, paths: list[str], source: Any, chat: Chat, make: Callable[[], Any]) -> Any:
+    """Return what `make` makes of the rows of `paths` and `source.val` as `chat` renders them, kept on this disk if they are many."""
+    if "docstrings" in paths:
+        return make()
+    splits = {path: tables(path, source.columns) for path in paths}
+    if source.val and formats.share(source.val) is None:
+        splits[source.val] = tables(source.val, source.columns, setting="--data.val")
+
+    def key() -> dict[str, Any]:
+        marks = [prepared.mark(rows) for found in splits.values() for rows in found.values()]
+        return {"rows": marks, "source": repr(source), "chat": known(chat)}
+
+    return prepared.kept(name, sum(len(rows) for found in splits.values() for rows in found.values()), key, make)
+
+
+def known(chat: Chat) -> list[Any]:
+    """Return what a rendering depends on."""
+    return [prepared.words(chat.tokenizer), chat.system, chat.conversations, chat.every_turn]
+
+
+def _sorted_out(source: Source, chat: Chat) -> tuple[Rows, Rows, Rows, list[str]]:
     parts, told = [], []
     named = mixture.parts(source.path)
     splits = formats.together(partial(_part, path, chat, source) for path, _ in named)
@@ -290,13 +315,32 @@ def answer_tokens(rows: list[dict[str, str]], chat: Chat, key: str = "completion
 
 @cache
 def _answer_tokens(answers: tuple[str, ...], chat: Chat) -> list[int]:
+    return prepared.of_texts("answers", answers, partial(known, chat), partial(_counted, answers, chat))
+
+
+def _counted(answers: tuple[str, ...], chat: Chat) -> list[int]:
     ids = chat.tokenizer([chat.framed(a) for a in answers], add_special_tokens=False)["input_ids"] if answers else []
+    return [len(one) for one in ids]
+
+
+@lru_cache(4)
+def plain_tokens(texts: tuple[str, ...], chat: Chat) -> list[int]:
+    """Tokens of each text, without what a template puts around it."""
+    return prepared.of_texts("tokens", texts, partial(known, chat), partial(_plain, texts, chat))
+
+
+def _plain(texts: tuple[str, ...], chat: Chat) -> list[int]:
+    ids = chat.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
     return [len(one) for one in ids]
 
 
 @cache
 def lengths(pairs: tuple[tuple[str, str], ...], chat: Chat) -> list[int]:
-    """Tokens of each pair, counted once per process."""
+    """Tokens of each pair, counted once per process, and those of many pairs once on this machine."""
+    return prepared.of_texts("lengths", pairs, partial(known, chat), partial(_lengths, pairs, chat))
+
+
+def _lengths(pairs: tuple[tuple[str, str], ...], chat: Chat) -> list[int]:
     if chat.conversations:
         return [len(chat.example(p, c)["input_ids"]) for p, c in pairs]
     frame = len(chat.ask(chat.turns("")))

@@ -59,7 +59,7 @@ def problem(text: str | None) -> str:
         return str(text)
     if text is None:
         return "no valid UTF-8"
-    return "" if text.strip() else "empty: nothing in it can be asked for"
+    return "" if text.strip() else "empty: it has no token to predict"
 
 
 def too_many(bad: list[str], what: str, max_bad: float) -> core.UserError:

@@ -64,6 +64,10 @@ def read(source: Source, chat: pairs.Chat) -> tuple[pairs.Rows, pairs.Rows, pair
 
 @lru_cache(4)
 def _read(source: Source, chat: pairs.Chat) -> tuple[pairs.Rows, pairs.Rows, pairs.Rows, list[str]]:
+    return pairs.from_files("preferences", [source.path], source, chat, lambda: _sorted_out(source, chat))
+
+
+def _sorted_out(source: Source, chat: pairs.Chat) -> tuple[pairs.Rows, pairs.Rows, pairs.Rows, list[str]]:
     if source.path == "docstrings":
         train, val, told = *constructed(), []
         for row in (train[0], val[0]):
@@ -174,8 +178,8 @@ def longer(rows: list[dict[str, str]]) -> Tensor:
 
 def more_tokens(rows: list[dict[str, str]], chat: pairs.Chat) -> Tensor:
     """How many more tokens the chosen answer has than the rejected one, (N,)."""
-    ids = [chat.tokenizer([r[k] for r in rows], add_special_tokens=False)["input_ids"] for k in ("chosen", "rejected")]
-    return torch.tensor([len(a) - len(b) for a, b in zip(*ids, strict=True)])
+    both = (pairs.plain_tokens(tuple(r[k] for r in rows), chat) for k in ("chosen", "rejected"))
+    return torch.tensor([a - b for a, b in zip(*both, strict=True)])
 
 
 class Preferences(core.Data):

@@ -87,7 +87,7 @@ def scoring_tokenizer(path: str, chat_template: str = "", eos_token: str = "") -
     if found.pad_token in ends:
         others = [t for t in (found.unk_token, *found.all_special_tokens) if t not in (None, *ends)]
         if not others:
-            raise core.UserError(f"the tokenizer of {path} has no special token beside its eos", needed="a pad of its own",
+            raise core.UserError(f"the tokenizer of {path} has no special token but its eos", needed="a separate pad token",
                                  cause="pad = eos: the reward would be read before the end of the answer")  # fmt: skip
         found.pad_token = others[0]
     return found

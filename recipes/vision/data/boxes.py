@@ -27,7 +27,7 @@ from trainworthy.core.data.validation_split import absolute
 from trainworthy.core.data.validation_split import parse_val as chosen
 from trainworthy.recipes.shared import digits
 from trainworthy.recipes.vision.data import pasted
-from trainworthy.recipes.vision.data.coco import LAYOUT, checked, read_list, read_lists
+from trainworthy.recipes.vision.data.coco import LAYOUT, checked, of_each, read_list, read_lists
 from trainworthy.recipes.vision.data.encoded import Decoded, decode, said, shown
 from trainworthy.recipes.vision.data.pictures import readable, survey
 
@@ -101,8 +101,11 @@ class Files(Decoded):
         return shown(self.files[row], self.root)
 
     def stamp(self, row: int) -> str:
-        file = self.files[row]
-        return f"{file.stat().st_size} {file.stat().st_mtime_ns}" if file.exists() else "missing"
+        try:
+            found = self.files[row].stat()
+        except OSError:
+            return "missing"
+        return f"{found.st_size} {found.st_mtime_ns}"
 
     def _read(self, row: int) -> Tensor:
         return decode(Image.open(self.files[row]))
@@ -175,10 +178,9 @@ def _coco(where: str, val: str, max_bad: float) -> Annotated:
     boxes, labels, start = [], [], 0
     for one in lists:
         found, kept = checked(one, notes, max_bad=max_bad)
-        index = torch.tensor([ids.index(int(c)) for c in one.categories[kept]], dtype=torch.long)
-        of = one.of[kept]
-        boxes += [found[of == i] for i in range(len(one.pictures))]
-        labels += [index[of == i] for i in range(len(one.pictures))]
+        index = torch.searchsorted(torch.tensor(ids), one.categories[kept])
+        boxes += of_each(found, one.of[kept], len(one.pictures))
+        labels += of_each(index, one.of[kept], len(one.pictures))
         start += len(one.pictures)
     rows, ends, test = good.tolist(), [*accumulate(len(one.pictures) for one in lists)], []
     if len(lists) > 1:

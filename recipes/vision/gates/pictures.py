@@ -264,7 +264,7 @@ def _learnt(stage: Stage, batch: dict, n: int) -> list[str]:
     if heard.any() and share(0) < 0.95:
         off = max((1, -1), key=share)
         by_one = f", {share(off):.0%} of them one id off ({off:+d})" if share(off) > share(0) else ""
-        wrong.append(f"the loss asks for another class than the mask at {1 - share(0):.0%} of the pixels{by_one}")
+        wrong.append(f"the loss expects another class than the mask at {1 - share(0):.0%} of the pixels{by_one}")
     return wrong
 
 

@@ -237,7 +237,7 @@ def read(file: Path) -> list[Talk | dict[str, str]]:
 def parse(file: Path) -> Lines:
     """Return the lines of one file: conversations, or questions with their columns, and what is wrong with the others."""
     if not file.is_file():
-        raise UserError(f"there is no {file}", needed="a folder with train.jsonl and val.jsonl (or --data.val), pictures beside them",
+        raise UserError(f"there is no {file}", needed="a folder with train.jsonl and val.jsonl (or --data.val), pictures next to them",
                         next='a line: {"image": "a.jpg", "question": "how many cats?", "answer": "two"}')  # fmt: skip
     found = Lines(file)
     try:

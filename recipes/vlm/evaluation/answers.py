@@ -110,9 +110,9 @@ class Answers:
     def metric(self, name: str, vocabulary: int) -> Metric:
         """Return a metric, and its score without looking at images."""
         if name == "accuracy":
-            return Metric(name, "what does the picture show, asked in words?", ceiling=1.0,
+            return Metric(name, "what does the picture show?", ceiling=1.0,
                           floor=questions.blindly(self.train.source, self.guess))  # fmt: skip
-        found = metrics.metric(name, "which words of the wanted answers are said?", vocabulary)
+        found = metrics.metric(name, "which words of the expected answers occur?", vocabulary)
         if name != "perplexity":
             found.floor = questions.blindly(self.train.source, self.guess, name)
         return found

@@ -80,4 +80,4 @@ def told(name: str) -> str:
     if name != "words":
         return name
     share, seconds = (json.loads((words.folder() / f"{n}.json").read_text()) for n in ("result", "seconds"))
-    return f"answers {share:.1%} of the questions about scenes told in words; built once, {seconds:.0f} s"
+    return f"answers {share:.1%} of the questions about scenes described in words; built once, {seconds:.0f} s"
