@@ -260,9 +260,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     untrained = None if cfg.lora_rank else lambda: loading.load(path, torch.float32)
     question = f"which words are in {'the name of the function' if cfg.data.path == 'docstrings' else 'the answer'}?"
-    new = tuple(
-        n for n, _ in trainer.model.named_parameters() if "lora_" in n and not cfg.init_from
-    )  # else in its file
+    new = tuple(n for n, _ in trainer.model.named_parameters() if "lora_" in n and not cfg.init_from)
     return hosted.host(
         trainer,
         run,
