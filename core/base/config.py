@@ -37,7 +37,7 @@ from trainworthy.core.base.settings_file import check_recipe, laid_over, read_se
 
 MAY_CHANGE = re.compile(
     r"loader\.\w+|run\.(shard|threads|log_every|tensorboard|check_memory|save_\w+|keep_\w+)"
-    r"|\w+\.(accumulate|eval_batch_size|save_every)"
+    r"|\w+\.(accumulate|eval_batch_size|save_every|gradient_checkpointing)"
 )
 """Names of settings that `resume` may change."""
 

@@ -19,9 +19,19 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from trainworthy.core.base.errors import DISK_FULL, Stop
+from trainworthy.core.base.errors import DISK_FULL, Stop, UserError
 from trainworthy.core.data.assets import sha256
-from trainworthy.core.loop.checkpoint_survey import ALONE, LATEST, MANIFEST, Readers, put_back, step_of, steps, survey
+from trainworthy.core.loop.checkpoint_survey import (
+    ALONE,
+    LATEST,
+    MANIFEST,
+    Readers,
+    put_back,
+    step_of,
+    steps,
+    survey,
+    verify,
+)
 from trainworthy.core.loop.weights import load_weights, save_weights, weights
 
 SEGMENT = "file of a segment"  # key of a segment's placeholder in state.pt
@@ -220,6 +230,15 @@ class Checkpoints:
         """Return the newest complete full checkpoint."""
         return self.survey()[0]
 
+    def best_weights(self, metric: str) -> Path:
+        """Return the file with the weights of the best evaluation by `metric`. Raises UserError if it is not as it was written."""
+        folder = self.folder / f"best_val_{metric}"
+        if why := verify(folder):
+            raise UserError(f"the best weights in {folder} are not those that were saved", got=why, needed="files that match their hashes",
+                            cause="a disk that lost data, or another file was put there", next=f"put them back, then: trainworthy "
+                            f"resume {self.folder.parent.parent}; the weights of the last steps are in {self.folder}")  # fmt: skip
+        return folder / "model.safetensors"
+
     def info(self, folder: Path) -> dict[str, Any]:
         """Return info.json of a checkpoint."""
         return json.loads((folder / "info.json").read_text())
@@ -276,7 +295,12 @@ class Checkpoints:
             spare = self.folder / f".link-{link}"
             spare.unlink(missing_ok=True)
             spare.symlink_to(name)
-            os.replace(spare, self.folder / link)
+            target = self.folder / link
+            if (
+                target.is_dir() and not target.is_symlink()
+            ):  # a run folder that was copied without links has a whole folder there
+                shutil.rmtree(target)
+            os.replace(spare, target)
         _fsync(self.folder)
         return files
 

@@ -80,48 +80,6 @@ def survey(folder: Path, readers: Readers = ALONE) -> tuple[Path | None, dict[st
     return None, damaged
 
 
-def assert_resumable(run_folder: Path, identity: dict[str, Any], readers: Readers = ALONE) -> None:
-    """Raise UserError if a stage of the run has checkpoints but no complete one, or if the newest belongs to another
-    run. It changes nothing, since a restart at step 0 would overwrite them."""
-    home = run_folder / "checkpoints"
-    problem = None
-    if readers.rank == 0:
-        try:
-            for folder in home.glob("*"):
-                put_back(folder)
-        except UserError as error:
-            problem = error
-    if wrong := readers.gather(problem)[0]:
-        raise wrong
-    for name in readers.gather(sorted(p.name for p in home.glob("*") if p.is_dir()))[0]:
-        folder = home / name
-        newest, damaged = survey(folder, readers)
-        if newest:
-            assert_own(newest, identity)
-        elif damaged or (folder / LATEST).is_symlink():
-            named = "; ".join(f"{name}: {why}" for name, why in damaged.items()) or "they were removed"
-            raise UserError(f"no checkpoint in {folder} is whole", got=named, needed="one whose files match their hashes",
-                            cause="a disk that lost data, or a copy that was not complete",
-                            next=f"put a whole checkpoint back, or start a new run (--init-from {run_folder} takes its best "
-                                 "weights)")  # fmt: skip
-    metrics = run_folder / "step_metrics.jsonl"
-    if not home.is_dir() and metrics.is_file() and metrics.stat().st_size:
-        raise UserError(f"{run_folder} has no checkpoints", got=f"metrics of steps, and no folder {home}",
-                        needed="the checkpoints that the run saved", cause="they were removed, or not copied with the run",
-                        next="put them back, or start a new run")  # fmt: skip
-
-
-def assert_own(folder: Path, identity: dict[str, Any]) -> None:
-    """Raise UserError if a run of another recipe or seed wrote a checkpoint."""
-    info = json.loads((folder / "info.json").read_text())
-    wrong = {k: (v, identity[k]) for k, v in info.get("run", {}).items() if k in identity and v != identity[k]}
-    if wrong:
-        raise UserError(f"the checkpoint {folder} is of another run", got=", ".join(f"{k} {a}" for k, (a, _) in wrong.items()),
-                        needed=", ".join(f"{k} {b}" for k, (_, b) in wrong.items()),
-                        cause="it was copied here from another run's folder",
-                        next="move it away, then the same command again")  # fmt: skip
-
-
 def put_back(folder: Path) -> None:
     """Restore the name of a complete checkpoint that was moved aside for a new one of the same step, if a kill
     prevented the new one."""

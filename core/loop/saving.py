@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.processes import agreed, gathered
 from trainworthy.core.loop import checkpoint, shard
-from trainworthy.core.loop.checkpoint_survey import Readers, assert_own
+from trainworthy.core.loop.checkpoint_survey import Readers
 from trainworthy.core.loop.journal import Halt
+from trainworthy.core.loop.resumable import assert_own
 from trainworthy.core.loop.weights import frozen_digest, load_into, stream_weights
 from trainworthy.core.recipe.stage import Stage
 
