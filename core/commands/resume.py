@@ -103,7 +103,7 @@ def resume(argv: list[str], found: dict[str, Any]) -> None:
 
 
 def assert_same_sources(folder: Path, plain: recipes.Recipe, command: str) -> None:
-    """Raise UserError if the recipe is not the one that the run was started with."""
+    """Raise UserError unless the recipe's sources are those that the run in `folder` was started with."""
     if not environment.kept(folder):
         raise UserError(f"{folder / 'environment.json'} cannot be read, so nobody knows with which sources this run was started",
                         needed="the file that the run wrote when it began, or --force", cause="it was removed, edited, or not copied "
