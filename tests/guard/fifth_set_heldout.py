@@ -29,7 +29,7 @@ BUGS = [
     case("segment_unet--sigmoid_twice",
          "        return self.outc(x)",
          "        return torch.sigmoid(self.outc(x))",
-         "sigmoid in the model, then again in BCEWithLogitsLoss and in the prediction (PyTorch forums; milesial/Pytorch-UNet)"),
+         "sigmoid in the model, then again in BCEWithLogitsLoss and in the prediction (seen often on the PyTorch forums)"),
     case("segment_unet--dice_on_logits",
          "dice_loss(torch.sigmoid(logits), batch[\"mask\"])",
          "dice_loss(logits, batch[\"mask\"])",
@@ -42,7 +42,7 @@ BUGS = [
          "    return inputs, labels\n",
          "    labels = inputs.masked_fill(~masked, -100)\n"
          "    return inputs, labels\n",
-         "the labels are copied from the inputs after these were masked (huggingface forums: labels and input_ids share memory)"),
+         "the labels are copied from the inputs after these were masked (seen often in own collators)"),
     case("gpt_accum--mask_one_ahead",
          "torch.tril(torch.ones(args.block_size, args.block_size)).bool()",
          "torch.tril(torch.ones(args.block_size, args.block_size), diagonal=1).bool()",
@@ -70,7 +70,7 @@ BUGS = [
     case("mixup_ema--decay_of_long_run",
          "\"ema_decay\": 0.95",
          "\"ema_decay\": 0.9999",
-         "the decay of a run a hundred times as long: the average stays near the first weights (timm discussions)"),
+         "the decay of a run a hundred times as long: the average stays near the first weights (seen often)"),
     case("hf_topics--max_steps_left",
          "        num_train_epochs=4,\n",
          "        num_train_epochs=4,\n"
