@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Half B of fifth_set.py, held out: please do not read it before its first score is logged."""
+"""Half B of fifth_set.py, held out: please do not read it before its first score is logged. Its harm is not measured yet, either."""
 
 from tests.helpers.patches import ScriptPatch
 
