@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 from trainworthy.core.guard import events
 from trainworthy.core.guard.collapse import Collapse
+from trainworthy.core.guard.drawn import Drawn
 from trainworthy.core.guard.evidence import Evidence
 from trainworthy.core.guard.fits import Fits, beside
 from trainworthy.core.guard.losses import Losses
@@ -34,6 +35,7 @@ from trainworthy.core.guard.records import (
     used,
 )
 from trainworthy.core.guard.rows import Rows
+from trainworthy.core.guard.supervision import Soft
 from trainworthy.core.guard.updates import Updates
 
 
@@ -89,10 +91,12 @@ class Observer(Updates, Losses):
         self.batch_prints: list[int] = []
         self.evidence = Evidence()
         self.fits, self.pairing, self.rows, self.collapse = Fits(), Pairing(), Rows(), Collapse()
+        self.soft, self.drawn_weights = Soft(), Drawn()
         self.restart: Any = None  # a restart.Restart, if one is rehearsed
         self.shifted: tuple | None = None  # a model's call whose targets are the next tokens, and these
         self.scrambled = ""  # a view() that mixes places and channels
-        self.paired: tuple | None = None  # a model's call with two inputs of one shape
+        self.several: dict[int, tuple] = {}  # calls of models with several inputs
+        self.masked: tuple | None = None  # a model's call of which some tokens are predicted
         self.copied: tuple | None = None  # a model's call whose targets are its input tokens
         self.classified: tuple | None = None  # a model's call whose outputs are classified
         self.empty_saves = self.cleared = 0
@@ -100,6 +104,13 @@ class Observer(Updates, Losses):
         self._plain_leaf, self._soft = False, (0, 0)
         self._hook: Any = None
         self._scaler: Any = None
+
+    def forget(self) -> None:
+        """Begin anew, with a later training of the same script."""
+        names = ("loaded", "drawn_weights", "notes", "ranks", "restart", "partial_loads")
+        kept = {name: getattr(self, name) for name in names}
+        self.__init__(self.control)  # type: ignore[misc]
+        vars(self).update(kept)
 
     # --- data
 
@@ -196,14 +207,9 @@ class Observer(Updates, Losses):
             self.downstream.add(id(module))
         elif self.control is not None:
             self.first_call = self.last_root
-        if self.paired is None and module.training:
-            given = [
-                x.shape
-                for x in (*args, *kwargs.values())
-                if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1
-            ]
-            if len(set(given)) < len(given):
-                self.paired = self.last_root
+        if id(module) not in self.several and len(self.several) < 8 and module.training:
+            if sum(isinstance(x, Tensor) and x.dim() > 0 for x in (*args, *kwargs.values())) > 1:
+                self.several[id(module)] = (module, args, kwargs)
 
     def root(self, module: nn.Module, args: tuple, kwargs: dict, out: Any, token: int | None) -> None:
         if self._hook is not None:

@@ -16,6 +16,7 @@ from trainworthy.core.guard.collating import mispaired
 from trainworthy.core.guard.invariants import finding, skip
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import Pass
+from trainworthy.core.guard.supervision import sampler_weights
 
 SECONDS = 3.0  # reading samples of both splits
 READ = 4000  # training samples
@@ -30,7 +31,7 @@ def samples(seen: Observer) -> dict:
         return skip("samples", "no DataLoader feeds the loop")
     rehearsed = seen.control is not None  # after a real run nothing is drawn or read again
     checks = (same_order, workers, never, collated, both_splits)[: 5 if rehearsed else 2]
-    found = [x for x in (check(seen, train) for check in checks) if x]
+    found = [x for x in (sampler_weights(train), *(check(seen, train) for check in checks)) if x]
     if found:
         return finding("samples", "; ".join(what for what, _ in found), "\n".join(cause for _, cause in found))
     loader = train[0].loader

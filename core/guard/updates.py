@@ -111,6 +111,12 @@ class Updates:
 
     # --- optimisers
 
+    def built(self, it: torch.optim.Optimizer) -> None:
+        """The script built an optimiser: a later training may begin with it."""
+        if self.control is not None and self.control.arrives():
+            self.forget()
+        self.optimizer(it)
+
     def optimizer(self, it: torch.optim.Optimizer) -> None:
         params = [p for g in it.param_groups for p in g["params"]]
         asleep = {id(p) for m in gc.get_objects() if issubclass(type(m), nn.Module)

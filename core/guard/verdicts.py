@@ -40,6 +40,7 @@ TITLES = {
     "overfit": "eight samples can be memorised by their inputs",
     "metric": "memorised samples score perfectly",
     "ending": "the script's end",
+    "later": "a training after the first one",
     "resume": "a checkpoint brings the run back",
     "ranks": "processes train one model on different data",
     "files": "the user's files are as before",
@@ -91,7 +92,7 @@ class Guard:
             self._verdict(ranks.judge(r), {"ranks": ranks.NEEDED}, 0.0)
         if self.interventions and not (self.only and set(interventions.NEEDED).isdisjoint(self.only)):
             self._intervene(watch)
-        if self.interventions and not (self.only and "ending" not in self.only):
+        if self.interventions and not (self.only and not {"ending", "later"} & set(self.only)):
             self._end(watch)
         if self.values.get("--restart"):
             self._restart(watch)
@@ -255,7 +256,13 @@ class Guard:
         limit = max(4.0, 2 * float(self.values["--seconds"]))
         done = self._rehearse(self._plan("end", steps=10**9, most=10**9, limit=limit, restart=False))
         found = ending.answer(watch.record, done.record, done.late, limit)
-        return self._verdict(found, ending.NEEDED, time.monotonic() - began)
+        self._verdict(found, ending.NEEDED, time.monotonic() - began)
+        if number := done.record.get("later", 0):
+            began = time.monotonic()
+            plan = self._plan(
+                "later", later=number, limit=max(30.0, 5 * float(self.values["--seconds"])), restart=False
+            )
+            self._verdict(ending.second(self._rehearse(plan).record), ending.NEEDED, time.monotonic() - began)
 
     def _restart(self, watch: Outcome) -> None:
         """Start the script again from the last file that it saved, and compare what it holds at its first backward()."""

@@ -1,0 +1,121 @@
+"""Checks of targets, weights and frozen parts on small tensors: each stops what it is for, and is quiet on its healthy twin."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from trainworthy.core.guard import drawn, patches, supervision
+from trainworthy.core.guard.causality import orderless, unread
+from trainworthy.core.guard.facts import loss_input
+from trainworthy.core.guard.targets import describe
+
+
+@pytest.mark.parametrize("power, stopped", [(1.0, True), (-1.0, False), (0.0, False)])
+def test_weights_of_a_sampler_and_of_a_loss(power: float, stopped: bool):
+    torch.manual_seed(0)
+    y = torch.multinomial(torch.tensor([0.7, 0.2, 0.1]), 2000, replacement=True)
+    weight = torch.bincount(y).float() ** power
+    loader = DataLoader(TensorDataset(y), 50, sampler=WeightedRandomSampler(weight[y], len(y)))
+    assert bool(supervision.sampler_weights([SimpleNamespace(loader=loader)])) == stopped
+    rows = [describe("cross_entropy", torch.randn(100, 3), t, {"weight": weight}, None) for t in y.view(-1, 100)]
+    assert bool(supervision.class_weights(rows)) == stopped
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_soft_targets_of_other_samples(own: bool):
+    torch.manual_seed(0)
+    one = supervision.Soft()
+    for _ in range(12):
+        y = torch.randint(0, 10, (64,))
+        teacher = 3 * F.one_hot(y, 10) + torch.randn(64, 10)
+        one.note((teacher if own else teacher[torch.randperm(64)]).softmax(1), [torch.randn(64, 8), y])
+    assert (supervision.contradiction(one) is None) == own
+
+
+class Tokens(nn.Module):
+    def __init__(self, places: bool):
+        super().__init__()
+        self.places, self.embed = places, nn.Embedding(50, 16)
+        self.position = nn.Embedding(12, 16)
+        self.body = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(16, 50)
+
+    def forward(self, ids):
+        where = torch.arange(ids.shape[1])[None] if self.places else torch.zeros_like(ids)
+        return self.out(self.body(self.embed(ids) + self.position(where)))
+
+
+@pytest.mark.parametrize("places", [True, False])
+def test_a_model_that_knows_no_order(places: bool):
+    torch.manual_seed(0)
+    call = (Tokens(places), (torch.randint(0, 50, (6, 12)),), {})
+    assert orderless(SimpleNamespace(masked=call, busy=False))["ok"] == places
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_tokens_that_are_masked_and_not_predicted(everywhere: bool):
+    torch.manual_seed(0)
+    model, rows = Tokens(True), []
+    for _ in range(4):
+        ids = torch.randint(4, 50, (16, 12))
+        chosen = torch.rand(ids.shape) < 0.15
+        given = torch.where((torch.rand(ids.shape) < 0.8) & (chosen | everywhere), 3, ids)
+        target = torch.where(chosen, ids, -100)
+        rows.append(describe("cross_entropy", torch.randn(192, 50), target.flatten(), {}, (model, (given,), {})))
+    assert bool(supervision.masked_elsewhere(rows)) == everywhere
+
+
+@pytest.mark.parametrize("high, stopped", [(1.0, False), (1 / 255, True), (0.9, False)])
+def test_masks_that_were_scaled_twice(high: float, stopped: bool):
+    target = (torch.rand(8, 1, 16, 16, generator=torch.Generator().manual_seed(0)) < 0.3) * high
+    row = describe("binary_cross_entropy_with_logits", torch.zeros_like(target), target, {}, None)
+    assert bool(supervision.tiny_targets([row] * 5)) == stopped
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_log_softmax_over_the_batch(dim: int):
+    torch.manual_seed(0)
+    log_p = torch.randn(32, 10).log_softmax(dim)
+    row = describe("kl_div", log_p, torch.randn(32, 10).softmax(1), {}, None)
+    assert loss_input(SimpleNamespace(calls=[row] * 4))["ok"] == (dim == 1)
+
+
+@pytest.mark.parametrize("kind", ["random", "loaded", "copied", "trained"])
+def test_a_frozen_part_that_was_never_loaded(kind: str):
+    one = drawn.Drawn()
+    drawn.install(one)
+    try:
+        model = nn.Sequential(nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 3))
+    finally:
+        patches.remove()
+    for p in model[:4].parameters() if kind != "trained" else ():
+        p.requires_grad_(False)
+    if kind == "loaded":
+        model.load_state_dict({k: torch.randn_like(v) for k, v in model.state_dict().items()})
+    if kind == "copied":
+        for p in model[:4].parameters():
+            p.data.copy_(torch.randn_like(p))
+    received = {id(p) for p in model.parameters() if p.requires_grad}
+    assert bool(drawn.frozen_base(one, [model], received)) == (kind == "random")
+
+
+class Timed(nn.Module):
+    """Adds the embedding of a time, or forgets to."""
+
+    def __init__(self, adds: bool):
+        super().__init__()
+        self.adds, self.body, self.time = adds, nn.Linear(6, 6), nn.Embedding(100, 6)
+
+    def forward(self, x, t, lengths=None):
+        wide = self.time(t)
+        return F.dropout(self.body(x + wide if self.adds else x), 0.1, self.training)
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_an_input_that_is_never_used(adds: bool):
+    torch.manual_seed(0)
+    call = (Timed(adds).train(), (torch.randn(8, 6), torch.randint(0, 100, (8,)), torch.arange(8)), {})
+    assert unread(SimpleNamespace(several={0: call}, busy=False))["ok"] == adds
