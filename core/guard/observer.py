@@ -42,10 +42,10 @@ from trainworthy.core.guard.updates import Updates
 class Observer(Updates, Losses):
     """Receives the events of `events.install`."""
 
-    def __init__(self, control: Any = None):
+    def __init__(self, control: Any = None):  # long: one line for each record
         self.control = control  # decides about batches and the end; None: only observe
         self.busy = self.scheduling = self.refreshing = self.fetching = False
-        self.drops = self.draws = 0
+        self.drops = self.draws = self.empty_saves = self.cleared = 0
         self.passes: list[Pass] = []
         self.recent: list[Pass] = []
         self.groups: dict[int, Group] = {}
@@ -71,7 +71,7 @@ class Observer(Updates, Losses):
         self.grad_modes: list[tuple[int, int, bool]] = []
         self.held: list[tuple[Any, Any, int]] = []
         self.saved: set[int] = set()
-        self.self_loads = 0
+        self.self_loads = self.batch_calls = 0
         self.by_reference: int | None = None  # the step after which a state_dict was taken that is held and not copied
         self.partial_loads: list[str] = []
         self.notes: list[str] = []
@@ -79,12 +79,12 @@ class Observer(Updates, Losses):
         self.last_root: tuple | None = None
         self.first_call: tuple | None = None  # the last call with gradients that got no output of another model
         self.places: dict[int, int] = {}  # where in its batch a loss's target was
-        self.batch_calls = 0
         self.labels: list[dict] = []  # labels that a model got as an argument
         self.counts: dict[int, int] = {}  # calls of each module within the first call of its root
         self.calm_prints: set[int] = set()  # what models were called with, without gradients
         self.together: dict[int, float] = {}  # root -> change of its outputs without the other samples of the batch
-        self.epochs = 0  # of the run, by the script's own variable
+        self.epochs = self.planned = 0  # epochs and steps of the run, by the script's own variables
+        self.rates_by_hand: list = []  # functions of the script that may compute a rate
         self.points: list[tuple[Tensor, Tensor]] = []  # inputs and classes of the first pass, for their neighbours
         self.ranks = 1  # processes that train together
         self.trace: list = []  # the weights at the first steps, to compare ranks
@@ -96,10 +96,10 @@ class Observer(Updates, Losses):
         self.shifted: tuple | None = None  # a model's call whose targets are the next tokens, and these
         self.scrambled = ""  # a view() that mixes places and channels
         self.several: dict[int, tuple] = {}  # calls of models with several inputs
-        self.masked: tuple | None = None  # a model's call of which some tokens are predicted
         self.copied: tuple | None = None  # a model's call whose targets are its input tokens
-        self.classified: tuple | None = None  # a model's call whose outputs are classified
-        self.empty_saves = self.cleared = 0
+        # a model's call whose outputs are classified; one of which some tokens are predicted
+        self.classified: tuple | None = None
+        self.masked: tuple | None = None
         self._last: list[tuple[Tensor, int]] = []
         self._plain_leaf, self._soft = False, (0, 0)
         self._hook: Any = None
@@ -207,9 +207,9 @@ class Observer(Updates, Losses):
             self.downstream.add(id(module))
         elif self.control is not None:
             self.first_call = self.last_root
-        if id(module) not in self.several and len(self.several) < 8 and module.training:
-            if sum(isinstance(x, Tensor) and x.dim() > 0 for x in (*args, *kwargs.values())) > 1:
-                self.several[id(module)] = (module, args, kwargs)
+        several = sum(isinstance(x, Tensor) and x.dim() > 0 for x in (*args, *kwargs.values())) > 1
+        if several and module.training and len(self.several) < 8:
+            self.several.setdefault(id(module), (module, args, kwargs))
 
     def root(self, module: nn.Module, args: tuple, kwargs: dict, out: Any, token: int | None) -> None:
         if self._hook is not None:

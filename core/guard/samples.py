@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 from torch.utils.data.sampler import SequentialSampler
+from trainworthy.core.guard import columns
 from trainworthy.core.guard.alignment import turned_apart
 from trainworthy.core.guard.collating import mispaired
 from trainworthy.core.guard.invariants import finding, skip
@@ -118,8 +119,10 @@ def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
         shares[key] = shared(train[0].loader, loader, mine, limit + SECONDS)
     known = [s for s in shares.values() if s is not None]
     if not known or min(known) < 0.1:
-        return partners(train[0].loader, evals, mine, limit + 2 * SECONDS) or turned_apart(
-            train[0].loader, evals, limit + 3 * SECONDS
+        return (
+            partners(train[0].loader, evals, mine, limit + 2 * SECONDS)
+            or turned_apart(train[0].loader, evals, limit + 3 * SECONDS)
+            or columns.judge(data, [v.dataset for v in evals.values() if v.dataset is not data], limit + 4 * SECONDS)
         )
     share = min(known)
     return (

@@ -7,7 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from trainworthy.core.guard.records import CLOSE, Group, alive, epochs_of, spots, values, weights
+from trainworthy.core.guard.records import (
+    CLOSE,
+    EPOCHS,
+    STEPS,
+    Group,
+    alive,
+    named,
+    rate_functions,
+    scopes_of,
+    spots,
+    values,
+    weights,
+)
 
 
 class Updates:
@@ -196,7 +208,12 @@ class Updates:
         self.gaps.append([])
         self.evidence.step(group)
         if self.steps == CLOSE and self.control is not None:
-            self.epochs = epochs_of(inspect.currentframe())
+            scopes = scopes_of(inspect.currentframe())
+            self.epochs, self.planned, self.rates_by_hand = (
+                named(scopes, EPOCHS),
+                named(scopes, STEPS),
+                rate_functions(scopes),
+            )
         if self.ranks > 1 and self.steps <= CLOSE:
             self._trace()
         for one in self.recent:

@@ -1,5 +1,7 @@
 """Checks of targets, weights and frozen parts on small tensors: each stops what it is for, and is quiet on its healthy twin."""
 
+import math
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -7,13 +9,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
-from trainworthy.core.guard import drawn, patches, supervision
+from trainworthy.core.guard import columns, drawn, patches, supervision
 from trainworthy.core.guard.causality import orderless, unread
 from trainworthy.core.guard.facts import loss_input
+from trainworthy.core.guard.schedules import by_hand
 from trainworthy.core.guard.targets import describe
 
 
-@pytest.mark.parametrize("power, stopped", [(1.0, True), (-1.0, False), (0.0, False)])
+@pytest.mark.parametrize(("power", "stopped"), [(1.0, True), (-1.0, False), (0.0, False)])
 def test_weights_of_a_sampler_and_of_a_loss(power: float, stopped: bool):
     torch.manual_seed(0)
     y = torch.multinomial(torch.tensor([0.7, 0.2, 0.1]), 2000, replacement=True)
@@ -68,7 +71,7 @@ def test_tokens_that_are_masked_and_not_predicted(everywhere: bool):
     assert bool(supervision.masked_elsewhere(rows)) == everywhere
 
 
-@pytest.mark.parametrize("high, stopped", [(1.0, False), (1 / 255, True), (0.9, False)])
+@pytest.mark.parametrize(("high", "stopped"), [(1.0, False), (1 / 255, True), (0.9, False)])
 def test_masks_that_were_scaled_twice(high: float, stopped: bool):
     target = (torch.rand(8, 1, 16, 16, generator=torch.Generator().manual_seed(0)) < 0.3) * high
     row = describe("binary_cross_entropy_with_logits", torch.zeros_like(target), target, {}, None)
@@ -119,3 +122,36 @@ def test_an_input_that_is_never_used(adds: bool):
     torch.manual_seed(0)
     call = (Timed(adds).train(), (torch.randn(8, 6), torch.randint(0, 100, (8,)), torch.arange(8)), {})
     assert unread(SimpleNamespace(several={0: call}, busy=False))["ok"] == adds
+
+
+@pytest.mark.parametrize(("length", "fault"), [(400, ""), (100, "micro-batches"), (4000, ""), (40, "micro-batches")])
+def test_a_rate_that_the_loop_computes(length: int, fault: str):
+    def get_lr(step: int) -> float:
+        if step < 10:
+            return 1e-3 * (step + 1) / 10
+        return 1e-4 + 0.5 * (1 + math.cos(math.pi * min(1.0, (step - 10) / (length - 10)))) * 9e-4
+
+    group = SimpleNamespace(steps=30, ref=lambda: True, rates=[get_lr(i) for i in range(30)])
+    found = by_hand(SimpleNamespace(groups={0: group}, rates_by_hand=[lambda x: x, get_lr], planned=400))
+    assert fault in found["cause"] if fault else found["ok"], found
+    other = by_hand(SimpleNamespace(groups={0: group}, rates_by_hand=[lambda x: 2 * get_lr(x)], planned=400))
+    assert "skip" in other
+
+
+@pytest.mark.parametrize("kind", ["healthy", "codes", "scaled", "drifted"])
+def test_columns_of_the_evaluation(kind: str):
+    torch.manual_seed(0)
+    codes = torch.multinomial(torch.tensor([0.4, 0.25, 0.15, 0.1, 0.06, 0.04]), 4000, replacement=True)
+    numbers = torch.randn(4000, 4) * 3 + 1
+    train, test = slice(3000), slice(3000, None)
+    numbers = (numbers - numbers[train].mean(0)) / numbers[train].std(0)
+    held, values = codes[test].clone(), numbers[test].clone()
+    if kind == "codes":
+        held = torch.tensor([3, 5, 0, 1, 2, 4])[held]
+    if kind == "scaled":
+        values = (values - values.mean(0)) / values.std(0)
+    if kind == "drifted":
+        held[: len(held) // 2] = 2
+    data = [TensorDataset(codes[train, None], numbers[train]), TensorDataset(held[:, None], values)]
+    found = columns.judge(data[0], data[1:], time.monotonic() + 10)
+    assert bool(found) == (kind in ("codes", "scaled")), found
