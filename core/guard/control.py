@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from trainworthy.core.guard.observer import Observer
+from trainworthy.core.guard.oracle import Oracle
 from trainworthy.core.guard.records import Pass
 
 EIGHT = 8
@@ -28,7 +29,8 @@ class Plan:
     name: str = "watch"
     """`watch`: the script's own data; `eight`: the same eight samples in every batch; `others`: these eight with each
     other's inputs; `blank`: these eight with zero inputs; `restart`: the script's own data, from a checkpoint; `end`: the script's own data,
-    all passes cut short, to the end of the script; `later`: a training after the first one, with the passes before it cut short."""
+    all passes cut short, to the end of the script; `later`: a training after the first one, with the passes before it cut short;
+    `oracle`: the script's own data, and right and wrong answers in its evaluations."""
     steps: int = 40
     """Optimiser steps after which a training pass is cut (not before `seconds`)."""
     seconds: float = 6.0
@@ -67,6 +69,7 @@ class Control:
         self.rank, self.home = 0, None  # of several processes; folder of rank 0
         self.cut_at: int | None = None
         self.optimizers = 0
+        self.oracle = Oracle() if plan.name == "oracle" else None
         self.arrived = plan.name != "later"
         self.begun = False
         self.quota: dict[tuple, int] = {}  # batches of an evaluation, by its length and batch size
@@ -161,6 +164,8 @@ class Control:
             self.closed = "closed"
 
     def step(self, seen: Observer) -> None:
+        if self.oracle is not None:
+            return self.stop("enough") if self.oracle.done() else None
         if not self.arrived or not self.enough(seen) or self.rank:
             return
         if not self.plan.evaluate:
@@ -190,6 +195,8 @@ class Control:
         """An evaluation's pass has ended: what is printed from here to the next batch is its result."""
         if one.calls and not one.backwards and not one.was_cut:
             self.said = [written(), -1]
+            if self.oracle is not None:
+                self.oracle.ended(one, self.said)
 
     # --- data
 
@@ -200,7 +207,7 @@ class Control:
 
     def intervene(self, source: int, batch: Any) -> Any:
         """Return the plan's batch in place of `batch`."""
-        if self.plan.name in ("watch", "restart", "end", "later"):
+        if self.plan.name in ("watch", "restart", "end", "later", "oracle"):
             return batch
         first = self.kept.setdefault("train", batch)
         if signature(first) != signature(batch):  # a loader with other data

@@ -107,7 +107,7 @@ def _modules(seen: Any) -> None:
             finally:
                 _depth.inside = False
             seen.root(self, args, kwargs, out, token)
-            return out
+            return seen.answer(self, args, kwargs, out)
 
         return __call__
 

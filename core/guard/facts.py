@@ -311,7 +311,17 @@ def of(seen: Observer) -> dict[str, Any]:
         "trend": trend(seen.losses),
         "neighbours": neighbours(seen.points),
         "said": getattr(seen.control, "said", []),
+        "mixed": two_targets(rows),
     }
+
+
+def two_targets(rows: list[dict]) -> bool:
+    """Return whether the same outputs get two targets at most steps (mixup)."""
+    homes: dict[tuple, set] = {}
+    for r in rows:
+        if "scores" in r:
+            homes.setdefault((r["step"], r["scores"]), set()).add(r["home"])
+    return sum(len(h) > 1 for h in homes.values()) > 0.5 * max(1, len(homes))
 
 
 def neighbours(points: list) -> list[float]:

@@ -56,6 +56,7 @@ class Losses:
             self.evidence.scored(row["nll"], target, self.steps)
             if row.get("masking"):
                 self.masked = self.last_root
+            row["scores"] = input.data_ptr()
             row["home"], row["rows"] = target.data_ptr(), len(target) if target.dim() else 1
             if 1 in (row.get("shift") or ()):
                 self.shifted = (*self.last_root, target.detach().flatten())

@@ -246,6 +246,13 @@ class Observer(Updates, Losses):
         self._measure(module, args, kwargs, out, grad)
         self.evidence.root(self, module, args, kwargs, out, grad)
 
+    def answer(self, module: nn.Module, args: tuple, kwargs: dict, out: Any) -> Any:
+        """Return a model's outputs, or what a rehearsal puts in their place."""
+        oracle = getattr(self.control, "oracle", None)
+        if oracle is None or next(module.parameters(), None) is None:
+            return out
+        return oracle.answer(self, (args, kwargs), out)
+
     def _measure(self, module: nn.Module, args: tuple, kwargs: dict, out: Any, grad: bool) -> None:
         one = self.recent[-1] if self.recent else None
         if one is None or one.calls > 40:
