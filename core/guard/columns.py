@@ -9,21 +9,22 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset
 
-MOST, WIDTH = 20_000, 64  # rows; entries of a row
+READ, MOST, WIDTH = 4000, 20_000, 64  # rows of training, of an evaluation; entries of a row
 CODES = (5, 200)
 ROWS = 200
 Columns = dict[tuple[int, int], Tensor]
 
 
-def read(data: Any, limit: float) -> tuple[Columns, bool]:
-    """Return the columns of a data set by entry and place, and whether all rows were read."""
+def read(data: Any, most: int, limit: float) -> tuple[Columns, bool]:
+    """Return the columns of a data set by entry and place, of up to `most` evenly spaced rows, and whether these are all; nothing if time
+    runs out."""
     if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
         return {}, False
-    step = max(1, len(data) // MOST + bool(len(data) % MOST and len(data) > MOST))
+    step = max(1, -(-len(data) // most))
     rows: list[list[Tensor]] = []
     for i in range(0, len(data), step):
         if time.monotonic() > limit:
-            break
+            return {}, False
         found = [
             torch.as_tensor(x)
             for x in tree_leaves(data[i])
@@ -32,18 +33,17 @@ def read(data: Any, limit: float) -> tuple[Columns, bool]:
         rows.append([x.detach().cpu().flatten() for x in found])
         if sum(x.numel() for x in found) > 4 * WIDTH:  # pictures
             return {}, False
-    whole = step == 1 and len(rows) == len(data)
     if len(rows) < ROWS or len({tuple((x.dtype, x.shape) for x in row) for row in rows}) > 1:
         return {}, False
     stacked = [torch.stack(x) for x in zip(*rows, strict=True)]
-    return {(k, j): x[:, j] for k, x in enumerate(stacked) for j in range(min(WIDTH, x.shape[1]))}, whole
+    return {(k, j): x[:, j] for k, x in enumerate(stacked) for j in range(min(WIDTH, x.shape[1]))}, step == 1
 
 
 def judge(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None:
     """Return what is wrong with the columns of one of the evaluations' data."""
-    mine, _ = read(train, limit)
+    mine, _ = read(train, READ, limit)
     for data in others if mine else ():
-        theirs, whole = read(data, limit)
+        theirs, whole = read(data, MOST, limit)
         if mine.keys() != theirs.keys():
             continue
         for key, column in theirs.items():

@@ -122,7 +122,9 @@ def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
         return (
             partners(train[0].loader, evals, mine, limit + 2 * SECONDS)
             or turned_apart(train[0].loader, evals, limit + 3 * SECONDS)
-            or columns.judge(data, [v.dataset for v in evals.values() if v.dataset is not data], limit + 4 * SECONDS)
+            or columns.judge(
+                data, [v.dataset for v in evals.values() if v.dataset is not data], time.monotonic() + SECONDS
+            )
         )
     share = min(known)
     return (
