@@ -9,18 +9,18 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset
 
-READ, MOST, WIDTH = 4000, 20_000, 64  # rows of training, of an evaluation; entries of a row
+MOST, WIDTH = 20_000, 64  # rows; entries of a row
 CODES = (5, 200)
 ROWS = 200
 Columns = dict[tuple[int, int], Tensor]
 
 
-def read(data: Any, most: int, limit: float) -> tuple[Columns, bool]:
-    """Return the columns of a data set by entry and place, of up to `most` evenly spaced rows, and whether these are all; nothing if time
+def read(data: Any, limit: float) -> tuple[Columns, bool]:
+    """Return the columns of a data set by entry and place, of up to `MOST` evenly spaced rows, and whether these are all; nothing if time
     runs out."""
     if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
         return {}, False
-    step = max(1, -(-len(data) // most))
+    step = max(1, -(-len(data) // MOST))
     rows: list[list[Tensor]] = []
     for i in range(0, len(data), step):
         if time.monotonic() > limit:
@@ -41,9 +41,9 @@ def read(data: Any, most: int, limit: float) -> tuple[Columns, bool]:
 
 def judge(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None:
     """Return what is wrong with the columns of one of the evaluations' data."""
-    mine, _ = read(train, READ, limit)
+    mine, _ = read(train, limit)
     for data in others if mine else ():
-        theirs, whole = read(data, MOST, limit)
+        theirs, whole = read(data, limit)
         if mine.keys() != theirs.keys():
             continue
         for key, column in theirs.items():
@@ -70,9 +70,8 @@ def renumbered(a: Tensor, b: Tensor) -> str:
     if size > 10 * CODES[1]:
         return ""
     p, q = (torch.bincount(x, minlength=size).double() for x in (a, b))
-    if not CODES[0] <= int((p > 0).sum()) <= min(CODES[1], len(b) // 20, len(a) // 20) or bool(
-        ((q > 2) & (p == 0)).any()
-    ):
+    known, unknown = int((p > 0).sum()), float(q[p == 0].sum())
+    if not CODES[0] <= known <= min(CODES[1], len(b) // 20, len(a) // 20) or unknown > 0.02 * len(b):
         return ""
     p, q = p / p.sum(), q / q.sum()
     aligned, ranked = ((x - y).abs().sum() / 2 for x, y in ((p, q), (p.sort().values, q.sort().values)))

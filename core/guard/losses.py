@@ -99,7 +99,7 @@ class Losses:
             if self.control is not None and prediction.requires_grad != target.requires_grad:
                 first, second = (prediction, target) if prediction.requires_grad else (target, prediction)
                 self._fit(name, first, second)
-            self.evidence.regressed(prediction, target, self.last_root)
+            self.evidence.regressed(prediction, target, self.last_root, self.inner)
 
     def differentiated(self, inputs: Any) -> None:
         """`torch.autograd.grad` was called for `inputs`."""

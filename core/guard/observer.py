@@ -95,6 +95,7 @@ class Observer(Updates, Losses):
         self.restart: Any = None  # a restart.Restart, if one is rehearsed
         self.shifted: tuple | None = None  # a model's call whose targets are the next tokens, and these
         self.scrambled = ""  # a view() that mixes places and channels
+        self.inner: list[tuple] = []  # arguments of modules within the last root's call
         self.several: dict[int, tuple] = {}  # calls of models with several inputs
         self.copied: tuple | None = None  # a model's call whose targets are its input tokens
         # a model's call whose outputs are classified; one of which some tokens are predicted
@@ -178,6 +179,7 @@ class Observer(Updates, Losses):
         if self.restart is not None and not self.backwards and torch.is_grad_enabled():
             self.restart.called(self, module)
         self.evidence.environments(events.replace)
+        self.inner = []
         first = id(module) not in self.roots
         if first:
             self.roots[id(module)] = module
@@ -190,6 +192,8 @@ class Observer(Updates, Losses):
 
             def note(m: nn.Module, given: Any) -> None:
                 inside.add(id(m))
+                if m is not module and isinstance(given, tuple) and len(self.inner) < 16:
+                    self.inner.append(given)
                 if not self.scrambled:
                     self.scrambled = scrambled(m, given)
                 if first:

@@ -58,7 +58,7 @@ def by_hand(seen: Observer) -> dict:
             )
         floor = next(i for i, r in enumerate(rest) if max(rest[i:]) - min(rest[i:]) <= 1e-6 * peak)
         falling = rest[rest.index(peak) : floor]
-        if floor < 0.5 * end and rest[-1] < 0.2 * peak and len(set(falling)) > max(8, 0.8 * len(falling)):
+        if floor < 0.5 * end and rest[-1] < 0.2 * peak and len(set(falling)) > max(3, 0.8 * len(falling)):
             cause = "the schedule counts micro-batches, or its length is that of another run: most of the training runs at the lowest rate"
             return finding(
                 "schedule",
