@@ -44,13 +44,24 @@ def install(one: Drawn) -> None:
         replace(torch.Tensor, name, draw)
 
 
+def split(model: nn.Module) -> bool:
+    """Return whether each child is frozen or trains as a whole. Adapters that are spread over a frozen model are often tried on a random one."""
+    children = [c for c in model.children() if next(c.parameters(), None) is not None]
+    if len(children) == 1:
+        return split(children[0])
+    return (
+        all(len({p.requires_grad for p in c.parameters()}) == 1 for c in children)
+        and next(model.parameters(recurse=False), None) is None
+    )
+
+
 def frozen_base(one: Drawn, roots: list[nn.Module], received: set[int]) -> tuple[str, str] | None:
     """Find a model that trains in part, and most of whose weights are frozen as they were drawn."""
     for model in roots:
         weights = [(name, p) for name, p in model.named_parameters() if p.dim() >= 2]
         still = [(name, p) for name, p in weights if not p.requires_grad and one.as_drawn(p)]
         share = sum(p.numel() for _, p in still) / max(1, sum(p.numel() for _, p in weights))
-        if len(still) >= 2 and share > SHARE and any(id(p) in received for _, p in weights):
+        if len(still) >= 2 and share > SHARE and any(id(p) in received for _, p in weights) and split(model):
             return (
                 f"{share:.0%} of the weights of {type(model).__name__} are frozen, and are random: {len(still)} tensors, first {still[0][0]}",
                 "the part that is frozen was never loaded: load its pretrained weights, or let it train",

@@ -9,9 +9,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
-from trainworthy.core.guard import columns, drawn, patches, supervision
+from trainworthy.core.guard import columns, drawn, events, patches, supervision
 from trainworthy.core.guard.causality import orderless, unread
+from trainworthy.core.guard.control import Control, Plan
 from trainworthy.core.guard.facts import loss_input
+from trainworthy.core.guard.objectives import noise
+from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.schedules import by_hand
 from trainworthy.core.guard.targets import describe
 
@@ -86,7 +89,7 @@ def test_log_softmax_over_the_batch(dim: int):
     assert loss_input(SimpleNamespace(calls=[row] * 4))["ok"] == (dim == 1)
 
 
-@pytest.mark.parametrize("kind", ["random", "loaded", "copied", "trained"])
+@pytest.mark.parametrize("kind", ["random", "loaded", "copied", "trained", "adapter"])
 def test_a_frozen_part_that_was_never_loaded(kind: str):
     one = drawn.Drawn()
     drawn.install(one)
@@ -96,6 +99,8 @@ def test_a_frozen_part_that_was_never_loaded(kind: str):
         patches.remove()
     for p in model[:4].parameters() if kind != "trained" else ():
         p.requires_grad_(False)
+    if kind == "adapter":
+        model[0].scale = nn.Linear(30, 1)
     if kind == "loaded":
         model.load_state_dict({k: torch.randn_like(v) for k, v in model.state_dict().items()})
     if kind == "copied":
@@ -155,3 +160,39 @@ def test_columns_of_the_evaluation(kind: str):
     data = [TensorDataset(codes[train, None], numbers[train]), TensorDataset(held[:, None], values)]
     found = columns.judge(data[0], data[1:], time.monotonic() + 10)
     assert bool(found) == (kind in ("codes", "scaled")), found
+
+
+class Denoiser(nn.Module):
+    """Adds noise and returns its own loss."""
+
+    def __init__(self, share: torch.Tensor):
+        super().__init__()
+        self.share, self.net, self.time = share, nn.Linear(16, 16), nn.Embedding(len(share), 16)
+        self.inner = nn.Sequential(self.net)
+
+    def forward(self, x):
+        t = torch.randint(0, len(self.share), (len(x),))
+        kept, noise = self.share[t][:, None], torch.randn_like(x)
+        return F.mse_loss(noise, self.inner(kept.sqrt() * x + (1 - kept).sqrt() * noise))
+
+
+@pytest.mark.parametrize("cumulated", [True, False])
+def test_noise_of_a_model_that_returns_its_loss(cumulated: bool):
+    """A scalar output once ended all records after the first call."""
+    torch.manual_seed(0)
+    share = 1 - torch.linspace(1e-3, 0.15, 50)
+    seen = Observer(Control(Plan("watch"), print))
+    events.install(seen)
+    try:
+        model = Denoiser(share.cumprod(0) if cumulated else share)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for (x,) in DataLoader(TensorDataset(torch.rand(640, 16)), 64):
+            optimizer.zero_grad()
+            model(x).backward()
+            optimizer.step()
+    finally:
+        events.remove()
+    assert seen.evidence.error == ""
+    found = noise(seen)
+    assert found["ok"] == cumulated, found
+    assert "noisy inputs" in found["measured"]
