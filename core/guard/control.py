@@ -44,6 +44,8 @@ class Plan:
     """Keep what is needed to compare a restart with what was saved."""
     ranks: int = 1
     """Processes of the rehearsal."""
+    whole: bool = False
+    """Of `end` and `later`: passes without gradients are not cut short, because the script needs all that they compute."""
     later: int = 0
     """Of `later`: the number of the optimiser that the script builds for the training that is watched."""
     target: int | None = None
@@ -127,7 +129,7 @@ class Control:
         if one.training:
             left = max(0.0, self.plan.limit - (now - self.first))
             return one.got >= 4 and not seen.since and now - one.clock > PART * left
-        if not one.calls or not one.no_grad_calls or not seen.backwards:
+        if self.plan.whole or not one.calls or not one.no_grad_calls or not seen.backwards:
             return False
         key = (one.length, one.loader.batch_size)
         if key not in self.quota and one.got >= 4 and now - one.clock > PART * self.plan.limit / 2:

@@ -266,14 +266,16 @@ class Guard:
         if why:
             return self._verdict({"id": "ending", "skip": why}, ending.NEEDED, 0.0)
         limit = max(4.0, 2 * float(self.values["--seconds"]))
-        done = self._rehearse(self._plan("end", steps=10**9, most=10**9, limit=limit, restart=False))
+        more = {"limit": limit, "restart": False}
+        done = self._rehearse(self._plan("end", steps=10**9, most=10**9, **more))
+        if done.record.get("why") == "it raised":  # a pass that was cut may have computed what the script reads later
+            more["whole"] = True
+            done = self._rehearse(self._plan("end", steps=10**9, most=10**9, **more))
         found = ending.answer(watch.record, done.record, done.late, limit)
         self._verdict(found, ending.NEEDED, time.monotonic() - began)
         if number := done.record.get("later", 0):
             began = time.monotonic()
-            plan = self._plan(
-                "later", later=number, limit=max(30.0, 5 * float(self.values["--seconds"])), restart=False
-            )
+            plan = self._plan("later", **(more | {"later": number, "limit": max(30.0, 2.5 * limit)}))
             self._verdict(ending.second(self._rehearse(plan).record), ending.NEEDED, time.monotonic() - began)
 
     def _restart(self, watch: Outcome) -> None:
