@@ -234,7 +234,7 @@ def unread(seen: Any) -> dict | None:
 
 def same_outputs(seen: Any, module: nn.Module, given: tuple, x: Tensor, other: Tensor, seed: int) -> bool | None:
     """Return whether a model's outputs are the same with `other` in place of `x`; None where it cannot be called."""
-    inner, outs = bare(module), []
+    inner, outs, before = bare(module), [], (random.getstate(), np.random.get_state())
     seen.busy = True
     try:
         for value in (x, other):
@@ -246,6 +246,7 @@ def same_outputs(seen: Any, module: nn.Module, given: tuple, x: Tensor, other: T
         return None
     finally:
         seen.busy = False
+        random.setstate(before[0]), np.random.set_state(before[1])
     if not outs[0] or len(outs[0]) != len(outs[1]):
         return None
     return all(torch.equal(a, b) for a, b in zip(*outs, strict=True))

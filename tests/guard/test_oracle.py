@@ -72,9 +72,10 @@ def test_answers_are_of_the_kind_of_the_outputs(kind: str):
         else out
     )
     y = torch.randint(0, 2, (64,)).float() if kind == "binary" else torch.randint(0, out.shape[1], (64, *out.shape[2:]))
-    one, x = oracle.Oracle(), torch.randn(64, 8)
-    for right in (True, False, True):
-        seen = SimpleNamespace(recent=[SimpleNamespace(backwards=0, recent=deque([[x, y]]))], steps=3, places={})
+    one, x, passes = oracle.Oracle(), torch.randn(64, 8), []
+    for step, right in enumerate((True, False, True), 1):
+        passes.append(SimpleNamespace(backwards=0, recent=deque([[x, y]])))
+        seen = SimpleNamespace(recent=passes, steps=step, places={})
         with torch.no_grad():
             said = one.answer(seen, (x,), out)
         assert said.shape == out.shape
