@@ -1,7 +1,6 @@
 """The planted bugs and healthy variants of a checkout, as cases that a command can run."""
 
 import random
-import subprocess
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.machine import git
 from trainworthy.core.recipe.forks import note
 from trainworthy.core.recipe.registry import HOME, find
 
@@ -107,13 +107,11 @@ def written(file: Path, changed: str, recipe: str, source: str) -> None:
 @cache
 def commit() -> str:
     """Return the commit of the checkout, with a hash of its sources if they differ from it; else the installed version."""
-    git = ["git", "-C", str(ROOT)]
-    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    if head.returncode or not (ROOT / ".git").exists():
+    head, status = git(ROOT, "rev-parse", "--short", "HEAD"), git(ROOT, "status", "--porcelain", "core", "recipes")
+    if head is None or status is None or not (ROOT / ".git").exists():
         return version("trainworthy")
-    status = subprocess.run([*git, "status", "--porcelain", "core", "recipes"], capture_output=True, text=True)
-    if not status.stdout.strip():
-        return head.stdout.strip()
+    if not status.strip():
+        return head.strip()
     sources = sorted([*(ROOT / "core").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")])
     mark = blake2b(b"".join(p.read_bytes() for p in sources), digest_size=3).hexdigest()
-    return f"{head.stdout.strip()}+{mark}"
+    return f"{head.strip()}+{mark}"

@@ -101,39 +101,6 @@ def survey(folder: Path) -> tuple[Path | None, dict[str, str]]:
     return None, damaged
 
 
-def assert_resumable(run_folder: Path, identity: dict[str, Any]) -> None:
-    """Raise UserError if a stage of the run has checkpoints but no complete one, or if the newest belongs to another
-    run. It changes nothing, since a restart at step 0 would overwrite them."""
-    home = run_folder / "checkpoints"
-    for folder in sorted(p for p in home.glob("*") if p.is_dir()):
-        _put_back(folder)
-        newest, damaged = survey(folder)
-        if newest:
-            assert_own(newest, identity)
-        elif damaged or (folder / LATEST).is_symlink():
-            named = "; ".join(f"{name}: {why}" for name, why in damaged.items()) or "they were removed"
-            raise UserError(f"no checkpoint in {folder} is whole", got=named, needed="one whose files match their hashes",
-                            cause="a disk that lost data, or a copy that was not complete",
-                            next=f"put a whole checkpoint back, or start a new run (--init-from {run_folder} takes its best "
-                                 "weights)")  # fmt: skip
-    metrics = run_folder / "step_metrics.jsonl"
-    if not home.is_dir() and metrics.is_file() and metrics.stat().st_size:
-        raise UserError(f"{run_folder} has no checkpoints", got=f"metrics of steps, and no folder {home}",
-                        needed="the checkpoints that the run saved", cause="they were removed, or not copied with the run",
-                        next="put them back, or start a new run")  # fmt: skip
-
-
-def assert_own(folder: Path, identity: dict[str, Any]) -> None:
-    """Raise UserError if a run of another recipe or seed wrote a checkpoint."""
-    info = json.loads((folder / "info.json").read_text())
-    wrong = {k: (v, identity[k]) for k, v in info.get("run", {}).items() if k in identity and v != identity[k]}
-    if wrong:
-        raise UserError(f"the checkpoint {folder} is of another run", got=", ".join(f"{k} {a}" for k, (a, _) in wrong.items()),
-                        needed=", ".join(f"{k} {b}" for k, (_, b) in wrong.items()),
-                        cause="it was copied here from another run's folder",
-                        next="move it away, then the same command again")  # fmt: skip
-
-
 class Checkpoints:
     """Writes and reads one stage's checkpoints. Only one process may write."""
 
@@ -284,7 +251,7 @@ class Checkpoints:
         """Create the folder if needed, and remove what a kill left incomplete. Only the writing process may call
         this."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        _put_back(self.folder)
+        put_back(self.folder)
         for left in (*self.folder.glob(".trash-*"), *self.folder.glob(".writing-*")):
             shutil.rmtree(left, ignore_errors=True)
         for link in self.folder.glob(".link-*"):
@@ -293,6 +260,15 @@ class Checkpoints:
     def newest(self) -> Path | None:
         """Return the newest complete full checkpoint."""
         return self.survey()[0]
+
+    def best_weights(self, metric: str) -> Path:
+        """Return the file with the weights of the best evaluation by `metric`. Raises UserError if it is not as it was written."""
+        folder = self.folder / f"best_val_{metric}"
+        if why := verify(folder):
+            raise UserError(f"the best weights in {folder} are not those that were saved", got=why, needed="files that match their hashes",
+                            cause="a disk that lost data, or another file was put there", next=f"put them back, then: trainworthy "
+                            f"resume {self.folder.parent.parent}; the weights of the last steps are in {self.folder}")  # fmt: skip
+        return folder / "model.safetensors"
 
     def info(self, folder: Path) -> dict[str, Any]:
         """Return info.json of a checkpoint."""
@@ -350,7 +326,12 @@ class Checkpoints:
             spare = self.folder / f".link-{link}"
             spare.unlink(missing_ok=True)
             spare.symlink_to(name)
-            os.replace(spare, self.folder / link)
+            target = self.folder / link
+            if (
+                target.is_dir() and not target.is_symlink()
+            ):  # a run folder that was copied without links has a whole folder there
+                shutil.rmtree(target)
+            os.replace(spare, target)
         _fsync(self.folder)
         return files
 
@@ -362,7 +343,7 @@ class Checkpoints:
             shutil.rmtree(trash, ignore_errors=True)
 
 
-def _put_back(folder: Path) -> None:
+def put_back(folder: Path) -> None:
     """Restore the name of a complete checkpoint that was moved aside for a new one of the same step, if a kill
     prevented the new one."""
     for trash in folder.glob(".trash-step-*"):

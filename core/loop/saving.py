@@ -9,6 +9,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.loop import checkpoint, shard
 from trainworthy.core.loop.journal import Halt
+from trainworthy.core.loop.resumable import assert_own
 from trainworthy.core.loop.weights import digest, load_into
 from trainworthy.core.recipe.stage import Stage
 
@@ -106,7 +107,7 @@ def restore(run: Run, stage: Stage) -> int:
         run.tracker.truncate(after_step=0)
     if newest is None:
         return 0
-    checkpoint.assert_own(newest, run.identity)
+    assert_own(newest, run.identity)
     if shard.is_in(newest):
         model, state, info = *shard.load(newest, stage), run.checkpoints.info(newest)
     else:

@@ -141,7 +141,7 @@ def even_cut(n: int, rank: int, world: int, size: int) -> list[int]:
     mine = (rank + 1) * n // world - rank * n // world
     count = math.ceil(math.ceil(n / world) / size)
     if n // world < count:
-        raise UserError("a sharded model cannot be evaluated on so few samples", got=f"{n} over {world} processes",
+        raise UserError("a sharded model needs more samples for an evaluation", got=f"{n} over {world} processes",
                         needed="a batch for each process: more samples, or --train.eval-batch-size 2 or more")  # fmt: skip
     return [mine // count + (i < mine % count) for i in range(count)]
 

@@ -196,8 +196,8 @@ class Expect:
     overfit_steps: int = 120
     """Optimiser steps within which the model must memorise eight fixed samples."""
     overfit_longer: bool | None = None
-    """Whether four times as many steps may be used while the loss still falls (default: only if `overfit_steps` is left
-    at its default, since a recipe that sets it measured it at its own learning rate)."""
+    """Whether four times as many steps may be used while the loss still falls (default: only if `overfit_steps` and
+    `gate_batch_size` are left at theirs, since a recipe that sets them measured its own learning rate and cost)."""
     gate_batch_size: int = 0
     """Largest batch that a gate may use; set it if a sample takes a large part of a second. 0: no limit.
     - The overfit, micro-batch and evaluation gates use up to twice, the data gates up to four times this many samples.
@@ -288,7 +288,7 @@ class Stage:
     """The weights to evaluate, keep as best and export instead of `model` (its EMA). None: `model`."""
     state: dict[str, Any] = field(default_factory=dict)
     """What a checkpoint must also hold: objects with state_dict() and load_state_dict() (EMA, normaliser, replay
-    buffer)."""
+    buffer). A large one may have release(): gates call it on stages that they keep and no longer train."""
     on_start: Callable[[], None] | None = None
     """Called once, after `--init-from` has loaded the weights and before the first step, for example to copy a
     reference model."""

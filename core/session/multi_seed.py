@@ -17,9 +17,10 @@ from typing import Any
 from trainworthy.core.base import config, masking, settings_check
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import DONE, INTERRUPTED, SIGNALS, Interrupted, UserError
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.machine import cores
 from trainworthy.core.monitoring import board
-from trainworthy.core.report.groups import NAME, shown
+from trainworthy.core.report.groups import NAME, plan_of, shown
 from trainworthy.core.report.seeds import write
 from trainworthy.core.session import on_end
 
@@ -47,14 +48,14 @@ class Job:
         return next((line.strip() for line in reversed(lines) if line.strip()), "starting")
 
 
-def run(argv: list[str], asked: str, *, with_board: bool = False) -> None:
+def run(argv: list[str], asked: str, *, with_board: bool = False, found: dict[str, Any] | None = None) -> None:
     """Run `trainworthy run RECIPE --seeds 5` (or 0,1,2): a group folder with a run folder per seed. Exits with the
-    worst code."""
+    worst code. What the group's page says is put into `found`."""
     plan, home = planned("run", argv, asked)
     folder = home / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     made(folder)
-    (folder / NAME).write_text(json.dumps({**plan, "argv": masking.words(plan["argv"])}, indent=1))
-    _run(folder, plan, force=False, with_board=with_board)
+    write_whole(folder / NAME, json.dumps({**plan, "argv": masking.words(plan["argv"])}, indent=1))
+    _run(folder, plan, force=False, with_board=with_board, found=found)
 
 
 def planned(verb: str, argv: list[str], asked: str, own: tuple[str, ...] = ()) -> tuple[dict[str, Any], Path]:
@@ -105,12 +106,14 @@ def worst(jobs: list[Job]) -> int:
     return max((j.code if j.code >= 0 else 128 - j.code for j in jobs), default=DONE)
 
 
-def resume(folder: Path, *, force: bool, given: dict[str, str], with_board: bool = False) -> None:
+def resume(
+    folder: Path, *, force: bool, given: dict[str, str], with_board: bool = False, found: dict[str, Any] | None = None
+) -> None:
     """Continue every unfinished seed of a group. `given`: secrets, which its files do not hold."""
-    plan = json.loads((folder / NAME).read_text())
+    plan = plan_of(folder)
     plan["argv"] = masking.filled(plan["argv"], given, where=str(folder / NAME), command=f"trainworthy resume {folder}")
     more = [w for name, v in given.items() for w in (masking.flag(name), v)]
-    _run(folder, plan, force=force, more=more, with_board=with_board)
+    _run(folder, plan, force=force, more=more, with_board=with_board, found=found)
 
 
 def _seeds(asked: str, first: int) -> list[int]:
@@ -126,8 +129,9 @@ def _seeds(asked: str, first: int) -> list[int]:
 
 
 def _run(
-    folder: Path, plan: dict[str, Any], *, force: bool, more: Sequence[str] = (), with_board: bool = False
-) -> None:
+    folder: Path, plan: dict[str, Any], *, force: bool, more: Sequence[str] = (), with_board: bool = False,
+    found: dict[str, Any] | None = None,
+) -> None:  # fmt: skip
     """Run every unfinished seed, as many in parallel as planned; then write table, card and report."""
     jobs = []
     for seed in plan["seeds"]:
@@ -143,9 +147,11 @@ def _run(
     with signals() as asked, served as board_is_up:
         board_is_up()
         work(jobs, plan["at_once"], asked, console, _ended)
-    found = write(folder)
-    if found["values"]:
-        console.say("\n" + shown(found) + f"\n\nreport {folder / 'report.html'}\ncard   {folder / 'card.md'}")
+    group = write(folder)
+    if found is not None:
+        found |= {"run": str(folder), **group}
+    if group["values"]:
+        console.say("\n" + shown(group) + f"\n\nreport {folder / 'report.html'}\ncard   {folder / 'card.md'}")
     if asked:
         saved = any(folder.glob("seed-*/checkpoints/*/step-*/manifest.json"))
         raise Interrupted(f"{asked[0]}: every seed was stopped\n  next:         trainworthy resume {folder}",

@@ -77,9 +77,7 @@ def crashed(error: Exception, folder: Path, again: str) -> Crashed:
     elif memory:
         what = f"out of memory: {str(error).splitlines()[0] if str(error) else 'MemoryError'} ({_line(error)})"
         mend = "end what else uses the memory, then: "
-        again = (
-            "trainworthy batch RECIPE says what fits; then --train.accumulate N (smaller micro-batches, the same batch)"
-        )
+        again = "trainworthy batch RECIPE finds what fits; then --train.accumulate N (smaller micro-batches, the same batch)"
     elif gone:
         what = f"another process of this run is gone: {str(error).splitlines()[0][:150]}"
         mend = ""
