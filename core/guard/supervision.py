@@ -44,10 +44,10 @@ def contradiction(one: Soft) -> Fault | None:
     label, likely = (torch.cat(x) for x in list(zip(*one.rows, strict=True))[:2])
     n, sure = len(label), sum(r[2] for r in one.rows) / len(one.rows)
     share = [torch.bincount(x, minlength=classes)[:classes].double() / n for x in (label, likely)]
-    if n < ROWS or sure < 2 / classes or min(float((s > 0).double().mean()) for s in share) < 0.7:
+    if n < ROWS or min(float((s > 0).double().mean()) for s in share) < 0.7:
         return None
     chance, agree = float((share[0] * share[1]).sum()), float((label == likely).double().mean())
-    if agree > chance + 3 * (chance * (1 - chance) / n) ** 0.5:
+    if sure < chance + 0.25 or agree > chance + 3 * (chance * (1 - chance) / n) ** 0.5:
         return None
     return (
         f"the most probable class of the soft targets is the class in the batch for {agree:.1%} of {n} samples ({chance:.1%} by chance)",
