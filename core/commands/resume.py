@@ -62,15 +62,8 @@ def resume(argv: list[str], found: dict[str, Any]) -> None:
         own = config.to_dict(getattr(plain.module, saved["preset"])())
         secrets = masking.defaults(own, saved["argv"]) | secrets
         cfg = config.complete(cfg, where=str(folder / "args.json"), command=command, secrets=secrets)
-    changed = environment.changed_sources(folder, plain)
-    if not environment.kept(folder) and not force:
-        raise UserError(f"{folder / 'environment.json'} cannot be read, so nobody knows with which sources this run was started",
-                        needed="the file that the run wrote when it began, or --force", cause="it was removed, edited, or not copied "
-                        "with the run", next=f"{command} --force")  # fmt: skip
-    if changed and not force:
-        raise UserError("the recipe is not the one this run was started with", got="changed: " + ", ".join(changed),
-                        needed="the same sources, or --force if the change does not matter",
-                        next=f"{command} --force")  # fmt: skip
+    if not force:
+        assert_same_sources(folder, plain, command)
     loaded, words = fallbacks.recipe_of(plain, names, fallbacks.start_files(folder)) if names else plain, saved["argv"]
     if fallback is not None:
         fallbacks.recipe_of(plain, [*names, fallback], [])  # reports an unknown fallback before it looks for weights
@@ -100,6 +93,18 @@ def resume(argv: list[str], found: dict[str, Any]) -> None:
         prove(session, only=(), deep=False)
         board_is_up()
         train(session, interrupts)
+
+
+def assert_same_sources(folder: Path, plain: recipes.Recipe, command: str) -> None:
+    """Raise UserError unless the recipe's sources are those that the run in `folder` was started with."""
+    if not environment.kept(folder):
+        raise UserError(f"{folder / 'environment.json'} cannot be read, so nobody knows with which sources this run was started",
+                        needed="the file that the run wrote when it began, or --force", cause="it was removed, edited, or not copied "
+                        "with the run", next=f"{command} --force")  # fmt: skip
+    if changed := environment.changed_sources(folder, plain):
+        raise UserError("the recipe is not the one this run was started with", got="changed: " + ", ".join(changed),
+                        needed="the same sources, or --force if the change does not matter",
+                        next=f"{command} --force")  # fmt: skip
 
 
 @contextlib.contextmanager

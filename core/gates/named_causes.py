@@ -18,6 +18,12 @@ BYTE = 255
 
 
 # ----------------------------------------------------------------------------------------------------------------- data
+def seen_first(*causes: tuple[bool, str]) -> str:
+    """Return causes, one a line. Each comes with whether its own symptom was measured; those whose symptom was come first, in the
+    order of the list."""
+    return "\n".join(text for _, text in sorted(causes, key=lambda one: not one[0]))
+
+
 def of_labels(spec: Field, found: dict[str, Any], empty_elsewhere: Sequence[set[str]]) -> str:
     """Of class ids that are none, or classes without a sample; `empty_elsewhere`: classes without a sample in each other split."""
     classes = list(spec.classes or ())

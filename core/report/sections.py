@@ -393,10 +393,7 @@ def files_section(f: Folder) -> str:
     if any(f.path.glob("checkpoints/*/step-*")) and (not f.summary or f.summary.get("unfinished")):
         commands.insert(0, ["resume", str(f.path)])
     path = f.path / "card.md"
-    fold = (
-        details("The card", tag("div", markdown(path.read_text(encoding="utf-8")), class_="prose"))
-        if path.is_file()
-        else ""
-    )
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    fold = details("The card", tag("div", markdown(text), class_="prose")) if text else ""
     lines = "\n".join(shlex.join(["trainworthy", *c]) for c in commands)
     return (code(lines) if lines else "") + table((), rows, class_="plain") + fold

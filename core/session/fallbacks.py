@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 from trainworthy.core.base import config
 from trainworthy.core.base.errors import UserError
@@ -68,15 +69,19 @@ def final_weights(folder: Path, recipe: Recipe, cfg: config.Config) -> Path:
     evaluation if its Phase sets that. They are the model's weights; an EMA starts anew."""
     last = stages.parts(recipe, cfg)[-1]
     home = folder / "checkpoints" / last.name
-    if (phase := config.phases(cfg).get(last.name)) and phase.hand_on == "best":
-        found = next(home.glob("best_val_*/"), None)
-    else:
-        with closing(Checkpoints(home)) as checkpoints:
-            found = checkpoints.newest()
-    if found is None:
-        raise UserError(f"{folder} has no weights to continue from", got=f"no checkpoint of its last stage, '{last.name}'",
-                        needed="a run that has saved one", next=f"trainworthy resume {folder}")  # fmt: skip
-    return found / "model.safetensors"
+    with closing(Checkpoints(home)) as checkpoints:
+        if (phase := config.phases(cfg).get(last.name)) and phase.hand_on == "best":
+            found = next(home.glob("best_val_*/"), None)
+            return (
+                checkpoints.best_weights(found.name.removeprefix("best_val_")) if found else _nothing(folder, last.name)
+            )
+        found = checkpoints.newest()
+    return found / "model.safetensors" if found else _nothing(folder, last.name)
+
+
+def _nothing(folder: Path, stage: str) -> NoReturn:
+    raise UserError(f"{folder} has no weights to continue from", got=f"no checkpoint of its last stage, '{stage}'",
+                    needed="a run that has saved one", next=f"trainworthy resume {folder}")  # fmt: skip
 
 
 def start_files(folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from trainworthy.core import gates
 from trainworthy.core.base import config, masking
 from trainworthy.core.base.errors import GateFailed, UserError
 from trainworthy.core.base.files import write_whole
-from trainworthy.core.base.processes import agreed
+from trainworthy.core.base.processes import agreed, kind_of
 from trainworthy.core.data import contents, inventory
 from trainworthy.core.gates import order
 from trainworthy.core.loop import shard
@@ -44,7 +44,7 @@ def prove_stage(
     _, stage = context.look()
     code = recipes.sources(s.recipe)
     about = {"processes": s.accelerator.num_processes, "stage": part.name, "start": s.start and s.start.sha256, "before": mark,
-             "device": str(s.accelerator.device.type), "precision": precision(cfg, s.accelerator)}  # fmt: skip
+             "device": kind_of(s.accelerator.device), "precision": precision(cfg, s.accelerator)}  # fmt: skip
     sharded = shard.mode(cfg, s.accelerator.num_processes) != shard.NONE
     about |= {"shard": cfg.run.shard} if sharded else {}
     base = recipes.fingerprint(s.recipe, cfg, "", **about)

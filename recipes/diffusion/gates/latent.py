@@ -17,6 +17,7 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
+from trainworthy.core.gates.named_causes import seen_first
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.diffusion.data import pictures as source
@@ -63,10 +64,12 @@ def latent_scale(context: GateContext) -> Finding:
         f"{slope:.4g} and offset {offset:+.3f}, by its config {due[0]:.4g} and {due[1]:+.3f}",
         f"a mean within {MEAN:g}, a deviation of {STD[0]:g} to {STD[1]:g}; at most {FRESH:g} apart; factor and offset as in its "
         "config",
-        "another autoencoder's factor (0.18215 is Stable Diffusion's, and what diffusers assumes of any), or measured before "
-        "training ended: 1 / deviation of its own latents, now\n"
-        "multiplied where it should divide, or twice; a shift that is not taken away\n"
-        "cached with a draw instead of the middle, from pictures of another range, or by an autoencoder that trained on",
+        seen_first(
+            (same and off <= FRESH, "another autoencoder's factor (0.18215 is Stable Diffusion's, and what diffusers assumes of any), or "
+             "measured before training ended: 1 / deviation of its own latents, now"),
+            (not same and off <= FRESH, "multiplied where it should divide, or twice; a shift that is not taken away"),
+            (off > FRESH, "cached with a draw instead of the middle, from pictures of another range, or by an autoencoder that trained "
+             "on")),
         evidence={"mean": mean, "std": std, "apart": off, "used": [slope, offset], "declared": due},
     )  # fmt: skip
 
@@ -111,6 +114,7 @@ def round_trip(classifier: Classifier | None, needed: float, ask: walks.Ask = wa
         shipped = ways["the export"].factor
         good = psnr >= needed and read >= READ * real
         judged = context.follows != "rehearsed"
+        off = {n for n, w in ways.items() if w.pictures > BACK or w.latents > FACTOR}
         return Finding(
             (good or not judged) and all(w.pictures <= BACK and w.latents <= FACTOR for w in ways.values()),
             f"{psnr:.1f} dB, the classifier reads {read:.1%} of {len(some)} reconstructions and {real:.1%} of the pictures"
@@ -119,10 +123,13 @@ def round_trip(classifier: Classifier | None, needed: float, ask: walks.Ask = wa
             + f"; exported scaling_factor {shipped:.4g}",
             f"{needed:g} dB, {READ:.0%} of what it reads of the pictures; rms of pictures at most {BACK:g}, of what is decoded "
             f"{FACTOR:.0%}",
-            "the autoencoder is not good enough: --autoencoder.epochs, wider --vae.widths, more --vae.channels, less --vae.kl\n"
-            "latents are decoded without dividing by the scaling factor, or with the shift at another place\n"
-            "clip_sample: latents are not in [-1, 1], and a sampler that clips them ruins them\n"
-            "exported with another autoencoder, or without its own factors in the config",
+            seen_first(
+                (judged and not good, "the autoencoder is not good enough: --autoencoder.epochs, wider --vae.widths, more --vae.channels, "
+                 "less --vae.kl"),
+                (bool(off - {"the export"}), "latents are decoded without dividing by the scaling factor, or with the shift at another "
+                 "place"),
+                (bool(off - {"the export"}), "clip_sample: latents are not in [-1, 1], and a sampler that clips them ruins them"),
+                (off == {"the export"}, "exported with another autoencoder, or without its own factors in the config")),
             evidence={"psnr": psnr, "read": read, "real": real, "ways": {n: vars(w) for n, w in ways.items()}},
         )  # fmt: skip
 

@@ -19,6 +19,7 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
+from trainworthy.core.gates.named_causes import seen_first
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Stage, View
@@ -134,13 +135,14 @@ def noise_process(
             f"most {LEFT:.0%} of the signal left where sampling begins; {stage.metric.name} at least {floor:.2f}; the same scheduler "
             "in evaluation and export; a timestep for each sample, at least "
             f"{' '.join(f'{0.4 * s:.0%}' for s in declared.tolist())} in each quarter of the sampler's schedule",
-            "the sampler is not built from the training scheduler's config: another schedule, shift, number of timesteps or "
-            "prediction type\n"
-            "the target has another sign or form than the scheduler inverts\n"
-            "the net gets another timestep in training than in sampling: another scale, or time reversed\n"
-            "one timestep for the whole batch, or a constant\n"
-            "the noisiest level is not pure noise, but sampling begins there: --noise.beta-schedule and --noise.num-train-timesteps belong together "
-            "(linear needs 1,000 timesteps)",
+            seen_first(
+                (not undoes or bool(strays), "the sampler is not built from the training scheduler's config: another schedule, shift, "
+                 "number of timesteps or prediction type"),
+                (not undoes, "the target has another sign or form than the scheduler inverts"),
+                (not undoes or known < floor, "the net gets another timestep in training than in sampling: another scale, or time reversed"),
+                (not alone or not bool(spread_ok), "one timestep for the whole batch, or a constant"),
+                (left > LEFT, "the noisiest level is not pure noise, but sampling begins there: --noise.beta-schedule and "
+                 "--noise.num-train-timesteps belong together (linear needs 1,000 timesteps)")),
             evidence={"kind": asked.kind, "levels": t, "rms": wrong, "known": known, "quarters": spread.tolist(), "left": left,
                       "walk": way and {"worst": way.worst, "end": way.end, "met": sorted(way.met)}},
             cause=why,
@@ -237,8 +239,10 @@ def hidden_class(context: GateContext) -> Finding:
         f"{losses[0]:.3f} with the class and {losses[1]:.3f} without; the predictions differ by {apart:.1%}",
         f"dropped in {due:.0%} +- {slack:.1%}, always replaced by the same value, which is no class; a loss below {enough:.3f} "
         "without it; different predictions",
-        "the drop mask is drawn but not applied to the net's input\n"
-        "the class never reaches the net\nthe null class is a real class",
+        seen_first(
+            (share == 0 or abs(share - due) > slack, "the drop mask is drawn but not applied to the net's input"),
+            (apart <= 1e-3, "the class never reaches the net"),
+            (bool(seen.null) and null < classes, "the null class is a real class")),
         evidence={"hidden": share, "null": sorted(seen.null), "with": losses[0], "without": losses[1], "apart": apart},
     )  # fmt: skip
 
@@ -302,10 +306,13 @@ def weighting(context: GateContext) -> Finding:
         f"{expected[i]:.3f}); the losses of {of} single samples by at most {apart_from:.1%}; "
         f"the distribution of {n:,} timesteps by at most {apart:.3f}",
         f"at most 2% at every level and for every sample; at most {limit:.3f} for the distribution",
-        "the weight is that of another prediction type: min(SNR, gamma) over SNR is min-SNR for the noise, over SNR + 1 for the "
-        "velocity\n"
-        "the weight belongs to another sample's timestep, or to the reversed schedule\n"
-        "timesteps are drawn from another distribution than declared: uniform instead of logit-normal, another mean or deviation\n"
+        seen_first(
+            (gap[i].item() > 0.02, "the weight is that of another prediction type: min(SNR, gamma) over SNR is min-SNR for the noise, "
+             "over SNR + 1 for the velocity"),
+            (apart_from > 0.02, "the weight belongs to another sample's timestep, or to the reversed schedule"),
+            (apart > limit, "timesteps are drawn from another distribution than declared: uniform instead of logit-normal, another mean "
+             "or deviation"))
+        + "\n"
         "on purpose: --noise.snr-gamma inf (a diffusion), --noise.logit-mean and --noise.logit-std (a flow)",
         evidence={"kind": asked.kind, "levels": t, "weights": asked.weight.tolist(), "expected": expected.tolist(), "apart": apart},
     )  # fmt: skip

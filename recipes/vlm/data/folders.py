@@ -17,6 +17,8 @@ from typing import Any
 
 from torch import Tensor
 from trainworthy.core.base.errors import UserError
+from trainworthy.recipes.llm.data import files
+from trainworthy.recipes.shared import hub
 from trainworthy.recipes.vlm.data.conversations import Talk, Talks, Wrong, examined, looked_over, opened, plain, talk
 from trainworthy.recipes.vlm.data.rows import PLACE, Asked
 
@@ -238,9 +240,17 @@ def parse(file: Path) -> Lines:
         raise UserError(f"there is no {file}", needed="a folder with train.jsonl and val.jsonl (or --data.val), pictures next to them",
                         next='a line: {"image": "a.jpg", "question": "how many cats?", "answer": "two"}')  # fmt: skip
     found = Lines(file)
-    for number, text in enumerate(file.read_text().splitlines(), 1):
+    try:
+        text_of = files.text_of(file)
+    except ValueError as error:
+        raise hub.unreadable(file, error) from None
+    for number, text in enumerate(text_of.split("\n"), 1):
+        if not text.strip():
+            continue
         try:
             line = json.loads(text)
+            if files.halves(line):
+                raise Wrong("a text has half of a character (a lone surrogate)")
             talks = isinstance(line, dict) and {"conversations", "messages"} & line.keys()
             found.good.append(talk(line) if talks else _question(line))
             found.numbers.append(number)
