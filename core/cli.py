@@ -2,7 +2,6 @@
 
 import ast
 import os
-import re
 import signal
 import sys
 import time
@@ -29,7 +28,7 @@ usage: trainworthy COMMAND ...    training recipes that must pass their gates be
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
   trainworthy diff FORK.py                  show what a fork changed, and which gates check those parts
   trainworthy resume RUN_FOLDER [--force]   continue a stopped run
-  trainworthy resume RUN_FOLDER --rung NAME [settings]    continue from its weights with a rung that its recipe offers
+  trainworthy resume RUN_FOLDER --fallback NAME [settings]    continue from its weights with a fallback that its recipe offers
   trainworthy report RUN_FOLDER [--json]    write report.html again; its verdicts and advice as JSON
   trainworthy report THEIRS [--metric NAME]    report on another tool's run: a TensorBoard folder, a trainer_state.json
   trainworthy chat RUN_FOLDER               talk to the language model that a run exported
@@ -53,8 +52,9 @@ usage: trainworthy COMMAND ...    training recipes that must pass their gates be
   --init-from PATH                          fine-tune: start from these weights (run, check)
   --board                                   show the run in TensorBoard while it trains (run, resume)
   --on-end CMD                              run CMD when the run ends, stops itself or fails a gate (run, resume, check)
-  -n N, --accelerate-config FILE            number of processes, or accelerate's config file (run, check, lr, resume)
-  --nodes N --node-rank I --address HOST:PORT, --restarts N    several machines; start again what was lost (the same four)
+  --json                                    what was found as JSON on stdout, all else on stderr (every command with a result)
+  -n N, --accelerate-config FILE            number of processes, or accelerate's config file (run, check, lr, resume, profile)
+  --nodes N --node-rank I --address HOST:PORT, --restarts N    several machines; start again what was lost (run, check, lr, resume)
 
 exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the run stopped itself · 5 interrupted but saved"""
 
@@ -161,7 +161,7 @@ def fork(argv: list[str]) -> None:
     if len(argv) != 3:
         raise UserError("fork needs a recipe and a new file", got=" ".join(argv[1:]) or "nothing", needed="trainworthy fork RECIPE FILE.py",
                         next="trainworthy fork vision/classify ./mine.py")  # fmt: skip
-    from trainworthy.core.recipe.forks import note, without_note
+    from trainworthy.core.recipe.forks import note, places, without_note
     from trainworthy.core.recipe.registry import find
 
     entry, target = find(argv[1]), Path(argv[2])
@@ -176,22 +176,14 @@ def fork(argv: list[str]) -> None:
     today = time.strftime("on %Y-%m-%d")
     target.write_text(without_note(source) + note(entry, source, today))
 
-    def line(pattern: str) -> int:
-        found = re.search(pattern, source, re.M)
-        return source[: found.start()].count("\n") + 1 if found else 1
-
+    lines = "\n".join(f"  line {line:<4} {what}" for what, line in places(source).items())
     print(f"""{target}: a copy of {entry.id}. It runs from any folder, behind the same gates:
 
   trainworthy check {target}
   trainworthy run {target}
 
 Edit first
-  line {line(r"^def tiny"):<4} settings of the preset
-  line {line(r"^    images, labels"):<4} where the data come from, and the split (by group, if samples share a source)
-  line {line(r"^    def loss"):<4} the loss: return SUMS; core divides them over the whole global batch
-  line {line(r"^    def evaluate"):<4} the evaluation: the number you will be asked for
-  line {line(r"^        metric=core.Metric"):<4} the question, chance, ceiling and best known result
-  line {line(r"^    expect = core.Expect"):<4} what a healthy run does (initial loss, loss floor), where theory says so""")
+{lines}""")
 
 
 def elsewhere(argv: list[str]) -> None:

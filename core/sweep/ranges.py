@@ -29,20 +29,23 @@ def declared(kind: type) -> dict[str, str]:
 
 
 def known(cfg: config.Config) -> dict[str, str]:
-    """Return {setting: range} of everything that can be searched without a range: rates by a factor around the preset's own."""
+    """Return {setting: range} of everything that can be searched without a range: rates by a factor around the preset's own, and what
+    the recipe declares. A common setting that each stage sets for itself has no effect, so it is not among them."""
     found = {}
     phases = config.phases(cfg)
     for name, value in config.flat(config.to_dict(cfg)).items():
         group, _, last = name.rpartition(".")
         if last == "lr" or last.endswith("_lr"):
-            if group in phases:
-                value = value or cfg.optim.lr
-            if isinstance(value, float) and value > 0:
-                found[name] = around(value)
+            rate = (value or cfg.optim.lr) if group in phases else value
+            if isinstance(rate, float) and rate > 0:
+                found[name] = around(rate)
     common = {k.removeprefix("optim."): v for k, v in declared(type(cfg)).items() if k.startswith("optim.")}
     for name, phase in phases.items():
         found |= {f"{name}.{k}": v for k, v in common.items() if k in vars(phase)}
-    return found | declared(type(cfg))
+    idle = {
+        f"optim.{k}" for k in ("lr", *common) if phases and all(vars(p).get(k) is not None for p in phases.values())
+    }
+    return {name: given for name, given in (found | declared(type(cfg))).items() if name not in idle}
 
 
 def around(rate: float, *, high: float = float("inf")) -> str:
@@ -51,9 +54,10 @@ def around(rate: float, *, high: float = float("inf")) -> str:
 
 
 def rates(cfg: config.Config) -> list[str]:
-    """Return the settings of peak rates: of each stage that trains, or the only one."""
-    active = [name for name, phase in config.phases(cfg).items() if phase.epochs != 0]
-    return [f"{name}.lr" for name in active if vars(config.phases(cfg)[name])["lr"] is not None] or ["optim.lr"]
+    """Return the settings of peak rates: of each stage that trains and has its own, and the common one if another uses it."""
+    active = {name: phase for name, phase in config.phases(cfg).items() if phase.epochs != 0}
+    own = [f"{name}.lr" for name, phase in active.items() if phase.lr is not None]
+    return own if own and len(own) == len(active) else [*own, "optim.lr"]
 
 
 def tested(
