@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from accelerate import Accelerator
 from trainworthy.core.base import config
 from trainworthy.core.base.live_bytes import LiveBytes
+from trainworthy.core.gates.gate import release
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe import loading
 from trainworthy.core.session import estimate, stages
@@ -38,7 +39,8 @@ def measured(recipe: loading.Recipe, cfg: config.Config) -> list[int]:
             micro, pieces = max(1, -(-t.batch_size // t.accumulate)), min(2, t.accumulate)
             plan = Plan(steps=estimate.STEPS, batch_size=pieces * micro, sizes=[micro] * pieces)
             run = Run(part.cfg, Accelerator(cpu=True), plan=plan)
-            stage = part.build(run, stage)
+            before = stage  # a run holds it, too, while the next one trains
+            stage = part.build(run, before)
             if "train" not in stage.data:
                 plan.sizes = None
             frozen = (p for m in stage.frozen_modules.values() for p in m.parameters())
@@ -48,8 +50,7 @@ def measured(recipe: loading.Recipe, cfg: config.Config) -> list[int]:
             with estimate.without_evaluation(stage):
                 recipe.module.train(part.cfg, run, stage)
             peaks.append(memory.peak)
-            for parameter in stage.parameters().values():
-                parameter.grad = None
+            release(stage)
     return peaks
 
 
