@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from accelerate import Accelerator
 from trainworthy.core.base import config
 from trainworthy.core.base.live_bytes import LiveBytes
-from trainworthy.core.gates.gate import release
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe import loading
 from trainworthy.core.session import estimate, stages
@@ -50,7 +49,8 @@ def measured(recipe: loading.Recipe, cfg: config.Config) -> list[int]:
             with estimate.without_evaluation(stage):
                 recipe.module.train(part.cfg, run, stage)
             peaks.append(memory.peak)
-            release(stage)
+            for parameter in stage.parameters().values():
+                parameter.grad = None
     return peaks
 
 

@@ -16,7 +16,6 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.errors import Stop
-from trainworthy.core.gates.gate import release
 from trainworthy.core.loop import shard
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.loading import Recipe
@@ -93,7 +92,6 @@ def estimates(
         previous = None
         for part in stages.parts(recipe, cfg):
             previous, one = _estimate(recipe, part, previous, memory, accelerator, processes, longest, samples)
-            release(previous)  # as a run does
             found.append(one)
     return found
 

@@ -12,7 +12,6 @@ from trainworthy.core.base.console import table
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.gates.exported import WrongExport
-from trainworthy.core.gates.gate import release
 from trainworthy.core.loop import shard
 from trainworthy.core.loop.run import Run
 from trainworthy.core.loop.weights import digest, load_into, load_weights
@@ -45,7 +44,6 @@ def train(session: Session, interrupts: Interrupts) -> None:
                     session, part, stages.context(session, part, trained, follows="trained", deep=False), (), mark=mark
                 )
         previous, done = train_stage(session, part, previous, done, interrupts)
-        release(previous)  # gradients and the optimiser's state; the next stage may read its weights and data
 
 
 def train_stage(
