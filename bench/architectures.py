@@ -159,6 +159,21 @@ its published weights, and nothing about an accelerator.
 """
 
 
+TAIL = """
+## Other domains
+
+| recipe | model | state |
+|---|---|---|
+| `diffusion/pixel`, `flow`, `latent` | diffusers' UNet2DModel | their own nets |
+| `diffusion/text` | StableDiffusionPipeline: one text encoder, UNet2DConditionModel, AutoencoderKL | tested, tiny (`tests/diffusion/test_text.py`) |
+| `diffusion/text` | SDXL, SD3, FLUX | refused with exit code 2: two text encoders, or a transformer and a flow |
+| `vlm/instruct --model` | LLaVA, Idefics3 (SmolVLM's design), Qwen2-VL | 14 gates pass at tiny size (`tests/vlm/test_vlm_whole.py`) |
+| `vlm/instruct --model` | encoder-decoders, models that see by cross-attention | refused with exit code 2: their parts cannot be told apart |
+| `vlm/instruct --model` | Qwen2.5-VL, Gemma 3, PaliGemma | not tried |
+| `distill/whisper`, `distill/compress` | Whisper | tested at tiny size with one tokenizer; its published sizes not tried |
+"""
+
+
 def page(kept: dict[str, dict[str, Any]]) -> str:
     """The page of the rows that have a result."""
     lines = []
@@ -170,7 +185,7 @@ def page(kept: dict[str, dict[str, Any]]) -> str:
             lines.append(
                 f"| `{recipe}` | {name} | {one['passed']} | {one['skipped']} | {failed.replace('|', chr(92) + '|')} |"
             )
-    return HEAD + "\n".join(lines) + "\n"
+    return HEAD + "\n".join(lines) + "\n" + TAIL
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ usage: trainworthy COMMAND ...    training recipes that must pass their gates be
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
   trainworthy diff FORK.py                  show what a fork changed, and which gates check those parts
   trainworthy resume RUN_FOLDER [--force]   continue a stopped run
-  trainworthy resume RUN_FOLDER --rung NAME [settings]    continue from its weights with a rung that its recipe offers
+  trainworthy resume RUN_FOLDER --fallback NAME [settings]    continue from its weights with a fallback that its recipe offers
   trainworthy report RUN_FOLDER [--json]    write report.html again; its verdicts and advice as JSON
   trainworthy report THEIRS [--metric NAME]    report on another tool's run: a TensorBoard folder, a trainer_state.json
   trainworthy chat RUN_FOLDER               talk to the language model that a run exported

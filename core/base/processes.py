@@ -2,8 +2,16 @@
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+
+
+def kind_of(device: torch.device) -> str:
+    """Return what computes: two machines that share a home may have different accelerators, or processors of different capabilities."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def agreed(accelerator: Accelerator, value: Any) -> Any:

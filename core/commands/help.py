@@ -60,15 +60,17 @@ Copies a recipe to start your own, and lists the lines to edit first. A fork run
 It never overwrites a file. `trainworthy diff FILE.py` shows later what you changed.""",
     "resume": """\
 usage: trainworthy resume RUN_FOLDER [--force] [-n N] [--json]
-       trainworthy resume RUN_FOLDER --rung NAME [--force] [settings]
+       trainworthy resume RUN_FOLDER --fallback NAME [--force] [settings]
 
-Continues a stopped run from its newest complete checkpoint, with its own settings and number of processes.
+Continues a stopped run from its newest complete checkpoint, with its own settings and number of processes. It refuses
+(exit 2) if the sources, the data or the settings of the training are not those that the run was started with, or if the
+run's notes of them (environment.json, data.json) cannot be read. It reports packages of other versions.
 
   trainworthy resume runs/vision-classify/20260101-120000-ab12
-  trainworthy resume runs/distill-whisper/20260101-120000-ab12 --rung head    a new run that starts from its weights
+  trainworthy resume runs/distill-whisper/20260101-120000-ab12 --fallback head    a new run that starts from its weights
 
-  --force        continue although the recipe's sources changed since
-  --rung NAME    train this fallback stage, which its recipe offers, in a folder of its own
+  --force        continue although sources, data or settings changed since
+  --fallback NAME    train this fallback stage, which its recipe offers, in a folder of its own
   -n N           another number of processes: the same global batches, so the same losses to rounding
   --nodes, --node-rank, --address, --restarts    as `trainworthy run`
 

@@ -138,9 +138,9 @@ def _stages(made: Any) -> list[Stage]:
 
 
 def move(stage: Stage, device: torch.device) -> None:
-    """Move the weights of a stage and their average. Quantised weights (integers) stay where they are, and so do frozen
-    weights that all builds share."""
-    for net in (stage.model, stage.eval_model):
+    """Move the weights of a stage, their average, and the `net` of an object in `stage.state` (a target network).
+    Quantised weights (integers) stay where they are, and so do frozen weights that all builds share."""
+    for net in nets(stage):
         every = [*net.parameters()]
         own = [p for p in every if not hasattr(p, SHARED)]
         if all(p.device == device for p in own) or not all(p.is_floating_point() for p in every):
@@ -153,6 +153,12 @@ def move(stage: Stage, device: torch.device) -> None:
         for module in net.modules():
             for name, buffer in module._buffers.items():
                 module._buffers[name] = buffer if buffer is None else buffer.to(device)
+
+
+def nets(stage: Stage) -> list[nn.Module]:
+    """Return the models of a stage that change in training."""
+    others = (getattr(one, "net", None) for one in stage.state.values())
+    return [stage.model, stage.eval_model, *(net for net in others if isinstance(net, nn.Module))]
 
 
 def share(stage: Stage, known: dict[tuple[str, str], torch.Tensor]) -> None:

@@ -59,7 +59,7 @@ def run_gates(gates: list[Gate], context: GateContext, *, known: dict[str, dict]
         stamp = next(v.remembered for v in verdicts if v.remembered)
         again = ", ".join(one.id for one in gates if not one.lasting)
         console.say(
-            f"  all {len(gates)} verdicts stand, remembered from {stamp}: the same recipe, data and environment"
+            f"  all {len(gates)} verdicts are remembered from {stamp}: same recipe, data and environment"
             + (f" ({again} run again)" if again else ""),
             style="green",
         )
@@ -183,7 +183,7 @@ def _keep_repro(verdict: Verdict, finding: Finding, context: GateContext) -> Non
 def _show(v: Verdict, console: Console) -> None:
     mark = {"pass": "pass", "fail": "FAIL", "skip": "skip", "waived": "waived"}[v.verdict]
     style = {"pass": "green", "fail": "bold red", "skip": "yellow", "waived": "yellow"}[v.verdict]
-    tail = f"proved {v.remembered}" if v.remembered else f"{v.seconds:.1f} s"
+    tail = f"passed on {v.remembered}" if v.remembered else f"{v.seconds:.1f} s"
     console.say(f"  {mark:<6} {v.id:<13} {v.measured or v.reason}  [{tail}]", style=style)
     if v.verdict in ("fail", "waived"):
         console.say(f"         {'needed':<13} {v.needed}")

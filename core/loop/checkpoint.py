@@ -261,6 +261,15 @@ class Checkpoints:
         """Return the newest complete full checkpoint."""
         return self.survey()[0]
 
+    def best_weights(self, metric: str) -> Path:
+        """Return the file with the weights of the best evaluation by `metric`. Raises UserError if it is not as it was written."""
+        folder = self.folder / f"best_val_{metric}"
+        if why := verify(folder):
+            raise UserError(f"the best weights in {folder} are not those that were saved", got=why, needed="files that match their hashes",
+                            cause="a disk that lost data, or another file was put there", next=f"put them back, then: trainworthy "
+                            f"resume {self.folder.parent.parent}; the weights of the last steps are in {self.folder}")  # fmt: skip
+        return folder / "model.safetensors"
+
     def info(self, folder: Path) -> dict[str, Any]:
         """Return info.json of a checkpoint."""
         return json.loads((folder / "info.json").read_text())
@@ -317,7 +326,12 @@ class Checkpoints:
             spare = self.folder / f".link-{link}"
             spare.unlink(missing_ok=True)
             spare.symlink_to(name)
-            os.replace(spare, self.folder / link)
+            target = self.folder / link
+            if (
+                target.is_dir() and not target.is_symlink()
+            ):  # a run folder that was copied without links has a whole folder there
+                shutil.rmtree(target)
+            os.replace(spare, target)
         _fsync(self.folder)
         return files
 

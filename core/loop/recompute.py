@@ -10,18 +10,14 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.recipe.stage import Stage
 
 FLAG = "--train.gradient-checkpointing"
-SWITCHES = ("gradient_checkpointing_enable", "enable_gradient_checkpointing")
-"""Of models of transformers and of diffusers, which know their blocks."""
+SWITCHES = ("activation_checkpointing_enable", "gradient_checkpointing_enable", "enable_gradient_checkpointing")
+"""Of models of transformers (since 5.23, and before) and of diffusers, which know their blocks."""
 
 
 def apply(stage: Stage) -> None:
     """Checkpoint the blocks of the model: those that its library knows, else those that `shard_units` names. Draws inside a
     block (dropout) are made again equal, so gradients are those without it. Evaluations keep nothing anyway."""
-    own = list(_switched(stage.model))
-    for net, switch in own:
-        _assert_repeatable(net)
-        how: tuple = ({"use_reentrant": False},) if switch == SWITCHES[0] else ()
-        getattr(net, switch)(*how)
+    own = [net for net in outermost(stage.model) if switched(net)]
     if own:
         return
     units = stage.shard_units(stage.model) if stage.shard_units is not None else []
@@ -47,20 +43,25 @@ class Recomputed:
         return self.forward(*args, **kwargs)
 
 
-def _switched(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    """Yield the outermost models of a library with the name of their switch."""
+def outermost(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the outermost models of a library that train."""
     below: set[int] = set()
     for net in model.modules():
-        if id(net) in below:
-            continue
-        for switch in SWITCHES:
-            can = getattr(net, "supports_gradient_checkpointing", False) or getattr(
-                net, "_supports_gradient_checkpointing", False
-            )
-            if can and callable(getattr(net, switch, None)) and any(p.requires_grad for p in net.parameters()):
-                below |= {id(m) for m in net.modules()}
-                yield net, switch
-                break
+        if id(net) not in below and any(callable(getattr(net, switch, None)) for switch in SWITCHES):
+            below |= {id(m) for m in net.modules()}
+            if any(p.requires_grad for p in net.parameters()):
+                yield net
+
+
+def switched(net: nn.Module) -> bool:
+    """Switch checkpointing on in a model of a library; False if it does not support it."""
+    _assert_repeatable(net)
+    switch = next(s for s in SWITCHES if callable(getattr(net, s, None)))
+    try:
+        getattr(net, switch)(*(() if switch == SWITCHES[-1] else ({"use_reentrant": False},)))
+    except ValueError:
+        return False
+    return True
 
 
 def _assert_repeatable(net: nn.Module) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from trainworthy.core.base.dtensor import like
 from trainworthy.core.base.errors import UserError
 
-LOADED_FROM = re.compile(r'"_name_or_path": "[^"]*"')
-"""The folder of a model in its config; what is in it counts."""
+UNSTEADY = re.compile(r"'_name_or_path': '[^']*'| at 0x[0-9a-f]+")
+"""What differs between two equal models in a text about them: the folder that they were loaded from, addresses in memory."""
 
 
 def weights(module: nn.Module, *, without: Collection[str] = ()) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -44,19 +44,19 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 def sketch(module: nn.Module) -> str:
     """Return a hash of a module's structure, of the configs of its parts (transformers, diffusers), and of all bits of its tensors.
     It reads weights at the speed of memory, so that it can tell at every start whether they are those of the last one."""
-    found = hashlib.blake2b(re.sub(r" at 0x[0-9a-f]+", "", repr(module)).encode(), digest_size=16)
+    said = [repr(module)]
     for name, part in module.named_modules():
         if (config := getattr(part, "config", None)) is not None:
-            config = config.to_dict() if hasattr(config, "to_dict") else config
-            text = json.dumps(config, sort_keys=True, default=str)
-            found.update(f"{name} {LOADED_FROM.sub('', text)}".encode())
+            said.append(f"{name} {config.to_dict() if hasattr(config, 'to_dict') else config}")
+    found = hashlib.blake2b(UNSTEADY.sub("", "\n".join(said)).encode(), digest_size=16)
     for name, tensor in module.state_dict().items():
-        if isinstance(tensor, Tensor):
-            found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {int(torch.hash_tensor(tensor))}".encode())
-            some = tensor.detach().flatten()[
-                :: max(1, tensor.numel() // 64)
-            ]  # torch's hash does not see an exchange of values
-            found.update(some.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        if isinstance(tensor, Tensor) and tensor.numel():
+            bits = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+            words = nn.functional.pad(bits, (0, -len(bits) % 8)).view(torch.int64)
+            found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode())
+            some = words[:: max(1, len(words) // 64)]  # torch's hash does not see an exchange of values
+            for part in (torch.hash_tensor(words)[None], some):
+                found.update(part.contiguous().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 

@@ -9,7 +9,7 @@ from trainworthy.core import gates
 from trainworthy.core.base import config, masking
 from trainworthy.core.base.errors import GateFailed, UserError
 from trainworthy.core.base.files import write_whole
-from trainworthy.core.base.processes import agreed
+from trainworthy.core.base.processes import agreed, kind_of
 from trainworthy.core.data import contents, inventory
 from trainworthy.core.gates import order
 from trainworthy.core.loop import shard
@@ -44,7 +44,7 @@ def prove_stage(
     _, stage = context.look()
     code = recipes.sources(s.recipe)
     about = {"processes": s.accelerator.num_processes, "stage": part.name, "start": s.start and s.start.sha256, "before": mark,
-             "device": str(s.accelerator.device.type), "precision": precision(cfg, s.accelerator)}  # fmt: skip
+             "device": kind_of(s.accelerator.device), "precision": precision(cfg, s.accelerator)}  # fmt: skip
     sharded = shard.mode(cfg, s.accelerator.num_processes) != shard.NONE
     about |= {"shard": cfg.run.shard} if sharded else {}
     base = recipes.fingerprint(s.recipe, cfg, "", **about)
@@ -106,7 +106,7 @@ def _failed(s: Session, context: gates.GateContext, failed: list[gates.Verdict],
     first = failed[0]
     explained = f", explained by {first.evidence['explained_by']}" if "explained_by" in first.evidence else ""
     proved = ["check", *s.argv, *context.argv[len(s.argv) :], "--only", first.id]
-    again = ["trainworthy", *(["resume", str(s.folder)] if s.recipe.rungs else masking.words(proved))]
+    again = ["trainworthy", *(["resume", str(s.folder)] if s.recipe.fallbacks else masking.words(proved))]
     return GateFailed(
         f"{len(failed)} of {of} gates failed, first: {first.id} ({first.rows}){explained}\n"
         f"  evidence:     {s.folder / 'report.html'} and {context.folder / 'gates' / first.id}/\n"

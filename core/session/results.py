@@ -174,10 +174,8 @@ def _reported(run: Run, stage: Stage, which: str) -> tuple[dict[str, float], int
     if which == "best":
         run.checkpoints.wait()
         run.accelerator.wait_for_everyone()
-        folder = run.checkpoints.folder / f"best_val_{stage.metric.name}"
-        load_into(
-            stage.eval_model, load_weights(folder / "model.safetensors"), where=str(folder), without=stage.not_saved
-        )
+        file = run.checkpoints.best_weights(stage.metric.name)
+        load_into(stage.eval_model, load_weights(file), where=str(file), without=stage.not_saved)
         return run.measure(stage, stage.data["val"]), run.journal.best[0][1]
     if stage.evaluate_while_training or (
         stage.intervals and not stage.intervals()

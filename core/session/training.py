@@ -100,7 +100,7 @@ def train_stage(
     if wrong := agreed(s.accelerator, result.get("wrong")):
         raise WrongExport(f"the export in {s.folder / 'export'} is not what was scored: {wrong[0].measured}\n"
                           f"  needed:       {wrong[0].needed}\n  likely cause: {wrong[0].remedy.splitlines()[0]}\n"
-                          f"  next:         mend export(), then start a new run; weights: {s.folder / 'checkpoints'}")  # fmt: skip
+                          f"  next:         fix export(), then start a new run; weights: {s.folder / 'checkpoints'}")  # fmt: skip
     return stage, done + one.step
 
 
@@ -149,8 +149,8 @@ def look_after_evaluations(s: Session, one: Run, stage: Stage) -> None:
 def load_best(one: Run, stage: Stage) -> None:
     """Load the weights of the best evaluation, which the next stage starts from."""
     assert one.checkpoints  # its loop made them
-    best = one.checkpoints.folder / f"best_val_{stage.metric.name}"
-    load_into(stage.eval_model, load_weights(best / "model.safetensors"), where=str(best), without=stage.not_saved)
+    best = one.checkpoints.best_weights(stage.metric.name)
+    load_into(stage.eval_model, load_weights(best), where=str(best), without=stage.not_saved)
 
 
 def write_metric(folder: Path, metric: Metric) -> None:

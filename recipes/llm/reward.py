@@ -102,6 +102,7 @@ def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
         data[name].notes = {f"{name}: the preferred answer has more tokens": f"in {share:.0%} of the pairs"}
         data[name].notes |= {f"left out of {name}": "; ".join(told)} if told else {}
     data["train"].notes |= {"rows that cannot be used": "; ".join(bad)} if bad else {}
+    data["train"].notes |= preferences.described(data["train"].rows, chat, sizes[0], limit)
     return data
 
 

@@ -190,7 +190,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     function = problems.load(cfg.reward)
     problems.tried(problems.guarded(function, cfg.reward, core.UserError), rows[1])
     declared = problems.guarded(function, cfg.reward, fail)
-    judged = held_out.HeldOut(cfg.metric, declared, cfg.reward)
+    judged = held_out.HeldOut(cfg.metric, declared, cfg.reward, asker.put)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates
         reward = problems.of_others(declared) if cfg.shuffle_rewards else declared

@@ -23,7 +23,7 @@ from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.rl.control.data import environments
 from trainworthy.recipes.rl.control.data.environments import Environments, Episodes
-from trainworthy.recipes.rl.control.evaluation import episode_pictures
+from trainworthy.recipes.rl.control.evaluation import episode_pictures, episodes
 from trainworthy.recipes.rl.control.gates import agents as gates
 from trainworthy.recipes.rl.control.gates import definitions, formulas, monitors
 from trainworthy.recipes.rl.control.models.heads import HEADS
@@ -229,7 +229,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
         returns = [play(b["seed"], player(act, model))[0] for b in run.batches(data)]
-        return environments.told(run.gather(torch.cat(returns).to(run.device)), solved)
+        return episodes.metrics(run.gather(torch.cat(returns).to(run.device)), solved)
 
     def act(model: nn.Module, observation: Tensor) -> Tensor:
         return model.act(observation.to(run.device)).cpu()
@@ -252,7 +252,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         core.save_export(folder, policy, config, torch.zeros(2, policy.memory.row))
 
     val_data = Episodes(cfg.env, cfg.eval_episodes)
-    floor = environments.at_random(cfg.env, cfg.eval_episodes)
+    floor = episodes.at_random(cfg.env, cfg.eval_episodes)
     return core.Stage(
         name="ppo",
         model=policy,

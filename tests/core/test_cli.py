@@ -214,7 +214,7 @@ def test_passes_are_remembered_and_a_change_is_proved_again(tmp_path: Path):
     first = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
     assert "gates passed" in first.stdout, first.stderr
     second = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
-    assert "verdicts stand" in second.stdout
+    assert "verdicts are remembered" in second.stdout
     fork = tmp_path / "mine.py"
     fork.write_text(
         fork.read_text().replace("return self.head(x.mean((2, 3)))", "return self.head(x.detach().mean((2, 3)))")

@@ -51,6 +51,7 @@ NAMES = {
         "torch/optim/optimizer.py:_optimizer_step_post_hooks",
         "torch/optim/optimizer.py:_optimizer_step_pre_hooks",
         "torch/optim/adamw.py:AdamW",  # its step is unwrapped and called as a function
+        "torch/_ops.py:_schema",
         "torch/amp/grad_scaler.py:_step_supports_amp_scaling",
         "torch.Tensor._version",
         "torch._subclasses.fake_tensor.FakeTensor",

@@ -341,7 +341,7 @@ def test_a_failed_gate_is_the_headline_with_causes_and_the_next_command(folder: 
     assert "<li>softmax before cross-entropy</li>" in text
     assert "trainworthy check toy --train.epochs 10 --only overfit" in text
     assert text.index(">overfit<") < text.index(">schema<"), "failures come first"
-    assert "the batch that overfit was judged on" in text
+    assert "the batch that overfit used" in text
 
 
 def test_an_interrupted_run_says_so_and_how_to_resume(folder: Path):
@@ -395,7 +395,7 @@ def test_waived_and_remembered_gates_show_it(folder: Path):
     text = page(folder)
     assert "1 of 2 gates passed, 1 waived" in text
     assert "known label noise" in text
-    assert "proved 2026-01-01 10:00" in text
+    assert "passed on 2026-01-01 10:00" in text
 
 
 def test_predictions_without_a_truth_are_not_called_so(folder: Path):

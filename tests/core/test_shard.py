@@ -30,7 +30,7 @@ SMALL = {
         "--widths",
         "8",
         "16",
-        "--sampling.steps",
+        "--sampling.num-inference-steps",
         "3",
         "--sampling.scales",
         "1",

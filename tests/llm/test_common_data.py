@@ -10,7 +10,7 @@ from trainworthy.recipes.llm.data import documents, files, mixture, pairs
 
 from tests.helpers import language
 from tests.llm import chat_models
-from tests.llm.test_llm import written
+from tests.llm.test_sft import written
 
 SHORT = [{"prompt": f"What is {i}?", "completion": f"It is {i}."} for i in range(60)]
 TOOL = {"name": "weather", "description": "Says how the weather is.",
@@ -113,6 +113,15 @@ def test_the_setting_that_reads_other_columns_is_named(row: dict, setting: str, 
         read(path, language.tokenizer())
     train, val, _ = read(path, language.tokenizer(), columns=setting)
     assert len(train) + len(val) == 60
+
+
+def test_one_row_of_megabytes_decides_nothing():
+    """It was in the six held-out rows: no limit was short enough, and 17% of them were too long."""
+    source = pairs.Source(path="own.jsonl")
+    assert pairs.limit(source, [[40, 50] * 50, [30, 60, 40, 50, 40, 5_000_000]], float("inf")) == 64
+    assert pairs.limit(source, [[40, 50] * 50, [30, 5_000]], 2048) == 2048  # of two rows none is left out
+    assert [pairs.spared(0.01, n) for n in (4, 6, 300)] == [0, 1, 3]
+    assert pairs.spared(0.0, 300) == 0
 
 
 def test_rows_of_texts_that_cannot_be_read_are_counted_together(tmp_path: Path):

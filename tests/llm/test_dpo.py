@@ -19,7 +19,7 @@ from trl.trainer.utils import use_adapter
 
 from tests.helpers import language
 from tests.helpers.commands import losses, read, run_folder, trainworthy
-from tests.llm.test_llm import written
+from tests.llm.test_sft import written
 from trainworthy import core
 
 SMALL = (

@@ -24,7 +24,7 @@ from trainworthy.recipes.shared import language_models
 from tests.conftest import ROOT
 from tests.helpers import language
 from tests.helpers.commands import environment, read, run_folder, trainworthy
-from tests.llm.test_llm import written
+from tests.llm.test_sft import written
 
 ASKED = ["What is red 5 cat?", "What is blue 77 owl?", "What is green 31 hen?"]
 ELSEWHERE = """

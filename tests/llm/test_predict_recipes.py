@@ -11,7 +11,7 @@ from trainworthy.core.commands import chat
 
 from tests.helpers import language
 from tests.helpers.commands import environment, read, run_folder, trainworthy
-from tests.llm.test_llm import written
+from tests.llm.test_sft import written
 
 QUICK = ("--gates.no-enabled", "--run.no-tensorboard", "--train.batch-size", "8", "--train.eval-every", "10")
 ROWS = {

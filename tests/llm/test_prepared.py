@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from trainworthy.recipes.llm.data import pairs, prepared
+from trainworthy.recipes.llm.data import files, pairs, prepared
 from trainworthy.recipes.llm.models import loading
 
 from tests.helpers import language
@@ -32,7 +32,7 @@ def write(file: Path, word: str) -> None:
 
 
 def another_process() -> None:
-    for cached in (pairs._read, pairs._tables, pairs.lengths, pairs._answer_tokens):
+    for cached in (pairs._read, files.tables, pairs.lengths, pairs._answer_tokens):
         cached.cache_clear()
 
 

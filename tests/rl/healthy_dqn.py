@@ -1,11 +1,11 @@
 """Healthy variants of rl/dqn, among them those that look like bugs."""
 
 from tests.helpers.plant import Healthy
-from tests.rl import healthy_rl
+from tests.rl import healthy_ppo
 
 
 def healthy(id: str, *argv: str, naive: str = "", hunk=None) -> Healthy:
-    return Healthy(id, argv, hunk, naive, recipe="rl/dqn", may_skip=(*healthy_rl.SKIPS, "terms"))
+    return Healthy(id, argv, hunk, naive, recipe="rl/dqn", may_skip=(*healthy_ppo.SKIPS, "terms"))
 
 
 LOOKALIKES = [

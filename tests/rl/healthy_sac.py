@@ -1,11 +1,11 @@
 """Healthy variants of rl/sac, among them those that look like bugs."""
 
 from tests.helpers.plant import Healthy
-from tests.rl import healthy_rl
+from tests.rl import healthy_ppo
 
 
 def healthy(id: str, *argv: str, naive: str = "") -> Healthy:
-    return Healthy(id, argv, naive=naive, recipe="rl/sac", may_skip=healthy_rl.SKIPS)
+    return Healthy(id, argv, naive=naive, recipe="rl/sac", may_skip=healthy_ppo.SKIPS)
 
 
 LOOKALIKES = [

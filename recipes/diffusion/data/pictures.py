@@ -18,8 +18,8 @@ from trainworthy.core import Tile
 from trainworthy.core.base import seeds
 from trainworthy.core.data import assets
 from trainworthy.recipes.diffusion.models import pipeline
+from trainworthy.recipes.shared import classifier as classifiers
 from trainworthy.recipes.shared import digits, further_digits
-from trainworthy.recipes.shared import judge as judges
 from trainworthy.recipes.vision.data import pictures as labelled
 
 logging.disable_progress_bar()  # progress bars for two small files are noise
@@ -33,7 +33,7 @@ class Source(labelled.Source):
 
     image_size: int = 16
     """Side in pixels, of training images and of samples."""
-    judge: str = "digits"
+    classifier: str = "digits"
     """Model that classifies samples: `digits` (trained on first use, by vision/classify), or the export of a vision/classify run on the same
     classes."""
 
@@ -87,9 +87,13 @@ def fixed_draws(split: str, index: int) -> torch.Generator:
     return torch.Generator().manual_seed(seeds.derive("noise", *([] if split == "val" else [split]), index))
 
 
-def judge(source: Source) -> judges.Judge:
+def classifier(source: Source) -> classifiers.Classifier:
     """Return the model that classifies samples."""
-    return judges.load(source.image_size) if source.judge == "digits" else judges.of(Path(source.judge))
+    return (
+        classifiers.load(source.image_size)
+        if source.classifier == "digits"
+        else classifiers.of(Path(source.classifier))
+    )
 
 
 def tiles(pictures: Tensor, captions: list[str], good: list[float] | None = None) -> list[Tile]:

@@ -167,5 +167,5 @@ def survey(found: list[Row], *, rate: int, max_bad: float) -> tuple[list[Row], s
     if len(bad) > max_bad * len(found):
         raise UserError("too many arrays cannot be used", got=told, needed=f"at most {max_bad:.1%} (--data.max-bad)",
                         cause="paths of another folder; arrays that were cut, or written while the disk was full; a sensor that "
-                        "gave nothing", next="mend them, or leave their lines out")  # fmt: skip
+                        "gave nothing", next="correct them, or remove their lines")  # fmt: skip
     return [row for row, reason in zip(found, seen, strict=True) if not reason], told

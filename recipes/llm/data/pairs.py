@@ -19,6 +19,7 @@ __all__ = ["COLUMNS", "IGNORED", "Chat", "Pairs", "Source"]
 
 VALIDATION = files.VALIDATION
 LEAST = 32  # rows of a test set; of fewer there is none
+FEW = 5  # rows of a split; of fewer none may be left out
 ROUND = 32  # a limit that follows the data is a multiple of this
 SYSTEM = "You name Python functions."  # for docstrings
 
@@ -239,7 +240,7 @@ def short_enough(
     if not long:
         return rows, ""
     told = f"{len(long)} of {len(rows)} pairs are longer than {limit} tokens (row {long[0]}: {sizes[long[0]]})"
-    if len(long) > source.max_bad * len(rows):
+    if len(long) > spared(source.max_bad, len(rows)):
         enough = len(long) / len(rows) + 0.001
         raise core.UserError(f"{name}: {told}", needed=f"at most {source.max_bad:.1%} (--data.max-bad)",
                              cause="a limit for short texts, or a template that adds much" if source.max_length else
@@ -249,13 +250,18 @@ def short_enough(
     return [r for i, r in enumerate(rows) if i not in {*long}], f"{told}: left out"
 
 
+def spared(max_bad: float, rows: int) -> int:
+    """Rows of a split that may be too long: the share `max_bad`, or one, so that a single row of megabytes decides nothing."""
+    return max(int(max_bad * rows), int(max_bad > 0 and rows >= FEW))
+
+
 def limit(source: Any, splits: list[list[int]], context: float) -> int:
     """Most tokens of a row: what the settings say, else what both splits need, but for `max_bad` of each, within the context."""
     if source.max_length:
         return source.max_length
     if source.path == "docstrings":
         return 96
-    enough = [sorted(sizes)[len(sizes) - 1 - int(source.max_bad * len(sizes))] for sizes in splits if sizes]
+    enough = [sorted(sizes)[len(sizes) - 1 - spared(source.max_bad, len(sizes))] for sizes in splits if sizes]
     return int(min(context, -(-max(enough, default=ROUND) // ROUND) * ROUND))
 
 
@@ -264,7 +270,7 @@ def described(rows: list[dict[str, str]], chat: Chat, sizes: list[int], limit: i
     form = chat.form
     found = {"lengths": percentiles(sizes, limit), "answers": spread(answer_tokens(rows, chat))}
     if chat.conversations:
-        found["turns"] = _turns(tuple(r["prompt"] for r in rows), chat)
+        found["turns"] = turns(tuple(r["prompt"] for r in rows), chat)
     found["scripts"] = metrics.scripts([r["completion"] for r in rows[:2000]])
     around = f", after {form.lead!r}" * bool(form.lead) + f", then {form.close!r}" * bool(form.close)
     found["scored"] = f"{'every answer' if chat.every_turn else 'the last answer'} up to {form.end!r}{around}"
@@ -272,10 +278,11 @@ def described(rows: list[dict[str, str]], chat: Chat, sizes: list[int], limit: i
 
 
 @lru_cache(4)
-def _turns(prompts: tuple[str, ...], chat: Chat) -> str:
-    turns = [chat.given(prompt)["messages"] for prompt in prompts]
-    roles = sorted({t["role"] for one in turns for t in one} | {"assistant"})
-    return f"{sum(len(t) + 1 for t in turns) / len(turns):.1f} a row on average; roles {', '.join(roles)}"
+def turns(prompts: tuple[str, ...], chat: Chat) -> str:
+    """Return a note on the turns of conversations, their answers included."""
+    each = [chat.given(prompt)["messages"] for prompt in prompts]
+    roles = sorted({t["role"] for one in each for t in one} | {"assistant"})
+    return f"{sum(len(t) + 1 for t in each) / len(each):.1f} a row on average; roles {', '.join(roles)}"
 
 
 def passes(rows: int, epochs: float, batch_size: int) -> dict[str, str]:

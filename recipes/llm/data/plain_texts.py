@@ -67,7 +67,7 @@ def too_many(bad: list[str], what: str, max_bad: float) -> core.UserError:
                           got=", ".join(bad[:3]) + " ..." * (len(bad) > 3) or "no documents",
                           needed=f"at most {max_bad:.1%} (--data.max-bad)",
                           cause="another encoding, empty rows or files, or the wrong column",
-                          next="convert to UTF-8, or mend the files named")  # fmt: skip
+                          next="convert to UTF-8, or correct the files named")  # fmt: skip
 
 
 def _files(path: Path, column: str) -> list[tuple[str, str | None]]:

@@ -9,7 +9,9 @@ from zlib import crc32
 
 import torch
 from torch import Tensor
+from trainworthy.core.data import texts
 from trainworthy.recipes.llm.data import docstrings, formats, pairs
+from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.shared import hub
 
 from trainworthy import core
@@ -141,16 +143,21 @@ def usable(
     if not long:
         return rows, []
     told = f"{len(long)} of {len(rows)} preferences are longer than {limit} tokens (row {min(long)}: {long[min(long)]})"
-    if len(long) > source.max_bad * len(rows):
+    if len(long) > pairs.spared(source.max_bad, len(rows)):
         raise core.UserError(f"{name}: {told}", needed=f"at most {source.max_bad:.1%} (--data.max-bad)",
                              cause="a limit for short texts", next=f"--data.max-length {max(most)}")  # fmt: skip
     return [r for i, r in enumerate(rows) if i not in long], [told]
 
 
 def described(rows: list[dict[str, str]], chat: pairs.Chat, sizes: list[int], limit: int) -> dict[str, str]:
-    """Return notes on a user's data: lengths of rows and of both answers, and what ends them."""
+    """Return notes on a user's data: lengths of rows and of both answers, turns, scripts, repetitions, and what ends an answer."""
     found = {"lengths": pairs.percentiles(sizes, limit)}
     found |= {f"{k} answers": pairs.spread(pairs.answer_tokens(rows, chat, k)) for k in ("chosen", "rejected")}
+    if chat.conversations:
+        found["turns"] = pairs.turns(tuple(r["prompt"] for r in rows), chat)
+    found["scripts"] = metrics.scripts([r["chosen"] for r in rows[:2000]])
+    if repeated := len(rows) - len({tuple(texts.normal(r[k]) for k in COLUMNS) for r in rows}):
+        found["repeated"] = f"{repeated:,} of {len(rows):,} rows have the words of an earlier one"
     return found | {"scored": f"both answers up to {chat.form.end!r}"}
 
 

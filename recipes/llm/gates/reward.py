@@ -17,6 +17,7 @@ from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, pick
 from trainworthy.core.gates.learning import overfitted
+from trainworthy.core.gates.named_causes import seen_first
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Metric, View
@@ -107,7 +108,7 @@ def place(chat: Chat) -> Gate:
         batch = to_device(data.collate([*samples.values()]), run.device)
         with evaluating(stage.model):
             read = felt(run, stage, batch)  # (2B, T)
-        batch = rows_of(batch)
+        batch, padding, several = rows_of(batch), False, False
         for row, (name, prompt, said) in enumerate(rows(samples, ANSWERS)):
             before, answer = reference(chat, prompt, said)
             end = int(batch["attention_mask"][row].argmax()) + len(before) + len(answer) - 1
@@ -116,6 +117,7 @@ def place(chat: Chat) -> Gate:
                 ids = batch["input_ids"][row].tolist()
                 near = chat.tokenizer.decode([ids[p] for p in got[:6]])
                 pads = sum(not bool(batch["attention_mask"][row][p]) for p in got)
+                padding, several = padding or pads > 0, several or len(got) > 1
                 wrong.append(
                     f"{name} is read at {len(got)} token(s), {pads} of them padding: {near!r} at {got[:6]}, not at {end}"
                 )
@@ -123,10 +125,12 @@ def place(chat: Chat) -> Gate:
             not wrong,
             "; ".join(wrong[:3]) or f"{len(read)} answers, each read at the {chat.tokenizer.decode([answer[-1]])!r} that ends it",
             "only the token that ends the answer has a gradient",
-            "the pad is also the end of a turn: the last token that is not the pad is the one before it\n"
-            "the model's pad_token_id is not the pad that the collator writes: the reward is that of padding\n"
-            "padding is on the left, but the reward is read as if it were on the right, or the other way round\n"
-            "rewards are averaged over tokens, or read at the first token or in the prompt",
+            seen_first(
+                (bool(wrong) and not padding and not several, "the pad is also the end of a turn: the last token that is not the pad is the "
+                 "one before it"),
+                (padding, "the model's pad_token_id is not the pad that the collator writes: the reward is that of padding"),
+                (padding, "padding is on the left, but the reward is read as if it were on the right, or the other way round"),
+                (several, "rewards are averaged over tokens, or read at the first token or in the prompt")),
             evidence={"read": [r.nonzero().flatten().tolist() for r in read]}, batch=batch,
         )  # fmt: skip
 

@@ -140,7 +140,7 @@ def usable(
     if bad:
         n = sum(map(len, bad.values()))
         raise core.UserError(f"{n} of {len(rows)} rows of {file} cannot be {what}", cause="\n".join(formats.kinds(bad)), needed=needed,
-                             next="mend these rows, or take them out")  # fmt: skip
+                             next="correct these rows, or remove them")  # fmt: skip
     return good
 
 

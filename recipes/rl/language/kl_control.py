@@ -105,7 +105,7 @@ class Watch:
             raise Stop(
                 f"the reward is being hacked (R1): {said}; the run stopped itself at iteration {unit}\n"
                 "  likely cause: a reward with a hole, and a KL coefficient that is missing, too small or too slow to adapt\n"
-                "  next:         read the samples of the report; mend the reward, or hold the policy (--init-kl-coef 0.2)\n"
+                "  next:         read the samples of the report; correct the reward, or keep the policy near its start (--init-kl-coef 0.2)\n"
                 "                (--no-stop-hacked goes on all the same)"
             )
 

@@ -155,7 +155,7 @@ def checked(one: Listed, notes: dict[str, str], *, max_bad: float) -> tuple[Tens
         if bad.sum() / n > max_bad:
             raise UserError(f"{int(bad.sum()):,} of {n:,} boxes of {one.file} have {what}", got=name(bad),
                             needed=f"at most {max_bad:.1%}", cause=cause,
-                            next=f"mend them, or accept it: --data.max-bad {bad.double().mean() + 0.01:.2f}")  # fmt: skip
+                            next=f"correct them, or accept them: --data.max-bad {bad.double().mean() + 0.01:.2f}")  # fmt: skip
         if bad.any():
             notes[f"boxes with {what} in {one.file.name}"] = f"{int(bad.sum()):,} of {n:,}: {name(bad)}"
     xyxy = torch.stack([x, y, x + w, y + h], 1).clamp_min(0)

@@ -265,8 +265,8 @@ def suppression(context: GateContext) -> Finding:
     return Finding(
         not wrong, "; ".join([*wrong, shown]) + f" (untrained: {untrained} boxes)",
         f"90% of the objects found before and after NMS; at most 20% of the boxes doubled; fewer than {FULL} boxes per object",
-        "--min-score: too high drops detected objects, too low fills every picture with boxes\n"
-        "--nms: at 1 no box is dropped; near 0 neighbouring objects of one class are. NMS must get all boxes of a picture in one call\n"
+        "--score-thresh: too high drops detected objects, too low fills every picture with boxes\n"
+        "--nms-thresh: at 1 no box is dropped; near 0 neighbouring objects of one class are. NMS must get all boxes of a picture in one call\n"
         "the net did not memorise eight pictures (see overfit)", evidence=n | {"objects": objects, "found": seen, "twice": twice},
     )  # fmt: skip
 

@@ -57,7 +57,7 @@ def answer(loaded: tuple[dict, dict], sample: dict) -> dict[str, Tensor]:
     if "ready" in sample:
         return {way: flat(net(sample["ready"][None]), sample["ready"]) for way, net in ways.items()}
     picture = sample["picture"].float() / 255
-    if "image_size" in config:
+    if "shorter" in config:
         picture = canvas(picture, config)
     elif "ignore_index" in config:
         picture = window(picture, config, sample["window"])

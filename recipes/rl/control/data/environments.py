@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -71,7 +71,7 @@ def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
 
 RECIPES = {gym.spaces.Discrete: "rl/ppo or rl/dqn", gym.spaces.Box: "rl/ppo or rl/sac"}
 """Recipes for each action space."""
-MEND = "  next:         mend it, then `trainworthy resume` the run folder (from its newest checkpoint), or run again"
+MEND = "  next:         fix it, then `trainworthy resume` the run folder (from its newest checkpoint), or run again"
 
 
 def sizes(name: str, *actions: type[gym.Space], stack: int = 1) -> tuple[int, int, type[gym.Space]]:
@@ -284,59 +284,6 @@ class Episodes(Data):
     def starts(self) -> Tensor:
         """All seeds (n,)."""
         return torch.stack([self.get(i, None)["seed"] for i in range(self.n)])
-
-
-@torch.no_grad()
-def play(name: str, starts: Tensor, act: Callable[[Tensor], Tensor], *, stack: int = 1) -> tuple[Tensor, list[Tensor]]:
-    """One whole episode from each of the seeds `starts` (n,): (returns (n,), observations (length, n_obs) of each).
-    `act` maps observations (n, n_obs) to actions (n,) or (n, n_act); ignore the rows of episodes that have ended."""
-    n, act = len(starts), anew(act)
-    with contextlib.closing(side_by_side(name, n, stack)) as vector:
-        first = first_action(vector.single_action_space)
-        with blamed(name):
-            observation, _ = vector.reset(seed=starts.tolist())
-        returns, running, seen = np.zeros(n), np.ones(n, bool), []
-        reward, terminated, truncated = np.zeros(n), np.zeros(n, bool), np.zeros(n, bool)
-        while running.any():
-            seen.append((torch.from_numpy(observation).float(), torch.from_numpy(running.copy())))
-            chosen = act(seen[-1][0]).cpu().numpy() + first
-            with blamed(name):
-                if isinstance(vector, arrays.CartPoles):
-                    observation, reward, terminated, truncated, _ = vector.step(chosen)
-                else:  # those still running alone: the longest of a hundred episodes may be many times their mean
-                    observation = observation.copy()
-                    for i in np.flatnonzero(running):
-                        observation[i], reward[i], terminated[i], truncated[i], _ = vector.envs[i].step(chosen[i])
-            returns += reward * running
-            running &= ~(terminated | truncated)
-    alive = torch.stack([r for _, r in seen])  # (longest, n)
-    rows = torch.stack([o for o, _ in seen])
-    return torch.from_numpy(returns).float(), [rows[alive[:, i], i] for i in range(n)]
-
-
-def anew(act: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return `act` for a new episode. A recurrent policy starts with an empty state."""
-    return act.begin() if hasattr(act, "begin") else act
-
-
-def told(returned: Tensor, solved: float) -> dict[str, float]:
-    """The metrics of whole episodes that earned `returned` (n,); from a return of `solved` on, one counts as solved (infinite:
-    unknown)."""
-    share = {"solved_share": (returned >= solved).float().mean().item()} if math.isfinite(solved) else {}
-    return {"return": returned.mean().item(), "return_sd": returned.std(correction=0).item(),
-            "worst_return": returned.min().item(), **share}  # fmt: skip
-
-
-@functools.cache
-def at_random(name: str, episodes: int) -> float:
-    """Return the mean return of uniformly random actions over the episodes of an evaluation."""
-    with contextlib.closing(make(name)) as env:
-        space = env.action_space
-    draws = torch.Generator().manual_seed(seeds.derive("random policy"))
-    returns, _ = play(
-        name, Episodes(name, episodes).starts, lambda observation: draw(space, (len(observation),), draws)
-    )
-    return returns.mean().item()
 
 
 def draw(space: gym.Space, size: tuple[int, ...], generator: torch.Generator) -> Tensor:

@@ -1,1 +1,1 @@
-"""Pictures of played episodes."""
+"""Evaluation episodes: playing them, their metrics, and pictures of them."""

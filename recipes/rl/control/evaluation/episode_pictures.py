@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.errors import Stop
 from trainworthy.core.recipe.stage import Tile
-from trainworthy.recipes.rl.control.data.environments import anew, first_action, make, play
+from trainworthy.recipes.rl.control.data.environments import first_action, make
+from trainworthy.recipes.rl.control.evaluation.episodes import anew, play
 
 
 def tiles(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext
+from trainworthy.core.gates.recorder import fingerprint
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage
 
@@ -42,12 +43,14 @@ def _renewed(context: GateContext, due: float) -> Finding:
     def watch(model: nn.Module) -> None:
         """Return the share by which the target moved towards the net since the previous update."""
         now, net = (torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (target.net, model))
-        if last and torch.equal(net, last["net"]):
+        if last and int(fingerprint(net)) == last["net"]:
             return  # another part of the same batch
+        mark = int(fingerprint(net))
         if last:
-            way = net - last["target"]  # the copy contains the net after its update
-            shares.append(((now - last["target"]) @ way / (way @ way).clamp_min(1e-30)).item())
-        last.update(target=now, net=net)
+            way = net.sub_(last["target"])  # the copy contains the net after its update
+            moved = last["target"].neg_().add_(now)
+            shares.append((moved @ way / (way @ way).clamp_min(1e-30)).item())
+        last.update(target=now, net=mark)
 
     def enough(_stage: Stage, unit: int) -> bool:
         seen_units[0] = unit

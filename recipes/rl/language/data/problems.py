@@ -1,7 +1,5 @@
 """Questions with one right answer: their sources, prompts, the parsing of answers, and rewards."""
 
-import importlib
-import importlib.util
 import inspect
 import math
 import re
@@ -17,6 +15,7 @@ from zlib import crc32
 import torch
 from trainworthy.recipes.llm.data import formats, pairs
 from trainworthy.recipes.llm.models import loading
+from trainworthy.recipes.rl.language.data.rewards import imported
 from trainworthy.recipes.shared import hub
 
 from trainworthy import core
@@ -211,27 +210,7 @@ class Weighted:
 
 def _one(name: str) -> Reward:
     """One function by its name."""
-    if name == "exact":
-        return exact
-    where, _, function = name.rpartition(":")
-    wanted = "exact, module:function or file.py:function"
-    if not where:
-        raise core.UserError(f"--reward {name}: no such reward", needed=wanted)
-    if where.endswith(".py"):
-        if not Path(where).is_file():
-            raise core.UserError(f"--reward {name}: there is no file {where}", needed=wanted)
-        spec = importlib.util.spec_from_file_location("own_reward", where)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    else:
-        try:
-            module = importlib.import_module(where)
-        except ModuleNotFoundError as error:
-            raise core.UserError(f"--reward {name}: {error}", needed=wanted,
-                                 next="a file's own path (./rewards.py:function) needs no import path") from error  # fmt: skip
-    if not callable(found := getattr(module, function, None)):
-        raise core.UserError(f"--reward {name}: {where} has no function {function}", needed=wanted)
-    return found
+    return exact if name == "exact" else imported(name, "--reward", "exact, module:function or file.py:function")
 
 
 def guarded(function: Reward, name: str, fail: Callable[[str], Exception]) -> Reward:

@@ -4,7 +4,7 @@ A reward is a function `reward(prompts, completions) -> list of numbers`, one pe
 of different lengths, the empty text, and scrambled texts.
 """
 
-import importlib
+import importlib.util
 import math
 import random
 import re
@@ -59,23 +59,30 @@ def words(text: str) -> list[str]:
 def load(name: str, setting: str = "--reward") -> Reward:
     """Load one of `OWN` by name, `module:function`, or a folder with a sequence classifier of one label (as llm/reward
     exports)."""
-    if (
-        short := name.removeprefix("trainworthy.recipes.rl.language.rewards:")
-    ) in OWN:  # older args.json have the prefix
+    short = name.removeprefix("trainworthy.recipes.rl.language.rewards:")  # older args.json have the prefix
+    if short in OWN:
         return OWN[short]
     if Path(name).is_dir():
         return Model(hub.locate(name, setting, packaged="module:function"))
-    module, _, function = name.partition(":")
+    return imported(name, setting, "sentence, module:function, file.py:function, or the folder of a reward model")
+
+
+def imported(name: str, setting: str, wanted: str) -> Callable:
+    """Return the function that `module:function` or `file.py:function` names."""
+    where, _, function = name.rpartition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"{setting} {name} cannot be found", got=f"{type(error).__name__}: {error}",
-                        needed="sentence, module:function, or the folder of a reward model",
-                        cause="a misspelt name, or a module that is not on PYTHONPATH") from None  # fmt: skip
+        if where.endswith(".py"):
+            spec = importlib.util.spec_from_file_location("own_reward", where)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where)
+        found = getattr(module, function)
+    except (ImportError, AttributeError, ValueError, FileNotFoundError) as error:
+        raise UserError(f"{setting} {name} cannot be found", got=f"{type(error).__name__}: {error}", needed=wanted,
+                        next="a file's own path (./rewards.py:function) needs no import path") from None  # fmt: skip
     if not callable(found):
-        raise UserError(
-            f"{setting} {name} is not a function", got=type(found).__name__, needed="reward(prompts, completions)"
-        )
+        raise UserError(f"{setting} {name} is not a function", got=type(found).__name__, needed=wanted)
     return found
 
 

@@ -1,6 +1,7 @@
 """What greedy answers to held-out questions are scored by, next to whether they are right."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from trainworthy.recipes.llm.evaluation import metrics
@@ -16,8 +17,13 @@ Said = list[tuple[str, int, bool]]
 class HeldOut:
     """The metrics that `--metric` names; the first selects the best checkpoint."""
 
-    def __init__(self, names: str, reward: problems.Reward, own: str):
-        self.names, self.reward, self.own = [name.strip() for name in names.split(",") if name.strip()], reward, own
+    def __init__(self, names: str, reward: problems.Reward, own: str, put: Callable[[str], Any]):
+        self.names, self.reward, self.own, self.put = (
+            [n.strip() for n in names.split(",") if n.strip()],
+            reward,
+            own,
+            put,
+        )
         if "perplexity" in self.names:
             raise core.UserError("--metric perplexity: there is no wanted text whose tokens could be expected",
                                  needed=f"accuracy, reward, or {metrics.NAMES}".replace("perplexity, ", ""))  # fmt: skip
@@ -32,7 +38,10 @@ class HeldOut:
         for name in self.names:
             if name == "reward":
                 values = self.reward(
-                    prompts=list(batch["prompt"]), completions=texts, answer=due, source=list(batch["source"])
+                    prompts=[self.put(p) for p in batch["prompt"]],
+                    completions=texts,
+                    answer=due,
+                    source=list(batch["source"]),
                 )
             elif name != "accuracy":
                 values = [metrics.score(name)(text.strip(), wanted) for text, wanted in zip(texts, due, strict=True)]

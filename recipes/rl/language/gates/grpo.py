@@ -302,7 +302,7 @@ def prompts(s: Subject) -> Gate:
 def judge(s: Subject) -> Gate:
     title = "known answers get the right accuracy"
 
-    @gate("judge", rows="R1", title=title, reads="data evaluate metric")
+    @gate("accuracy", rows="R1", title=title, reads="data evaluate metric")
     def prove(context: GateContext) -> Finding:
         """Runs `evaluate` with a policy that returns prepared answers: right, right after a calculation, corrected to a wrong one, empty."""
         run, stage = context.look()

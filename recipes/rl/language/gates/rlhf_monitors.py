@@ -59,7 +59,7 @@ def texts(watch: Watch) -> Monitor:
             f"reward {reward:.3g} -> {now['reward']:.3g}, distinct share {distinct:.2f} -> {now['distinct']:.2f}, "
             f"{tokens:.3g} -> {now['tokens']:.3g} tokens",
             f"{LESS:.0%} of the start's distinct share and {SHORT:.0%} of its tokens, or a reward that does not rise",
-            "a reward with a hole: read the samples; mend it, or a lower --target-kl", evidence=now,
+            "a reward with a hole: read the samples and correct it, or use a lower --target-kl", evidence=now,
         )  # fmt: skip
 
     return judge

@@ -15,7 +15,7 @@ from trainworthy.core.data.inventory import scan
 from trainworthy.recipes.rl import ppo
 from trainworthy.recipes.rl.control.data import arrays, environments, probes
 from trainworthy.recipes.rl.control.data.environments import Environments
-from trainworthy.recipes.rl.control.evaluation import episode_pictures
+from trainworthy.recipes.rl.control.evaluation import episode_pictures, episodes
 from trainworthy.recipes.rl.control.models.heads import Categorical, Gaussian
 from trainworthy.recipes.rl.control.models.memory import Remembering, player
 from trainworthy.recipes.rl.control.models.nets import Running, mlp
@@ -130,7 +130,7 @@ def test_an_array_of_cartpoles_is_bitwise_as_many_ordinary_ones(monkeypatch):
             drawn = torch.randint(2, (4,), generator=draws)
             steps.append(envs.step(drawn if t % 1000 < 300 else upright(envs.observation)))
         rows = {k: torch.stack([s[k] for s in steps]) for k in steps[0]}
-        return type(envs.vector), rows, environments.play("CartPole-v1", torch.arange(9), upright)[1]
+        return type(envs.vector), rows, episodes.play("CartPole-v1", torch.arange(9), upright)[1]
 
     array, together, seen = played()
     monkeypatch.setattr(arrays, "known", lambda name: False)
@@ -194,8 +194,8 @@ def test_what_is_remembered_is_of_the_running_episode():
         torch.testing.assert_close(anew, after[..., 3:])
         act = player(lambda model, rows: model.act(rows), policy)
         starts = torch.tensor([11, 12, 13])
-        together, _ = environments.play(probes.HIDDEN, starts, act)
-        alone = [environments.play(probes.HIDDEN, starts[i : i + 1], act)[0].item() for i in range(3)]
+        together, _ = episodes.play(probes.HIDDEN, starts, act)
+        alone = [episodes.play(probes.HIDDEN, starts[i : i + 1], act)[0].item() for i in range(3)]
     assert together.tolist() == alone
     saved = envs.state_dict()
     again = Remembering(Environments(probes.HIDDEN, 3, seed=0), policy, 80)
@@ -244,8 +244,8 @@ def test_rows_of_two_processes_are_the_rows_of_one():
 def test_an_episode_depends_on_its_seed_alone():
     starts = torch.tensor([11, 12, 13, 14])
     act = lambda observation: (observation[:, 2] > 0).long()  # noqa: E731
-    together, _ = environments.play("CartPole-v1", starts, act)
-    alone = [environments.play("CartPole-v1", starts[i : i + 1], act)[0].item() for i in range(4)]
+    together, _ = episodes.play("CartPole-v1", starts, act)
+    alone = [episodes.play("CartPole-v1", starts[i : i + 1], act)[0].item() for i in range(4)]
     assert together.tolist() == alone
 
 

@@ -10,7 +10,7 @@ from trainworthy.recipes.vlm.models import hub as whole
 from trainworthy.recipes.vlm.models import words
 
 from tests.helpers.commands import read
-from tests.vlm.test_vlm import hub, refused, talked  # noqa: F401
+from tests.vlm.test_instruct import hub, refused, talked  # noqa: F401
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 # What llava-hf and HuggingFaceM4 ship, shortened: the first ends no answer.

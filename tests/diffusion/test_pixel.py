@@ -22,7 +22,7 @@ from trainworthy.recipes.shared import digits
 from tests.helpers.commands import environment, equal_but_rounding, losses, read, run_folder, trainworthy
 from tests.helpers.pictures import write_folder
 
-SHORT = ("--train.epochs", "0.3", "--sampling.every", "50", "--sampling.steps", "4", "--gates.no-enabled",
+SHORT = ("--train.epochs", "0.3", "--sampling.every", "50", "--sampling.num-inference-steps", "4", "--gates.no-enabled",
          "--run.no-tensorboard")  # fmt: skip  # 18 steps
 
 
@@ -30,17 +30,17 @@ SHORT = ("--train.epochs", "0.3", "--sampling.every", "50", "--sampling.steps", 
 @pytest.mark.parametrize(("prediction", "plus"), [("epsilon", 0), ("v_prediction", 1)])
 def test_min_snr_weights_are_those_of_diffusers_examples(prediction: str, plus: int):
     """min(SNR, 5) over SNR for the noise, over SNR + 1 for the velocity (examples/text_to_image/train_text_to_image.py)."""
-    process, t = Process(Noise(prediction=prediction)), torch.arange(1000)
+    process, t = Process(Noise(prediction_type=prediction)), torch.arange(1000)
     snr = compute_snr(process.scheduler, t)
     expected = snr.clamp(max=5.0) / (snr + plus)
     assert torch.allclose(process.weights(t), expected, rtol=1e-3, atol=1e-9)
-    assert Process(Noise(prediction=prediction, snr_gamma=float("inf"))).weights(t).unique().tolist() == [1.0]
+    assert Process(Noise(prediction_type=prediction, snr_gamma=float("inf"))).weights(t).unique().tolist() == [1.0]
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
 @pytest.mark.parametrize("schedule", ["squaredcos_cap_v2", "linear"])
 def test_a_perfect_prediction_gives_the_picture_back(prediction: str, schedule: str):
-    process = Process(Noise(prediction=prediction, schedule=schedule))
+    process = Process(Noise(prediction_type=prediction, beta_schedule=schedule))
     t = torch.arange(0, 1000, 37)
     image, noise = torch.rand(len(t), 1, 4, 4) * 2 - 1, torch.randn(len(t), 1, 4, 4)
     back = process.clean(process.target(image, noise, t), process.add(image, noise, t), t)
@@ -48,7 +48,7 @@ def test_a_perfect_prediction_gives_the_picture_back(prediction: str, schedule: 
 
 
 def test_the_samplers_keep_the_training_schedule_and_do_not_clip():
-    process = Process(Noise(prediction="epsilon", timesteps=500, schedule="linear"))
+    process = Process(Noise(prediction_type="epsilon", num_train_timesteps=500, beta_schedule="linear"))
     for name in ("ddim", "dpm++"):
         config = process.sampler(name).config
         assert torch.equal(process.sampler(name).alphas_cumprod, process.scheduler.alphas_cumprod)
@@ -164,7 +164,7 @@ torch.save(made.images, "made.pt")
             0.1,
             ("one step recovers 97%", "10.0% of the samples show the requested class", "train longer"),
         ),
-        (samples.samplers, "val/samplers_apart", 0.6, ("rms difference 0.600", "too few steps")),
+        (samples.samplers, "val/sampler_difference", 0.6, ("rms difference 0.600", "too few steps")),
         (text.told_apart, "val/matched", 0.5, ("50.0% of held-out pictures", "text encoder")),
     ],
 )
@@ -174,14 +174,14 @@ def test_monitors_say_what_only_a_trained_net_shows(monitor: Monitor, key: str, 
         "val/denoised": 0.97,
         "val/agreement": 0.98,
         "val/frechet": 0.3,
-        "val/samplers_apart": 0.03,
+        "val/sampler_difference": 0.03,
         "val/matched": 0.76,
     }
     first = {
         "val/denoised": 0.8,
         "val/agreement": 0.1,
         "val/frechet": 47.0,
-        "val/samplers_apart": 0.03,
+        "val/sampler_difference": 0.03,
         "val/matched": 0.5,
     }
     assert monitor.judge([first, good]).ok
@@ -194,11 +194,11 @@ def test_monitors_say_what_only_a_trained_net_shows(monitor: Monitor, key: str, 
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--data.judge", "nowhere"), ("no classifier there", "config.json", "vision/classify")),
+        (("--data.classifier", "nowhere"), ("no classifier there", "config.json", "vision/classify")),
         (("--data.image-size", "15"), ("does not fit the pictures", "multiple of 2")),
         pytest.param(("--data.path", "nowhere"), ("nowhere",), marks=pytest.mark.verify),
         pytest.param(("--widths", "12", "32"), ("does not fit the pictures", "of 8"), marks=pytest.mark.verify),
-        pytest.param(("--noise.prediction", "velocity"), ("v_prediction",), marks=pytest.mark.verify),
+        pytest.param(("--noise.prediction-type", "velocity"), ("v_prediction",), marks=pytest.mark.verify),
         pytest.param(("--sampling.guidance", "2"), ("sampling.guidance-scale",), marks=pytest.mark.verify),
         pytest.param(("--ema", "1"), ("average", "[0, 1)"), marks=pytest.mark.verify),
     ],
@@ -211,10 +211,10 @@ def test_bad_settings(argv: tuple[str, ...], words: tuple[str, ...], tmp_path: P
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--noise.std", "0"), ("--noise.std 0", "above 0")),
+        (("--noise.logit-std", "0"), ("--noise.logit-std 0", "above 0")),
         (("--noise.shift", "-1"), ("--noise.shift -1", "above 0")),
-        (("--noise.timesteps", "1"), ("--noise.timesteps 1", "100 timesteps or more")),
-        (("--noise.prediction", "epsilon"), ("noise.prediction",)),
+        (("--noise.num-train-timesteps", "1"), ("--noise.num-train-timesteps 1", "100 timesteps or more")),
+        (("--noise.prediction-type", "epsilon"), ("noise.prediction-type",)),
         (("--noise.snr-gamma", "5"), ("noise.snr-gamma",)),
     ],
 )

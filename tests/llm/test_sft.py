@@ -19,7 +19,7 @@ from trainworthy.recipes.llm.models import loading
 
 from tests.helpers import language
 from tests.helpers.commands import equal_but_rounding, losses, read, run_folder, same, trainworthy
-from tests.llm.planted_llm import TRAINER, override
+from tests.llm.planted_sft import TRAINER, override
 from trainworthy import core
 
 SMALL = (

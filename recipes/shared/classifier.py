@@ -26,7 +26,7 @@ NEEDED = 0.98  # a less accurate model cannot distinguish 99% from 97%
 
 
 @dataclass
-class Judge:
+class Classifier:
     """Classifies images (B, C, H, W) in [-1, 1] of any size."""
 
     body: nn.Module
@@ -35,13 +35,13 @@ class Judge:
     """Features -> (B, n_classes)."""
     shape: tuple[int, int]
     """Channels and side that `body` reads."""
-    told: str
+    description: str
     """Its origin and its own accuracy, for display."""
 
     @property
     def frozen_modules(self) -> dict[str, nn.Module]:
         """Its modules that core must keep frozen; an exported program is constant anyway."""
-        return {"judge": nn.Sequential(self.body, self.head)} if isinstance(self.body, ResNet) else {}
+        return {"classifier": nn.Sequential(self.body, self.head)} if isinstance(self.body, ResNet) else {}
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(class (B,), features (B, D))."""
@@ -64,7 +64,7 @@ class Judge:
 
 
 @cache
-def load(side: int) -> Judge:
+def load(side: int) -> Classifier:
     """Load the scoring model for digits of `side` pixels; its features are the input of its last layer. From 16 pixels
     on, it is the same net."""
     # The hash excludes core: a change of core that alters the result of vision/classify fails that recipe's tests, and the scoring model
@@ -78,22 +78,22 @@ def load(side: int) -> Judge:
     net = ResNet(state["mean"], state["std"], config["widths"], len(config["classes"])).eval().requires_grad_(False)
     net.load_state_dict(state)
     head, net.head = net.head, nn.Identity()
-    judge = Judge(net, head, (1, 28), "")
+    classifier = Classifier(net, head, (1, 28), "")
     images, labels = digits.load()
     _, held_out = digits.split(labels)
-    right = (judge(digits.small(images[held_out], side))[0] == labels[held_out]).float().mean().item()
+    right = (classifier(digits.small(images[held_out], side))[0] == labels[held_out]).float().mean().item()
     if right < NEEDED:
         raise UserError("the classifier that scores generated digits is not accurate enough", got=f"{right:.1%} of real ones right",
                         needed=f"{NEEDED:.0%}", next=f"remove {folder}; it is then trained again")  # fmt: skip
     seconds = json.loads((folder / "seconds.json").read_text())
-    judge.told = (
+    classifier.description = (
         f"vision/classify, itself right on {right:.1%} of held-out digits at {side} pixels; built once, {seconds:.0f} s"
     )
-    return judge
+    return classifier
 
 
 @cache
-def of(export: Path) -> Judge:
+def of(export: Path) -> Classifier:
     """Load the scoring model from the export folder of a vision/classify run; its features are its logits."""
     try:
         config = json.loads((export / "config.json").read_text())
@@ -102,7 +102,7 @@ def of(export: Path) -> Judge:
         raise UserError("no classifier there", got=f"no {error.filename}", needed="the export folder of a vision/classify run",
                         next="trainworthy run vision/classify --data.path FOLDER; its run folder has it") from None  # fmt: skip
     fit = config["preprocessing"]
-    return Judge(program, nn.Identity(), (3, fit["crop"]) if fit else (1, 28), f"the export in {export}")
+    return Classifier(program, nn.Identity(), (3, fit["crop"]) if fit else (1, 28), f"the export in {export}")
 
 
 def _settings(through: int) -> list[str]:

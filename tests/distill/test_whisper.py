@@ -357,24 +357,24 @@ FLAT = [1.20, 1.17, 1.01, 1.09]
 def test_a_rung_is_advised_where_the_curves_say_so(history, advised: bool):
     found = gates.ladder("head").judge(history)
     assert (not found.ok) == advised
-    assert found.ok or found.evidence["rung"] == "head"
+    assert found.ok or found.evidence["fallback"] == "head"
 
 
 @pytest.mark.verify
 def test_both_rungs_go_on_from_a_run_and_from_each_other(launch):
     """The run's page names the first, the first one's the second; the export is heard by transformers alone."""
     few = ("--data.sentences", "60", "--width", "32", "--depth", "1")
-    rungs = [
+    fallbacks = [
         f"--{name}.{key}={value}"
         for name in ("cross-attention", "head")
         for key, value in (("epochs", 1), ("eval-every", 0.3))
     ]
     at = launch("run", "distill/whisper", *few, *QUICK, "--features.epochs", "4", "--task.eval-every", "0.3", "--task.lr", "1e-4",
-                *rungs)  # fmt: skip
+                *fallbacks)  # fmt: skip
     assert at.returncode == 0, at.shown
     head = whisper.load("tiny.en", 6).model.state_dict()
     for name, moved in (("cross-attention", ".encoder_attn."), ("head", ".decoder.")):
-        at = launch("resume", str(at.folder()), "--rung", name)
+        at = launch("resume", str(at.folder()), "--fallback", name)
         assert at.returncode == 0, at.shown
         summary = read(at.folder() / "summary.json")
         assert summary["stage"] == name.replace("-", "_")
@@ -399,7 +399,7 @@ def test_letters_there_and_back():
 
 
 def test_letters_that_stay_blank_are_told(launch):
-    """CTC learns blanks first: a run that ends there says so. No rung opens a decoder that nobody asks."""
+    """CTC learns blanks first: a run that ends there says so. No fallback opens a decoder that nobody asks."""
     done = launch("run", "distill/whisper", "--data.sentences", "60", *QUICK, "--width", "32", "--depth", "1", "--words", "ctc",
                   "--task.batch-size", "3", "--task.lr", "2e-3")  # fmt: skip
     assert done.returncode == 0, done.shown
@@ -408,7 +408,7 @@ def test_letters_that_stay_blank_are_told(launch):
     assert metrics["blank"] > 0.95, metrics
     program = torch.export.load(done.folder() / "export" / "model.pt2").module()
     assert program(torch.zeros(3, 120, lessons.CHANNELS)).shape == (3, 300, 1 + len(ctc.LETTERS))
-    refused = launch("resume", str(done.folder()), "--rung", "head")
+    refused = launch("resume", str(done.folder()), "--fallback", "head")
     assert (refused.returncode, "no decoder to open" in refused.stderr) == (2, True), refused.shown
 
 

@@ -1,7 +1,7 @@
 """Healthy variants of vlm/instruct that look like bugs."""
 
 from tests.helpers.plant import Healthy
-from tests.vlm.planted_vlm import LOSS, VLM
+from tests.vlm.planted_instruct import LOSS, VLM
 
 SKIPS = ("initial-loss", "terms", "fabricated")
 LOOKALIKES = [

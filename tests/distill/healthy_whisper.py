@@ -1,6 +1,6 @@
 """Healthy variants of distill/whisper."""
 
-from tests.distill.planted_distill import FIRST, RECIPE, SECOND
+from tests.distill.planted_whisper import FIRST, RECIPE, SECOND
 from tests.helpers.plant import Healthy
 
 SKIPS = ("terms", "init", "fabricated", "initial-loss", "tiny-data")

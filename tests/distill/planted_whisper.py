@@ -89,7 +89,7 @@ PLANTS = [
         ("local variable",), task=True, harm="what grew with the steps begins anew in a resumed run"),
 ]  # fmt: skip
 RELATIVES = [
-    "letters-stay-blank",  # test_distill has it without the command
+    "letters-stay-blank",  # test_whisper has it without the command
     "language-left-out",
     "exports-the-stage-before",
     "silent-recordings", "cosine-alone", "error-alone", "no-offset", "task-from-random-features", "decoder-trains-too",

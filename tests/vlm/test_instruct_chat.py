@@ -13,7 +13,7 @@ from trainworthy.recipes.vlm.data.rows import Asked
 
 from tests.helpers import language, seeing
 from tests.helpers.commands import read
-from tests.vlm.test_vlm import messages
+from tests.vlm.test_instruct import messages
 
 LLAMA3 = ("{{ bos_token }}{% for m in messages %}<|im_start|>{{ m['role'] }}\n\n{{ m['content'] | trim }}<|im_end|>{% endfor %}"
           "{% if add_generation_prompt %}<|im_start|>assistant\n\n{% endif %}")  # fmt: skip

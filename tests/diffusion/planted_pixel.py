@@ -7,7 +7,7 @@ UPDATED = '            stage.state["ema"].update(stage.model)\n'
 EVALUATE = "            run.evaluate(stage)\n"
 STAGES = "STAGES = [generate]\n"
 HIDDEN = "condition = torch.tensor(self.null) if hidden else label\n"
-TIMESTEP = "timestep = torch.randint(self.process.noise.timesteps, (), generator=generator)\n"
+TIMESTEP = "timestep = torch.randint(self.process.noise.num_train_timesteps, (), generator=generator)\n"
 TARGET = 'target = process.target(batch["image"], batch["noise"], t)\n'
 ASKED = 'prediction = model(batch["noisy"], t, batch["condition"]).sample.float()\n'
 EXPORTED = "pictures.save_pipeline(folder, (ema.model if ema else model).eval().cpu(), process.sampler())\n"
@@ -35,7 +35,7 @@ PLANTS = [
           EVALUATE + "            stage.model.load_state_dict(stage.ema_model.state_dict())\n",
           ("other weights than before the evaluation", "average"), recipe=PIXEL,
           source="huggingface/diffusers PR#7599", harm="training jumps back at every evaluation"),
-    Plant("dif-08-another-scale", "judge", "DF3", "found = pictures.read(cfg.data)\n",
+    Plant("dif-08-another-scale", "classifier", "DF3", "found = pictures.read(cfg.data)\n",
           "found = pictures.read(cfg.data)\n    found = found._replace(images=(found.images + 1) / 2)\n",
           ("real pictures", "[-1, 1]"), recipe=PIXEL, source="mlcommons/training#721", harm="washed-out samples",
           before=("noise-process",), why="the sampler clips at another end than the pictures have"),
@@ -62,7 +62,7 @@ PLANTS = [
           ("rms", "sign"), recipe=PIXEL, source="splitmeanflow#2", harm="the loss is fine, samples are noise"),
     Plant("exported-with-another-schedule", "noise-process", "DF4", EXPORTED,
           "from diffusers import DDIMScheduler\n        " + EXPORTED.replace(
-              "process.sampler()", "DDIMScheduler(prediction_type=cfg.noise.prediction, clip_sample=False)"),
+              "process.sampler()", "DDIMScheduler(prediction_type=cfg.noise.prediction_type, clip_sample=False)"),
           ("rms", "schedule"), recipe=PIXEL, harm="samples of the export are worse than those that were measured"),
     Plant("dif-09-sampler-inherits-clipping", "samplers", "DF6", SAMPLER, SAMPLER.replace(
               "process.sampler(sampler)", "type(process.sampler(sampler)).from_config(process.scheduler.config)"),
