@@ -52,6 +52,14 @@ ON_TEXT = {
     "llm/dpo": ("--data.held-out", "16", "--data.max-length", "512", "--train.batch-size", "4"),
     "llm/reward": ("--data.held-out", "16", "--data.max-length", "512", "--train.batch-size", "4"),
 }
+REWARD = (
+    '"""Right, and a little for its letters, so that groups differ: a random model is never right."""\n\n\n'
+    + "def near(completions, answer, **_):\n"
+    "    return [10.0 * (c.strip() == a) + sum(x in c for x in set(a)) - 0.01 * len(c) for c, a in zip(completions, answer)]\n"
+)
+ON_SUMS = ("rl/grpo", "--train.batch-size", "16", "--max-new-tokens", "8", "--reward", "rewards.py:near")
+HUB_NETS = ("ResNet", "ConvNeXt", "ViT", "Swin", "EfficientNet", "DINOv2")
+"""Image classifiers of transformers, two or four blocks, for pictures of 32 pixels."""
 WEIGHTS = ("--lora-rank", "0", "--optim.lr", "3e-3")
 NETS = ("resnet18", "convnext_tiny", "efficientnet_b0", "mobilenet_v3_small", "densenet121", "swin_t", "vit_b_16")
 ON_IMAGES = ("--weights", "none", "--image-size", "32", "--optim.lr", "1e-3")
@@ -64,6 +72,9 @@ def rows() -> dict[str, list[str]]:
         for recipe, more in ON_TEXT.items()
         for name in LANGUAGE
     }
+    found |= {f"rl/grpo {name}": [ON_SUMS[0], "--model", name, *WEIGHTS, *ON_SUMS[1:]] for name in LANGUAGE}
+    found |= {f"vision/classify {net} (transformers)": ["vision/classify", "--model", net, "--weights", "none", "--optim.lr", "1e-3"]
+              for net in HUB_NETS}  # fmt: skip
     return found | {f"vision/classify {net}": ["vision/classify", "--model", net, *ON_IMAGES] for net in NETS}
 
 
@@ -84,11 +95,33 @@ def written(name: str, folder: Path) -> Path:
     return folder
 
 
+def hub_net(name: str, folder: Path) -> Path:
+    """The folder of an image classifier of transformers with random weights."""
+    import torch
+    import transformers as t
+
+    config = {
+        "ResNet": lambda: t.ResNetConfig(embedding_size=16, hidden_sizes=[16, 32, 32, 64], depths=[1] * 4, layer_type="basic"),
+        "ConvNeXt": lambda: t.ConvNextConfig(hidden_sizes=[16, 24, 32, 48], depths=[1] * 4, image_size=32),
+        "ViT": lambda: t.ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=32,
+                                   patch_size=8),
+        "Swin": lambda: t.SwinConfig(image_size=32, patch_size=2, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=4),
+        "EfficientNet": lambda: t.EfficientNetConfig(image_size=32, width_coefficient=0.25, depth_coefficient=0.3, hidden_dim=320),
+        "DINOv2": lambda: t.Dinov2Config(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, image_size=32, patch_size=8),
+    }[name]()  # fmt: skip
+    config.image_size = 32
+    torch.manual_seed(0)
+    t.AutoModelForImageClassification.from_config(config).save_pretrained(folder)
+    return folder
+
+
 def measured(argv: list[str]) -> dict[str, Any]:
     """What `trainworthy check` says of one row."""
     with tempfile.TemporaryDirectory() as home:
-        if argv[2] in LANGUAGE:
-            argv = [*argv[:2], str(written(argv[2], Path(home) / "model")), *argv[3:]]
+        if argv[2] in (*LANGUAGE, *HUB_NETS):
+            write = written if argv[2] in LANGUAGE else hub_net
+            argv = [*argv[:2], str(write(argv[2], Path(home) / "model")), *argv[3:]]
+        (Path(home) / "rewards.py").write_text(REWARD)
         started = time.monotonic()
         settings = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
         done = subprocess.run(
@@ -115,14 +148,29 @@ HEAD = """# Architectures
 
 Which gates pass on the architectures that people load. Each is built at tiny size (two layers, about 60,000 weights) with random weights
 from its published configuration class, and written as a folder as the hub has it, with the chat template that TRL ships for it (ChatML
-where it ships none). torchvision's nets have their real size, on pictures of 32 pixels. Then the whole of `trainworthy check` runs on it,
-with all weights trained. The table is made by `python bench/architectures.py`, seed 0, on CPU.
+where it ships none). torchvision's nets have their real size, on pictures of 32 pixels; those of transformers are tiny.
+Then the whole of `trainworthy check` runs on it, with all weights trained. The table is made by `python bench/architectures.py`, seed 0, on CPU.
 
 This says that a recipe loads, pads, batches, generates, trains, resumes and exports the architecture correctly. It says nothing about
 its published weights, and nothing about an accelerator.
 
 | recipe | architecture | passed | skipped | failed |
 |---|---|---|---|---|
+"""
+
+
+TAIL = """
+## Other domains
+
+| recipe | model | state |
+|---|---|---|
+| `diffusion/pixel`, `flow`, `latent` | diffusers' UNet2DModel | their own nets |
+| `diffusion/text` | StableDiffusionPipeline: one text encoder, UNet2DConditionModel, AutoencoderKL | tested, tiny (`tests/diffusion/test_text.py`) |
+| `diffusion/text` | SDXL, SD3, FLUX | refused with exit code 2: two text encoders, or a transformer and a flow |
+| `vlm/instruct --model` | LLaVA, Idefics3 (SmolVLM's design), Qwen2-VL | 14 gates pass at tiny size (`tests/vlm/test_instruct_whole.py`) |
+| `vlm/instruct --model` | encoder-decoders, models that see by cross-attention | refused with exit code 2: their parts cannot be told apart |
+| `vlm/instruct --model` | Qwen2.5-VL, Gemma 3, PaliGemma | not tried |
+| `distill/whisper`, `distill/compress` | Whisper | tested at tiny size with one tokenizer; its published sizes not tried |
 """
 
 
@@ -137,7 +185,7 @@ def page(kept: dict[str, dict[str, Any]]) -> str:
             lines.append(
                 f"| `{recipe}` | {name} | {one['passed']} | {one['skipped']} | {failed.replace('|', chr(92) + '|')} |"
             )
-    return HEAD + "\n".join(lines) + "\n"
+    return HEAD + "\n".join(lines) + "\n" + TAIL
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
     python bench/harm.py distill/whisper --seeds 0 --jobs 1 --to docs/recipes/distill-whisper.harm.json
 
 `loss` is the mean over the last tenth of the training, `reported` what the run itself says, `honest` its export
-on the untouched held-out data, read without the recipe; of generators the class that the judge sees in 500 samples at guidance 2,
+on the untouched held-out data, read without the recipe; of generators the class that the classifier sees in 500 samples at guidance 2,
 beside their `distance` from held-out digits and the same `unguided`. The same seeds for every case; runs of all recipes but
 the first are shorter than their own, by the settings that stand in the file. `--only CASE ... --seeds 1 2` adds to
 what stands there.
@@ -28,14 +28,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from tests.diffusion import planted_diffusion, planted_flow, planted_latent  # noqa: E402
-from tests.distill import planted_distill  # noqa: E402
+from tests.diffusion import planted_flow, planted_latent, planted_pixel  # noqa: E402
+from tests.distill import planted_whisper  # noqa: E402
 from tests.vision import planted_detect, planted_segment  # noqa: E402
 from tests.vision.planted_classify import CLIP, IMAGE, MEAN_LOSS, PLANTS, UPDATE, own_loop  # noqa: E402
-from tests.vlm import planted_vlm  # noqa: E402
+from tests.vlm import planted_instruct  # noqa: E402
 
 LOADING = threading.Lock()  # torch.export.load keeps global state, pipelines copy a file to one place
-MORE = (planted_detect, planted_segment, planted_distill, planted_vlm, planted_diffusion, planted_flow, planted_latent)
+MORE = (planted_detect, planted_segment, planted_whisper, planted_instruct, planted_pixel, planted_flow, planted_latent)
 BY_ID = {p.id: p for p in [*PLANTS, *(p for module in MORE for p in module.PLANTS)]}
 BARE = "        baselines=baselines,\n"  # left out of every case: not looked at here
 
@@ -131,7 +131,7 @@ SCALED = "self.offset, self.scale = nn.Parameter(mean.clone()), nn.Parameter(std
 UPSAMPLED = "x = F.gelu(self.upsample(x)).unflatten(-1, (5, -1)).flatten(1, 2)"
 NEAREST = ("x = x.unflatten(-1, (2, -1)).flatten(1, 2)\n"
            "        x = x[:, torch.arange(x.shape[1] * 5 // 2, device=x.device) * 2 // 5]")  # fmt: skip
-PREVIOUS = planted_distill.PREVIOUS
+PREVIOUS = planted_whisper.PREVIOUS
 FRESH = ("source = data[\"train\"].source\n    model = Student(cfg.width, cfg.depth, (source.ears_mean, source.ears_std), "
          "measures.mean, measures.std, source.rest)\n")  # fmt: skip
 WHISPER = [
@@ -168,13 +168,13 @@ VLM = [
     planted("projector-made-anew", "the projector of stage one lost"),
     planted("language-hot-in-stage-one", "the language model learns in stage one, too"),
     Case("all-from-the-start", "X1", "everything learns from the start, at one rate",
-         [(planted_vlm.ALIGN_RATES, EVERYTHING + ", start"), (planted_vlm.INSTRUCT_RATES, f"rates = {EVERYTHING}\n")]),
+         [(planted_instruct.ALIGN_RATES, EVERYTHING + ", start"), (planted_instruct.INSTRUCT_RATES, f"rates = {EVERYTHING}\n")]),
     Case("encoder-in-stage-two", "X1", "the encoder learns in stage two at the projector's rate",
-         [(planted_vlm.INSTRUCT_RATES, planted_vlm.INSTRUCT_RATES.replace("{", '{"encoder": cfg.optim.lr, '))]),
+         [(planted_instruct.INSTRUCT_RATES, planted_instruct.INSTRUCT_RATES.replace("{", '{"encoder": cfg.optim.lr, '))]),
     planted("one-rate-for-all", "one rate for projector and language model"),
     planted("language-model-hot", "the language model at a hundred times its rate"),
     Case("language-frozen", "X1", "the language model frozen in stage two",
-         [(planted_vlm.INSTRUCT_RATES, 'rates = {"projector": cfg.optim.lr}\n')]),
+         [(planted_instruct.INSTRUCT_RATES, 'rates = {"projector": cfg.optim.lr}\n')]),
     planted("vlm-04-projector-frozen-with-the-tower", "the projector frozen in stage two"),
     Case("third-stage", "X1", "healthy, with half an epoch of stage three", settings=["--unfreeze.epochs", "0.5"]),
     Case("projector-not-sized", "X2", "a projector without norm and gain",
@@ -320,10 +320,10 @@ def drawn_at(side: int) -> Callable:
     def judged(export: Path, torch) -> dict[str, float]:
         from diffusers import DiffusionPipeline
         from trainworthy.recipes.diffusion.evaluation.scores import frechet
-        from trainworthy.recipes.shared import digits, judge
+        from trainworthy.recipes.shared import classifier, digits
 
         with LOADING:
-            pipe, sees = DiffusionPipeline.from_pretrained(export, trust_remote_code=True), judge.load(side)
+            pipe, sees = DiffusionPipeline.from_pretrained(export, trust_remote_code=True), classifier.load(side)
         pipe.set_progress_bar_config(disable=True)
         images, labels = digits.load()
         real = sees(digits.small(images[digits.split(labels)[1]], side))[1]
@@ -344,10 +344,10 @@ class Recipe:
     """How cases of a recipe are run and judged."""
 
     cases: list[Case]
-    judge: Callable
+    classifier: Callable
     settings: list[str]
     reported: str = ""
-    """The metric that is beside the judge's, where it is not the recipe's own."""
+    """The metric that is beside the classifier's, where it is not the recipe's own."""
     given: str = ""
     """Part of the export of a healthy run that the other cases take as given,"""
     made: tuple[str, ...] = ()
@@ -376,12 +376,12 @@ RECIPES = {
 }  # fmt: skip
 
 
-def honest(folder: Path, judge: Callable) -> dict[str, float]:
-    """What `judge` says of the export."""
+def honest(folder: Path, classifier: Callable) -> dict[str, float]:
+    """What `classifier` says of the export."""
     import torch
 
     with torch.no_grad():
-        said = judge(folder / "export", torch)
+        said = classifier(folder / "export", torch)
     return said if isinstance(said, dict) else {"honest": said}
 
 
@@ -430,7 +430,7 @@ def measure(recipe: str, case: Case, seed: int, given: Given) -> dict[str, float
         steps = [json.loads(line)["step/loss"] for line in (folder / "step_metrics.jsonl").read_text().splitlines()]
         loss = statistics.fmean(steps[-max(1, len(steps) // 10) :])
         reported = summary["metrics"][known.reported or summary["metric"]]
-        return {"loss": loss, "reported": reported, **honest(folder, known.judge)}
+        return {"loss": loss, "reported": reported, **honest(folder, known.classifier)}
 
 
 def main() -> None:

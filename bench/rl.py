@@ -42,7 +42,8 @@ from trainworthy.core.base.console import Console
 from trainworthy.core.gates.gate import build
 from trainworthy.core.monitoring.metrics import MetricsTracker
 from trainworthy.core.recipe.loading import versions
-from trainworthy.recipes.rl.control import arrays, environments
+from trainworthy.recipes.rl.control.data import arrays, environments
+from trainworthy.recipes.rl.control.evaluation import episodes
 
 from trainworthy import core
 
@@ -259,7 +260,7 @@ def speed(task: Task, programs: dict[str, Callable]) -> list[dict]:
 def earned(task: Task, act: Act) -> float:
     """Mean return of the evaluation's episodes."""
     env = task.config(0).env
-    returned, _ = environments.play(env, environments.Episodes(env, EPISODES).starts, act)
+    returned, _ = episodes.play(env, environments.Episodes(env, EPISODES).starts, act)
     return returned.mean().item()
 
 

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from trainworthy.recipes.rl.control import arrays, environments
-from trainworthy.recipes.rl.control.environments import Environments
+from trainworthy.recipes.rl.control.data import arrays
+from trainworthy.recipes.rl.control.data.environments import Environments
+from trainworthy.recipes.rl.control.evaluation import episodes
 
 ENV = "CartPole-v1"
 
@@ -56,7 +57,7 @@ def main() -> None:
     for way, asked in ways.items():
         arrays.known = asked
         start = time.process_time()
-        environments.play(ENV, torch.arange(100), upright)
+        episodes.play(ENV, torch.arange(100), upright)
         spent[way] = time.process_time() - start
     print(f"an evaluation of 100 episodes     {spent['ordinary']:17.2f} s {spent['array']:7.2f} s"
           f"   x{spent['ordinary'] / spent['array']:.1f}")  # fmt: skip

@@ -2,13 +2,13 @@
 
 import ast
 import os
-import re
 import signal
 import sys
 import time
 from importlib import import_module
 from pathlib import Path
 
+from trainworthy.core.base.console import write_anywhere
 from trainworthy.core.base.errors import USAGE, Stop, UserError
 from trainworthy.core.session import launcher as processes
 from trainworthy.core.session import nodes
@@ -27,8 +27,8 @@ usage: trainworthy COMMAND ...    training recipes that must pass their gates be
   trainworthy plan RECIPE [--memory GB] [settings]    estimate memory, time and disk space; what to change if the run does not fit
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
   trainworthy diff FORK.py                  show what a fork changed, and which gates check those parts
-  trainworthy resume RUN_FOLDER [--force]   continue a stopped run
-  trainworthy resume RUN_FOLDER --rung NAME [settings]    continue from its weights with a rung that its recipe offers
+  trainworthy resume RUN_FOLDER [--force] [settings]    continue a stopped run; --train.accumulate, --shard, --loader.* may change
+  trainworthy resume RUN_FOLDER --fallback NAME [settings]    continue from its weights with a fallback that its recipe offers
   trainworthy report RUN_FOLDER [--json]    write report.html again; its verdicts and advice as JSON
   trainworthy report THEIRS [--metric NAME]    report on another tool's run: a TensorBoard folder, a trainer_state.json
   trainworthy chat RUN_FOLDER               talk to the language model that a run exported
@@ -52,14 +52,16 @@ usage: trainworthy COMMAND ...    training recipes that must pass their gates be
   --init-from PATH                          fine-tune: start from these weights (run, check)
   --board                                   show the run in TensorBoard while it trains (run, resume)
   --on-end CMD                              run CMD when the run ends, stops itself or fails a gate (run, resume, check)
-  -n N, --accelerate-config FILE            number of processes, or accelerate's config file (run, check, lr, resume)
-  --nodes N --node-rank I --address HOST:PORT, --restarts N    several machines; start again what was lost (the same four)
+  --json                                    what was found as JSON on stdout, all else on stderr (every command with a result)
+  -n N, --accelerate-config FILE            number of processes, or accelerate's config file (run, check, lr, resume, profile)
+  --nodes N --node-rank I --address HOST:PORT, --restarts N    several machines; start again what was lost (run, check, lr, resume)
 
 exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the run stopped itself · 5 interrupted but saved"""
 
 
 def main() -> None:
     """Entry point."""
+    write_anywhere()
     argv = sys.argv[1:]
     try:
         if not argv or argv[0] in ("-h", "--help", "help"):
@@ -159,7 +161,7 @@ def fork(argv: list[str]) -> None:
     if len(argv) != 3:
         raise UserError("fork needs a recipe and a new file", got=" ".join(argv[1:]) or "nothing", needed="trainworthy fork RECIPE FILE.py",
                         next="trainworthy fork vision/classify ./mine.py")  # fmt: skip
-    from trainworthy.core.recipe.forks import note, without_note
+    from trainworthy.core.recipe.forks import note, places, without_note
     from trainworthy.core.recipe.registry import find
 
     entry, target = find(argv[1]), Path(argv[2])
@@ -174,22 +176,14 @@ def fork(argv: list[str]) -> None:
     today = time.strftime("on %Y-%m-%d")
     target.write_text(without_note(source) + note(entry, source, today))
 
-    def line(pattern: str) -> int:
-        found = re.search(pattern, source, re.M)
-        return source[: found.start()].count("\n") + 1 if found else 1
-
+    lines = "\n".join(f"  line {line:<4} {what}" for what, line in places(source).items())
     print(f"""{target}: a copy of {entry.id}. It runs from any folder, behind the same gates:
 
   trainworthy check {target}
   trainworthy run {target}
 
 Edit first
-  line {line(r"^def tiny"):<4} settings of the preset
-  line {line(r"^    images, labels"):<4} where the data come from, and the split (by group, if samples share a source)
-  line {line(r"^    def loss"):<4} the loss: return SUMS; core divides them over the whole global batch
-  line {line(r"^    def evaluate"):<4} the evaluation: the number you will be asked for
-  line {line(r"^        metric=core.Metric"):<4} the question, chance, ceiling and best known result
-  line {line(r"^    expect = core.Expect"):<4} what a healthy run does (initial loss, loss floor), where theory says so""")
+{lines}""")
 
 
 def elsewhere(argv: list[str]) -> None:
@@ -236,9 +230,11 @@ def report(argv: list[str]) -> None:
     args_of(Path(argv[1]))
     page = write(Path(argv[1]))
     if as_json:
+        from trainworthy.core.base.as_json import results
         from trainworthy.core.report.plain import in_short
 
-        print(in_short(page))
+        with results(as_json) as found:
+            found |= in_short(Path(argv[1]))
         return
     print(page)
 
@@ -252,6 +248,20 @@ TARGETS = {
 """What a command works on, if it is not a recipe."""
 
 
+QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""For torch's profiler, which names missing cards and unknown memory blocks as errors."""
+
+
+def take_processes(argv: list[str]) -> tuple[list[str], str | None]:
+    """Return `argv` without `-n N`, and the number of processes."""
+    from trainworthy.core.base.config import take
+
+    rest, n = take(argv, "-n")
+    if n is not None and (not n.isdigit() or int(n) < 1):
+        raise UserError("-n needs a number of processes", got=n, needed="1 or more")
+    return rest, n
+
+
 def launch(argv: list[str]) -> None:
     """Start core.launch, through accelerate if there are several processes or a config file. Returns only from the check of
     a file with a factory."""
@@ -261,7 +271,7 @@ def launch(argv: list[str]) -> None:
         needed = TARGETS.get(argv[0], "a recipe: an id, or the path of a fork")
         raise UserError(f"{argv[0]} what?", needed=needed, next=f"trainworthy {argv[0]} --help")
     asked = argv
-    argv, n = take(argv, "-n")
+    argv, n = take_processes(argv)
     argv, file = take(argv, "--accelerate-config")
     argv, machines = nodes.take(argv)
     nodes.assert_usable(machines, argv, config_file=file)
@@ -276,15 +286,14 @@ def launch(argv: list[str]) -> None:
             if factory.offers(entry.path):
                 return factory.main(argv)
     saved = processes.processes_of(Path(argv[1])) if n is None and argv[0] == "resume" and len(argv) > 1 else None
-    if n is not None and (not n.isdigit() or int(n) < 1):
-        raise UserError("-n needs a number of processes", got=n, needed="1 or more")
     n = n or (None if machines.wanted else saved)
-    env = dict(os.environ, PYTHONSAFEPATH="1")  # a folder core/ in the working directory must not shadow ours
+    # PYTHONSAFEPATH: a folder core/ in the working directory must not shadow ours. PYTHONUTF8: files are UTF-8 under any locale.
+    env = dict(os.environ, PYTHONSAFEPATH="1", PYTHONUTF8=os.environ.get("PYTHONUTF8", "1"))
+    env = (QUIET | env) if argv[0] == "profile" else env
     command = [sys.executable, "-m", "trainworthy.launch", *argv]
     launcher = ["-m", "accelerate.commands.launch"]
-    if argv[0] in ("run", "check") and "--seeds" in {
-        w.split("=")[0] for w in argv
-    }:  # each seed starts its own launcher
+    has_seeds = "--seeds" in {w.split("=")[0] for w in argv}
+    if argv[0] in ("run", "check") and has_seeds:  # each seed starts its own launcher
         os.execve(sys.executable, [*command[:3], *asked], env)
     if file is not None:
         from trainworthy.core.session.engines import Setup
@@ -293,13 +302,13 @@ def launch(argv: list[str]) -> None:
         n = n or setup.processes
         words = ["--config_file", file]
         if setup.machines > 1:
-            print(setup.line(n), flush=True)
+            print(setup.line(n), file=sys.stderr, flush=True)
     elif machines.wanted:
         here = nodes.processes_here(machines, n, saved)
         processes.set_devices(env, here)
         n = str(machines.nodes * here)
         if machines.nodes > 1:
-            print(machines.line(int(n)), flush=True)
+            print(machines.line(int(n)), file=sys.stderr, flush=True)
         env |= machines.variables()
         launcher, words = machines.words(here), []
     elif n is not None and int(n) > 1:

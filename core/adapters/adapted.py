@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from trainworthy.core.adapters.script_stage import Script
 
 REMEDIES = {
-    "schema": "the validation set augments, or draws at random in another way\n"
-    "the data set keeps a generator of its own: every loader worker repeats its draws\n"
+    "schema": "the validation set augments, or draws random numbers without the generator\n"
+    "the data set keeps its own generator: every loader worker repeats its draws\n"
     "the training and the validation set differ in shape or dtype",
     "wiring": "the optimiser was built over a part of the model, or before a layer was replaced\n"
     "a detach(), no_grad() or argmax cuts the graph; requires_grad was switched off (on purpose: frozen=('prefix',))\n"
@@ -35,7 +35,7 @@ REMEDIES = {
     "model.eval() in metric() without model.train() at the start of train_loop()\na mean over batch means",
     "accumulation": "the loss is a mean over something else than samples (tokens): set count=\n"
     "samples of a batch influence each other (see dependency)",
-    "loader": "the data set keeps a generator of its own: every loader worker has a copy and repeats its draws\n"
+    "loader": "the data set keeps its own generator: every loader worker has a copy and repeats its draws\n"
     "the data set seeds a generator by itself (manual_seed in __getitem__), or keeps what it has once augmented\n"
     "the factory splits the data by process",
     "resume": "save() leaves something out, or load() does not put it back: weights, optimiser, what train_loop counts",

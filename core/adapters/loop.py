@@ -56,7 +56,7 @@ class Loop:
     evaluate: Callable[..., Any] | None = None
     """() -> the number that the script reports, or None. With `eval_batches`: (eval_batches)."""
     eval_batches: Any = None
-    """What `evaluate` iterates over, if it is no DataLoader of its own."""
+    """What `evaluate` iterates over, if `evaluate` does not use its own DataLoader."""
     target: str | int | None = None
     """Entry of a batch (a name or a position) that is predicted from the others. Only needed where the loss takes no class
     numbers (regression): then eight samples must be learnt better than with each other's inputs."""
@@ -332,7 +332,7 @@ class _LoopGuard(Guard):
         words = (
             f"evaluate() gives {got:.4g} on eight samples after {eight['steps'] or eight['backwards']} steps on them, "
         )
-        cause = ("evaluate() feeds or counts otherwise than training does (transform, mode, axis, another model)\n"
+        cause = ("evaluate() prepares or counts samples differently from training (transform, mode, axis, another model)\n"
                  "the rate is too low, or expect.overfit_steps too few")  # fmt: skip
         return invariants.finding("metric", f"{words}{'at least' if self.higher else 'at most'} {goal:g} is declared",
                                   "" if ok else cause)  # fmt: skip

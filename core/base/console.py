@@ -43,8 +43,25 @@ class Outlet:
         return getattr(self._stream, name)
 
 
+def write_anywhere() -> None:
+    """Let output never end the program: a stream that was closed (`>&-`) becomes one that nobody reads, and a character that its
+    encoding lacks becomes `?`."""
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            sink = os.open(os.devnull, os.O_WRONLY)
+            if (
+                sink != descriptor
+            ):  # else the next file that is opened would get the descriptor, and what libraries print
+                os.dup2(sink, descriptor)
+            setattr(sys, name, os.fdopen(descriptor, "w", encoding="utf-8", closefd=False))
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace" if name == "stdout" else "backslashreplace")
+
+
 def outlast_readers() -> None:
-    """Go on when the reader of a pipe that this process writes to goes away."""
+    """As `write_anywhere`; and go on when the reader of a pipe that this process writes to goes away."""
+    write_anywhere()
     sys.stdout, sys.stderr = Outlet(sys.stdout), Outlet(sys.stderr)
 
 

@@ -35,10 +35,11 @@ class LiveBytes(TorchDispatchMode):
             storage = tensor.untyped_storage()
         except NotImplementedError:  # a sparse tensor has none
             return
-        key = id(storage)
+        key, size = id(storage), storage.nbytes()
+        if not isinstance(size, int):  # a size that a loaded program leaves open: it describes a tensor, and holds none
+            return
         if storage.filename is not None or (key in self._sizes and self._sizes[key][0]() is storage):
             return
-        size = storage.nbytes()
         self._sizes[key] = (weakref.ref(storage, functools.partial(self._freed, key)), size)
         self.live += size
         self.peak = max(self.peak, self.live)

@@ -106,3 +106,12 @@ def _smi(*words: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
+
+
+def git(folder: Path, *words: str) -> str | None:
+    """Return the output of a git command; None if it fails, or if this machine has no git."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout if done.returncode == 0 else None

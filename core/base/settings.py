@@ -28,6 +28,9 @@ class Train:
     """Samples per forward in evaluations. A gate checks that no metric depends on it."""
     precision: Literal["launcher", "fp32", "bf16", "fp16"] = "launcher"
     """Autocast type of the forward. `launcher` takes the value of `accelerate launch --mixed_precision`, or fp32."""
+    gradient_checkpointing: bool = False
+    """Compute the activations of each block again in the backward pass instead of keeping them: less memory, the same
+    gradient, about a third more time. Recipes without blocks refuse it."""
     compile: bool = False
     """Run the loss through torch.compile in the full run. Gates run uncompiled, since each would spend minutes on
     compiling."""
@@ -37,9 +40,9 @@ class Train:
 class Optim:
     """Optimiser and schedule. Schedules count optimiser steps."""
 
-    name: Literal["adamw", "sgd", "adafactor", "muon"] = "adamw"
-    """AdamW; SGD with Nesterov momentum; Adafactor (least memory); Muon for matrices of numbered layers and AdamW for
-    the rest."""
+    name: Literal["adamw", "adamw8bit", "sgd", "adafactor", "muon"] = "adamw"
+    """AdamW; AdamW of bitsandbytes, whose moments have 8 bits (tensors below 4,096 numbers: 32); SGD with Nesterov
+    momentum; Adafactor (least memory); Muon for matrices of numbered layers and AdamW for the rest."""
     lr: float = 1e-3
     """Peak learning rate."""
     weight_decay: float = 1e-4
@@ -138,6 +141,8 @@ class RunSettings:
     """Also save when the last checkpoint is this many minutes old; 0: off."""
     keep_checkpoints: int = 2
     """Number of complete checkpoints to keep (at least 2, so that one good checkpoint always remains)."""
+    keep_every: int = 0
+    """Also keep, for good, the first checkpoint in every this many steps; 0: none."""
     keep_best: int = 3
     """Number of best evaluations whose weights are kept (weights only)."""
     export: Literal["final", "best"] = "final"
@@ -174,6 +179,8 @@ class GateSettings:
 class Config:
     """Settings that every recipe has. A recipe's own Config adds fields."""
 
+    SEARCH_RANGES = "optim.weight_decay=1e-4:0.3 optim.warmup=0:0.2 optim.clip=0.1:10"
+    """Ranges of `trainworthy sweep --nuisance NAME` without a range. Those of a recipe's Config are added to these."""
     train: Train = field(default_factory=Train)
     optim: Optim = field(default_factory=Optim)
     loader: Loader = field(default_factory=Loader)

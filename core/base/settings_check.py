@@ -27,6 +27,8 @@ def check_values(cfg: Config, *, processes: int) -> None:
     ):
         if not value > 0:
             raise UserError(f"--{name} must be positive", got=value, needed="> 0")
+        if math.isinf(value) and name in ("train.epochs", "optim.lr"):
+            raise UserError(f"--{name} must be finite", got=value, needed="a number")
     if cfg.run.save_steps < 0 or not 0 <= cfg.run.save_minutes < math.inf:
         raise UserError("--run.save-steps and --run.save-minutes must not be negative",
                         got=(cfg.run.save_steps, cfg.run.save_minutes), needed="0 (off) or more")  # fmt: skip

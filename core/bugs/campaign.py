@@ -111,7 +111,7 @@ class Campaign:
         except KeyboardInterrupt:
             self.stop()
             raise Interrupted(f"interrupted: {len(self.rows)} results are kept in {self.home / 'journal.jsonl'}\n"
-                              "  next:         the same command again goes on", code=INTERRUPTED) from None  # fmt: skip
+                              "  next:         run the same command again to continue", code=INTERRUPTED) from None  # fmt: skip
         for number, before in handled.items():
             signal.signal(number, before)
 

@@ -1,7 +1,6 @@
 """The planted bugs and healthy variants of a checkout, as cases that a command can run."""
 
 import random
-import subprocess
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.machine import git
 from trainworthy.core.recipe.forks import note
 from trainworthy.core.recipe.registry import HOME, find
 
@@ -56,7 +56,7 @@ def cases(recipes: Collection[str], kinds: Collection[str]) -> list[Case]:
                        p.harm, p.source, p.missed) for p in _lists("planted_*.py", "PLANTS")]  # fmt: skip
     if "healthy" in kinds:
         found += [Case(h.recipe, "healthy", h.id, *(h.hunk or ("", "")), tuple(h.argv), known=h.alarm)
-                  for h in _lists("healthy_*.py", "LOOKALIKES")]  # fmt: skip
+                  for h in _lists("healthy_*.py", "VARIANTS")]  # fmt: skip
         found += [Case(r, "healthy", "as-it-is") for r in sorted({c.recipe for c in found} | {*recipes})]
     chosen = [c for c in found if not recipes or c.recipe in recipes]
     return sorted(chosen, key=lambda c: (c.recipe, c.kind != "planted", c.id))
@@ -83,7 +83,7 @@ def _lists(pattern: str, name: str) -> list:
     except ModuleNotFoundError as error:
         raise UserError(f"the planted bugs need the package '{error.name}', which is not installed",
                         next="pip install -e '.[all,dev]'") from None  # fmt: skip
-    return [item for m in modules for item in vars(m).get(name, ())]
+    return [item for m in modules for item in vars(m)[name]]
 
 
 def fork(recipe: str, file: Path, *hunks: tuple[str, str]) -> None:
@@ -107,13 +107,11 @@ def written(file: Path, changed: str, recipe: str, source: str) -> None:
 @cache
 def commit() -> str:
     """Return the commit of the checkout, with a hash of its sources if they differ from it; else the installed version."""
-    git = ["git", "-C", str(ROOT)]
-    head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    if head.returncode or not (ROOT / ".git").exists():
+    head, status = git(ROOT, "rev-parse", "--short", "HEAD"), git(ROOT, "status", "--porcelain", "core", "recipes")
+    if head is None or status is None or not (ROOT / ".git").exists():
         return version("trainworthy")
-    status = subprocess.run([*git, "status", "--porcelain", "core", "recipes"], capture_output=True, text=True)
-    if not status.stdout.strip():
-        return head.stdout.strip()
+    if not status.strip():
+        return head.strip()
     sources = sorted([*(ROOT / "core").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")])
     mark = blake2b(b"".join(p.read_bytes() for p in sources), digest_size=3).hexdigest()
-    return f"{head.stdout.strip()}+{mark}"
+    return f"{head.strip()}+{mark}"

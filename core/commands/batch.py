@@ -1,4 +1,4 @@
-"""usage: trainworthy batch RECIPE [--largest N] [--memory 0.5] [settings]
+"""usage: trainworthy batch RECIPE [--largest N] [--memory 0.5] [--json] [settings]
 
 Finds a good micro-batch size.
 
@@ -35,10 +35,11 @@ import psutil
 import torch
 from accelerate.utils import find_executable_batch_size
 from trainworthy.core.base import config, masking
+from trainworthy.core.base.as_json import results
 from trainworthy.core.base.console import bar
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.machine import cores, free_memory
-from trainworthy.core.commands import take_number
+from trainworthy.core.commands import take_flag, take_number
 from trainworthy.core.loop.run import Plan, Run, Step
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Data, Stage
@@ -69,7 +70,14 @@ class Trial:
 
 def main(argv: list[str]) -> None:
     """Run `batch RECIPE ...` in the process that core.launch started."""
-    rest, largest = take_number(argv[1:], "--largest")
+    rest, as_json = take_flag(argv[1:], "--json")
+    with results(as_json) as found:
+        found |= measured(rest)
+
+
+def measured(rest: list[str]) -> dict[str, Any]:
+    """Measure the sizes; return them and the recommended settings."""
+    rest, largest = take_number(rest, "--largest")
     rest, asked = config.take(rest, "--memory")
     share = _share(asked)
     if not rest:
@@ -98,7 +106,7 @@ def main(argv: list[str]) -> None:
                             next="choose by trial: --train.batch-size, --train.accumulate")  # fmt: skip
         kept = Kept(stage.data["train"])
         stage.data = {**stage.data, "train": kept}
-        tell(session, stage, measure(session, stage, largest, share), kept)
+        return tell(session, stage, measure(session, stage, largest, share), kept)
 
 
 def _share(asked: str | None) -> float:
@@ -289,8 +297,8 @@ def timed(session: Session, stage: Stage, indices: list[int]) -> Trial:
 
 
 # --------------------------------------------------------------------------------------------------------------- output
-def tell(session: Session, stage: Stage, found: Measured, kept: Kept) -> None:
-    """Print the measurements and the recommended settings; write plot and numbers."""
+def tell(session: Session, stage: Stage, found: Measured, kept: Kept) -> dict[str, Any]:
+    """Print the measurements and the recommended settings; write plot and numbers, and return them."""
     s, say, batch = session, session.console.say, session.cfg.train.batch_size
     best, knee, (pieces, rate) = found.best, found.knee, found.cut(batch)
     reader = len(kept.samples) / max(kept.seconds, 1e-9)
@@ -326,6 +334,7 @@ def tell(session: Session, stage: Stage, found: Measured, kept: Kept) -> None:
         f"               {shlex.join(['trainworthy', 'lr', *said, '--train.batch-size', other])}")  # fmt: skip
     again = ["trainworthy", "run", *said, "--train.accumulate", str(pieces)]
     say(f"  plot         {plot}\n  next         {shlex.join(again)}")
+    return {"folder": str(s.folder), "stage": stage.name, **numbers, "plot": str(plot), "next": shlex.join(again)}
 
 
 def draw(path: Path, found: Measured, batch: int) -> Path:

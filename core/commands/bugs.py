@@ -6,7 +6,7 @@ Measures whether bugs are caught and healthy runs passed.
   trainworthy bugs --kind planted --seeds 0,1,2           every planted bug at three seeds
   trainworthy bugs rl/ppo --kind healthy --sample 5       five of its healthy variants
   trainworthy bugs --mutate vision/classify --sample 40   40 mutants: small changes of its source, one at a time
-  trainworthy bugs --mutate rl/ppo --steps 20 --helper recipes/rl/control/nets.py    and mutants of a helper module
+  trainworthy bugs --mutate rl/ppo --steps 20 --helper recipes/rl/control/models/nets.py    and mutants of a helper module
 
 Each case is a fork on which `trainworthy check` runs in its own process. Finished cases are kept in journal.jsonl by commit, case
 and seed, so that the same command continues where it stopped. The result is bugs.html and bugs.json.
@@ -22,6 +22,7 @@ are listed with their patch. docs/bugs.md has the rules.
   --part NAME        mutate this part of the stage, too (model, export, ...); default: loss, data, loop, evaluation
   --jobs 2           processes side by side, one thread each
   --to FOLDER        where journal and page go (default: runs/bugs)
+  --json             the content of bugs.json
 
 Other words are settings of every run. Planted bugs and healthy variants need a checkout of the source; mutants do not.
 Exit codes: 0 done, 2 bad usage, 3 a bug was missed, a mutant survived or a healthy variant was stopped, 5 interrupted."""
@@ -30,11 +31,13 @@ import argparse
 import sys
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
+from trainworthy.core.base.as_json import results
 from trainworthy.core.base.errors import GATE_FAILED, UserError
 from trainworthy.core.bugs import mutation, page, suite
 from trainworthy.core.bugs.campaign import Campaign
-from trainworthy.core.commands import take_number
+from trainworthy.core.commands import take_flag, take_number
 from trainworthy.core.recipe.registry import find
 
 KINDS = ("planted", "healthy", "mutants")
@@ -42,7 +45,14 @@ KINDS = ("planted", "healthy", "mutants")
 
 def main(argv: list[str]) -> None:
     """Run the cases that are asked for and write the page."""
-    rest, sample = take_number(argv[1:], "--sample")
+    rest, as_json = take_flag(argv[1:], "--json")
+    with results(as_json) as found:
+        run(rest, found)
+
+
+def run(rest: list[str], said: dict[str, Any]) -> None:
+    """Run the cases and write the page; put its content into `said`."""
+    rest, sample = take_number(rest, "--sample")
     rest, steps = take_number(rest, "--steps")
     rest, jobs = take_number(rest, "--jobs")
     parser = argparse.ArgumentParser(
@@ -90,6 +100,7 @@ def main(argv: list[str]) -> None:
     asked = {row["key"] for row in campaign.rows if row.get("case") and row["commit"] == suite.commit()}
     found = page.summary([row for row in campaign.rows if row["key"] in asked], runs)
     path = page.write(args.to, found)
+    said |= found
     print("\n" + "\n".join(page.shown(found)) + f"\n\npage {path}", flush=True)
     if any(row["outcome"] in ("missed", "alarm", "survived") for row in found["rows"]):
         sys.exit(GATE_FAILED)

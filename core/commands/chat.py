@@ -26,6 +26,10 @@ def main(argv: list[str]) -> None:
         raise UserError("chat needs a run folder", got=" ".join(rest) or "nothing", needed="trainworthy chat RUN_FOLDER",
                         next="trainworthy chat --help")  # fmt: skip
     speaker = speaker_of(Path(rest[0]), **options)
+    if speaker.unspoken:
+        raise UserError(
+            f"{speaker.called} cannot be talked with: {speaker.unspoken}", next=f"trainworthy predict {rest[0]} FILE"
+        )
     by_hand = sys.stdin.isatty()
     if by_hand:
         import readline  # noqa: F401  line editing and history of input()

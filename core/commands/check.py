@@ -7,6 +7,7 @@ Runs the gates without training.
   trainworthy check vlm/instruct --stage align          the gates of one stage
   trainworthy check ./mine.py --deep                    resume and accumulation in new processes, all data scanned
   trainworthy check ./mine.py --seeds 5                 five seeds in parallel: which gates fail at which seed
+  trainworthy check ./mine.py --json                    folder and verdicts as JSON, also if a gate fails
   trainworthy check ./train.py                          a file that is no recipe and has a function factory(), which builds
                                                         a Script, a Loop or a Trainer (--only, --waive, --because, --seed, --out)
 
@@ -25,10 +26,13 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config
+from trainworthy.core.base.as_json import results
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import DONE, GATE_FAILED, Interrupted, UserError
+from trainworthy.core.commands import take_flag
 from trainworthy.core.recipe import loading as recipes
-from trainworthy.core.session import multi_seed
+from trainworthy.core.report.plain import verdicts_of
+from trainworthy.core.session import multi_seed, process_end
 from trainworthy.core.session.proving import prove
 from trainworthy.core.session.session import Interrupts, open_session, reported, session_lock, write_start
 
@@ -37,9 +41,16 @@ OWN = ("--only", "--stage")  # flags that take a value
 
 def main(argv: list[str]) -> None:
     """Run the gates only, without remembered verdicts."""
+    argv, as_json = take_flag(argv, "--json")
+    with results(as_json, speaks=process_end.rank() == 0) as found:
+        check(argv, found)
+
+
+def check(argv: list[str], found: dict[str, Any]) -> None:
+    """Check one seed or several; put folder and verdicts into `found`."""
     argv, asked = config.take(argv, "--seeds")
     if asked is not None:
-        seeds(argv, asked)
+        seeds(argv, asked, found)
     rest, only = config.take(argv, "--only")
     rest, stage = config.take(rest, "--stage")
     deep = "--deep" in rest
@@ -56,11 +67,14 @@ def main(argv: list[str]) -> None:
     again = shlex.join(["trainworthy", "check", *argv])
     with session_lock(session), Interrupts(session.folder, next=again), reported(session):
         write_start(session)
-        prove(session, only=chosen, deep=deep, stage=stage or "")
+        try:
+            prove(session, only=chosen, deep=deep, stage=stage or "")
+        finally:
+            found |= verdicts_of(session.folder)
     session.console.say(f"  evidence in {session.folder}/gates.json and report.html")
 
 
-def seeds(argv: list[str], asked: str) -> None:
+def seeds(argv: list[str], asked: str, found: dict[str, Any]) -> None:
     """Check every seed, as many in parallel as there are cores for, then summarise each gate over the seeds. Exits with
     the worst code."""
     own = ["--deep"] if "--deep" in argv else []
@@ -75,7 +89,8 @@ def seeds(argv: list[str], asked: str) -> None:
     console = Console()
     console.say(multi_seed.title(plan, home))
     with multi_seed.signals() as arrived:
-        multi_seed.work(jobs, plan["at_once"], arrived, console, ended)
+        multi_seed.work(jobs, plan["at_once"], arrived, console, ended, each=plan["each"])
+    found["seeds"] = {job.seed: {"exit_code": job.code, **verdicts_of(job.folder)} for job in jobs}
     console.say("\n" + together({job.seed: verdicts(job) for job in jobs}))
     if arrived:
         raise Interrupted(

@@ -1,4 +1,4 @@
-"""usage: trainworthy diff FORK.py [--against RECIPE]
+"""usage: trainworthy diff FORK.py [--against RECIPE] [--json]
 
 Shows what a fork changed against its original recipe: settings (by value), code (by syntax, without comments, docstrings and
 layout) grouped by the part of the stage, expectations declared to the gates, and which gates check the changed parts.
@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainworthy.core.base import masking
+from trainworthy.core.base.as_json import results
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.commands import take_flag
 from trainworthy.core.recipe.forks import NOTE, origin, without_note
 from trainworthy.core.recipe.registry import HOME, Entry, find
 
@@ -26,16 +28,23 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> None:
-    """Run `trainworthy diff FORK.py [--against RECIPE]`."""
+    """Run `trainworthy diff FORK.py [--against RECIPE] [--json]`."""
+    rest, as_json = take_flag(argv[1:], "--json")
+    with results(as_json) as found:
+        found |= shown(rest)
+
+
+def shown(argv: list[str]) -> dict[str, Any]:
+    """Print what a fork changed; return it."""
     parser = argparse.ArgumentParser(
         prog="trainworthy diff",
-        usage="trainworthy diff FORK.py [--against RECIPE]",
+        usage="trainworthy diff FORK.py [--against RECIPE] [--json]",
         description=(__doc__ or "").split("\n\n")[1],
         allow_abbrev=False,
     )
     parser.add_argument("fork", help="the path of a fork")
     parser.add_argument("--against", metavar="RECIPE", help="compare with this recipe (an id or a path)")
-    args = parser.parse_args(argv[1:])
+    args = parser.parse_args(argv)
     fork = find(args.fork)
     source = fork.path.read_text()
     found = NOTE.search(source)
@@ -53,16 +62,17 @@ def main(argv: list[str]) -> None:
     source, old = without_note(source), without_note(old)
     if source == old:
         print(f"{head}\nnothing changed")
-        return
+        return {"fork": args.fork, "against": called, "changed": False}
     from trainworthy.core.recipe import loading
 
     loaded = loading.load(args.fork)  # raises for a file that is no recipe before anything is printed
     print(head)
-    compare(loaded, args.fork, source, base, old)
+    about = {"fork": args.fork, "against": called, "since": since or None}
+    return about | compare(loaded, args.fork, source, base, old)
 
 
-def compare(loaded: "Recipe", name: str, source: str, base: Entry, old: str) -> None:
-    """Print the differences, the gates concerned and the next command."""
+def compare(loaded: "Recipe", name: str, source: str, base: Entry, old: str) -> dict[str, Any]:
+    """Print the differences, the gates concerned and the next command; return them."""
     from trainworthy.core import gates
     from trainworthy.core.gates import order
     from trainworthy.core.recipe.anatomy import OF_GROUP, expectations, pieces
@@ -99,7 +109,7 @@ def compare(loaded: "Recipe", name: str, source: str, base: Entry, old: str) -> 
             homes |= set(piece.home)
     if not (moved or rows or rules):
         print("only comments, docstrings or layout changed: nothing that runs")
-        return
+        return {"changed": False}
 
     every = [*order.ORDER, *(g for g in vars(loaded.module).values() if isinstance(g, gates.Gate))]
     concerned = [g for g in every if touched.keys() & set(g.reads)]
@@ -111,8 +121,22 @@ def compare(loaded: "Recipe", name: str, source: str, base: Entry, old: str) -> 
             print(f"  {g.id:<{width}}  {', '.join(p for p in touched if p in g.reads)}")
     if unseen:
         print(f"  no gate looks at: {', '.join(unseen)}")
+    again = next_command(name, concerned, every)
+    print(f"\nnext   {again}")
+    settings, expected = (
+        [dict(zip(("name", "before", "now", "where"), _masked(row), strict=True)) for row in found]
+        for found in (rows, rules)
+    )
+    code = [{"name": key, "parts": list((b.get(key) or a[key]).home), "line": b[key].line if key in b else None,
+             "diff": "\n".join(_diff(a.get(key), b.get(key)))} for key in moved]  # fmt: skip
+    return {"changed": True, "settings": settings, "told_to_the_gates": expected, "code": code,
+            "gates": {g.id: [p for p in touched if p in g.reads] for g in concerned}, "no_gate_looks_at": unseen, "next": again}  # fmt: skip
+
+
+def next_command(name: str, concerned: list, every: list) -> str:
+    """Return the command that runs the gates which look at the change."""
     only = "" if len(concerned) in (0, len(every)) else f" --only {','.join(g.id for g in concerned)}"
-    print(f"\nnext   trainworthy {'check' if concerned else 'run'} {name}{only}")
+    return f"trainworthy {'check' if concerned else 'run'} {name}{only}"
 
 
 def values(base: Entry, old: str) -> dict[str, dict[str, Any]]:
@@ -162,9 +186,21 @@ def print_diff(key: str, old: Any, new: Any, name: str) -> None:
     how = "added" if old is None else "removed" if new is None else "changed"
     where = f"{name}:{new.line}" if new else "gone"
     print(f"  {key}  [{how}, {where}]")
+    for line in _diff(old, new):
+        print(f"    {line}")
+
+
+def _diff(old: Any, new: Any) -> list[str]:
+    """Return the lines of a piece's unified diff, secrets hidden."""
     lines = [textwrap.dedent(x.text).splitlines() if x else [] for x in (old, new)]
-    for line in list(difflib.unified_diff(*lines, lineterm="", n=2))[2:]:
-        print(f"    {masking.source(line)}")
+    return [masking.source(line) for line in list(difflib.unified_diff(*lines, lineterm="", n=2))[2:]]
+
+
+def _masked(row: tuple[str, str, str, str]) -> tuple[str, str, str, str]:
+    """Return a row without the values of secrets."""
+    name, *values, where = row
+    was, now = (masking.HIDDEN if masking.is_secret(name) and v not in ("-", "None") else v for v in values)
+    return name, was, now, where
 
 
 def section(title: str, rows: list[tuple[str, str, str, str]]) -> None:
@@ -173,8 +209,5 @@ def section(title: str, rows: list[tuple[str, str, str, str]]) -> None:
         return
     print(f"\n{title}")
     width = max(len(row[0]) for row in rows)
-    for name, was, now, where in rows:
-        was, now = (
-            masking.HIDDEN if masking.is_secret(name) and value not in ("-", "None") else value for value in (was, now)
-        )
+    for name, was, now, where in map(_masked, rows):
         print(f"  {name:<{width}}  {was} -> {now}{f'  ({where})' if where else ''}")

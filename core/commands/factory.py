@@ -6,9 +6,12 @@ import secrets
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from trainworthy.core.base import config
+from trainworthy.core.base.as_json import results
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.commands import take_flag
 
 NAME = "factory"
 FLAGS = ("--only", "--seed", "--waive", "--because", "--out")
@@ -28,7 +31,14 @@ def offers(path: Path) -> bool:
 
 def main(argv: list[str]) -> None:
     """Run the gates on what the file's factory builds; raises GateFailed."""
-    rest, values = argv[2:], {}
+    rest, as_json = take_flag(argv[2:], "--json")
+    with results(as_json) as found:
+        run(argv[1], rest, found)
+
+
+def run(script: str, rest: list[str], found: dict[str, Any]) -> None:
+    """Run the gates; put folder and verdicts into `found`."""
+    values: dict[str, str | None] = {}
     for flag in FLAGS:
         rest, values[flag] = config.take(rest, flag)
     if rest:
@@ -37,13 +47,17 @@ def main(argv: list[str]) -> None:
         raise UserError("a waived gate needs a reason", next='--because "..."')
     if values["--seed"] is not None and not values["--seed"].isdigit():
         raise UserError("--seed needs a number", got=values["--seed"])
-    path = Path(argv[1]).resolve()
+    path = Path(script).resolve()
     stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     out = Path(values["--out"] or Path("runs") / f"check-{path.stem}" / stamp)
     sys.argv = [str(path)]
     sys.path.append(str(path.parent))  # it may import neighbouring files; last, so that they shadow nothing
     from trainworthy.core.adapters.script import check
+    from trainworthy.core.report.plain import verdicts_of
 
     made = runpy.run_path(str(path), run_name=path.stem)[NAME]
     waive = {id: values["--because"] or "" for id in (values["--waive"] or "").split(",") if id}
-    check(made, only=values["--only"] or "", waive=waive, seed=int(values["--seed"] or 0), folder=out)
+    try:
+        check(made, only=values["--only"] or "", waive=waive, seed=int(values["--seed"] or 0), folder=out)
+    finally:
+        found |= verdicts_of(out)

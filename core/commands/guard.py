@@ -16,6 +16,7 @@ Rehearses any training script, unchanged, before it runs.
   --seed 0              seed of torch, numpy and random, until the script sets its own
   --no-interventions    only observe; do not rehearse on eight samples
   --out FOLDER          folder for results (default runs/guard-<script>/<time>)
+  --json                folder and verdicts as JSON
 
 Under a launcher: accelerate launch -m trainworthy.guard train.py, torchrun --nproc_per_node 2 -m trainworthy.guard train.py.
 The script runs in child processes that stop by themselves. Its output files go to a temporary folder; trackers are disabled.
@@ -29,9 +30,12 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from trainworthy.core.base.as_json import results
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import GATE_FAILED, UserError
+from trainworthy.core.commands import take_flag
 
 FLAGS = {
     "--only": "",
@@ -125,7 +129,15 @@ def launched(values: dict[str, str]) -> bool:
 
 def main(argv: list[str]) -> None:
     """Entry point of `trainworthy guard`."""
-    asked = options(argv[1:])
+    end = argv.index("--") if "--" in argv else len(argv)
+    own, as_json = take_flag(argv[1:end], "--json")
+    with results(as_json) as found:
+        run([*own, *argv[end:]], found)
+
+
+def run(argv: list[str], found: dict[str, Any]) -> None:
+    """Rehearse the script; put folder and verdicts into `found`."""
+    asked = options(argv)
     if not launched(asked.values):
         return
     from trainworthy.core.guard import rehearsal
@@ -141,9 +153,11 @@ def main(argv: list[str]) -> None:
     work = Path(tempfile.mkdtemp(prefix="tw-"))
     try:
         from trainworthy.core.guard.verdicts import Guard
+        from trainworthy.core.report.plain import verdicts_of
 
         guard = Guard(target, asked.values, asked.interventions, console, work, out.absolute())
         verdicts = guard.run()
+        found |= verdicts_of(out)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     if any(v.blocks for v in verdicts):

@@ -13,6 +13,7 @@ RUN_OPTIONS = """\
   --max-steps 200       stop after so many optimiser steps
   --board               show the run in TensorBoard; its address is printed once it answers
   --on-end CMD          a command that runs when the run ends, stops itself or fails a gate
+  --json                result, verdicts and advice as JSON on stdout at the end; all other lines go to stderr
   --SETTING VALUE       any setting, such as --optim.lr 0.01; `trainworthy run RECIPE --help` lists those of a recipe"""
 
 PAGES = {
@@ -36,11 +37,11 @@ Runs the gates, trains, exports, and writes the report. RECIPE is an id of `trai
 
 {RUN_OPTIONS}
 
-Everything is in runs/<recipe>/<time>/. `trainworthy report RUN_FOLDER --json` prints verdicts, result and advice as JSON.
+Everything is in runs/<recipe>/<time>/. `--json` prints verdicts, result and advice as JSON at the end, all other lines to stderr.
 Ctrl-C saves and stops; `trainworthy resume RUN_FOLDER` continues.
 Exit codes: 0 done, 2 bad usage, setting or data, 3 a gate failed, 4 the run stopped itself, 5 interrupted but saved.""",
     "lr": """\
-usage: trainworthy lr RECIPE [--steps 200] [settings]
+usage: trainworthy lr RECIPE [--steps 200] [--json] [settings]
 
 Learning-rate range test: the rate rises from batch to batch on the real data. Prints a suggestion, or why there is none.
 
@@ -58,17 +59,23 @@ Copies a recipe to start your own, and lists the lines to edit first. A fork run
 
 It never overwrites a file. `trainworthy diff FILE.py` shows later what you changed.""",
     "resume": """\
-usage: trainworthy resume RUN_FOLDER [--force] [-n N]
-       trainworthy resume RUN_FOLDER --rung NAME [--force] [settings]
+usage: trainworthy resume RUN_FOLDER [--force] [-n N] [--json] [settings]
+       trainworthy resume RUN_FOLDER --fallback NAME [--force] [settings]
 
-Continues a stopped run from its newest complete checkpoint, with its own settings and number of processes.
+Continues a stopped run from its newest complete checkpoint, with its own settings and number of processes. It refuses
+(exit 2) if the sources, the data or the settings of the training are not those that the run was started with, or if the
+run's notes of them (environment.json, data.json) cannot be read. It reports packages of other versions. Settings of speed, memory
+and files may change.
 
   trainworthy resume runs/vision-classify/20260101-120000-ab12
-  trainworthy resume runs/distill-whisper/20260101-120000-ab12 --rung head    a new run that starts from its weights
+  trainworthy resume runs/llm-pretrain/20260101-120000-ab12 -n 2 --shard full --train.accumulate 2    on less memory
+  trainworthy resume runs/distill-whisper/20260101-120000-ab12 --fallback head    a new run that starts from its weights
 
-  --force        continue although the recipe's sources changed since
-  --rung NAME    train this fallback stage, which its recipe offers, in a folder of its own
+  --force        continue although sources, data or settings changed since
+  --fallback NAME    train this fallback stage, which its recipe offers, in a folder of its own
   -n N           another number of processes: the same global batches, so the same losses to rounding
+  --SETTING      --train.accumulate, --train.eval-batch-size, --shard, --loader.*, --run.threads, --run.save-*, --run.keep-*,
+                 --run.log-every, --run.tensorboard; all others are refused. They hold until the run stops again
   --nodes, --node-rank, --address, --restarts    as `trainworthy run`
 
 Exit codes: as `trainworthy run`.""",

@@ -2,14 +2,17 @@
 
 import json
 import shlex
+from typing import Any
 
 from trainworthy.core.base import config, masking
+from trainworthy.core.base.as_json import results
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.commands import take_flag
 from trainworthy.core.gates import rates
 from trainworthy.core.loop.lr_finder import LRFinder
 from trainworthy.core.loop.run import Plan
 from trainworthy.core.recipe import loading as recipes
-from trainworthy.core.session import stages
+from trainworthy.core.session import process_end, stages
 from trainworthy.core.session.session import Session, open_session, session_lock, write_start
 from trainworthy.core.session.stages import Part
 
@@ -19,6 +22,13 @@ STEPS = 200
 def main(argv: list[str]) -> None:
     """Run `trainworthy lr RECIPE [settings] [--steps 200]`. It exits with 0 also if it finds no usable rate, and
     reports that."""
+    argv, as_json = take_flag(argv, "--json")
+    with results(as_json, speaks=process_end.rank() == 0) as found:
+        found |= tested(argv)
+
+
+def tested(argv: list[str]) -> dict[str, Any]:
+    """Test each stage; return what was found."""
     argv, asked = config.take(argv, "--steps")
     if asked is not None and not (asked.isdigit() and int(asked) >= 10):
         raise UserError("--steps is a number of batches", got=asked, needed=f"10 or more (default {STEPS})")
@@ -27,6 +37,7 @@ def main(argv: list[str]) -> None:
     loaded = recipes.load(argv[0])
     cfg, preset = config.parse(loaded.module, argv[1:], prog=f"trainworthy lr {argv[0]}")
     session = open_session(loaded, cfg, preset, argv, kind="checks")
+    rows: list[dict[str, Any]] = []
     with session_lock(session):
         write_start(session)
         for part, context in stages.contexts(session):
@@ -35,26 +46,28 @@ def main(argv: list[str]) -> None:
             if stage.expect.range_test or made or len(stage.optimizers) > 1:
                 why = stage.expect.range_test or made or "several optimisers: no single rate to test"
                 session.console.say(f"lr     {stage.name}: no range test: {why}")
+                rows.append({"stage": stage.name, "tested": False, "why": why})
                 continue
             spread = rates.spread(part.cfg.optim.lr)
             finder = rates.sweep(run, stage, **spread, steps=int(asked or STEPS))
-            tell(session, part, stage.name, finder, f"{len(finder.rates)} fresh batches of {part.cfg.train.batch_size}")
+            on = f"{len(finder.rates)} fresh batches of {part.cfg.train.batch_size}"
+            rows.append(tell(session, part, stage.name, finder, on))
             if finder.suggested_lr() is None:
                 one = rates.sweep(run, stage, **spread, steps=rates.STEPS, only=0)
-                tell(
-                    session,
-                    part,
-                    f"{stage.name}-one-batch",
-                    one,
-                    "one batch again and again, without the noise between batches",
-                )
+                on = "one batch again and again, without the noise between batches"
+                rows.append(tell(session, part, f"{stage.name}-one-batch", one, on))
+    return {"folder": str(session.folder), "stages": rows}
 
 
-def tell(session: Session, part: Part, name: str, finder: LRFinder, on: str) -> None:
-    """Print the result of a test; write plot and numbers."""
+def tell(session: Session, part: Part, name: str, finder: LRFinder, on: str) -> dict[str, Any]:
+    """Print the result of a test, write plot and numbers, and return it."""
     rate, band, cfg = finder.suggested_lr(), finder.band(), part.cfg
+    said = {"stage": name, "tested": True, "setting": f"{part.name}.lr" if part.of > 1 else "optim.lr", "suggestion": rate,
+            "configured": cfg.optim.lr, "verdict": finder.verdict,
+            "falls_from": band.low if rate else None, "usable_to": band.high if rate else None,
+            "blew_up": band.blew_up if rate else None}  # fmt: skip
     if not session.main:
-        return
+        return said
     plot = finder.plot(session.folder / "plots" / f"range_test_{name}.png", configured=cfg.optim.lr)
     found = {
         "suggestion": rate,
@@ -64,6 +77,7 @@ def tell(session: Session, part: Part, name: str, finder: LRFinder, on: str) -> 
         "smoothed": finder.smoothed,
     }
     plot.with_suffix(".json").write_text(json.dumps(found, indent=1))
+    said["plot"] = str(plot)
     say = session.console.say
     say(
         f"\nlr     {name}: {on}, {finder.rates[0]:.0e} to {finder.rates[-1]:.0e}"
@@ -73,10 +87,11 @@ def tell(session: Session, part: Part, name: str, finder: LRFinder, on: str) -> 
     if rate is None:
         say(f"  no usable rate: {finder.verdict}\n  plot          {plot}", style="yellow")
         say("  next          a larger --train.batch-size or more --steps (less noise), or trainworthy check")
-        return
+        return said
     top = f"blows up at {band.high:.2g}" if band.blew_up else f"still falls at {band.high:.2g}, the last tried"
     flag = f"--{part.name}.lr" if part.of > 1 else "--optim.lr"
     again = ["trainworthy", "run", *masking.words(session.argv), flag, f"{rate:.1e}"]
     say(f"  the loss      falls from {band.low:.2g} on and {top}; {finder.verdict}")
     say(f"  suggestion    {rate:.1e}, a third of the rate of steepest descent (configured: {cfg.optim.lr:g})")
     say(f"  plot          {plot}\n  next          {shlex.join(again)}")
+    return said

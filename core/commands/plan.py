@@ -274,6 +274,10 @@ def changes(
         again("--lora-rank 16", replace(cfg, lora_rank=16))
     if cfg.optim.name == "adamw" and cfg.run.shard == "none" and one.optimizer > 0.02 * before:
         again("--optim.name adafactor", replace(cfg, optim=replace(cfg.optim, name="adafactor")))
+    if not cfg.train.gradient_checkpointing:
+        with contextlib.suppress(UserError):  # a recipe without blocks
+            more = replace(cfg.train, gradient_checkpointing=True)
+            again("--train.gradient-checkpointing", replace(cfg, train=more))
     if getattr(cfg, "load_in_4bit", None) is False and getattr(cfg, "lora_rank", 0) and not quarter:
         needed = highest(in_4_bits(one))
         found.append({"setting": "--load-in-4bit", "needs": needed, "fits": verdict(needed, limit)})

@@ -6,14 +6,17 @@ Answers each row of FILE with the language model that a run exported, as the run
   trainworthy predict runs/llm-sft/20260101-120000-ab12 chats.jsonl --out answers.jsonl  answers in a file
 
 FILE is .jsonl, .json, .csv or .parquet: a column `prompt`, or conversations in any form that `llm/sft` reads (`messages`,
-ShareGPT, Alpaca). An answer at the end of a conversation is removed and generated again. Each line of the output is the row
-without that answer, with `answer`, `ended` (false: cut at --max-new-tokens) and `tokens`.
+ShareGPT, Alpaca), under their own names or those of the run's --data.columns. An answer that a row has already is generated again.
+Each line of the output is the row with `answer`, `ended` (false: cut at --max-new-tokens), `tokens`, and `reference`: the answer
+that the row had. A run of `llm/reward` gives rewards: `reward` of an answer, or `chosen_reward` and `rejected_reward`. A run of
+`vlm/instruct` answers questions about pictures: `image` (a path from FILE's folder) and `question`, or conversations with images.
 
 --max-new-tokens defaults to the run's own, --batch-size to 8. --model: the base of an adapter, if it moved since the run.
 Exit codes: 0, 2 for a run without such an export, or for rows without a question."""
 
 import contextlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,13 +46,13 @@ def main(argv: list[str]) -> None:
     rows, cut = speaker.read(file), 0
     with Path(out).open("w", encoding="utf-8") if out else contextlib.nullcontext(sys.stdout) as target:
         for i, answer in enumerate(speaker.answers(rows, size or 8), 1):
-            cut += not answer["ended"]
+            cut += not answer.get("ended", True)
             target.write(json.dumps(answer, ensure_ascii=False) + "\n")
             target.flush()
             if sys.stderr.isatty():
                 print(f"\r  {i} of {len(rows)}", end="", file=sys.stderr)
     where = f" in {out}" if out else ""
-    print(f"{len(rows)} answers{where}" + speaker.cut(cut, len(rows)), file=sys.stderr)
+    print(f"{len(rows)} {speaker.noun}{where}" + speaker.cut(cut, len(rows)), file=sys.stderr)
 
 
 def asked(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
@@ -64,8 +67,8 @@ def asked(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
 
 
 def speaker_of(folder: Path, most: int | None = None, model: str | None = None) -> Any:
-    """Load what a finished run exported, as its recipe's `speaker` says. UserError: there is no run or no export, or it is not a
-    language model."""
+    """Load what a finished run exported, by its recipe's `speaker`, or its `asker` if one cannot chat with it. UserError: there is no
+    run or no export, or it is not a language model."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such run folder", needed="a folder under runs/<recipe>/", next="ls -d runs/*/*")
     if (folder / "seeds.json").is_file():
@@ -78,8 +81,9 @@ def speaker_of(folder: Path, most: int | None = None, model: str | None = None) 
         folder = folder.parent
     saved, export = args_of(folder), folder / "export"
     loaded = recipes.load(saved["recipe"])
-    if not hasattr(loaded.module, "speaker"):
-        said = [e.id for e in every() if "\ndef speaker(" in e.path.read_text(encoding="utf-8")]
+    make = next((getattr(loaded.module, name) for name in ("speaker", "asker") if hasattr(loaded.module, name)), None)
+    if make is None:
+        said = [e.id for e in every() if re.search(r"^def (speaker|asker)\(", e.path.read_text(encoding="utf-8"), re.M)]
         page = (
             f"docs/recipes/{loaded.slug}.md"
             if "/" in loaded.id and not loaded.id.endswith(".py")
@@ -87,13 +91,15 @@ def speaker_of(folder: Path, most: int | None = None, model: str | None = None) 
         )
         raise UserError(f"{loaded.id} exports no language model that could be asked in words", needed=f"a run of {', '.join(said)}",
                         got=f"{folder}", next=f"load {export} as {page} shows")  # fmt: skip
-    if not export.is_dir() or not any(export.glob("*.safetensors")):
+    if not export.is_dir() or not any(export.rglob("*.safetensors")):
         raise UserError(f"{folder} has no export", got="no weights in export/" if export.is_dir() else "no folder export/",
                         needed="a finished run", cause="it was stopped by a gate, interrupted, or is still running",
                         next=f"trainworthy resume {folder}")  # fmt: skip
     cfg = config.read_args(folder / "args.json", loaded.module.Config)
     if model:
         cfg.model = model
-    found = loaded.module.speaker(cfg, export)
+    found = make(cfg, export)
+    if most and not found.most:
+        raise UserError(f"--max-new-tokens {most}: {loaded.id} rewards answers and generates none")
     found.most = most or found.most
     return found

@@ -5,11 +5,13 @@ Reports what limits the speed of training.
   trainworthy profile vision/classify                       warm-up, timed steps, profiled steps; then a verdict
   trainworthy profile ./mine.py --train.precision bf16      with settings as `trainworthy run` takes them
   trainworthy profile runs/vision-classify/20260101-120000-ab12    with the recipe and the settings of a run
+  trainworthy profile vision/classify -n 2                  two processes: how much of a step is exchange between them
 
 The recipe's own train() makes real steps on real data: 5 to warm up, N that are only timed, N under torch's profiler. The time of a
 step is split into waiting for data, large products and convolutions (compute), other large operations (memory traffic), exchange
 between processes, and the rest: many small operations, Python and an idle device (overhead). The largest share is the verdict, with
-what to try first and the largest possible gain. Nothing that is trained here is saved.
+what to try first and the largest possible gain. The largest operations and the largest modules (forward and backward together) are
+listed. Nothing that is trained here is saved.
 `--json` prints the verdict and the times as JSON.
 
 Kept in runs/<recipe>/checks/<time>/: profile.json, trace.json.gz for https://ui.perfetto.dev, and memory.json: bytes allocated over
@@ -22,7 +24,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,103 +35,13 @@ from trainworthy.core.commands import take_flag, take_number
 from trainworthy.core.data import loader
 from trainworthy.core.loop.precision import precision
 from trainworthy.core.loop.run import Plan
+from trainworthy.core.monitoring import module_times
+from trainworthy.core.monitoring.bottlenecks import Measured, Operation, Settings, exchange_on_cpu, judge
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.session import stages
 from trainworthy.core.session.session import Session, open_session, session_lock, write_start
 
 WARM, STEPS = 5, 10
-SMALL = 20e-6
-"""Seconds below which the mean call of an operation is mostly its own overhead."""
-PRODUCTS = ("mm", "conv", "attention", "linear", "gemm", "cutlass", "flash", "einsum", "_lstm", "_gru")
-EXCHANGE = ("c10d", "nccl", "gloo", "all_reduce", "allreduce", "all_gather", "allgather", "broadcast_")
-
-
-@dataclass
-class Operation:
-    """All calls of one operation in the profiled steps."""
-
-    name: str
-    calls: int
-    seconds: float
-    """On the device that computes, without the operations inside it."""
-
-    @property
-    def kind(self) -> str:
-        name = self.name.lower()
-        if any(w in name for w in EXCHANGE):
-            return "communication"
-        if self.seconds / max(1, self.calls) < SMALL:
-            return "overhead"
-        return "compute" if any(w in name for w in PRODUCTS) else "memory"
-
-
-@dataclass
-class Measured:
-    """What the steps took."""
-
-    step: float
-    """Seconds of one step, without the profiler."""
-    waited: float
-    """Of them: until its data were there."""
-    operations: list[Operation]
-    steps: int
-    """Profiled ones, that `operations` is of."""
-    device: str = "cpu"
-    flops: float = 0.0
-    """Of the products and convolutions of one step, forward and backward, on this process's device."""
-    attainable: float = 0.0
-    """FLOP/s of one large product on this device, in the type that this run computes in."""
-    peak_memory: int | None = None
-    idle: float | None = None
-    """Share of a step in which an accelerator computes nothing."""
-    shares: dict[str, float] = field(default_factory=dict)
-    profiled: float = 0.0
-    """Seconds of one step under the profiler, which slows small operations down."""
-
-    def split(self) -> dict[str, float]:
-        """Shares of a step by what limits it; together 1. Times under the profiler are shares of the profiled step."""
-        step = max(self.profiled or self.step, 1e-12)
-        found = dict.fromkeys(("input", "compute", "memory", "communication"), 0.0)
-        for one in self.operations:
-            if one.kind != "overhead":
-                found[one.kind] += one.seconds / max(1, self.steps) / step
-        found["input"] = min(1.0, self.waited / max(self.step, 1e-12))
-        busy = sum(v for k, v in found.items() if k != "input")
-        room = 1.0 - found["input"]
-        if busy > room:  # data that are made in this process are operations, too
-            for k in ("compute", "memory", "communication"):
-                found[k] *= room / busy
-        found["overhead"] = max(0.0, 1.0 - sum(found.values()))
-        self.shares = found
-        return found
-
-
-TRY = {
-    "input": "--loader.workers 2 or more (samples that are expensive to make), --loader.threads 8 (files on a slow disk), smaller or "
-             "already decoded files",
-    "compute": "--train.precision bf16 on an accelerator, --train.compile, a smaller model; the device works as it should",
-    "memory": "--train.compile (fuses neighbouring operations), --train.precision bf16 (half the traffic), a larger --train.batch-size",
-    "overhead": "a larger --train.batch-size (or a smaller --train.accumulate), --train.compile; trainworthy batch RECIPE shows where "
-                "speed stops growing",
-    "communication": "a larger --train.batch-size for each process, fewer processes, a faster connection between them",
-}  # fmt: skip
-
-
-def judge(m: Measured) -> dict[str, Any]:
-    """The verdict: the largest share, what to try first, and the most that it could give (all of that share gone)."""
-    shares = m.split()
-    kind = max(shares, key=shares.get)
-    share = shares[kind]
-    words = {"input": "waiting for data", "compute": "large products and convolutions", "memory": "moving data in memory",
-             "overhead": "starting small operations, Python, and an idle device", "communication": "exchange between processes"}  # fmt: skip
-    most = f"at most {1 / (1 - share):.1f} times as fast" if share < 0.99 else "many times as fast"
-    return {
-        "verdict": f"{kind}-bound",
-        "share": share,
-        "words": f"{share:.0%} of a step is {words[kind]}",
-        "try": TRY[kind],
-        "most": most,
-    }
 
 
 # ------------------------------------------------------------------------------------------------------------ measuring
@@ -140,6 +52,7 @@ class Watch:
         self.steps, self.device, self.trace = steps, device, trace
         self.waited, self.since, self.step, self.profiled = 0.0, 0.0, 0.0, 0.0
         self.wait_timed = 0.0
+        self.profiling = False
         self.profiler: Any = None
         self.counter: Any = None
 
@@ -159,11 +72,13 @@ class Watch:
             kinds += [torch.profiler.ProfilerActivity.CUDA] if self.device.type == "cuda" else []
             self.profiler = torch.profiler.profile(activities=kinds, with_flops=True, profile_memory=True)
             self.profiler.start()
+            self.profiling = True
             self.since = time.perf_counter()
         elif step == WARM + 2 * self.steps:
             self.sync()
             self.profiled = (time.perf_counter() - self.since) / self.steps
             self.profiler.stop()
+            self.profiling = False
             self.counter = FlopCounterMode(display=False)
             self.counter.__enter__()  # for the one step that is left; the mode itself costs time
         elif step == WARM + 2 * self.steps + 1:
@@ -207,17 +122,25 @@ class Watch:
 
         on_device = self.device.type == "cuda"
         rows = self.profiler.key_averages()
-        ours = [r for r in rows if not r.key.startswith(("trainworthy::", "ProfilerStep", "cuda", "Optimizer."))]
+        ours = [
+            r
+            for r in rows
+            if not r.key.startswith(("trainworthy::", "ProfilerStep", "cuda", "Optimizer.", "enumerate(DataLoader)"))
+        ]
+        events = self.profiler.events()
+        modules = module_times.of_events(events, on_device=on_device)
         found = [
             Operation(r.key, r.count, (r.self_device_time_total if on_device else r.self_cpu_time_total) / 1e6)
             for r in ours
         ]
+        if not on_device and (exchange := exchange_on_cpu(events)):
+            found = [o for o in found if o.kind != "communication"] + [exchange]
         found = sorted((o for o in found if o.seconds > 0), key=lambda o: -o.seconds)
         m = Measured(self.step, self.wait_timed, found, self.steps, self.device.type, float(self.counter.get_total_flops()) if self.counter else 0.0,
-                     profiled=self.profiled)  # fmt: skip
+                     profiled=self.profiled, modules=modules)  # fmt: skip
         if on_device:
             m.peak_memory = torch.cuda.max_memory_allocated()
-            m.idle = max(0.0, 1 - sum(o.seconds for o in found) / self.steps / self.profiled)
+        m.idle = max(0.0, 1 - sum(o.seconds for o in found) / self.steps / self.profiled)
         if self.trace is not None:
             self.profiler.export_chrome_trace(str(self.trace))
             memory = self.trace.with_name(self.trace.name.replace("trace", "memory").removesuffix(".gz"))
@@ -301,8 +224,12 @@ def one(s: Session, part: stages.Part, context: Any, steps: int) -> dict[str, An
     """Profile one stage and say what was found."""
     name = f"-{part.name}" if part.of > 1 else ""
     watch = Watch(steps, s.accelerator.device, s.folder / f"trace{name}.json.gz" if s.main else None)
-    with watch.timed_data():
+    with watch.timed_data(), contextlib.ExitStack() as stack:
         run, stage = context.build(Plan(steps=WARM + 2 * steps + 1, watch=watch))
+        if not part.cfg.train.compile:  # hooks would cut the compiled graph
+            stack.enter_context(
+                module_times.marked({"model": stage.model, **stage.frozen_modules}, lambda: watch.profiling)
+            )
         s.recipe.module.train(part.cfg, run, stage)
     if not watch.profiled or watch.counter is None:
         raise UserError(
@@ -311,22 +238,27 @@ def one(s: Session, part: stages.Part, context: Any, steps: int) -> dict[str, An
     m = watch.measured()
     if m.flops:
         m.attainable = attainable(s.accelerator.device, precision(part.cfg, s.accelerator))
-    verdict = judge(m)
+    own, cfg = "train" not in stage.data, part.cfg
+    settings = Settings(cfg.loader.workers, cfg.train.accumulate, cfg.train.compile, precision(cfg, s.accelerator),
+                        getattr(cfg, "num_envs", 0), own_samples=own)  # fmt: skip
+    verdict = judge(m, settings)
     if s.main:
-        show(s.console, part.name, m, verdict, part.cfg.train.batch_size)
+        show(s.console, part.name, m, verdict, 0 if own else cfg.train.batch_size)
     total = sum(o.seconds for o in m.operations) or 1.0
     top = [{**asdict(o), "kind": o.kind, "share": o.seconds / total} for o in m.operations[:20]]
     return {
         "stage": part.name,
         **verdict,
-        **{k: v for k, v in asdict(m).items() if k != "operations"},
+        **{k: v for k, v in asdict(m).items() if k not in ("operations", "modules")},
         "operations": top,
+        "modules": [{"name": name, "seconds": v} for name, v in m.modules[:20]],
     }
 
 
 def show(console: Console, name: str, m: Measured, verdict: dict[str, Any], samples: int) -> None:
     """The verdict first, then the shares and the largest operations."""
-    per = f"{m.step * 1e3:.1f} ms a step, {samples / m.step:,.0f} samples a second on {m.device}"
+    speed = f"ms a step, {samples / m.step:,.0f} samples a second" if samples else "ms an iteration of its loop"
+    per = f"{m.step * 1e3:,.1f} {speed} on {m.device}"
     console.say(f"\nprofile {name}: {verdict['verdict']}: {verdict['words']}\n  {per}")
     if m.flops:
         share = (
@@ -334,7 +266,8 @@ def show(console: Console, name: str, m: Measured, verdict: dict[str, Any], samp
         )
         console.say(f"  {m.flops / m.step / 1e9:,.1f} model GFLOP/s (products and convolutions){share}")
     if m.idle is not None:
-        console.say(f"  device idle {m.idle:.0%} of a profiled step, peak memory {m.peak_memory / 2**30:.2f} GiB")
+        memory = f", peak memory {m.peak_memory / 2**30:.2f} GiB" if m.peak_memory else ""
+        console.say(f"  device idle {m.idle:.0%} of a profiled step{memory}")
     shares = sorted(m.shares.items(), key=lambda kv: -kv[1])
     console.say(table([(k, f"{v:.0%}", bar(v, 30).ljust(30)) for k, v in shares], indent=4))
     total = sum(o.seconds for o in m.operations) or 1.0
@@ -342,4 +275,9 @@ def show(console: Console, name: str, m: Measured, verdict: dict[str, Any], samp
     rows += [(o.name[:48], f"{o.seconds / total:.0%}", f"{o.calls / m.steps:,.0f}", f"{o.seconds / o.calls * 1e6:,.0f} us")
              for o in m.operations[:8]]  # fmt: skip
     console.say(table(rows, indent=4))
+    if m.modules:
+        every = sum(v for _, v in m.modules)
+        rows = [("largest modules, forward and backward", "share", "a step")]
+        rows += [(name[:70], f"{v / every:.0%}", f"{v / m.steps * 1e3:,.2f} ms") for name, v in m.modules[:8]]
+        console.say(table(rows, indent=4))
     console.say(f"  try first     {verdict['try']}\n  could give    {verdict['most']}")

@@ -15,13 +15,13 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base.errors import Stop, UserError
+from trainworthy.core.base.machine import git
 
 CUT = 50_000
 """Characters of a diff that environment.json keeps."""
@@ -110,12 +110,12 @@ def environment_of(then: dict[str, Any], args: dict[str, Any]) -> list[Compared]
     shown = f"{then.get('devices')}, {then.get('platform')}, {args.get('processes', 1)} process(es), {then.get('threads')} threads"
     found.append(Compared("machine", shown, other))
     home, commit = Path(__file__).resolve().parents[2], str(then.get("commit", ""))
-    own = git(home, "rev-parse", "HEAD")
+    own = (git(home, "rev-parse", "HEAD") or "").strip()
     if not commit or not own:
         found.append(Compared("commit", commit, unknown=f"no commit {'in the run folder' if not commit else 'here'}"))
         return found
     other = [f"commit {own[:12]} here"] if own != commit else []
-    if (then.get("diff") or "") != masked(git(home, "diff", "HEAD", "--", "core", "recipes")):
+    if (then.get("diff") or "") != masked((git(home, "diff", "HEAD", "--", "core", "recipes") or "").strip()):
         other.append("other uncommitted changes than the run had (--diff shows those of the run)")
     changed = f" with {then['diff'].count(chr(10) + 'diff --git') + 1} changed file(s)" if then.get("diff") else ""
     found.append(Compared("commit", f"{commit[:12]}{changed}", other))
@@ -126,15 +126,6 @@ def masked(diff: str) -> str:
     from trainworthy.core.base import masking
 
     return masking.source(diff)[:CUT]
-
-
-def git(home: Path, *words: str) -> str:
-    """Return the output of a git command in this checkout; empty if it is none."""
-    try:
-        done = subprocess.run(["git", "-C", str(home), *words], capture_output=True, text=True)
-    except OSError:
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def sources_of(then: dict[str, Any]) -> Compared:

@@ -1,19 +1,24 @@
-"""`trainworthy resume`: go on from the newest complete checkpoint, or with a rung from a run's weights."""
+"""`trainworthy resume`: go on from the newest complete checkpoint, or with a fallback from a run's weights."""
 
 import contextlib
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config, masking
+from trainworthy.core.base.as_json import results
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.commands.run import assert_boardable
-from trainworthy.core.loop.checkpoint import assert_resumable
+from trainworthy.core.base.processes import gathered
+from trainworthy.core.commands import take_flag
+from trainworthy.core.commands.run import assert_boardable, in_short_at_the_end
+from trainworthy.core.loop.checkpoint_survey import Readers
+from trainworthy.core.loop.resumable import assert_resumable
 from trainworthy.core.monitoring import board
 from trainworthy.core.monitoring.trackers import tracked
 from trainworthy.core.recipe import loading as recipes
-from trainworthy.core.session import environment, multi_seed, rungs
+from trainworthy.core.session import environment, fallbacks, multi_seed, process_end
 from trainworthy.core.session.proving import prove
 from trainworthy.core.session.session import (
     Interrupts,
@@ -28,40 +33,55 @@ from trainworthy.core.session.training import train
 
 
 def main(argv: list[str]) -> None:
-    """Continue from the newest complete checkpoint of a run folder; with `--rung`, train that stage of its recipe from
-    its weights."""
+    """Continue from the newest complete checkpoint of a run folder, with settings that may change; with `--fallback`, train
+    that stage of its recipe from its weights."""
+    argv, as_json = take_flag(argv, "--json")
+    with results(as_json, speaks=process_end.rank() == 0) as found:
+        resume(argv, found)
+
+
+def resume(argv: list[str], found: dict[str, Any]) -> None:
+    """Continue the run; put what `report --json` says of it into `found`."""
     force, wanted = "--force" in argv, "--board" in argv
-    rest, rung = config.take([a for a in argv if a not in ("--force", "--board")], "--rung")
+    rest, fallback = config.take([a for a in argv if a not in ("--force", "--board")], "--fallback")
+    if "--rung" in rest:
+        raise UserError("--rung has a new name", needed="--fallback", next="docs/migration.md")
     if not rest:
         raise UserError("resume what?", needed="a run folder", next="ls -d runs/*/*")
-    folder, secrets = Path(rest[0]), masking.given(rest[1:]) if rung is None else {}
-    if (folder / multi_seed.NAME).is_file() and rung is None:
-        multi_seed.resume(folder, force=force, given=secrets, with_board=wanted)
+    folder, (secrets, others) = Path(rest[0]), masking.given(rest[1:]) if fallback is None else ({}, [])
+    several = (folder / multi_seed.NAME).is_file()
+    if others and (several or not others[0].startswith("--")):
+        raise UserError("resume takes one run folder" + ", and of several seeds no settings" * several, got=others[0])
+    if several and fallback is None:
+        multi_seed.resume(folder, force=force, given=secrets, with_board=wanted, found=found)
     saved = begun(folder)
-    if (folder / "summary.json").exists() and rung is None:
+    if (folder / "summary.json").exists() and fallback is None:
         raise UserError(f"{folder} has finished", got="a summary.json", needed="a run that was interrupted",
                         next=f"open {folder / 'report.html'}, or start a new run")  # fmt: skip
     plain = recipes.load(saved["recipe"])
-    cfg, names = config.read_args(folder / "args.json", plain.module.Config), saved.get("rungs", [])
-    command = f"trainworthy resume {folder}" + (f" --rung {rung}" if rung else "")
-    if rung is None:
+    cfg, names = (
+        config.read_args(folder / "args.json", plain.module.Config),
+        saved.get("fallbacks", saved.get("rungs", [])),
+    )
+    command = f"trainworthy resume {folder}" + (f" --fallback {fallback}" if fallback else "")
+    if fallback is None:
         own = config.to_dict(getattr(plain.module, saved["preset"])())
         secrets = masking.defaults(own, saved["argv"]) | secrets
         cfg = config.complete(cfg, where=str(folder / "args.json"), command=command, secrets=secrets)
-    changed = environment.changed_sources(folder, plain)
-    if changed and not force:
-        raise UserError("the recipe is not the one this run was started with", got="changed: " + ", ".join(changed),
-                        needed="the same sources, or --force if the change does not matter",
-                        next=f"{command} --force")  # fmt: skip
-    loaded, words = rungs.recipe_of(plain, names, rungs.start_files(folder)) if names else plain, saved["argv"]
-    if rung is not None:
-        rungs.recipe_of(plain, [*names, rung], [])  # reports an unknown rung before it looks for weights
-        files = [*rungs.start_files(folder), rungs.final_weights(folder, loaded, cfg)]
-        loaded, words = rungs.recipe_of(plain, [*names, rung], files), [plain.target, *rest[1:]]
+        cfg = config.changed(plain.module, cfg, others, prog=command) if others else cfg
+    if not force:
+        assert_same_sources(folder, plain, command)
+    loaded, words = fallbacks.recipe_of(plain, names, fallbacks.start_files(folder)) if names else plain, saved["argv"]
+    if fallback is not None:
+        fallbacks.recipe_of(plain, [*names, fallback], [])  # reports an unknown fallback before it looks for weights
+        files = [*fallbacks.start_files(folder), fallbacks.final_weights(folder, loaded, cfg)]
+        loaded, words = fallbacks.recipe_of(plain, [*names, fallback], files), [plain.target, *rest[1:]]
         cfg, _ = config.parse(loaded.module, ["--config", str(folder / "args.json"), *rest[1:]], prog=command)
         cfg.init_from = None
-    session = open_session(loaded, cfg, saved["preset"], words, folder=folder if rung is None else None)
-    session.resumes = "" if rung is not None else "forced" if force else "as it was"
+    session = open_session(loaded, cfg, saved["preset"], words, folder=folder if fallback is None else None)
+    session.resumes = "" if fallback is not None else "forced" if force else "as it was"
+    if session.resumes and (other := environment.changed_versions(folder)):
+        session.console.say(f"packages have changed since the run began: {other}", style="yellow")
     assert_boardable(cfg, wanted)
     shown = board.beside(session.folder.parent.parent, wanted=wanted and session.main, say=session.console.say)
     track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
@@ -69,25 +89,39 @@ def main(argv: list[str]) -> None:
         session_lock(session),
         resumable(session),
         Interrupts(session.folder) as interrupts,
+        in_short_at_the_end(session, found),
         reported(session),
         track,
         shown as board_is_up,
     ):
-        if rung is not None:
+        if fallback is not None:
             write_start(session)
-            rungs.copy_start_files(session, files)
+            fallbacks.copy_start_files(session, files)
         prove(session, only=(), deep=False)
         board_is_up()
         train(session, interrupts)
 
 
+def assert_same_sources(folder: Path, plain: recipes.Recipe, command: str) -> None:
+    """Raise UserError unless the recipe's sources are those that the run in `folder` was started with."""
+    if not environment.kept(folder):
+        raise UserError(f"{folder / 'environment.json'} cannot be read, so nobody knows with which sources this run was started",
+                        needed="the file that the run wrote when it began, or --force", cause="it was removed, edited, or not copied "
+                        "with the run", next=f"{command} --force")  # fmt: skip
+    if changed := environment.changed_sources(folder, plain):
+        raise UserError("the recipe is not the one this run was started with", got="changed: " + ", ".join(changed),
+                        needed="the same sources, or --force if the change does not matter",
+                        next=f"{command} --force")  # fmt: skip
+
+
 @contextlib.contextmanager
 def resumable(session: Session) -> Iterator[None]:
     """Check, before anything changes, that a continued run has a complete checkpoint of its own."""
-    problem = None
-    if session.main and session.resumes:
+    problem, one = None, session.accelerator
+    readers = Readers(one.process_index, one.num_processes, functools.partial(gathered, one))
+    if session.resumes:
         try:
-            assert_resumable(session.folder, session.identity)
+            assert_resumable(session.folder, session.identity, readers, forced=session.resumes == "forced")
         except UserError as error:
             problem = error
     together(session.accelerator, problem)

@@ -1,26 +1,39 @@
 """`trainworthy run`: the gates, then the full run."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from trainworthy.core.base import config
+from trainworthy.core.base.as_json import results
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.commands import take_flag
 from trainworthy.core.commands.help import RUN_OPTIONS
 from trainworthy.core.monitoring import board
 from trainworthy.core.monitoring.trackers import tracked
 from trainworthy.core.recipe import loading as recipes
-from trainworthy.core.session import multi_seed
+from trainworthy.core.report.plain import in_short
+from trainworthy.core.session import multi_seed, process_end
 from trainworthy.core.session.proving import prove
-from trainworthy.core.session.session import Interrupts, open_session, reported, session_lock, write_start
+from trainworthy.core.session.session import Interrupts, Session, open_session, reported, session_lock, write_start
 from trainworthy.core.session.training import train
 
 
 def main(argv: list[str]) -> None:
     """Run the gates, then the full run."""
+    argv, as_json = take_flag(argv, "--json")
+    with results(as_json, speaks=process_end.rank() == 0) as found:
+        run(argv, found)
+
+
+def run(argv: list[str], found: dict[str, Any]) -> None:
+    """Run one seed or several; put what `report --json` says into `found`, also if a gate fails."""
     wanted, argv = "--board" in argv, [a for a in argv if a != "--board"]
     argv, asked = config.take(argv, "--seeds")
     if asked is not None:
-        multi_seed.run(argv, asked, with_board=wanted)
+        multi_seed.run(argv, asked, with_board=wanted, found=found)
     if not argv:
         raise UserError("run what?", next="trainworthy run --help")
     loaded = recipes.load(argv[0])
@@ -33,6 +46,7 @@ def main(argv: list[str]) -> None:
     with (
         session_lock(session),
         Interrupts(session.folder) as interrupts,
+        in_short_at_the_end(session, found),
         reported(session),
         track,
         shown as board_is_up,
@@ -41,6 +55,16 @@ def main(argv: list[str]) -> None:
         prove(session, only=(), deep=False)
         board_is_up()
         train(session, interrupts)
+
+
+@contextlib.contextmanager
+def in_short_at_the_end(session: Session, found: dict[str, Any]) -> Iterator[None]:
+    """Put what the run's page says into `found`, however the run ends."""
+    try:
+        yield
+    finally:
+        if session.main and (session.folder / "args.json").is_file():
+            found |= in_short(session.folder)
 
 
 def assert_boardable(cfg: config.Config, wanted: bool) -> None:

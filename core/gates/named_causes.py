@@ -18,6 +18,12 @@ BYTE = 255
 
 
 # ----------------------------------------------------------------------------------------------------------------- data
+def seen_first(*causes: tuple[bool, str]) -> str:
+    """Return causes, one a line. Each comes with whether its own symptom was measured; those whose symptom was come first, in the
+    order of the list."""
+    return "\n".join(text for _, text in sorted(causes, key=lambda one: not one[0]))
+
+
 def of_labels(spec: Field, found: dict[str, Any], empty_elsewhere: Sequence[set[str]]) -> str:
     """Of class ids that are none, or classes without a sample; `empty_elsewhere`: classes without a sample in each other split."""
     classes = list(spec.classes or ())
@@ -118,7 +124,7 @@ def of_no_memory(model: nn.Module, loss: Callable[[dict], Tensor], batch: dict, 
         return "no gradient arrives at any parameter: it is exactly 0"
     apart = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(own, other, strict=True))) / size
     if apart < 1e-5:
-        return (f"the input does not reach the loss: with the inputs of other samples its gradient is the same ({apart:.0e} apart, "
+        return (f"the input does not reach the loss: with the inputs of other samples its gradient is the same (to {apart:.0e}, "
                 "relative)")  # fmt: skip
     return ""
 
@@ -206,7 +212,7 @@ def of_division(gaps_of_first: float, factor: float | None, parts: int, *, mean:
     the first micro-batch alone; `factor`: the multiple of the whole batch's gradient that it is; `mean`: the loss of twice as many
     equal samples is the same; `equal_agree`: micro-batches of equal size give the whole batch's gradient."""
     if gaps_of_first < SAME:
-        return f"the first of {parts} micro-batches alone counts: a loop that ignores step.batches[1:] ({gaps_of_first:.0e} apart, relative)"
+        return f"the first of {parts} micro-batches alone counts: a loop that ignores step.batches[1:] (relative difference {gaps_of_first:.0e})"
     if mean:
         return "the loss is a mean over its samples (twice as many equal samples have the same loss): return SUMS"
     if equal_agree:

@@ -21,6 +21,7 @@ from trainworthy.core.data import loader
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.accumulation import over_two_processes
 from trainworthy.core.gates.gate import GateContext, build
+from trainworthy.core.gates.named_causes import seen_first
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Data, Stage, View
@@ -157,6 +158,7 @@ def _judged(context: GateContext, folder: Path) -> Finding:
     wrong += _processes(context, data, indices, size)
     if context.deep and world == 1 and not wrong:
         over_two_processes(context, "loader")
+    told = "; ".join(wrong)
     order_shown = (
         f"{n} samples once per epoch, in another order in the second" if not sampling else f"declared: {sampling}"
     )
@@ -166,12 +168,17 @@ def _judged(context: GateContext, folder: Path) -> Finding:
         not wrong, "; ".join(wrong) or f"{order_shown}; {random_part}; equal samples from {read_by} and for two processes",
         "each sample once per epoch, in another order each time; its random draws depend on (seed, epoch, index) alone and differ "
         "between epochs and samples; every process has the same data set and reads its own part",
-        "get() draws from a generator of its own (made in __init__ or at import, numpy's): every worker has a copy and repeats it\n"
-        "get() seeds a generator itself, or stores augmented samples and returns them again\n"
-        "order() draws from a generator that its arguments do not seed\n"
-        "order() ignores the epoch (set_epoch), or the loop reads data itself: the same batch again and again, or the same in all processes\n"
-        "the data set is split by process, and core splits it again\n"
-        "on purpose (drawn with replacement, a curriculum): give the reason in expect.sampling",
+        seen_first(
+            (repeated, "get() draws from a generator of its own (made in __init__ or at import, numpy's): every worker has a copy and "
+             "repeats it"),
+            ("the same in both epochs" in told or "random streams" in told or bool(differ and not repeated),
+             "get() seeds a generator itself, or stores augmented samples and returns them again, or draws from one that all share "
+             "(numpy's)"),
+            ("differs from call to call" in told, "order() draws from a generator that its arguments do not seed"),
+            ("the order of the first" in told or "is repeated after" in told, "order() ignores the epoch (set_epoch), or the loop reads "
+             "data itself: the same batch again and again, or the same in all processes"),
+            ("sees another data set" in told, "the data set is split by process, and core splits it again"),
+            ("is repeated after" in told, "on purpose (drawn with replacement, a curriculum): give the reason in expect.sampling")),
         evidence={"order": order[: 2 * n], "drawn_anew": fresh, "read_twice": len(twice), "differ": differ, "reread": total},
         cause="get() stores augmented samples and returns them again: a sample is the same under two generators, and another one in "
         "another process" if stored else "",

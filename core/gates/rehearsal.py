@@ -15,6 +15,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.diagnosis import diagnosed
 from trainworthy.core.gates.gate import GateContext
+from trainworthy.core.gates.named_causes import seen_first
 from trainworthy.core.gates.recorder import STEPS, Record, bits, four, rehearsed
 from trainworthy.core.gates.resume_causes import Watch, first_cause, saved
 from trainworthy.core.loop.optim import exact
@@ -103,12 +104,20 @@ def wiring(context: GateContext) -> Finding:
         not wrong, "; ".join(wrong) if wrong else f"{count:,} of {total:,} parameters train ({groups}), all moved in {STEPS} steps",
         "every parameter trains or is declared frozen; gradients present, finite, the loss's own; weights move, frozen ones do not",
         "".join(f"{line.split(':', 1)[-1].strip()}\n" for line in causes[1:] if "measured:" not in line)
-        + "the optimiser was built over a part of the model, before it was replaced, or over more than it (a frozen teacher)\n"
-        "a detach(), no_grad() or argmax cuts the graph\nzero_grad() is missing: gradients of earlier steps are added\n"
-        "the rate is too small for the weights' precision (bf16 weights without an fp32 copy)",
+        + _likely(unlisted=bool(foreign or stray or empty or record.frozen_moved), deaf=bool(deaf), added=bool(fault), still=bool(still)),
         evidence={"gradients": record.gradients, "moved": {n: record.moved.get(n, 0.0) for n in trained},
                   "groups": groups, "frozen_moved": record.frozen_moved[:20]},
         cause=diagnosed(record.experiments) if fault and not causes else "",
+    )  # fmt: skip
+
+
+def _likely(*, unlisted: bool, deaf: bool, added: bool, still: bool) -> str:
+    """Return the causes of parameters that do not train as they should, first those whose symptom was measured."""
+    return seen_first(
+        (unlisted, "the optimiser was built over a part of the model, before it was replaced, or over more than it (a frozen teacher)"),
+        (deaf, "a detach(), no_grad() or argmax cuts the graph"),
+        (added, "zero_grad() is missing: gradients of earlier steps are added"),
+        (still, "the rate is too small for the weights' precision (bf16 weights without an fp32 copy)"),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from trainworthy.core.base import masking
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import Stop
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.data.pictures import contact_sheet
 from trainworthy.core.gates.gate import Gate, GateContext
@@ -58,7 +59,7 @@ def run_gates(gates: list[Gate], context: GateContext, *, known: dict[str, dict]
         stamp = next(v.remembered for v in verdicts if v.remembered)
         again = ", ".join(one.id for one in gates if not one.lasting)
         console.say(
-            f"  all {len(gates)} verdicts stand, remembered from {stamp}: the same recipe, data and environment"
+            f"  all {len(gates)} verdicts are remembered from {stamp}: same recipe, data and environment"
             + (f" ({again} run again)" if again else ""),
             style="green",
         )
@@ -185,7 +186,7 @@ def _keep_repro(verdict: Verdict, finding: Finding, context: GateContext) -> Non
 def _show(v: Verdict, console: Console) -> None:
     mark = {"pass": "pass", "fail": "FAIL", "skip": "skip", "waived": "waived"}[v.verdict]
     style = {"pass": "green", "fail": "bold red", "skip": "yellow", "waived": "yellow"}[v.verdict]
-    tail = f"proved {v.remembered}" if v.remembered else f"{v.seconds:.1f} s"
+    tail = f"passed on {v.remembered}" if v.remembered else f"{v.seconds:.1f} s"
     console.say(f"  {mark:<6} {v.id:<13} {v.measured or v.reason}  [{tail}]", style=style)
     if v.verdict in ("fail", "waived"):
         console.say(f"         {'needed':<13} {v.needed}")
@@ -201,4 +202,4 @@ def write(path: Path, verdicts: list[Verdict], *, stage: str = "", **more: Any) 
     before = json.loads(path.read_text())["gates"] if stage and path.exists() else []
     rows = [v for v in before if v["stage"] != stage] + [asdict(v) for v in verdicts]
     cost = round(sum(v["seconds"] for v in rows), 2)
-    path.write_text(masking.hide(json.dumps({"gates": rows, "seconds": cost, **more}, indent=1, default=str)))
+    write_whole(path, masking.hide(json.dumps({"gates": rows, "seconds": cost, **more}, indent=1, default=str)))

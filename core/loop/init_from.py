@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.assets import sha256
+from trainworthy.core.loop.checkpoint import MANIFEST
 from trainworthy.core.loop.weights import load_weights, weights
 from trainworthy.core.recipe.stage import Stage
 
@@ -105,6 +106,10 @@ def read_weights(path: Path, *, trust_pickle: bool) -> Weights:
         else:
             tensors = _unpickle(file, trust_pickle)
         hashes = [sha256(part) for part in parts]
+        manifest = file.parent / MANIFEST  # of a checkpoint
+        saved = json.loads(manifest.read_text())["files"] if manifest.is_file() else {}
+        if file.name in saved and saved[file.name]["sha256"] != hashes[0]:
+            raise ValueError(f"it does not match its hash in {MANIFEST}")
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise UserError(f"--init-from {file} cannot be read", got=f"{type(error).__name__}: {error}",
                         needed="a whole file of weights", cause="a download or copy that was cut off",

@@ -104,10 +104,22 @@ def make_optimizer(model: nn.Module, settings: config.Optim, rates: Mapping[str,
         return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=nesterov, fused=True)
     if settings.name == "adafactor":
         return torch.optim.Adafactor(groups, lr=settings.lr)
+    if settings.name == "adamw8bit":
+        return _of_8_bits(groups, settings)
     if settings.name == "muon":
         names = {id(p): n for n, p in trainable.items()}
         return Muon(list(_apart(groups, lambda p: p.ndim == 2 and re.search(r"\d", names[id(p)]))), settings)
     return AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
+
+
+def _of_8_bits(groups: list[dict], settings: config.Optim) -> Optimizer:
+    """AdamW with moments of 8 bits in blocks (Dettmers 2022)."""
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        raise UserError("--optim.name adamw8bit needs the package bitsandbytes", got=error,
+                        next="pip install 'trainworthy[qlora]', or --optim.name adafactor, which needs less still") from None  # fmt: skip
+    return AdamW8bit(groups, lr=settings.lr, betas=settings.betas)
 
 
 def _groups(parameters: dict[str, nn.Parameter], settings: config.Optim, lr: float, weights: set[int]) -> list[dict]:

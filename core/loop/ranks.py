@@ -27,8 +27,8 @@ CAUSES = {
     "  likely cause: the loop calls the bare model and not the wrapped one, or a library wraps another copy of it\n"
     "  next:         make updates by run.update(stage, ...), which wraps the loss, or train with one process",
     "weight": "they hold other weights, though gradients are exchanged\n"
-    "  likely cause: they began with others (a random start without the run's seed, a file that one rank alone has), or something\n"
-    "                beside the optimiser changes them on one rank\n"
+    "  likely cause: they started from different weights (a random start without the run's seed, a file that one rank alone has), or something\n"
+    "                other than the optimiser changes them on one rank\n"
     "  next:         build the model from the run's seed alone; average over ranks what a loop changes by itself",
 }
 

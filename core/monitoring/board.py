@@ -104,7 +104,7 @@ def beside(folder: Path, *, wanted: bool, say: Callable[[str], None]) -> Iterato
 
         def up() -> None:
             if problem := board.wait():
-                say(f"board  TensorBoard did not start ({problem}); the run goes on without it")
+                say(f"board  TensorBoard did not start ({problem}); the run continues without it")
 
         try:
             yield up

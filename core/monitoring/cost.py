@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from trainworthy.core.base.files import write_whole
+
 NAME = "cost.json"
 RAPL = Path("/sys/class/powercap")
 PAUSE = 5.0
@@ -32,10 +34,8 @@ class Meter:
         self.noted = seconds
         row = {"device": self.joules.name, "devices": self.devices, "seconds": round(seconds, 2), "peak_memory": peak(self.device),
                "joules": self.joules.used(), "counted": self.joules.counted}  # fmt: skip
-        spare = self.path.with_name(f".{NAME}")
         with contextlib.suppress(OSError):  # a full disk ends a run with its own message
-            spare.write_text(json.dumps([*self.before, row], indent=1))
-            os.replace(spare, self.path)
+            write_whole(self.path, json.dumps([*self.before, row], indent=1))
 
 
 class Joules:

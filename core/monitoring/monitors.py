@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from trainworthy.core.base import config
 from trainworthy.core.base.errors import Stop
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.monitoring.live import BLOWN, HEIGHT, SPIKE, WINDOW, Live
 from trainworthy.core.monitoring.metrics import read_rows
 from trainworthy.core.recipe.stage import Metric, Stage
@@ -58,7 +59,7 @@ def lost(metric: Metric, history: list[tuple[int, float]], total: int) -> str:
         return ""
     share = max(0.0, gained[-1] / gained[top])
     return (f"{metric.name} {values[-1]:.4g} since step {history[late][0]}, {values[top]:.4g} at step {history[top][0]}: "
-            f"{share:.0%} of the way from chance is left")  # fmt: skip
+            f"{share:.0%} of the gain over chance is left")  # fmt: skip
 
 
 def worthless(metric: Metric, value: float, best: float, others: dict[str, float]) -> str:
@@ -95,7 +96,7 @@ def judge(steps: list[dict[str, Any]], settings: dict[str, Any], *, total: int, 
 SPIKES = ("spike", "C17", "no step's loss is far above those before it")
 COLLAPSE = ("collapse", "C17", "the metric does not fall back after its peak")
 PLATEAU = ("plateau", "C11", "the loss falls at the peak rate, too")
-CLIPPED = ("clipped", "C9", "gradients are clipped now and then")
+CLIPPED = ("clipped", "C9", "only some gradients are clipped")
 TERMS = ("terms", "C16", "every term has a share of the loss")
 GAPS = ("gap", "C19", "training and validation samples score alike")
 NORMS = ("batch-norm", "V7", "batch norm gives the same result with running and with batch statistics")
@@ -259,7 +260,7 @@ def _apart(
     way = way if math.isfinite(way) and way else max(abs(value - metric.floor), 1e-12)
     behind = (other - value) * (1 if metric.higher_is_better else -1) / way
     far = behind > GAP
-    needed = f"at most {GAP:.0%} of the way from chance to the ceiling apart"
+    needed = f"a difference of at most {GAP:.0%} of the range from chance to the ceiling"
     return verdict(which, "advice" if far else "pass", measured, needed, remedy if far else "", behind=behind)
 
 
@@ -272,7 +273,7 @@ class Monitor:
     title: str
     judge: "Callable[[list[dict[str, float]]], Finding]"
     """Rows of epoch_metrics (`epoch`, `step`, `train/...`, `val/...`), at least one -> finding; advice if it is not ok.
-    The report recommends first the rung in evidence["rung"]. A cause in evidence["stop"] stops the run at this
+    The report recommends first the fallback in evidence["fallback"]. A cause in evidence["stop"] stops the run at this
     evaluation (exit 4)."""
 
 
@@ -292,8 +293,8 @@ def _own(one: Monitor, history: list[dict[str, float]]) -> "Verdict":
             which,
             "advice",
             f"raised {type(error).__name__}: {error}",
-            "a judgement",
-            "mend the monitor: nothing else is lost",
+            "a finding",
+            "fix the monitor; nothing else is lost",
         )
     kind, remedy = ("pass", "") if found.ok else ("advice", found.remedy)
     return verdict(which, kind, found.measured, found.needed, remedy, **found.evidence)
@@ -312,8 +313,8 @@ def of(run: "Run", stage: Stage, gap: Gap | None = None, norms: Norms | None = N
     """Run every monitor on the current files of a run."""
     own = [_own(one, run.journal.history) for one in stage.monitors] + ([norms.verdict()] if norms else [])
     for v in own:
-        if v.verdict == "advice" and (rung := v.evidence.get("rung")):
-            v.remedy = f"trainworthy resume {run.home} --rung {rung}\n{v.remedy}"
+        if v.verdict == "advice" and (fallback := v.evidence.get("fallback")):
+            v.remedy = f"trainworthy resume {run.home} --fallback {fallback}\n{v.remedy}"
     no_gap = {} if "train" in stage.data else {"no_gap": "no training set: the loop makes its own samples"}
     return own + judge(
         read_rows(run.folder / "step_metrics.jsonl"), config.to_dict(run.cfg), total=run.total_steps(stage),
@@ -323,9 +324,8 @@ def of(run: "Run", stage: Stage, gap: Gap | None = None, norms: Norms | None = N
 
 def write(run: "Run", found: "list[Verdict]") -> None:
     """Write monitors.json, and print a line for each monitor with advice."""
-    (run.folder / "monitors.json").write_text(
-        json.dumps({"monitors": [asdict(v) for v in found]}, indent=1, default=str)
-    )
+    found_as_json = json.dumps({"monitors": [asdict(v) for v in found]}, indent=1, default=str)
+    write_whole(run.folder / "monitors.json", found_as_json)
     for v in found:
         if v.verdict in ("advice", "fail"):
             lines = f"{v.measured}; {v.remedy}".replace("\n", f"\n{'':23}")  # below the first line's text

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
 import sys
 import traceback
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from trainworthy.core.base import config, masking
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.recipe.registry import HOME, Entry, find
 
+READS = re.compile(r"""(?:environ(?:\.get\(|\[)|getenv\()\s*["'](\w+)["']""")
+LAUNCHERS = re.compile(
+    r"(LOCAL_)?RANK$|(LOCAL_)?WORLD_SIZE$|MASTER_|TORCHELASTIC_|ACCELERATE_|SLURM_|CUDA_VISIBLE_DEVICES$"
+)
 NEEDED = ("STAGES", "Config", "tiny", "train")
 PACKAGES = ("torch", "torchvision", "accelerate", "transformers", "trl", "peft", "diffusers", "datasets", "safetensors",
             "bitsandbytes", "numpy", "scikit-learn", "gymnasium")  # fmt: skip
@@ -28,10 +33,10 @@ class Recipe:
 
     entry: Entry
     module: ModuleType
-    rungs: tuple[str, ...] = ()
-    """Rungs so far; the last is this recipe's only stage (`core/session/rungs.py`)."""
+    fallbacks: tuple[str, ...] = ()
+    """Fallbacks so far; the last is this recipe's only stage (`core/session/fallbacks.py`)."""
     start: str = ""
-    """Hash of the weights from which a rung continues."""
+    """Hash of the weights from which a fallback continues."""
 
     @property
     def id(self) -> str:
@@ -172,6 +177,29 @@ def versions() -> dict[str, str]:
     return found
 
 
+def variables(recipe: Recipe) -> dict[str, str]:
+    """Return {name: four digits of a hash of its value} of the environment variables that a recipe's own files read: a fork may take a
+    setting from there. Secrets and what a launcher sets are left out."""
+    own = {recipe.entry.path, *(p for p in map(Path, sources(recipe)) if HOME not in p.parents and p.is_file())}
+    core = Path(__file__).resolve().parents[1]
+    texts = [p.read_text(errors="replace") for p in own if core not in p.parents]
+    names = {
+        name
+        for text in texts
+        for name in READS.findall(text)
+        if not LAUNCHERS.match(name) and not masking.is_secret(name)
+    }
+    return {
+        name: hashlib.blake2b(os.environ.get(name, "").encode(), digest_size=2).hexdigest() for name in sorted(names)
+    }
+
+
+@cache
+def installed() -> list[str]:
+    """Return all installed packages with their versions: any of them can change what a gate measures."""
+    return sorted({f"{d.metadata['Name']} {d.version}" for d in importlib.metadata.distributions()})
+
+
 def fingerprint(recipe: Recipe, cfg: config.Config, data: str, **more: object) -> str:
     """Hash everything that a gate's verdict depends on; equal fingerprints need no second run of the gates."""
     settings = masking.settings(config.to_dict(cfg))  # a changed API key does not change the training
@@ -179,6 +207,8 @@ def fingerprint(recipe: Recipe, cfg: config.Config, data: str, **more: object) -
     settings["run"] = {"seed": cfg.run.seed}
     files = {Path(k).name + v: "" for k, v in sources(recipe).items()}  # a moved folder is the same recipe
     everything = json.dumps(
-        [sorted(files), settings, data, versions(), recipe.start, more], sort_keys=True, default=str
+        [sorted(files), settings, data, sys.version, installed(), recipe.start, variables(recipe), more],
+        sort_keys=True,
+        default=str,
     )
     return hashlib.blake2b(everything.encode(), digest_size=16).hexdigest()

@@ -196,8 +196,8 @@ class Expect:
     overfit_steps: int = 120
     """Optimiser steps within which the model must memorise eight fixed samples."""
     overfit_longer: bool | None = None
-    """Whether four times as many steps may be used while the loss still falls (default: only if `overfit_steps` is left
-    at its default, since a recipe that sets it measured it at its own learning rate)."""
+    """Whether four times as many steps may be used while the loss still falls (default: only if `overfit_steps` and
+    `gate_batch_size` are left at theirs, since a recipe that sets them measured its own learning rate and cost)."""
     gate_batch_size: int = 0
     """Largest batch that a gate may use; set it if a sample takes a large part of a second. 0: no limit.
     - The overfit, micro-batch and evaluation gates use up to twice, the data gates up to four times this many samples.
@@ -250,6 +250,15 @@ def batch_size(batch: dict[str, Any]) -> int:
     return next(v.shape[0] for v in batch.values() if isinstance(v, Tensor))
 
 
+def rows(model: nn.Module) -> list[nn.Module]:
+    """Return the outermost modules with layers of their own that are in a row of modules: the blocks of most models."""
+    if isinstance(model, (nn.ModuleList, nn.Sequential)):
+        blocks = [child for child in model if any(child.children())]
+        if blocks:
+            return blocks
+    return [block for child in model.children() for block in rows(child)]
+
+
 @dataclass
 class Stage:
     """One phase of training. The recipe defines model, data, loss and evaluation; core adds precision, processes,
@@ -288,7 +297,7 @@ class Stage:
     """The weights to evaluate, keep as best and export instead of `model` (its EMA). None: `model`."""
     state: dict[str, Any] = field(default_factory=dict)
     """What a checkpoint must also hold: objects with state_dict() and load_state_dict() (EMA, normaliser, replay
-    buffer)."""
+    buffer). A large one may have release(): gates call it on stages that they keep and no longer train."""
     on_start: Callable[[], None] | None = None
     """Called once, after `--init-from` has loaded the weights and before the first step, for example to copy a
     reference model."""
@@ -318,9 +327,12 @@ class Stage:
     exported: Any = None
     """How users load the export (an `exported.Exported`). A gate, and the end of each run, load it in a fresh process
     and compare its answers with the model's."""
-    shard_units: Callable[[nn.Module], Sequence[nn.Module]] | None = None
-    """model or its EMA -> submodules whose parameters `--shard` gathers together, one unit after the other (transformer
-    blocks). Each must be called as a module. What is in none of them is one more unit. None: not to be sharded."""
+    shard_units: Callable[[nn.Module], Sequence[nn.Module]] | None = rows
+    """model, its EMA or a module of `shard_frozen` -> submodules whose parameters `--shard` gathers together, one unit after
+    the other. Each must be called as a module. What is in none of them is one more unit, for which the module itself must
+    be called. Default: `rows`. None: not to be sharded, because processes call the model unequally often."""
+    shard_frozen: tuple[str, ...] = ()
+    """Names of `frozen_modules` that `--shard` shards, too. All processes must call them equally often."""
     gates: list = field(default_factory=list)
     """The domain's own gates, in addition to core's."""
     monitors: list = field(default_factory=list)

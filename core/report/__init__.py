@@ -6,6 +6,7 @@ The page loads nothing: images are data URIs, curves are inline SVG.
 import re
 from pathlib import Path
 
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.report.bands import healthy
 from trainworthy.core.report.charts import curves
 from trainworthy.core.report.data_section import data_section
@@ -42,7 +43,7 @@ def write(folder: Path) -> Path:
         best = "Below each, and as shade: how good it is, from 0% to 100% as its recipe counts it."
     parts = [
         ("What next", next_steps(f), ""),
-        ("Earlier stages", earlier(f), "What this stage started from; each has a page of its own."),
+        ("Earlier stages", earlier(f), "The stages that this one started from. Each has its own page."),
         ("Curves", curves(f), band.words(f) if band and band.unlike and f.steps else ""),
         ("Monitors", monitor_section(f), "What was watched while it trained."),
         ("Gates", gate_section(f), f"Checks that had to pass before the full run. Together {seconds:.1f} s."),
@@ -60,7 +61,7 @@ def write(folder: Path) -> Path:
     title = esc(f"{name_of(f)}: {verdict(f)[1]}")
     page = PAGE.format(title=title, style=STYLE, hero=hero(f), nav=nav, body=body, name=esc(f.path.absolute().name))
     path = f.path / "report.html"
-    path.write_text(page, encoding="utf-8")
+    write_whole(path, page)
     return path
 
 

@@ -196,10 +196,17 @@ def _epoch(row: dict[str, Any]) -> float:
     return number(row.get("epoch", row["step"]))
 
 
+def planned_epochs(row: dict[str, Any], train: dict[str, Any]) -> float:
+    """Return the epochs that a run was to make, from its newest evaluation and its settings: `--max-steps` may cut them."""
+    epoch, step = _epoch(row), row.get("step")
+    planned = float(train.get("epochs", epoch))
+    return min(planned, epoch * train["max_steps"] / step) if train.get("max_steps") and step else planned
+
+
 def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_samples: bool) -> Advice:
     """Advice to continue, to stop, or to change the schedule."""
     epoch, seen, improved = float(t.epochs[-1]), t.words(), t.sign * t.gain
-    planned = float(settings.get("train", {}).get("epochs", epoch))
+    planned = planned_epochs(t.rows[-1], settings.get("train", {}))
     kind = settings.get("optim", {}).get("schedule", "constant")
     ended, decays, over = epoch >= 0.99 * planned, kind in ("cosine", "linear", "wsd"), ""
     if ended and decays:
@@ -331,9 +338,7 @@ def _which_weights(t: Trend) -> Advice:
     than the noise."""
     top, row = float(t.values[t.best]), t.rows[t.best]
     lead, error = t.sign * (top - t.value), f"two standard errors (±{num(t.error)})"
-    text = (
-        f"Best {num(top)} at epoch {_epoch(row):.4g} (step {row['step']:,}), newest {num(t.value)}: {num(lead)} apart, "
-    )
+    text = f"Best {num(top)} at epoch {_epoch(row):.4g} (step {row['step']:,}), newest {num(t.value)}: a difference of {num(lead)}, "
     if lead > 2 * t.error:
         return Advice("Fine-tune from the best, not from the last", f"{text}more than {error}.")
     return Advice("The newest weights will do", f"{text}within {error}. The best of many evaluations is partly luck.")

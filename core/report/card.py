@@ -11,6 +11,8 @@ from typing import Any
 import yaml
 from trainworthy.core.base import config, masking
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.files import write_whole
+from trainworthy.core.monitoring import cost
 from trainworthy.core.recipe.registry import find
 from trainworthy.core.report.intervals import noise
 
@@ -19,7 +21,7 @@ CHOSEN = {
     "best": "chosen on the validation set itself: the number flatters",
 }
 
-BOOTSTRAP = "95% interval over the held-out samples (bootstrap; Wilson's of shares), which says nothing of other seeds"
+BOOTSTRAP = "95% interval over the held-out samples (bootstrap; Wilson's of shares), which does not cover other seeds"
 
 
 def measured(summary: dict) -> list[tuple[str, ...]]:
@@ -82,6 +84,7 @@ def write_card(folder: Path) -> Path:
         + f"{summary['steps']:,} "
         + (f"of {summary['planned_steps']:,} steps (stopped early), " if summary["steps"] < summary["planned_steps"] else "steps, ")
         + f"{summary['train_seconds']:.0f} s of training, {len(summary['skipped_steps'])} non-finite steps skipped.",
+        *([f"Cost of the run: {plain(spent)}."] if (spent := cost.words(cost.of_run(folder))) else []),
         *(f"Data, {plain(split)}: {plain(k)}: {plain(v)}." for split, d in data["splits"].items() for k, v in d["notes"].items()),
         "",
         "## Gates",
@@ -94,7 +97,7 @@ def write_card(folder: Path) -> Path:
         line += f"; waived: {v['reason']}" if v["verdict"] == "waived" else ""
         lines.append(f"- {plain(line)}")
     path = folder / "card.md"
-    path.write_text(page(lines))
+    write_whole(path, page(lines))
     return path
 
 

@@ -258,7 +258,8 @@ def _norm_chart(f: Folder, bands: Bands) -> Chart | None:
         axes.plot(*smooth(x, y), color=c["line"])
         if math.isfinite(clip):
             axes.axhline(clip, color=c["second"], linestyle=(0, (4, 3)), linewidth=0.9, label=f"clipped above {clip:g}")
-        axes.set_ylim(0, 1.1 * np.nanpercentile(y[np.isfinite(y)], 99.5) if np.isfinite(y).any() else None)
+        top = 1.1 * np.nanpercentile(y[np.isfinite(y)], 99.5) if np.isfinite(y).any() else 0.0
+        axes.set_ylim(0, top or None)
 
     cut = f"{np.mean(~(y <= clip)):.0%} of steps were clipped at {clip:g}." if math.isfinite(clip) else "No clipping."
     return Chart("norm", "Gradient norm, before clipping", draw, cut, SMALL)

@@ -24,7 +24,7 @@ def verdict_table(f: Folder, verdicts: list[dict[str, Any]], *, of: str = "Gate"
         why = tag("p", esc(f"{v['verdict']}: {v['reason']}"), class_="warn") if v["reason"] else ""
         broken, shown = v["verdict"] in ("fail", "waived", "advice"), evidence(f, v)
         measured = tag("p", esc(v["measured"])) + why + ("" if broken else details("Evidence", shown) if shown else "")
-        cost = f"proved {v['remembered']}" if v.get("remembered") else f"{v['seconds']:.1f} s"
+        cost = f"passed on {v['remembered']}" if v.get("remembered") else f"{v['seconds']:.1f} s"
         cells = "".join(tag("td", c) for c in (title, measured, esc(v["needed"]), esc(cost)))
         rows.append(tag("tr", tag("th", tag("span", esc(v["verdict"]), class_=f"pill {kind}"), scope="row") + cells))
         if broken:
@@ -42,7 +42,7 @@ def evidence(f: Folder, v: dict[str, Any]) -> str:
     stage = f.path / "stages" / (v.get("stage") or "")
     image = (stage if stage.is_dir() and v.get("stage") else f.path) / "gates" / v["id"] / "batch.png"
     if image.is_file():
-        shown = picture(image.read_bytes(), f"the batch that {v['id']} was judged on", side=900)
+        shown = picture(image.read_bytes(), f"the batch that {v['id']} used", side=900)
         parts.append(tag("figure", shown + tag("figcaption", "The batch that it used")))
     found = dict(v.get("evidence") or {})
     for keys, draw in DRAWN:

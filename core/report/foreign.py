@@ -170,7 +170,7 @@ def _metric(logged: LOGGED, asked: str, higher: bool | None, source: Path) -> tu
         tag = held_out[name]
     else:
         raise UserError(f"{source} has no metric of held-out data", got=", ".join(list(logged)[:8]), needed="a tag such as val/accuracy or "
-                        "eval_loss; without one, no curve says what to do", next="--metric NAME, to judge by one of those all the same")  # fmt: skip
+                        "eval_loss; advice needs such a curve", next="--metric NAME, to use one of these anyway")  # fmt: skip
     name = name.replace("/", "_")
     return name, tag, (not LOWER.search(name)) if higher is None else higher
 

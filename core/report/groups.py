@@ -1,6 +1,5 @@
 """Statistics over several seeds: the mean with its interval, and the difference between two groups."""
 
-import json
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,21 +11,31 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.monitoring import cost
 from trainworthy.core.report import intervals
 from trainworthy.core.report.card import CHOSEN, page, plain
+from trainworthy.core.report.folder import read_json, summary
 
 NAME = "seeds.json"
 QUARTERS = 4  # fewest seeds for an interquartile mean
 LUCK = "a difference between single seeds is mostly luck: it has no interval"
 
 
+def plan_of(folder: Path) -> dict[str, Any]:
+    """Return the plan of a group of seeds. UserError: its file is cut off or another tool's."""
+    plan = read_json(folder / NAME)
+    kinds = {"recipe": str, "argv": list, "seeds": list, "at_once": int}
+    if not all(isinstance(plan.get(k), kind) for k, kind in kinds.items()):
+        raise UserError(f"{folder} is no group of seeds", got=f"no whole {NAME} with {', '.join(kinds)} in it",
+                        needed="a folder that `trainworthy run RECIPE --seeds 5` made", next="ls -d runs/*/seeds-*")  # fmt: skip
+    return plan
+
+
 def collect(folder: Path) -> dict[str, Any]:
     """Summarise the finished seeds of a group; `values` is empty if none has finished."""
-    plan = json.loads((folder / NAME).read_text())
+    plan = plan_of(folder)
     found: dict[str, Any] = {k: plan[k] for k in ("recipe", "argv", "seeds", "at_once")}
     summaries = {}
     for seed in plan["seeds"]:
-        path = folder / f"seed-{seed}" / "summary.json"
-        if path.is_file():
-            summaries[seed] = json.loads(path.read_text())
+        if ours := summary(read_json(folder / f"seed-{seed}" / "summary.json")):
+            summaries[seed] = ours
     found["gates_off"] = [s for s in summaries if _gates_off(folder / f"seed-{s}")]
     found["values"], found["missing"] = {}, [s for s in plan["seeds"] if s not in summaries]
     if not summaries:
@@ -95,8 +104,7 @@ def sentence(found: dict[str, Any]) -> str:
 
 def _gates_off(folder: Path) -> bool:
     """Return whether this seed ran without gates."""
-    path = folder / "gates.json"
-    return path.is_file() and not json.loads(path.read_text()).get("enabled", True)
+    return not read_json(folder / "gates.json").get("enabled", True)
 
 
 def off(found: dict[str, Any]) -> str:
@@ -132,7 +140,7 @@ def card(found: dict[str, Any]) -> str:
         "",
         f"Best known: {plain(found['best_known'] or 'not stated')}.",
         "",
-        "Each seed has a card and a report of its own in seed-<k>/.",
+        "Each seed has its own card and report in seed-<k>/.",
     ]
     return page(lines)
 

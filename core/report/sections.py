@@ -130,9 +130,9 @@ def result(f: Folder) -> tuple[str, str]:
         f"{shown['weights']} weights, step {shown['step']:,} ({CHOSEN.get(shown['weights'], 'unfinished')})",
         *([f"{f.n_val:,} held-out samples"] if f.n_val else []),
         "one seed: differences between single seeds are not results" if seeds == 1 else f"{seeds} seeds",
-        *(["gates off: nothing about it was proved"] if not f.gates.get("enabled", True) else []),
+        *(["gates off: nothing was checked"] if not f.gates.get("enabled", True) else []),
         *(
-            [f"judged by {name}: {'higher' if s.get('higher_is_better', True) else 'lower'} is better"]
+            [f"metric {name}: {'higher' if s.get('higher_is_better', True) else 'lower'} is better"]
             if s.get("foreign")
             else []
         ),
@@ -165,7 +165,9 @@ def next_steps(f: Folder) -> str:
     """The recommendation; after a failed gate, how to find its cause."""
     if f.failed:
         check = ["trainworthy", "check", *said(f), "--only", ",".join(f.failed)]
-        tail = code(shlex.join(["trainworthy", "resume", str(f.path)] if "rungs" in f.args else check))
+        tail = code(
+            shlex.join(["trainworthy", "resume", str(f.path)] if {"fallbacks", "rungs"} & f.args.keys() else check)
+        )
         where = "Likely causes and evidence are below, under Gates. To try again:"
         todo = [Advice("Fix what failed, then run the gates again", where)]
     elif f.rows:
@@ -175,11 +177,13 @@ def next_steps(f: Folder) -> str:
             todo.append(Advice(f"Look at {len(skipped)} skipped steps", why))
         told = [v for v in f.monitors if v["verdict"] in ("fail", "advice")]
         for v in told:
-            rung = v.get("evidence", {}).get("rung")
+            fallback = v.get("evidence", {}).get("fallback")
             first, *more = v["remedy"].splitlines() or [""]
             first = f"`{first}`" if first.startswith("trainworthy ") else first[:1].upper() + first[1:]
             text = f"{v['measured']}. {'; '.join([first, *more])}"
-            todo.insert(0 if rung else len(todo), Advice(f"Monitor {v['id']}: {v['title']}", text, urgent=bool(rung)))
+            todo.insert(
+                0 if fallback else len(todo), Advice(f"Monitor {v['id']}: {v['title']}", text, urgent=bool(fallback))
+            )
         if behind := outside(f):
             for one in todo:
                 if one.title == "It beats every baseline":
@@ -389,10 +393,7 @@ def files_section(f: Folder) -> str:
     if any(f.path.glob("checkpoints/*/step-*")) and (not f.summary or f.summary.get("unfinished")):
         commands.insert(0, ["resume", str(f.path)])
     path = f.path / "card.md"
-    fold = (
-        details("The card", tag("div", markdown(path.read_text(encoding="utf-8")), class_="prose"))
-        if path.is_file()
-        else ""
-    )
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    fold = details("The card", tag("div", markdown(text), class_="prose")) if text else ""
     lines = "\n".join(shlex.join(["trainworthy", *c]) for c in commands)
     return (code(lines) if lines else "") + table((), rows, class_="plain") + fold

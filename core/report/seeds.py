@@ -1,10 +1,10 @@
 """The page of a group of seeds: the numbers, and all their curves in common plots."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.report import PAGE, STYLE, intervals
 from trainworthy.core.report.charts import SENTINEL, Chart, inline, render, smooth
 from trainworthy.core.report.folder import Folder, read, series
@@ -15,12 +15,10 @@ from trainworthy.core.report.html import bars, esc, note, num, section, table, t
 def write(folder: Path) -> dict[str, Any]:
     """Write seeds.json, and if a seed has finished card.md and report.html, from the run folders of a group."""
     found = collect(folder)
-    spare = folder / ".seeds.json"
-    spare.write_text(json.dumps(found, indent=1))
-    os.replace(spare, folder / NAME)
+    write_whole(folder / NAME, json.dumps(found, indent=1))
     if found["values"]:
-        (folder / "card.md").write_text(card(found))
-        (folder / "report.html").write_text(page(folder, found), encoding="utf-8")
+        write_whole(folder / "card.md", card(found))
+        write_whole(folder / "report.html", page(folder, found))
     return found
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import platform
 import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from trainworthy.core.base import masking
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.files import write_whole
+from trainworthy.core.base.machine import git
 from trainworthy.core.recipe.loading import Recipe, changed, sources, versions
 
 
@@ -31,29 +32,44 @@ def collect(recipe: Recipe, accelerator: Accelerator) -> dict[str, Any]:
         "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
         "devices": gpus or ["cpu"],
         "processes": accelerator.num_processes,
-        "commit": _git(home, "rev-parse", "HEAD"),
-        "diff": masking.source(_git(home, "diff", "HEAD", "--", "core", "recipes"))[:50_000],
+        "commit": (git(home, "rev-parse", "HEAD") or "").strip(),
+        "diff": masking.source(git(home, "diff", "HEAD", "--", "core", "recipes") or "")[:50_000],
         "sources": sources(recipe),
     }
 
 
 def changed_sources(folder: Path, recipe: Recipe) -> list[str]:
     """Return the source files that changed since the run in `folder` used them."""
-    path = folder / "environment.json"
-    before = json.loads(path.read_text())["sources"] if path.exists() else {}
-    return sorted(Path(name).name for name in changed(before))
+    return sorted(Path(name).name for name in changed(kept(folder).get("sources", {})))
+
+
+def changed_versions(folder: Path) -> str:
+    """Return which packages have another version than when the run in `folder` began; empty if none."""
+    now = versions()
+    before = kept(folder).get("versions", now)
+    names = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
+    return ", ".join(f"{k} {before.get(k, 'none')} -> {now.get(k, 'none')}" for k in names)
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    """Return environment.json of a run folder; empty if it is missing or no such file."""
+    try:
+        found = json.loads((folder / "environment.json").read_text())
+        return found if isinstance(found["sources"], dict) else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def note_sources(folder: Path, recipe: Recipe, late: dict[str, str]) -> None:
     """Add to environment.json the sources imported since it was written, and `late`, those that a remembered verdict
     had imported."""
     path = folder / "environment.json"
-    found = json.loads(path.read_text())
+    found = kept(folder) or {"versions": versions(), "sources": {}}
     home = recipe.entry.path.parent
     more = {str((home / name).resolve()): mark for name, mark in late.items()} | sources(recipe)
     if not more.keys() <= found["sources"].keys():
         found["sources"] = more | found["sources"]
-        path.write_text(json.dumps(found, indent=1))
+        write_whole(path, json.dumps(found, indent=1))
 
 
 def assert_shared(folder: Path, accelerator: Accelerator) -> None:
@@ -101,8 +117,3 @@ def _asked_of_accelerate() -> str | None:
         if name == "--num-processes":
             return value or line[i + 1]
     return None
-
-
-def _git(folder: Path, *words: str) -> str:
-    done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else ""

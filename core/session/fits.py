@@ -14,7 +14,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.recipe.loading import Recipe
 from trainworthy.core.recipe.stage import Stage
 
-MOMENTS = {"AdamW": 2, "Adam": 2, "Muon": 1}
+MOMENTS = {"AdamW": 2, "Adam": 2, "AdamW8bit": 0.5, "Muon": 1}
 """Copies of the trained weights that an optimiser keeps; of any other it is not known, and none is counted."""
 
 
@@ -23,7 +23,7 @@ def at_least(stage: Stage) -> int:
     held = _size([*stage.model.parameters(), *(p for m in stage.frozen_modules.values() for p in m.parameters())])
     held += 0 if stage.ema_model is None else _size(stage.ema_model.parameters())
     for o in stage.optimizers.values():
-        held += (1 + MOMENTS.get(type(o).__name__, 0)) * _size(p for g in o.param_groups for p in g["params"])
+        held += int((1 + MOMENTS.get(type(o).__name__, 0)) * _size(p for g in o.param_groups for p in g["params"]))
     return held
 
 
@@ -65,3 +65,15 @@ def suits(recipe: Recipe, cfg: config.Config, preset: str, accelerator: Accelera
         f"       fits here: trainworthy run {recipe.target} (the preset tiny, minutes on a CPU)\n"
         f"       needs: trainworthy plan {recipe.target} --preset full --device H100"
     )
+
+
+def refuse(recipe: Recipe, cfg: config.Config, preset: str, accelerator: Accelerator) -> None:
+    """Raise UserError for a run of which `suits` warned, once its weights and data are known to be there."""
+    if cfg.run.check_memory and suits(recipe, cfg, preset, accelerator):
+        raise UserError(
+            f"the preset full of {recipe.id} is made for an accelerator",
+            got=f"a CPU, on which {cfg.train.precision} is slower than fp32 and a step may take minutes",
+            needed="an accelerator, or settings for a CPU",
+            next=f"trainworthy run {recipe.target} (the preset tiny), or trainworthy plan {recipe.target} --preset full --device H100; "
+            "--train.precision fp32 or --run.no-check-memory starts here",
+        )

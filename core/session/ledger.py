@@ -6,12 +6,12 @@ data's identity depends on it.
 
 import contextlib
 import json
-import os
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.data.assets import cache_dir
 
 
@@ -31,9 +31,7 @@ def _write(name: str, rows: dict[str, Any]) -> None:
     path = _path(name)
     with contextlib.suppress(OSError):  # an unwritable cache costs repeated gates, not the run
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(rows, default=str))
-        os.replace(part, path)
+        write_whole(path, json.dumps(rows, default=str))
 
 
 def read(fingerprint: str) -> tuple[dict[str, dict], dict[str, str]]:

@@ -17,9 +17,10 @@ from typing import Any
 from trainworthy.core.base import config, masking, settings_check
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import DONE, INTERRUPTED, SIGNALS, Interrupted, UserError
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.machine import cores
 from trainworthy.core.monitoring import board
-from trainworthy.core.report.groups import NAME, shown
+from trainworthy.core.report.groups import NAME, plan_of, shown
 from trainworthy.core.report.seeds import write
 from trainworthy.core.session import on_end
 
@@ -33,6 +34,8 @@ class Job:
     command: list[str]
     code: int | None = None
     seconds: float = 0.0
+    place: str = ""
+    """Its accelerators, as CUDA_VISIBLE_DEVICES; empty: those of this process."""
 
     @property
     def log(self) -> Path:
@@ -47,14 +50,14 @@ class Job:
         return next((line.strip() for line in reversed(lines) if line.strip()), "starting")
 
 
-def run(argv: list[str], asked: str, *, with_board: bool = False) -> None:
+def run(argv: list[str], asked: str, *, with_board: bool = False, found: dict[str, Any] | None = None) -> None:
     """Run `trainworthy run RECIPE --seeds 5` (or 0,1,2): a group folder with a run folder per seed. Exits with the
-    worst code."""
+    worst code. What the group's page says is put into `found`."""
     plan, home = planned("run", argv, asked)
     folder = home / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     made(folder)
-    (folder / NAME).write_text(json.dumps({**plan, "argv": masking.words(plan["argv"])}, indent=1))
-    _run(folder, plan, force=False, with_board=with_board)
+    write_whole(folder / NAME, json.dumps({**plan, "argv": masking.words(plan["argv"])}, indent=1))
+    _run(folder, plan, force=False, with_board=with_board, found=found)
 
 
 def planned(verb: str, argv: list[str], asked: str, own: tuple[str, ...] = ()) -> tuple[dict[str, Any], Path]:
@@ -74,8 +77,19 @@ def planned(verb: str, argv: list[str], asked: str, own: tuple[str, ...] = ()) -
     rest, _ = config.take(rest, "--run.seed")
     threads = (cfg.run.threads or torch.get_num_threads()) * int(n or 1)
     plan = {"recipe": loaded.target, "argv": [*rest[1:], *own, *launcher], "seeds": _seeds(asked, cfg.run.seed)}
-    plan["at_once"] = 1 if torch.cuda.is_available() else max(1, cores().allowed // threads)
+    plan["each"] = int(n or 1)
+    plan["at_once"] = len(devices(plan["each"])) or max(1, cores().allowed // threads)
     return plan, cfg.run.out / loaded.slug
+
+
+def devices(each: int) -> list[str]:
+    """Return which accelerators each seed gets that runs at a time, `each` of them, as CUDA_VISIBLE_DEVICES; none on a CPU."""
+    import torch
+
+    count = torch.cuda.device_count() if each else 0
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name][:count]
+    known = named or [str(i) for i in range(count)]
+    return [",".join(known[i : i + each]) for i in range(0, max(1, count - each + 1), each)] if count else []
 
 
 def made(folder: Path) -> None:
@@ -105,12 +119,14 @@ def worst(jobs: list[Job]) -> int:
     return max((j.code if j.code >= 0 else 128 - j.code for j in jobs), default=DONE)
 
 
-def resume(folder: Path, *, force: bool, given: dict[str, str], with_board: bool = False) -> None:
+def resume(
+    folder: Path, *, force: bool, given: dict[str, str], with_board: bool = False, found: dict[str, Any] | None = None
+) -> None:
     """Continue every unfinished seed of a group. `given`: secrets, which its files do not hold."""
-    plan = json.loads((folder / NAME).read_text())
+    plan = plan_of(folder)
     plan["argv"] = masking.filled(plan["argv"], given, where=str(folder / NAME), command=f"trainworthy resume {folder}")
     more = [w for name, v in given.items() for w in (masking.flag(name), v)]
-    _run(folder, plan, force=force, more=more, with_board=with_board)
+    _run(folder, plan, force=force, more=more, with_board=with_board, found=found)
 
 
 def _seeds(asked: str, first: int) -> list[int]:
@@ -126,8 +142,9 @@ def _seeds(asked: str, first: int) -> list[int]:
 
 
 def _run(
-    folder: Path, plan: dict[str, Any], *, force: bool, more: Sequence[str] = (), with_board: bool = False
-) -> None:
+    folder: Path, plan: dict[str, Any], *, force: bool, more: Sequence[str] = (), with_board: bool = False,
+    found: dict[str, Any] | None = None,
+) -> None:  # fmt: skip
     """Run every unfinished seed, as many in parallel as planned; then write table, card and report."""
     jobs = []
     for seed in plan["seeds"]:
@@ -142,10 +159,12 @@ def _run(
     served = board.beside(folder, wanted=with_board, say=console.say)
     with signals() as asked, served as board_is_up:
         board_is_up()
-        work(jobs, plan["at_once"], asked, console, _ended)
-    found = write(folder)
-    if found["values"]:
-        console.say("\n" + shown(found) + f"\n\nreport {folder / 'report.html'}\ncard   {folder / 'card.md'}")
+        work(jobs, plan["at_once"], asked, console, _ended, each=plan.get("each", 0))
+    group = write(folder)
+    if found is not None:
+        found |= {"run": str(folder), **group}
+    if group["values"]:
+        console.say("\n" + shown(group) + f"\n\nreport {folder / 'report.html'}\ncard   {folder / 'card.md'}")
     if asked:
         saved = any(folder.glob("seed-*/checkpoints/*/step-*/manifest.json"))
         raise Interrupted(f"{asked[0]}: every seed was stopped\n  next:         trainworthy resume {folder}",
@@ -153,9 +172,18 @@ def _run(
     sys.exit(worst(jobs))
 
 
-def work(jobs: list[Job], side_by_side: int, asked: list[str], console: Console, ended: Callable[[Job], str]) -> None:
-    """Start and watch the jobs; a failed seed does not stop the others. `ended`: the line of a finished job."""
+def work(
+    jobs: list[Job],
+    side_by_side: int,
+    asked: list[str],
+    console: Console,
+    ended: Callable[[Job], str],
+    each: int = 0,
+) -> None:
+    """Start and watch the jobs; a failed seed does not stop the others. `ended`: the line of a finished job. `each`:
+    accelerators of a job; 0: they share them."""
     waiting, running = list(jobs), {}
+    free = devices(each)[:side_by_side] or [""] * side_by_side
     with contextlib.ExitStack() as stack:
         live = None
         if sys.stdout.isatty():
@@ -163,8 +191,9 @@ def work(jobs: list[Job], side_by_side: int, asked: list[str], console: Console,
 
             live = stack.enter_context(Live(transient=True, refresh_per_second=4))
         while running or (waiting and not asked):
-            while waiting and len(running) < side_by_side and not asked:
+            while waiting and free and not asked:
                 job = waiting.pop(0)
+                job.place = free.pop(0)
                 running[job.seed] = (job, _start(job), time.monotonic())
             if asked and "told" not in asked:
                 asked.append("told")
@@ -174,6 +203,7 @@ def work(jobs: list[Job], side_by_side: int, asked: list[str], console: Console,
                 if child.poll() is not None:
                     job.code, job.seconds = child.returncode, time.monotonic() - since
                     del running[job.seed]
+                    free.append(job.place)
                     (live.console.print if live else console.say)(ended(job))
             if live:
                 live.update("\n".join(f"  seed {s}  {j.last_line()}" for s, (j, *_) in running.items()))
@@ -186,6 +216,7 @@ def _start(job: Job) -> subprocess.Popen:
     """Start a job with its output in its log, in its own session, so that we forward Ctrl-C to it once."""
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     env = dict(os.environ, PYTHONSAFEPATH="1", TRAINWORTHY_FOLDER=str(job.folder))
+    env |= {"CUDA_VISIBLE_DEVICES": job.place} if job.place else {}
     with open(job.log, "a") as log:
         return subprocess.Popen(job.command, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True)
 

@@ -112,7 +112,7 @@ def assert_usable(found: Nodes, argv: Sequence[str], *, config_file: str | None)
         raise UserError(f"{flag} and --accelerate-config name the launcher's settings twice", got=config_file,
                         needed=f"one of them: num_machines, machine_rank and main_process_ip in the file, or {flag} without a file")  # fmt: skip
     if any(word.split("=")[0] == "--seeds" for word in argv):
-        raise UserError(f"--seeds does not work with {flag}", cause="each seed is a run of its own",
+        raise UserError(f"--seeds does not work with {flag}", cause="each seed is a separate run",
                         needed=f"--run.seed N with {flag}, or --seeds on one machine")  # fmt: skip
 
 

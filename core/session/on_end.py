@@ -15,7 +15,7 @@ from trainworthy.core.base.errors import DONE, GATE_FAILED, INTERRUPTED, STOPPED
 FLAG = "--on-end"
 LOG = "on_end.log"
 PATIENCE = 30.0
-"""Seconds that the run waits for the command before it exits; the command goes on by itself."""
+"""Seconds that the run waits for the command before it exits; the command continues on its own."""
 WORDS = {DONE: "done", GATE_FAILED: "gate failed", STOPPED_ITSELF: "stopped itself", INTERRUPTED: "interrupted"}
 LAUNCHER = ("TRAINWORTHY_", "ACCELERATE_", "TORCHELASTIC_", "MASTER_")
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE")
@@ -85,7 +85,9 @@ def run(code: int, message: str) -> None:
             ended = child.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             print(
-                f"on-end still running after {PATIENCE:.0f} s; it goes on by itself, its output is in {log}", flush=True
+                f"on-end still running after {PATIENCE:.0f} s; it continues on its own; its output is in {log}",
+                file=sys.stderr,
+                flush=True,
             )
             return
     except BaseException as error:  # another Ctrl-C, a full disk: the run has ended as it has
@@ -97,4 +99,4 @@ def run(code: int, message: str) -> None:
         print(f"on-end FAILED with exit code {ended}: {text[-1] if text else 'it printed nothing'}\n       the run's exit code stays {code}; "
               f"all output: {log}", file=sys.stderr, flush=True)  # fmt: skip
     else:
-        print(f"on-end exit code 0{': ' + text[-1] if text else ''}", flush=True)
+        print(f"on-end exit code 0{': ' + text[-1] if text else ''}", file=sys.stderr, flush=True)

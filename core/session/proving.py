@@ -8,11 +8,13 @@ from typing import Any
 from trainworthy.core import gates
 from trainworthy.core.base import config, masking
 from trainworthy.core.base.errors import GateFailed, UserError
-from trainworthy.core.base.processes import agreed
+from trainworthy.core.base.files import write_whole
+from trainworthy.core.base.processes import agreed, kind_of
 from trainworthy.core.data import contents, inventory
 from trainworthy.core.gates import order
 from trainworthy.core.loop import shard
 from trainworthy.core.loop.precision import precision
+from trainworthy.core.loop.weights import sketch
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.core.session import environment, ledger, stages
@@ -42,7 +44,7 @@ def prove_stage(
     _, stage = context.look()
     code = recipes.sources(s.recipe)
     about = {"processes": s.accelerator.num_processes, "stage": part.name, "start": s.start and s.start.sha256, "before": mark,
-             "device": str(s.accelerator.device.type), "precision": precision(cfg, s.accelerator)}  # fmt: skip
+             "device": kind_of(s.accelerator.device), "precision": precision(cfg, s.accelerator)}  # fmt: skip
     sharded = shard.mode(cfg, s.accelerator.num_processes) != shard.NONE
     about |= {"shard": cfg.run.shard} if sharded else {}
     base = recipes.fingerprint(s.recipe, cfg, "", **about)
@@ -59,6 +61,8 @@ def prove_stage(
             keep(s, part, [], enabled=False)
         return
     everything_read = json.dumps([inventory.identity(context.scans), [x.digests for x in context.scans.values()]])
+    modules = {"model": stage.model, **stage.frozen_modules}  # a pretrained model may change under the same name
+    about |= {"weights": {k: sketch(m) for k, m in modules.items()}}
     mark = recipes.fingerprint(s.recipe, cfg, everything_read, **about)
     mark, known, late = _remembered(s, cfg, mark)
     from_it = {"none": "", "rehearsed": ", from the stage before as eight samples trained it"}
@@ -102,7 +106,7 @@ def _failed(s: Session, context: gates.GateContext, failed: list[gates.Verdict],
     first = failed[0]
     explained = f", explained by {first.evidence['explained_by']}" if "explained_by" in first.evidence else ""
     proved = ["check", *s.argv, *context.argv[len(s.argv) :], "--only", first.id]
-    again = ["trainworthy", *(["resume", str(s.folder)] if s.recipe.rungs else masking.words(proved))]
+    again = ["trainworthy", *(["resume", str(s.folder)] if s.recipe.fallbacks else masking.words(proved))]
     return GateFailed(
         f"{len(failed)} of {of} gates failed, first: {first.id} ({first.rows}){explained}\n"
         f"  evidence:     {s.folder / 'report.html'} and {context.folder / 'gates' / first.id}/\n"
@@ -117,6 +121,12 @@ def report_data(s: Session, context: gates.GateContext, stage: Stage, base: str)
     with contextlib.suppress(OSError, ValueError, KeyError):
         before = json.loads(path.read_text())["identity"]
     then = before.get(context.follows, {}) if s.resumes else {}
+    saved = (s.folder / "checkpoints" / context.stage).glob("step-*")
+    unknown = None if before or s.resumes != "as it was" or not any(saved) else UserError(
+        f"{path} cannot be read, so nobody knows with which data this run was started", needed="the file that the run wrote before "
+        "it trained, or --force", cause="it was removed, edited, or not copied with the run",
+        next=f"trainworthy resume {s.folder} --force")  # fmt: skip
+    together(s.accelerator, unknown)
     extent = {} if context.deep else agreed(s.accelerator, then or ledger.extent(base))
     with told(s.recipe, s.cfg):
         context.scans = inventory.read_all(stage.data, everything=context.deep, before=extent)
@@ -134,7 +144,7 @@ def report_data(s: Session, context: gates.GateContext, stage: Stage, base: str)
     for scan in context.scans.values():  # compared, and not read again
         scan.contents = scan.columns = None
     if s.main:
-        path.write_text(json.dumps(context.data_report | {"identity": before | {context.follows: now}}, indent=1))
+        write_whole(path, json.dumps(context.data_report | {"identity": before | {context.follows: now}}, indent=1))
 
 
 def keep(s: Session, part: stages.Part, verdicts: list[gates.Verdict], **more: Any) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from trainworthy.core import gates
 from trainworthy.core.base import seeds
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.data.pictures import contact_sheet, png
 from trainworthy.core.gates import exported, paths
 from trainworthy.core.gates.norms import by_batch, layers
@@ -68,7 +68,7 @@ class Watcher:
             json.dumps({"step": step, "captions": [t.caption for t in tiles], "good": [t.score for t in tiles]})
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(rows) + "\n")
+        write_whole(path, "\n".join(rows) + "\n")
 
 
 class ClassWatch:
@@ -136,9 +136,10 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
         "metrics": final, "test": tested and {"samples": len(test), "metrics": tested}, "intervals": intervals,
         "baselines": baselines, "figures": {k: _plain_figure(v) for k, v in shown.items()},
     }  # fmt: skip
-    spare = s.folder / ".summary.json"
-    spare.write_text(json.dumps(summary, indent=1, default=str))
-    os.replace(spare, s.folder / "summary.json")  # written last: this file marks the run as finished
+    # written last: this file marks the run as finished
+    write_whole(s.folder / "summary.json", json.dumps(summary, indent=1, default=str))
+    if s.meter:
+        s.meter.note(now=True)  # for the card
     write_card(s.folder)
     if stage.model_card:
         write_model_card(s.folder, stage.model_card)
@@ -160,7 +161,7 @@ def _about(run: Run, stage: Stage) -> dict[str, Any]:
         "floor": metric.floor, "ceiling": metric.ceiling if math.isfinite(metric.ceiling) else None,
         "best_known": metric.best_known, "outside": journal.outside, "final": journal.history[-1], "best": best[0], "n_best": best,
         "evaluations": len(journal.history), "bounds": stage.upper_bounds, "seeds": [run.cfg.run.seed],
-        "steps": run.step, "planned_steps": run.total_steps(stage), "epochs": run.cfg.train.epochs,
+        "steps": run.step, "planned_steps": run.total_steps(stage), "epochs": journal.history[-1]["epoch"],
         "train_seconds": round(run.seconds, 1), "skipped_steps": journal.skipped,
         "parameters": sum(p.numel() for p in stage.model.parameters()), "trained_parameters": trained,
         "parameters_per_sample": train and round(trained / len(train), 2),
@@ -173,10 +174,8 @@ def _reported(run: Run, stage: Stage, which: str) -> tuple[dict[str, float], int
     if which == "best":
         run.checkpoints.wait()
         run.accelerator.wait_for_everyone()
-        folder = run.checkpoints.folder / f"best_val_{stage.metric.name}"
-        load_into(
-            stage.eval_model, load_weights(folder / "model.safetensors"), where=str(folder), without=stage.not_saved
-        )
+        file = run.checkpoints.best_weights(stage.metric.name)
+        load_into(stage.eval_model, load_weights(file), where=str(file), without=stage.not_saved)
         return run.measure(stage, stage.data["val"]), run.journal.best[0][1]
     if stage.evaluate_while_training or (
         stage.intervals and not stage.intervals()

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,7 @@ from trainworthy.core import gates, report
 from trainworthy.core.base import config, masking, network, settings_check
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import SIGNALS, Interrupted, Stop, UserError
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.data import contents as hashed
 from trainworthy.core.gates import order
@@ -55,10 +57,15 @@ class Session:
     meter: Meter | None = None
     """Counts what the run costs, on rank 0."""
 
-    @property
+    @cached_property
     def identity(self) -> dict[str, object]:
-        """Recipe and seed, which every checkpoint of this run stores."""
-        return {"recipe": self.recipe.id, "seed": self.cfg.run.seed}
+        """Recipe, seed and settings of the training, which every checkpoint of this run stores."""
+        settings = masking.settings(config.to_dict(self.cfg))
+        settings["train"]["precision"] = precision(self.cfg, self.accelerator)
+        for name in ("run", "gates", "loader", "track"):  # they may change: where and how often to save and log
+            del settings[name]
+        settings["environment"] = recipes.variables(self.recipe)
+        return {"recipe": self.recipe.id, "seed": self.cfg.run.seed, "settings": settings}
 
     @property
     def main(self) -> bool:
@@ -78,6 +85,8 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
     if warning := fits.suits(loaded, cfg, preset, accelerator):
         console.say(warning, style="yellow")
     start = check_settings(loaded, cfg, accelerator, (*cfg.gates.waive, *only))
+    if not kind and folder is None:  # a resumed run goes on wherever it is asked to
+        fits.refuse(loaded, cfg, preset, accelerator)
     if folder is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         folder = cfg.run.out / loaded.slug / kind / f"{stamp}-{secrets.token_hex(2)}"
@@ -112,7 +121,9 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
     meter = Meter(folder, accelerator.device, accelerator.num_processes) if accelerator.is_main_process else None
     on_end.run_folder(folder)
     nodes.keep_folder(folder)
-    return Session(loaded, cfg, preset, accelerator, console, folder, argv, start, meter=meter)
+    session = Session(loaded, cfg, preset, accelerator, console, folder, argv, start, meter=meter)
+    _ = session.identity  # now, before a recipe's own code changes a setting
+    return session
 
 
 def check_settings(
@@ -152,7 +163,7 @@ def assert_judgeable(stage: Stage, cfg: config.Config) -> None:
         classes = f": one of each class of '{key}'" if needed > 2 else ""
         choice = "--data.val FOLDER or a share (0.2), or " if hasattr(getattr(cfg, "data", None), "val") else ""
         raise UserError("the validation split is too small for an evaluation", got=f"{len(val)} sample(s)",
-                        needed=f"at least {needed}{classes}; 100 or more tell 90% from 80%",
+                        needed=f"at least {needed}{classes}; with 100, 90% can be distinguished from 80%",
                         cause="a split by a share of few samples, or a folder of held-out samples that is not complete",
                         next=f"{choice}more held-out data, then the same command again")  # fmt: skip
 
@@ -177,7 +188,7 @@ def told(loaded: recipes.Recipe, cfg: config.Config) -> Iterator[None]:
             raise
         raise UserError(
             f"{loaded.id} cannot read its data or build its model", got=f"{type(error).__name__}: {error}",
-            cause=f"{frame.filename}:{frame.lineno}: {frame.line}", next=f"mend it, then: trainworthy check {loaded.target}",
+            cause=f"{frame.filename}:{frame.lineno}: {frame.line}", next=f"fix it, then: trainworthy check {loaded.target}",
         ) from None  # fmt: skip
 
 
@@ -220,7 +231,11 @@ def reported(session: Session) -> Iterator[None]:
     else:
         if session.main:
             session.meter.note(now=True)
-            report.write(session.folder)
+            try:
+                report.write(session.folder)
+            except OSError as error:  # all else is written, so there is nothing to resume
+                raise Stop(f"the command is done, but its report cannot be written: {error}\n  next:         make room, then: "
+                           f"trainworthy report {session.folder}") from None  # fmt: skip
         return
     if stop.restart and nodes.restarts_left():
         raise process_end.Restarted(stop)
@@ -269,10 +284,10 @@ def write_start(session: Session) -> None:
         stage_folder = part.folder(s.folder)
         stage_folder.mkdir(parents=True, exist_ok=True)
         _write_args(replace(s, cfg=part.cfg), stage_folder, stage=part.name)
-    own, rungs = masking.settings(config.to_dict(last.cfg)), s.recipe.rungs
-    more = {"last_stage": {k: own[k] for k in ("train", "optim")}} if earlier or rungs else {}
-    _write_args(s, s.folder, **more, **({"rungs": rungs, "stage": last.name} if rungs else {}))
-    (s.folder / "environment.json").write_text(json.dumps(environment.collect(s.recipe, s.accelerator), indent=1))
+    own, fallbacks = masking.settings(config.to_dict(last.cfg)), s.recipe.fallbacks
+    more = {"last_stage": {k: own[k] for k in ("train", "optim")}} if earlier or fallbacks else {}
+    _write_args(s, s.folder, **more, **({"fallbacks": fallbacks, "stage": last.name} if fallbacks else {}))
+    write_whole(s.folder / "environment.json", json.dumps(environment.collect(s.recipe, s.accelerator), indent=1))
     shutil.copy(s.recipe.entry.path, s.folder / "recipe.py")
 
 
@@ -282,4 +297,4 @@ def _write_args(s: Session, folder: Path, **more: object) -> None:
             "start": s.start and asdict(s.start), **more}  # fmt: skip
     # A resumed run uses the launcher's choices.
     args["settings"]["train"]["precision"] = precision(s.cfg, s.accelerator)
-    (folder / "args.json").write_text(json.dumps(args, indent=1))
+    write_whole(folder / "args.json", json.dumps(args, indent=1))

@@ -106,9 +106,11 @@ def context(
     half = os.environ.get("TRAINWORTHY_HALF")
     argv = [s.recipe.target, *s.argv[1:]]  # a fork's full path, so that a repro runs from any folder
     argv += ["--stage", part.name] if part.of > 1 else []
-    rung = ["-m", "trainworthy.launch", "resume", str(s.folder.absolute())]  # `check` lacks a rung's weights
+    fallback = ["-m", "trainworthy.launch", "resume", str(s.folder.absolute())]  # `check` lacks a fallback's weights
     again = (
-        (lambda gate: f"sys.exit(subprocess.run([sys.executable, *{rung!r}]).returncode)") if s.recipe.rungs else None
+        (lambda gate: f"sys.exit(subprocess.run([sys.executable, *{fallback!r}]).returncode)")
+        if s.recipe.fallbacks
+        else None
     )
     return gates.GateContext(part.cfg, s.accelerator, part.maker(before), s.recipe.module.train, part.folder(s.folder), {}, {}, argv,
                        deep, Path(half) if half else None, again, stage=part.name, follows=follows)  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 from trainworthy.core import gates
 from trainworthy.core.base import config
 from trainworthy.core.base.console import table
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.gates.exported import WrongExport
 from trainworthy.core.loop import shard
@@ -87,20 +88,29 @@ def train_stage(
     result = finish(s, one, stage, whole) if agreed(s.accelerator, ended) else {}
     if not part.last and config.phases(cfg)[part.name].hand_on == "best":
         load_best(one, stage)
+    if not part.last:
+        stage = whole()  # the next stage builds on it, and shards what it keeps
     one.close()
     one.after_eval = None  # it holds the watcher's samples
     if s.main and result:
         say_result(s, stage, result, cost_of=session.folder)
     if s.main and part.last:
-        ask = f"\nnext   trainworthy chat {s.folder}" if hasattr(s.recipe.module, "speaker") else ""
+        ask = f"\nnext   {how}" if (how := way_to_ask(s.recipe.module, s.folder)) else ""
         s.console.say(
             f"\nreport {s.folder / 'report.html'}\ncard   {s.folder / 'card.md'}\nexport {s.folder / 'export'}{ask}"
         )
     if wrong := agreed(s.accelerator, result.get("wrong")):
         raise WrongExport(f"the export in {s.folder / 'export'} is not what was scored: {wrong[0].measured}\n"
                           f"  needed:       {wrong[0].needed}\n  likely cause: {wrong[0].remedy.splitlines()[0]}\n"
-                          f"  next:         mend export(), then start a new run; weights: {s.folder / 'checkpoints'}")  # fmt: skip
+                          f"  next:         fix export(), then start a new run; weights: {s.folder / 'checkpoints'}")  # fmt: skip
     return stage, done + one.step
+
+
+def way_to_ask(module: Any, folder: Path) -> str:
+    """Return the command that asks what was exported; empty if no command can."""
+    if hasattr(module, "speaker"):
+        return f"trainworthy chat {folder}"
+    return f"trainworthy predict {folder} FILE" if hasattr(module, "asker") else ""
 
 
 def run_of(s: Session, session: Session, done: int) -> Run:
@@ -141,8 +151,8 @@ def look_after_evaluations(s: Session, one: Run, stage: Stage) -> None:
 def load_best(one: Run, stage: Stage) -> None:
     """Load the weights of the best evaluation, which the next stage starts from."""
     assert one.checkpoints  # its loop made them
-    best = one.checkpoints.folder / f"best_val_{stage.metric.name}"
-    load_into(stage.eval_model, load_weights(best / "model.safetensors"), where=str(best), without=stage.not_saved)
+    best = one.checkpoints.best_weights(stage.metric.name)
+    load_into(stage.eval_model, load_weights(best), where=str(best), without=stage.not_saved)
 
 
 def write_metric(folder: Path, metric: Metric) -> None:
@@ -150,7 +160,7 @@ def write_metric(folder: Path, metric: Metric) -> None:
     ends = {"floor": metric.floor, "ceiling": metric.ceiling}
     told = {"metric": metric.name, "higher_is_better": metric.higher_is_better, "question": metric.question}
     told |= {k: v if v is not None and math.isfinite(v) else None for k, v in ends.items()}
-    (folder / "metric.json").write_text(json.dumps(told, indent=1))
+    write_whole(folder / "metric.json", json.dumps(told, indent=1))
 
 
 def say_result(s: Session, stage: Stage, result: dict[str, Any], *, cost_of: Path) -> None:

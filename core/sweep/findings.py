@@ -1,7 +1,7 @@
 """What a study found: the best trial of each scientific combination, whether a range was too short, and what follows from it."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainworthy.core.monitoring import cost
@@ -41,14 +41,21 @@ class Edge:
     name: str
     value: float
     up: bool
-    wider: str
+    wider: Range
     of: str = ""
     """The scientific combination."""
+    near: bool = True
+    """Within a tenth of the range's end; else only beyond every other trial."""
 
     def words(self) -> str:
         of = f" of {self.of}" if self.of else ""
-        return (f"The best trial{of} has {self.name} {self.value:.3g}, at the {'upper' if self.up else 'lower'} end of its range: "
-                f"the best value may be beyond it. Wider: --nuisance {self.wider}")  # fmt: skip
+        where = (
+            f"at the {'upper' if self.up else 'lower'} end of its range"
+            if self.near
+            else f"the {'highest' if self.up else 'lowest'} tried"
+        )
+        return (f"The best trial{of} has {self.name} {self.value:.3g}, {where}: "
+                f"the best value may be beyond it. Wider: --nuisance {self.wider.words()}")  # fmt: skip
 
 
 @dataclass
@@ -65,6 +72,8 @@ class Findings:
     edges: list[Edge] = field(default_factory=list)
     floor: float | None = None
     """Score of chance, where it is known."""
+    wider_command: str = ""
+    """Searches again with every range that was too short made wider."""
 
     @property
     def cost(self) -> dict[str, Any]:
@@ -120,8 +129,24 @@ def at_edge(one: Range, best: Row, tried: list[Row]) -> Edge | None:
             beyond = [o for o in others if (o > x if up else o < x)]
             if near and beyond and len(beyond) >= 3:  # worse ones lie beyond: the best is inside
                 continue
-            return Edge(one.name, best.point[one.name], up, one.wider(up=up))
+            wider = one.wider(up=up)
+            return (
+                Edge(one.name, best.point[one.name], up, wider, near=near) if wider != one else None
+            )  # a share of 1 has no more room
     return None
+
+
+def wider(f: Findings) -> Space | None:
+    """Return the space with every range that was too short made wider; None if none was."""
+    if not f.edges:
+        return None
+    found = []
+    for one in f.space.nuisance:
+        mine = [e.wider for e in f.edges if e.name == one.name]
+        found.append(
+            replace(one, low=min([one.low, *(w.low for w in mine)]), high=max([one.high, *(w.high for w in mine)]))
+        )
+    return replace(f.space, nuisance=tuple(found))
 
 
 def is_at_chance(f: Findings) -> bool:

@@ -1,10 +1,10 @@
 """One page about a study: the winner, isolation plots, ranges that were too short, every trial."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.report import PAGE, STYLE, intervals
 from trainworthy.core.report.charts import SENTINEL, Chart, inline, plain_powers, render
 from trainworthy.core.report.html import code, esc, note, num, section, table, tag
@@ -27,10 +27,10 @@ MARKS = [
 def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) -> Path:
     """report.html of the study. `lines`: what the command says of its winner; `command`: that trains it again."""
     best = f.best
-    title = f"Sweep of {recipe}: {len(f.rows)} trials"
+    title = f"Sweep of {Path(recipe).name if recipe.endswith('.py') else recipe}: {len(f.rows)} trials"
     hero = tag("p", esc(home.name), class_="eyebrow") + tag("h1", esc(title))
     if best is not None:
-        hero += tag("p", f"<strong>{esc(num(best.value))}</strong> <span>{esc(f.metric)}, best trial ({best.number})</span>",
+        hero += tag("p", f"<strong>{esc(num(best.value))}</strong> <span>{esc(f.metric)}, trial {best.number}</span>",
                     class_="number")  # fmt: skip
     hero += "".join(note(line) for line in lines)
     hero += code(command) if command else ""
@@ -39,19 +39,17 @@ def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) 
         "Isolation plots", _plots(f), "Best over the nuisance settings for each compared value; below, every trial."
     )
     said_ = [*(e.words() for e in f.edges), *comparison(f)]
-    body += section("Conclusions", tag("div", "".join(tag("p", esc(s)) for s in said_), class_="card") if said_ else "")
+    found = "".join(tag("p", esc(s)) for s in said_) + (code(f.wider_command) if f.wider_command else "")
+    body += section("Conclusions", tag("div", found, class_="card") if said_ else "")
     body += section(
         "Trials",
         tag("div", _trials(f), class_="card"),
         "Infeasible: a gate failed or the run stopped itself; no score.",
     )
     page = PAGE.format(title=esc(title), style=STYLE, hero=header, nav="", body=body, name=esc(home.name))
-    spare, path = home / f".report-{os.getpid()}.html", home / "report.html"
-    spare.write_text(page, encoding="utf-8")
-    os.replace(spare, path)  # several processes write it
-    spare = home / f".result-{os.getpid()}.json"
-    spare.write_text(json.dumps(plain(f, lines, command), indent=1, default=str))
-    os.replace(spare, home / "result.json")
+    path = home / "report.html"
+    write_whole(path, page)  # several processes write it
+    write_whole(home / "result.json", json.dumps(plain(f, lines, command), indent=1, default=str))
     return path
 
 
@@ -60,7 +58,8 @@ def plain(f: Findings, lines: list[str], command: str) -> dict[str, Any]:
     return {"metric": f.metric, "higher_is_better": f.higher, "cost": f.cost or None,
             "best": f.best and vars(f.best), "said": lines, "command": command,
             "each": [{"settings": c, "best": b and b.number, "value": b and b.value, "finished": n} for c, b, n in f.each],
-            "edges": [{**vars(e), "words": e.words()} for e in f.edges], "compared": comparison(f),
+            "edges": [{**vars(e), "wider": e.wider.words(), "words": e.words()} for e in f.edges],
+            "wider_command": f.wider_command, "compared": comparison(f),
             "trials": [vars(r) for r in f.rows]}  # fmt: skip
 
 

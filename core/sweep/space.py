@@ -3,12 +3,13 @@
 import itertools
 import math
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config, settings_file
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.sweep import ranges
 
 EDGE = 0.1
 """Share of a range, at either end, in which a best trial counts as being at its edge."""
@@ -52,8 +53,18 @@ class Range:
             return (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
         return (value - self.low) / (self.high - self.low)
 
-    def wider(self, *, up: bool) -> str:
-        """The range with as much again beyond the end that the best trial is at, as it is given on a command line."""
+    def words(self) -> str:
+        """The range as it is given on a command line."""
+        if self.values:
+            return f"{self.name}={','.join(map(str, self.values))}"
+        last = self.name.split(".")[-1].replace("-", "_")
+        usual = last in RATES or (self.low > 0 and self.high / self.low >= DECADES)
+        return f"{self.name}={self.low:.4g}:{self.high:.4g}" + (
+            "" if self.log == usual else ":log" if self.log else ":linear"
+        )
+
+    def wider(self, *, up: bool) -> "Range":
+        """The range with as much again beyond the end that the best trial is at."""
         half = math.sqrt(self.high / self.low) if self.log else (self.high - self.low) / 2
         low, high = self.low, self.high
         if up:
@@ -62,7 +73,9 @@ class Range:
             low = low / half if self.log else low - half
         if self.whole:
             low, high = max(1, math.floor(low)), math.ceil(high)
-        return f"{self.name}={low:.3g}:{high:.3g}"
+        if not self.log and self.low >= 0:  # decays, dropouts, discounts: shares stay shares
+            low, high = max(0.0, low), min(1.0, high) if self.high <= 1 else high
+        return replace(self, low=float(f"{low:.3g}"), high=float(f"{high:.3g}"))
 
 
 @dataclass(frozen=True)
@@ -71,6 +84,11 @@ class Space:
 
     scientific: tuple[tuple[str, tuple], ...]
     nuisance: tuple[Range, ...]
+
+    def words(self) -> list[str]:
+        """The space as it is given on a command line."""
+        found = [w for name, v in self.scientific for w in ("--scientific", f"{name}={','.join(map(str, v))}")]
+        return found + [w for r in self.nuisance for w in ("--nuisance", r.words())]
 
     @property
     def compared(self) -> list[dict[str, Any]]:
@@ -140,10 +158,16 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def declare(cfg: config.Config, scientific: dict[str, Any], nuisance: dict[str, Any]) -> Space:
-    """Return the space to search. Default: the peak rate, from a thirtieth to 30 times the preset's."""
+    """Return the space to search. Default: the peak rate of each stage. A nuisance setting without a range (None) gets the known one."""
     if not scientific and not nuisance:
-        lr = cfg.optim.lr
-        nuisance = {"optim.lr": f"{lr / 30:.2g}:{lr * 30:.2g}"}
+        nuisance = dict.fromkeys(ranges.rates(cfg))
+    known = ranges.known(cfg) if None in nuisance.values() else {}
+    for name, given in nuisance.items():
+        preset(cfg, name)  # raises for an unknown setting
+        if given is None and name not in known:
+            raise UserError(f"no range is known for {name}", needed=f"--nuisance {name}=LOW:HIGH, or {name}=A,B",
+                            next="trainworthy sweep RECIPE --ranges")  # fmt: skip
+    nuisance = {name: known[name] if given is None else given for name, given in nuisance.items()}
     for name in scientific:
         if name in nuisance:
             raise UserError(f"{name} is declared twice", got="scientific and nuisance", needed="one of them")
@@ -195,9 +219,7 @@ def ranged(cfg: config.Config, name: str, given: Any) -> Range:
     scale = ""
     if isinstance(given, dict):
         if not {"low", "high"} <= given.keys() <= {"low", "high", "log"}:
-            raise UserError(
-                f"the range of {name} is not one", got=given, needed="low and high, and log if it is to be said"
-            )
+            raise UserError(f"the range of {name} is not one", got=given, needed="low and high; log is optional")
         ends = [given["low"], given["high"]]
         scale = "" if given.get("log") is None else "log" if given["log"] else "linear"
     elif isinstance(given, str) and ":" in given:

@@ -16,6 +16,7 @@ from trainworthy.core.monitoring import cost
 from trainworthy.core.report.advice import advise
 from trainworthy.core.report.folder import read, read_json
 from trainworthy.core.session import multi_seed
+from trainworthy.core.sweep import diagnosis
 from trainworthy.core.sweep import space as spaces
 from trainworthy.core.sweep.study import held, wait_until_free
 
@@ -85,7 +86,7 @@ def run(
     for seed in seeds:
         home = folder / f"seed-{seed}"
         wait_until_free(home, asked)
-        if not (home / "summary.json").is_file() and not asked:
+        if not read_json(home / "summary.json").get("reported") and not asked:  # a killed run may leave half a file
             jobs.append(job(recipe, words, seed, home))
     multi_seed.work(jobs, at_once, asked, Console(quiet=True), lambda job: "")
     refused = [j for j in jobs if j.code == USAGE and "resume" in j.command]
@@ -123,7 +124,7 @@ def measured(folder: Path, seeds: list[int], outcome: Outcome) -> Outcome:
         outcome.values.append(value)
     f = read(folder / f"seed-{seeds[0]}")
     first = advise(f.rows, f.summary, f.settings, f.n_val, own_samples=f.own_samples)[0]
-    outcome.diagnosis, outcome.evidence = first.title, first.evidence
+    outcome.diagnosis, outcome.evidence = "; ".join([first.title, *diagnosis.faults(f)]), first.evidence
     return outcome
 
 

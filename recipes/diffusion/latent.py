@@ -42,8 +42,9 @@ class Config(core.Config):
     latent: Phase = field(default_factory=Phase)
     vae: latents.Vae = field(default_factory=latents.Vae)
     noise: Noise = field(default_factory=Noise)
+    SEARCH_RANGES = "noise.snr_gamma=1:20 conditioning_dropout_prob=0.05:0.2"
     sampling: Sampling = field(default_factory=Sampling)
-    drop: float = 0.1
+    conditioning_dropout_prob: float = 0.1
     """Fraction of samples without a class, so that one net learns both predictions of guidance; 0: no guidance."""
     ema: float = 0.999
     """Decay of the EMA that is sampled and exported; 0: none."""
@@ -69,8 +70,8 @@ def tiny() -> Config:
 def full() -> Config:
     """Images of your own classes at 256x256 on an accelerator; your own classifier's export evaluates guidance."""
     return Config(
-        data=pictures.Source(path="hub:ethz/food101", image_size=256, judge="runs/vision-classify/export"),
-        sampling=Sampling(steps=50),
+        data=pictures.Source(path="hub:ethz/food101", image_size=256, classifier="runs/vision-classify/export"),
+        sampling=Sampling(num_inference_steps=50),
         vae=latents.Vae(widths=(64, 128, 256, 256), layers=2, kl=1e-6),
         widths=(128, 256, 384, 512),
         layers=2,
@@ -105,7 +106,7 @@ class Noised(core.Data):
             "small": core.Field("source", low=-1.0, high=1.0),
             "latent": core.Field("target"),
             "noisy": core.Field("input"),
-            "timestep": core.Field("input", low=0, high=process.noise.timesteps - 1),
+            "timestep": core.Field("input", low=0, high=process.noise.num_train_timesteps - 1),
             "condition": core.Field("input", low=0, high=self.null),
             "label": core.Field("target", classes=classes),
         }
@@ -117,7 +118,7 @@ class Noised(core.Data):
         training = generator is not None
         generator = generator or pictures.fixed_draws(self.split, index)
         latent, label = self.latents[index], self.labels[index]
-        timestep = torch.randint(self.process.noise.timesteps, (), generator=generator)
+        timestep = torch.randint(self.process.noise.num_train_timesteps, (), generator=generator)
         noise = torch.randn(latent.shape, generator=generator)
         hidden = torch.rand((), generator=generator) < self.drop and training
         noisy = self.process.add(latent[None], noise[None], timestep[None])[0]
@@ -138,9 +139,9 @@ def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) 
     shape = latents.shape(model, side, len(cfg.widths) - 1)
     rows = {"train": learn, "val": held_out} | ({} if tested is None else {"test": tested})
     data = {name: latents.Pictures(images[i], labels[i], classes, shape) for name, i in rows.items()}
-    judge = pictures.judge(cfg.data)
-    data["train"].notes = {**notes, "judge": judge.told}
-    trip = latents.RoundTrip(run, judge, found)
+    classifier = pictures.classifier(cfg.data)
+    data["train"].notes = {**notes, "classifier": classifier.description}
+    trip = latents.RoundTrip(run, classifier, found)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         said, back = latents.there_and_back(model, batch)
@@ -163,11 +164,12 @@ def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) 
         name="autoencoder",
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
+        shard_units=latents.units,
         data=data,
         loss=loss,
         evaluate=trip.evaluate,
         metric=core.Metric("psnr", "how well does a picture come back (dB)?", floor=trip.floor, ceiling=40.0),
-        frozen_modules=judge.frozen_modules,
+        frozen_modules=classifier.frozen_modules,
         expect=core.Expect(initial_loss=None if cfg.vae.path else initial_loss, overfit_steps=300, overfit_metric=18.0,
                            small_terms=("kl",)),
         baselines=trip.blank,
@@ -188,11 +190,13 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
     vae = previous.eval_model.to(run.device).eval()
     middles = latents.cached(vae, images)
     z = pipeline.scaled(latents.measured(vae, middles[learn]), middles)
-    train_data = Noised(z[learn], images[learn], labels[learn], classes, process, cfg.drop)
-    val_data = Noised(z[held_out], images[held_out], labels[held_out], classes, process, cfg.drop)
+    train_data = Noised(z[learn], images[learn], labels[learn], classes, process, cfg.conditioning_dropout_prob)
+    val_data = Noised(z[held_out], images[held_out], labels[held_out], classes, process, cfg.conditioning_dropout_prob)
     data = {"train": train_data, "val": val_data}
     if tested is not None:
-        data["test"] = Noised(z[tested], images[tested], labels[tested], classes, process, cfg.drop)
+        data["test"] = Noised(
+            z[tested], images[tested], labels[tested], classes, process, cfg.conditioning_dropout_prob
+        )
         data["test"].split = "test"
 
     def make_model() -> nn.Module:
@@ -200,8 +204,8 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
 
     model = make_model()
     ema = core.Ema(model, cfg.ema) if cfg.ema else None
-    judge = pictures.judge(cfg.data)
-    train_data.notes = {**notes, "latents": latents.told(vae), "judge": judge.told}
+    classifier = pictures.classifier(cfg.data)
+    train_data.notes = {**notes, "latents": latents.told(vae), "classifier": classifier.description}
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         t = batch["timestep"]
@@ -212,11 +216,11 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
 
     def sample(model: nn.Module, classes: Tensor, noise: Tensor, scale: float, sampler: str = "ddim") -> Tensor:
         """Return images (B, C, H, W) in [-1, 1], from the functions that the exported pipeline calls."""
-        how = {"null": n, "guidance_scale": scale, "num_inference_steps": asked.steps}
+        how = {"null": n, "guidance_scale": scale, "num_inference_steps": asked.num_inference_steps}
         made = pipeline.sample(model, process.sampler(sampler), classes, noise, **how)
         return pipeline.decode(vae, made).clamp(-1, 1)
 
-    scores = Scores(run, judge, found, sample, asked.every)
+    scores = Scores(run, classifier, found, sample, asked.every)
 
     def denoise(model: nn.Module, data: core.Data) -> dict[str, float]:
         """Denoise every sample in one step from its own noise level."""
@@ -228,7 +232,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
             first, second = (sample(model, b["condition"], b["noise"], scale, name) for name in ("ddim", "dpm++"))
             apart.append((first - second).square().mean((1, 2, 3)))
         rms = run.gather(torch.cat(apart)).mean().sqrt().item()
-        return {**scores.judged(model, data, scale), **denoise(model, data), "samplers_apart": rms}
+        return {**scores.measured(model, data, scale), **denoise(model, data), "sampler_difference": rms}
 
     def figures(at_hand: nn.Module, data: core.Data) -> dict:
         return {
@@ -238,8 +242,8 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
 
     def baselines() -> dict[str, dict[str, float]]:
         untrained = make_model().to(run.device).eval()
-        plain = scores.judged(ema.model if ema else model, val_data, 1.0)
-        return {"untrained net": scores.judged(untrained, val_data, asked.guidance_scale), "without guidance": plain}
+        plain = scores.measured(ema.model if ema else model, val_data, 1.0)
+        return {"untrained net": scores.measured(untrained, val_data, asked.guidance_scale), "without guidance": plain}
 
     def preview(batch: dict) -> list[core.Tile]:
         told = zip(batch["condition"].tolist(), batch["timestep"].tolist(), strict=True)
@@ -261,18 +265,18 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         data=data,
         loss=loss,
         evaluate=evaluate,
-        metric=core.Metric("agreement", f"do the samples show the {thing} that was asked for?", floor=1 / n, ceiling=1.0),
+        metric=core.Metric("agreement", f"do the samples show the requested {thing}?", floor=1 / n, ceiling=1.0),
         probe=core.Probe(core.Metric("denoised", "how much of a latent is seen through its noise?", 0.0, 1.0), denoise),
         ema_model=ema.model if ema else None,
         state={"ema": ema} if ema else {},
-        frozen_modules={"vae": vae, **judge.frozen_modules},
+        frozen_modules={"vae": vae, **classifier.frozen_modules},
         expect=core.Expect(initial_loss=process.initial_loss, overfit_steps=200, overfit_metric=0.95),
         baselines=baselines,
         preview=preview,
         predict=predict,
         figures=figures,
         export=export,
-        gates=latent_gates.of(judge, vae, cfg.vae.needed),
+        gates=latent_gates.of(classifier, vae, cfg.vae.needed),
         monitors=[samples.samples, samples.light, samples.samplers],
     )  # fmt: skip
 

@@ -38,8 +38,9 @@ class Config(core.Config):
     """Rank of LoRA adapters on the attention projections of --model; 0 trains the whole net."""
     new: stable.New = field(default_factory=stable.New)
     noise: Noise = field(default_factory=Noise)
+    SEARCH_RANGES = "noise.snr_gamma=1:20 conditioning_dropout_prob=0.05:0.2"
     sampling: Sampling = field(default_factory=Sampling)
-    drop: float = 0.1
+    conditioning_dropout_prob: float = 0.1
     """Fraction of samples with the empty caption, so that one net learns both predictions of guidance."""
     ema: float = 0.999
     """Decay of the EMA that is sampled and exported; 0: none."""
@@ -67,11 +68,11 @@ def tiny() -> Config:
 def full() -> Config:
     """LoRA of Stable Diffusion on images of your own classes, evaluated by your own classifier's export."""
     return Config(
-        data=captions.Source(path="hub:ethz/food101", image_size=512, judge="runs/vision-classify/export"),
+        data=captions.Source(path="hub:ethz/food101", image_size=512, classifier="runs/vision-classify/export"),
         model="stable-diffusion-v1-5/stable-diffusion-v1-5",
         lora_rank=16,
         ema=0.0,
-        sampling=Sampling(guidance_scale=5.0, steps=50, every=50, scales=(1.0, 3.0, 5.0, 7.5)),
+        sampling=Sampling(guidance_scale=5.0, num_inference_steps=50, every=50, scales=(1.0, 3.0, 5.0, 7.5)),
         train=Train(epochs=4, batch_size=16, accumulate=4, eval_batch_size=8, precision="bf16"),
         optim=Optim(lr=1e-4, weight_decay=0.01, warmup=0.03),
     )
@@ -97,18 +98,20 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     process.asked = "asked"
     vae = parts.vae.to(run.device).eval()
     z = pipeline.scaled(vae, latents.cached(vae, found.images))
-    train_data, val_data = (captions.Noised(z, found, i, process, cfg.drop) for i in (found.learn, found.held_out))
+    train_data, val_data = (
+        captions.Noised(z, found, i, process, cfg.conditioning_dropout_prob) for i in (found.learn, found.held_out)
+    )
     data = {"train": train_data, "val": val_data}
     if found.test is not None:
-        data["test"] = captions.Noised(z, found, found.test, process, cfg.drop)
+        data["test"] = captions.Noised(z, found, found.test, process, cfg.conditioning_dropout_prob)
         data["test"].split = "test"
     words = parts.read(found.captions, run.device)
     model = stable.Captioned(parts.unet, words)
     came = stable.adapted(model, cfg.lora_rank)
     untrained = stable.snapshot(model)
     ema = core.Ema(model, cfg.ema) if cfg.ema else None
-    judge = pictures.judge(cfg.data) if labelled else None
-    train_data.notes = captions.told(found, parts, judge)
+    classifier = pictures.classifier(cfg.data) if labelled else None
+    train_data.notes = captions.told(found, parts, classifier)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         t = batch["timestep"]
@@ -119,12 +122,12 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def sample(model: nn.Module, captions: Tensor, noise: Tensor, scale: float, sampler: str = "ddim") -> Tensor:
         """Return images (B, C, H, W) in [-1, 1]. The gate `prompt` checks that the exported pipeline makes the same ones."""
-        how = {"null": val_data.null, "guidance_scale": scale, "num_inference_steps": asked.steps}
+        how = {"null": val_data.null, "guidance_scale": scale, "num_inference_steps": asked.num_inference_steps}
         return pipeline.decode(vae, pipeline.sample(model, process.sampler(sampler), captions, noise, **how)).clamp(
             -1, 1
         )
 
-    scores = Scores(run, judge, found, sample, asked.every) if judge else None
+    scores = Scores(run, classifier, found, sample, asked.every) if classifier else None
 
     def denoise(model: nn.Module, data: core.Data) -> dict[str, float]:
         """Denoise every sample in one step from its own noise level."""
@@ -136,12 +139,12 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
             first, second = (sample(model, b["condition"], b["noise"], scale, name) for name in ("ddim", "dpm++"))
             apart.append((first - second).square().mean((1, 2, 3)))
         rms = run.gather(torch.cat(apart)).mean().sqrt().item()
-        matched = {"matched": captions.matched(run, process, model, data), "samplers_apart": rms}
-        return {**(scores.judged(model, data, scale) if scores else {}), **denoise(model, data), **matched}
+        matched = {"matched": captions.matched(run, process, model, data), "sampler_difference": rms}
+        return {**(scores.measured(model, data, scale) if scores else {}), **denoise(model, data), **matched}
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         made = sample(model, batch["asked"], batch["noise"], asked.guidance_scale)
-        right = (judge(made)[0] == batch["label"]).float().tolist() if judge else None
+        right = (classifier(made)[0] == batch["label"]).float().tolist() if classifier else None
         return pictures.tiles(made, [found.captions[i] for i in batch["asked"].tolist()], right)
 
     def figures(at_hand: nn.Module, data: core.Data) -> dict:
@@ -155,9 +158,9 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         if not scores:
             return {"untrained net": denoise(first, val_data)}
         learnt = View(train_data, range(0, len(train_data), max(1, len(train_data) // len(val_data))))
-        return {"untrained net": scores.judged(first, val_data, asked.guidance_scale),
-                "without guidance": scores.judged(at_hand, val_data, 1.0),
-                "in words it learnt": scores.judged(at_hand, learnt, asked.guidance_scale)}  # fmt: skip
+        return {"untrained net": scores.measured(first, val_data, asked.guidance_scale),
+                "without guidance": scores.measured(at_hand, val_data, 1.0),
+                "in words it learnt": scores.measured(at_hand, learnt, asked.guidance_scale)}  # fmt: skip
 
     def preview(batch: dict) -> list[core.Tile]:
         told = zip(batch["condition"].tolist(), batch["timestep"].tolist(), strict=True)
@@ -168,7 +171,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         """Save diffusers' own StableDiffusionPipeline, with adapters merged and also separate in lora/."""
         stable.save(folder, parts, ema.model if ema else model, process.sampler(), cfg.lora_rank)
 
-    shown = core.Metric("agreement", "do the samples show what was asked for in new words?", floor=1 / max(1, len(found.classes)),
+    shown = core.Metric("agreement", "do the samples show what new captions request?", floor=1 / max(1, len(found.classes)),
                         ceiling=1.0)  # fmt: skip
     seen = core.Metric("denoised", "how much of a latent is seen through its noise?", 0.0, 1.0)
     return core.Stage(
@@ -182,7 +185,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         probe=core.Probe(seen, denoise),
         ema_model=ema.model if ema else None,
         state={"ema": ema} if ema else {},
-        frozen_modules={"vae": vae, "text": parts.encoder, **(judge.frozen_modules if judge else {})},
+        frozen_modules={"vae": vae, "text": parts.encoder, **(classifier.frozen_modules if classifier else {})},
         expect=stable.expected(cfg, model, process, loss),
         baselines=baselines,
         upper_bounds=("in words it learnt",),
@@ -191,7 +194,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         figures=figures,
         pretrained=came if cfg.model else None,
         export=export,
-        gates=text_gates.of(judge, vae, cfg.needed, found.captions),
+        gates=text_gates.of(classifier, vae, cfg.needed, found.captions),
         monitors=[*([samples.samples, samples.light] if scores else []), samples.samplers, text_gates.told_apart],
     )  # fmt: skip
 

@@ -37,6 +37,7 @@ class Config(core.Config):
     """Settings of distill/compress."""
 
     data: transcripts.Source = field(default_factory=transcripts.Source)
+    SEARCH_RANGES = "temperature=1:4 ce=0.1:2 kl=0.1:2"
     encoder: int = 2
     """Encoder layers of the student; 0: all of the teacher's, frozen (then the sound is encoded once for both)."""
     decoder: int = 2
@@ -243,6 +244,7 @@ def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
         data=data,
         frozen_modules={"teacher": teacher.model},
+        shard_units=whisper.units,
         loss=loss,
         counts=lambda batch: {"*": (batch["words"] - len(teacher.prompt)).sum()},
         evaluate=evaluate,

@@ -21,7 +21,7 @@ from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Loader, Optim, Phase, RunSettings, Train
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.distill.gates import logits as targets
-from trainworthy.recipes.shared import judge as teachers
+from trainworthy.recipes.shared import classifier as teachers
 from trainworthy.recipes.shared.reported import reported
 from trainworthy.recipes.vision import classify
 from trainworthy.recipes.vision.data import pictures
@@ -36,6 +36,7 @@ class Config(core.Config):
     """Settings of distill/logits."""
 
     data: pictures.Source = field(default_factory=pictures.Source)
+    SEARCH_RANGES = "temperature=1:8 weight=0.3:1"
     alone: Phase = field(default_factory=Phase)
     distilled: Phase = field(default_factory=Phase)
     labelled: float = 0.05
@@ -207,7 +208,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, data: dict[str, core.Data]
         shape = tuple(val_data.get(0, None)["image"].shape)
         small = cfg.model == "small"
         config = {"architecture": "ResNet" if small else cfg.model, "classes": classes, "widths": cfg.widths if small else None,
-                  "preprocessing": val_data.fit and val_data.fit.plain(), "teacher": teacher.told,
+                  "preprocessing": val_data.fit and val_data.fit.plain(), "teacher": teacher.description,
                   "input": f"float32 (B, {str(shape)[1:]} in [0, 1]; normalised inside the model"}  # fmt: skip
         core.save_export(folder, model, config, torch.zeros(2, *shape), weights=model if small else model.net)
 

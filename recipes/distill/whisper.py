@@ -21,7 +21,7 @@ from trainworthy.recipes.distill.data import lessons
 from trainworthy.recipes.distill.evaluation import pictures
 from trainworthy.recipes.distill.evaluation.measures import Measures, speech
 from trainworthy.recipes.distill.gates import whisper as gates
-from trainworthy.recipes.distill.models import ctc, heads, rungs
+from trainworthy.recipes.distill.models import ctc, fallbacks, heads
 from trainworthy.recipes.distill.models.heads import reader
 from trainworthy.recipes.shared import whisper
 
@@ -34,6 +34,7 @@ class Config(core.Config):
     """Settings of distill/whisper."""
 
     data: lessons.Source = field(default_factory=lessons.Source)
+    SEARCH_RANGES = "mse=0.1:10 cosine=0.1:10"
     features: Phase = field(default_factory=Phase)
     task: Phase = field(default_factory=Phase)
     width: int = 128
@@ -296,8 +297,8 @@ def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
 
 STAGES = [features, task]
-# `resume RUN --rung NAME`, when the report recommends it (W7)
-RUNGS = [rungs.cross_attention(task), rungs.head(task)]
+# `resume RUN --fallback NAME`, when the report recommends it (W7)
+FALLBACKS = [fallbacks.cross_attention(task), fallbacks.head(task)]
 
 
 # ----------------------------------------------------------------------------------------------------------------- loop

@@ -41,6 +41,7 @@ class Config(loading.LoRA, core.Config):
     """Settings of llm/dpo."""
 
     data: preferences.Source = field(default_factory=preferences.Source)
+    SEARCH_RANGES = "beta=0.01:1 label_smoothing=0:0.2"
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
     chat_template: str = ""
@@ -60,6 +61,8 @@ class Config(loading.LoRA, core.Config):
     """DPO's own loss, or another one by TRL's name (`preference_gates.LOSSES` has formulas and sources)."""
     label_smoothing: float = 1e-3
     """Assumed fraction of swapped pairs, for `robust` (usually 0.1) and `exo_pair` (1e-3) only."""
+    metric: Literal["accuracy", "likelier", "margin", "loss"] = "accuracy"
+    """Metric that selects the best checkpoint. All four are reported."""
     merge_adapters: bool = False
     """Also export the full model with merged adapters."""
 
@@ -191,20 +194,20 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def scores(model: nn.Module, batch: dict) -> Tensor:
         """(margin to the reference, chosen, rejected, chosen of the reference, rejected of the reference, tokens of the chosen
-        answer), (B, 6)."""
+        answer, of the rejected one), (B, 7)."""
         chosen, rejected = log_probs(model, batch)
         with reference() as frozen:
             ref_chosen, ref_rejected = log_probs(frozen, batch)
         margin = (chosen - ref_chosen) - (rejected - ref_rejected)
-        tokens = (batch["labels"][:, 0] != pairs.IGNORED).sum(1)
-        return torch.stack([margin, chosen, rejected, ref_chosen, ref_rejected, tokens], 1)
+        tokens = (batch["labels"] != pairs.IGNORED).sum(2).unbind(1)
+        return torch.stack([margin, chosen, rejected, ref_chosen, ref_rejected, *tokens], 1)
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        table = to_double(run.gather(torch.cat([scores(model, batch) for batch in run.batches(data)])))  # (N, 6)
-        margin, chosen, rejected, ref_chosen, ref_rejected, tokens = table.unbind(1)
-        shares = seen.means(
-            {"accuracy": hits(margin), "likelier": hits(chosen - rejected), "margin": cfg.beta * margin}
-        )
+        table = to_double(run.gather(torch.cat([scores(model, batch) for batch in run.batches(data)])))  # (N, 7)
+        margin, chosen, rejected, ref_chosen, ref_rejected, tokens, _ = table.unbind(1)
+        lost = preference.LOSSES[cfg.loss](table[:, 1:3] - table[:, 3:5], table[:, 5:], cfg.beta, cfg.label_smoothing)
+        shares = {"accuracy": hits(margin), "likelier": hits(chosen - rejected), "margin": cfg.beta * margin}
+        shares = seen.means(shares | {"loss": lost})
         return {
             **shares,
             "chosen": chosen.mean().item(),
@@ -260,10 +263,12 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         name="dpo",
         data=data,
         frozen_modules={} if cfg.lora_rank else {"reference": trainer.ref_model},
+        shard_frozen=() if cfg.lora_rank else ("reference",),
         on_start=begin,
         evaluate=evaluate,
         intervals=seen.intervals,
-        metric=core.Metric("accuracy", "which of two answers is the preferred one?", floor=0.5, ceiling=1.0),
+        metric=preference.metric(cfg),
+        probe=preference.probe(cfg, evaluate),
         expect=core.Expect(
             initial_loss=preference.first_loss(cfg.loss, cfg.beta, cfg.label_smoothing),
             loss_floor=preference.FLOORS.get(cfg.loss, 0.0),

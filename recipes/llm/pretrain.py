@@ -41,6 +41,7 @@ class Config(core.Config):
     """Settings of llm/pretrain."""
 
     data: documents.Source = field(default_factory=documents.Source)
+    SEARCH_RANGES = "z_loss=1e-5:1e-2"
     model: str = "llama"
     """`llama` with the sizes below, or a folder or `owner/name` whose config.json describes any causal language model."""
     hidden_size: int = 128
@@ -62,8 +63,7 @@ class Config(core.Config):
     """Context length that the model of `--init-from` was trained with; longer positions are evaluated separately. 0: no
     extension."""
     z_loss: float = 1e-4
-    """Coefficient of log^2 Z (PaLM, Chowdhery 2022). It prevents a drift of the logits, to which softmax is invariant; 0:
-    none."""
+    """Coefficient of log^2 Z (PaLM, Chowdhery 2022), against a drift of the logits, to which softmax is invariant; 0: none."""
 
 
 def tiny() -> Config:
@@ -115,14 +115,11 @@ def make_model(cfg: Config, tokenizer, log_p: Tensor) -> nn.Module:
     ids = {"vocab_size": len(tokenizer), "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
            "pad_token_id": tokenizer.pad_token_id}  # fmt: skip
     if cfg.model != "llama":
-        if cfg.qk_norm or cfg.rope != "default":
-            raise core.UserError("--qk-norm and --rope are of the net that is made here", got=f"--model {cfg.model}",
+        if cfg.qk_norm:
+            raise core.UserError("--qk-norm is of the net that is made here", got=f"--model {cfg.model}",
                                  needed="--model llama, or a config.json that contains it")  # fmt: skip
         where = hub.locate(cfg.model, "--model", packaged="llama", needs=("config.json",), weights=False)
-        config = hub.configuration(where, **ids)
-        if config.max_position_embeddings < cfg.data.context:
-            raise core.UserError(f"--model {cfg.model} reads fewer tokens than a row has", got=config.max_position_embeddings,
-                                 needed=f"{cfg.data.context} (--data.context)")  # fmt: skip
+        config = loading.fitted(hub.configuration(where, **ids), cfg)
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     if cfg.hidden_size % (2 * cfg.num_attention_heads):
         raise core.UserError(
@@ -270,7 +267,6 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         data=data,
         loss=loss,
         counts=counts,
-        shard_units=loading.blocks,
         evaluate=evaluate,
         metric=core.Metric("bits_per_byte", "how well is the next token known?", floor=unigram, ceiling=0.0,
                            higher_is_better=False),

@@ -16,6 +16,7 @@ import tempfile
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +26,11 @@ from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.data import pairs, preferences
-from trainworthy.recipes.llm.evaluation import calibration
+from trainworthy.recipes.llm.evaluation import calibration, metrics
 from trainworthy.recipes.llm.gates import chat as gates
 from trainworthy.recipes.llm.gates import preference, splits
 from trainworthy.recipes.llm.gates import reward as reward_gates
-from trainworthy.recipes.llm.models import loading
+from trainworthy.recipes.llm.models import loading, scoring
 
 from trainworthy import core
 
@@ -40,6 +41,7 @@ class Config(loading.LoRA, core.Config):
     """Settings of llm/reward."""
 
     data: preferences.Source = field(default_factory=preferences.Source)
+    SEARCH_RANGES = "center_rewards_coefficient=0:0.1"
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
     chat_template: str = ""
@@ -53,6 +55,8 @@ class Config(loading.LoRA, core.Config):
     """Attention implementation; `auto` is transformers' own choice. The last two need an accelerator."""
     center_rewards_coefficient: float = 0.0
     """Coefficient of the squared sum of a pair's rewards, which centres rewards at zero (Eisenstein 2023; usually 0.01)."""
+    metric: Literal["accuracy", "nll"] = "accuracy"
+    """Metric that selects the best checkpoint: the share of preferred answers, or the loss of pairs (Bradley-Terry). Both are reported."""
     merge_adapters: bool = True
     """Export the full model with merged adapters, fp32. Otherwise only adapters and head are exported: users must then set
     `num_labels=1` and the pad token, or get other rewards."""
@@ -98,6 +102,7 @@ def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
         data[name].notes = {f"{name}: the preferred answer has more tokens": f"in {share:.0%} of the pairs"}
         data[name].notes |= {f"left out of {name}": "; ".join(told)} if told else {}
     data["train"].notes |= {"rows that cannot be used": "; ".join(bad)} if bad else {}
+    data["train"].notes |= preferences.described(data["train"].rows, chat, sizes[0], limit)
     return data
 
 
@@ -136,7 +141,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
     tokenizer = loading.scoring_tokenizer(path, cfg.chat_template, cfg.eos_token)
     loading.fits(path, cfg.data.max_length)
     chat = preferences.chat(tokenizer, cfg.data)
-    data = read(cfg, chat)
+    data, seen = read(cfg, chat), metrics.Seen()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates
         trainer = hosted.built(lambda: make_trainer(cfg, run, path))
@@ -161,12 +166,11 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         found = table(model, data)
         margin, more = found[:, 0] - found[:, 1], found[:, 2] - found[:, 3]
         against = {"shorter": margin[more < 0], "longer": margin[more > 0]}
+        means = seen.means({"accuracy": calibration.hits(margin), "nll": -F.logsigmoid(margin), "margin": margin})
         return {
-            "accuracy": preferred(margin),
+            **means,
             **{f"accuracy/chosen is {k}": preferred(v) for k, v in against.items() if len(v)},
-            "nll": -F.logsigmoid(margin).mean().item(),
             "ece": calibration.error(margin),
-            "margin": margin.mean().item(),
             "chosen": found[:, 0].mean().item(),
             "rejected": found[:, 1].mean().item(),
             "follows_length": calibration.follows(found[:, :2], found[:, 2:]),
@@ -239,7 +243,8 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         name="reward",
         data=data,
         evaluate=evaluate,
-        metric=core.Metric("accuracy", "which of two answers is the preferred one?", floor=0.5, ceiling=1.0),
+        intervals=seen.intervals,
+        metric=reward_gates.metric(cfg.metric),
         expect=core.Expect(
             initial_loss=reward_gates.FIRST_LOSS if untrained else None,
             new_parameters=new,
@@ -264,7 +269,13 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         predict=predict,
         figures=figures,
         export=export,
+        model_card=scoring.card(cfg, path, chat),
     )  # fmt: skip
+
+
+def asker(cfg: Config, export: Path) -> scoring.Scorer:
+    """The export, for `trainworthy predict`: rewards of answers."""
+    return scoring.scorer(cfg, export)
 
 
 preferred = calibration.preferred

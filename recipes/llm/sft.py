@@ -40,6 +40,7 @@ class Config(loading.LoRA, core.Config):
     """Settings of llm/sft."""
 
     data: pairs.Source = field(default_factory=pairs.Source)
+    SEARCH_RANGES = "neftune_noise_alpha=0:15"
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
     chat_template: str = ""
@@ -259,7 +260,6 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     untrained = None if cfg.lora_rank else lambda: loading.load(path, torch.float32)
     question = f"which words are in {'the name of the function' if cfg.data.path == 'docstrings' else 'the answer'}?"
-    # With --init-from adapters stand in its file; else they begin at nothing.
     new = tuple(n for n, _ in trainer.model.named_parameters() if "lora_" in n and not cfg.init_from)
     return hosted.host(
         trainer,
@@ -270,7 +270,8 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         evaluate_while_training=evaluate_loss if names[0] == "perplexity" else None,
         intervals=seen.intervals,
         metric=metrics.metric(names[0], question, len(tokenizer)),
-        expect=core.Expect(new_parameters=new, frozen=("base_model.",) if cfg.lora_rank else (), overfit_steps=40, gate_batch_size=2),
+        expect=core.Expect(new_parameters=new, frozen=("base_model.",) if cfg.lora_rank else (), overfit_steps=40, gate_batch_size=2,
+                           overfit_longer=cfg.data.path != "docstrings"),
         pretrained=loading.from_file(trainer.model, path),
         gates=[*[quantized.four_bit] * cfg.load_in_4bit, *gates.of(chat, packed=cfg.packing), loss.objective(chat),
                *(loss.exported(chat, name, load, untrained) for name, load in exports(cfg, path).items())],

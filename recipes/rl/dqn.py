@@ -21,10 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, RunSettings, Train
-from trainworthy.recipes.rl.control import definitions, environments, episode_pictures, formulas, gates, monitors
-from trainworthy.recipes.rl.control.environments import Environments, Episodes
-from trainworthy.recipes.rl.control.nets import Layers, Running, mlp
-from trainworthy.recipes.rl.control.replay import Replay, Target, fits
+from trainworthy.recipes.rl.control.data import environments
+from trainworthy.recipes.rl.control.data.environments import Environments, Episodes
+from trainworthy.recipes.rl.control.data.replay import Replay, Target, fits
+from trainworthy.recipes.rl.control.evaluation import episode_pictures, episodes
+from trainworthy.recipes.rl.control.gates import agents as gates
+from trainworthy.recipes.rl.control.gates import definitions, formulas, monitors
+from trainworthy.recipes.rl.control.models.nets import Layers, Running, mlp
 
 from trainworthy import core
 
@@ -36,6 +39,7 @@ class Config(core.Config):
     --train.epochs counts iterations, --train.batch-size the samples per update, --train.eval-batch-size the parallel evaluation
     episodes."""
 
+    SEARCH_RANGES = "gamma=0.9:0.9999 exploration_fraction=0.05:0.5 exploration_final_eps=0.01:0.2 gradient_steps=4:128"
     env: str = "CartPole-v1"
     """Id of a gymnasium environment with discrete actions (`module:Name-v0` imports the module first)."""
     frame_stack: int = 1
@@ -227,7 +231,7 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
         returns = [play(b["seed"], lambda o: act(model, o))[0] for b in run.batches(data)]
-        return environments.told(run.gather(torch.cat(returns).to(run.device)), solved)
+        return episodes.metrics(run.gather(torch.cat(returns).to(run.device)), solved)
 
     def act(model: nn.Module, observation: Tensor) -> Tensor:
         """Return the action with the highest value (n,)."""
@@ -248,11 +252,12 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         core.save_export(folder, policy, config, torch.zeros(2, n_obs))
 
     val_data = Episodes(cfg.env, cfg.eval_episodes)
-    floor = environments.at_random(cfg.env, cfg.eval_episodes)
+    floor = episodes.at_random(cfg.env, cfg.eval_episodes)
     return core.Stage(
         name="dqn",
         model=policy,
         optimizers={"main": core.make_optimizer(policy, cfg.optim)},
+        shard_units=None,  # a process acts as long as its episodes last
         data={"val": val_data, "test": Episodes(cfg.env, cfg.eval_episodes, "test")},
         loss=loss,
         evaluate=evaluate,

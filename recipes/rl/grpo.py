@@ -26,7 +26,11 @@ from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.llm.models import loading, speaking
-from trainworthy.recipes.rl.language import grpo_gates, grpo_monitors, kl_control, problems
+from trainworthy.recipes.rl.language import kl_control
+from trainworthy.recipes.rl.language.data import problems
+from trainworthy.recipes.rl.language.evaluation import held_out
+from trainworthy.recipes.rl.language.gates import grpo as gates
+from trainworthy.recipes.rl.language.gates import grpo_monitors
 from trainworthy.recipes.shared import hub
 
 from trainworthy import core
@@ -39,6 +43,7 @@ class Config(loading.LoRA, core.Config):
     counts iterations, --train.batch-size the answers of one."""
 
     data: problems.Source = field(default_factory=problems.Source)
+    SEARCH_RANGES = "beta=1e-3:0.2 epsilon=0.1:0.4 temperature=0.6:1.4 num_iterations=1:4"
     model: str = "smollm2"
     """`smollm2` (135M, from a package), a folder that `from_pretrained` reads, or `owner/name` on the hub."""
     attention: loading.Attention = "auto"
@@ -60,14 +65,16 @@ class Config(loading.LoRA, core.Config):
     beta: float = 0.0
     """KL coefficient towards the reference (per nat and token); 0: no reference, and no KL is measured."""
     target_kl: float = 0.0
-    """Target KL to the reference in nats per token. `--beta` is then the first coefficient and adapts to it (Ziegler 2019), as in
-    rl/rlhf. 0: `--beta` stays as it is."""
+    """Target KL to the reference in nats per token: `--beta` starts as given and adapts to it (Ziegler 2019). 0: it stays."""
     kl_coef_rate: float = 0.1
     """Maximum relative change of the KL coefficient per iteration, with `--target-kl`."""
     temperature: float = 1.0
     """Sampling temperature of training answers. Held-out questions are answered greedily."""
     max_new_tokens: int = 6
     """Maximum number of tokens in an answer, including the end token."""
+    metric: str = "accuracy"
+    """Metrics of greedy answers to held-out questions, separated by commas; the first selects the best checkpoint: accuracy,
+    reward (that of `--reward`), or one of llm/sft's: exact, f1, rouge, bleu, chrf, your own `module:function`."""
     shuffle_rewards: bool = False
     """Control experiment: each answer gets another answer's reward, so no reward can teach anything. The gates refuse it."""
     stop_hacked: bool = True
@@ -183,6 +190,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     function = problems.load(cfg.reward)
     problems.tried(problems.guarded(function, cfg.reward, core.UserError), rows[1])
     declared = problems.guarded(function, cfg.reward, fail)
+    judged = held_out.HeldOut(cfg.metric, declared, cfg.reward, asker.put)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates
         reward = problems.of_others(declared) if cfg.shuffle_rewards else declared
@@ -224,19 +232,15 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
             trainer.ref_model.load_state_dict(trainer.model.state_dict())
 
     def generate(model: nn.Module, prompts: list[str]) -> list[tuple[str, int, bool]]:
-        """(answer, its tokens, did it end by itself?) to each prompt, greedily; padded left: every prompt ends where its answer
-        begins."""
+        """(answer, its tokens, did it end by itself?) to each prompt, greedily and padded left."""
         asked = [asker.ids(p) for p in prompts]
         said = loading.generate(model, asked, pad=tokenizer.pad_token_id, ends=asker.ends, most=cfg.max_new_tokens)
         return [(tokenizer.decode(ids, skip_special_tokens=True), len(ids), ended) for ids, ended in said]
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        table = []
-        for batch in run.batches(data):
-            answers = zip(generate(model, batch["prompt"]), batch["answer"], strict=True)
-            table += [[problems.right(said, due), ended, n] for (said, n, ended), due in answers]
-        right, ended, n = to_double(run.gather(torch.tensor(table, device=run.device, dtype=torch.float32))).unbind(1)
-        return seen.means({"accuracy": right, "ended": ended, "tokens": n})
+        table = [row for batch in run.batches(data) for row in judged.rows(batch, generate(model, batch["prompt"]))]
+        each = to_double(run.gather(torch.tensor(table, device=run.device, dtype=torch.float32))).unbind(1)
+        return seen.means(dict(zip(judged.columns, each, strict=True)))
 
     def baselines() -> dict[str, dict[str, float]]:
         found = {"the commonest answer": {"accuracy": problems.majority(data["questions"].rows, data["val"].rows)}}
@@ -276,11 +280,12 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         loss=loss,
         counts=lambda batch: {"loss": batch["completion_mask"].sum()},
         frozen_modules={} if trainer.ref_model is None else {"reference": trainer.ref_model},
+        shard_frozen=() if trainer.ref_model is None else ("reference",),
         on_start=begin,
         state={"controller": controller} if controller else {},
         evaluate=evaluate,
         intervals=seen.intervals,
-        metric=core.Metric("accuracy", "which share of unseen questions is answered right?", floor=0.0, ceiling=1.0),
+        metric=judged.metric(),
         expect=core.Expect(
             new_parameters=new,
             frozen=("base_model.",) if cfg.lora_rank else (),
@@ -289,7 +294,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
             gate_batch_size=8,
         ),
         pretrained=loading.from_file(trainer.model, path),
-        gates=grpo_gates.gates(grpo_gates.Subject(cfg, asker, declared), path),
+        gates=gates.gates(gates.Subject(cfg, asker, declared), path),
         monitors=grpo_monitors.monitors(cfg, len(data["val"])),
         baselines=baselines,
         predict=predict,

@@ -21,11 +21,14 @@ from torch import Tensor, nn
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.rl.control import definitions, environments, episode_pictures, formulas, gates, monitors
-from trainworthy.recipes.rl.control.environments import Environments, Episodes
-from trainworthy.recipes.rl.control.heads import HEADS
-from trainworthy.recipes.rl.control.memory import Memory, Remembering, fits, player
-from trainworthy.recipes.rl.control.nets import Running, mlp
+from trainworthy.recipes.rl.control.data import environments
+from trainworthy.recipes.rl.control.data.environments import Environments, Episodes
+from trainworthy.recipes.rl.control.evaluation import episode_pictures, episodes
+from trainworthy.recipes.rl.control.gates import agents as gates
+from trainworthy.recipes.rl.control.gates import definitions, formulas, monitors
+from trainworthy.recipes.rl.control.models.heads import HEADS
+from trainworthy.recipes.rl.control.models.memory import Memory, Remembering, fits, player
+from trainworthy.recipes.rl.control.models.nets import Running, mlp
 
 from trainworthy import core
 
@@ -36,6 +39,9 @@ class Config(core.Config):
     """Settings of rl/ppo. An iteration, which counts as an epoch, is one rollout and the updates on it: --train.epochs counts
     rollouts, --train.batch-size the samples per update, --train.eval-batch-size the parallel evaluation episodes."""
 
+    SEARCH_RANGES = (
+        "gamma=0.9:0.9999 gae_lambda=0.8:1 clip_range=0.1:0.4 ent_coef=1e-5:0.1 vf_coef=0.2:1 update_epochs=1:20"
+    )
     env: str = "CartPole-v1"
     """Id of a gymnasium environment with discrete actions, or with continuous ones of finite range (`module:Name-v0` imports the
     module first)."""
@@ -223,7 +229,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
         returns = [play(b["seed"], player(act, model))[0] for b in run.batches(data)]
-        return environments.told(run.gather(torch.cat(returns).to(run.device)), solved)
+        return episodes.metrics(run.gather(torch.cat(returns).to(run.device)), solved)
 
     def act(model: nn.Module, observation: Tensor) -> Tensor:
         return model.act(observation.to(run.device)).cpu()
@@ -246,11 +252,12 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         core.save_export(folder, policy, config, torch.zeros(2, policy.memory.row))
 
     val_data = Episodes(cfg.env, cfg.eval_episodes)
-    floor = environments.at_random(cfg.env, cfg.eval_episodes)
+    floor = episodes.at_random(cfg.env, cfg.eval_episodes)
     return core.Stage(
         name="ppo",
         model=policy,
         optimizers={"main": core.make_optimizer(policy, cfg.optim)},
+        shard_units=None,  # a process acts as long as its episodes last
         data={"val": val_data, "test": Episodes(cfg.env, cfg.eval_episodes, "test")},
         loss=loss,
         evaluate=evaluate,

@@ -23,10 +23,13 @@ from trainworthy.core.data import loader
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.models import speaking
 from trainworthy.recipes.llm.models.loading import from_file
-from trainworthy.recipes.rl.language import models, rewards, rlhf_gates, rlhf_monitors
+from trainworthy.recipes.rl.language.data import rewards
+from trainworthy.recipes.rl.language.data.prompts import Source, encode, read
+from trainworthy.recipes.rl.language.gates import rlhf as gates
+from trainworthy.recipes.rl.language.gates import rlhf_monitors
 from trainworthy.recipes.rl.language.kl_control import Controller, Watch
-from trainworthy.recipes.rl.language.policy import Writer, own, scored, shape, texts
-from trainworthy.recipes.rl.language.prompts import Source, encode, read
+from trainworthy.recipes.rl.language.models import loading as models
+from trainworthy.recipes.rl.language.models.policy import Writer, own, scored, shape, texts
 from trainworthy.recipes.shared import language_models
 
 from trainworthy import core
@@ -35,10 +38,10 @@ from trainworthy import core
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
 class Config(language_models.LoRA, core.Config):
-    """Settings of rl/rlhf. An iteration, which counts as an epoch, is one rollout and the updates on it: --train.epochs counts
-    rollouts, --train.batch-size the completions per update."""
+    """Settings of rl/rlhf. --train.epochs counts rollouts with the updates on them, --train.batch-size completions per update."""
 
     data: Source = field(default_factory=Source)
+    SEARCH_RANGES = "gae_lambda=0.8:1 clip_range=0.1:0.4 init_kl_coef=0.02:2 update_epochs=1:8"
     model: str = "prose"
     """`prose` (a small Llama that llm/pretrain trains once), `smollm2`, or a folder or `owner/name` with a causal model."""
     lora_rank: int = 0
@@ -48,8 +51,9 @@ class Config(language_models.LoRA, core.Config):
     """Attention implementation; `auto` is transformers' own choice. The last two need an accelerator."""
     pretrained: float = 1.0
     """For `prose`: its pretraining epochs on the texts of the running Python."""
-    reward: str = "trainworthy.recipes.rl.language.rewards:sentence"
-    """`module:function` that takes (prompts, completions) and returns a number for each, or the folder of a reward model."""
+    reward: str = "sentence"
+    """`sentence` (1 for a completion that ends as one), `module:function` that takes (prompts, completions) and returns a number
+    for each, or the folder of a reward model."""
     max_new_tokens: int = 24
     """Maximum number of tokens in a completion."""
     temperature: float = 1.0
@@ -246,6 +250,7 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         name="rlhf",
         model=policy,
         optimizers={"main": core.make_optimizer(policy, cfg.optim, {"lm": cfg.optim.lr, "head": cfg.value_head_lr})},
+        shard_units=None,  # a process writes until its own completions have ended
         data=data,
         loss=loss,
         counts=lambda batch: {"*": batch["valid"].sum()},
@@ -264,7 +269,7 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         figures=figures,
         export=export,
         monitors=rlhf_monitors.of(cfg.target_kl, watch),
-        gates=rlhf_gates.of(reward, path, tokenizer),
+        gates=gates.of(reward, path, tokenizer),
     )  # fmt: skip
 
 

@@ -24,10 +24,13 @@ from torch.nn import functional as F
 from trainworthy.core.base import seeds
 from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.rl.control import definitions, environments, episode_pictures, formulas, gates, monitors
-from trainworthy.recipes.rl.control.environments import Environments, Episodes
-from trainworthy.recipes.rl.control.nets import Running, Side, mlp
-from trainworthy.recipes.rl.control.replay import Replay, Target
+from trainworthy.recipes.rl.control.data import environments
+from trainworthy.recipes.rl.control.data.environments import Environments, Episodes
+from trainworthy.recipes.rl.control.data.replay import Replay, Target
+from trainworthy.recipes.rl.control.evaluation import episode_pictures, episodes
+from trainworthy.recipes.rl.control.gates import agents as gates
+from trainworthy.recipes.rl.control.gates import definitions, formulas, monitors
+from trainworthy.recipes.rl.control.models.nets import Running, Side, mlp
 
 from trainworthy import core
 
@@ -39,6 +42,7 @@ class Config(core.Config):
     --train.epochs counts iterations, --train.batch-size the samples per update, --train.eval-batch-size the parallel evaluation
     episodes."""
 
+    SEARCH_RANGES = "gamma=0.9:0.9999 tau=1e-3:0.1 init_temperature=0.02:2 gradient_steps=4:128"
     env: str = "Pendulum-v1"
     """Id of a gymnasium environment with continuous actions of finite range (`module:Name-v0` imports the module first)."""
     frame_stack: int = 1
@@ -222,7 +226,7 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
         returns = [play(b["seed"], lambda o: act(model, o))[0] for b in run.batches(data)]
-        return environments.told(run.gather(torch.cat(returns).to(run.device)), solved)
+        return episodes.metrics(run.gather(torch.cat(returns).to(run.device)), solved)
 
     def act(model: nn.Module, observation: Tensor) -> Tensor:
         """Return the policy's mean action (n, n_act)."""
@@ -243,11 +247,12 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         core.save_export(folder, policy, config, torch.zeros(2, n_obs))
 
     val_data = Episodes(cfg.env, cfg.eval_episodes)
-    floor = environments.at_random(cfg.env, cfg.eval_episodes)
+    floor = episodes.at_random(cfg.env, cfg.eval_episodes)
     return core.Stage(
         name="sac",
         model=policy,
         optimizers={"main": core.make_optimizer(policy, cfg.optim)},
+        shard_units=None,  # a process acts as long as its episodes last
         data={"val": val_data, "test": Episodes(cfg.env, cfg.eval_episodes, "test")},
         loss=loss,
         evaluate=evaluate,

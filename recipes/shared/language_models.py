@@ -25,6 +25,7 @@ Attention = Literal["auto", "sdpa", "eager", "flex_attention", "flash_attention_
 class LoRA:
     """Settings of recipes that may train adapters (Hu 2021) in place of all weights; a `Config` inherits them."""
 
+    SEARCH_RANGES = "lora_rank=4,8,16,32,64"
     lora_rank: int = 8
     """Rank of the LoRA adapters; 0 trains all weights, in fp32. Usual peaks of the rate (--optim.lr) for a pretrained model: 1e-4 to
     2e-4 for adapters, 1e-5 to 2e-5 for all weights."""
@@ -37,7 +38,7 @@ class LoRA:
     use_rslora: bool = False
     """Scale adapters by alpha / sqrt(rank) (rsLoRA, Kalajdzievski 2023)."""
     use_dora: bool = False
-    """Train the length of each column of the weights apart from its direction (DoRA, Liu 2024)."""
+    """Train the length of each column of the weights separately from its direction (DoRA, Liu 2024)."""
 
 
 # --------------------------------------------------------------------------------------------------------------- reading
@@ -52,7 +53,7 @@ def tokenizer(path: str, padding_side: str = "right") -> Any:
         and Path(path).is_dir()
         and not any((Path(path) / n).is_file() for n in hub.TOKENIZER.split(" or "))
     ):
-        print(f"note   {path} has no tokenizer: {smollm.CALLED}'s stands in for it")
+        print(f"note   {path} has no tokenizer: {smollm.CALLED}'s is used instead")
         path = str(smollm.folder())
     found = AutoTokenizer.from_pretrained(path, **({"padding_side": "left"} if padding_side == "left" else {}))
     if found.eos_token_id is None:

@@ -1,4 +1,4 @@
-"""Classify images: a small GroupNorm ResNet from scratch, or any torchvision classifier on your own images.
+"""Classify images: a small GroupNorm ResNet from scratch, or a classifier of torchvision, transformers or timm on your own images.
 
 tiny  real handwritten digits (MNIST-5k: 4,000 for training, 1,000 to validate; 1,000 of MNIST's test set), two CPU cores, a minute.
 full  ResNet-50 from its ImageNet weights on `--data.path FOLDER` or `hub:owner/name`; an accelerator. The same code path.
@@ -20,7 +20,7 @@ from trainworthy.recipes.shared import digits, further_digits
 from trainworthy.recipes.vision.data import balancing, mixing, pictures
 from trainworthy.recipes.vision.gates import objectives
 from trainworthy.recipes.vision.gates import pictures as gates
-from trainworthy.recipes.vision.models import exporting, zoo
+from trainworthy.recipes.vision.models import exporting, hub_nets, zoo
 
 from trainworthy import core
 
@@ -31,12 +31,14 @@ class Config(core.Config):
     """Settings of vision/classify."""
 
     data: pictures.Source = field(default_factory=pictures.Source)
+    SEARCH_RANGES = "label_smoothing=0:0.2 mix.mixup=0:0.4 mix.cutmix=0:1"
     mix: mixing.Mix = field(default_factory=mixing.Mix)
     balance: balancing.Balance = field(default_factory=balancing.Balance)
     model: str = "small"
-    """`small` (the net below), or any classifier of torchvision by name (resnet50, vit_b_16, convnext_tiny, ...)."""
+    """`small` (the net below), any classifier of torchvision by name (resnet50, vit_b_16, convnext_tiny, ...), or one of transformers or
+    timm (with the package timm): a folder that `from_pretrained` reads, or `owner/name` on the hub."""
     weights: str = "none"
-    """Pretrained weights of a torchvision net: DEFAULT or a name (downloaded and cached), or `none`."""
+    """Pretrained weights: DEFAULT (of a torchvision net also a name; downloaded and cached), or `none`."""
     norm: zoo.Norm = "own"
     """GroupNorm for `small`, batch norm for most others; `batch` or `group` from scratch, `frozen`: the pretrained statistics,
     fixed."""
@@ -92,7 +94,8 @@ def preprocessing(cfg: Config) -> tuple[zoo.Preprocessing | None, nn.Module]:
     if cfg.data.path == "digits" and cfg.model == "small":
         return None, v2.RandomAffine(12, translate=(0.1, 0.1), scale=(0.85, 1.15), shear=10,
                                      interpolation=v2.InterpolationMode.BILINEAR)  # fmt: skip
-    fit = zoo.preprocessing(cfg.model, cfg.weights, cfg.image_size)
+    made = hub_nets if hub_nets.named(cfg.model) else zoo
+    fit = made.preprocessing(cfg.model, cfg.weights, cfg.image_size)
     return fit, fit.augmented()
 
 
@@ -167,7 +170,9 @@ class ResNet(nn.Module):
 
 
 def make_model(cfg: Config, train_data: Images, classes: tuple[str, ...]) -> zoo.Start:
-    """The net above, or one of torchvision's: images (B, C, H, W) in [0, 1] -> (B, n_classes)."""
+    """The net above, or another's: images (B, C, H, W) in [0, 1] -> (B, n_classes)."""
+    if hub_nets.named(cfg.model):
+        return hub_nets.classifier(cfg.model, cfg.weights, classes, train_data.fit)
     if cfg.model != "small":
         return zoo.build(cfg.model, cfg.weights, len(classes), train_data.fit)
     if train_data.fit is not None:
@@ -263,8 +268,9 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
             core.save_export(
                 folder, net, config | {"architecture": "ResNet", "widths": cfg.widths}, torch.zeros(2, *shape)
             )
-        else:  # torchvision's own names: models.get_model(architecture, num_classes=...) loads it
-            config |= {"architecture": cfg.model, "library": "torchvision", "num_classes": n}
+        else:  # their own names: models.get_model(architecture, num_classes=...), or from_pretrained, loads it
+            theirs = {"architecture": cfg.model, "library": "torchvision", "num_classes": n}
+            config |= hub_nets.configured(model) or theirs
             core.save_export(folder, net, config, torch.zeros(2, *shape), weights=net.net)
 
     expect = core.Expect(initial_loss=balanced.first_loss, loss_floor=balanced.floor, new_parameters=fresh)
@@ -282,7 +288,6 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         data={"train": train_data, "val": val_data, **test_data},
         loss=balanced.loss or (mixed_loss if cfg.mix.on else loss),
         counts=balanced.counts,
-        shard_units=zoo.blocks,
         evaluate=evaluate,
         metric=core.Metric("accuracy", question, floor=1 / n, ceiling=1.0, best_known=best_known),
         ema_model=ema.model if ema else None,

@@ -22,6 +22,7 @@ from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
 from trainworthy.core.base.doubles import to_double
 from trainworthy.recipes.vision.classify import Block
 from trainworthy.recipes.vision.data import boxes
+from trainworthy.recipes.vision.evaluation import detection
 from trainworthy.recipes.vision.gates import detect as detect_gates
 from trainworthy.recipes.vision.gates import pictures
 from trainworthy.recipes.vision.models import detectors, exporting, zoo
@@ -38,6 +39,7 @@ class Config(core.Config):
     """Settings of vision/detect."""
 
     data: boxes.Source = field(default_factory=boxes.Source)
+    SEARCH_RANGES = "nms_thresh=0.4:0.7"
     model: Literal["fcos", "retinanet", "faster-rcnn"] = "fcos"
     """FCOS (no anchors), RetinaNet (anchors, one stage) or Faster R-CNN (anchors, two stages)."""
     backbone: str = "small"
@@ -45,23 +47,23 @@ class Config(core.Config):
     weights: str = "none"
     """Pretrained weights of a torchvision net: DEFAULT or a name (downloaded and cached), or `none`."""
     image_size: int = 96
-    """Side in pixels of the net's square input. An image's longer side fills it, or is smaller with --shorter."""
-    shorter: int = 0
+    """Side in pixels of the net's square input. An image's longer side fills it, or is smaller with --min-size."""
+    min_size: int = 0
     """Length in pixels of an image's shorter side, if the longer one fits into the square (800 in torchvision's transform, with
     which COCO weights were trained); 0: the longer side fills the square."""
     widths: tuple[int, ...] = (32, 64, 64)
     """Channels of each stage of the small backbone; each halves the resolution."""
     anchors: int = 4
     """Anchors at every location of the small RetinaNet and Faster R-CNN, fitted to the training boxes (k-means)."""
-    min_score: float | None = None
+    score_thresh: float | None = None
     """Minimum score of a box; unset: torchvision's default, 0.2 for FCOS, 0.05 for RetinaNet and Faster R-CNN."""
-    nms: float = 0.6
+    nms_thresh: float = 0.6
     """IoU above which NMS drops the lower-scored of two boxes of one class."""
-    most: int = 100
+    detections_per_img: int = 100
     """Maximum number of boxes per image; COCO scores 100."""
     augment: bool = True
-    """Random brightness, contrast and colours, with --mirror and --crop if set. Training only."""
-    mirror: bool = False
+    """Random brightness, contrast and colours, with --hflip and --crop if set. Training only."""
+    hflip: bool = False
     """Mirror half of the images horizontally; unsuitable for digits."""
     crop: bool = False
     """Random crops that keep some objects, and images shrunk into a larger frame (SSD; Liu 2016)."""
@@ -83,8 +85,8 @@ def full() -> Config:
         backbone="resnet50_fpn",
         weights="DEFAULT",
         image_size=1344,
-        shorter=800,
-        mirror=True,
+        min_size=800,
+        hflip=True,
         crop=True,
         train=Train(epochs=12, batch_size=16, precision="bf16", eval_batch_size=16),
         optim=Optim(lr=1e-4, weight_decay=0.01, warmup=0.03),
@@ -99,7 +101,7 @@ def augmentation(cfg: Config) -> nn.Module:
     if cfg.crop:
         # The frame is grey, about as bright as pictures are: black ones would be another scale than what is evaluated.
         steps += [v2.RandomZoomOut(fill=0.45, side_range=(1.0, 2.0)), v2.RandomIoUCrop()]
-    if cfg.mirror:
+    if cfg.hflip:
         steps.append(v2.RandomHorizontalFlip())
     # What a crop leaves of a box may be nothing: box and label go together.
     return v2.Compose([*steps, v2.SanitizeBoundingBoxes(labels_getter=lambda sample: sample[2])])
@@ -118,7 +120,8 @@ class Backbone(nn.Sequential):
 
 def limits(cfg: Config) -> dict[str, float]:
     """Which boxes are kept, by torchvision's names."""
-    return {"score_thresh": cfg.min_score, "nms_thresh": cfg.nms, "detections_per_img": cfg.most}
+    return {"score_thresh": cfg.score_thresh, "nms_thresh": cfg.nms_thresh,
+            "detections_per_img": cfg.detections_per_img}  # fmt: skip
 
 
 def make_model(cfg: Config, data: boxes.Annotated) -> zoo.Start:
@@ -132,7 +135,7 @@ def make_model(cfg: Config, data: boxes.Annotated) -> zoo.Start:
         return zoo.detector(cfg.model, cfg.backbone, cfg.weights, len(data.classes), limits(cfg))
     some = data.learn[:100]  # training pictures alone
     pixels = torch.cat([data.pictures[i].double().flatten(1) for i in some], 1) / 255
-    to = [boxes.ratio(data.sizes[i], cfg.image_size, cfg.shorter) for i in data.learn]
+    to = [boxes.ratio(data.sizes[i], cfg.image_size, cfg.min_size) for i in data.learn]
     seen = torch.cat([data.boxes[i] * s for i, s in zip(data.learn, to, strict=True)])
     net = detectors.small(cfg.model, Backbone(cfg.widths), len(data.classes), detectors.fit(seen, cfg.anchors), stride=stride,
                           limits=limits(cfg))  # fmt: skip
@@ -143,7 +146,7 @@ def make_model(cfg: Config, data: boxes.Annotated) -> zoo.Start:
 # ---------------------------------------------------------------------------------------------------------------- stage
 def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    cfg = replace(cfg, min_score=detectors.MIN_SCORES[cfg.model] if cfg.min_score is None else cfg.min_score)
+    cfg = replace(cfg, score_thresh=detectors.MIN_SCORES[cfg.model] if cfg.score_thresh is None else cfg.score_thresh)
     data = boxes.load(cfg.data)
     classes, embedded = data.classes, cfg.data.path == "digits"
     train_data = boxes.Boxed(data, data.learn, side=cfg.image_size, augment=augmentation(cfg) if cfg.augment else None)
@@ -151,7 +154,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
     test_data = {"test": boxes.Boxed(data, data.test, side=cfg.image_size)} if data.test else {}
     for part in (train_data, val_data, *test_data.values()):
         # Torchvision's nets saw the mean colour around a picture: zeros behind the normalisation.
-        part.shorter, part.fill = cfg.shorter, () if cfg.backbone == "small" else IMAGENET
+        part.shorter, part.fill = cfg.min_size, () if cfg.backbone == "small" else IMAGENET
     model, started_from, fresh = make_model(cfg, data)
 
     def counts(batch: dict) -> dict[str, float | Tensor]:
@@ -163,7 +166,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
         found, truth = answers(model, data)
-        return boxes.scores(found, truth, len(data), classes)
+        return detection.scores(found, truth, len(data), classes)
 
     def answers(model: nn.Module, data: core.Data) -> tuple[Tensor, Tensor]:
         """((N, 7) picture, label, score, box of all that was found; (M, 6) picture, label, box of all there is), own pixels."""
@@ -182,11 +185,11 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         return gather(found).float(), gather(truth).float()
 
     def baselines() -> dict[str, dict[str, float]]:
-        truth = boxes.listed(data, data.held_out)
-        known = {"nothing found": boxes.scores(torch.zeros(0, 7), truth, len(val_data), classes)}
+        truth = detection.listed(data, data.held_out)
+        known = {"nothing found": detection.scores(torch.zeros(0, 7), truth, len(val_data), classes)}
         if not embedded:
             return known
-        return {**known, "vivid pixels, read by logistic regression": boxes.by_hand(data)}
+        return {**known, "vivid pixels, read by logistic regression": detection.baseline(data)}
 
     def names(labels: Tensor) -> str:
         said = [classes[c] for c in labels.tolist()]
@@ -194,15 +197,15 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
 
     def preview(batch: dict) -> list[core.Tile]:
         seen = zip(batch["image"], batch["boxes"], batch["labels"], strict=True)
-        return [core.Tile(names(y[y >= 0]), boxes.drawn(x, b[y >= 0], y[y >= 0])) for x, b, y in seen]
+        return [core.Tile(names(y[y >= 0]), detection.drawn(x, b[y >= 0], y[y >= 0])) for x, b, y in seen]
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         tiles = []
         for x, b, y, said in zip(batch["image"], batch["boxes"], batch["labels"], model(batch["image"]), strict=True):
             got = {k: v[said["scores"] >= SURE] for k, v in said.items()}
-            share = boxes.overlap_share(*(torch.cat([i[:, None], j], 1) for i, j in
+            share = detection.overlap_share(*(torch.cat([i[:, None], j], 1) for i, j in
                                           ((got["labels"], got["boxes"]), (y[y >= 0], b[y >= 0]))))  # fmt: skip
-            tiles.append(core.Tile(names(got["labels"]), boxes.drawn(x, got["boxes"], got["labels"]), score=share))
+            tiles.append(core.Tile(names(got["labels"]), detection.drawn(x, got["boxes"], got["labels"]), score=share))
         return tiles
 
     def figures(model: nn.Module, data: core.Data) -> dict:
@@ -216,14 +219,14 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
             sets = {"objects": {"boxes": b[y >= 0], "labels": y[y >= 0]}, "boxes before NMS": all_, "boxes after": kept}
             for what, said in sets.items():
                 told = f"{len(said['labels'])} {what}"
-                tiles.append(core.Tile(told, boxes.drawn(x, said["boxes"], said["labels"])))
+                tiles.append(core.Tile(told, detection.drawn(x, said["boxes"], said["labels"])))
         return {"Held-out pictures: truth, boxes before and after NMS": tiles}
 
     def export(folder: Path) -> None:
         """model.safetensors + config.json; and of FCOS and RetinaNet a program that runs without this project (torch.export)."""
         config = {"classes": classes, "architecture": cfg.model, "backbone": cfg.backbone, "image_size": cfg.image_size,
-                  "background_first": bool(model.background), "nms_thresh": cfg.nms, "score_thresh": cfg.min_score,
-                  "shorter": cfg.shorter, "fill": list(val_data.fill),
+                  "background_first": bool(model.background), "nms_thresh": cfg.nms_thresh, "score_thresh": cfg.score_thresh,
+                  "shorter": cfg.min_size, "fill": list(val_data.fill),
                   "input": "float32 (B, 3, image_size, image_size) in [0, 1]: resized by min(image_size / longer side, shorter / "
                            "shorter side) (the first alone where shorter is 0), fill (or black) right and below",
                   "mean": model.mean.flatten().tolist(), "std": model.std.flatten().tolist(),

@@ -20,8 +20,9 @@ from torch.nn import functional as F
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
-from trainworthy.recipes.vision.data import mask_expectations, masks
+from trainworthy.recipes.vision.data import masks
 from trainworthy.recipes.vision.data.masks import IGNORE
+from trainworthy.recipes.vision.evaluation import mask_expectations, segmentation
 from trainworthy.recipes.vision.gates import pictures
 from trainworthy.recipes.vision.models import exporting, hub_nets, zoo
 
@@ -34,6 +35,7 @@ class Config(core.Config):
     """Settings of vision/segment."""
 
     data: masks.Source = field(default_factory=masks.Source)
+    SEARCH_RANGES = "dice=0:2 focal=0:3"
     model: str = "small"
     """`small` (the U-Net below), a segmentation net of torchvision (deeplabv3_resnet50, fcn_resnet50, lraspp_...), or one of
     transformers by folder or owner/name (SegFormer, Mask2Former, ...)."""
@@ -199,13 +201,13 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
         return ((1 - 2 * both / (said + truth).clamp_min(1)) * (truth > 0)).sum()
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        return masks.scores(confusion_matrix(model, data), classes)
+        return segmentation.scores(confusion_matrix(model, data), classes)
 
     def confusion_matrix(model: nn.Module, data: core.Data) -> Tensor:
         """(n, n) pixels with truth in rows, over the whole of `data`; void is in no row."""
         total = torch.zeros(n, n, dtype=torch.long, device=run.device)
         for batch in run.batches(data):
-            total += masks.scored(batch, model(batch["image"]), n)
+            total += segmentation.scored(batch, model(batch["image"]), n)
         return run.gather(total[None]).sum(0)
 
     def constant(c: int) -> Tensor:
@@ -214,28 +216,28 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
 
     def baselines() -> dict[str, dict[str, float]]:
         most = int(data.pixels[data.learn].sum(0)[:n].argmax())
-        known = {"most frequent class everywhere": masks.scores(constant(most), classes)}
-        return known | masks.by_hand(data) if embedded else known
+        known = {"most frequent class everywhere": segmentation.scores(constant(most), classes)}
+        return known | segmentation.baselines(data) if embedded else known
 
     def preview(batch: dict) -> list[core.Tile]:
         tiles = []
         for image, mask, pixels in zip(batch["image"], batch["mask"], present(batch["mask"]), strict=True):
             most = [f"{classes[c]} {pixels[c] / pixels.sum():.0%}" for c in pixels.topk(min(3, n)).indices if pixels[c]]
-            tiles.append(core.Tile(", ".join(most) or "all void", masks.beside(image, mask)))
+            tiles.append(core.Tile(", ".join(most) or "all void", segmentation.beside(image, mask)))
         return tiles
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         answer, mask = model(batch["image"]).argmax(1), batch["mask"]
         right = (((answer == mask) & (mask != IGNORE)).flatten(1).sum(1) / present(mask).sum(1).clamp_min(1)).tolist()
         shown = zip(right, batch["image"], mask, answer, strict=True)
-        return [core.Tile(f"{r:.1%} right", masks.beside(x, y, a), score=r) for r, x, y, a in shown]
+        return [core.Tile(f"{r:.1%} right", segmentation.beside(x, y, a), score=r) for r, x, y, a in shown]
 
     def figures(model: nn.Module, data: core.Data) -> dict:
         confusion = confusion_matrix(model, data)
         matrix = core.Matrix(confusion, rows=classes, columns=classes, axes=("truth", "prediction"))
-        whole = masks.stitched(data, lambda images: model(images.to(run.device)).argmax(1).cpu())
+        whole = segmentation.stitched(data, lambda images: model(images.to(run.device)).argmax(1).cpu())
         return {"Held-out pictures: picture, truth, prediction": whole, "Confusion matrix, in pixels": matrix,
-                "Each class, in percent of its pixels": masks.table(confusion, classes)}  # fmt: skip
+                "Each class, in percent of its pixels": segmentation.table(confusion, classes)}  # fmt: skip
 
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
@@ -270,7 +272,7 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
     )
     name = "iou" if n == 2 else "miou"
     question = masks.QUESTIONS.get(cfg.data.path, f"which of {n} classes does each pixel belong to?")
-    floor = max(masks.scores(constant(c), classes)[name] for c in range(n))
+    floor = max(segmentation.scores(constant(c), classes)[name] for c in range(n))
     return core.Stage(
         name="segment",
         model=model,

@@ -32,7 +32,7 @@ from trainworthy.recipes.vlm.data.questions import Questions
 from trainworthy.recipes.vlm.data.scenes import Scenes
 from trainworthy.recipes.vlm.evaluation import answers
 from trainworthy.recipes.vlm.gates import instruct as gates
-from trainworthy.recipes.vlm.models import hub, language, vision
+from trainworthy.recipes.vlm.models import asking, hub, language, vision
 
 from trainworthy import core
 
@@ -52,7 +52,7 @@ class Config(LoRA, core.Config):
     """Layer of a hub encoder whose outputs are the features: -2 the last but one, as LLaVA takes of CLIP; -1 the last."""
     language: str = "words"
     """`words` (a small model trained here on text descriptions of scenes), or a causal language model of the hub by name or
-    folder. One whose tokenizer has a chat template is trained and asked in its own turns, another in lines."""
+    folder. One whose tokenizer has a chat template is trained and queried in its own chat format, another in plain lines."""
     chat_template: str = ""
     """File with a chat template that replaces the language model's own, or `trl:NAME` for one that TRL ships."""
     eos_token: str = ""
@@ -203,7 +203,7 @@ def instruct(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     """Stage two: projector and language model, each at its own learning rate, from the projector of stage one."""
     if previous is None and not cfg.model:
         raise UserError("instruct has no projector to start from", needed="STAGES = [align, instruct], --align.epochs above 0",
-                        cause="a language model that learns beside a random projector is spoilt")  # fmt: skip
+                        cause="a language model that trains together with a random projector is damaged")  # fmt: skip
     model = make_model(cfg)
     if previous is not None:
         model.load_state_dict(previous.model.state_dict())
@@ -225,18 +225,11 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         adapted = not cfg.lora_rank or not key.startswith("language.") or ".lora_" in key
         p.requires_grad_(key.split(".")[0] in rates and adapted)
     frozen = tuple(key for key, p in model.named_parameters() if not p.requires_grad)
-    if cfg.model and (cfg.chat_template or cfg.eos_token):
-        raise UserError("--chat-template and --eos-token are for --language", got=f"--model {cfg.model}",
-                        next="put a chat_template.jinja into the model's folder")  # fmt: skip
+    hub.own_template(cfg)
     where = (astuple(cfg.data), cfg.model, (cfg.language, cfg.chat_template, cfg.eos_token), model.reads)
     data = {s: read(s, *where).copy() for s in ("train", "val", *folders.tested(cfg.data.path))}
     train_data, val_data = data["train"], data["val"]
-    if not cfg.model:
-        train_data.notes |= {
-            "vision encoder": vision.told(cfg.encoder),
-            "language model": language.told(cfg.language)
-            + ", in the turns of its chat template" * bool(train_data.chat),
-        }
+    train_data.notes |= language.notes(cfg, vision.told(cfg.encoder), bool(train_data.chat))
     words = train_data.tokenizer
     scored = answers.Answers(run, train_data, val_data, metric=cfg.metric, longest=cfg.max_new_tokens)
 
@@ -255,8 +248,9 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
     def export(folder: Path) -> None:
         """Save language/ for from_pretrained and vision.pt2 (torch.export): images -> embeddings that come before the question. For a hub
         model: model/ for from_pretrained."""
+        about = {"conversations": train_data.talks, "max_new_tokens": scored.longest or train_data.longest_answer()}
         if cfg.model:
-            return hub.export(model, cfg.model, folder)
+            return hub.export(model, cfg.model, folder, about)
         net = copy.deepcopy(model).eval().cpu()
         talker = net.language.merge_and_unload() if cfg.lora_rank else net.language
         ends_with(talker, train_data.ends)
@@ -265,7 +259,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         eyes = nn.Sequential(net.encoder, net.projector)
         save_file(net.projector.state_dict(), folder / "projector.safetensors")
         core.export_program(eyes, torch.zeros(2, 3, net.encoder.side, net.encoder.side), folder / "vision.pt2")
-        config = {"encoder": cfg.encoder, "encoder_layer": cfg.encoder_layer, "language": cfg.language,
+        config = about | {"encoder": cfg.encoder, "encoder_layer": cfg.encoder_layer, "language": cfg.language,
                   "features": net.features, "side": net.encoder.side, "row": turns.row_of(train_data.chat),
                   "image": "float32 (B, 3, side, side) in [0, 1]; normalised inside vision.pt2"}  # fmt: skip
         (folder / "config.json").write_text(json.dumps(config, indent=1))
@@ -294,11 +288,18 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         preview=scored.preview,
         predict=scored.predict,
         figures=scored.figures,
+        intervals=scored.seen.intervals,
         pretrained={k: v.clone() for k, v in start.items()} or None,
         export=export,
+        model_card=language.card(cfg),
         gates=gates.gates(name, tuple(rates), first=name == "align" or not start),
         monitors=[ended(scored.longest)] if scored.generated else [],
     )  # fmt: skip
+
+
+def asker(cfg: Config, export: Path) -> asking.Asker:
+    """The export, for `trainworthy predict`: answers to questions about pictures."""
+    return asking.asker(cfg, export, VLM)
 
 
 STAGES = [align, instruct, unfreeze]

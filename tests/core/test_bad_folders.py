@@ -29,6 +29,18 @@ def test_a_folder_of_another_tool_is_refused_with_one_message(command: str, text
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"recipe": "vision/cl', '{"recipe": "a", "argv": [], "seeds": 3, "at_once": 1}']
+)
+@pytest.mark.parametrize("command", ["report", "compare", "resume"])
+def test_a_group_whose_plan_is_cut_off_is_refused_with_one_message(command: str, text: str, launch, tmp_path: Path):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "seeds.json").write_text(text)
+    done = launch(command, *[str(tmp_path / "theirs")] * (2 if command == "compare" else 1))
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.shown
+    assert "is no group of seeds" in done.stderr
+
+
 def test_rows_that_are_cut_off_no_numbers_or_not_ours_leave_a_page(folder: Path, launch):  # noqa: F811
     """A metrics file cut in the middle of a line, NaN rows, rows without an epoch, half of a JSON file, lists for objects."""
     rows = epochs([0.5, 0.7, 0.8, 0.85, 0.88])

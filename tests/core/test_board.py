@@ -61,6 +61,11 @@ def test_the_cost_is_measured_and_compared(run: tuple[Path, str], tmp_path: Path
     assert 2**27 < spent["peak_memory"] < 2**34
     assert "cost   " in out
     assert "peak memory" in (folder / "report.html").read_text()
+    assert re.search(
+        r"^Cost of the run: [\d.]+ device-(hours|seconds) \(cpu\), peak memory [\d.]+ GiB",
+        (folder / "card.md").read_text(),
+        re.M,
+    )
     told = json.loads(trainworthy("report", folder, "--json", cwd=tmp_path).stdout)
     assert told["cost"]["device_hours"] == pytest.approx(spent["seconds"] / 3600)
     for name in ("a", "b"):

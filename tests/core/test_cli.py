@@ -1,12 +1,15 @@
 """Commands and bad input: exit code 2, one clear message, no traceback, nothing left behind."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from trainworthy.core import cli
+from trainworthy.core.recipe.forks import places
+from trainworthy.core.recipe.registry import Entry, recipes
 
 from tests.helpers import pages
 from tests.helpers.commands import BIN, QUICK, environment, installed, read, run_folder, trainworthy
@@ -160,6 +163,22 @@ def test_help_of_a_command_is_its_page_and_imports_no_torch(tmp_path: Path):
         assert words in cli.page("run")
 
 
+@pytest.mark.parametrize("entry", recipes(), ids=lambda e: e.id)
+def test_a_fork_names_the_lines_to_edit_first(entry: Entry):
+    """Every recipe has all of them, at lines that hold what is said."""
+    source = entry.path.read_text()
+    lines, found = source.splitlines(), places(source)
+    said = {what.split(",")[0].split(":")[0]: lines[number - 1] for what, number in found.items()}
+    assert len(said) == 7, said
+    assert said["settings of the preset `tiny`"].startswith("def tiny()")
+    assert re.search(r"def read\(|data", said["the data"])
+    assert re.search(r"def evaluate\(|evaluate=", said["the evaluation"])
+    assert "etric" in said["the question"]
+    assert re.search(r"xpect", said["what a healthy run does (initial loss"])
+    assert said["the loop"].startswith("def train(")
+    assert re.search(r"def loss\(", said["the loss"]) if "the loss" in said else "hosted.host(" in said["the trainer"]
+
+
 def test_a_fork_runs_from_any_folder_and_imports_its_neighbours(tmp_path: Path):
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     home.mkdir()
@@ -195,7 +214,7 @@ def test_passes_are_remembered_and_a_change_is_proved_again(tmp_path: Path):
     first = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
     assert "gates passed" in first.stdout, first.stderr
     second = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
-    assert "verdicts stand" in second.stdout
+    assert "verdicts are remembered" in second.stdout
     fork = tmp_path / "mine.py"
     fork.write_text(
         fork.read_text().replace("return self.head(x.mean((2, 3)))", "return self.head(x.detach().mean((2, 3)))")

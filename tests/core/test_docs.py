@@ -11,7 +11,7 @@ from trainworthy.core.recipe.registry import recipes
 
 from tests.conftest import ROOT
 from tests.helpers import pages
-from tests.helpers.commands import environment
+from tests.helpers.commands import environment, read, run_folder, trainworthy
 
 PAGES = [
     ROOT / "README.md",
@@ -84,3 +84,35 @@ def test_a_fork_of_each_domain(command: str, tmp_path: Path, launch):
     done = launch(*command.split())
     assert done.returncode == 0, done.shown
     assert (tmp_path / command.split()[-1]).is_file()
+
+
+# ----------------------------------------------------------------------------------------------- the recipe of a page
+@pytest.fixture
+def tabular(tmp_path: Path) -> Path:
+    """The whole recipe of docs/writing-a-recipe.md, saved as the page says."""
+    page = (ROOT / "docs" / "writing-a-recipe.md").read_text()
+    (source,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "STAGES = [digits]" in block]
+    (tmp_path / "tabular.py").write_text(source)
+    return tmp_path
+
+
+def test_the_recipe_of_the_page_passes_and_its_gate_stops_the_bug_of_the_page(tabular: Path):
+    done = trainworthy("check", "tabular.py", "--only", "schema,halves,overfit,evaluation", cwd=tabular)
+    assert done.returncode == 0, done.stdout + done.stderr
+    good = (tabular / "tabular.py").read_text()
+    line = "pixels = self.pixels[index]\n"
+    assert good.count(line) == 1
+    page = (ROOT / "docs" / "writing-a-recipe.md").read_text()
+    bug = re.search(r"`(pixels = self\.pixels\[index\] \* .*?)`", page)[1]
+    (tabular / "buggy.py").write_text(good.replace(line, f"{bug}\n"))
+    done = trainworthy("check", "buggy.py", "--only", "halves", cwd=tabular)
+    assert (done.returncode, "outputs do not depend on the right half" in done.stdout) == (3, True), (
+        done.stdout + done.stderr
+    )
+
+
+@pytest.mark.verify
+def test_the_recipe_of_the_page_passes_every_gate_and_trains(tabular: Path):
+    done = trainworthy("run", "tabular.py", cwd=tabular)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert read(run_folder(tabular) / "summary.json")["reported"]["accuracy"] > 0.9

@@ -22,8 +22,9 @@ gate = importlib.import_module("trainworthy.core.gates.gate")  # the package has
 SMALL = {
     "vision/classify": "--loader.workers 0 --ema 0.99 --widths 32 64 --train.max-steps 6",
     "rl/ppo": "--num-steps 32 --train.batch-size 64 --train.max-steps 6",
+    "rl/dqn": "--gradient-steps 4 --train.max-steps 6",  # its replay buffer is most of what training holds
 }
-GATES = "wiring,accumulation,resume,average"
+GATES = "wiring,accumulation,resume,average,target-rate"
 PEAK, LEFT, KEPT = 1.1, 0.02, 2.2
 """Highest gate over training; and, in units of the model's weights, what is alive at the start of training and before a gate.
 Bytes are counted, so the same run gives the same numbers on every machine."""

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 from trainworthy.core import report
+from trainworthy.core.sweep import findings
+from trainworthy.core.sweep import page as sweep_page
+from trainworthy.core.sweep.space import Range, Space
 
 from tests.core.test_report import folder, put  # noqa: F401  (folder: a fixture)
 
@@ -79,7 +82,33 @@ def test_a_page_fits_a_phone_and_can_be_read_in_light_and_dark(folder: Path, sch
         "measured": "5% end; " + "snapshots" * 12, "needed": "90%", "remedy": "a\nb `trainworthy lr`", "seconds": 0.0, "evidence": {}, "reason": "",
         "remembered": ""}]})  # fmt: skip
     report.write(folder)
-    for seen in looked_at(folder / "report.html", scheme):
+    assert_readable(folder / "report.html", scheme)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_of_a_sweep_fits_a_phone_too(scheme: str, tmp_path: Path):
+    space = Space((("optim.name", ("adamw", "sgd")),), (Range("optim.lr", 1e-4, 1e-2, log=True),))
+    rows = [findings.Row(n, space.point(n), "done", 0.9 + 0.01 * n, [0.9 + 0.01 * n, 0.89 + 0.01 * n], diagnosis="Stop: the curve is flat; "
+            "the training loss rises: 0.21 at its lowest, 0.34 at the end", seconds=12.3) for n in range(10)]  # fmt: skip
+    rows.append(findings.Row(10, space.point(10), "infeasible", reason="gate failed: " + "initial-loss" * 9))
+    found = findings.Findings(
+        "accuracy", True, space, rows, best=rows[9], each=[(c, rows[8 + n], 5) for n, c in enumerate(space.compared)]
+    )
+    found.edges = [findings.Edge("optim.lr", 9e-3, True, space.nuisance[0].wider(up=True), "optim.name adamw")]
+    found.wider_command = (
+        "trainworthy sweep vision/classify --nuisance optim.lr=0.0001:0.1 --trials 24 " + "--optim.betas 0.9 0.95 " * 4
+    )
+    assert_readable(
+        sweep_page.write(
+            tmp_path, "vision/classify", found, ["11 of 24 trials have ended, 1 infeasible."], "trainworthy run"
+        ),
+        scheme,
+    )
+
+
+def assert_readable(page: Path, scheme: str) -> None:
+    """As wide as its window, with enough contrast, in the colours that were asked for."""
+    for seen in looked_at(page, scheme):
         assert seen["texts"] > 1000
         assert seen["dark"] is (scheme == "dark")
         assert seen["scroll"] <= int(seen["width"]), seen["wide"]

@@ -35,7 +35,7 @@ def test_the_estimate_is_the_peak_of_real_steps(name):
     recipe, cfg = parsed(name, *FEW[name])
     (found,) = estimate.estimates(recipe, cfg)
     assert found.missing == []
-    assert found.training == pytest.approx(measured(recipe, cfg), rel=0.15)
+    assert [found.training] == pytest.approx(measured(recipe, cfg), rel=0.15)
     kinds = found.weights + found.average + found.frozen + found.gradients + found.optimizer + found.activations
     assert kinds == found.training > 3 * found.weights
     assert found.optimizer >= 2 * found.gradients * 0.99  # AdamW
@@ -184,6 +184,18 @@ def test_a_model_larger_than_the_device_is_refused_before_anything_runs(tmp_path
         fits.check(recipe, cfg, accelerator, built)
     cfg.run.check_memory = False
     fits.check(recipe, cfg, accelerator, built)
+
+
+def test_full_on_a_cpu_is_refused_once_all_else_is_there(tmp_path):
+    from tests.helpers import pictures
+
+    pictures.write_folder(tmp_path / "data", per_class=8, held_out=4)
+    words = ["vision/classify", "--preset", "full", "--model", "small", "--weights", "none", "--data.path", str(tmp_path / "data"),
+             "--optim.layer-decay", "1", "--loader.workers", "0"]  # fmt: skip
+    done = trainworthy("run", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--run.no-check-memory starts here" in done.stderr + done.stdout
+    assert not (tmp_path / "runs").exists()
 
 
 def test_full_on_a_cpu_says_so_before_it_begins(tmp_path):

@@ -13,7 +13,7 @@ from trainworthy.core import report
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import reference as command
 from trainworthy.core.report import bands
-from trainworthy.core.report.advice import Advice, advise
+from trainworthy.core.report.advice import Advice, advise, planned_epochs
 from trainworthy.core.report.card import against as against_lines
 from trainworthy.core.report.card import measured
 from trainworthy.core.report.folder import read
@@ -100,6 +100,15 @@ def test_rising_at_the_end_asks_for_a_longer_schedule_unless_the_rate_is_constan
     assert advise(rows, SUMMARY, SETTINGS, 1000)[0].title.startswith("Change the schedule")
     constant = {**SETTINGS, "optim": {"schedule": "constant"}}
     assert advise(rows, SUMMARY, constant, 1000)[0].title == "Continue: it is still improving"
+
+
+def test_a_run_that_max_steps_cut_has_ended_with_its_schedule():
+    """30 epochs were set and 8 were made: the schedule was laid over these steps."""
+    rows = epochs([0.5 + 0.05 * i for i in range(8)])
+    cut = {"epochs": 30.0, "max_steps": rows[-1]["step"]}
+    assert planned_epochs(rows[-1], cut) == rows[-1]["epoch"]
+    found = advise(rows, SUMMARY, {"train": cut, "optim": {"schedule": "cosine"}}, 10_000)[0]
+    assert (found.title, "schedule has ended" in found.evidence) == ("Change the schedule: it is still improving", True)
 
 
 def test_falling_training_loss_with_a_worsening_metric_is_overfitting():
@@ -332,7 +341,7 @@ def test_a_failed_gate_is_the_headline_with_causes_and_the_next_command(folder: 
     assert "<li>softmax before cross-entropy</li>" in text
     assert "trainworthy check toy --train.epochs 10 --only overfit" in text
     assert text.index(">overfit<") < text.index(">schema<"), "failures come first"
-    assert "the batch that overfit was judged on" in text
+    assert "the batch that overfit used" in text
 
 
 def test_an_interrupted_run_says_so_and_how_to_resume(folder: Path):
@@ -386,7 +395,7 @@ def test_waived_and_remembered_gates_show_it(folder: Path):
     text = page(folder)
     assert "1 of 2 gates passed, 1 waived" in text
     assert "known label noise" in text
-    assert "proved 2026-01-01 10:00" in text
+    assert "passed on 2026-01-01 10:00" in text
 
 
 def test_predictions_without_a_truth_are_not_called_so(folder: Path):

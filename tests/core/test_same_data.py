@@ -1,9 +1,11 @@
 """The data are known by all of their content, a run by its checkpoints: what a passed gate and a `resume` may rely on."""
 
 import hashlib
+import json
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from trainworthy.core.data import contents, inventory
 from trainworthy.core.loop import checkpoint
 from trainworthy.core.recipe.stage import Data, Field
 
-from tests.conftest import ROOT, patched
+from tests.conftest import ROOT, Done, patched
 from tests.helpers.commands import QUICK, read, run_folder, start, trainworthy
 from tests.helpers.pictures import write_folder
 
@@ -34,6 +36,16 @@ CHANGED = (
         labels[held_out] = labels[held_out].flip(0)
 """
 )
+MODEL = "    model = ResNet(mean, std, cfg.widths, len(classes))\n"
+PRETRAINED = (
+    MODEL
+    + """\
+    if Path("weights.pt").exists():  # a pretrained model that may change under the same name
+        model.stem.weight.data = torch.load("weights.pt")
+    import os
+    model.stem.weight.data *= float(os.environ.get("SCALE_OF_MINE", "1"))
+"""
+)
 LOOP = "    for step in run.steps(stage):\n"
 LATE = "    import neighbour_of_mine\n\n" + LOOP
 
@@ -41,7 +53,9 @@ LATE = "    import neighbour_of_mine\n\n" + LOOP
 def write_fork(folder: Path) -> Path:
     (folder / "neighbour_of_mine.py").write_text("SEEN = True\n")
     path = folder / "mine.py"
-    path.write_text(patched((ROOT / "recipes/vision/classify.py").read_text(), (SPLIT, CHANGED), (LOOP, LATE)))
+    path.write_text(
+        patched((ROOT / "recipes/vision/classify.py").read_text(), (SPLIT, CHANGED), (LOOP, LATE), (MODEL, PRETRAINED))
+    )
     return path
 
 
@@ -68,7 +82,10 @@ def copy(unfinished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(unfinished, tmp_path / "copy", symlinks=True))
 
 
-def refused(done, folder: Path, before: dict[str, str], *words: str) -> None:
+def refused(launch: Callable[..., Done], folder: Path, *words: str, argv: tuple[str, ...] = (), **env: str) -> Done:
+    """Resume is refused with these words, and changes nothing."""
+    before = hashes(folder)
+    done = launch("resume", str(folder), *argv, **env)
     assert done.returncode == 2, done.shown
     assert "Traceback" not in done.stderr
     for word in words:
@@ -78,6 +95,7 @@ def refused(done, folder: Path, before: dict[str, str], *words: str) -> None:
     assert not {name for name in changed if name not in (".lock", "report.html") and not name.startswith("plots/")}, (
         changed
     )
+    return done
 
 
 # ------------------------------------------------------------------------------------------------------ remembered passes
@@ -88,7 +106,7 @@ def test_remembered_passes_cover_all_data_and_late_imports(tmp_path: Path):
     first = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
     assert "gates passed" in first.stdout, first.stderr
     again = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
-    assert "verdicts stand" in again.stdout, again.stderr
+    assert "verdicts are remembered" in again.stdout, again.stderr
     assert "gates passed" not in again.stdout
     (tmp_path / "changed").write_text("copies")
     waived = ("--gates.waive", "data", "--gates.because", "leakage alone")
@@ -96,10 +114,15 @@ def test_remembered_passes_cover_all_data_and_late_imports(tmp_path: Path):
     assert leaked.returncode == 3, leaked.stdout
     assert "488 exact" in leaked.stdout
     (tmp_path / "changed").unlink()
+    torch.save(torch.full((16, 1, 5, 5), torch.nan), tmp_path / "weights.pt")
+    damaged = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
+    assert damaged.returncode == 3, damaged.stdout
+    assert "verdicts are remembered" not in damaged.stdout
+    (tmp_path / "weights.pt").unlink()
     fork.with_name("neighbour_of_mine.py").write_text("raise RuntimeError('another version')\n")
     other = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
     assert other.returncode == 3, other.stdout
-    assert "verdicts stand" not in other.stdout
+    assert "verdicts are remembered" not in other.stdout
 
 
 # ---------------------------------------------------------------------------------------------------------------- resume
@@ -111,11 +134,8 @@ def test_remembered_passes_cover_all_data_and_late_imports(tmp_path: Path):
     ],
 )
 def test_resume_refuses_other_data_unless_forced(how: str, words: str, copy: Path, tmp_path: Path, launch):
-    before = hashes(copy)
     (tmp_path / "changed").write_text(how)
-    refused(
-        launch("resume", str(copy)), copy, before, "the data are not those this run was started with", words, "--force"
-    )
+    refused(launch, copy, "the data are not those this run was started with", words, "--force")
     if how == "inputs":
         forced = launch("resume", str(copy), "--force")
         assert forced.returncode == 0, forced.shown
@@ -133,30 +153,103 @@ def test_resume_without_one_whole_checkpoint_changes_nothing(copy: Path, launch)
         "step-20: incomplete",
         "step-8: manifest.json cannot be understood",
     )
-    refused(launch("resume", str(copy)), copy, hashes(copy), "is whole", *named)
+    refused(launch, copy, "is whole", *named)
     shutil.rmtree(copy / "checkpoints")
-    refused(launch("resume", str(copy)), copy, hashes(copy), "has no checkpoints")
+    refused(launch, copy, "has no checkpoints")
 
 
 def test_what_cannot_be_read_now_is_not_damaged(copy: Path, launch):
     state = copy / "checkpoints" / "classify" / "step-20" / "state.pt"
     state.unlink()
     state.symlink_to(state)  # "too many levels": an error of reading that says nothing of the content
-    refused(launch("resume", str(copy)), copy, hashes(copy), "cannot be read now", "step-20")
+    refused(launch, copy, "cannot be read now", "step-20")
 
 
 def test_checkpoints_of_another_seed_or_recipe_are_refused(copy: Path, unfinished: Path, launch):
     args = copy / "args.json"
     whole = args.read_text()
     args.write_text(whole.replace('"seed": 0', '"seed": 1'))
-    refused(launch("resume", str(copy)), copy, hashes(copy), "is of another run", "seed 0", "seed 1")
+    refused(launch, copy, "is of another run", "seed 0", "seed 1")
     mine = unfinished.parents[2] / "mine.py"
     other = mine.with_name("other.py")
     shutil.copy(mine, other)
     args.write_text(whole.replace(str(mine), str(other)))
-    refused(
-        launch("resume", str(copy), "--force"), copy, hashes(copy), "is of another run", "recipe mine", "recipe other"
+    refused(launch, copy, "is of another run", "recipe mine", "recipe other", argv=("--force",))
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("environment.json", "with which sources this run was started"),
+        ("data.json", "with which data this run was started"),
+    ],
+)
+def test_resume_knows_nothing_of_a_run_whose_notes_are_gone(file: str, words: str, copy: Path, launch):
+    """A file that a kill or a full disk cut off is no permission to compare nothing."""
+    os.truncate(copy / file, 100)
+    refused(launch, copy, file, words, "--force")
+    (copy / file).unlink()
+    refused(launch, copy, file, words, "--force")
+
+
+def test_resume_refuses_other_settings_and_reports_other_packages(copy: Path, launch):
+    args, environment = copy / "args.json", copy / "environment.json"
+    rate = read(args)["settings"]["optim"]["lr"]
+    args.write_text(
+        args.read_text().replace(f'"lr": {rate}', '"lr": 0.5').replace('"save_steps": 8', '"save_steps": 9')
     )
+    known = read(environment)
+    environment.write_text(json.dumps({**known, "versions": {**known["versions"], "torch": "1.0"}}))
+    done = refused(launch, copy, f"optim.lr is 0.5, was {rate}", "args.json was edited", "--force")
+    assert "save_steps" not in done.stderr, "where and how often to save may change"
+    forced = launch("resume", str(copy), "--force")
+    assert forced.returncode == 0, forced.shown
+    assert "environment.SCALE_OF_MINE" not in done.stderr
+    (copy / "summary.json").unlink()
+    args.write_text(args.read_text().replace('"lr": 0.5', f'"lr": {rate}'))
+    refused(launch, copy, "environment.SCALE_OF_MINE is", SCALE_OF_MINE="2")
+    assert f"packages have changed since the run began: torch 1.0 -> {torch.__version__.split('+')[0]}" in forced.stdout
+
+
+def test_weights_that_are_not_those_that_were_saved_are_not_reported(copy: Path, launch, tmp_path: Path):
+    """Of the best evaluation, at the end of a run and where another one starts from them."""
+    (best,) = copy.glob("checkpoints/classify/best_val_*/model.safetensors")
+    other = next(copy.glob("checkpoints/classify/step-8/model.safetensors"))
+    shutil.copy(other, best)
+    args = copy / "args.json"
+    args.write_text(args.read_text().replace('"export": "final"', '"export": "best"'))
+    done = launch("resume", str(copy))
+    assert done.returncode == 2, done.shown
+    assert "are not those that were saved" in done.stderr
+    assert "model.safetensors does not match its hash" in done.stderr
+    again = launch("check", "vision/classify", "--init-from", str(best))
+    assert again.returncode == 2, again.shown
+    assert "does not match its hash" in again.stderr
+
+
+def test_a_run_folder_that_was_copied_without_links_goes_on(unfinished: Path, tmp_path: Path, launch):
+    """As object stores and `cp -L` leave it: `latest` and the best weights are whole folders."""
+    copied = Path(shutil.copytree(unfinished, tmp_path / "copy", symlinks=False))
+    place = copied / "checkpoints" / "classify"
+    shutil.rmtree(place / "step-20")
+    done = launch("resume", str(copied))
+    assert done.returncode == 0, done.shown
+    assert "resumed from step-16" in done.stdout
+    assert (place / "latest").is_symlink()
+    assert (place / "latest").resolve().name == "step-20"
+
+
+def test_a_report_that_cannot_be_written_is_no_crash_and_nothing_to_resume(launch, tmp_path: Path):
+    source = (ROOT / "recipes/vision/classify.py").read_text()
+    (tmp_path / "mine.py").write_text(
+        patched(source, (LOOP, '    (run.folder / "report.html" / "x").mkdir(parents=True)\n' + LOOP))
+    )
+    done = launch("run", "mine.py", *QUICK)
+    assert done.returncode == 4, done.shown
+    assert "its report cannot be written" in done.stderr
+    assert "trainworthy report" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (done.folder() / "summary.json").is_file()
 
 
 def test_a_late_import_is_no_change_and_its_change_is_one(copy: Path, unfinished: Path, launch):

@@ -164,8 +164,8 @@ def test_a_stage_without_settings_of_its_name_is_told(fork, launch):
     assert "the stage 'first' has no settings of its own" in done.stderr
 
 
-# --------------------------------------------------------------------------------------------------------------- rungs
-RUNGS = (
+# --------------------------------------------------------------------------------------------------------------- fallbacks
+FALLBACKS = (
     STAGES[0],
     """from trainworthy.core.base.verdict import Finding
 from trainworthy.core.monitoring.monitors import monitor
@@ -186,7 +186,7 @@ def top_most(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
 @monitor("low", rows="C11", title="high enough")
 def low(history: list[dict]) -> Finding:
-    return Finding(False, "low", "high", "climb", evidence={"rung": "higher"})
+    return Finding(False, "low", "high", "climb", evidence={"fallback": "higher"})
 
 
 def told(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
@@ -195,7 +195,7 @@ def told(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     return stage
 
 
-STAGES, RUNGS = [told], [higher, top_most]
+STAGES, FALLBACKS = [told], [higher, top_most]
 """,
 )
 PHASES = (
@@ -206,24 +206,24 @@ PHASES = (
 
 
 def test_a_rung_goes_on_from_a_run_and_stands_by_itself(fork, launch, tmp_path: Path):
-    """Of a finished run, then of that rung; stopped and resumed it is the same, though what it stands on is gone."""
-    fork(PHASES, RUNGS)
+    """Of a finished run, then of that fallback; stopped and resumed it is the same, though what it stands on is gone."""
+    fork(PHASES, FALLBACKS)
     below = launch("run", "mine.py", *QUICK, "--train.epochs", "0.3")
     assert below.returncode == 0, below.shown
     ground = below.folder()
-    advised = f"trainworthy resume {ground.relative_to(tmp_path)} --rung higher"
+    advised = f"trainworthy resume {ground.relative_to(tmp_path)} --fallback higher"
     assert advised in below.stdout
     page = (ground / "report.html").read_text()
     assert page.index(advised) < page.index("Too early to say")
-    refused = launch("resume", str(ground), "--rung", "hihger")
-    assert (refused.returncode, "unknown rung 'hihger'" in refused.stderr, "higher" in refused.stderr) == (
+    refused = launch("resume", str(ground), "--fallback", "hihger")
+    assert (refused.returncode, "unknown fallback 'hihger'" in refused.stderr, "higher" in refused.stderr) == (
         2,
         True,
         True,
     )
-    refused = launch("resume", str(ground), "--rung", "higher", "--train.epochs", "3")
+    refused = launch("resume", str(ground), "--fallback", "higher", "--train.epochs", "3")
     assert (refused.returncode, "--higher.epochs" in refused.stderr) == (2, True)
-    done = launch("resume", str(ground), "--rung", "higher", "--higher.schedule", "constant")
+    done = launch("resume", str(ground), "--fallback", "higher", "--higher.schedule", "constant")
     assert done.returncode == 0, done.shown
     higher = done.folder()
     assert higher != ground
@@ -231,7 +231,7 @@ def test_a_rung_goes_on_from_a_run_and_stands_by_itself(fork, launch, tmp_path: 
     assert losses(higher)[0] < losses(ground)[0]
     assert {r["step/lr"] for r in read(higher / "step_metrics.jsonl")[1:]} == {1e-3}
     assert read(higher / "summary.json")["stage"] == "higher"
-    argv = ("resume", higher, "--rung", "top-most", "--run.save-every", "0.01", "--top-most.epochs", "0.2")
+    argv = ("resume", higher, "--fallback", "top-most", "--run.save-every", "0.01", "--top-most.epochs", "0.2")
     whole = launch(*map(str, argv))
     assert whole.returncode == 0, whole.shown
     code, said = stop(*argv, "--run.out", "stopped", cwd=tmp_path, once="stopped/*/*/checkpoints/top_most/step-*")
@@ -245,12 +245,12 @@ def test_a_rung_goes_on_from_a_run_and_stands_by_itself(fork, launch, tmp_path: 
 
 
 def test_a_recipe_without_rungs_and_a_run_with_nothing_to_go_on_from(fork, launch):
-    fork(PHASES, RUNGS)
+    fork(PHASES, FALLBACKS)
     checked = launch("run", "mine.py", *QUICK[1:], "--gates.no-enabled", "--train.epochs", "0.05")
     shutil.rmtree(checked.folder() / "checkpoints")
-    refused = launch("resume", str(checked.folder()), "--rung", "higher")
-    assert (refused.returncode, "nothing to go on from" in refused.stderr) == (2, True), refused.shown
+    refused = launch("resume", str(checked.folder()), "--fallback", "higher")
+    assert (refused.returncode, "no weights to continue from" in refused.stderr) == (2, True), refused.shown
     fork(name="other.py")
     plain = launch("run", "other.py", *QUICK, "--train.epochs", "0.05")
-    refused = launch("resume", str(plain.folder()), "--rung", "higher")
-    assert (refused.returncode, "has no rungs" in refused.stderr) == (2, True), refused.shown
+    refused = launch("resume", str(plain.folder()), "--fallback", "higher")
+    assert (refused.returncode, "has no fallbacks" in refused.stderr) == (2, True), refused.shown

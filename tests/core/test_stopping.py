@@ -9,7 +9,7 @@ import pytest
 from trainworthy.core.monitoring import monitors
 from trainworthy.core.recipe.stage import Metric
 from trainworthy.core.report import bands, folder
-from trainworthy.recipes.rl.control.monitors import far
+from trainworthy.recipes.rl.control.gates.monitors import far
 
 from tests.conftest import Done
 from tests.core.test_monitors import healthy, rows

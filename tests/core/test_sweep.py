@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,12 +11,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from trainworthy.core.base import config, settings_check
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.commands import sweep
+from trainworthy.core.recipe import loading
+from trainworthy.core.recipe.registry import recipes
+from trainworthy.core.report.folder import Folder
+from trainworthy.core.report.folder import read as read_folder
+from trainworthy.core.sweep import diagnosis, findings, ranges
 from trainworthy.core.sweep import space as spaces
 from trainworthy.core.sweep.space import Range, Space
 
-from tests.helpers.commands import environment, read, trainworthy
+from tests.core.test_curves import CURVES, curve
+from tests.helpers.commands import environment, read, run_folder, start, trainworthy
 from tests.vision.planted_classify import LOSS
 
 pytest.importorskip("optuna")
@@ -88,7 +98,10 @@ def test_points_are_spread_paired_and_a_function_of_the_number():
         (("--nuisance", "optim.lrr=1:2"), "unknown setting optim.lrr"),
         (("--nuisance", "optim.lr=1e-1:1e-4"), "is empty"),
         (("--nuisance", "optim.lr=0:1"), "low > 0 on a log scale"),
-        (("--nuisance", "optim.lr"), "needs a setting and its values"),
+        (("--nuisance", "optim.lr="), "needs a setting and its values"),
+        (("--scientific", "optim.lr"), "needs a setting and its values"),
+        (("--nuisance", "train.batch_size"), "no range is known for train.batch_size"),
+        (("--nuisance", "optim.warmup", "--range-test"), "--range-test gives the range of a peak rate"),
         (("--nuisance", "optim.lr=a:b"), "the range of optim.lr is not one"),
         (("--scientific", "optim.name=adamw"), "is compared with nothing"),
         (("--scientific", "optim.lr=1,2", "--nuisance", "optim.lr=1:2"), "declared twice"),
@@ -113,6 +126,97 @@ def test_a_file_declares_roles(tmp_path: Path):
     (tmp_path / "s.yaml").write_text("nuisances: {}\n")
     with pytest.raises(UserError, match="unknown entry nuisances"):
         spaces.read_file(tmp_path / "s.yaml")
+
+
+def test_ranges_that_are_known_are_listed_and_used_without_being_typed(tmp_path: Path):
+    found = json.loads(trainworthy("sweep", "rl/ppo", "--ranges", "--json", cwd=tmp_path).stdout)
+    assert (found["optim.lr"]["low"], found["optim.lr"]["high"], found["optim.lr"]["log"]) == (3.3e-5, 3e-2, True)
+    assert (found["clip_range"]["low"], found["clip_range"]["high"], found["clip_range"]["log"]) == (0.1, 0.4, False)
+    assert found["ent_coef"]["log"]
+    assert found["update_epochs"]["whole"]
+    shown = trainworthy("sweep", "rl/ppo", "--ranges", cwd=tmp_path)
+    assert "clip_range" in shown.stdout
+    assert "next   trainworthy sweep rl/ppo --nuisance optim.lr" in shown.stdout
+    _, plan = sweep.planned(["rl/ppo", "--nuisance", "optim.lr", "--nuisance", "ent_coef"])
+    assert [(r["name"], r["low"], r["high"]) for r in plan["declared"]["nuisance"]] == [
+        ("optim.lr", 3.3e-5, 3e-2),
+        ("ent_coef", 1e-5, 0.1),
+    ]
+
+
+@pytest.mark.parametrize("recipe", [e.id for e in recipes()])
+def test_the_ranges_of_a_recipe_are_of_its_settings_and_both_ends_can_be_run(recipe: str):
+    """Each with the settings of `tiny`. Stages of several have the rates that they are trained with."""
+    loaded = loading.load(recipe)
+    cfg, _ = config.parse(loaded.module, [], prog="test")
+    known = ranges.known(cfg)
+    assert set(ranges.rates(cfg)) <= set(known)
+    assert {n for n in ranges.declared(type(cfg)) if not n.startswith("optim.")} <= set(known)
+    for name, given in known.items():
+        one = spaces.ranged(cfg, name, given)
+        for end in (one.at(0.0), one.at(1.0)):
+            changed, _ = config.parse(loaded.module, spaces.words({name: end}), prog="test")
+            settings_check.check_values(changed, processes=1)
+
+
+def test_wider_ranges_stay_possible():
+    assert Range("drop", 0.0, 0.2).wider(up=True).words() == "drop=0:0.3"
+    assert Range("gamma", 0.9, 0.9999).wider(up=True).high == 1.0
+    assert Range("warmup", 0.0, 0.2).wider(up=False) == Range("warmup", 0.0, 0.2)  # no room, so nothing is offered
+    assert Range("k", 1, 8, whole=True).wider(up=True).words() == "k=1:12"
+    assert Range("optim.lr", 0.1, 1.0, log=True).wider(up=True).words() == "optim.lr=0.1:3.16"
+    assert Range("scale", 1.0, 8.0, log=True).words() == "scale=1:8:log"
+    assert Range("name", values=("a", "b")).words() == "name=a,b"
+
+
+def test_a_best_trial_inside_its_range_but_beyond_every_other_is_said_so():
+    one = Range("optim.lr", 1e-4, 1e-1, log=True)
+    rows = [findings.Row(n, {"optim.lr": lr}, "done", lr) for n, lr in enumerate((1e-3, 2e-4, 4e-3, 2e-2))]
+    assert (
+        findings.at_edge(one, rows[3], rows)
+        .words()
+        .startswith("The best trial has optim.lr 0.02, the highest tried: the best value")
+    )
+    rows[3].point["optim.lr"] = 9e-2
+    assert "optim.lr 0.09, at the upper end of its range" in findings.at_edge(one, rows[3], rows).words()
+    assert findings.at_edge(one, rows[0], rows) is None
+
+
+def folder_of(facts: dict, rows: list[dict], steps: list[dict]) -> Folder:
+    split = {"val": {"samples": facts["n_val"]}} | ({} if facts["own_samples"] else {"train": {}})
+    return Folder(
+        Path("run"), {"settings": facts["settings"]}, {}, {"splits": split}, {}, facts["summary"], steps, rows, [], {}
+    )
+
+
+@pytest.mark.parametrize("path", CURVES, ids=lambda p: p.stem)
+def test_what_is_wrong_with_recorded_curves(path: Path):
+    """Beside the advice: healthy, noisy and saturated runs have nothing; the rate that jumped and the plateau do."""
+    facts, rows = curve(path)
+    found = "; ".join(diagnosis.faults(folder_of(facts, rows, [])))
+    wanted = {"collapsed-rate-jump": ("the training loss rises", "evaluations jump", "the rate is too high late"),
+              "plateau-adamw": ("the training loss rises", "the rate is too high late")}  # fmt: skip
+    assert bool(found) is (path.stem in wanted), found
+    assert all(words in found for words in wanted.get(path.stem, ())), found
+
+
+def test_noise_from_step_to_step_is_seen_in_a_real_run_whose_rate_stays_high(tmp_path: Path):
+    """rl recipes are left out; a healthy run of the same length has none."""
+    words = (
+        "run",
+        "vision/classify",
+        "--max-steps",
+        "60",
+        "--train.batch-size",
+        "2",
+        "--gates.no-enabled",
+        "--run.no-tensorboard",
+    )
+    done = trainworthy(*words, "--optim.schedule", "constant", "--optim.warmup", "0", "--optim.lr", "0.1", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = diagnosis.faults(read_folder(run_folder(tmp_path)))
+    assert any("noisy steps" in w for w in found), found
+    assert any("the rate is too high late: still 100% of its peak" in w for w in found), found
 
 
 # ------------------------------------------------------------------------------------------------------------- findings
@@ -140,8 +244,15 @@ def test_a_range_that_was_cut_too_short_is_said(tmp_path: Path):
     found = searched(tmp_path, BEST="1e-1")
     (edge,) = found["edges"]
     assert edge["up"]
-    assert edge["wider"].startswith("optim.lr=1e-05:0.01")
+    assert edge["wider"] == "optim.lr=1e-05:0.01"
     assert "the best value may be beyond it" in found["out"]
+    command = "trainworthy sweep vision/classify --gates.no-enabled --nuisance optim.lr=1e-05:0.01 --trials 12"
+    assert found["wider_command"] == command
+    assert f"next   {command}" in found["out"]
+    assert command in (tmp_path / "sweep" / "report.html").read_text()
+    _, again = sweep.planned(shlex.split(command)[2:])  # it can be typed as it is
+    (searched_again,) = again["declared"]["nuisance"]
+    assert (searched_again["low"], searched_again["high"], searched_again["log"]) == (1e-5, 1e-2, True)
 
 
 # ---------------------------------------------------------------------------------------------------- several processes
@@ -182,7 +293,13 @@ def test_a_real_sweep_its_page_and_a_study_with_changed_settings(tmp_path: Path)
     home = tmp_path / "runs" / "vision-classify" / "sweep-mine"
     scores = [read(home / "trials" / f"{n:04d}" / "seed-0" / "summary.json")["reported"]["accuracy"] for n in (0, 1)]
     assert found["best"]["value"] == max(scores)
-    assert "No test split" in " ".join(found["said"])
+    told = read(home / "trials" / f"{found['best']['number']:04d}" / "seed-0" / "summary.json")["test"]["metrics"][
+        "accuracy"
+    ]
+    assert f"On the test split (1,000 samples), told once and of this trial alone: {told:.4f}" in " ".join(
+        found["said"]
+    )
+    assert "test" not in found["trials"][0]
     assert (home / "report.html").is_file()
     for trial in found["trials"]:
         assert trial["cost"]["device_hours"] > 0
@@ -254,3 +371,46 @@ def test_a_sweep_without_a_feasible_trial_runs_its_command_and_exits_3(tmp_path:
     assert (said["TRAINWORTHY_EXIT_CODE"], said["TRAINWORTHY_ENDED"]) == ("3", "gate failed")
     wrong = trainworthy("sweep", "vision/classify", "--nuisance", "none=1:2", "--on-end", "touch wrong", cwd=tmp_path)
     assert (wrong.returncode, (tmp_path / "wrong").exists()) == (2, False)
+
+
+@pytest.mark.verify
+def test_three_real_commands_killed_and_resumed(tmp_path: Path):
+    """Three processes work on one study by its name; two are killed in the middle of a trial, runs and all. Whoever comes next
+    goes on with their trials: same numbers, same settings."""
+    command = ("sweep", "vision/classify", *TINY, "--nuisance", "optim.lr=1e-4:1e-1", "--trials", 5, "--name", "shared")
+    workers = [start(*command, cwd=tmp_path) for _ in range(3)]
+    home, deadline = tmp_path / "runs" / "vision-classify" / "sweep-shared", time.monotonic() + 400
+    while len(list(home.glob("trials/*/seed-0/args.json"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    begun = {p.parts[-3]: read(p)["argv"] for p in home.glob("trials/*/seed-0/args.json")}
+    for one in workers[:2]:
+        for process in (*psutil.Process(one.pid).children(recursive=True), psutil.Process(one.pid)):
+            process.kill()
+        one.communicate()
+    out = workers[2].communicate(timeout=500)[0]
+    assert workers[2].returncode == 0, out
+    done = trainworthy("sweep", home, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [(t["number"], t["state"]) for t in found["trials"]] == [(n, "done") for n in range(5)]
+    assert len({t["point"]["optim.lr"] for t in found["trials"]}) == 5
+    for number, argv in begun.items():
+        assert float(argv[argv.index("--optim.lr") + 1]) == found["trials"][int(number)]["point"]["optim.lr"]
+
+
+@pytest.mark.verify
+def test_the_range_test_gives_the_range_of_the_rate(tmp_path: Path):
+    command = ("sweep", "vision/classify", *TINY, "--range-test", "--trials", 1, "--name", "tested", "--json")
+    done = trainworthy(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the range test of optim.lr suggests" in done.stderr
+    plot = next(tmp_path.glob("runs/vision-classify/checks/*/plots/range_test_classify.json"))
+    suggestion = read(plot)["suggestion"]
+    (searched_over,) = read(tmp_path / "runs" / "vision-classify" / "sweep-tested" / "sweep.json")["declared"][
+        "nuisance"
+    ]
+    assert searched_over["low"] == pytest.approx(suggestion / 30, rel=0.05)
+    assert searched_over["low"] < suggestion < searched_over["high"] <= 31 * suggestion
+    again = trainworthy(*command, cwd=tmp_path)  # joins without testing again
+    assert again.returncode == 0, again.stderr
+    assert len(list(tmp_path.glob("runs/vision-classify/checks/*"))) == 1

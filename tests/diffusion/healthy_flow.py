@@ -3,13 +3,13 @@
 from tests.helpers.plant import Healthy
 
 FLOW = "diffusion/flow"
-LOOKALIKES = [
-    Healthy("flow-noisier-levels", ("--noise.mean", "1"), recipe=FLOW, naive="a quarter of the schedule is hardly drawn"),
-    Healthy("flow-narrow-levels", ("--noise.std", "0.5"), recipe=FLOW, naive="the ends of the line are hardly drawn"),
+VARIANTS = [
+    Healthy("flow-noisier-levels", ("--noise.logit-mean", "1"), recipe=FLOW, naive="a quarter of the schedule is hardly drawn"),
+    Healthy("flow-narrow-levels", ("--noise.logit-std", "0.5"), recipe=FLOW, naive="the ends of the line are hardly drawn"),
     Healthy("flow-shifted", ("--noise.shift", "3"), recipe=FLOW, naive="steps of the sampler are not those of training"),
-    Healthy("flow-few-timesteps", ("--noise.timesteps", "100"), recipe=FLOW, naive="the net is told 0 to 100"),
-    Healthy("flow-half-the-steps", ("--sampling.steps", "12"), recipe=FLOW, naive="too few steps"),
-    Healthy("flow-unconditional", ("--drop", "0", "--sampling.guidance-scale", "1"), recipe=FLOW,
+    Healthy("flow-few-timesteps", ("--noise.num-train-timesteps", "100"), recipe=FLOW, naive="the net is told 0 to 100"),
+    Healthy("flow-half-the-steps", ("--sampling.num-inference-steps", "12"), recipe=FLOW, naive="too few steps"),
+    Healthy("flow-unconditional", ("--conditioning-dropout-prob", "0", "--sampling.guidance-scale", "1"), recipe=FLOW,
             naive="the condition is never dropped", may_skip=("terms", "init", "fabricated", "hidden-class")),
     Healthy("flow-no-average", ("--ema", "0"), recipe=FLOW, naive="raw weights are sampled",
             may_skip=("terms", "init", "fabricated", "average")),

@@ -1,29 +1,29 @@
 """Bugs of a rectified flow, planted in a fork of diffusion/flow; the words were fixed before the gates were run."""
 
-from tests.diffusion.planted_diffusion import ASKED, EXPORTED, HIDDEN, PIXEL, SAMPLER, STAGES, TARGET, UPDATED, staged
+from tests.diffusion.planted_pixel import ASKED, EXPORTED, HIDDEN, PIXEL, SAMPLER, STAGES, TARGET, UPDATED, staged
 from tests.helpers.plant import Plant
 
 FLOW = "diffusion/flow"
-DRAWN = "timestep = self.process.noise.timesteps * torch.sigmoid(logit)\n"
+DRAWN = "timestep = self.process.noise.num_train_timesteps * torch.sigmoid(logit)\n"
 ADDED = "noisy = self.process.add(image[None], noise[None], timestep[None])[0]\n"
 LOSS = 'return {"mse": error.sum()}\n'
 
 PLANTS = [
     Plant("flow-velocity-turned", "noise-process", "DF4", TARGET, TARGET.replace("process.", "-process."), ("rms", "sign"),
           recipe=FLOW, source="splitmeanflow#2", harm="the loss is fine, samples are noise"),
-    Plant("flow-time-reversed", "noise-process", "DF4", ASKED, ASKED.replace(", t,", ", process.noise.timesteps - t,"),
+    Plant("flow-time-reversed", "noise-process", "DF4", ASKED, ASKED.replace(", t,", ", process.noise.num_train_timesteps - t,"),
           ("time reversed",), recipe=FLOW, harm="the sampler tells the net of pure noise that it is a picture"),
     Plant("flow-picture-at-the-noisy-end", "noise-process", "DF4", ADDED, ADDED.replace(
               "image[None], noise[None]", "noise[None], image[None]"), ("rms", "sign"), recipe=FLOW,
           harm="the line is walked the wrong way"),
-    Plant("flow-told-a-share", "noise-process", "DF4", ASKED, ASKED.replace(", t,", ", t / process.noise.timesteps,"),
+    Plant("flow-told-a-share", "noise-process", "DF4", ASKED, ASKED.replace(", t,", ", t / process.noise.num_train_timesteps,"),
           ("another scale",), recipe=FLOW, harm="the net learns 0 to 1 and is asked 0 to 1000"),
     Plant("flow-picture-predicted", "noise-process", "DF4", TARGET, 'target = batch["image"]\n', ("target: picture", "rms"),
           recipe=FLOW, harm="samples walk towards minus the picture"),
     Plant("flow-noise-predicted", "noise-process", "DF4", TARGET, 'target = batch["noise"]\n', ("target: noise", "rms"),
           recipe=FLOW, harm="samples keep what they should lose"),
     Plant("flow-velocity-of-a-diffusion", "noise-process", "DF4", TARGET,
-          'level = (t / process.noise.timesteps).view(-1, 1, 1, 1)\n'
+          'level = (t / process.noise.num_train_timesteps).view(-1, 1, 1, 1)\n'
           '        target = (1 - level) * batch["noise"] - level * batch["image"]\n', ("target: velocity", "rms"),
           recipe=FLOW, harm="v prediction under a sampler of flows"),
     Plant("flow-one-level", "noise-process", "DF4", DRAWN, "timestep = torch.tensor(500.0)\n", ("timestep", "constant"),
@@ -52,7 +52,7 @@ PLANTS = [
     Plant("flow-levels-of-another-mean", "weighting", "DF7", DRAWN, DRAWN.replace("(logit)", "(logit - 0.5)"),
           ("drawn from another distribution", "mean"), recipe=FLOW),
     Plant("flow-weighed-as-a-diffusion", "weighting", "DF7", LOSS,
-          'level = t / process.noise.timesteps\n'
+          'level = t / process.noise.num_train_timesteps\n'
           '        return {"mse": (((1 - level) / level).square().clamp(max=5.0) * error).sum()}\n',
           ("weights differ", "another prediction type"), recipe=FLOW, source="huggingface/diffusers#5654",
           harm="noisy levels are hardly trained"),
@@ -66,7 +66,7 @@ PLANTS = [
     Plant("flow-raw-weights-exported", "average", "DF2", EXPORTED, EXPORTED.replace("(ema.model if ema else model)", "model"),
           ("exported", "not the average"), recipe=FLOW, harm="what is shipped is not what was measured"),
     Plant("flow-too-few-steps", "samplers", "DF6", "field(default_factory=Sampling)",
-          "field(default_factory=lambda: Sampling(steps=3))", ("too few steps",), recipe=FLOW,
+          "field(default_factory=lambda: Sampling(num_inference_steps=3))", ("too few steps",), recipe=FLOW,
           harm="one sampler is far from where the flow leads"),
     Plant("flow-sampler-draws-again", "samplers", "DF6", SAMPLER, SAMPLER.replace(
               "process.sampler(sampler)",

@@ -1,6 +1,6 @@
 """Bugs of diffusion in latents, planted in a fork of diffusion/latent; the words were fixed before the gates were run."""
 
-from tests.diffusion.planted_diffusion import ASKED, HIDDEN, TARGET
+from tests.diffusion.planted_pixel import ASKED, HIDDEN, TARGET
 from tests.helpers.plant import Plant
 
 LATENT = "diffusion/latent"

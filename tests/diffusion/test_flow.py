@@ -1,4 +1,4 @@
-"""diffusion/flow: its formulas against references, its samplers, what the gates read off it. The rest is in test_diffusion."""
+"""diffusion/flow: its formulas against references, its samplers, what the gates read off it. The rest is in test_pixel."""
 
 import math
 from types import SimpleNamespace
@@ -25,18 +25,20 @@ def test_the_share_below_a_level_is_the_integral_of_the_logit_normal_density(mea
     s = (torch.arange(n, dtype=torch.float64) + 0.5) / n
     density = (-((torch.logit(s) - mean) ** 2) / (2 * std**2)).exp() / (std * math.sqrt(2 * math.pi) * s * (1 - s))
     below = (density.cumsum(0) / n)[999::1000]  # at 0.01, 0.02, ...
-    assert torch.allclose(Noise(mean=mean, std=std).below(torch.arange(10, 1001, 10).double()), below, atol=1e-5)
+    assert torch.allclose(
+        Noise(logit_mean=mean, logit_std=std).below(torch.arange(10, 1001, 10).double()), below, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("where", ["diffusers", "training", "evaluation"])
 def test_levels_are_drawn_as_declared(where: str):
     """diffusers' own draws (SD3's), those of the training path and those of the evaluation path, by Kolmogorov and Smirnov."""
-    noise, n = Noise(mean=0.3, std=0.8), 1000
+    noise, n = Noise(logit_mean=0.3, logit_std=0.8), 1000
     images, labels = digits.load()
     data = Noised(digits.small(images[:n], 16), labels[:n], digits.CLASSES, Process(noise), 0.1)
     generator = torch.Generator().manual_seed(0)
     if where == "diffusers":
-        how = {"logit_mean": noise.mean, "logit_std": noise.std, "generator": generator}
+        how = {"logit_mean": noise.logit_mean, "logit_std": noise.logit_std, "generator": generator}
         drawn = 1000 * compute_density_for_timestep_sampling("logit_normal", n, **how)
     else:
         drawn = torch.stack([data.get(i, generator if where == "training" else None)["timestep"] for i in range(n)])
@@ -56,7 +58,7 @@ def test_pictures_are_noised_as_the_scheduler_noises_them():
 
 
 def test_a_perfect_prediction_gives_the_picture_back():
-    process, t = Process(Noise(timesteps=500)), torch.linspace(0.1, 499.9, 40)
+    process, t = Process(Noise(num_train_timesteps=500)), torch.linspace(0.1, 499.9, 40)
     image, noise = pictures(len(t))
     back = process.clean(process.target(image, noise, t), process.add(image, noise, t), t)
     assert torch.allclose(back, image, atol=1e-5)
@@ -150,11 +152,11 @@ STAGES = [backwards]
 TURNED = SAMPLED.replace("sample(model,", "sample(lambda x, t, c: model(x, 1000 - t, c),")
 LOOKED = """class Told(Process):
     def look(self, model, batch):
-        return super().look(lambda x, t, c: model(x, self.noise.timesteps - t, c), batch)
+        return super().look(lambda x, t, c: model(x, self.noise.num_train_timesteps - t, c), batch)
 """
 SWAPPED = """class Swapped(Process):
     def levels(self, t):
-        return t / self.noise.timesteps, 1 - t / self.noise.timesteps
+        return t / self.noise.num_train_timesteps, 1 - t / self.noise.num_train_timesteps
 """
 
 

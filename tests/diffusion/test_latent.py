@@ -21,7 +21,7 @@ from trainworthy.recipes.shared import digits
 
 from tests.helpers.commands import environment, equal_but_rounding, losses, read, run_folder, trainworthy
 
-SHORT = ("--autoencoder.epochs", "0.2", "--latent.epochs", "0.2", "--sampling.every", "50", "--sampling.steps", "4",
+SHORT = ("--autoencoder.epochs", "0.2", "--latent.epochs", "0.2", "--sampling.every", "50", "--sampling.num-inference-steps", "4",
          "--gates.no-enabled", "--run.no-tensorboard")  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_pictures_are_encoded_once_for_each_autoencoder(vae: AutoencoderKL, imag
 
 
 def test_draws_are_in_the_sample(images: torch.Tensor):
-    """A latent is drawn with a noise of its own while the autoencoder trains, and is the middle where it is judged."""
+    """A latent is drawn with a noise of its own while the autoencoder trains, and is the middle where it is evaluated."""
     data = latents.Pictures(images, torch.zeros(len(images), dtype=torch.long), ("0",), (4, 8, 8))
     first, again = (data.get(3, torch.Generator().manual_seed(1))["noise"] for _ in range(2))
     assert torch.equal(first, again)
@@ -125,9 +125,11 @@ torch.save(made.images, "made.pt")
 # ---------------------------------------------------------------------------------------------------------------- gates
 @pytest.mark.verify
 def test_an_autoencoder_below_the_bar_is_refused_once_it_is_trained(tmp_path: Path):
-    """An untrained one, as what stage one left and as what eight samples made of it: only the first can be judged."""
+    """An untrained one, as what stage one left and as what eight samples made of it: only the first can be evaluated."""
     loaded, accelerator = loading.load("diffusion/latent"), Accelerator(cpu=True)
-    first, second = stages.parts(loaded, config.parse(loaded.module, ["--sampling.steps", "4"], prog="test")[0])
+    first, second = stages.parts(
+        loaded, config.parse(loaded.module, ["--sampling.num-inference-steps", "4"], prog="test")[0]
+    )
     before, found = first.untrained(accelerator), {}
     for follows in ("trained", "rehearsed"):
         context = gates.GateContext(second.cfg, accelerator, second.maker(lambda: before), loaded.module.train, tmp_path, {}, {},
@@ -136,7 +138,7 @@ def test_an_autoencoder_below_the_bar_is_refused_once_it_is_trained(tmp_path: Pa
     assert not found["trained"].ok
     assert "not good enough" in found["trained"].remedy
     assert found["rehearsed"].ok, found["rehearsed"].measured
-    assert "not judged yet" in found["rehearsed"].measured
+    assert "not evaluated yet" in found["rehearsed"].measured
 
 
 # ------------------------------------------------------------------------------------------------------- through the command
@@ -151,7 +153,7 @@ def test_an_autoencoder_below_the_bar_is_refused_once_it_is_trained(tmp_path: Pa
         pytest.param(("--vae.path", "nowhere"), ("no autoencoder there", "nowhere"), marks=pytest.mark.verify),
         pytest.param(("--vae.path", "rgb"), ("does not fit", "3 channels of pictures", "needed"), marks=pytest.mark.verify),
         pytest.param(("--vae.path", "grey", "--vae.channels", "8"), ("4 of latents", "1 and 8"), marks=pytest.mark.verify),
-        pytest.param(("--noise.schedule", "flow"), ("squaredcos_cap_v2",), marks=pytest.mark.verify),
+        pytest.param(("--noise.beta-schedule", "flow"), ("squaredcos_cap_v2",), marks=pytest.mark.verify),
         pytest.param(("--noise.shift", "3"), ("noise.shift",), marks=pytest.mark.verify),
     ],
 )  # fmt: skip

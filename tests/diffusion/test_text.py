@@ -28,7 +28,7 @@ from transformers import AutoTokenizer
 from tests.helpers import stable as make
 from tests.helpers.commands import environment, read, run_folder, trainworthy
 
-SHORT = ("--train.epochs", "0.2", "--train.eval-every", "0.2", "--sampling.every", "50", "--sampling.steps", "4",
+SHORT = ("--train.epochs", "0.2", "--train.eval-every", "0.2", "--sampling.every", "50", "--sampling.num-inference-steps", "4",
          "--gates.no-enabled", "--run.no-tensorboard")  # fmt: skip
 LORA = ("--model", "sd", "--lora-rank", "4", "--ema", "0", "--data.image-size", "16")
 
@@ -112,7 +112,7 @@ def test_a_model_keeps_what_is_its_own(kind, says: str, tmp_path: Path):
     found = stable.model(str(make.write(tmp_path / "own", scheduler=schedule)), Noise(), 3, 16)
     process = Process(found.noise, "latent", float("inf"), found.scheduler)
     assert found.vae.config.scaling_factor == 1.7
-    assert (found.noise.prediction, found.noise.timesteps) == (says, 1000)
+    assert (found.noise.prediction_type, found.noise.num_train_timesteps) == (says, 1000)
     assert torch.allclose(process.sampler().alphas_cumprod, schedule.alphas_cumprod)
     assert not process.sampler().config.clip_sample
     assert process.sampler().config.prediction_type == says
@@ -237,7 +237,7 @@ OWN = ("--data.path", "own", "--data.captions", "metadata.jsonl")
     ("prepare", "argv", "words"),
     [
         (gap, (*OWN, *LORA), ("2 of 12 pictures have no caption", "0.png, more/3.png", "a caption for each")),
-        pytest.param(empty, (*OWN, *LORA), ("1 of 12 pictures have no caption", "4.png", "--drop"), marks=pytest.mark.verify),
+        pytest.param(empty, (*OWN, *LORA), ("1 of 12 pictures have no caption", "4.png", "--conditioning-dropout-prob"), marks=pytest.mark.verify),
         pytest.param(lost, (*OWN, *LORA), ("1 of 13 captions have no picture", "99.png"), marks=pytest.mark.verify),
         pytest.param(twice, (*OWN, *LORA), ("0.png has two captions",), marks=pytest.mark.verify),
         pytest.param(broken, (*OWN, *LORA), ("metadata.jsonl cannot be read", "JSON"), marks=pytest.mark.verify),

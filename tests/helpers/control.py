@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from trainworthy.recipes.rl.control import environments
+from trainworthy.recipes.rl.control.data import environments
 
 from tests.helpers.commands import losses
 

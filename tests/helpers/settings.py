@@ -1,11 +1,11 @@
 """Settings that make each recipe small, for every test that runs all of them."""
 
 SHORT: dict[str, tuple[str, ...]] = {
-    "diffusion/flow": ("--train.epochs", "0.3", "--run.save-every", "0.1", "--sampling.every", "50", "--sampling.steps", "4"),
+    "diffusion/flow": ("--train.epochs", "0.3", "--run.save-every", "0.1", "--sampling.every", "50", "--sampling.num-inference-steps", "4"),
     "diffusion/latent": ("--autoencoder.epochs", "0.3", "--latent.epochs", "0.3", "--run.save-every", "0.1",
-                         "--sampling.every", "50", "--sampling.steps", "4"),
-    "diffusion/pixel": ("--train.epochs", "0.3", "--run.save-every", "0.1", "--sampling.every", "50", "--sampling.steps", "4"),
-    "diffusion/text": ("--train.epochs", "0.3", "--run.save-every", "0.1", "--sampling.every", "50", "--sampling.steps", "4"),
+                         "--sampling.every", "50", "--sampling.num-inference-steps", "4"),
+    "diffusion/pixel": ("--train.epochs", "0.3", "--run.save-every", "0.1", "--sampling.every", "50", "--sampling.num-inference-steps", "4"),
+    "diffusion/text": ("--train.epochs", "0.3", "--run.save-every", "0.1", "--sampling.every", "50", "--sampling.num-inference-steps", "4"),
     "distill/compress": ("--data.sentences", "60", "--train.epochs", "2", "--train.eval-every", "2", "--run.save-every", "0.2"),
     "distill/logits": ("--alone.epochs", "10", "--alone.save-every", "1",
                        "--distilled.epochs", "0.5", "--distilled.save-every", "0.1"),

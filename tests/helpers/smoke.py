@@ -77,7 +77,7 @@ def narrow(home: Path) -> tuple[str, ...]:
 
 
 def scorer(home: Path) -> tuple[str, ...]:
-    return ("--data.judge", str(classifier(home)))
+    return ("--data.classifier", str(classifier(home)))
 
 
 def digit_teacher(home: Path) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from bench import chat_templates
 from tests.helpers import language
 from tests.llm import chat_models
 from tests.llm.chat_models import names, tokenizer
-from tests.llm.test_llm import QUICK, SMALL, written
+from tests.llm.test_sft import QUICK, SMALL, written
 
 THINKING = ("deepseek_r1_distill", "deepseek_r1_distill_training", "deepseekv3", "deepseekv3_training")
 """Their generation prompt opens a reasoning block, whatever the answer; all but one of them drop an answer's reasoning."""
@@ -191,7 +191,7 @@ def test_bugs_where_templates_differ_are_stopped(name, old, new, gate, words, tm
 ], ids=["one-constant-id", "other-ids"])  # fmt: skip
 def test_scored_tokens_that_are_other_ids_are_stopped_by_the_objective(body, words, tmp_path: Path, fork, launch):
     """The gradient is where it should be: only the number tells."""
-    from tests.llm.planted_llm import COLLATOR, collated
+    from tests.llm.planted_sft import COLLATOR, collated
 
     fork((COLLATOR, collated(*body.split("; "))), recipe="llm/sft")
     done = launch(
@@ -231,6 +231,24 @@ def test_rows_as_people_have_them_train(tmp_path: Path, launch):
     assert done.returncode == 0, done.shown
     assert "2 of 80 rows" in done.stdout
     assert "tokens a row (median)" in done.stdout
+
+
+@pytest.mark.verify
+def test_scaled_positions_are_trained_with_and_exported(tmp_path: Path, fork, launch):
+    """A folder whose configuration scales its positions (YaRN); one that is exported without the scaling is stopped. No tensor differs."""
+    scaled = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
+    net = str(language.write(tmp_path / "net", max_position_embeddings=256, rope_parameters=scaled))
+    asked = ("--model", net, *SMALL, "--lora-rank", "0", "--only", "exported")
+    done = launch("check", "llm/sft", *asked)
+    assert done.returncode == 0, done.shown
+    assert "pass   exported" in done.stdout
+    saved = "        loading.export(trainer.model, tokenizer, folder)\n"
+    plain = "        config = trainer.model.config\n        own = config.rope_parameters\n        config.rope_parameters = {'rope_type': 'default', "
+    plain += f"'rope_theta': 10000.0}}\n{saved}        config.rope_parameters = own\n"
+    fork((saved, plain), recipe="llm/sft")
+    done = launch("check", "mine.py", *asked)
+    assert done.returncode == 3, done.shown
+    assert "FAIL   exported" in done.stdout
 
 
 @pytest.mark.parametrize("lora", ["4", "0"], ids=["adapters", "whole"])

@@ -13,7 +13,7 @@ from trainworthy.recipes.shared import hub
 from tests.conftest import ROOT
 from tests.helpers import language
 from tests.helpers.commands import equal_but_rounding, losses, read, run_folder, trainworthy
-from tests.llm.test_llm import QUICK, SMALL, written
+from tests.llm.test_sft import QUICK, SMALL, written
 
 CONVERSATIONS = ROOT / "tests" / "fixtures" / "conversations.jsonl"
 # As Hermes and Qwen put tool calls; what the assistant says between the marks of `generation` is transformers' own account of it.

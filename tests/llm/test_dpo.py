@@ -19,7 +19,7 @@ from trl.trainer.utils import use_adapter
 
 from tests.helpers import language
 from tests.helpers.commands import losses, read, run_folder, trainworthy
-from tests.llm.test_llm import written
+from tests.llm.test_sft import written
 from trainworthy import core
 
 SMALL = (
@@ -156,6 +156,7 @@ def test_a_run_keeps_its_reference_and_exports_an_adapter(net: Path, straight: P
     from peft import AutoPeftModelForCausalLM
 
     rows = read(straight / "epoch_metrics.jsonl")
+    assert {"accuracy", "likelier", "margin", "loss"} <= read(straight / "summary.json")["intervals"]["val"].keys()
     assert rows[0]["val/reference/chosen"] == pytest.approx(rows[-1]["val/reference/chosen"], rel=1e-6)
     assert losses(straight)[0] == pytest.approx(0.693147, abs=1e-5)
     # It trains; random weights learn nothing general in 13 steps.
@@ -208,6 +209,24 @@ def test_monitors_tell_a_collapse_from_what_is_normal():
     assert not preference.likelihood.judge(history(-140.0, -160.0)).ok
     assert preference.moved_reference.judge(history(-40.0, -45.0)).ok
     assert not preference.moved_reference.judge(history(-40.0, -45.0, moved=-1.0)).ok
+
+
+def test_the_best_checkpoint_may_be_chosen_by_the_loss(net: Path, tmp_path: Path):
+    """Through the command; gates keep the share of preferred answers, whose best value is known."""
+    cfg = dpo.Config(metric="loss", loss="ipo", beta=0.5)
+    assert preference.metric(cfg).floor == pytest.approx(1.0)
+    assert not preference.metric(cfg).higher_is_better
+    assert preference.probe(cfg, lambda model, data: {}).metric.name == "accuracy"
+    assert preference.probe(dpo.Config(), lambda model, data: {}) is None
+    done = trainworthy("run", "llm/dpo", "--model", net, *QUICK, "--metric", "loss", "--train.eval-every", "0.004", "--run.export", "best",
+                       cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    folder = run_folder(tmp_path)
+    summary, rows = read(folder / "summary.json"), read(folder / "epoch_metrics.jsonl")
+    assert summary["metric"] == "loss"
+    assert summary["reported"]["loss"] == pytest.approx(min(row["val/loss"] for row in rows))
+    (same,) = {row["val/loss"] for row in rows if row["step"] == summary["reported"]["step"]}
+    assert same == min(row["val/loss"] for row in rows)
 
 
 # ------------------------------------------------------------------------------------------------------------- bad input

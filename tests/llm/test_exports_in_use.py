@@ -5,6 +5,7 @@ import json
 import math
 import random
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -20,9 +21,10 @@ from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.llm.gates import loss
 from trainworthy.recipes.shared import language_models
 
+from tests.conftest import ROOT
 from tests.helpers import language
 from tests.helpers.commands import environment, read, run_folder, trainworthy
-from tests.llm.test_llm import written
+from tests.llm.test_sft import written
 
 ASKED = ["What is red 5 cat?", "What is blue 77 owl?", "What is green 31 hen?"]
 ELSEWHERE = """
@@ -100,6 +102,31 @@ def test_adapters_and_their_merged_copy_answer_elsewhere_as_predict_does(run: Pa
     for row, (text, tokens) in zip(ours, theirs["adapter"], strict=True):
         assert row["tokens"] == tokens
         assert row["answer"] == text.rpartition("</think>")[2].strip()
+
+
+@pytest.mark.verify
+def test_lm_evaluation_harness_gets_the_answers_that_predict_gives(run: Path):
+    """The documented command on a task of one's own, offline. `pip install lm_eval` is not part of any extra: 120 MB."""
+    pytest.importorskip("lm_eval", reason="pip install lm_eval")
+    cwd, page = run.parents[2], (ROOT / "docs" / "recipes" / "llm-sft.md").read_text()
+    (cwd / "tasks").mkdir()
+    (cwd / "tasks" / "mine.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    written(cwd / "asked.jsonl", [{"prompt": text, "completion": "cat red"} for text in ASKED])
+    command = page[page.index("lm_eval run") :].partition("```")[0].replace("\\\n", "").replace("BASE", "qwen")
+    command = command.replace("runs/llm-sft/RUN", str(run.relative_to(cwd))).replace(
+        "dtype=float32", "dtype=float32,think_end_token=</think>"
+    )
+    words = [sys.executable, "-m", *shlex.split(command), "--log_samples", "--output_path", "out"]
+    done = subprocess.run(
+        words, cwd=cwd, env=environment(HF_HUB_OFFLINE="1"), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    (samples,) = (cwd / "out").rglob("samples_mine_*.jsonl")
+    theirs = {row["doc"]["prompt"]: row["filtered_resps"][0] for row in read(samples)}
+    done = trainworthy("predict", run, "asked.jsonl", "--max-new-tokens", "48", cwd=cwd)
+    for row in map(json.loads, done.stdout.splitlines()):
+        assert row["reference"] == "cat red"
+        assert theirs[row["prompt"]].strip() == row["answer"]
 
 
 def test_the_card_is_the_hub_s_and_names_no_folder_of_this_machine(run: Path):
@@ -313,13 +340,13 @@ def test_rows_that_cannot_be_asked_are_named_all_at_once(run: Path):
 @pytest.mark.parametrize(("made", "argv", "words"), [
     (None, ("nowhere", "asked.jsonl"), ("no such run folder", "ls -d runs")),
     ({"recipe": "vision/classify"}, ("RUN", "asked.jsonl"), ("no language model", "llm/sft", "rl/grpo", "docs/recipes/vision-classify.md")),
-    ({"recipe": "llm/reward"}, ("RUN", "asked.jsonl"), ("no language model", "llm/sft")),
+    ({"recipe": "rl/ppo"}, ("RUN", "asked.jsonl"), ("no language model", "llm/sft")),
     ({"recipe": "llm/sft"}, ("RUN", "asked.jsonl"), ("has no export", "trainworthy resume")),
     ({}, ("RUN", "asked.jsonl"), ("not a run folder",)),
     ({"recipe": "llm/sft"}, ("RUN", "missing.jsonl"), ("missing.jsonl: no such file",)),
     ({"recipe": "llm/sft"}, ("RUN",), ("a run folder and a file",)),
     ({"recipe": "llm/sft"}, ("RUN", "asked.jsonl", "--greedy"), ("unknown option --greedy",)),
-], ids=["no-run", "vision", "reward", "no-export", "no-args", "no-file", "no-argument", "option"])  # fmt: skip
+], ids=["no-run", "vision", "control", "no-export", "no-args", "no-file", "no-argument", "option"])  # fmt: skip
 def test_what_cannot_be_asked(made: dict | None, argv: tuple[str, ...], words: tuple[str, ...], tmp_path: Path, launch):
     if made is not None:
         (tmp_path / "RUN").mkdir()

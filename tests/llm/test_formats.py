@@ -7,10 +7,10 @@ import pytest
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.llm.data import formats, pairs, preferences
 from trainworthy.recipes.llm.evaluation import metrics
-from trainworthy.recipes.rl.language import problems
+from trainworthy.recipes.rl.language.data import problems
 
 from tests.helpers import language
-from tests.llm.test_llm import written
+from tests.llm.test_sft import written
 
 USER, SAID = {"role": "user", "content": "One?"}, {"role": "assistant", "content": "Yes."}
 CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}

@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import pytest
 from trainworthy.core.commands import chat
 
 from tests.helpers import language
-from tests.helpers.commands import run_folder, trainworthy
-from tests.llm.test_llm import written
+from tests.helpers.commands import environment, read, run_folder, trainworthy
+from tests.llm.test_sft import written
 
 QUICK = ("--gates.no-enabled", "--run.no-tensorboard", "--train.batch-size", "8", "--train.eval-every", "10")
 ROWS = {
@@ -56,3 +57,41 @@ def test_an_export_answers(recipe: str, tmp_path: Path, monkeypatch: pytest.Monk
     said = capsys.readouterr().out
     assert rows[0]["answer"] in said
     assert rows[2]["answer"] in said
+
+
+@pytest.mark.parametrize("lora", ["4", "0"], ids=["adapters", "whole"])
+def test_a_reward_model_rewards_answers(lora: str, tmp_path: Path):
+    """Pairs, single answers and conversations, under the names of the run's --data.columns; the rewards of the report."""
+    language.write(tmp_path / "net")
+    rows = [{"q": r["prompt"], "good": r["chosen"], "bad": r["rejected"]} for r in ROWS["llm/dpo"]]
+    written(tmp_path / "rows.jsonl", rows)
+    ran = trainworthy("run", "llm/reward", "--data.path", "rows.jsonl", "--data.columns", "prompt=q,chosen=good,rejected=bad", "--model",
+                       "net", "--lora-rank", lora, "--train.epochs", "1", "--data.val", "0.3", *QUICK, cwd=tmp_path)  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    folder = run_folder(tmp_path)
+    talk = [{"role": "user", "content": "What is 5?"}, {"role": "assistant", "content": "It is 5."}]
+    written(
+        tmp_path / "asked.jsonl",
+        [rows[5] | {"id": 1}, {"prompt": "What is 5?", "completion": "It is 5."}, {"messages": talk}],
+    )
+    done = trainworthy("predict", folder, "asked.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    pair, single, messages = (json.loads(line) for line in done.stdout.splitlines())
+    assert pair["id"] == 1
+    assert pair["chosen_reward"] == pytest.approx(single["reward"], abs=1e-5)
+    assert messages["reward"] == pytest.approx(single["reward"], abs=1e-5)
+    assert abs(pair["chosen_reward"] - pair["rejected_reward"]) > 1e-4
+    assert f"next   trainworthy predict {folder.relative_to(tmp_path)} FILE" in ran.stdout
+    assert {"accuracy", "nll"} <= read(folder / "summary.json")["intervals"]["val"].keys()
+    usage = (
+        (folder / "export" / "README.md").read_text().partition("```python")[2].partition("```")[0]
+    )  # what the card says
+    usage = usage.replace('"content": "..."', '"content": "What is 5?"').replace('}], "..."', '}], "It is 5."')
+    there = subprocess.run(
+        [sys.executable, "-c", usage], cwd=folder, env=environment(PYTHONPATH=""), capture_output=True, text=True
+    )
+    assert float(there.stdout) == pytest.approx(single["reward"], abs=1e-5), there.stderr
+    done = trainworthy("predict", folder, "asked.jsonl", "--max-new-tokens", "4", cwd=tmp_path)
+    assert (done.returncode, "generates none" in done.stderr) == (2, True)
+    done = trainworthy("chat", folder, cwd=tmp_path)
+    assert (done.returncode, "rewards answers" in done.stderr) == (2, True)

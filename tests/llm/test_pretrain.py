@@ -259,6 +259,21 @@ def test_a_longer_context_by_scaled_positions(folder: Path, rope: str):
         staged(settings(folder, rope=rope))
 
 
+def test_the_positions_of_a_folder_s_config_are_scaled_and_exported(folder: Path, tmp_path: Path):
+    from transformers import AutoConfig
+
+    language.model(max_position_embeddings=16).config.save_pretrained(tmp_path / "short")
+    with pytest.raises(UserError, match="--rope yarn"):
+        staged(settings(folder, model=str(tmp_path / "short")))
+    stage = staged(settings(folder, model=str(tmp_path / "short"), rope="yarn"))
+    (tmp_path / "out").mkdir()
+    stage.export(tmp_path / "out")
+    for config in (stage.model.config, AutoConfig.from_pretrained(tmp_path / "out")):
+        assert config.max_position_embeddings == 32
+        assert {k: config.rope_parameters[k] for k in ("rope_type", "factor", "original_max_position_embeddings")} == {
+            "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}  # fmt: skip
+
+
 def test_perplexity_by_position_adds_up_to_perplexity(folder: Path):
     """Each token in the part of the row where it stands, whatever the batches: as one by one."""
     stage = staged(settings(folder))
@@ -320,7 +335,7 @@ ROWS = b"".join(json.dumps({"text": f"Document number {i} says so."}).encode() +
     ("a.txt", b"One paragraph alone.", ("too little",)),
     ("a.jsonl", b"", ("no documents",)),
     ("a.jsonl", ROWS + b'{"text": "caf\xe9"}\n' * 9, ("9 of 69", "line 61", "no valid UTF-8", "--data.max-bad")),
-    ("a.jsonl", ROWS + b'{"text": "  "}\n' * 9, ("nothing in it can be asked for", "line 61")),
+    ("a.jsonl", ROWS + b'{"text": "  "}\n' * 9, ("it has no token to predict", "line 61")),
     ("a.jsonl", ROWS + b"{", ("line 61", "not JSON")),
     ("a.jsonl", b'{"content": "x", "n": 3}\n', ("content (str), n (int)", "'text' (str)", "--data.column")),
     ("a.jsonl", b'{"text": 3}\n', ("text (int)",)),
@@ -336,7 +351,7 @@ def test_a_few_bad_documents_are_counted_and_named(tmp_path: Path):
     path = written(tmp_path / "a.jsonl", ROWS * 5 + b'{"text": ""}\n')
     train, val, notes = documents.load(str(path), "text", 0.01)
     assert len(train) + len(val) == 300
-    assert notes == {"left out of train": "1 of 301 documents: line 301 (empty: nothing in it can be asked for)"}
+    assert notes == {"left out of train": "1 of 301 documents: line 301 (empty: it has no token to predict)"}
 
 
 def test_validation_texts_have_a_file_of_their_own_or_a_share(tmp_path: Path):

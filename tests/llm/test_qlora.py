@@ -13,7 +13,7 @@ from trainworthy.recipes.llm.models import loading, quantized
 from tests.helpers import language
 from tests.helpers.commands import final_weights, losses, run_folder, same, trainworthy
 from tests.helpers.plant import Plant
-from tests.llm.planted_llm import FOUR, LOADED, MODEL, PLANTS, SFT
+from tests.llm.planted_sft import FOUR, LOADED, MODEL, PLANTS, SFT
 
 CPU = torch.device("cpu")
 WIDE = {"hidden_size": 64, "intermediate_size": 128}  # rows of whole blocks

@@ -16,7 +16,7 @@ from trainworthy.recipes.llm.models import loading
 
 from tests.helpers import language
 from tests.helpers.commands import environment, losses, read, run_folder, trainworthy
-from tests.llm.test_llm import written
+from tests.llm.test_sft import written
 
 SMALL = (
     "--lora-rank",

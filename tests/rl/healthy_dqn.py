@@ -1,14 +1,14 @@
 """Healthy variants of rl/dqn, among them those that look like bugs."""
 
 from tests.helpers.plant import Healthy
-from tests.rl import healthy_rl
+from tests.rl import healthy_ppo
 
 
 def healthy(id: str, *argv: str, naive: str = "", hunk=None) -> Healthy:
-    return Healthy(id, argv, hunk, naive, recipe="rl/dqn", may_skip=(*healthy_rl.SKIPS, "terms"))
+    return Healthy(id, argv, hunk, naive, recipe="rl/dqn", may_skip=(*healthy_ppo.SKIPS, "terms"))
 
 
-LOOKALIKES = [
+VARIANTS = [
     healthy("ok-dqn-plain", "--no-double", "--no-dueling", naive="the largest of the target network's own values"),
     healthy("ok-dqn-three-steps", "--n-step", "3", naive="returns of what other policies did"),
     healthy("ok-dqn-prioritised", "--prioritized-replay-alpha", "0.6", naive="samples are drawn again and again"),

@@ -9,9 +9,12 @@ def healthy(id: str, *argv: str, naive: str = "", skips: tuple[str, ...] = (), h
     return Healthy(id, argv, hunk, naive, recipe="rl/rlhf", may_skip=(*SKIPS, *skips))
 
 
-LOOKALIKES = [
+VARIANTS = [
     healthy(
-        "rlhf-counts-a-word", "--reward", "trainworthy.recipes.rl.language.rewards:the", naive="longer texts earn more"
+        "rlhf-counts-a-word",
+        "--reward",
+        "the",
+        naive="longer texts earn more",
     ),
     healthy("rlhf-no-price", "--init-kl-coef", "0", naive="the distance is paid for by nobody", skips=("controller",)),
     healthy("rlhf-one-pass", "--update-epochs", "1", naive="the ratio is 1 everywhere"),

@@ -4,7 +4,7 @@ from tests.helpers.plant import Plant
 from tests.vision.planted_classify import forgetful
 
 RLHF = "rl/rlhf"
-ODD, REWARDS = "tests.helpers.odd_rewards", "trainworthy.recipes.rl.language.rewards"
+ODD, REWARDS = "tests.helpers.odd_rewards", "trainworthy.recipes.rl.language.data.rewards"
 WRITE = '    said, valid = policy.write(batch["input_ids"], batch["mask"], batch["draws"])\n'
 KL = "    kl = (log_prob - scored(reference, asked, slices(cfg, run))[0]) * valid\n"
 SCORED = "    log_prob, value, entropy = scored(policy, asked, slices(cfg, run))\n"

@@ -15,8 +15,8 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.recorder import bits
 from trainworthy.core.loop.checkpoint import Checkpoints
 from trainworthy.recipes.rl import dqn
-from trainworthy.recipes.rl.control import environments
-from trainworthy.recipes.rl.control.replay import KEPT, Replay, Target
+from trainworthy.recipes.rl.control.data import environments
+from trainworthy.recipes.rl.control.data.replay import KEPT, Replay, Target
 
 from tests.conftest import ROOT
 from tests.helpers.commands import read

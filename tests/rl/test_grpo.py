@@ -1,5 +1,6 @@
 """rl/grpo through the real command, on a language model small enough for a test: the loss, rewards, the chain, bad input."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,14 @@ from trainworthy.core.adapters import hosted
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.recorder import Record
 from trainworthy.core.gates.rehearsal import _gradient_fault
-from trainworthy.recipes.rl.language import grpo_monitors, problems
+from trainworthy.recipes.rl.language.data import problems
+from trainworthy.recipes.rl.language.evaluation import held_out
+from trainworthy.recipes.rl.language.gates import grpo_monitors
 from trainworthy.recipes.rl.language.kl_control import Controller, checked
 
 from tests.helpers import language
 from tests.helpers.commands import losses, read, run_folder, trainworthy
-from tests.llm.test_llm import written
+from tests.llm.test_sft import written
 from tests.rl import planted_grpo
 
 REWARDS = '''"""Rewards for a model of random weights, which is never right."""
@@ -366,6 +369,22 @@ def test_from_fine_tuning_to_rewards(net: Path, tuned: Path, tmp_path: Path, lau
 
 
 # ---------------------------------------------------------------------------------------------------------------- answers
+def test_held_out_answers_are_scored_by_the_metrics_that_are_named():
+    reward = problems.guarded(
+        lambda prompts, completions, answer, **_: [float(len(c)) for c in completions], "own", ValueError
+    )
+    judged = held_out.HeldOut("reward,f1,accuracy", reward, "own", str)
+    assert judged.columns == ["accuracy", "ended", "tokens", "reward", "f1"]
+    batch = {"prompt": ["1 + 1 =", "Who?"], "answer": ["2", "the red fox"], "source": ["a", "b"]}
+    rows = judged.rows(batch, [("it is 2", 3, True), ("a red fox", 4, False)])
+    assert rows == [[True, True, 3, 7.0, 0.5], [False, False, 4, 9.0, pytest.approx(2 / 3)]]
+    assert (judged.metric().name, judged.metric().ceiling) == ("reward", math.inf)
+    assert held_out.HeldOut("accuracy", reward, "exact", str).columns == ["accuracy", "ended", "tokens"]
+    for wrong in ("perplexity", "", "no_such"):
+        with pytest.raises(UserError):
+            held_out.HeldOut(wrong, reward, "exact", str)
+
+
 def test_the_last_number_counts():
     for text, value in {"12 + 35 = 47": 47, "1,000": 1000, "It is 3.50.": 3.5, "-4": -4, "5-3=2": 2, "#### 72": 72, "none": None,
                         "": None}.items():  # fmt: skip

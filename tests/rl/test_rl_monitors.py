@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
-from trainworthy.recipes.rl.control import monitors
+from trainworthy.recipes.rl.control.gates import monitors
 
 from tests.conftest import ROOT, patched
 from tests.helpers.commands import read

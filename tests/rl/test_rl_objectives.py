@@ -11,7 +11,8 @@ import pytest
 import torch
 from trainworthy.core.base.errors import Interrupted, Stop
 from trainworthy.core.gates import full_precision
-from trainworthy.recipes.rl.control import environments, monitors
+from trainworthy.recipes.rl.control.data import environments
+from trainworthy.recipes.rl.control.gates import monitors
 
 from tests.conftest import ROOT
 from tests.rl.test_rl_monitors import CEILING, FLOOR, history
@@ -127,8 +128,8 @@ def test_starts_that_meet_by_chance_are_no_fault(tmp_path: Path):
         import sys
         sys.path.insert(0, sys.argv[1])
         import grid
-        from trainworthy.recipes.rl.control import starts
-        from trainworthy.recipes.rl.control.environments import Environments
+        from trainworthy.recipes.rl.control.gates import starts
+        from trainworthy.recipes.rl.control.data.environments import Environments
         found = [starts.shared(Environments("Grid-v0", 16, seed=s)) for s in range(20)]
         assert not [fault for fault, _ in found if fault], found
         assert any("no fault" in remark for _, remark in found), found

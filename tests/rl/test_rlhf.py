@@ -6,9 +6,9 @@ import pytest
 import torch
 from trainworthy.core.base.errors import Stop, UserError
 from trainworthy.recipes.rl import rlhf
-from trainworthy.recipes.rl.language import prompts, rewards
+from trainworthy.recipes.rl.language.data import prompts, rewards
+from trainworthy.recipes.rl.language.gates.rlhf import estimates
 from trainworthy.recipes.rl.language.kl_control import Controller, Watch
-from trainworthy.recipes.rl.language.rlhf_gates import estimates
 
 from tests.helpers import language, odd_rewards
 from tests.helpers.commands import read, run_folder, trainworthy
@@ -112,9 +112,9 @@ def test_what_a_sentence_is():
 @pytest.mark.parametrize(
     "name",
     [
-        "trainworthy.recipes.rl.language.rewards:nothing",
+        "trainworthy.recipes.rl.language.data.rewards:nothing",
         "no.such.module:f",
-        "trainworthy.recipes.rl.language.rewards:FEWEST",
+        "trainworthy.recipes.rl.language.data.rewards:FEWEST",
         "words",
     ],
 )
@@ -256,7 +256,8 @@ def test_prompts_that_cannot_be_asked(settings: dict, words: str, rows: Path):
 # ----------------------------------------------------------------------------------------------------- slices and adapters
 def test_log_probabilities_in_slices_are_the_same(net: Path):
     """However many completions are read at once, and no more of them than asked for."""
-    from trainworthy.recipes.rl.language import models, policy
+    from trainworthy.recipes.rl.language.models import loading as models
+    from trainworthy.recipes.rl.language.models import policy
 
     torch.manual_seed(0)
     writer = policy.Writer(models.load(str(net)), models.tokenizer(str(net)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 from trainworthy.recipes.rl import sac
-from trainworthy.recipes.rl.control.environments import Environments
+from trainworthy.recipes.rl.control.data.environments import Environments
 
 from tests.helpers.commands import read
 from tests.helpers.control import mean_return, two_like_one

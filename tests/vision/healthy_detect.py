@@ -13,11 +13,11 @@ def healthy(id: str, *argv: str, hunk=None, naive: str = "", skips: tuple[str, .
     return Healthy(id, argv, hunk, naive, recipe=DETECT, may_skip=skips)
 
 
-LOOKALIKES = [
+VARIANTS = [
     healthy("ok-det-retinanet", "--model", "retinanet", skips=(*SKIPS, "initial-loss")),
     healthy("ok-det-faster-rcnn", "--model", "faster-rcnn", naive="two forwards draw other proposals",
             skips=(*SKIPS, "initial-loss", "tiny-data", "formula")),
-    healthy("ok-det-mirrored", "--mirror", naive="a box is elsewhere than it is stored"),
+    healthy("ok-det-mirrored", "--hflip", naive="a box is elsewhere than it is stored"),
     healthy("ok-det-cropped", "--crop", naive="boxes are cut, shrunk or gone"),
     healthy("ok-det-no-augmentation", "--no-augment"),
     healthy("ok-det-enlarged", "--image-size", "128", naive="boxes on the canvas are others than those stored"),

@@ -10,7 +10,7 @@ MIRROR = "steps.append(v2.RandomHorizontalFlip())\n"
 LOSS = 'return model(batch["image"], boxes.targets(batch))\n'
 OWN = 'own = boxes.to_own(said["boxes"], batch["scale"][j], batch["size"][j])\n'
 SAID = 'said["labels"][:, None], said["scores"]'
-LIMITS = '{"score_thresh": cfg.min_score, "nms_thresh": cfg.nms,'
+LIMITS = '{"score_thresh": cfg.score_thresh, "nms_thresh": cfg.nms_thresh,'
 FIT = "detectors.fit(seen, cfg.anchors)"
 STATISTICS = "pixels.mean(1).tolist(), pixels.std(1).tolist()"
 
@@ -61,7 +61,7 @@ PLANTS = [
         source="VIS-08 MultimediaTechLab/YOLO#105", harm="every mixed picture's boxes are somewhere else"),
     bug("det-mirrored-apart", "boxes", "V3", MIRROR,
         "steps.append(v2.Lambda(lambda x: x.flip(-1) if torch.rand(()) < 0.5 else x, boxes.tv_tensors.Image))\n",
-        ("not mirrored with their picture", "one transform"), argv=("--mirror",), harm="half of the boxes are elsewhere"),
+        ("not mirrored with their picture", "one transform"), argv=("--hflip",), harm="half of the boxes are elsewhere"),
     bug("det-half-scale", "boxes", "V3", DATA, boxes_as("b / 2"), ("2.00 times as large",), source="VIS-06 NVIDIA/DIGITS#1770",
         harm="the picture enlarged, its boxes not"),
     bug("det-class-offset-scored", "precision", "V3", SAID, SAID.replace('[:, None], said["s', '[:, None] + 1, said["s'),
@@ -80,11 +80,11 @@ PLANTS = [
         ("half a pixel",), harm="every box half a pixel up and left: precision at high overlap is lost"),
     bug("det-canvas-learnt", "own-pixels", "V3", DATA, boxes_as("b * 0.8, \"truth\": sample[\"truth\"] * 0.8"),
         ("read independently of the recipe",), harm="1.00 through its own pipeline, useless outside of it"),
-    bug("det-no-nms", "suppression", "V4", LIMITS, LIMITS.replace("cfg.nms", "1.0"), ("NMS does nothing",),
+    bug("det-no-nms", "suppression", "V4", LIMITS, LIMITS.replace("cfg.nms_thresh", "1.0"), ("NMS does nothing",),
         harm="every object several times"),
-    bug("det-score-too-high", "suppression", "V4", LIMITS, LIMITS.replace("cfg.min_score", "0.97"),
+    bug("det-score-too-high", "suppression", "V4", LIMITS, LIMITS.replace("cfg.score_thresh", "0.97"),
         ("have no box above the score",), harm="nothing is found, and mAP 0 looks like a net that does not learn"),
-    bug("det-score-too-low", "suppression", "V4", LIMITS, LIMITS.replace("cfg.min_score", "0.0"),
+    bug("det-score-too-low", "suppression", "V4", LIMITS, LIMITS.replace("cfg.score_thresh", "0.0"),
         ("have the maximum of 100 boxes",), harm="a hundred boxes on every picture"),
     bug("det-anchors-of-others", "reached", "V4", FIT, FIT + " * 4", ("anchors were made for another data set",),
         argv=("--model", "retinanet"), harm="no anchor matches, nothing is learnt"),

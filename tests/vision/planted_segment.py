@@ -4,10 +4,8 @@ from tests.helpers.plant import Plant
 
 SEGMENT = "vision/segment"
 CE = 'ce = F.cross_entropy(logits, mask, ignore_index=IGNORE, reduction="none")'
-TOTAL = 'total += masks.scored(batch, model(batch["image"]), n)\n'
-COUNTED = (
-    'total += masks.counted(batch["mask"], model(batch["image"]).argmax(1), n)\n'  # at the size of the net's input
-)
+TOTAL = 'total += segmentation.scored(batch, model(batch["image"]), n)\n'
+COUNTED = 'total += segmentation.counted(batch["mask"], model(batch["image"]).argmax(1), n)\n'  # at the size of the net's input
 DATA = """train_data = masks.Windows(data, data.learn, **cut, augment=augmentation(cfg) if cfg.augment else None)
     val_data = masks.Windows(data, data.held_out, **cut)
 """
@@ -18,7 +16,7 @@ NOT_RESET = (
     "        confusion_matrix.total = getattr(confusion_matrix, 'total', torch.zeros(n, n, dtype=torch.long, device=run.device))\n"
     "        total = confusion_matrix.total\n"
 )
-EVALUATE = "return masks.scores(confusion_matrix(model, data), classes)\n"
+EVALUATE = "return segmentation.scores(confusion_matrix(model, data), classes)\n"
 NORMALISE = "x = (images - self.mean) / self.std"
 
 
@@ -74,7 +72,7 @@ PLANTS = [
     bug("seg-scored-resized", "scored", "V5", TOTAL, COUNTED, ("at the net's size", "stored pixels"), argv=("--resize", "256"),
         harm="thin objects that vanish when a picture shrinks are not missed"),
     bug("seg-mean-over-pictures", "scored", "V5", EVALUATE,
-        "each = [masks.scores(confusion_matrix(model, core.View(data, [i])), classes) for i in range(len(data))]\n"
+        "each = [segmentation.scores(confusion_matrix(model, core.View(data, [i])), classes) for i in range(len(data))]\n"
         "        return {k: sum(e.get(k, 1.0) for e in each) / len(each) for k in each[0]}\n",
         ("all pixels together", "counts first"), harm="windows with hardly an object decide the result"),
     bug("seg-dice-by-sigmoid", "formula", "V5", "dice(logits.softmax(1), mask)", "dice(logits.sigmoid(), mask)",

@@ -14,8 +14,9 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.recipes.shared import nuclei
 from trainworthy.recipes.vision import segment
-from trainworthy.recipes.vision.data import mask_expectations, masks, pasted
+from trainworthy.recipes.vision.data import masks, pasted
 from trainworthy.recipes.vision.data.masks import IGNORE
+from trainworthy.recipes.vision.evaluation import mask_expectations, segmentation
 from trainworthy.recipes.vision.gates import pictures
 from trainworthy.recipes.vision.models import hub_nets, zoo
 
@@ -64,14 +65,14 @@ def test_resized_pictures_are_scored_at_their_own_size(resize, window, step):
     windows = masks.Windows(data, [0], window=window, step=step, resize=resize)
     batch = windows.collate([windows.get(i, None) for i in range(len(windows))])
     logits = torch.randn(len(windows), 3, window, window, generator=torch.Generator().manual_seed(1))
-    found = masks.scored(batch, logits, 3)
+    found = segmentation.scored(batch, logits, 3)
     assert found.sum(1).tolist() == [(mask == c).sum().item() for c in range(3)]
     one = masks.Windows(data, [0], window=333, step=333, resize=resize)
     h, w = one.sizes[0]
     logits = torch.randn(1, 3, 333, 333, generator=torch.Generator().manual_seed(1))
     said = F.interpolate(logits[..., :h, :w], size, mode="bilinear", align_corners=False).argmax(1)[0]
     batch = one.collate([one.get(0, None)])
-    assert torch.equal(masks.scored(batch, logits, 3), masks.counted(mask, said, 3))
+    assert torch.equal(segmentation.scored(batch, logits, 3), segmentation.counted(mask, said, 3))
     assert "stored" not in one.get(0, torch.Generator().manual_seed(0))  # the loss is at the net's size
 
 
@@ -125,7 +126,7 @@ def test_digits_on_photos_have_their_edges_void():
 
 def test_the_table_is_of_each_class():
     """Two classes, one that is never there: left out of the mean."""
-    found = masks.table(torch.tensor([[6, 2, 0], [0, 8, 0], [0, 0, 0]]), ("a", "b", "c"))
+    found = segmentation.table(torch.tensor([[6, 2, 0], [0, 8, 0], [0, 0, 0]]), ("a", "b", "c"))
     assert found.values[1].tolist() == [75, 75, 100]
     assert found.values[2].tolist() == [80, 100, 80]
     assert found.values[0].tolist() == [78, 88, 90]
@@ -138,10 +139,12 @@ def test_scores_are_those_of_all_pixels():
 
     truth, said = (torch.randint(2, (500,), generator=torch.Generator().manual_seed(s)) for s in (0, 1))
     confusion = torch.bincount(truth * 2 + said, minlength=4).view(2, 2)
-    found = masks.scores(confusion, ("no", "yes"))
+    found = segmentation.scores(confusion, ("no", "yes"))
     assert found["iou"] == pytest.approx(jaccard_score(truth, said))
     assert found["miou"] == pytest.approx(jaccard_score(truth, said, average="macro"))
-    nothing = masks.scores(torch.tensor([[9, 0], [0, 0]]), ("no", "yes"))  # no object anywhere, none said: all right
+    nothing = segmentation.scores(
+        torch.tensor([[9, 0], [0, 0]]), ("no", "yes")
+    )  # no object anywhere, none said: all right
     assert nothing["iou"] == nothing["miou"] == 1
 
 

@@ -118,7 +118,7 @@ def beside(cfg: Source) -> Captioned:
     gaps = [n for n in names if not texts.get(n)]
     if gaps or not names:
         raise UserError(f"{len(gaps):,} of {len(names):,} pictures have no caption", got=_few(gaps) or f"no picture in {root}",
-                        needed="a caption for each: the empty one stands for none, and is learnt by hiding others (--drop)",
+                        needed="a caption for each; the empty caption means no caption, learnt by dropping others (--conditioning-dropout-prob)",
                         cause="a caption file of another or an older set, or names without their folder",
                         next="write them, or move the pictures away")  # fmt: skip
     if lost := sorted(set(texts) - set(names)):
@@ -170,7 +170,7 @@ def _table(path: Path) -> dict[str, str]:
     """Return {image: text} of a .jsonl or .csv file."""
     if not path.is_file() or path.suffix not in (".jsonl", ".csv"):
         raise UserError(f"--data.captions {path.name}: no such file in the folder", got=f"{path}",
-                        needed="`txt`, or a .jsonl or .csv file beside the pictures")  # fmt: skip
+                        needed="`txt`, or a .jsonl or .csv file next to the pictures")  # fmt: skip
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file)) if path.suffix == ".csv" else [json.loads(x) for x in file if x.strip()]
@@ -193,12 +193,14 @@ def _table(path: Path) -> dict[str, str]:
     return found
 
 
-def told(found: Captioned, parts, judge) -> dict[str, str]:
+def told(found: Captioned, parts, classifier) -> dict[str, str]:
     """Return the lines of the data report."""
     notes = {**found.notes, "model": parts.told, "captions": f"{len(found.captions):,} different ones"}
     if cut := parts.cut(found.captions):
         notes["captions cut"] = f"{cut:,} of {len(found.captions):,} after {parts.tokenizer.model_max_length} tokens"
-    return notes | {"judge": judge.told if judge else "nobody: captions beside pictures name no class"}
+    return notes | {
+        "classifier": classifier.description if classifier else "nobody: captions of your pictures name no class"
+    }
 
 
 def matched(run: Run, process: Process, model: nn.Module, data: Data) -> float:
@@ -230,7 +232,7 @@ class Noised(Data):
             "small": Field("source", low=-1.0, high=1.0),
             "latent": Field("target"),
             "noisy": Field("input"),
-            "timestep": Field("input", low=0, high=process.noise.timesteps - 1),
+            "timestep": Field("input", low=0, high=process.noise.num_train_timesteps - 1),
             "condition": Field("input", low=0, high=self.null),
         }
         if found.classes:
@@ -243,7 +245,7 @@ class Noised(Data):
         training = generator is not None
         generator = generator or source.fixed_draws(self.split, index)
         latent, caption = self.latents[index], self.asked[index]
-        timestep = torch.randint(self.process.noise.timesteps, (), generator=generator)
+        timestep = torch.randint(self.process.noise.num_train_timesteps, (), generator=generator)
         noise = torch.randn(latent.shape, generator=generator)
         hidden = torch.rand((), generator=generator) < self.drop and training
         noisy = self.process.add(latent[None], noise[None], timestep[None])[0]

@@ -4,21 +4,27 @@ import json
 import shutil
 from dataclasses import astuple, dataclass
 from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
 
+import numpy as np
 import torch
+import torchvision
 from diffusers.utils import logging
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms import v2
 from trainworthy.core import Tile
 from trainworthy.core.base import seeds
+from trainworthy.core.data import assets
 from trainworthy.recipes.diffusion.models import pipeline
+from trainworthy.recipes.shared import classifier as classifiers
 from trainworthy.recipes.shared import digits, further_digits
-from trainworthy.recipes.shared import judge as judges
 from trainworthy.recipes.vision.data import pictures as labelled
 
 logging.disable_progress_bar()  # progress bars for two small files are noise
+LEAST = 5000
+"""Pictures; fewer are decoded again in each process."""
 
 
 @dataclass
@@ -27,7 +33,7 @@ class Source(labelled.Source):
 
     image_size: int = 16
     """Side in pixels, of training images and of samples."""
-    judge: str = "digits"
+    classifier: str = "digits"
     """Model that classifies samples: `digits` (trained on first use, by vision/classify), or the export of a vision/classify run on the same
     classes."""
 
@@ -47,9 +53,28 @@ def _read(kind: type[Source], settings: tuple) -> labelled.Labelled:
         every = digits.small(images, source.image_size)
         return labelled.Labelled(every, labels, digits.CLASSES, learn, held_out, test=test)
     found = labelled.load(source)
-    fit = v2.Compose([v2.Resize(source.image_size), v2.CenterCrop(source.image_size)])
-    images = torch.stack([fit(found.images[i]) for i in range(len(found.labels))])
-    return found._replace(images=images.float() / 127.5 - 1)
+    return found._replace(images=_resized(found.images, source.image_size, len(found.labels)).float() / 127.5 - 1)
+
+
+def _resized(images: labelled.Pictures, side: int, n: int) -> Tensor:
+    """Return every image (n, C, side, side) as bytes; of many, those that an earlier process left in the cache."""
+    fit = v2.Compose([v2.Resize(side), v2.CenterCrop(side)])
+    digests = [images.digest(i) for i in range(n)] if n >= LEAST else []
+    if not digests or None in digests:
+        return torch.stack([fit(images[i]) for i in range(n)])
+
+    def build(folder: Path) -> None:
+        first = fit(images[0])
+        kept = np.lib.format.open_memmap(folder / "pictures.npy", mode="w+", dtype=np.uint8, shape=(n, *first.shape))
+        for i in range(n):
+            kept[i] = fit(images[i]).numpy()
+        kept.flush()
+
+    mark = blake2b("\0".join(digests).encode(), digest_size=16).hexdigest()
+    folder = assets.built(
+        "pictures", {"files": mark, "side": side, "torchvision": torchvision.__version__}, build, sources=[__file__]
+    )
+    return torch.from_numpy(np.load(folder / "pictures.npy", mmap_mode="c"))
 
 
 def small(images: Tensor, side: int = 32) -> Tensor:
@@ -62,9 +87,13 @@ def fixed_draws(split: str, index: int) -> torch.Generator:
     return torch.Generator().manual_seed(seeds.derive("noise", *([] if split == "val" else [split]), index))
 
 
-def judge(source: Source) -> judges.Judge:
+def classifier(source: Source) -> classifiers.Classifier:
     """Return the model that classifies samples."""
-    return judges.load(source.image_size) if source.judge == "digits" else judges.of(Path(source.judge))
+    return (
+        classifiers.load(source.image_size)
+        if source.classifier == "digits"
+        else classifiers.of(Path(source.classifier))
+    )
 
 
 def tiles(pictures: Tensor, captions: list[str], good: list[float] | None = None) -> list[Tile]:

@@ -11,7 +11,7 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.diffusion.data.pictures import tiles
-from trainworthy.recipes.shared.judge import Judge
+from trainworthy.recipes.shared.classifier import Classifier
 from trainworthy.recipes.vision.data.pictures import Labelled
 
 
@@ -21,7 +21,7 @@ class Sampling:
 
     guidance_scale: float = 2.0
     """Classifier-free guidance scale; 1: no guidance (Ho & Salimans 2022)."""
-    steps: int = 25
+    num_inference_steps: int = 25
     """Steps of the sampler: DDIM (Song 2021), or Euler's method for a flow."""
     every: int = 5
     """Evaluations sample one image for every n-th validation image, with its class or caption and its noise."""
@@ -60,23 +60,23 @@ def _split(data: Data) -> str:
 
 
 class Scores:
-    """Scores of samples by `judge`: one for each `every`-th image of a split, of its class, from its noise."""
+    """Scores of samples by `classifier`: one for each `every`-th image of a split, of its class, from its noise."""
 
-    def __init__(self, run: Run, judge: Judge, found: Labelled, sample: Callable[..., Tensor], every: int):
+    def __init__(self, run: Run, classifier: Classifier, found: Labelled, sample: Callable[..., Tensor], every: int):
         """`sample(model, classes (B,), noise (B, C, H, W), scale)` returns images (B, C, H, W) in [-1, 1]."""
-        self.run, self.judge, self.found, self.sample, self.every = run, judge, found, sample, every
+        self.run, self.classifier, self.found, self.sample, self.every = run, classifier, found, sample, every
         self.real, self.curve = cache(self._real), cache(self._curve)
         self.rows = {"val": found.held_out, "test": found.test}
         self.real_moments = cache(lambda split: moments(found.images[self.rows[split]]))
 
-    def judged(self, model: nn.Module, data: Data, scale: float) -> dict[str, float]:
+    def measured(self, model: nn.Module, data: Data, scale: float) -> dict[str, float]:
         """Return the share of samples that show the requested class, their Frechet distance from real images of the split, and differences
         in mean and standard deviation (`light`), which a digit classifier ignores."""
         split = _split(data)
         # At least two: one sample has no covariance.
         some = View(data, range(0, len(data), min(self.every, max(1, len(data) - 1))))
         made = ((b["label"], self.sample(model, b["condition"], b["noise"], scale)) for b in self.run.batches(some))
-        rows = [(label, *self.judge(pictures), moments(pictures)) for label, pictures in made]
+        rows = [(label, *self.classifier(pictures), moments(pictures)) for label, pictures in made]
         truth, said, features, each = (self.run.gather(torch.cat(part)) for part in zip(*rows, strict=True))
         right = (said == truth).float().mean().item()
         brighter, richer = (light(each.cpu()) - light(self.real_moments(split))).tolist()
@@ -94,7 +94,7 @@ class Scores:
         some = by_class[:: max(1, len(learn) * self.every // len(self.found.held_out))]
         chosen = some if which == "learnt from" else self.rows[which]
         pictures = (self.found.images[i].to(self.run.device) for i in chosen.split(256))
-        said, features = zip(*map(self.judge, pictures), strict=True)
+        said, features = zip(*map(self.classifier, pictures), strict=True)
         return torch.cat(said), torch.cat(features)
 
     def _curve(self, average: nn.Module | None, raw: nn.Module, data: Data, scales: tuple[float, ...]) -> Matrix:
@@ -102,7 +102,7 @@ class Scores:
         found = {}
         for name, net in {**({"average": average} if average else {}), "raw": raw}.items():
             with evaluating(net):
-                found |= {f"{name} weights, guidance {scale:g}": self.judged(net, data, scale) for scale in scales}
+                found |= {f"{name} weights, guidance {scale:g}": self.measured(net, data, scale) for scale in scales}
         said, features = self.real("val")
         agreement = (said.cpu() == self.found.labels[self.found.held_out]).float().mean().item()
         found["real pictures"] = {"agreement": agreement, "frechet": frechet(self.real("learnt from")[1], features)}
@@ -118,5 +118,5 @@ class Scores:
 
     def shown(self, made: Tensor, asked: Tensor) -> list[Tile]:
         """Return samples with the requested class, and whether the classifier sees it."""
-        right = (self.judge(made)[0] == asked).float().tolist()
+        right = (self.classifier(made)[0] == asked).float().tolist()
         return tiles(made, [self.found.classes[c] for c in asked.tolist()], right)

@@ -10,6 +10,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, pick, release, unshare
 from trainworthy.core.gates.kept import REMEMBERED, SMALL, UPDATES, between, copied, flat, remembered
+from trainworthy.core.gates.named_causes import seen_first
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage, View
 
@@ -103,8 +104,11 @@ def average(context: GateContext) -> Finding:
         not wrong, f"{'; '.join(wrong)}; {lag}" if wrong else f"{lag}; evaluation and export use the average",
         f"each average between the last one and the weights, with a decay of at most {cfg.ema:g}, at the end of the ramp at least "
         f"{due:.4f}; the average is evaluated and exported",
-        "the EMA update is missing in train(), or comes before the optimiser's step\n"
-        "the decay's ramp restarts at every update, or stops below --ema: the counter of updates is lost or reset\n"
-        "evaluate() or export() uses the model instead of the average",
+        seen_first(
+            (any("not updated" in w or "between the old" in w for w in wrong), "the EMA update is missing in train(), or comes before the "
+             "optimiser's step"),
+            (any("decay" in w for w in wrong), "the decay's ramp restarts at every update, or stops below --ema: the counter of updates "
+             "is lost or reset"),
+            (bool(moved) or differs > 1e-6, "evaluate() or export() uses the model instead of the average")),
         evidence={"decays": decays, "off": off, "exported_differs": differs, "late": late, "updates": updates},
     )  # fmt: skip

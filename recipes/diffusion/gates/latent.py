@@ -17,6 +17,7 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import formula, gate
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
+from trainworthy.core.gates.named_causes import seen_first
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.diffusion.data import pictures as source
@@ -24,7 +25,7 @@ from trainworthy.recipes.diffusion.gates import samples, walks
 from trainworthy.recipes.diffusion.gates.averages import average
 from trainworthy.recipes.diffusion.gates.objective import Knowing, Objective, clean_key, objective
 from trainworthy.recipes.diffusion.models import latents, pipeline
-from trainworthy.recipes.shared.judge import Judge
+from trainworthy.recipes.shared.classifier import Classifier
 
 FEW = 64  # samples whose latents are encoded again, and number of least noisy samples out of LEVELS
 MEAN = 0.25  # mean of latents at the net's input: many autoencoders have a factor and no shift
@@ -63,10 +64,12 @@ def latent_scale(context: GateContext) -> Finding:
         f"{slope:.4g} and offset {offset:+.3f}, by its config {due[0]:.4g} and {due[1]:+.3f}",
         f"a mean within {MEAN:g}, a deviation of {STD[0]:g} to {STD[1]:g}; at most {FRESH:g} apart; factor and offset as in its "
         "config",
-        "another autoencoder's factor (0.18215 is Stable Diffusion's, and what diffusers assumes of any), or measured before "
-        "training ended: 1 / deviation of its own latents, now\n"
-        "multiplied where it should divide, or twice; a shift that is not taken away\n"
-        "cached with a draw instead of the middle, from pictures of another range, or by an autoencoder that trained on",
+        seen_first(
+            (same and off <= FRESH, "another autoencoder's factor (0.18215 is Stable Diffusion's, and what diffusers assumes of any), or "
+             "measured before training ended: 1 / deviation of its own latents, now"),
+            (not same and off <= FRESH, "multiplied where it should divide, or twice; a shift that is not taken away"),
+            (off > FRESH, "cached with a draw instead of the middle, from pictures of another range, or by an autoencoder that trained "
+             "on")),
         evidence={"mean": mean, "std": std, "apart": off, "used": [slope, offset], "declared": due},
     )  # fmt: skip
 
@@ -87,7 +90,7 @@ def _line(context: GateContext, run: Run, stage: Stage, split: str) -> tuple[flo
     return slope, (cached.mean() - slope * fresh.mean()).item(), left
 
 
-def round_trip(judge: Judge | None, needed: float, ask: walks.Ask = walks.by_class) -> Gate:
+def round_trip(classifier: Classifier | None, needed: float, ask: walks.Ask = walks.by_class) -> Gate:
     """Return the gate on encoding and decoding; without a classifier, pictures are not classified."""
 
     @gate(
@@ -106,23 +109,27 @@ def round_trip(judge: Judge | None, needed: float, ask: walks.Ask = walks.by_cla
         pictures = torch.stack([val.images[i] for i in some]).to(run.device)
         batch["picture"], back = pictures, _through(vae, pictures)
         psnr = latents.psnr((back - pictures).square().mean().item())
-        read, real = _read(judge, (back, pictures), batch["label"])
+        read, real = _read(classifier, (back, pictures), batch["label"])
         ways = _ways(asked, run, stage, batch, ask)
         shipped = ways["the export"].factor
         good = psnr >= needed and read >= READ * real
         judged = context.follows != "rehearsed"
+        off = {n for n, w in ways.items() if w.pictures > BACK or w.latents > FACTOR}
         return Finding(
             (good or not judged) and all(w.pictures <= BACK and w.latents <= FACTOR for w in ways.values()),
-            f"{psnr:.1f} dB, the judge reads {read:.1%} of {len(some)} reconstructions and {real:.1%} of the pictures"
-            + ("" if judged else " (of an autoencoder that saw eight pictures: not judged yet)")
+            f"{psnr:.1f} dB, the classifier reads {read:.1%} of {len(some)} reconstructions and {real:.1%} of the pictures"
+            + ("" if judged else " (the autoencoder has seen eight pictures: not evaluated yet)")
             + "".join(f"; {n} {w.pictures:.3f} from the reconstruction, its latents {w.latents:.1%}" for n, w in ways.items())
             + f"; exported scaling_factor {shipped:.4g}",
             f"{needed:g} dB, {READ:.0%} of what it reads of the pictures; rms of pictures at most {BACK:g}, of what is decoded "
             f"{FACTOR:.0%}",
-            "the autoencoder is not good enough: --autoencoder.epochs, wider --vae.widths, more --vae.channels, less --vae.kl\n"
-            "latents are decoded without dividing by the scaling factor, or with the shift at another place\n"
-            "clip_sample: latents are not in [-1, 1], and a sampler that clips them ruins them\n"
-            "exported with another autoencoder, or without its own factors in the config",
+            seen_first(
+                (judged and not good, "the autoencoder is not good enough: --autoencoder.epochs, wider --vae.widths, more --vae.channels, "
+                 "less --vae.kl"),
+                (bool(off - {"the export"}), "latents are decoded without dividing by the scaling factor, or with the shift at another "
+                 "place"),
+                (bool(off - {"the export"}), "clip_sample: latents are not in [-1, 1], and a sampler that clips them ruins them"),
+                (off == {"the export"}, "exported with another autoencoder, or without its own factors in the config")),
             evidence={"psnr": psnr, "read": read, "real": real, "ways": {n: vars(w) for n, w in ways.items()}},
         )  # fmt: skip
 
@@ -149,9 +156,9 @@ class Way:
     """The scaling_factor in the decoding autoencoder's config."""
 
 
-def _read(judge: Judge | None, seen: tuple[Tensor, ...], labels: Tensor) -> list[float]:
+def _read(classifier: Classifier | None, seen: tuple[Tensor, ...], labels: Tensor) -> list[float]:
     """Return the share of each set of pictures that the classifier recognises."""
-    return [1.0 if judge is None else to_double(judge(x)[0] == labels).mean().item() for x in seen]
+    return [1.0 if classifier is None else to_double(classifier(x)[0] == labels).mean().item() for x in seen]
 
 
 def _ways(asked: Objective, run: Run, stage: Stage, batch: dict, ask: walks.Ask) -> dict[str, Way]:
@@ -193,9 +200,11 @@ def _decoded(vae: nn.Module, make: Callable[[], Tensor]) -> tuple[Tensor, Tensor
     return shown.float(), given[-1] if given else None
 
 
-def decoding(judge: Judge | None, vae: nn.Module) -> Judge | Callable[[Tensor], tuple[Tensor, Tensor]] | None:
-    """Return `judge` for latents."""
-    return judge and (lambda z: judge(pipeline.decode(vae, z)))
+def decoding(
+    classifier: Classifier | None, vae: nn.Module
+) -> Classifier | Callable[[Tensor], tuple[Tensor, Tensor]] | None:
+    """Return `classifier` for latents."""
+    return classifier and (lambda z: classifier(pipeline.decode(vae, z)))
 
 
 def reconstruction(context: GateContext, stage: Stage, batch: dict) -> formula.Statements:
@@ -225,8 +234,8 @@ AUTOENCODER = formula.gate_of(
 )  # fmt: skip
 
 
-def of(judge: Judge, vae: nn.Module, needed: float) -> list[Gate]:
-    """Return the gates of a recipe in the latents of `vae`, whose decoded samples `judge` classifies."""
-    process = samples.noise_process(decoding(judge, vae))
-    own = [latent_scale, round_trip(judge, needed), process]
+def of(classifier: Classifier, vae: nn.Module, needed: float) -> list[Gate]:
+    """Return the gates of a recipe in the latents of `vae`, whose decoded samples `classifier` classifies."""
+    process = samples.noise_process(decoding(classifier, vae))
+    own = [latent_scale, round_trip(classifier, needed), process]
     return [*own, samples.hidden_class, average, samples.weighting, samples.two_samplers]

@@ -19,6 +19,7 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
+from trainworthy.core.gates.named_causes import seen_first
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Stage, View
@@ -52,10 +53,12 @@ INHERITED = (
 )
 
 
-def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]] | None, ask: walks.Ask = walks.by_class) -> Gate:
+def noise_process(
+    classifier: Callable[[Tensor], tuple[Tensor, Tensor]] | None, ask: walks.Ask = walks.by_class
+) -> Gate:
     """Return the gate that compares training target and sampler.
 
-    `judge` classifies pictures, and tells which share of the clean ones can be recognised at all. With None, samples are not classified
+    `classifier` classifies pictures, and tells which share of the clean ones can be recognised at all. With None, samples are not classified
     and the evaluation is one step of denoising. `ask` calls the exported pipeline."""
 
     @gate(
@@ -78,7 +81,7 @@ def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]] | None, ask: 
         with tempfile.TemporaryDirectory() as name:
             stage.export(Path(name))
             shipped = DiffusionPipeline.from_pretrained(name, trust_remote_code=True).scheduler
-            val, steps = stage.data["val"], context.cfg.sampling.steps
+            val, steps = stage.data["val"], context.cfg.sampling.num_inference_steps
             few = fetch(val, pick(val, min(FEW, len(val)), context.cfg.run.seed), None, run.device)
             way = walk(asked, Path(name), val, few, ask, steps)
         stage.model.to(run.device)
@@ -113,7 +116,7 @@ def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]] | None, ask: 
         alone, spread_ok = seen.distinct >= 0.5, (spread >= 0.4 * declared).all() and seen.timesteps.max() <= total
         middle = one.mean(0)  # guidance leads from the mean to the picture and, at a scale above 1, beyond it
         ends = middle + context.cfg.sampling.guidance_scale * (one - middle)
-        recognised = to_double(judge(ends)[0] == ones["label"]).mean().item() if judge else 1.0
+        recognised = to_double(classifier(ends)[0] == ones["label"]).mean().item() if classifier else 1.0
         along = f"; along the exported pipeline's trajectory {way.worst:.1e}, at its end {way.end:.1e}" if way else ""
         floor = 0.75 * stage.metric.ceiling * recognised
         why = ""
@@ -132,13 +135,14 @@ def noise_process(judge: Callable[[Tensor], tuple[Tensor, Tensor]] | None, ask: 
             f"most {LEFT:.0%} of the signal left where sampling begins; {stage.metric.name} at least {floor:.2f}; the same scheduler "
             "in evaluation and export; a timestep for each sample, at least "
             f"{' '.join(f'{0.4 * s:.0%}' for s in declared.tolist())} in each quarter of the sampler's schedule",
-            "the sampler is not built from the training scheduler's config: another schedule, shift, number of timesteps or "
-            "prediction type\n"
-            "the target has another sign or form than the scheduler inverts\n"
-            "the net gets another timestep in training than in sampling: another scale, or time reversed\n"
-            "one timestep for the whole batch, or a constant\n"
-            "the noisiest level is not pure noise, but sampling begins there: --noise.schedule and --noise.timesteps belong together "
-            "(linear needs 1,000 timesteps)",
+            seen_first(
+                (not undoes or bool(strays), "the sampler is not built from the training scheduler's config: another schedule, shift, "
+                 "number of timesteps or prediction type"),
+                (not undoes, "the target has another sign or form than the scheduler inverts"),
+                (not undoes or known < floor, "the net gets another timestep in training than in sampling: another scale, or time reversed"),
+                (not alone or not bool(spread_ok), "one timestep for the whole batch, or a constant"),
+                (left > LEFT, "the noisiest level is not pure noise, but sampling begins there: --noise.beta-schedule and "
+                 "--noise.num-train-timesteps belong together (linear needs 1,000 timesteps)")),
             evidence={"kind": asked.kind, "levels": t, "rms": wrong, "known": known, "quarters": spread.tolist(), "left": left,
                       "walk": way and {"worst": way.worst, "end": way.end, "met": sorted(way.met)}},
             cause=why,
@@ -210,10 +214,11 @@ def hidden_class(context: GateContext) -> Finding:
     compares that net's loss and predictions with the class and without it."""
     cfg = context.cfg
     run, stage, seen = trained(context)
-    if cfg.drop == 0 and cfg.sampling.guidance_scale == 1:
-        raise Skip("no class dropout and no guidance: --drop 0 --sampling.guidance-scale 1")
+    due = cfg.conditioning_dropout_prob
+    if due == 0 and cfg.sampling.guidance_scale == 1:
+        raise Skip("no class dropout and no guidance: --conditioning-dropout-prob 0 --sampling.guidance-scale 1")
     share, n = sum(seen.hidden) / max(1, len(seen.hidden)), max(1, len(seen.hidden))
-    slack = 4 * math.sqrt(max(cfg.drop * (1 - cfg.drop), 0.01) / n)
+    slack = 4 * math.sqrt(max(due * (1 - due), 0.01) / n)
     data = stage.data["val"]
     batch = fetch(data, pick(data, min(128, len(data)), cfg.run.seed), None, run.device)
     key, classes = asked_for(data)
@@ -227,15 +232,17 @@ def hidden_class(context: GateContext) -> Finding:
     apart = ((predictions[0] - predictions[1]).norm() / predictions[0].norm().clamp_min(1e-9)).item()
     enough = 0.7 * data.process.initial_loss(batch)
     instead = " ".join(map(str, sorted(seen.null)[:5])) or "nothing"
-    hidden = share > 0 and abs(share - cfg.drop) <= slack and len(seen.null) == 1 and null >= classes
+    hidden = share > 0 and abs(share - due) <= slack and len(seen.null) == 1 and null >= classes
     return Finding(
         hidden and apart > 1e-3 and losses[1] <= enough,
         f"the class is dropped in {share:.1%} of {n:,} samples (value instead: {instead}); after {SHORT} steps the loss is "
         f"{losses[0]:.3f} with the class and {losses[1]:.3f} without; the predictions differ by {apart:.1%}",
-        f"dropped in {cfg.drop:.0%} +- {slack:.1%}, always replaced by the same value, which is no class; a loss below {enough:.3f} "
+        f"dropped in {due:.0%} +- {slack:.1%}, always replaced by the same value, which is no class; a loss below {enough:.3f} "
         "without it; different predictions",
-        "the drop mask is drawn but not applied to the net's input\n"
-        "the class never reaches the net\nthe null class is a real class",
+        seen_first(
+            (share == 0 or abs(share - due) > slack, "the drop mask is drawn but not applied to the net's input"),
+            (apart <= 1e-3, "the class never reaches the net"),
+            (bool(seen.null) and null < classes, "the null class is a real class")),
         evidence={"hidden": share, "null": sorted(seen.null), "with": losses[0], "without": losses[1], "apart": apart},
     )  # fmt: skip
 
@@ -299,11 +306,14 @@ def weighting(context: GateContext) -> Finding:
         f"{expected[i]:.3f}); the losses of {of} single samples by at most {apart_from:.1%}; "
         f"the distribution of {n:,} timesteps by at most {apart:.3f}",
         f"at most 2% at every level and for every sample; at most {limit:.3f} for the distribution",
-        "the weight is that of another prediction type: min(SNR, gamma) over SNR is min-SNR for the noise, over SNR + 1 for the "
-        "velocity\n"
-        "the weight belongs to another sample's timestep, or to the reversed schedule\n"
-        "timesteps are drawn from another distribution than declared: uniform instead of logit-normal, another mean or deviation\n"
-        "on purpose: --noise.snr-gamma inf (a diffusion), --noise.mean and --noise.std (a flow)",
+        seen_first(
+            (gap[i].item() > 0.02, "the weight is that of another prediction type: min(SNR, gamma) over SNR is min-SNR for the noise, "
+             "over SNR + 1 for the velocity"),
+            (apart_from > 0.02, "the weight belongs to another sample's timestep, or to the reversed schedule"),
+            (apart > limit, "timesteps are drawn from another distribution than declared: uniform instead of logit-normal, another mean "
+             "or deviation"))
+        + "\n"
+        "on purpose: --noise.snr-gamma inf (a diffusion), --noise.logit-mean and --noise.logit-std (a flow)",
         evidence={"kind": asked.kind, "levels": t, "weights": asked.weight.tolist(), "expected": expected.tolist(), "apart": apart},
     )  # fmt: skip
 
@@ -315,21 +325,21 @@ def weighting(context: GateContext) -> Finding:
     reads="data model loss counts evaluate train",
 )
 def two_samplers(context: GateContext) -> Finding:
-    """Measures `samplers_apart` of evaluate() after sixty steps of train(). A net overshoots under guidance by then."""
+    """Measures `sampler_difference` of evaluate() after sixty steps of train(). A net overshoots under guidance by then."""
     run, stage, _ = trained(context)
     val = stage.data["val"]
-    apart = run.measure(stage, View(val, pick(val, 32, context.cfg.run.seed)))["samplers_apart"]
+    apart = run.measure(stage, View(val, pick(val, 32, context.cfg.run.seed)))["sampler_difference"]
     return Finding(
         apart <= EARLY, f"rms difference {apart:.3f} after {SHORT} steps, pictures in [-1, 1]", f"at most {EARLY:g}", INHERITED,
         evidence={"apart": apart},
     )  # fmt: skip
 
 
-def judged(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Gate:
+def classifier_gate(classifier: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Gate:
     """Return the gate on the classifier that scores samples."""
 
     @gate(
-        "judge",
+        "classifier",
         rows="DF1 DF3",
         title="the scoring model classifies the recipe's real images correctly",
         reads="data",
@@ -340,7 +350,7 @@ def judged(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Gate:
         run, stage = context.look()
         val = stage.data["val"]
         batch = fetch(val, pick(val, min(KNOWN, len(val)), context.cfg.run.seed), None, run.device)
-        share = to_double(judge(batch["image"])[0] == batch["label"]).mean().item()
+        share = to_double(classifier(batch["image"])[0] == batch["label"]).mean().item()
         needed = (1 + stage.metric.floor) / 2
         return Finding(
             share >= needed, f"right on {share:.1%} of {len(batch['label'])} real pictures", f"{needed:.0%} or more",
@@ -352,9 +362,9 @@ def judged(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Gate:
     return prove
 
 
-def of(judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[Gate]:
-    """Return the gates of a recipe whose samples `judge` classifies."""
-    return [judged(judge), noise_process(judge), hidden_class, average, weighting, two_samplers]
+def of(classifier: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[Gate]:
+    """Return the gates of a recipe whose samples `classifier` classifies."""
+    return [classifier_gate(classifier), noise_process(classifier), hidden_class, average, weighting, two_samplers]
 
 
 # ------------------------------------------------------------------------------------------------------------- monitors
@@ -381,7 +391,7 @@ def light(history: list[dict[str, float]]) -> Finding:
         abs(brighter) <= BRIGHT and abs(richer) <= RICH,
         f"the samples' mean differs by {brighter:+.3f}, their standard deviation by {richer:+.3f}, pictures in [-1, 1]",
         f"means within {BRIGHT:g}, standard deviations within {RICH:g}",
-        "the schedule does not end at pure noise, but sampling begins there: --noise.schedule, --noise.timesteps\n"
+        "the schedule does not end at pure noise, but sampling begins there: --noise.beta-schedule, --noise.num-train-timesteps\n"
         "too much guidance (saturated) or too little training (grey): --sampling.guidance-scale, --train.epochs",
     )  # fmt: skip
 
@@ -389,7 +399,7 @@ def light(history: list[dict[str, float]]) -> Finding:
 @monitor("samplers", rows="DF6", title="two samplers lead from the same noise to the same picture")
 def samplers(history: list[dict[str, float]]) -> Finding:
     """Rms difference between pictures of the exported sampler and of a second-order sampler."""
-    apart = history[-1]["val/samplers_apart"]
+    apart = history[-1]["val/sampler_difference"]
     return Finding(
         apart <= LATE, f"rms difference {apart:.3f}, pictures in [-1, 1]", f"at most {LATE:g}", INHERITED,
     )  # fmt: skip

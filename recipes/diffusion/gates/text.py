@@ -17,7 +17,7 @@ from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.recipes.diffusion.gates import latent, samples, walks
 from trainworthy.recipes.diffusion.gates.averages import average
 from trainworthy.recipes.diffusion.gates.objective import Knowing
-from trainworthy.recipes.shared.judge import Judge
+from trainworthy.recipes.shared.classifier import Classifier
 
 FEW = 4  # captions whose images are compared
 SAME = 1e-3  # relative rms difference of hidden states
@@ -52,7 +52,7 @@ def prompt(context: GateContext) -> Finding:
         words, empty = (_apart(a, b) for a, b in zip(read, told, strict=True))
         side = val.images.shape[-1]
         how = {
-            "num_inference_steps": asked.steps,
+            "num_inference_steps": asked.num_inference_steps,
             "guidance_scale": asked.guidance_scale,
             "height": side,
             "width": side,
@@ -99,10 +99,10 @@ def by_caption(captions: tuple[str, ...]) -> walks.Ask:
     return ask
 
 
-def of(judge: Judge | None, vae: nn.Module, needed: float, captions: tuple[str, ...]) -> list[Gate]:
+def of(classifier: Classifier | None, vae: nn.Module, needed: float, captions: tuple[str, ...]) -> list[Gate]:
     """Return the gates of a recipe in latents of `vae` with these `captions`. Without a classifier, samples are not classified."""
-    back = latent.round_trip(judge, needed, by_caption(captions))
-    process = samples.noise_process(latent.decoding(judge, vae), by_caption(captions))
+    back = latent.round_trip(classifier, needed, by_caption(captions))
+    process = samples.noise_process(latent.decoding(classifier, vae), by_caption(captions))
     own = [latent.latent_scale, back, process, samples.hidden_class, average, samples.weighting]
     return [*own, samples.two_samplers, prompt]
 

@@ -15,18 +15,18 @@ COARSEST = 100  # diffusers' schedulers end with the levels 1 / timesteps and 0;
 class Noise:
     """The training objective."""
 
-    mean: float = 0.0
+    logit_mean: float = 0.0
     """Mean of the logit of noise levels in training (Esser 2024). Above 0: noisier levels, which large pictures need."""
-    std: float = 1.0
+    logit_std: float = 1.0
     """Standard deviation of that logit. Smaller values train more on middle levels, where the error is."""
-    timesteps: int = 1000
+    num_train_timesteps: int = 1000
     """Timestep at pure noise; it is proportional to the noise level."""
     shift: float = 1.0
     """Above 1 samplers take more of their steps at noisy levels (Esser 2024); in training use a mean of log(shift) for that."""
 
     def __post_init__(self):
-        if min(self.std, self.shift) <= 0 or self.timesteps < COARSEST:
-            told = f"--noise.std {self.std:g} --noise.shift {self.shift:g} --noise.timesteps {self.timesteps}"
+        if min(self.logit_std, self.shift) <= 0 or self.num_train_timesteps < COARSEST:
+            told = f"--noise.logit-std {self.logit_std:g} --noise.shift {self.shift:g} --noise.num-train-timesteps {self.num_train_timesteps}"
             raise UserError("noise levels that cannot be drawn, or not walked back", got=told,
                             needed=f"std and shift above 0, {COARSEST} timesteps or more: samplers end with one")  # fmt: skip
 
@@ -37,7 +37,7 @@ class Noise:
     def below(self, t: Tensor) -> Tensor:
         """Return the share of training timesteps that are at most t: the integral up to s = t / timesteps of the logit-normal density,
         exp(-(logit(s) - mean)^2 / (2 std^2)) / (std sqrt(2 pi) s (1 - s))."""
-        return torch.special.ndtr((torch.logit(t / self.timesteps) - self.mean) / self.std)
+        return torch.special.ndtr((torch.logit(t / self.num_train_timesteps) - self.logit_mean) / self.logit_std)
 
 
 class Process(curved.Process):
@@ -45,11 +45,13 @@ class Process(curved.Process):
 
     def __init__(self, noise: Noise, clean_key: str = "image", bound: float = 1.0):
         self.noise, self.clean_key, self.bound = noise, clean_key, bound
-        self.scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=noise.timesteps, shift=noise.shift)
+        self.scheduler = FlowMatchEulerDiscreteScheduler(
+            num_train_timesteps=noise.num_train_timesteps, shift=noise.shift
+        )
 
     def levels(self, t: Tensor) -> tuple[Tensor, Tensor]:
         """Return alpha and sigma, (B,) each."""
-        return 1 - t / self.noise.timesteps, t / self.noise.timesteps
+        return 1 - t / self.noise.num_train_timesteps, t / self.noise.num_train_timesteps
 
     def add(self, image: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """Return pictures (B, C, H, W) with noise of timestep t (B,). The scheduler's scale_noise accepts whole timesteps only."""

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from trainworthy.core import Data, Field, Run, Tile, UserError
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.loop.weights import digest
+from trainworthy.core.recipe.stage import rows
 from trainworthy.recipes.diffusion.data import pictures
 from trainworthy.recipes.diffusion.models import nets, pipeline
 from trainworthy.recipes.shared import hub
-from trainworthy.recipes.shared.judge import Judge
+from trainworthy.recipes.shared.classifier import Classifier
 from trainworthy.recipes.vision.data.pictures import Labelled
 
 
@@ -114,6 +115,12 @@ def measured(vae: nn.Module, middles: Tensor) -> nn.Module:
     return vae
 
 
+def units(vae: nn.Module) -> list[nn.Module]:
+    """Return the modules that `--shard` gathers at once: blocks, and the halves, which are called without the whole."""
+    ends = (vae.encoder, vae.quant_conv, vae.post_quant_conv, vae.decoder)
+    return [*rows(vae), *(module for module in ends if module is not None)]
+
+
 def told(vae: nn.Module) -> str:
     """Return the line of the data report."""
     mean, std = vae.config.shift_factor or 0.0, 1 / vae.config.scaling_factor
@@ -156,8 +163,8 @@ class Pictures(Data):
 class RoundTrip:
     """Reconstruction quality of an autoencoder."""
 
-    def __init__(self, run: Run, judge: Judge, found: Labelled):
-        self.run, self.judge, self.found = run, judge, found
+    def __init__(self, run: Run, classifier: Classifier, found: Labelled):
+        self.run, self.classifier, self.found = run, classifier, found
         mean = found.images[found.learn].mean(0)
         self.mean = mean
         self.floor = psnr((found.images[found.held_out] - mean).square().mean().item())
@@ -169,7 +176,7 @@ class RoundTrip:
         rows = []
         for b in self.run.batches(data):
             said, back = there_and_back(vae, b)
-            right = (self.judge(back)[0] == b["label"]).float()
+            right = (self.classifier(back)[0] == b["label"]).float()
             z = said.mean.flatten(1)
             error = (back - b["target"]).square().mean((1, 2, 3))
             rows.append(torch.stack([error, right, said.kl() / z.shape[1], z.mean(1), z.square().mean(1)], 1))
@@ -183,18 +190,18 @@ class RoundTrip:
         truth = self.found.labels[held_out]
         real = torch.cat(
             [
-                self.judge(self.found.images[i].to(self.run.device))[0].cpu()
+                self.classifier(self.found.images[i].to(self.run.device))[0].cpu()
                 for i in held_out.split(at_once(self.found.images))
             ]
         )
-        always = self.judge(self.mean[None].to(self.run.device))[0].item()
+        always = self.classifier(self.mean[None].to(self.run.device))[0].item()
         return {"the mean picture": {"psnr": self.floor, "read": (truth == always).float().mean().item()},
                 "real pictures": {"read": (real == truth).float().mean().item()}}  # fmt: skip
 
     def tiles(self, vae: nn.Module, batch: dict) -> list[Tile]:
         """Return tiles: each picture's reconstruction and whether the classifier still recognises its class."""
         _, back = there_and_back(vae, batch)
-        right = (self.judge(back)[0] == batch["label"]).float().tolist()
+        right = (self.classifier(back)[0] == batch["label"]).float().tolist()
         return pictures.tiles(back, [self.found.classes[c] for c in batch["label"].tolist()], right)
 
 

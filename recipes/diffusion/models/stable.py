@@ -126,7 +126,7 @@ def new(cfg: New, noise: Noise, channels: int, side: int) -> Parts:
     )  # fmt: skip
     nn.init.zeros_(unet.conv_out.weight)  # the first prediction is 0: the first loss is the target's second moment
     nn.init.zeros_(unet.conv_out.bias)
-    schedule = DDPMScheduler(num_train_timesteps=noise.timesteps, beta_schedule=noise.schedule, prediction_type=noise.prediction,
+    schedule = DDPMScheduler(num_train_timesteps=noise.num_train_timesteps, beta_schedule=noise.beta_schedule, prediction_type=noise.prediction_type,
                              timestep_spacing="trailing", steps_offset=1)  # fmt: skip
     return Parts(vae, encoder, tokenizer, unet, noise, schedule, f"a new net; text: {cfg.text}, autoencoder: {cfg.vae}")
 
@@ -217,7 +217,15 @@ def _digits() -> Path:
     """Return the digit autoencoder that diffusion/latent trains. The gate `round-trip` checks it at every use."""
     home = Path(__file__).parents[1]
     sources = [home / f"{name}.py" for name in ("latent", "models/latents", "models/nets")]
-    settings = ["--latent.epochs", "0.1", "--sampling.every", "50", "--sampling.steps", "4", "--gates.no-enabled"]
+    settings = [
+        "--latent.epochs",
+        "0.1",
+        "--sampling.every",
+        "50",
+        "--sampling.num-inference-steps",
+        "4",
+        "--gates.no-enabled",
+    ]
 
     def build(folder: Path) -> None:
         with tempfile.TemporaryDirectory() as out:

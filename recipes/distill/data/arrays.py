@@ -140,7 +140,7 @@ def survey(found: list[Row], *, rate: int, max_bad: float) -> tuple[list[Row], s
         except FileNotFoundError:
             return "missing", 0
         except soundfile.LibsndfileError:
-            return "without its sound" if not row.audio.exists() else "beside a sound that cannot be read", 0
+            return "without its sound" if not row.audio.exists() else "next to a sound file that cannot be read", 0
         except (OSError, ValueError, EOFError) as error:
             return str(error) if "frames" in str(error) or "numbers" in str(error) else "broken", 0
         if len(array) != row.frames:
@@ -148,7 +148,7 @@ def survey(found: list[Row], *, rate: int, max_bad: float) -> tuple[list[Row], s
         if not np.isfinite(array).all():
             return "not finite", 0
         if abs(len(array) / rate - sound) > APART:
-            return f"of another length: {len(array) / rate:.2f} s beside {sound:.2f} s of sound", 0
+            return f"of another length: {len(array) / rate:.2f} s next to {sound:.2f} s of sound", 0
         return "", array.shape[1]
 
     seen = list(ahead(look, found, threads=THREADS, window=WINDOW))
@@ -167,5 +167,5 @@ def survey(found: list[Row], *, rate: int, max_bad: float) -> tuple[list[Row], s
     if len(bad) > max_bad * len(found):
         raise UserError("too many arrays cannot be used", got=told, needed=f"at most {max_bad:.1%} (--data.max-bad)",
                         cause="paths of another folder; arrays that were cut, or written while the disk was full; a sensor that "
-                        "gave nothing", next="mend them, or leave their lines out")  # fmt: skip
+                        "gave nothing", next="correct them, or remove their lines")  # fmt: skip
     return [row for row, reason in zip(found, seen, strict=True) if not reason], told

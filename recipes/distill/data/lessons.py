@@ -147,7 +147,7 @@ class Recording:
     group: int
     """Recordings of one group go to one split."""
     array: Path | None = None
-    """Frames of its own sensor; without them, energies are computed from the wave."""
+    """Frames of your own sensor; without them, energies are computed from the wave."""
 
     def at_16k(self) -> np.ndarray:
         """Return the wave at the teacher's rate."""

@@ -11,15 +11,15 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
-from trainworthy.recipes.shared.judge import Judge
+from trainworthy.recipes.shared.classifier import Classifier
 
 SAMPLES = 250
 LOST = 0.03  # accuracy that augmentation may cost a teacher
 MOVED = 1e-5  # relative rounding error of a loss that is computed twice
 
 
-def teacher(judge: Judge) -> Gate:
-    """Return the gate on the teacher `judge` as the loss calls it."""
+def teacher(classifier: Classifier) -> Gate:
+    """Return the gate on the teacher `classifier` as the loss calls it."""
 
     title = "the teacher is as accurate inside the loss as alone, and repeatable"
 
@@ -30,7 +30,7 @@ def teacher(judge: Judge) -> Gate:
         run, stage, _ = overfitted(context)
         val, asked = stage.data["val"], []
         batch = fetch(val, pick(val, min(SAMPLES, len(val)), context.cfg.run.seed), None, run.device)
-        hook = judge.head.register_forward_hook(lambda _module, _args, out: asked.append(out.detach()))
+        hook = classifier.head.register_forward_hook(lambda _module, _args, out: asked.append(out.detach()))
         losses: list[Tensor] = []
         try:
             with evaluating(stage.model):
@@ -47,7 +47,7 @@ def teacher(judge: Judge) -> Gate:
                 "targets come from elsewhere",
             )
         right = to_double(asked[0].argmax(1) == batch["label"]).mean().item()
-        by_itself = to_double(judge.logits(batch["image"] * 2 - 1).argmax(1) == batch["label"]).mean().item()
+        by_itself = to_double(classifier.logits(batch["image"] * 2 - 1).argmax(1) == batch["label"]).mean().item()
         change = ((losses[0] - losses[1]).abs() / losses[0].abs().clamp_min(1e-8)).item()
         return Finding(
             right >= by_itself - LOST and change <= MOVED,
@@ -63,9 +63,9 @@ def teacher(judge: Judge) -> Gate:
 
 
 @torch.no_grad()
-def agreement(judge: Judge, images: Tensor, said: Tensor) -> float:
+def agreement(classifier: Classifier, images: Tensor, said: Tensor) -> float:
     """Return the share of images (N, C, H, W) of which the student, with logits `said` (N, classes), and the teacher say the same."""
-    theirs = [int(judge.logits(one[None] * 2 - 1).argmax(1)) for one in images]
+    theirs = [int(classifier.logits(one[None] * 2 - 1).argmax(1)) for one in images]
     return sum(int(row.argmax()) == t for row, t in zip(said, theirs, strict=True)) / len(theirs)
 
 
@@ -74,8 +74,8 @@ COARSE = 5e-2  # the same in 16 bits
 PAIRS = 8  # samples with a label, and as many without one
 
 
-def divergence(judge: Judge) -> Gate:
-    """Return the gate on both terms of the loss, with `judge` as the teacher."""
+def divergence(classifier: Classifier) -> Gate:
+    """Return the gate on both terms of the loss, with `classifier` as the teacher."""
     title = "both loss terms of each sample equal their formulas, with trained weights"
 
     @gate("divergence", rows="C1", title=title, reads="data model loss counts train", explains=True)
@@ -95,7 +95,7 @@ def divergence(judge: Judge) -> Gate:
                 for name, term in stage.loss(stage.model, one).items():
                     got.setdefault(name, []).append(float(term))
             said = to_double(stage.model(batch["image"]))
-            theirs = to_double(judge.logits(batch["image"] * 2 - 1))
+            theirs = to_double(classifier.logits(batch["image"] * 2 - 1))
         due = _stated(cfg, {k: batch[k].cpu() for k in ("label", "known")}, said, theirs)
         near, wrong, causes, gaps = NEAR.get(run.precision, COARSE), [], [], {}
 

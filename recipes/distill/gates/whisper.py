@@ -10,6 +10,7 @@ from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.gates.learning import OVERFIT_SAMPLES, overfitted
+from trainworthy.core.gates.named_causes import seen_first
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.monitoring.monitors import Monitor, monitor
@@ -151,8 +152,10 @@ def counted(context: GateContext) -> Finding:
         f"padding changes the loss by {abs(again - first) / first:.0e}; loss of the teacher's own features {equal:.2f}, of 1.5 times them "
         f"{larger:.2f}, of a tenth {small:.2f}, of a tenth in another direction {astray:.2f}",
         "padding changes nothing; 1.5 times the features cost at least 0.05 more; another direction costs at least 1.6 times as much",
-        "a term is not masked, or is divided by the whole length: silence is learnt\n"
-        "the loss is cosine alone (the scale does not count) or squared error alone (direction hardly counts while features are small)",
+        seen_first(
+            (abs(again - first) > 1e-3 * first, "a term is not masked, or is divided by the whole length: silence is learnt"),
+            (larger - equal < 0.05, "the loss is cosine alone: the scale does not count"),
+            (astray - small < 0.6 * small, "the loss is squared error alone: direction hardly counts while features are small")),
         evidence={"loss": first, "padded": again, "teacher": equal, "larger": larger, "small": small, "astray": astray},
         batch=batch,
     )  # fmt: skip
@@ -177,8 +180,11 @@ def magnitude(context: GateContext) -> Finding:
     return Finding(
         ok, f"the student's norm over the teacher's: {size:.2f} before training ({spread:.2f} around the mean), {late:.2f} after eight samples",
         "0.5 to 2 before (0.1 to 4 around the mean), 0.8 to 1.25 after",
-        "the output scale does not start at the teacher's standard deviation (1.35 is Whisper base's, 1.1 tiny.en's)\n"
-        "there is no offset for each position: most of a frame is the mean of its position\nthe scale is not trained",
+        seen_first(
+            (not 0.1 <= spread <= 4, "the output scale does not start at the teacher's standard deviation (1.35 is Whisper base's, 1.1 "
+             "tiny.en's)"),
+            (not 0.5 <= size <= 2, "there is no offset for each position: most of a frame is the mean of its position"),
+            (not 0.8 <= late <= 1.25, "the scale is not trained")),
         evidence=found,
     )  # fmt: skip
 
@@ -307,11 +313,11 @@ def repetition(history: list[dict[str, float]]) -> Finding:
     )  # fmt: skip
 
 
-def ladder(rung: str) -> Monitor:
-    """Return the monitor that recommends `rung` if the decoder does not read features that are close to the teacher's."""
+def ladder(fallback: str) -> Monitor:
+    """Return the monitor that recommends `fallback` if the decoder does not read features that are close to the teacher's."""
 
     @monitor("ladder", rows="W7", title="the word error rate falls; otherwise the decoder must be trained too")
-    def judge(history: list[dict[str, float]]) -> Finding:
+    def check(history: list[dict[str, float]]) -> Finding:
         """Compares the word error rate in the last third of the evaluations with the third before; at the end also whether transcripts
         differ and the loss can still fall."""
         third = len(history) // 3
@@ -329,10 +335,10 @@ def ladder(rung: str) -> Monitor:
             f"at most {PLATEAU:.0%}, or a tenth less than before (if the cosine is below {READABLE:g} or fewer than {VARIED:.0%} differ, the "
             f"first stage must be better; below {HEARD:g} nats, more recordings are needed)",
             "the decoder cannot read this student's features: train it, too, and watch the word error rate with the input of another recording",
-            evidence={"rung": rung, "before": before, "now": now},
+            evidence={"fallback": fallback, "before": before, "now": now},
         )  # fmt: skip
 
-    return judge
+    return check
 
 
 FEATURES = [agreement, vocabulary, counted, feature_formula.FEATURES, magnitude, alignment]

@@ -47,8 +47,19 @@ class Chat:
         follows it. Raises `BadRow`."""
         row = formats.conversation(row)
         if not self.conversations and "messages" not in row:
+            self.unmarked(*(row[k] for k in COLUMNS))
             return [self.pair(row)]
-        return conversations.rows(formats.as_messages(row), self)
+        row = formats.as_messages(row)
+        turns = row["messages"] if isinstance(row.get("messages"), list) else []
+        self.unmarked(*(t["content"] for t in turns if isinstance(t, dict) and isinstance(t.get("content"), str)))
+        return conversations.rows(row, self)
+
+    def unmarked(self, *texts: str) -> None:
+        """Raise BadRow if a text has a token that ends a turn. The template adds it, and the tokenizer reads it as that token anywhere."""
+        ends = {self.form.end, self.form.call_end, self.tokenizer.eos_token} - {"", None}
+        for text in texts:
+            if found := next((end for end in ends if end in text), ""):
+                raise BadRow(f"a text has {found!r} in it, which ends a turn: the template adds it", repr(text[-40:]))
 
     def pair(self, row: dict[str, str]) -> dict[str, str]:
         """Return a row of two texts, with the completion as the template renders it."""
@@ -111,7 +122,7 @@ class Chat:
         said = whole[len(opening) :]
         if not conversations.says(said, turn):
             calls = "; the template knows no tool calls" if turn.get("tool_calls") else ""
-            raise BadRow(f"the chat template drops or changes what the assistant says{calls}", repr(said[:120]))
+            raise BadRow(f"the chat template drops or changes the assistant's turns{calls}", repr(said[:120]))
         return opening, self.ended(said)
 
     def ended(self, said: str) -> str:
@@ -169,10 +180,10 @@ class Chat:
         return {"input_ids": asked + answer, "labels": labels + answer}
 
     def answered(self, turns: list[dict[str, Any]], prompt: str = "") -> list[int]:
-        """Return which turns before the last answer are scored."""
+        """Return which turns before the last answer are scored: no greeting, which answers nothing."""
         if not self.every_turn or self.given(prompt).get("alone"):
             return []
-        return [k for k, turn in enumerate(turns) if turn["role"] == "assistant"]
+        return conversations.answers(turns)
 
     def shown(self, prompt: str) -> str:
         """Return the last turn's text."""

@@ -67,13 +67,17 @@ def rows(row: dict[str, Any], chat: Any) -> list[dict[str, str]]:
     row = checked(row)
     turns = row["messages"]
     whole, found = _upto(row, chat, len(turns) - 1)
-    answers = [k for k, turn in enumerate(turns[:-1]) if turn["role"] == "assistant"] if chat.every_turn else []
-    answers = [k for k in answers if "user" in [t["role"] for t in turns[:k]]]
-    earlier = [_upto(row, chat, k) for k in answers]
+    earlier = [_upto(row, chat, k) for k in answers(turns[:-1])] if chat.every_turn else []
     if all(whole.startswith(text) for text, _ in earlier):
         return [found]
     each = [one for _, one in (*earlier, (whole, found))]
     return [one | {"prompt": json.dumps(json.loads(one["prompt"]) | {"alone": True})} for one in each]
+
+
+def answers(turns: list[dict[str, Any]]) -> list[int]:
+    """The turns of the assistant that answer something: those after the first question."""
+    first = next((k for k, turn in enumerate(turns) if turn["role"] == "user"), len(turns))
+    return [k for k, turn in enumerate(turns) if turn["role"] == "assistant" and k > first]
 
 
 def _upto(row: dict[str, Any], chat: Any, k: int) -> tuple[str, dict[str, str]]:

@@ -1,8 +1,7 @@
 """Texts to pretrain on: where they come from, and their tokens. A document is one text; it begins and ends with its own tokens."""
 
-import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import sha256
@@ -11,20 +10,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from trainworthy.core.data.assets import built
-from trainworthy.recipes.llm.data import formats, prose
+from trainworthy.recipes.llm.data import formats, plain_texts, prose
 from trainworthy.recipes.shared import hub
 
 from trainworthy import core
 
 PAD, BOS, EOS = SPECIAL = ("<|pad|>", "<|begin|>", "<|end|>")
-TABLES = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-PLAIN = (".txt", ".md", ".rst")
 VALIDATION = ("validation", "val", "test")
 # Each turn of a chat is a document, as the model has learnt what one is: no token is new to it when it is fine-tuned.
 CHAT = (
     "{% for m in messages %}{{ bos_token + m['role'] + '\n' + m['content'] + eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}{{ bos_token + 'assistant\n' }}{% endif %}"
 )
+
+
 SHORTEST = 16  # tokens of a row that two documents fit into
 FEWEST = 8  # documents to learn from
 LEAST = 32  # documents of a test set; of fewer there is none
@@ -47,9 +46,9 @@ class Source:
     vocabulary: int = 2048
     """Tokens of a trained tokenizer."""
     context: int = 128
-    """Tokens of a row: what the model reads at once; longer documents are cut, and every token is still asked for once."""
+    """Tokens of a row, the context of the model. Longer documents are cut into windows; every token is predicted once."""
     stride: int = 64
-    """Validation windows of a longer document begin this far apart: a token has at least context - stride tokens before it."""
+    """Distance between the starts of a longer document's validation windows: a token has at least context - stride tokens before it."""
     max_bad: float = 0.01
     """Share of documents that may be empty or no valid UTF-8; they are left out, counted and named."""
     streaming: bool = False
@@ -210,25 +209,19 @@ def sizes(tokenizer: Any) -> np.ndarray:
 def load(path: str, column: str, max_bad: float, val: str = "") -> tuple[list[str], list[str], dict[str, str]]:
     """(train, val, notes): the splits that are there or that `val` names, else one document in twenty held out, the same whatever
     the run's seed."""
-    splits, share = _splits(path, column), formats.share(val)
+    splits, share = plain_texts.splits(path, column), formats.share(val)
     if share:
         splits = {"train": splits["train"]}
     elif val:
-        splits = {"train": splits["train"], "val": _splits(val, column)["train"]}
+        splits = {"train": splits["train"], "val": plain_texts.splits(val, column)["train"]}
     notes: dict[str, str] = {}
     where = {"val": f"--data.val {val}"} if val and not share else {}
     each = [
-        partial(checked, rows, where.get(name, f"--data.path {path}"), name, max_bad, notes)
+        partial(plain_texts.checked, rows, where.get(name, f"--data.path {path}"), name, max_bad, notes)
         for name, rows in splits.items()
     ]
     kept = dict(zip(splits, formats.together(each), strict=True))
     return *apart(kept["train"], next((kept[k] for k in VALIDATION if k in kept), None), path, share or 0.05), notes
-
-
-def _splits(path: str, column: str) -> dict[str, list[tuple[str, str | None]]]:
-    if path.startswith("hub:") or Path(path).suffix in TABLES:
-        return _table(path, column)
-    return {"train": _files(Path(path), column)}
 
 
 def apart(train: list[str], val: list[str] | None, path: str, share: float = 0.05) -> tuple[list[str], list[str]]:
@@ -246,123 +239,3 @@ def apart(train: list[str], val: list[str] | None, path: str, share: float = 0.0
 def held_out(text: str, share: float = 0.05) -> bool:
     """That share of the documents, by their text: equal ones stay on one side."""
     return formats.held_out(text, share)
-
-
-def checked(
-    rows: Iterable[tuple[str, str | None]], where: str, split: str, max_bad: float, notes: dict[str, str]
-) -> list[str]:
-    """The texts of (place, text or what is wrong with it); too many bad ones are refused, some are counted."""
-    good, bad, total = [], [], 0
-    for place, text in rows:
-        total += 1
-        if wrong := problem(text):
-            bad.append(f"{place} ({wrong})")
-        else:
-            good.append(text)
-    if len(bad) > max_bad * total or not good:
-        raise too_many(bad, f"{where}: {len(bad)} of {total} documents in {split}", max_bad)
-    if bad:
-        notes[f"left out of {split}"] = f"{len(bad)} of {total} documents: {', '.join(bad[:3])}"
-    return good
-
-
-def problem(text: str | None) -> str:
-    """Return why a document cannot be used; empty if it can."""
-    if text is None:
-        return "no valid UTF-8"
-    return "" if text.strip() else "empty: nothing in it can be asked for"
-
-
-def too_many(bad: list[str], what: str, max_bad: float) -> core.UserError:
-    return core.UserError(f"{what} cannot be learnt from",
-                          got=", ".join(bad[:3]) + " ..." * (len(bad) > 3) or "no documents",
-                          needed=f"at most {max_bad:.1%} (--data.max-bad)",
-                          cause="another encoding, empty rows or files, or the wrong column",
-                          next="convert to UTF-8, or mend the files named")  # fmt: skip
-
-
-def _files(path: Path, column: str) -> list[tuple[str, str | None]]:
-    """Return (location, text) of a folder's files, or of the parts of one file that are separated by empty lines."""
-    if not path.exists():
-        raise core.UserError(f"--data.path {path}: no such file or folder", needed=f"prose, a folder of {', '.join(PLAIN)} files, "
-                             f"a {', '.join(TABLES)} file, or hub:owner/name")  # fmt: skip
-    files = sorted(p for p in path.rglob("*") if p.suffix in PLAIN) if path.is_dir() else [path]
-    if not files:
-        found = sorted({p.suffix or p.name for p in path.rglob("*") if p.is_file()})
-        raise core.UserError(
-            f"--data.path {path}: no texts in it", got=", ".join(found[:8]) or "nothing", needed=", ".join(PLAIN)
-        )
-    found: list[tuple[str, str | None]] = []
-    for file in files:
-        try:
-            text = file.read_bytes().decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            found.append((f"{file.name} at byte {error.start}", None))
-            continue
-        if path.is_dir():
-            found.append((file.name, text))
-        else:
-            parts = [p for p in text.split("\n\n") if p.strip()] or [text]
-            found += [(f"part {i} of {file.name}", part) for i, part in enumerate(parts)]
-    return found
-
-
-def _table(path: str, column: str) -> dict[str, list[tuple[str, str | None]]]:
-    """Splits of a file or of a data set on the hub, as `datasets` reads them."""
-    import datasets
-
-    datasets.disable_progress_bars()
-    if path.startswith("hub:"):
-        splits = hub.tables(path)
-    else:
-        file = Path(path)
-        if not file.is_file():
-            raise core.UserError(
-                f"--data.path {path}: no such file", needed=f"a {', '.join(TABLES)} file, a folder, or hub:owner/name"
-            )
-        if file.suffix in (".jsonl", ".json"):  # read plainly: what is wrong is then told by its line
-            return {"train": _lines(file, column)}
-        try:
-            splits = datasets.load_dataset(TABLES[file.suffix], data_files={"train": str(file)})
-        except (UnicodeDecodeError, datasets.exceptions.DatasetGenerationError) as error:
-            raise hub.unreadable(file, error) from None
-    for name, rows in splits.items():
-        has_column(rows.features, column, f"{name} of {path}")
-    return {name: [(f"row {i}", row[column]) for i, row in enumerate(rows)] for name, rows in splits.items()}
-
-
-def _lines(file: Path, column: str) -> list[tuple[str, str | None]]:
-    """Rows of a JSON file: one object a line, or one list of objects."""
-    found: list[tuple[str, str | None]] = []
-    content = file.read_bytes()
-    lines = [content] if content[:1] == b"[" else content.splitlines()
-    for i, line in enumerate(lines, 1):
-        found += [(f"line {i}", text) for _, text in parsed(line, f"line {i} of {file}", column)]
-    return found
-
-
-def parsed(line: bytes, place: str, column: str) -> list[tuple[str, str | None]]:
-    """(place, text) of a line's object, or of each in its list; no text where it is no UTF-8."""
-    try:
-        rows = json.loads(line.decode()) if line.strip() else []
-    except UnicodeDecodeError:
-        return [(place, None)]
-    except json.JSONDecodeError as error:
-        got = f"{error.msg} at column {error.colno}"
-        raise core.UserError(f"{place} is not JSON", got=got, needed="one object a line") from None
-    found: list[tuple[str, str | None]] = []
-    for row in rows if isinstance(rows, list) else [rows]:
-        if not isinstance(row, dict) or not isinstance(row.get(column), str):
-            got = {k: type(v).__name__ for k, v in row.items()} if isinstance(row, dict) else {}
-            has_column(got, column, place)
-        found.append((place, row[column]))
-    return found
-
-
-def has_column(columns: dict[str, Any], column: str, where: str) -> None:
-    """Raise UserError unless the column contains text. The message lists the columns with their types."""
-    kind = columns.get(column)
-    if getattr(kind, "dtype", kind) not in ("string", "large_string"):
-        got = ", ".join(f"{k} ({getattr(v, 'dtype', v)})" for k, v in columns.items()) or "no object"
-        raise core.UserError(f"{where} has no text in column '{column}'", got=got, needed=f"'{column}' (str)",
-                             next="--data.column NAME")  # fmt: skip

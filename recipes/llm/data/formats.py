@@ -22,6 +22,13 @@ LOOKS = {"completion": "prompts with one completion (SFT)", "chosen": "preferenc
          "text": "plain text (pretraining)"}  # fmt: skip
 
 
+OTHER_TURNS = ("conversation", "dialog", "dialogue", "chat", "turns")
+OTHER_PAIRS = (("prompt", "answer"), ("question", "answer"), ("question", "completion"), ("query", "response"), ("query", "answer"),
+               ("prompt", "response"), ("instruction", "response"), ("input", "output"), ("user", "assistant"), ("source", "target"),
+               ("question", "response"), ("problem", "solution"), ("article", "highlights"), ("text", "summary"))  # fmt: skip
+"""Columns of public data sets that a person would map."""
+
+
 class BadRow(Exception):
     """A row that cannot be used: why, in words that other such rows share, and what was seen in it."""
 
@@ -98,7 +105,8 @@ def _turn(turn: dict[str, Any]) -> dict[str, Any]:
         more["tool_calls"] = [_call(c) for c in calls]
     thought = next((turn[k] for k in THOUGHTS if turn.get(k)), None)
     more |= {k: thought for k in THOUGHTS[:2] if thought}
-    return {"role": ROLES.get(name, name) if isinstance(name, str) else name, "content": content, **more}
+    known = ROLES.get(name.strip().lower(), name) if isinstance(name, str) else name
+    return {"role": known, "content": content, **more}
 
 
 def _is_text(part: Any) -> bool:
@@ -178,6 +186,17 @@ def question(row: dict[str, Any]) -> dict[str, Any]:
         raise BadRow("prompt is empty" if isinstance(prompt, str) else
                      f"prompt: {type(prompt).__name__ if 'prompt' in row else 'missing'}", "")  # fmt: skip
     return {"messages": [{"role": "user", "content": prompt}], "prompt": prompt}
+
+
+def reference(row: dict[str, Any]) -> str:
+    """The answer that a row of any form has already, as text; empty: none."""
+    found = turns(row) if "messages" in row or "conversations" in row else row.get("completion")
+    if isinstance(found, list) and found and isinstance(found[-1], dict):
+        found = found[-1].get("content") if found[-1].get("role") == "assistant" else None
+    for value in (found, row.get("output"), row.get("answer"), row.get("chosen")):
+        if isinstance(value, str | int | float) and not isinstance(value, bool) and str(value).strip():
+            return str(value)
+    return ""
 
 
 # ------------------------------------------------------------------------------------------------------------------- texts
@@ -319,8 +338,25 @@ def sorted_out(files: Iterable[tuple[str, Iterable[dict[str, Any]]]], one: Calla
         f"{' and '.join(f.told for f in refused)}: no {what}",
         got=", ".join(f"{k} ({type(v).__name__})" for k, v in first.items()) or str(getattr(first, "fault", "no columns")),
         needed=f"{needed}; at most {max_bad:.1%} of other rows (--data.max-bad)", cause="\n".join(said),
-        next=f"--data.max-bad {share + 0.001:.3f} leaves them out" if share < 0.5 else "--data.columns NAME=COLUMN, or convert the rows",
+        next=f"--data.max-bad {share + 0.001:.3f} leaves them out" if share < 0.5 else mapped(first, needed) or
+             "--data.columns NAME=COLUMN, or convert the rows",
     )  # fmt: skip
+
+
+def mapped(row: dict[str, Any], needed: str) -> str:
+    """Return the setting that reads a row whose columns have other usual names; empty if there is none."""
+    for column in OTHER_TURNS:
+        if isinstance(row.get(column), list) and "messages" in needed:
+            return f"--data.columns messages={column}"
+    if {"instruction", "context", "response"} <= row.keys() and "output" in needed:
+        return "--data.columns input=context,output=response"
+    answers = [k for k in ("completion", "answer") if f"{k} (str)" in needed]
+    for asked, said in OTHER_PAIRS if answers else ():
+        if asked in row and said in row:
+            return "--data.columns " + ",".join(
+                f"{a}={b}" for a, b in (("prompt", asked), (answers[0], said)) if a != b
+            )
+    return ""
 
 
 def together(each: Iterable[Callable[[], Any]]) -> list[Any]:

@@ -1,5 +1,6 @@
 """Several data sets as one: weights, duplicates across them, and rows that validation asks about."""
 
+import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -75,7 +76,8 @@ def mixed(found: list[Part], near: float) -> tuple[Rows, Rows, Rows, list[str]]:
             told.append(f"{part.path}: {len(own):,} pairs, {n:,} of an epoch")
     if not train:
         raise core.UserError("nothing is left to train on", got="; ".join(told), needed="pairs that validation does not ask about",
-                             cause="one file as its own validation, or a weight that leaves no row")  # fmt: skip
+                             cause="one file as its own validation, rows that hardly differ, or a weight that leaves no row",
+                             next="--data.val FILE with other rows, or --data.near 1, which leaves out exact copies alone")  # fmt: skip
     return train, val, test, told
 
 
@@ -94,26 +96,37 @@ def repeated(rows: list[dict[str, str]], near: float) -> set[int]:
     """Return the positions of rows that repeat an earlier one: equal words, or a share of at least `near` of their runs of four words in one
     row.
 
-    Runs that more than `RARE` rows have (a template, a system turn) do not count, as in `core/data/texts.py`.
+    Runs that more than `RARE` different rows have (a template, a system turn, tools) do not count, as in `core/data/texts.py`. A later
+    part of the same conversation is no repetition of its beginning.
     """
     if not near:
         return set()
     plain = [texts.normal(said(row)) for row in rows]
     one_in = 1 + sum(map(len, plain)) // LETTERS
+    runs = {text: prints(text, one_in) if near < 1 else set() for text in dict.fromkeys(plain)}
+    rows_with = Counter(n for found in runs.values() for n in found)
     seen: set[str] = set()
     where: dict[int, list[int]] = {}
     gone = set()
     for i, text in enumerate(plain):
-        runs = prints(text, one_in) if near < 1 else set()
-        rare = [at for at in (where.get(n, ()) for n in runs) if len(at) <= texts.RARE]
-        ((_, most),) = Counter(j for at in rare for j in at).most_common(1) or [(0, 0)]
-        if text in seen or (len(rare) >= texts.MIN and most >= near * len(rare)):
+        rare = [where.get(n, ()) for n in runs[text] if rows_with[n] <= texts.RARE]
+        shared = Counter(j for at in rare for j in at).most_common()
+        same = (j for j, most in shared if most >= near * len(rare) and not continues(rows[i], rows[j]))
+        if text in seen or (len(rare) >= texts.MIN and next(same, None) is not None):
             gone.add(i)
             continue
         seen.add(text)
-        for n in runs:
+        for n in runs[text]:
             where.setdefault(n, []).append(i)
     return gone
+
+
+def continues(row: dict[str, str], earlier: dict[str, str]) -> bool:
+    """Return whether a row of a conversation goes on where an earlier one ended: each answer may be a row of its own."""
+    if not row["prompt"].startswith("{") or not earlier["prompt"].startswith("{"):
+        return False
+    both = [json.loads(one["prompt"]).get("messages", ()) for one in (row, earlier)]
+    return len(both[1]) < len(both[0]) and both[0][: len(both[1])] == both[1]
 
 
 def asked_about(train: list[dict[str, str]], val: list[dict[str, str]]) -> set[int]:

@@ -1,16 +1,14 @@
 """Prompts with the completion that is wanted: where they come from, and how a chat model reads one."""
 
-import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from trainworthy.recipes.llm.data import docstrings, formats, mixture
+from trainworthy.recipes.llm.data import docstrings, files, formats, mixture, prepared
 from trainworthy.recipes.llm.data.chats import COLUMNS, IGNORED, Chat, any_conversation
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.shared import hub
@@ -19,11 +17,10 @@ from trainworthy import core
 
 __all__ = ["COLUMNS", "IGNORED", "Chat", "Pairs", "Source"]
 
-VALIDATION = ("validation", "val", "test")
+VALIDATION = files.VALIDATION
 LEAST = 32  # rows of a test set; of fewer there is none
+FEW = 5  # rows of a split; of fewer none may be left out
 ROUND = 32  # a limit that follows the data is a multiple of this
-TABLES = {".csv": "csv", ".parquet": "parquet"}
-LINES = (".jsonl", ".json")
 SYSTEM = "You name Python functions."  # for docstrings
 
 
@@ -74,7 +71,7 @@ Rows = list[dict[str, str]]
 
 def read(source: Source, chat: Chat) -> tuple[Rows, Rows, Rows, list[str]]:
     """(train rows of `prompt`, `completion` and `source`, val rows, test rows, what to say of what was left out or repeated). They are
-    prepared once per process."""
+    prepared once per process, and many of them once on this machine."""
     return fresh(_read(source, chat))
 
 
@@ -86,6 +83,31 @@ def fresh(found: tuple) -> tuple:
 
 @lru_cache(4)
 def _read(source: Source, chat: Chat) -> tuple[Rows, Rows, Rows, list[str]]:
+    paths = [path for path, _ in mixture.parts(source.path)]
+    return from_files("pairs", paths, source, chat, lambda: _sorted_out(source, chat))
+
+
+def from_files(name: str, paths: list[str], source: Any, chat: Chat, make: Callable[[], Any]) -> Any:
+    """Return what `make` makes of the rows of `paths` and `source.val` as `chat` renders them, kept on this disk if they are many."""
+    if "docstrings" in paths:
+        return make()
+    splits = {path: tables(path, source.columns) for path in paths}
+    if source.val and formats.share(source.val) is None:
+        splits[source.val] = tables(source.val, source.columns, setting="--data.val")
+
+    def key() -> dict[str, Any]:
+        marks = [prepared.mark(rows) for found in splits.values() for rows in found.values()]
+        return {"rows": marks, "source": repr(source), "chat": known(chat)}
+
+    return prepared.kept(name, sum(len(rows) for found in splits.values() for rows in found.values()), key, make)
+
+
+def known(chat: Chat) -> list[Any]:
+    """Return what a rendering depends on."""
+    return [prepared.words(chat.tokenizer), chat.system, chat.conversations, chat.every_turn]
+
+
+def _sorted_out(source: Source, chat: Chat) -> tuple[Rows, Rows, Rows, list[str]]:
     parts, told = [], []
     named = mixture.parts(source.path)
     splits = formats.together(partial(_part, path, chat, source) for path, _ in named)
@@ -153,77 +175,8 @@ def read_file(
 
 def tables(path: str, columns: str = "", setting: str = "--data.path") -> dict[str, list[dict[str, Any]]]:
     """Splits of a file or of a data set on the hub, columns under the names that are read."""
-    found = _tables(path, setting)
+    found = files.tables(path, setting)
     return {k: formats.renamed(rows, columns, path) for k, rows in found.items()} if columns else found
-
-
-@cache
-def _tables(path: str, setting: str) -> dict[str, list[dict[str, Any]]]:
-    """Splits of a file, or of a data set on the hub as `datasets` reads it."""
-    if path.startswith("hub:"):
-        found = hub.tables(path)
-        held_out = [k for k in VALIDATION if k in found][:1]
-        return {split: list(_plain(found[split])) for split in ("train", *held_out)}
-    file = Path(path)
-    if not file.is_file() or file.suffix not in (*LINES, *TABLES):
-        raise core.UserError(
-            f"{setting} {path}: {'a file of this kind is not read' if file.is_file() else 'no such file'}",
-            needed=f"a {', '.join((*LINES, *TABLES))} file, or hub:owner/name",
-        )
-    if not file.stat().st_size:
-        raise core.UserError(f"{setting} {path} is empty", needed="one pair at least", cause="a download that failed")
-    try:
-        return {"train": _lines(file) if file.suffix in LINES else _table(file)}
-    except ValueError as error:  # no UTF-8, no JSON
-        raise hub.unreadable(file, error, setting) from None
-
-
-def _table(file: Path) -> list[dict[str, Any]]:
-    import datasets
-
-    datasets.disable_progress_bars()
-    try:
-        return list(_plain(datasets.load_dataset(TABLES[file.suffix], data_files={"train": str(file)})["train"]))
-    except datasets.exceptions.DatasetGenerationError as error:
-        raise ValueError(str(error.__cause__ or error)) from error
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    """Rows of a JSON file, as they stand in it: one object a line, or one list of objects (a table would give each row the keys of
-    all, and takes no column of two types)."""
-    text = file.read_bytes().decode("utf-8-sig")
-    rows: list[Any] = []
-    wrong = []
-    if text.lstrip()[:1] == "[":
-        rows = json.loads(text)
-    else:
-        for i, line in enumerate(text.split("\n"), 1):
-            try:
-                rows += [json.loads(line)] if line.strip() else []
-            except json.JSONDecodeError as error:
-                wrong.append(f"line {i}: {error}")
-                rows.append(formats.Unread("a line is not JSON", wrong[-1]))
-    if wrong and len(wrong) == len(rows):
-        raise ValueError(wrong[0])
-    return [
-        row if isinstance(row, dict) else
-        formats.Unread(f"a row is {type(row).__name__}, not an object with columns", repr(row)[:60]) for row in rows
-    ]  # fmt: skip
-
-
-def _plain(table: Any) -> Iterator[dict[str, Any]]:
-    """Rows of a table. What a column holds as a struct (in parquet, tool calls with their arguments) has in every row each key of
-    any row: those without a value are left off, or a call would be learnt with arguments that nobody gave."""
-
-    def own(value: Any, kind: Any) -> Any:
-        if isinstance(kind, dict) and isinstance(value, dict):
-            return {k: own(v, kind.get(k)) for k, v in value.items() if v is not None}
-        if isinstance(value, list):
-            return [own(v, getattr(kind, "feature", None)) for v in value]
-        return value
-
-    for row in table:
-        yield {k: own(v, table.features[k]) for k, v in row.items()}
 
 
 def text(row: dict[str, Any]) -> list[dict[str, str]]:
@@ -287,7 +240,7 @@ def short_enough(
     if not long:
         return rows, ""
     told = f"{len(long)} of {len(rows)} pairs are longer than {limit} tokens (row {long[0]}: {sizes[long[0]]})"
-    if len(long) > source.max_bad * len(rows):
+    if len(long) > spared(source.max_bad, len(rows)):
         enough = len(long) / len(rows) + 0.001
         raise core.UserError(f"{name}: {told}", needed=f"at most {source.max_bad:.1%} (--data.max-bad)",
                              cause="a limit for short texts, or a template that adds much" if source.max_length else
@@ -297,13 +250,18 @@ def short_enough(
     return [r for i, r in enumerate(rows) if i not in {*long}], f"{told}: left out"
 
 
+def spared(max_bad: float, rows: int) -> int:
+    """Rows of a split that may be too long: the share `max_bad`, or one, so that a single row of megabytes decides nothing."""
+    return max(int(max_bad * rows), int(max_bad > 0 and rows >= FEW))
+
+
 def limit(source: Any, splits: list[list[int]], context: float) -> int:
     """Most tokens of a row: what the settings say, else what both splits need, but for `max_bad` of each, within the context."""
     if source.max_length:
         return source.max_length
     if source.path == "docstrings":
         return 96
-    enough = [sorted(sizes)[len(sizes) - 1 - int(source.max_bad * len(sizes))] for sizes in splits if sizes]
+    enough = [sorted(sizes)[len(sizes) - 1 - spared(source.max_bad, len(sizes))] for sizes in splits if sizes]
     return int(min(context, -(-max(enough, default=ROUND) // ROUND) * ROUND))
 
 
@@ -312,7 +270,7 @@ def described(rows: list[dict[str, str]], chat: Chat, sizes: list[int], limit: i
     form = chat.form
     found = {"lengths": percentiles(sizes, limit), "answers": spread(answer_tokens(rows, chat))}
     if chat.conversations:
-        found["turns"] = _turns(tuple(r["prompt"] for r in rows), chat)
+        found["turns"] = turns(tuple(r["prompt"] for r in rows), chat)
     found["scripts"] = metrics.scripts([r["completion"] for r in rows[:2000]])
     around = f", after {form.lead!r}" * bool(form.lead) + f", then {form.close!r}" * bool(form.close)
     found["scored"] = f"{'every answer' if chat.every_turn else 'the last answer'} up to {form.end!r}{around}"
@@ -320,10 +278,11 @@ def described(rows: list[dict[str, str]], chat: Chat, sizes: list[int], limit: i
 
 
 @lru_cache(4)
-def _turns(prompts: tuple[str, ...], chat: Chat) -> str:
-    turns = [chat.given(prompt)["messages"] for prompt in prompts]
-    roles = sorted({t["role"] for one in turns for t in one} | {"assistant"})
-    return f"{sum(len(t) + 1 for t in turns) / len(turns):.1f} a row on average; roles {', '.join(roles)}"
+def turns(prompts: tuple[str, ...], chat: Chat) -> str:
+    """Return a note on the turns of conversations, their answers included."""
+    each = [chat.given(prompt)["messages"] for prompt in prompts]
+    roles = sorted({t["role"] for one in each for t in one} | {"assistant"})
+    return f"{sum(len(t) + 1 for t in each) / len(each):.1f} a row on average; roles {', '.join(roles)}"
 
 
 def passes(rows: int, epochs: float, batch_size: int) -> dict[str, str]:
@@ -356,13 +315,32 @@ def answer_tokens(rows: list[dict[str, str]], chat: Chat, key: str = "completion
 
 @cache
 def _answer_tokens(answers: tuple[str, ...], chat: Chat) -> list[int]:
+    return prepared.of_texts("answers", answers, partial(known, chat), partial(_counted, answers, chat))
+
+
+def _counted(answers: tuple[str, ...], chat: Chat) -> list[int]:
     ids = chat.tokenizer([chat.framed(a) for a in answers], add_special_tokens=False)["input_ids"] if answers else []
+    return [len(one) for one in ids]
+
+
+@lru_cache(4)
+def plain_tokens(texts: tuple[str, ...], chat: Chat) -> list[int]:
+    """Tokens of each text, without what a template puts around it."""
+    return prepared.of_texts("tokens", texts, partial(known, chat), partial(_plain, texts, chat))
+
+
+def _plain(texts: tuple[str, ...], chat: Chat) -> list[int]:
+    ids = chat.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
     return [len(one) for one in ids]
 
 
 @cache
 def lengths(pairs: tuple[tuple[str, str], ...], chat: Chat) -> list[int]:
-    """Tokens of each pair, counted once per process."""
+    """Tokens of each pair, counted once per process, and those of many pairs once on this machine."""
+    return prepared.of_texts("lengths", pairs, partial(known, chat), partial(_lengths, pairs, chat))
+
+
+def _lengths(pairs: tuple[tuple[str, str], ...], chat: Chat) -> list[int]:
     if chat.conversations:
         return [len(chat.example(p, c)["input_ids"]) for p, c in pairs]
     frame = len(chat.ask(chat.turns("")))

@@ -9,7 +9,9 @@ from zlib import crc32
 
 import torch
 from torch import Tensor
+from trainworthy.core.data import texts
 from trainworthy.recipes.llm.data import docstrings, formats, pairs
+from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.shared import hub
 
 from trainworthy import core
@@ -62,6 +64,10 @@ def read(source: Source, chat: pairs.Chat) -> tuple[pairs.Rows, pairs.Rows, pair
 
 @lru_cache(4)
 def _read(source: Source, chat: pairs.Chat) -> tuple[pairs.Rows, pairs.Rows, pairs.Rows, list[str]]:
+    return pairs.from_files("preferences", [source.path], source, chat, lambda: _sorted_out(source, chat))
+
+
+def _sorted_out(source: Source, chat: pairs.Chat) -> tuple[pairs.Rows, pairs.Rows, pairs.Rows, list[str]]:
     if source.path == "docstrings":
         train, val, told = *constructed(), []
         for row in (train[0], val[0]):
@@ -83,6 +89,7 @@ def _taken(row: dict[str, str], chat: pairs.Chat) -> None:
 def rendered(row: dict[str, Any], chat: pairs.Chat) -> dict[str, str]:
     """A row of any shape as three texts; a conversation before the answers is JSON, as `Chat.turns` reads it. Raises `BadRow`."""
     found = formats.preference(row)
+    chat.unmarked(*(found[k] for k in COLUMNS))
     if "messages" in found:
         found["prompt"] = json.dumps({k: found.pop(k) for k in ("messages", "tools") if k in found})
     for key in ("chosen", "rejected"):
@@ -136,16 +143,21 @@ def usable(
     if not long:
         return rows, []
     told = f"{len(long)} of {len(rows)} preferences are longer than {limit} tokens (row {min(long)}: {long[min(long)]})"
-    if len(long) > source.max_bad * len(rows):
+    if len(long) > pairs.spared(source.max_bad, len(rows)):
         raise core.UserError(f"{name}: {told}", needed=f"at most {source.max_bad:.1%} (--data.max-bad)",
                              cause="a limit for short texts", next=f"--data.max-length {max(most)}")  # fmt: skip
     return [r for i, r in enumerate(rows) if i not in long], [told]
 
 
 def described(rows: list[dict[str, str]], chat: pairs.Chat, sizes: list[int], limit: int) -> dict[str, str]:
-    """Return notes on a user's data: lengths of rows and of both answers, and what ends them."""
+    """Return notes on a user's data: lengths of rows and of both answers, turns, scripts, repetitions, and what ends an answer."""
     found = {"lengths": pairs.percentiles(sizes, limit)}
     found |= {f"{k} answers": pairs.spread(pairs.answer_tokens(rows, chat, k)) for k in ("chosen", "rejected")}
+    if chat.conversations:
+        found["turns"] = pairs.turns(tuple(r["prompt"] for r in rows), chat)
+    found["scripts"] = metrics.scripts([r["chosen"] for r in rows[:2000]])
+    if repeated := len(rows) - len({tuple(texts.normal(r[k]) for k in COLUMNS) for r in rows}):
+        found["repeated"] = f"{repeated:,} of {len(rows):,} rows have the words of an earlier one"
     return found | {"scored": f"both answers up to {chat.form.end!r}"}
 
 
@@ -166,8 +178,8 @@ def longer(rows: list[dict[str, str]]) -> Tensor:
 
 def more_tokens(rows: list[dict[str, str]], chat: pairs.Chat) -> Tensor:
     """How many more tokens the chosen answer has than the rejected one, (N,)."""
-    ids = [chat.tokenizer([r[k] for r in rows], add_special_tokens=False)["input_ids"] for k in ("chosen", "rejected")]
-    return torch.tensor([len(a) - len(b) for a, b in zip(*ids, strict=True)])
+    both = (pairs.plain_tokens(tuple(r[k] for r in rows), chat) for k in ("chosen", "rejected"))
+    return torch.tensor([a - b for a, b in zip(*both, strict=True)])
 
 
 class Preferences(core.Data):

@@ -84,7 +84,9 @@ def split(found: list[tuple[str, str]]) -> tuple[list[str], list[str], str]:
     known = {s for document in sides[1] for p in document for s in shingles(p)}
     kept = [[p for p in document if not known & shingles(p)] for document in sides[0]]
     shared = sum(map(len, sides[0])) - sum(map(len, kept))
-    told = f"of {read:,} paragraphs {read - len(seen):,} that stand there twice, {shared:,} that share {SHINGLE} words with val"
+    told = (
+        f"of {read:,} paragraphs {read - len(seen):,} that occur twice, {shared:,} that share {SHINGLE} words with val"
+    )
     train, val = (
         ["\n\n".join(d) for d in side if len(texts.words(" ".join(d))) >= FEWEST] for side in (kept, sides[1])
     )

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from trainworthy.core.base import network, seeds
 from trainworthy.core.data.assets import cache_dir
-from trainworthy.recipes.llm.data import documents, packing
+from trainworthy.recipes.llm.data import documents, packing, plain_texts
 from trainworthy.recipes.llm.data.packing import Packed, best_fit, windows
 from trainworthy.recipes.shared import hub
 
@@ -58,7 +58,7 @@ class Cursor(NamedTuple):
 @cache
 def blocks(path: str, column: str) -> dict[str, list[Block]]:
     """Return {split: its blocks, shuffled}. Only sizes and schemas are read."""
-    files = {"train": [path]} if Path(path).is_file() else _listed(path)
+    files = {"train": [path]} if Path(path).is_file() else _listed(path) if "://" not in path else _matching(path)
     if "train" not in files:
         raise core.UserError(f"--data.path {path} has no split to learn from", got=", ".join(files) or "no data files",
                              needed="train")  # fmt: skip
@@ -68,6 +68,26 @@ def blocks(path: str, column: str) -> dict[str, list[Block]]:
         cut = [block for url in files[split] for block in _cut(url, column)]
         found[split] = [cut[i] for i in seeds.permutation(len(cut), "blocks", split)]
     return found
+
+
+def _matching(path: str) -> dict[str, list[str]]:
+    """Return {split: files} of an address that fsspec reads (s3://bucket/texts/*.jsonl)."""
+    import fsspec
+
+    try:
+        system, _, found = fsspec.get_fs_token_paths(path)
+        files = sorted(system.unstrip_protocol(one) for one in found if system.isfile(one))
+    except Exception as error:
+        if not isinstance(error, (OSError, ValueError, ImportError)) and not network.unreachable(error):
+            raise
+        files, said = [], str(error).splitlines()[0]
+    else:
+        said = "no file"
+    if not files:
+        raise core.UserError(f"--data.path {path} cannot be read", got=said, needed="an address that fsspec reads, of a file or a pattern",
+                             cause="no such files, no right to read them, or a package of that storage is missing (s3fs, gcsfs, "
+                             "aiohttp)")  # fmt: skip
+    return {"train": files}
 
 
 def _listed(path: str) -> dict[str, list[str]]:
@@ -116,7 +136,7 @@ def _rows(url: str, column: str) -> Any:
     except (pa.ArrowException, OSError) as error:
         raise core.UserError(f"{url} cannot be read", got=str(error).splitlines()[0], needed="a parquet file",
                              cause="a damaged or unfinished download") from None  # fmt: skip
-    documents.has_column({f.name: str(f.type) for f in found.schema_arrow}, column, url)
+    plain_texts.has_column({f.name: str(f.type) for f in found.schema_arrow}, column, url)
     return found.metadata
 
 
@@ -137,7 +157,10 @@ def texts(block: Block, column: str) -> Iterator[tuple[str, str | None]]:
         if block.start:
             file.readline()  # it started in the previous block
         while (at := file.tell()) < block.end:
-            yield from documents.parsed(file.readline(), f"the line at byte {at:,} of {name}", column)
+            found = plain_texts.parsed(file.readline(), f"the line at byte {at:,} of {name}", column)
+            if not at and found and isinstance(found[0][1], plain_texts.Unusable):
+                raise found[0][1].error  # another kind of file, or another column
+            yield from found
 
 
 def _of_rows(block: Block, file: Any, column: str, name: str) -> Iterator[tuple[str, str | None]]:
@@ -170,7 +193,9 @@ class Lanes:
         self.stretch = lru_cache(3 * LANES)(self._stretch)
         self.starts = [[Cursor()] for _ in range(self.n)]
         self.going: dict[int, tuple] = {}  # by lane: (process, position), documents read ahead, the rest
-        code = [Path(module.__file__).read_bytes() for module in (documents, packing)] + [Path(__file__).read_bytes()]
+        code = [Path(module.__file__).read_bytes() for module in (documents, packing, plain_texts)] + [
+            Path(__file__).read_bytes()
+        ]
         key = [tokenizer.backend_tokenizer.to_str(), tokenizer.bos_token_id, tokenizer.eos_token_id, source.context, source.column,
                *([*block, stamp(block.url)] for block in self.blocks)]  # fmt: skip
         mark = sha256(json.dumps(key).encode() + b"".join(code)).hexdigest()[:16]
@@ -191,14 +216,14 @@ class Lanes:
             bad, n = [], 0
             for d, (place, text) in enumerate(texts(mine[b % len(mine)], self.source.column)):
                 n += 1
-                if problem := documents.problem(text):
+                if problem := plain_texts.problem(text):
                     bad.append(f"{place} ({problem})")
                 elif not (self.apart and documents.held_out(text)):
                     last = b
                     if b > start.block or d >= start.document:
                         yield b, d, text
             if len(bad) > max(FEW, self.source.max_bad * n):
-                raise documents.too_many(
+                raise plain_texts.too_many(
                     bad,
                     f"--data.path {self.source.path}: {len(bad)} of {n} documents in one block",
                     self.source.max_bad,
@@ -290,7 +315,7 @@ def sample(path: str, column: str, max_bad: float) -> tuple[list[str], list[str]
             left -= size
             if left <= 0:
                 break
-        kept[split] = documents.checked(rows, f"--data.path {path}", split, max_bad, notes)
+        kept[split] = plain_texts.checked(rows, f"--data.path {path}", split, max_bad, notes)
     train, *given = kept.values()
     return *documents.apart(train, given[0] if given else None, path), notes
 

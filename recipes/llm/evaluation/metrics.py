@@ -182,10 +182,10 @@ def score(name: str) -> Score:
         try:
             value = float(found(said, wanted))
         except Exception as error:
-            raise core.UserError(f"--metric {name} raised {type(error).__name__}: {error}", got=f"said {said!r}, wanted {wanted!r}",
+            raise core.UserError(f"--metric {name} raised {type(error).__name__}: {error}", got=f"answer {said!r}, wanted {wanted!r}",
                                  needed="a number for any two texts") from error  # fmt: skip
         if not math.isfinite(value):
-            raise core.UserError(f"--metric {name} returned {value}", got=f"said {said!r}, wanted {wanted!r}",
+            raise core.UserError(f"--metric {name} returned {value}", got=f"answer {said!r}, wanted {wanted!r}",
                                  needed="a finite number; 1 is the best")  # fmt: skip
         return value
 

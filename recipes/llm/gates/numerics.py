@@ -51,7 +51,7 @@ def phases(find: Callable[[GateContext], tuple[Run, Stage, Tensor, int]]) -> Gat
         if not turns(stage.model):
             raise Skip("positions are not rotary, or depend on the length of the text")
         if length < 4 * WINDOW:
-            raise Skip(f"texts have at most {length} tokens, too few for an inexact phase")
+            raise Skip(f"texts have at most {length} tokens, too few for phases to lose precision")
         far = length - ids.shape[1]
         with evaluating(stage.model), run.autocast():
             gaps = moved(stage.model, ids, far)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, fetch, own_size
+from trainworthy.core.gates.named_causes import seen_first
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
@@ -73,7 +74,7 @@ def divided(batch: dict, context: GateContext) -> Iterator[dict]:
 
 # ---------------------------------------------------------------------------------------------------------------- gates
 @gate(
-    "asked",
+    "scored",
     rows="L2 L3",
     title="each token except a document's first is a target exactly once, after its predecessor",
     reads="data model loss",
@@ -121,10 +122,13 @@ def asked(context: GateContext) -> Finding:
         "; ".join(wrong) or f"{due.total()} tokens of {len(documents)} documents in {len(ids)} rows, each a target once; {got.total()} of "
         f"{ids.numel()} positions have a target",
         "every token of a document except its first is a target exactly once, also its end token; no target across documents or in padding",
-        "labels are shifted in the data and once more in the loss, or not at all\n"
-        "the first token of a document is the target after the previous document's end: mask labels where a document begins\n"
-        "the end token is masked because it is also the pad: mask by length, never by id (the model then never stops)\n"
-        "tokens that two windows share are targets twice, or documents that were cut lose their tails",
+        seen_first(
+            (lost.total() > due.total() / 2, "labels are shifted in the data and once more in the loss, or not at all"),
+            (bool(extra) and not lost, "the first token of a document is the target after the previous document's end: mask labels where a "
+             "document begins"),
+            (bool(lost) and not extra and all(b == data.tokenizer.eos_token_id for _, b in lost), "the end token is masked because it is "
+             "also the pad: mask by length, never by id (the model then never stops)"),
+            (bool(extra) != bool(lost), "tokens that two windows share are targets twice, or documents that were cut lose their tails")),
         evidence={"due": due.total(), "lost": lost.total(), "extra": extra.total()},
         batch=batch,
     )  # fmt: skip
@@ -139,7 +143,7 @@ def asked(context: GateContext) -> Finding:
 )
 def causal(context: GateContext) -> Finding:
     """Exchanges one token in the middle of a document and keeps the labels: logits at earlier positions must not change. So no model can
-    beat the entropy of random sequences. `asked` pairs the batch's ids with targets; this gate shows which ids the model reads."""
+    beat the entropy of random sequences. `scored` pairs the batch's ids with targets; this gate shows which ids the model reads."""
     run, stage, _ = rehearsed(context)  # untrained, the head is zero and no logit would change
     data = stage.data["train"]
     batch = packed(data, some(data, context.cfg.run.seed), run)

@@ -16,7 +16,7 @@ from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.loop.update import training_modes
 from trainworthy.core.monitoring.monitors import monitor
-from trainworthy.core.recipe.stage import Stage, View
+from trainworthy.core.recipe.stage import Data, Metric, Probe, Stage, View
 from trainworthy.recipes.llm.data.pairs import Chat
 from trainworthy.recipes.llm.gates.chat import reference
 
@@ -72,6 +72,29 @@ FLOORS = {"nca_pair": 1.5 * math.log(3) - math.log(2)}
 def first_loss(loss: str, beta: float, flipped: float = 0.0) -> float:
     """Return the loss of a policy that equals its reference: ln 2 for DPO."""
     return LOSSES[loss](torch.zeros(1, 2), torch.ones(1, 2), beta, flipped).item()
+
+
+CHOICE = "which of two answers is the preferred one?"
+
+
+def metric(cfg: Any) -> Metric:
+    """Return the metric that selects the best checkpoint."""
+    if cfg.metric == "loss":
+        best = FLOORS.get(cfg.loss, 0.0)
+        return Metric("loss", "the loss on held-out pairs", first_loss(cfg.loss, cfg.beta, cfg.label_smoothing), best,
+                      higher_is_better=False)  # fmt: skip
+    if cfg.metric == "margin":
+        return Metric("margin", "by how much is the preferred answer favoured?", 0.0, math.inf)
+    return Metric(cfg.metric, CHOICE, floor=0.5, ceiling=1.0)
+
+
+def probe(cfg: Any, evaluate: Callable[[nn.Module, Data], dict[str, float]]) -> Probe | None:
+    """Return the gates' metric if the stage's has no known best value: the share of preferred answers."""
+    return (
+        Probe(Metric("accuracy", CHOICE, floor=0.5, ceiling=1.0), evaluate)
+        if cfg.metric in ("loss", "margin")
+        else None
+    )
 
 
 def preference(chat: Chat, cfg: Any) -> Gate:

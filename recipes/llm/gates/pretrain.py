@@ -14,6 +14,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import formula, gate
 from trainworthy.core.gates.diagnosis import ratio
 from trainworthy.core.gates.gate import Gate, GateContext
+from trainworthy.core.gates.named_causes import seen_first
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
@@ -182,6 +183,7 @@ def perplexity(context: GateContext) -> Finding:
     wrong = [f"{name} is {found[name]:.5f} in batches of {n}, {value:.5f} token by token" for n, found in got.items()
              for name, value in due.items() if name in found and abs(found[name] - value) > limit * value]  # fmt: skip
     shown = ", ".join(f"{name} {value:.4f}" for name, value in due.items())
+    steady = all(abs(got[1][k] - got[2][k]) <= limit * value for k, value in due.items() if k in got[1])
     bits = {
         "bits per token: nats are divided by tokens, where bytes are meant": size / tokens,
         "nats per byte: the division by ln 2 is missing": math.log(2),
@@ -196,9 +198,10 @@ def perplexity(context: GateContext) -> Finding:
     return Finding(
         not wrong, "; ".join(wrong) or f"{shown} on {len(documents)} documents of {tokens} tokens, equal to those token by token",
         f"equal within {limit:g} for every batch size",
-        why + "tokens that two windows share are counted twice, or windows restart without the tokens before them\n"
-        "a mean of means: sum nats and tokens over all batches, divide once\n"
-        "padding, or the first token of a document, is counted; bytes are those of another tokenizer or text",
+        why + seen_first(
+            (steady, "tokens that two windows share are counted twice, or windows restart without the tokens before them"),
+            (not steady, "a mean of means: sum nats and tokens over all batches, divide once"),
+            (True, "padding, or the first token of a document, is counted; bytes are those of another tokenizer or text")),
         evidence={"due": due, "got": got, "tokens": tokens, "bytes": size},
     )  # fmt: skip
 

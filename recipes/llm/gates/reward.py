@@ -17,12 +17,14 @@ from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, pick
 from trainworthy.core.gates.learning import overfitted
+from trainworthy.core.gates.named_causes import seen_first
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import monitor
-from trainworthy.core.recipe.stage import View
+from trainworthy.core.recipe.stage import Metric, View
 from trainworthy.recipes.llm.data import preferences
 from trainworthy.recipes.llm.data.pairs import Chat
 from trainworthy.recipes.llm.evaluation.calibration import preferred
+from trainworthy.recipes.llm.gates import preference
 from trainworthy.recipes.llm.gates.chat import backbone, felt, quoting, reference, rows, rows_of, some
 
 FIRST_LOSS = math.log(2)  # all answers have the same reward
@@ -32,6 +34,13 @@ FOLLOWS = (
     0.5  # limit of the rank correlation of rewards with lengths: measured -0.07 healthy, 0.82 trained on length alone
 )
 ANSWERS = ("chosen", "rejected")
+
+
+def metric(name: str) -> Metric:
+    """Return the metric that selects the best checkpoint."""
+    if name == "nll":
+        return Metric(name, "the loss on held-out pairs", floor=FIRST_LOSS, ceiling=0.0, higher_is_better=False)
+    return Metric(name, preference.CHOICE, floor=0.5, ceiling=1.0)
 
 
 def loaded(folder: Path) -> nn.Module:
@@ -99,7 +108,7 @@ def place(chat: Chat) -> Gate:
         batch = to_device(data.collate([*samples.values()]), run.device)
         with evaluating(stage.model):
             read = felt(run, stage, batch)  # (2B, T)
-        batch = rows_of(batch)
+        batch, padding, several = rows_of(batch), False, False
         for row, (name, prompt, said) in enumerate(rows(samples, ANSWERS)):
             before, answer = reference(chat, prompt, said)
             end = int(batch["attention_mask"][row].argmax()) + len(before) + len(answer) - 1
@@ -108,6 +117,7 @@ def place(chat: Chat) -> Gate:
                 ids = batch["input_ids"][row].tolist()
                 near = chat.tokenizer.decode([ids[p] for p in got[:6]])
                 pads = sum(not bool(batch["attention_mask"][row][p]) for p in got)
+                padding, several = padding or pads > 0, several or len(got) > 1
                 wrong.append(
                     f"{name} is read at {len(got)} token(s), {pads} of them padding: {near!r} at {got[:6]}, not at {end}"
                 )
@@ -115,10 +125,12 @@ def place(chat: Chat) -> Gate:
             not wrong,
             "; ".join(wrong[:3]) or f"{len(read)} answers, each read at the {chat.tokenizer.decode([answer[-1]])!r} that ends it",
             "only the token that ends the answer has a gradient",
-            "the pad is also the end of a turn: the last token that is not the pad is the one before it\n"
-            "the model's pad_token_id is not the pad that the collator writes: the reward is that of padding\n"
-            "padding is on the left, but the reward is read as if it were on the right, or the other way round\n"
-            "rewards are averaged over tokens, or read at the first token or in the prompt",
+            seen_first(
+                (bool(wrong) and not padding and not several, "the pad is also the end of a turn: the last token that is not the pad is the "
+                 "one before it"),
+                (padding, "the model's pad_token_id is not the pad that the collator writes: the reward is that of padding"),
+                (padding, "padding is on the left, but the reward is read as if it were on the right, or the other way round"),
+                (several, "rewards are averaged over tokens, or read at the first token or in the prompt")),
             evidence={"read": [r.nonzero().flatten().tolist() for r in read]}, batch=batch,
         )  # fmt: skip
 

@@ -87,7 +87,7 @@ def scoring_tokenizer(path: str, chat_template: str = "", eos_token: str = "") -
     if found.pad_token in ends:
         others = [t for t in (found.unk_token, *found.all_special_tokens) if t not in (None, *ends)]
         if not others:
-            raise core.UserError(f"the tokenizer of {path} has no special token beside its eos", needed="a pad of its own",
+            raise core.UserError(f"the tokenizer of {path} has no special token but its eos", needed="a separate pad token",
                                  cause="pad = eos: the reward would be read before the end of the answer")  # fmt: skip
         found.pad_token = others[0]
     return found
@@ -177,6 +177,21 @@ def exchanged(model: nn.Module, other: dict[str, torch.Tensor]) -> Iterator[None
             p.data.copy_(kept[n])
 
 
+def fitted(config: Any, cfg: Any) -> Any:
+    """The configuration of `--model` for rows of `--data.context` tokens: it has as many positions, or `--rope` scales those it has."""
+    own, rows = config.max_position_embeddings, cfg.data.context
+    if cfg.rope != "default":
+        if any(isinstance(v, dict) for v in (getattr(config, "rope_parameters", None) or {"": {}}).values()):
+            raise core.UserError(f"--rope {cfg.rope}: not for --model {cfg.model}", got=f"rope_parameters {config.rope_parameters}",
+                                 needed="rotary positions of one kind for all layers")  # fmt: skip
+        config.max_position_embeddings = rows
+        extend(config, cfg.rope, cfg.original_context or own)
+    elif own < rows:
+        raise core.UserError(f"--model {cfg.model} reads fewer tokens than a row has", got=own, needed=f"{rows} (--data.context)",
+                             next=f"--rope yarn, which scales its {own} positions")  # fmt: skip
+    return config
+
+
 def extend(config: Any, rope: str, learnt: int) -> None:
     """Positions up to the context of `config` by those up to `learnt` tokens, scaled as `rope` says; in place."""
     context = config.max_position_embeddings
@@ -218,9 +233,3 @@ def utilisation(achieved: float, device: torch.device) -> dict[str, float]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     peak = next((peak for known, peak in PEAKS.items() if known in name), None)
     return {"tflops_per_sec": achieved / 1e12} | ({"mfu": achieved / peak} if peak else {})
-
-
-def blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a model of transformers, each of which `--shard` gathers at once."""
-    names = getattr(model, "_no_split_modules", None) or ()
-    return [m for m in model.modules() if type(m).__name__ in names]

@@ -33,7 +33,7 @@ def load(path: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
         raise core.UserError("--load-in-4bit needs the package 'bitsandbytes', which is not installed",
                              next="pip install 'trainworthy[llm,qlora]'")  # fmt: skip
     if hasattr(AutoConfig.from_pretrained(path), "quantization_config"):
-        raise core.UserError(f"--load-in-4bit: {path} is in few bits already", needed="the model that it was made from",
+        raise core.UserError(f"--load-in-4bit: {path} is already quantised", needed="the model that it was made from",
                              cause="what its weights were cannot be read back, nor compared")  # fmt: skip
     model = loading.load(path, dtype, quantization_config=nf4(dtype), device_map={"": device})
     for name, layer in packed(model).items():

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from trainworthy.recipes.llm.data import conversations, formats, pairs, templates
+from trainworthy.recipes.llm.data import conversations, files, formats, pairs, templates
 from trainworthy.recipes.llm.models import loading
+from trainworthy.recipes.shared import hub
 
 from trainworthy import core
 
@@ -47,6 +48,11 @@ class Speaker:
     """Most tokens of an answer."""
     chats: bool = True
     """It reads conversations; else what was said last."""
+    columns: str = ""
+    """`--data.columns` of the run: names of columns that the file may have, too."""
+    unspoken = ""
+    """Why `trainworthy chat` cannot talk with it; empty: it can."""
+    noun = "answers"
 
     def answers(self, rows: list[dict[str, Any]], size: int) -> Iterator[dict[str, Any]]:
         """Each row with its answer, `size` of them at once."""
@@ -67,14 +73,7 @@ class Speaker:
 
     def cut(self, n: int, of: int) -> str:
         """What to say of answers that did not end; empty: all did."""
-        if not n:
-            return ""
-        which = (
-            f"{n} of {of} ({n / of:.0%}) were cut at {self.most} tokens before they"
-            if of > 1
-            else f"cut at {self.most} tokens before it"
-        )
-        return f"; {which} ended: --max-new-tokens {2 * self.most}"
+        return cut(n, of, self.most)
 
     def too_long(self, turns: Turns, tools: Any = None) -> str:
         """Why these turns leave no room for an answer; empty: they do."""
@@ -86,31 +85,13 @@ class Speaker:
     def read(self, file: Path) -> list[dict[str, Any]]:
         """Rows of a file as turns that end with a question (`messages`, `tools`; `prompt` where that is all a row has). All that is
         wrong is said at once."""
-        rows = pairs.tables(str(file), setting="FILE")["train"] if file.suffix != ".jsonl" else _lines(file)
-        good: list[dict[str, Any]] = []
-        bad: dict[str, list[tuple[int, str]]] = {}
-        for i, row in enumerate(rows):
-            try:
-                good.append(self._asked(row))
-            except formats.BadRow as fault:
-                bad.setdefault(fault.why, []).append((i, fault.seen))
-        if not rows:
-            raise core.UserError(f"{file} has no rows", needed="one prompt or conversation at least")
-        if bad:
-            n = sum(map(len, bad.values()))
-            raise core.UserError(f"{n} of {len(rows)} rows of {file} cannot be asked", cause="\n".join(formats.kinds(bad)),
-                                 needed="prompt (str), or messages (list of turns) with a question at their end",
-                                 next="mend these rows, or take them out")  # fmt: skip
-        return good
+        return usable(file, self._asked, self.columns, what="asked",
+                      needed="prompt (str), or messages (list of turns) with a question at their end")  # fmt: skip
 
-    def _asked(self, row: Any) -> dict[str, Any]:
-        if isinstance(row, formats.Unread):
-            raise row.fault
-        row = {"prompt": row} if isinstance(row, str) else row
-        if not isinstance(row, dict):
-            raise formats.BadRow(f"a row is {type(row).__name__}, neither an object nor a text")
+    def _asked(self, row: dict[str, Any]) -> dict[str, Any]:
         found = formats.question(row)
         found["columns"] = {k: v for k, v in row.items() if k not in ASKED}
+        found["columns"] |= {"reference": due} if (due := formats.reference(row)) else {}
         if wrong := conversations.unasked(found["messages"]):
             raise formats.BadRow(wrong)
         found["messages"] = [{"content": ""} | {k: v for k, v in t.items() if v is not None} for t in found["messages"]]
@@ -123,18 +104,54 @@ class Speaker:
         return found
 
 
-def _lines(file: Path) -> list[Any]:
-    """Rows of a .jsonl file: objects, or texts in quotes."""
-    rows = []
+def cut(n: int, of: int, most: int) -> str:
+    """What to say of `n` answers that did not end within `most` tokens; empty: all did."""
+    if not n:
+        return ""
+    many = of > 1
+    which = (
+        f"{n} of {of} ({n / of:.0%}) were cut at {most} tokens before they"
+        if many
+        else f"cut at {most} tokens before it"
+    )
+    return f"; {which} ended: --max-new-tokens {2 * most}"
+
+
+def usable(
+    file: Path, one: Callable[[dict[str, Any]], dict[str, Any]], columns: str, *, what: str, needed: str
+) -> list[dict[str, Any]]:
+    """What `one` makes of each row of a file, whose columns may have the names of `columns`. All bad rows are in one message."""
+    rows = _read(file)
+    names, good = formats.mapping(columns), []
+    bad: dict[str, list[tuple[int, str]]] = {}
+    for i, row in enumerate(rows):
+        try:
+            if isinstance(row, formats.Unread):
+                raise row.fault
+            row = {"prompt": row} if isinstance(row, str) else row
+            if not isinstance(row, dict):
+                raise formats.BadRow(f"a row is {type(row).__name__}, neither an object nor a text")
+            own = {a: row[b] for a, b in names.items() if b in row}
+            good.append(one({k: v for k, v in row.items() if k not in names.values()} | own))
+        except formats.BadRow as fault:
+            bad.setdefault(fault.why, []).append((i, fault.seen))
+    if not rows:
+        raise core.UserError(f"{file} has no rows", needed="one prompt or conversation at least")
+    if bad:
+        n = sum(map(len, bad.values()))
+        raise core.UserError(f"{n} of {len(rows)} rows of {file} cannot be {what}", cause="\n".join(formats.kinds(bad)), needed=needed,
+                             next="correct these rows, or remove them")  # fmt: skip
+    return good
+
+
+def _read(file: Path) -> list[Any]:
+    """Rows of a file; of JSON any values, so that a line may be a text in quotes."""
+    if files.kind(file) not in files.LINES:
+        return files.tables(str(file), "FILE")["train"]
     try:
-        for i, line in enumerate(file.read_bytes().decode("utf-8-sig").split("\n"), 1):
-            try:
-                rows += [json.loads(line)] if line.strip() else []
-            except json.JSONDecodeError as error:
-                rows.append(formats.Unread("a line is not JSON", f"line {i}: {error}"))
-    except UnicodeDecodeError as error:
-        raise core.UserError(f"{file} cannot be read", got=error, needed="UTF-8") from None
-    return rows
+        return files.lines(file)
+    except ValueError as error:
+        raise hub.unreadable(file, error, "FILE") from None
 
 
 def loaded(cfg: Any, export: Path, *, base: str = "") -> tuple[nn.Module, dict[str, Any]]:
@@ -182,6 +199,7 @@ def chatting(cfg: Any, export: Path, system: str) -> Speaker:
         lambda ids: chat.said(tokenizer.decode(ids)),
         chat.ends,
         limit(cfg, how, model),
+        columns=cfg.data.columns,
     )
 
 
@@ -193,4 +211,5 @@ def going_on(cfg: Any, export: Path, put: Callable[[Any, str], list[int]] | None
     put = put or (lambda tokenizer, text: tokenizer(text)["input_ids"])
     stops = ends(tokenizer) if ends else [tokenizer.eos_token_id]
     return Speaker(str(export), model, tokenizer, lambda turns, tools: put(tokenizer, turns[-1]["content"]),
-                   lambda ids: tokenizer.decode(ids, skip_special_tokens=True), stops, limit(cfg, how, model), chats=False)  # fmt: skip
+                   lambda ids: tokenizer.decode(ids, skip_special_tokens=True), stops, limit(cfg, how, model), chats=False,
+                   columns=getattr(cfg.data, "columns", ""))  # fmt: skip

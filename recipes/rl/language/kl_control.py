@@ -96,7 +96,7 @@ class Watch:
         if told["tokens"] < SHORTER * tokens:
             wrong.append(f"{told['tokens']:.3g} tokens instead of {tokens:.3g}")
         self.odd = self.odd + 1 if wrong and told["reward"] > reward else torch.zeros_like(self.odd)
-        said = f"the reward rose from {reward:.3g} to {told['reward']:.3g}, and since {int(self.odd)} units: {', '.join(wrong)}"
+        said = f"the reward rose from {reward:.3g} to {told['reward']:.3g}, and for {int(self.odd)} iterations: {', '.join(wrong)}"
         return said if self.odd >= IN_A_ROW else ""
 
     def stop(self, told: dict[str, float], unit: int) -> None:
@@ -104,8 +104,8 @@ class Watch:
         if said := self.see(told):
             raise Stop(
                 f"the reward is being hacked (R1): {said}; the run stopped itself at iteration {unit}\n"
-                "  likely cause: a reward with a hole, and a price of the distance that is missing, too low or too slow\n"
-                "  next:         read the samples of the report; mend the reward, or hold the policy (--init-kl-coef 0.2)\n"
+                "  likely cause: a reward with a hole, and a KL coefficient that is missing, too small or too slow to adapt\n"
+                "  next:         read the samples of the report; correct the reward, or keep the policy near its start (--init-kl-coef 0.2)\n"
                 "                (--no-stop-hacked goes on all the same)"
             )
 

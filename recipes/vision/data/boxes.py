@@ -1,4 +1,4 @@
-"""Images with boxes: COCO's JSON next to a folder of images, or digits pasted on photos; and the scoring of detections.
+"""Images with boxes: COCO's JSON next to a folder of images, or digits pasted on photos.
 
 A box is xyxy in pixels, x to the right, y down, edges at pixel edges (torchvision's `BoundingBoxes`). Files are converted when
 read (COCO has xywh). Every box is stored in its image's own pixels. The net reads a canvas, and `to_own` converts back.
@@ -20,14 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision import tv_tensors
 from torchvision.transforms import v2
-from torchvision.utils import draw_bounding_boxes
 from trainworthy.core import UserError
 from trainworthy.core.base import seeds
 from trainworthy.core.data.validation_split import absolute
 from trainworthy.core.data.validation_split import parse_val as chosen
 from trainworthy.recipes.shared import digits
 from trainworthy.recipes.vision.data import pasted
-from trainworthy.recipes.vision.data.coco import LAYOUT, checked, read_list, read_lists
+from trainworthy.recipes.vision.data.coco import LAYOUT, checked, of_each, read_list, read_lists
 from trainworthy.recipes.vision.data.encoded import Decoded, decode, said, shown
 from trainworthy.recipes.vision.data.pictures import readable, survey
 
@@ -101,8 +100,11 @@ class Files(Decoded):
         return shown(self.files[row], self.root)
 
     def stamp(self, row: int) -> str:
-        file = self.files[row]
-        return f"{file.stat().st_size} {file.stat().st_mtime_ns}" if file.exists() else "missing"
+        try:
+            found = self.files[row].stat()
+        except OSError:
+            return "missing"
+        return f"{found.st_size} {found.st_mtime_ns}"
 
     def _read(self, row: int) -> Tensor:
         return decode(Image.open(self.files[row]))
@@ -175,10 +177,9 @@ def _coco(where: str, val: str, max_bad: float) -> Annotated:
     boxes, labels, start = [], [], 0
     for one in lists:
         found, kept = checked(one, notes, max_bad=max_bad)
-        index = torch.tensor([ids.index(int(c)) for c in one.categories[kept]], dtype=torch.long)
-        of = one.of[kept]
-        boxes += [found[of == i] for i in range(len(one.pictures))]
-        labels += [index[of == i] for i in range(len(one.pictures))]
+        index = torch.searchsorted(torch.tensor(ids), one.categories[kept])
+        boxes += of_each(found, one.of[kept], len(one.pictures))
+        labels += of_each(index, one.of[kept], len(one.pictures))
         start += len(one.pictures)
     rows, ends, test = good.tolist(), [*accumulate(len(one.pictures) for one in lists)], []
     if len(lists) > 1:
@@ -296,72 +297,3 @@ def targets(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
 def to_own(boxes: Tensor, scale: Tensor, size: Tensor) -> Tensor:
     """Convert boxes (k, 4) on a canvas to pixels of the image; `scale` (2,) along x and y, `size` (2,) is H, W."""
     return (boxes / scale.repeat(2)).clamp_min(0).minimum(size.flip(0).repeat(2))
-
-
-# ------------------------------------------------------------------------------------------------------------------- scores
-def scores(found: Tensor, truth: Tensor, n: int, classes: Sequence[str]) -> dict[str, float]:
-    """Return COCO's average precision. `found` (N, 7): image, label, score, box; `truth` (M, 6): image, label, box; images 0 to n - 1, boxes
-    xyxy in the images' own pixels. Without objects, no detections score 1."""
-    from torchmetrics.detection import MeanAveragePrecision
-
-    if not len(truth):
-        return dict.fromkeys(("map", "map_50", "map_75"), float(not len(found)))
-    metric = MeanAveragePrecision(backend="faster_coco_eval", extended_summary=True, sync_on_compute=False)
-
-    def parts(rows: Tensor) -> tuple[Tensor, ...]:
-        return rows[rows[:, 0].argsort(stable=True)].split(rows[:, 0].long().bincount(minlength=n).tolist())
-
-    metric.update([{"labels": r[:, 1].long(), "scores": r[:, 2], "boxes": r[:, 3:]} for r in parts(found)],
-                  [{"labels": r[:, 1].long(), "boxes": r[:, 2:]} for r in parts(truth)])  # fmt: skip
-    got = metric.compute()
-    # At IoU 0.5, all sizes, 100 boxes per image; -1: there is no such object.
-    recall = got["recall"][0, :, 0, -1].tolist()
-    sizes = {k: float(got[f"map_{k}"]) for k in ("small", "medium", "large")}
-    return {
-        **{k: max(0.0, float(got[k])) for k in ("map", "map_50", "map_75")},
-        **{f"map/{k}": v for k, v in sizes.items() if v >= 0},
-        **{f"recall/{classes[int(c)]}": r for c, r in zip(got["classes"].view(-1), recall, strict=True) if r >= 0},
-    }
-
-
-def listed(data: Annotated, rows: Sequence[int]) -> Tensor:
-    """Return the ground truth as `scores` reads it, (M, 6): image (position in `rows`), label, box."""
-    each = [torch.cat([torch.full((len(data.boxes[row]), 1), float(i)), data.labels[row][:, None], data.boxes[row]], 1)
-            for i, row in enumerate(rows)]  # fmt: skip
-    return torch.cat(each)
-
-
-def by_hand(data: Annotated) -> dict[str, float]:
-    """Return the scores of pasted.by_hand on the validation scenes, with the threshold that is best on 100 training scenes."""
-
-    def judged(rows: Sequence[int], threshold: int) -> dict[str, float]:
-        found, _ = pasted.by_hand([data.pictures.scenes[i] for i in rows], threshold)
-        return scores(found, listed(data, rows), len(rows), data.classes)
-
-    best = max(pasted.THRESHOLDS, key=lambda t: judged(data.learn[:100], t)["map"])
-    return judged(data.held_out, best)
-
-
-def overlap_share(found: Tensor, truth: Tensor) -> float:
-    """Return the objects (m, 5: label, box) that were found (k, 5) at an IoU of 0.5, divided by the larger number of objects or detections."""
-    from torchvision.ops import box_iou
-
-    if not len(found) or not len(truth):
-        return float(len(found) == len(truth))
-    same = found[:, None, 0] == truth[None, :, 0]
-    hit = ((box_iou(found[:, 1:], truth[:, 1:]) >= 0.5) & same).any(0).sum()
-    return float(hit) / max(len(found), len(truth))
-
-
-# ----------------------------------------------------------------------------------------------------------------- pictures
-HUES = ("white", "yellow", "cyan", "magenta", "lime", "orange", "red", "deepskyblue")
-
-
-def drawn(image: Tensor, boxes: Tensor, labels: Tensor) -> Tensor:
-    """Return an image in [0, 1] as uint8-rounded (3, H, W) with boxes drawn around their objects, one colour per label."""
-    picture = (image.detach().float().cpu() * 255).round().clamp(0, 255).to(torch.uint8).expand(3, -1, -1)
-    if len(boxes):
-        edges = boxes.detach().float().cpu() + torch.tensor([-1, -1, 0, 0])
-        edges[:, 2:] = torch.maximum(edges[:, 2:], edges[:, :2])
-        picture = draw_bounding_boxes(picture, edges, colors=[HUES[int(c) % len(HUES)] for c in labels])
-    return picture.float() / 255

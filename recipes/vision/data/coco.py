@@ -91,21 +91,35 @@ def read_list(root: Path, file: Path, split: str) -> Listed:
         )
     places = [file.parent, *sorted(p for p in root.glob(f"{split}*") if p.is_dir()), *sorted(root.glob(f"images/{split}*")),
               root / "images", root]  # fmt: skip
-    beyond = [name for name, _ in pictures.values() if not any(_inside(root, p / name) for p in places)]
+    below = [p for p in places if _inside(root, p)]
+
+    def allowed(name: str) -> list[Path]:
+        """Return where the picture may be: a name that does not climb stays below its place."""
+        if not os.path.isabs(name) and ".." not in name:
+            return [p / name for p in below]
+        return [p / name for p in places if _inside(root, p / name)]
+
+    beyond = [name for name, _ in pictures.values() if not allowed(name)]
     if beyond:
         raise UserError(f"{len(beyond):,} of {len(pictures):,} pictures of {file} lie outside of the data folder", got=beyond[0],
                         needed=f"a file_name below {root}", cause="written on another machine, or by somebody else's tool",
                         next="write file_name relative to the folder of the pictures")  # fmt: skip
 
     def where(name: str) -> Path:
-        allowed = [p / name for p in places if _inside(root, p / name)]
-        return next((path for path in allowed if path.is_file()), allowed[0])
+        found = allowed(name)
+        return next((path for path in found if path.is_file()), found[0])
 
     place = {key: i for i, key in enumerate(pictures)}
     return Listed(file, [where(name) for name, _ in pictures.values()], [s for _, s in pictures.values()],
                   torch.tensor([place[e[0]] for e in whole], dtype=torch.long),
                   torch.tensor([e[2] for e in whole], dtype=torch.float64).view(-1, 4),
                   torch.tensor([e[1] for e in whole], dtype=torch.long), names, len(entries) - len(whole))  # fmt: skip
+
+
+def of_each(values: Tensor, of: Tensor, n: int) -> list[Tensor]:
+    """Return the rows of `values` that belong to each of `n` pictures, in their order; `of` is the picture of each row."""
+    order = of.argsort(stable=True)
+    return list(values[order].split(of.bincount(minlength=n).tolist()))
 
 
 def _inside(root: Path, path: Path) -> bool:
@@ -141,7 +155,7 @@ def checked(one: Listed, notes: dict[str, str], *, max_bad: float) -> tuple[Tens
         if bad.sum() / n > max_bad:
             raise UserError(f"{int(bad.sum()):,} of {n:,} boxes of {one.file} have {what}", got=name(bad),
                             needed=f"at most {max_bad:.1%}", cause=cause,
-                            next=f"mend them, or accept it: --data.max-bad {bad.double().mean() + 0.01:.2f}")  # fmt: skip
+                            next=f"correct them, or accept them: --data.max-bad {bad.double().mean() + 0.01:.2f}")  # fmt: skip
         if bad.any():
             notes[f"boxes with {what} in {one.file.name}"] = f"{int(bad.sum()):,} of {n:,}: {name(bad)}"
     xyxy = torch.stack([x, y, x + w, y + h], 1).clamp_min(0)

@@ -25,7 +25,7 @@ def decode(image: Image.Image) -> Tensor:
             raise ValueError(f"values from {257 * values.min():.0f} to {257 * values.max():.0f}, beyond 16 bits")
         return values.expand(3, *values.shape)
     if image.mode == "F":
-        raise ValueError("a floating-point picture says nothing of its range")
+        raise ValueError("a floating-point picture does not state its range")
     if "A" in image.getbands() or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

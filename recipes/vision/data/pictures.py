@@ -139,7 +139,8 @@ def from_folder(root: Path, wanted: float | Path | None, *, max_bad: float) -> L
     files = {split: _class_folders(split) for split in (train, val, test) if split}
     classes = tuple(sorted({name for found in files.values() for name in found}))
     paths = [p for found in files.values() for name in sorted(found) for p in found[name]]
-    labels = torch.tensor([classes.index(n) for found in files.values() for n in sorted(found) for _ in found[n]])
+    index = {name: i for i, name in enumerate(classes)}
+    labels = torch.tensor([index[n] for found in files.values() for n in sorted(found) for _ in found[n]])
     if not paths:
         raise UserError(f"no picture in {root}", got=f"{sum(1 for _ in root.iterdir())} entries, {len(classes)} class folders",
                         needed=LAYOUT, cause="the path stops one folder too early or too late")  # fmt: skip
@@ -236,7 +237,7 @@ def _classes(found: list, names: Sequence[str] | None, where: str) -> tuple[Tens
         raise UserError(f"{wrong.total():,} of {len(labels):,} labels of {where} are no class",
                         got=", ".join(f"{k} ({n:,} times)" for k, n in wrong.most_common(5)),
                         needed=f"0 to {len(classes) - 1} ({', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''})",
-                        cause="-1 stands for unlabelled on the hub; counting from 1; another list of classes",
+                        cause="-1 means unlabelled on the hub; counting from 1; another list of classes",
                         next="leave those rows out, or give the split that has labels")  # fmt: skip
     return labels, classes
 

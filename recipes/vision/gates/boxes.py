@@ -9,6 +9,7 @@ from torchvision.ops import box_iou
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, fetch
+from trainworthy.core.gates.named_causes import seen_first
 from trainworthy.recipes.vision.data import boxes
 
 PAINTED, SAMPLES = 32, 32
@@ -115,12 +116,17 @@ def lie_on(context: GateContext) -> Finding:
                 if fault:
                     wrong.append(f"{name}, {path} path: {'' if key == 'boxes' else 'truth: '}{fault}")
                     batch = now
+    told_wrong = "; ".join(wrong)
     return Finding(
-        not wrong, "; ".join(wrong) or f"painted rectangles match their boxes, IoU at least {min(told):.2f}",
+        not wrong, told_wrong or f"painted rectangles match their boxes, IoU at least {min(told):.2f}",
         f"an IoU of at least {AS_ONE} with the painted rectangle for 90% of the boxes",
-        "the file has another box format than the reader assumes (COCO has x, y, w, h); convert once, when the file is read\n"
-        "the picture is resized, mirrored or cropped and its boxes are not: pass both to one transform (tv_tensors)\n"
-        "boxes are divided by the picture's size, but the net expects pixels", batch=batch if wrong else None,
+        seen_first(
+            ("format" in told_wrong or "as x" in told_wrong, "the file has another box format than the reader assumes (COCO has x, y, w, "
+             "h); convert once, when the file is read"),
+            ("mirrored" in told_wrong or "times as large" in told_wrong, "the picture is resized, mirrored or cropped and its boxes are "
+             "not: pass both to one transform (tv_tensors)"),
+            ("normalised" in told_wrong, "boxes are divided by the picture's size, but the net expects pixels")),
+        batch=batch if wrong else None,
     )  # fmt: skip
 
 

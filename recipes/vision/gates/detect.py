@@ -271,9 +271,9 @@ def suppression(context: GateContext) -> Finding:
         not wrong, "; ".join([*wrong, shown]) + f" (untrained: {untrained} boxes)",
         f"90% of the objects found before and after NMS; at most 20% of the boxes doubled; fewer than {FULL} boxes per object; "
         f"room for {KEPT:.0%} of the objects",
-        f"--most {most} is below the number of objects in a picture: raise it\n" * (kept < KEPT)
-        + "--min-score: too high drops detected objects, too low fills every picture with boxes\n"
-        "--nms: at 1 no box is dropped; near 0 neighbouring objects of one class are. NMS must get all boxes of a picture in one call\n"
+        f"--detections-per-img {most} is below the number of objects in a picture: raise it\n" * (kept < KEPT)
+        + "--score-thresh: too high drops detected objects, too low fills every picture with boxes\n"
+        "--nms-thresh: at 1 no box is dropped; near 0 neighbouring objects of one class are. NMS must get all boxes of a picture in one call\n"
         "the net did not memorise eight pictures (see overfit)", evidence=n | {"objects": objects, "found": seen, "twice": twice},
     )  # fmt: skip
 

@@ -19,6 +19,7 @@ from trainworthy.core.monitoring.monitors import Monitor, monitor
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import masks
 from trainworthy.recipes.vision.data.masks import IGNORE
+from trainworthy.recipes.vision.evaluation import segmentation
 from trainworthy.recipes.vision.gates import objectives
 from trainworthy.recipes.vision.gates.together import outputs, together
 
@@ -227,7 +228,7 @@ def scored(context: GateContext) -> Finding:
     moved = Knowing(truth, n, by=SHIFT)
     answer, mask = moved(truth["image"]).argmax(1), truth["mask"]
     counts = torch.bincount((mask * n + answer)[mask != IGNORE], minlength=n * n).view(n, n)
-    together, got = masks.scores(counts, [str(c) for c in range(n)]).get(name), value(by=SHIFT)
+    together, got = segmentation.scores(counts, [str(c) for c in range(n)]).get(name), value(by=SHIFT)
     if together is not None and not wrong and abs(got - together) > 1e-3:
         wrong.append(
             f"a prediction {SHIFT} pixels to the right has {name} {got:.3f}, over all pixels together {together:.3f}"
@@ -264,7 +265,7 @@ def _learnt(stage: Stage, batch: dict, n: int) -> list[str]:
     if heard.any() and share(0) < 0.95:
         off = max((1, -1), key=share)
         by_one = f", {share(off):.0%} of them one id off ({off:+d})" if share(off) > share(0) else ""
-        wrong.append(f"the loss asks for another class than the mask at {1 - share(0):.0%} of the pixels{by_one}")
+        wrong.append(f"the loss expects another class than the mask at {1 - share(0):.0%} of the pixels{by_one}")
     return wrong
 
 
@@ -277,7 +278,7 @@ def _unlike_stored(run: Run, stage: Stage, data: masks.Windows, n: int) -> list[
     for row in chosen:
         mask, stored = data.whole(row)[1].as_subclass(Tensor).long(), data.pairs[row][1].long()
         nearest = F.interpolate(mask[None, None].float(), stored.shape, mode="nearest-exact")[0, 0].long()
-        counts += masks.counted(stored, nearest.where(nearest != IGNORE, 0), n)
+        counts += segmentation.counted(stored, nearest.where(nearest != IGNORE, 0), n)
         for at, i in enumerate(indices):
             if data.places[i][0] == row:  # what other windows score is known, too: no seams
                 top, left = data.places[i][1:3]
@@ -285,7 +286,7 @@ def _unlike_stored(run: Run, stage: Stage, data: masks.Windows, n: int) -> list[
                 asked["mask"][at, : part.shape[0], : part.shape[1]] = part
     name, cells = stage.metric.name, data.window**2
     got = run.measure(judging(stage, Knowing(asked, n)), View(data, indices))[name]
-    best = masks.scores(counts, [str(c) for c in range(n)])[name]
+    best = segmentation.scores(counts, [str(c) for c in range(n)])[name]
     small, large = (f"{w}x{h}" for h, w in (data.sizes[chosen[0]], data.stored_sizes[chosen[0]]))
     if got > 1 - 1e-4 and best < 1 - OUTLINES:
         return [f"masks are scored at the net's size ({small}, {cells:,} pixels a window) and not in their {large} stored pixels: the resized "

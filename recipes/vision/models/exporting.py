@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchvision.ops import batched_nms
 from trainworthy.core.gates.exported import Exported
 from trainworthy.recipes.vision.data import boxes, masks
+from trainworthy.recipes.vision.evaluation import detection, segmentation
 from trainworthy.recipes.vision.models import detectors, read_export
 
 from trainworthy import core
@@ -68,9 +69,10 @@ def of_masks(run: core.Run, classes: Sequence[str], metric: str) -> Exported:
     def score(data: masks.Windows, indices: Sequence[int], answers: list[Tensor]) -> float:
         n = len(classes)
         counts = [
-            masks.counted(data.get(i, None)["mask"], a.argmax(0), n) for i, a in zip(indices, answers, strict=True)
+            segmentation.counted(data.get(i, None)["mask"], a.argmax(0), n)
+            for i, a in zip(indices, answers, strict=True)
         ]
-        return masks.scores(sum(counts), classes)[metric]
+        return segmentation.scores(sum(counts), classes)[metric]
 
     return Exported(READER, sample, said(run, lambda model, images: model(images)), score, ready)
 
@@ -97,7 +99,7 @@ def of_boxes(run: core.Run, classes: Sequence[str], limits: dict[str, float]) ->
             scale = torch.tensor([wide / w, high / h])
             own = boxes.to_own(mine[kept], scale, torch.tensor([h, w]))
             found.append(torch.cat([torch.full((len(kept), 1), float(j)), label[kept, None], sure[kept, None], own], 1))
-        truth = boxes.listed(data.data, [data.rows[i] for i in indices])
-        return boxes.scores(torch.cat(found), truth, len(indices), classes)["map"]
+        truth = detection.listed(data.data, [data.rows[i] for i in indices])
+        return detection.scores(torch.cat(found), truth, len(indices), classes)["map"]
 
     return Exported(READER, sample, said(run, answer), score, ready)

@@ -1,7 +1,12 @@
-"""Segmentation models of transformers by folder or hub id, each as a net that predicts every pixel: those with a class map (SegFormer, BEiT,
-DPT, UperNet, MobileViT, ...) and those that classify masks (Mask2Former, MaskFormer, EoMT)."""
+"""Nets of transformers by folder or hub id.
+
+Classifiers: every model that has an image classifier there (ResNet, ConvNeXt, ViT, Swin, EfficientNet, DINOv2, ...), and timm's, where the
+package timm is installed. Segmentation, each as a net that predicts every pixel: models with a class map (SegFormer, BEiT, DPT, UperNet,
+MobileViT, ...) and those that classify masks (Mask2Former, MaskFormer, EoMT).
+"""
 
 import copy
+import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.transforms import v2
 from trainworthy.core import UserError
 from trainworthy.recipes.shared import hub
-from trainworthy.recipes.vision.models.zoo import SEGMENTERS, Normalised, Start
+from trainworthy.recipes.vision.models.zoo import NAMES, SEGMENTERS, Normalised, Preprocessing, Start
 
 QUERIES = ("mask2former", "maskformer", "eomt")
 LEAST = 1e-6  # lower limit of a class's share at a pixel, so that its logarithm is finite
@@ -21,7 +27,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 
 def named(model: str) -> bool:
     """Return whether `name` is a folder or owner/name, and not the name of a built-in net."""
-    return model not in ("small", *SEGMENTERS) and ("/" in model or Path(model).is_dir())
+    return model not in ("small", *NAMES, *SEGMENTERS) and ("/" in model or Path(model).is_dir())
 
 
 class Semantic(Normalised):
@@ -40,10 +46,100 @@ def by_queries(classes: Tensor, masks: Tensor) -> Tensor:
     return share.clamp_min(LEAST).log()
 
 
+class Classifier(Normalised):
+    """Map (B, 3, H, W) in [0, 1] to logits (B, n)."""
+
+    def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float], *, interpolated: bool):
+        super().__init__(net, mean, std)
+        self.more = {"interpolate_pos_encoding": True} if interpolated else {}
+        """For pictures of another size than the weights' own."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.net(pixel_values=(images - self.mean) / self.std, **self.more).logits
+
+
+def preprocessing(model: str, weights: str, image_size: int = 0) -> Preprocessing:
+    """Return the preprocessing of the weights, or without them ImageNet's for the size of the configuration, scaled to `image_size` pixels if
+    that is not 0. Pictures are always cropped, where some processors change their proportions."""
+    path, config = _located(model, weights), None
+    mean, std, crop, resize, by = MEAN, STD, 0, 0, 3
+    if weights != "none":
+        found = _processor(path, model)
+        if timm := getattr(found, "data_config", None):
+            mean, std, crop = timm["mean"], timm["std"], timm["input_size"][-1]
+            resize, by = round(crop / timm.get("crop_pct", 0.875)), {"bilinear": 2}.get(timm["interpolation"], 3)
+        else:
+            mean, std, by = found.image_mean, found.image_std, int(found.resample)
+            resize = _side(found.size)
+            if share := getattr(found, "crop_pct", None):  # ConvNeXt; large pictures are not cropped
+                crop, resize = resize, round(resize / share) if resize < 384 else resize
+            else:
+                crop = _side(found.crop_size) if getattr(found, "do_center_crop", False) and found.crop_size else resize
+    else:
+        config = _configuration(path)
+        side = getattr(config, "image_size", None) or 224
+        crop = side if isinstance(side, int) else side[0]
+        resize = round(crop * 256 / 224)
+    if image_size < 0:
+        raise UserError("--image-size is a number of pixels", got=image_size, needed="> 0, or 0 for the weights' own")
+    if image_size:
+        crop, resize = image_size, round(image_size * resize / crop)
+    way = v2.InterpolationMode.BILINEAR if by == 2 else v2.InterpolationMode.BICUBIC
+    return Preprocessing(resize, crop, way, tuple(mean), tuple(std))
+
+
+def _side(size: Any) -> int:
+    """Return the pixels of a processor's `size`: {"shortest_edge": 256}, {"height": 224, "width": 224}."""
+    size = dict(size)
+    return size.get("shortest_edge") or size["height"]
+
+
+def classifier(model: str, weights: str, classes: Sequence[str], prepare: Preprocessing) -> Start:
+    """Return a classifier with a head for `classes` that starts at zero, so that all classes are equally likely. `weights`: none, or
+    DEFAULT for those of the folder or the hub."""
+    from transformers import AutoModelForImageClassification as Auto
+
+    path = _located(model, weights)
+    config = _configuration(path, classes)
+    if type(config) not in Auto._model_mapping:
+        raise UserError(f"--model {model} does not classify pictures", got=f"a model of type {config.model_type}",
+                        needed="resnet, convnext, vit, swin, efficientnet, dinov2, ..., or one of timm")  # fmt: skip
+    patch, side, own = (getattr(config, k, None) for k in ("patch_size", "image_size", "num_channels"))
+    if isinstance(patch, int) and prepare.crop % patch:
+        raise UserError(f"{model} cannot be built for pictures of {prepare.crop} pixels", needed=f"a multiple of its patches of {patch}",
+                        next=f"--image-size {max(1, round(prepare.crop / patch)) * patch}")  # fmt: skip
+    if own not in (None, 3):
+        raise UserError(f"--model {model} does not read pictures of three colours", got=f"{own} channels", needed="3")
+    other = isinstance(side, int) and side != prepare.crop
+    if other and weights == "none":
+        config.image_size, other = prepare.crop, False
+    start = _started(Auto, config, path, model, weights)
+    for name, parameter in start.model.named_parameters():
+        if name.endswith("mask_token"):  # of pretraining; no classifier uses it
+            parameter.requires_grad_(False)
+    takes = "interpolate_pos_encoding" in inspect.signature(start.model.forward).parameters
+    net = Classifier(start.model, prepare.mean, prepare.std, interpolated=other and takes)
+    return start._replace(model=net)
+
+
 def segmenter(model: str, weights: str, classes: Sequence[str]) -> Start:
-    """Return the net with a head for `classes` that starts at zero, so that all classes are equally likely. `weights`: none, or DEFAULT for
-    those of the folder or the hub."""
-    from transformers import AutoConfig
+    """Return a segmentation net in the same way."""
+    path = _located(model, weights)
+    config = _configuration(path, classes)
+    kind = _kind(config, model)
+    for head in ("use_auxiliary_head", "auxiliary_head"):  # a second head that only the library's own loss uses
+        if hasattr(config, head):
+            setattr(config, head, False)
+    start = _started(kind, config, path, model, weights)
+    for name, module in start.model.named_modules():
+        if name.endswith("swin.layernorm"):  # Swin's last norm, after the layers that masks are made from
+            module.requires_grad_(False)
+    mean, std = _normalisation(path, model) if weights != "none" else (MEAN, STD)
+    return start._replace(model=Semantic(start.model, mean, std))
+
+
+def _located(model: str, weights: str) -> str:
+    """Return the folder or hub id of `model`, as `from_pretrained` takes it."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # the head is replaced on purpose
@@ -51,23 +147,36 @@ def segmenter(model: str, weights: str, classes: Sequence[str]) -> Start:
     if weights not in ("none", "DEFAULT"):
         raise UserError(f"--weights {weights} of {model}", needed="DEFAULT (those of the folder or the hub) or none")
     needs = ("config.json",) if weights == "none" else ("preprocessor_config.json",)
-    path = hub.locate(model, "--model", packaged="small, a net of torchvision", needs=needs, weights=weights != "none")
-    config = AutoConfig.from_pretrained(
-        path, id2label=dict(enumerate(classes)), label2id={c: i for i, c in enumerate(classes)}
-    )
-    kind = _kind(config, model)
-    for head in ("use_auxiliary_head", "auxiliary_head"):  # a second head that only the library's own loss uses
-        if hasattr(config, head):
-            setattr(config, head, False)
+    if weights != "none" and _of_timm(Path(model)):
+        needs = ()  # it is in config.json
+    return hub.locate(model, "--model", packaged="small, a net of torchvision", needs=needs, weights=weights != "none")
+
+
+def _of_timm(folder: Path) -> bool:
+    file = folder / "config.json"
+    return file.is_file() and "pretrained_cfg" in json.loads(file.read_text())
+
+
+def _configuration(path: str, classes: Sequence[str] = ()) -> Any:
+    """Return the model's configuration, with `classes` if there are any."""
+    from transformers import AutoConfig
+
+    named = {"id2label": dict(enumerate(classes)), "label2id": {c: i for i, c in enumerate(classes)}} if classes else {}
+    try:
+        return AutoConfig.from_pretrained(path, **named)
+    except ImportError as error:  # timm is an extra of transformers
+        raise UserError(f"--model {path} needs another package", got=str(error).strip().splitlines()[0],
+                        next="pip install timm") from None  # fmt: skip
+
+
+def _started(kind: Any, config: Any, path: str, model: str, weights: str) -> Start:
+    """Return the library's net of `config` with its weights and a head at zero, before it is wrapped as `net`; names are those after it."""
     net, missing = kind.from_config(config), []
     if weights != "none":
         net, found = kind.from_pretrained(path, config=config, ignore_mismatched_sizes=True, dtype=torch.float32,
                                           output_loading_info=True)  # fmt: skip
         missing = sorted(found["missing_keys"])
     head = _head(kind, config, net)
-    for name, module in net.named_modules():
-        if name.endswith("swin.layernorm"):  # Swin's last norm, after the layers that masks are made from
-            module.requires_grad_(False)
     for name, parameter in net.named_parameters():
         if name in head:
             nn.init.zeros_(parameter)
@@ -78,18 +187,18 @@ def segmenter(model: str, weights: str, classes: Sequence[str]) -> Start:
     if 2 * sum(v.numel() for v in began.values()) < sum(v.numel() for v in state.values()):
         raise UserError(f"the weights of {model} do not fit its configuration", needed="most of the net",
                         got=f"{len(missing)} tensors are not in the file, e.g. {missing[0]}", cause="another model's")  # fmt: skip
-    mean, std = _normalisation(path, model) if weights != "none" else (MEAN, STD)
     started = None if weights == "none" else {f"net.{k}": v for k, v in began.items()}
-    return Start(Semantic(net, mean, std), started, tuple(f"net.{k}" for k in (*head, *missing)))
+    return Start(net, started, tuple(f"net.{k}" for k in (*head, *missing)))
 
 
 def configured(model: nn.Module) -> dict[str, Any] | None:
     """Return what config.json of an export needs for from_pretrained, or None for nets that are not from transformers."""
-    if not isinstance(model, Semantic):
+    if not isinstance(model, (Semantic, Classifier)):
         return None
     theirs = json.loads(model.net.config.to_json_string(use_diff=False))
     normalised = {"image_mean": model.mean.flatten().tolist(), "image_std": model.std.flatten().tolist()}
-    return theirs | normalised | {"architectures": [type(model.net).__name__], "library": "transformers"}
+    interpolated = {"interpolated": bool(getattr(model, "more", {}))}
+    return theirs | normalised | interpolated | {"architectures": [type(model.net).__name__], "library": "transformers"}
 
 
 def _kind(config: Any, model: str) -> Any:
@@ -116,11 +225,18 @@ def _head(kind: Any, config: Any, net: nn.Module) -> list[str]:
 
 def _normalisation(path: str, model: str) -> tuple[Sequence[float], Sequence[float]]:
     """Return mean and standard deviation of the weights' preprocessing."""
+    found = _processor(path, model)
+    return found.image_mean, found.image_std
+
+
+def _processor(path: str, model: str) -> Any:
+    """Return the image processor of the weights."""
     from transformers import AutoImageProcessor
 
     try:
         found = AutoImageProcessor.from_pretrained(path)
-        return found.image_mean, found.image_std
+        _ = getattr(found, "data_config", None) or (found.image_mean, found.image_std)
+        return found
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"--model {model} does not say how its pictures are normalised", got=str(error).splitlines()[0],
                         needed="preprocessor_config.json with image_mean and image_std") from None  # fmt: skip

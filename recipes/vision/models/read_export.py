@@ -1,7 +1,7 @@
 """Reads the exports of classify, segment and detect as a user would: json, torch and torchvision, nothing of this project.
 
 `model.pt2` is a program that needs only torch. If config.json has `"library": "torchvision"`, `model.safetensors` is also a state
-dict of torchvision's own classifier.
+dict of torchvision's own classifier; with `"library": "transformers"`, `from_pretrained` reads the folder.
 """
 
 import json
@@ -20,6 +20,8 @@ def load(folder: str) -> tuple[dict, dict]:
     ways = {"model.pt2": torch.export.load(Path(folder) / "model.pt2").module()}
     if config.get("library") == "torchvision" and config.get("preprocessing") and config["norm"] in ("own", "frozen"):
         ways["torchvision"] = _classifier(config, Path(folder) / "model.safetensors")
+    if config.get("library") == "transformers" and config.get("preprocessing"):
+        ways["transformers"] = _pretrained(config, folder)
     return config, ways
 
 
@@ -39,13 +41,23 @@ def _classifier(config: dict, file: Path):
     return lambda pictures: net((pictures - mean) / std)
 
 
+def _pretrained(config: dict, folder: str):
+    """Return the classifier of transformers in the folder, after the normalisation in config.json."""
+    from transformers import AutoModelForImageClassification
+
+    net = AutoModelForImageClassification.from_pretrained(folder).eval()
+    mean, std = (torch.tensor(config["preprocessing"][k]).view(-1, 1, 1) for k in ("mean", "std"))
+    other = {"interpolate_pos_encoding": True} if config["interpolated"] else {}
+    return lambda pictures: net(pixel_values=(pictures - mean) / std, **other).logits
+
+
 def answer(loaded: tuple[dict, dict], sample: dict) -> dict[str, Tensor]:
     """Return {name: its output} for one image (C, H, W) in 0-255."""
     config, ways = loaded
     if "ready" in sample:
         return {way: flat(net(sample["ready"][None]), sample["ready"]) for way, net in ways.items()}
     picture = sample["picture"].float() / 255
-    if "image_size" in config:
+    if "shorter" in config:
         picture = canvas(picture, config)
     elif "ignore_index" in config:
         picture = window(picture, config, sample["window"])

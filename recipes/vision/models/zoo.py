@@ -223,6 +223,10 @@ def _replace(module: nn.Module, kind: type, by: Callable) -> None:
     """Replace every module of that type inside `module` by the result of `by`."""
     for name, child in module.named_children():
         if isinstance(child, kind):
+            if type(child) is not kind and type(child).__module__.startswith("timm"):  # with its activation inside
+                raise UserError(
+                    "the norms of this net cannot be exchanged", got=type(child).__name__, needed="--norm own"
+                )
             setattr(module, name, by(child))
         else:
             _replace(child, kind, by)
@@ -260,10 +264,3 @@ def _loaded(
         net.load_state_dict({n: state[n] for n in wanted}, strict=False)
         started = {f"net.{n}": state[n] for n in wanted}
     return head, started
-
-
-def blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a classifier, each of which `--shard` gathers at once: whatever has layers of its own and is in a row of
-    modules (torchvision's stages and encoder layers)."""
-    rows = [m for m in model.modules() if isinstance(m, nn.Sequential)]
-    return [block for row in rows for block in row if any(block.children())]

@@ -104,7 +104,7 @@ class Talks:
         if out := len(talks) - len(self.talks):
             self.note = f"{out:,} of {len(talks):,} conversations have no picture and are left out"
         if not self.talks:
-            raise UserError(f"no conversation mentions a picture in {root}", got=self.note, needed="image or images beside the turns",
+            raise UserError(f"no conversation mentions a picture in {root}", got=self.note, needed="image or images next to the turns",
                             next="trainworthy run llm/sft, for text alone")  # fmt: skip
         names = list(dict.fromkeys(name for t in self.talks for name in t.pictures))
         self.found = looked_over(root, names)

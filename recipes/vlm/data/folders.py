@@ -17,6 +17,8 @@ from typing import Any
 
 from torch import Tensor
 from trainworthy.core.base.errors import UserError
+from trainworthy.recipes.llm.data import files
+from trainworthy.recipes.shared import hub
 from trainworthy.recipes.vlm.data.conversations import Talk, Talks, Wrong, examined, looked_over, opened, plain, talk
 from trainworthy.recipes.vlm.data.rows import PLACE, Asked
 
@@ -180,7 +182,7 @@ def usable(root: Path, found: dict[str, Lines], max_bad: float) -> dict[str, Lin
             f"{' and '.join(one.told for one in refused)} cannot be used",
             got="\n".join(said), needed="image, question and answer, each a text; or conversations, or messages, of users and answers in turn; "
             f"pictures that Pillow opens; at most {max_bad:.1%} of other lines (--data.max-bad)",
-            next=f"--data.max-bad {math.ceil(1000 * share) / 1000:.3f} leaves them out" if share < 0.5 else "mend or convert them",
+            next=f"--data.max-bad {math.ceil(1000 * share) / 1000:.3f} leaves them out" if share < 0.5 else "correct or convert them",
         )  # fmt: skip
     return found
 
@@ -235,12 +237,20 @@ def read(file: Path) -> list[Talk | dict[str, str]]:
 def parse(file: Path) -> Lines:
     """Return the lines of one file: conversations, or questions with their columns, and what is wrong with the others."""
     if not file.is_file():
-        raise UserError(f"there is no {file}", needed="a folder with train.jsonl and val.jsonl (or --data.val), pictures beside them",
+        raise UserError(f"there is no {file}", needed="a folder with train.jsonl and val.jsonl (or --data.val), pictures next to them",
                         next='a line: {"image": "a.jpg", "question": "how many cats?", "answer": "two"}')  # fmt: skip
     found = Lines(file)
-    for number, text in enumerate(file.read_text().splitlines(), 1):
+    try:
+        text_of = files.text_of(file)
+    except ValueError as error:
+        raise hub.unreadable(file, error) from None
+    for number, text in enumerate(text_of.split("\n"), 1):
+        if not text.strip():
+            continue
         try:
             line = json.loads(text)
+            if files.halves(line):
+                raise Wrong("a text has half of a character (a lone surrogate)")
             talks = isinstance(line, dict) and {"conversations", "messages"} & line.keys()
             found.good.append(talk(line) if talks else _question(line))
             found.numbers.append(number)

@@ -1,6 +1,5 @@
 """Scores of answers about images: token by token against the right ones, and of generated text; what eight samples must reach."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +40,7 @@ class Answers:
         self.generated = [n for n in self.names if n not in ("accuracy", "perplexity")]
         own = 0 if self.names == ["accuracy"] else max(train.longest_answer(), val.longest_answer())
         self.longest = longest or own
+        self.seen = metrics.Seen()
 
     def evaluate(self, model: nn.Module, data: Data) -> dict[str, float]:
         """Return the metrics over all processes."""
@@ -55,14 +55,16 @@ class Answers:
             found.append(questions.verdicts(logits, batch))
             nats.append(questions.surprise(logits, batch["labels"]))
             heard += [self.listen(model, batch, generated)] if generated else []
-        lost, tokens = run.gather(torch.cat(nats)).sum(0).tolist()
-        scores = questions.score(run.gather(torch.cat(found)), self.train.source.kinds)
+        each, right = to_double(run.gather(torch.cat(nats))), run.gather(torch.cat(found))
+        lost, tokens = each.sum(0).tolist()
+        values = {"accuracy": to_double(right[:, 0])}
+        scores = questions.score(right, self.train.source.kinds)
         scores |= {"nll": lost / tokens}
-        scores |= {"perplexity": math.exp(lost / tokens)} if "perplexity" in self.names else {}
+        values |= {"perplexity": each.unbind(1)} if "perplexity" in self.names else {}
         if generated:
-            means = to_double(run.gather(torch.cat(heard))).mean(0).tolist()
-            scores |= dict(zip(("stops", *map(metrics.key, generated)), means, strict=True))
-        return scores
+            told = to_double(run.gather(torch.cat(heard)))
+            values |= dict(zip(("stops", *map(metrics.key, generated)), told.unbind(1), strict=True))
+        return scores | self.seen.means(values)
 
     def listen(self, model: Any, batch: dict, generated: list[str]) -> Tensor:
         """Return (answer ended by itself, metrics) of generated answers, (answers, 1 + metrics)."""
@@ -108,9 +110,9 @@ class Answers:
     def metric(self, name: str, vocabulary: int) -> Metric:
         """Return a metric, and its score without looking at images."""
         if name == "accuracy":
-            return Metric(name, "what does the picture show, asked in words?", ceiling=1.0,
+            return Metric(name, "what does the picture show?", ceiling=1.0,
                           floor=questions.blindly(self.train.source, self.guess))  # fmt: skip
-        found = metrics.metric(name, "which words of the wanted answers are said?", vocabulary)
+        found = metrics.metric(name, "which words of the expected answers occur?", vocabulary)
         if name != "perplexity":
             found.floor = questions.blindly(self.train.source, self.guess, name)
         return found

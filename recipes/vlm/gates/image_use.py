@@ -14,6 +14,7 @@ from trainworthy.recipes.vlm.gates.towers import BATCH
 
 PRIOR = 0.8  # largest accuracy of an answerer that sees the questions only
 PAIRS = 4
+SEARCHED = 5000  # samples
 HELD_OUT = 200
 OTHERS = 4  # other images that a sample is tried with
 ERRORS, LEAST = 3.0, 1e-3  # standard errors, and share of the loss, by which a sample's own image must be better
@@ -86,12 +87,13 @@ def prior(context: GateContext) -> Finding:
 @gate("pairs", rows="X5", title="the model learns counterfactual pairs, and its answers depend on the image")
 def pairs(context: GateContext) -> Finding:
     """Trains on four pairs, each one scene with and without a change, with the recipe's own `train()`. The loss can only close through the
-    image. Then each sample gets its counterfactual image: no answer that differs within a pair may stay."""
+    image. Then each sample gets its counterfactual image: no answer that differs within a pair may stay. Without such pairs, two samples
+    with the same first question and different answers are one: with each other's images their loss must rise."""
     _, probe = context.build(Plan(steps=1))
     data = probe.data["train"]
     indices = _some_pairs(data)
     if not indices:
-        raise Skip("no counterfactual pairs in the data")
+        return _same_questions(context, data)
     found: dict = {"curve": []}
 
     def closed(stage: Stage, step: int) -> bool:
@@ -115,6 +117,61 @@ def pairs(context: GateContext) -> Finding:
         "all features of a picture are equal (they are pooled, or the encoder ignores its input)\n"
         "the answer reaches the model without the picture", evidence=found,
     )  # fmt: skip
+
+
+def _same_questions(context: GateContext, data: questions.Questions) -> Finding:
+    """The gate for data without counterfactual pairs."""
+    indices = _asked_alike(data)
+    if len(indices) < 2 * PAIRS:
+        raise Skip(
+            "no counterfactual pairs in the data, and too few samples with the same question and different answers"
+        )
+    n, found = len(indices), {"curve": []}
+    partner = [i ^ 1 for i in range(n)]
+
+    def closed(stage: Stage, step: int) -> bool:
+        if step and step % 10 == 0:
+            own, other = (_nats(run, stage, View(data, indices, swap=swap)) for swap in (None, partner))
+            gain = other - own
+            found["own"], found["gain"] = own.mean().item(), gain.mean().item()
+            found["needed"] = max(ERRORS * gain.std().item() / n**0.5, LEAST * found["own"])
+            found["curve"].append((step, found["gain"]))
+        return found.get("gain", 0.0) > found.get("needed", 0.0)
+
+    plan = Plan(
+        steps=2 * context.look()[1].expect.overfit_steps,
+        samples=indices,
+        fixed=True,
+        peak=True,
+        batch_size=n,
+        watch=closed,
+    )
+    run, stage = context.build(plan)
+    context.train(context.cfg, run, stage)
+    return Finding(
+        closed(stage, 10), f"{n} samples, two and two with one question and different answers, after {found['curve'][-2][0]} steps: the loss "
+        f"is {found['own']:.3f} nats a token, with each other's picture it changes by {found['gain']:+.3f}",
+        f"with each other's picture the loss is higher by more than {found['needed']:.3f}: less cannot be told from noise",
+        "the picture does not reach the language model: the projector is frozen or not loaded, or image positions are cut\n"
+        "all features of a picture are equal (they are pooled, or the encoder ignores its input)\n"
+        "the answer reaches the model without the picture", evidence=found,
+    )  # fmt: skip
+
+
+def _asked_alike(data: questions.Questions) -> list[int]:
+    """Return the positions of samples with the same first question and different answers, the two of a pair next to each other."""
+    waiting: dict[str, tuple[int, str]] = {}
+    found: list[int] = []
+    for i in range(min(len(data), SEARCHED)):
+        first = data.source.asked(data.kept[i])[0]
+        earlier = waiting.get(first.question)
+        if earlier is None:
+            waiting[first.question] = (i, first.answer)
+        elif earlier[1] != first.answer:
+            found += [waiting.pop(first.question)[0], i]
+        if len(found) == 2 * PAIRS:
+            break
+    return found
 
 
 def _some_pairs(data: questions.Questions) -> list[int]:

@@ -7,6 +7,7 @@ without reading pictures, so that what is too long is known before anything is t
 
 import copy
 import inspect
+import json
 import math
 from functools import cache, lru_cache
 from pathlib import Path
@@ -92,7 +93,7 @@ def towers(net: nn.Module, name: str) -> dict[str, nn.Module]:
     # Qwen's projector is a part of the encoder module
     between = between or [c for n, c in encoder.named_children() if n == "merger"]
     if not holders or not between:
-        raise UserError(f"--model {name}: its parts cannot be told apart", got=type(net).__name__,
+        raise UserError(f"--model {name}: its parts cannot be identified", got=type(net).__name__,
                         needed="a vision encoder, a projector and a language model side by side",
                         cause="an encoder-decoder, or one whose language model sees pictures by attention of its own")  # fmt: skip
     return {"encoder": encoder, "projector": between[-1], "language": language}
@@ -149,7 +150,7 @@ class Templated(Questions):
             scored += [answer] * len(said)
             text += said
         if n != len(stands) or any(answer and self.token in part for part, answer in parts):
-            raise UserError(f"sample {index}: {n} {self.token} for {len(stands)} pictures in what the template says",
+            raise UserError(f"sample {index}: {n} {self.token} for {len(stands)} pictures in the rendered template",
                             cause=f"a text with {self.token} in it, or a template that drops pictures")  # fmt: skip
         bos = self.tokenizer.bos_token
         found = self.tokenizer(text, add_special_tokens=not (bos and text.startswith(bos)), return_offsets_mapping=True)
@@ -169,7 +170,7 @@ class Templated(Questions):
             whole = self.rendered(turns)
             start, answer, rest = whole[len(given) :].partition(one.answer.strip())
             if not (given.startswith(before) and whole.startswith(given) and answer):
-                raise UserError(f"--model {self.name}: its template drops or changes what was said before an answer",
+                raise UserError(f"--model {self.name}: its template drops or changes the turns before an answer",
                                 got=repr(whole[-200:]), needed="each answer behind the very text that it is given to",
                                 next="put a chat_template.jinja for training into the model's folder")  # fmt: skip
             # LLaVA's template ends no answer: a model trained on it would never stop
@@ -192,7 +193,7 @@ class Templated(Questions):
         blanks = [torch.zeros(3, *size, dtype=torch.uint8) for size in sizes]
         found = self.processor(text=[self.token * len(sizes)], images=[blanks], return_text_replacement_offsets=True)
         if "text_replacement_offsets" not in found:
-            raise UserError(f"--model {self.name}: its processor does not say what stands for a picture",
+            raise UserError(f"--model {self.name}: its processor does not name the placeholder of a picture",
                             got=type(self.processor).__name__, needed="return_text_replacement_offsets")  # fmt: skip
         return tuple(one["replacement"] for one in found["text_replacement_offsets"][0])
 
@@ -225,6 +226,13 @@ class Templated(Questions):
         return [*((seen - seen.amin()) / (seen.amax() - seen.amin()).clamp_min(1e-6))]
 
 
+def own_template(cfg: Any) -> None:
+    """Raise UserError if a chat template is set that a processor would not read."""
+    if cfg.model and (cfg.chat_template or cfg.eos_token):
+        raise UserError("--chat-template and --eos-token are for --language", got=f"--model {cfg.model}",
+                        next="put a chat_template.jinja into the model's folder")  # fmt: skip
+
+
 def said(role: str, text: str) -> dict[str, Any]:
     """Return one turn as templates take it: a part for each text and each image."""
     first, *rest = text.split(PLACE)
@@ -242,7 +250,8 @@ def fitted(value: Tensor, shape: list[int]) -> Tensor:
     return value + 1e-3 if value.is_floating_point() and not value.any() else value
 
 
-def export(model: Whole, name: str, folder: Path) -> None:
-    """Save model/ for AutoModelForImageTextToText.from_pretrained and AutoProcessor.from_pretrained."""
+def export(model: Whole, name: str, folder: Path, about: dict[str, Any]) -> None:
+    """Save model/ for AutoModelForImageTextToText.from_pretrained and AutoProcessor.from_pretrained, and `about` as config.json."""
+    (folder / "config.json").write_text(json.dumps(about, indent=1))
     model.merged().save_pretrained(folder / "model")
     processor(name).save_pretrained(folder / "model")

@@ -2,6 +2,7 @@
 any other name is the hub's, or a folder in its layout."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,11 @@ def load(name: str, lora: language_models.LoRA) -> nn.Module:
     """Return a causal language model with the adapters of `lora`."""
     model = language_models.load(path(name), torch.float32)
     return language_models.adapted(model, lora, alpha=lora.lora_rank, task=None)
+
+
+def whole(name: str) -> nn.Module:
+    """Return a causal language model as it is in its file."""
+    return language_models.load(path(name), torch.float32)
 
 
 def tokenizer(name: str, chat_template: str = "", eos_token: str = "") -> Any:
@@ -38,9 +44,40 @@ def weights(name: str, model: nn.Module) -> dict[str, Tensor]:
     return {k: file[v] for k, v in plain.items() if v in file}
 
 
+def notes(cfg: Any, encoder: str, chat: bool) -> dict[str, str]:
+    """Return notes for the report on both towers; of a model of the hub there are none."""
+    turns = ", in the turns of its chat template" * chat
+    return {} if cfg.model else {"vision encoder": encoder, "language model": told(cfg.language) + turns}
+
+
+def card(cfg: Any) -> dict[str, Any]:
+    """Return the header of an export's model card, and what it says of the parts that the model was made of."""
+    name = cfg.model or cfg.language
+    known = None if name == "words" else language_models.base(name)
+    licence = (known and known.license) or "not stated in its files; see its own model card"
+    facts = [
+        f"Base model: {known.name}. Its licence: {licence}."
+        if known
+        else "Language model: `words`, trained by this project."
+    ]
+    facts += (
+        []
+        if cfg.model
+        else [f"Vision encoder: {Path(cfg.encoder).name}, with its own licence. `config.json` says how a row is made."]
+    )
+    source = "pictures of digits, made here" if cfg.data.path == "scenes" else Path(cfg.data.path).name
+    known_header = {"base_model": known.name, **({"license": known.license} if known.license else {})} if known else {}
+    return known_header | {
+        "library_name": "transformers",
+        "pipeline_tag": "image-text-to-text",
+        "facts": facts,
+        "data": source,
+    }
+
+
 def told(name: str) -> str:
     """Return its source, and its own accuracy."""
     if name != "words":
         return name
     share, seconds = (json.loads((words.folder() / f"{n}.json").read_text()) for n in ("result", "seconds"))
-    return f"answers {share:.1%} of the questions about scenes told in words; built once, {seconds:.0f} s"
+    return f"answers {share:.1%} of the questions about scenes described in words; built once, {seconds:.0f} s"

@@ -1,0 +1,38 @@
+"""`--json`: what a command found, alone on stdout."""
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def results(asked: bool, *, speaks: bool = True) -> Iterator[dict[str, Any]]:
+    """Everything that is printed inside goes to stderr. What the command puts into the yielded dictionary is printed to stdout at the end,
+    also if the command raises or exits (a failed gate). An empty one is not printed: a wrong setting has no results.
+
+    Args:
+        asked: whether `--json` was given; without it nothing changes.
+        speaks: False on other ranks, which print no results.
+    """
+    found: dict[str, Any] = {}
+    if not asked:
+        yield found
+        return
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield found
+    finally:
+        if found and speaks:
+            print(json.dumps(finite(found), indent=1, default=str), flush=True)
+
+
+def finite(value: Any) -> Any:
+    """Return the value as JSON has it: infinities and NaN become words."""
+    if isinstance(value, dict):
+        return {str(k): finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(v) for v in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

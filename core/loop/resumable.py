@@ -1,0 +1,70 @@
+"""May a run go on from its checkpoints? They must be whole, and of the same recipe, seed and settings."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from trainworthy.core.base.config import MAY_CHANGE, flat
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.loop.checkpoint_survey import ALONE, LATEST, Readers, put_back, survey
+
+
+def assert_resumable(
+    run_folder: Path, identity: dict[str, Any], readers: Readers = ALONE, *, forced: bool = False
+) -> None:
+    """Raise UserError if a stage of the run has checkpoints but no complete one, or if the newest belongs to another
+    run or (unless `forced`) to other settings. It changes nothing, since a restart at step 0 would overwrite them."""
+    home = run_folder / "checkpoints"
+    problem = None
+    if readers.rank == 0:
+        try:
+            for folder in home.glob("*"):
+                put_back(folder)
+        except UserError as error:
+            problem = error
+    if wrong := readers.gather(problem)[0]:
+        raise wrong
+    for name in readers.gather(sorted(p.name for p in home.glob("*") if p.is_dir()))[0]:
+        folder = home / name
+        newest, damaged = survey(folder, readers)
+        if newest:
+            assert_own(newest, identity)
+            if not forced:
+                assert_settings(newest, identity)
+        elif damaged or (folder / LATEST).is_symlink():
+            named = "; ".join(f"{name}: {why}" for name, why in damaged.items()) or "they were removed"
+            raise UserError(f"no checkpoint in {folder} is whole", got=named, needed="one whose files match their hashes",
+                            cause="a disk that lost data, or a copy that was not complete",
+                            next=f"put a whole checkpoint back, or start a new run (--init-from {run_folder} takes its best "
+                                 "weights)")  # fmt: skip
+    metrics = run_folder / "step_metrics.jsonl"
+    if not home.is_dir() and metrics.is_file() and metrics.stat().st_size:
+        raise UserError(f"{run_folder} has no checkpoints", got=f"metrics of steps, and no folder {home}",
+                        needed="the checkpoints that the run saved", cause="they were removed, or not copied with the run",
+                        next="put them back, or start a new run")  # fmt: skip
+
+
+def assert_own(folder: Path, identity: dict[str, Any]) -> None:
+    """Raise UserError if a run of another recipe or seed wrote a checkpoint."""
+    info = json.loads((folder / "info.json").read_text())
+    wrong = {k: (v, identity[k]) for k, v in info.get("run", {}).items() if k in identity and v != identity[k]}
+    wrong.pop("settings", None)  # see `assert_settings`
+    if wrong:
+        raise UserError(f"the checkpoint {folder} is of another run", got=", ".join(f"{k} {a}" for k, (a, _) in wrong.items()),
+                        needed=", ".join(f"{k} {b}" for k, (_, b) in wrong.items()),
+                        cause="it was copied here from another run's folder",
+                        next="move it away, then the same command again")  # fmt: skip
+
+
+def assert_settings(folder: Path, identity: dict[str, Any]) -> None:
+    """Raise UserError if a checkpoint's run had other settings. Settings that only one of the two has are of another
+    version."""
+    then = flat(json.loads((folder / "info.json").read_text()).get("run", {}).get("settings", {}))
+    now = flat(identity.get("settings", {}))
+    changed = [f"{k} is {now[k]}, was {v}" for k, v in then.items()
+               if k in now and v != now[k] and not MAY_CHANGE.fullmatch(k)]  # fmt: skip
+    if changed:
+        run = folder.parents[2]
+        raise UserError(f"the settings are not those of the checkpoint {folder}", got="; ".join(changed),
+                        needed="the settings that the run was started with, or --force if the change is meant",
+                        cause=f"{run / 'args.json'} was edited", next=f"trainworthy resume {run} --force")  # fmt: skip

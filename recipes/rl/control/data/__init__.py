@@ -1,0 +1,1 @@
+"""Environments and replay buffers of the control recipes."""

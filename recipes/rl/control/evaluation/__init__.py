@@ -1,0 +1,1 @@
+"""Evaluation episodes: playing them, their metrics, and pictures of them."""

@@ -1,0 +1,224 @@
+"""Training targets of PPO, DQN and SAC, computed from their definitions for single played steps; the gate `returns` compares
+them. Each function returns {compared quantity: (largest relative difference, the likely cause)}."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from trainworthy.recipes.rl.control.gates import formulas
+
+if TYPE_CHECKING:
+    from trainworthy.recipes.rl.control.gates.recording import Seen
+
+ROWS = 48
+CAUSES = {
+    "played": "observations are stored with another step's action, or are views that are overwritten\n"
+              "observations are changed before they are stored, or the stored actions are not those taken",
+    "stored": "the stored log-probabilities change between passes over a rollout (computed again, or kept by reference)\n"
+              "they belong to other actions than those taken",
+    "estimate": "advantage estimation: gamma or lambda is missing, applied twice or exchanged\n"
+                "the episode-end mask is one step off, or returns are not advantage + value",
+    "values": "the stored values change within one update epoch, or belong to another step",
+    "advantages": "advantages belong to other steps\n"
+                  "advantages are changed by more than shift and scale (clipped, ranked, lambda missing)",
+    "dqn": "`double` or `n_step` is not applied: the target is n rewards plus the target network's value of the online net's best action\n"
+           "the discount has another power, or a return continues past the end of an episode\n"
+           "units are mixed up: the target network's values are in units of its own statistics",
+    "sac": "the entropy is missing in the target, has the wrong sign, or is weighted by the temperature's logarithm\n"
+           "only one critic is used: the target is reward + gamma x (lower target critic - temperature x log-probability)\n"
+           "a terminated episode is bootstrapped, or rewards and values are in different units",
+}  # fmt: skip
+Compared = dict[str, tuple[float, str]]
+
+
+def mistakes_of_dqn(cfg: Any, unit: float) -> dict[str, dict[str, Any]]:
+    """Known mistakes, as variants of the definition."""
+    return {
+        "units are mixed up: rewards are unscaled, but the target network's value is in units of the return scale": {
+            "size": 1.0
+        },
+        "units are mixed up: the target network's value is scaled by the online network's return scale": {"size": unit},
+        "the discount of the bootstrapped value has one power too few": {"late": 0},
+        "the bootstrapped value is discounted by one step instead of `n_step`": {"late": 2 - cfg.n_step},
+        "the return has one step, although `n_step` is larger": {"n": 1},
+        "`double` is not applied" if cfg.double else "the online net chooses the action, although `double` is off": {
+            "double": not cfg.double
+        },
+        "a truncated episode is treated as terminated: its bootstrapped value is missing": {"ends": "done"},
+        "a terminated episode is treated as truncated: it is bootstrapped": {"ends": "truncated"},
+        "the target bootstraps from the state before the last action, not from the state after it": {
+            "state": "observation"
+        },
+    }
+
+
+def rows_of(seen: "Seen") -> tuple[dict[str, Tensor], list[list[tuple[int, int]]]]:
+    """Return (at most ROWS rows of the batch, on the CPU; for each the (step, environment) pairs that have its observation and action)."""
+    batch, steps, ends = seen.batch, seen.steps, seen.batch["return"].ndim - 1
+    rows = {k: v.flatten(0, ends).cpu() for k, v in batch.items() if isinstance(v, Tensor)}
+    n = len(rows["return"])
+    rows = {k: v[:: max(1, n // ROWS)][:ROWS] for k, v in rows.items()}
+    flat = {k: steps[k].flatten(0, 1) for k in ("observation", "action")}
+    wide, places = steps["reward"].shape[1], []
+    for seen_now, done in zip(rows["observation"], rows["action"], strict=True):
+        same = (flat["observation"] == seen_now).flatten(1).all(1) & (flat["action"] == done).view(
+            len(flat["action"]), -1
+        ).all(1)
+        places.append([divmod(i, wide) for i in same.nonzero().flatten().tolist()])
+    return rows, places
+
+
+def gap(found: float, due: list[float]) -> float:
+    """Return the distance to the nearest candidate: a step may equal another one."""
+    return min((abs(found - d) for d in due), default=float("inf"))
+
+
+def unplayed(places: list[list[tuple[int, int]]]) -> Compared:
+    """Return the rows that no environment produced."""
+    share = sum(not p for p in places) / max(len(places), 1)
+    return {"observations and actions": (share, CAUSES["played"])}
+
+
+@torch.no_grad()
+def asked(net: Any, rows: Tensor, like: nn.Module) -> Tensor:
+    """Return the output of `net` for `rows` on the CPU, on the CPU."""
+    return net(rows.to(next(like.parameters()).device)).float().cpu()
+
+
+# ------------------------------------------------------------------------------------------------------------------ PPO
+def ppo(cfg: Any, seen: "Seen") -> Compared:
+    """Generalised advantage estimates (Schulman 2016, equation 16) at the configured gamma and lambda, and the stored rollout in the last
+    pass over it. Values may be estimated again at the beginning of a pass."""
+    rows, places = rows_of(seen)
+    first = seen.unit.index(1)
+    places = [[(t, i) for t, i in some if t >= first] for some in places]
+    out = unplayed(places)
+    if out["observations and actions"][0]:
+        return out
+    device = next(seen.model.parameters()).device
+    with torch.no_grad(), seen.run.autocast():
+        outputs = seen.begins[0](rows["observation"].to(device))[0]
+        log_prob = formulas.distribution(seen.begins[0], outputs, rows["action"].to(device))[0].float().cpu()
+    off = (rows["log_prob"] - log_prob).abs().max().item()
+    out["log-probabilities of the rollout"] = (off, CAUSES["stored"])
+    size = seen.model.returns.rms.item()
+    tries = [_ppo_values(cfg, seen, begin, places, rows, size) for begin in seen.begins]
+    best = min(tries, key=lambda one: sum(v for v, _ in one.values()))
+    return out | best
+
+
+def _ppo_values(cfg: Any, seen: "Seen", net: nn.Module, places: list, rows: dict, size: float) -> Compared:
+    steps = seen.steps
+    with seen.run.autocast():
+        value, following = (asked(net.value, steps[k], net).tolist() for k in ("observation", "next_observation"))
+    reward, over = steps["reward"].tolist(), (steps["terminated"] | steps["truncated"]).tolist()
+    ended = steps["terminated"].tolist()
+
+    def estimate(t: int, i: int) -> float:
+        total, weight = 0.0, 1.0
+        for k in range(t, len(reward)):
+            total += weight * (reward[k][i] + cfg.gamma * following[k][i] * (not ended[k][i]) - value[k][i])
+            weight *= cfg.gamma * cfg.gae_lambda
+            if over[k][i]:
+                break
+        return total
+
+    due = [[(estimate(t, i), value[t][i]) for t, i in some] for some in places]
+    scale = max(max(abs(a + v) for some in due for a, v in some), 1e-9)
+    returned = max(
+        gap(r * size, [a + v for a, v in some]) for r, some in zip(rows["return"].tolist(), due, strict=True)
+    )
+    stored = max(gap(r * size, [v for _, v in some]) for r, some in zip(rows["value"].tolist(), due, strict=True))
+    out = {
+        "returns": (returned / scale, CAUSES["estimate"]),
+        "values of the rollout": (stored / scale, CAUSES["values"]),
+    }
+    single = [(some[0][0], a) for a, some in zip(rows["advantage"].tolist(), due, strict=True) if len(some) == 1]
+    if len(single) >= 8:
+        x, y = torch.tensor(single, dtype=torch.float64).T
+        slope = ((x - x.mean()) @ (y - y.mean()) / (x - x.mean()).square().sum().clamp_min(1e-12)).item()
+        line = y.mean() + slope * (x - x.mean())
+        off = (y - line).abs().max().item() / max(y.std().item(), 1e-9)
+        if x.std() > 1e-6 * scale:
+            out["advantages"] = (off if slope > 0 else max(off, 1.0), CAUSES["advantages"])
+    return out
+
+
+# ------------------------------------------------------------------------------------------------------------------ DQN
+def dqn(cfg: Any, seen: "Seen") -> Compared:
+    """The sum of n discounted rewards of an episode, plus the target network's value of the action that the online network (double DQN) or
+    the target network itself selects."""
+    rows, places = rows_of(seen)
+    out = unplayed(places)
+    if out["observations and actions"][0]:
+        return out
+    steps = seen.steps
+    done, reward = steps["terminated"] | steps["truncated"], steps["reward"]
+    size = seen.target.returns.rms.item()
+
+    def targets(t: int, i: int, *, size: float = size, n: int = cfg.n_step, double: bool = cfg.double, late: int = 1,
+                ends: str = "terminated", state: str = "next_observation") -> float | None:  # fmt: skip
+        total = 0.0
+        for k in range(n):
+            if t + k >= len(reward):
+                return None  # not yet played when it was drawn
+            total += cfg.gamma**k * reward[t + k, i].item()
+            if done[t + k, i]:
+                break
+        if (done if ends == "done" else steps[ends])[t + k, i]:
+            return total
+        after = steps[state][t + k, i][None]
+        worth = asked(seen.target, after, seen.target)[0]
+        liked = asked(seen.model, after, seen.model)[0] if double else worth
+        near = liked >= liked.max() - 1e-6 * liked.abs().max()  # two actions may have equal values up to rounding
+        return total + cfg.gamma ** (k + late) * size * worth[near].max().item()
+
+    unit = seen.model.returns.rms.item()
+
+    def apart(**how: Any) -> float:
+        """Return the largest relative difference of the batch's targets from this definition."""
+        with seen.run.autocast():
+            due = [[d for t, i in some if (d := targets(t, i, **how)) is not None] for some in places]
+        scale = max(max((abs(d) for some in due for d in some), default=0.0), 1e-9)
+        return max(gap(r * unit, some) for r, some in zip(rows["return"].tolist(), due, strict=True)) / scale
+
+    off, cause = apart(), CAUSES["dqn"]
+    if off > 1e-3:  # find the known mistake that fits
+        cause = next(
+            (f"{name}\n{cause}" for name, how in mistakes_of_dqn(cfg, unit).items() if apart(**how) <= 1e-3), cause
+        )
+    out["targets"] = (off, cause)
+    return out
+
+
+# ------------------------------------------------------------------------------------------------------------------ SAC
+def sac(cfg: Any, seen: "Seen") -> Compared:
+    """The reward plus the lower target critic's value of a newly drawn action, minus the temperature times its log-probability (Haarnoja
+    2018, equations 3 and 5)."""
+    rows, places = rows_of(seen)
+    out = unplayed(places)
+    if out["observations and actions"][0]:
+        return out
+    observation, action, log_prob = (t.cpu() for t in seen.sampled)
+    device = next(seen.target.parameters()).device
+    with torch.no_grad(), seen.run.autocast():
+        read = seen.target.scaled(observation.to(device))
+        worth = formulas.critics(seen.target.critics, read, action.to(device)).amin(0).float().cpu()
+    soft = (
+        worth * seen.target.rewards.rms.cpu()
+        - seen.model.log_temperature.exp().cpu() * log_prob * seen.model.rewards.rms.cpu()
+    )
+    steps, due = seen.steps, []
+    for some in places:
+        due.append([])
+        for t, i in some:
+            for j in (observation == steps["next_observation"][t, i]).all(-1).nonzero().flatten().tolist():
+                alive = not steps["terminated"][t, i]
+                due[-1].append(steps["reward"][t, i].item() + cfg.gamma * alive * soft[j].item())
+    if not all(due):
+        raise KeyError("next actions are not drawn by model.sample(next_observation, noise)")
+    scale = max(max(abs(d) for some in due for d in some), 1e-9)
+    unit = seen.model.rewards.rms.item()
+    off = max(gap(r * unit, some) for r, some in zip(rows["return"].tolist(), due, strict=True)) / scale
+    out["targets"] = (off, CAUSES["sac"])
+    return out

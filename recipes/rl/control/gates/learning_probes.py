@@ -1,0 +1,225 @@
+"""Probes of an agent: environments with known values, on which what it learns is compared with what is right."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.gate import Gate, GateContext, build
+from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.recipe.stage import Stage
+from trainworthy.recipes.rl.control.data.environments import Environments
+from trainworthy.recipes.rl.control.data.probes import PROBES
+from trainworthy.recipes.rl.control.models.memory import Remembering, after, beginning
+
+Make = Callable[[Any, Run], Stage]
+UNITS = 60  # rollouts of 8 environments x 16 steps
+# Checked after every third rollout; four checks in a row must be close, because a value may only pass by the answer.
+EVERY, IN_A_ROW = 3, 4
+CLOSE = 0.1  # largest error of a learnt value, as a share of the largest value
+EARNED = 0.4  # return of a policy that takes the best action with probability 0.7
+GAMMA = 0.5  # low enough to tell a discounted reward from an undiscounted one within two steps
+
+
+@dataclass
+class Subject:
+    """A recipe's stage function, and how it learns a probe."""
+
+    make: Make
+    settings: dict[str, Any]
+    """Settings under which a probe is learnt within 60 rollouts of 8 environments x 16 steps."""
+    exact: dict[str, Any] = field(default_factory=dict)
+    """Settings under which value targets are plain returns until the episode ends, without bootstrapping. Empty if the recipe always
+    bootstraps."""
+    estimated: dict[str, Any] = field(default_factory=dict)
+    """Settings under which every target contains the value of the next step."""
+    box: bool = False
+    """True for continuous actions."""
+    formula: Callable | None = None
+    """Each term of the loss per sample (see formulas.py); None: no comparison. A fork that changes its objective states its own."""
+    targets: Callable | None = None
+    """The targets by their definition (see definitions.py)."""
+    unread: Callable[[Any], dict[str, str]] = lambda cfg: {}
+    """Settings -> {entry of a batch that the loss does not depend on: reason}."""
+    lag: Callable[[Any], float] | None = None
+    """Settings -> number of updates in which the target network is replaced once; None if there is no target network."""
+
+
+@dataclass
+class Learnt:
+    """Result of the recipe's own `train()` on a probe."""
+
+    run: Run
+    stage: Stage
+    batches: list[dict] = field(default_factory=list)
+    """Batches of one rollout, as the loss gets them."""
+    values: list[Tensor] = field(default_factory=list)
+    """The model's values of the probe's observations, before each of these batches."""
+    rewards: dict[int, list[Tensor]] = field(default_factory=dict)
+    """Rewards of every step, by rollout."""
+    gradient: list[Tensor] = field(default_factory=list)
+    """Gradient of the policy term on the first batch."""
+
+
+def learnt(
+    context: GateContext,
+    subject: Subject,
+    name: str,
+    *,
+    units: int = UNITS,
+    noted: int = 0,
+    batch: int = 32,
+    stack: int = 1,
+    before: Callable[[Stage], None] | None = None,
+    look: Callable[[Callable, torch.nn.Module, dict], None] | None = None,
+    **settings: Any,
+) -> Learnt:
+    """Run the recipe's own `train()` on a probe, at a learning rate that suits probes.
+
+    With the default number of `units` (rollouts), training stops as soon as the answer is learnt; with fewer, all are made. Batches of
+    rollout `noted` are kept. `look` gets the loss, the model and the first of these batches. `before` may change the stage first.
+    Except for the probe "memory", the newest observation determines the answer."""
+    cfg, id = context.cfg, f"probe/{name}{'-box' * subject.box}-v0"
+    cfg = replace(cfg, env=id, frame_stack=stack, num_envs=8, num_steps=16, gamma=GAMMA, optim=replace(cfg.optim, lr=3e-3),
+                  train=replace(cfg.train, batch_size=batch, accumulate=1), **subject.settings | settings)  # fmt: skip
+    close: list[bool] = []
+
+    def enough(stage: Stage, unit: int) -> bool:
+        if unit % EVERY == 0 and units == UNITS:
+            close.append(off(subject, stage, name, stack) <= CLOSE / 2)
+        return len(close) >= IN_A_ROW and all(close[-IN_A_ROW:])
+
+    run = Run(cfg, context.accelerator, plan=Plan(steps=units, peak=True, watch=enough))
+    stage = build(run, lambda run: subject.make(cfg, run))
+    if before:
+        before(stage)
+    own, found, envs = stage.loss, Learnt(run, stage), environments_of(stage)
+
+    def loss(model: torch.nn.Module, batch: dict) -> dict[str, Tensor]:
+        terms = own(model, batch)
+        if run.step == noted and torch.is_grad_enabled():
+            if look and not found.batches:
+                look(own, model, batch)
+            ends = (
+                batch["return"].ndim - 1
+            )  # recurrent policies have batches of whole environments: (time, environment)
+            found.batches.append({k: v.detach().clone().flatten(0, ends) for k, v in batch.items()})
+            with torch.no_grad():
+                found.values.append(model.value(known(subject, model, name, stack)[0].to(run.device)))
+            if not found.gradient and "policy" in terms:
+                weights = [p for p in model.parameters() if p.requires_grad]
+                given = torch.autograd.grad(terms["policy"], weights, retain_graph=True, allow_unused=True)
+                found.gradient = [g.flatten() for g in given if g is not None]
+        return terms
+
+    def watched(stepped: Callable) -> Callable:
+        def step(actions: Tensor) -> dict[str, Tensor]:
+            followed = stepped(actions)
+            found.rewards.setdefault(run.step, []).append(followed["reward"])
+            return followed
+
+        return step
+
+    stage.loss = loss
+    if envs:
+        envs.step = watched(envs.step)
+    context.train(cfg, run, stage)
+    return found
+
+
+def environments_of(stage: Stage) -> Environments | None:
+    """Return the environments in the stage's state, or None."""
+    inner = (s.envs if isinstance(s, Remembering) else s for s in stage.state.values())
+    return next((s for s in inner if isinstance(s, Environments)), None)
+
+
+def off(subject: Subject, stage: Stage, name: str, stack: int = 1) -> float:
+    """Return the distance from the known answer: error of the values as a share of the largest, or 1 - probability of the best action, over 3."""
+    observations, values, best = known(subject, stage.model, name, stack)
+    observations = observations.to(next(stage.model.parameters()).device)
+    with torch.no_grad():
+        if best is not None:
+            near = stage.model.near(observations, best.to(observations.device))
+            return (1 - near).max().item() / 3  # a probability of 0.7 is close enough
+        found = stage.model.value(observations).cpu()
+    return (found - values).abs().max().item() / max(values.abs().max().item(), 1e-9)
+
+
+def answers(subject: Subject, name: str, stack: int = 1) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return (the last `stack` observations of every step, their values under the best policy, their best actions or None if actions
+    do not matter). They follow analytically from the probe's rule, for every signal and step."""
+    probe = PROBES[name]
+    rule, length, limited = probe["rule"], probe.get("length", 1), probe.get("limited", False)
+    n_actions, brief = probe.get("actions", 1), probe.get("brief", False)
+    shift, scale = probe.get("shift", 0.0), probe.get("scale", 1.0)
+    rows, values, best = [], [], []
+    for signal in (-1, 1) if probe.get("random") else (0,):
+        later = (
+            rule(signal, 0, 0) / (1 - GAMMA) if limited else 0.0
+        )  # a truncated episode counts as if it continued for ever
+        for step in reversed(range(1 if limited else length)):
+            rewards = [float(rule(signal, a, step)) for a in range(n_actions)]
+            later = max(rewards) + GAMMA * later
+            if n_actions > 1 and len(set(rewards)) == 1:
+                continue  # all actions are equal
+            past = [(0 if brief and t else signal, 0 if limited else t) for t in range(step + 1)]
+            rows.append([shift + scale * x for seen in ([past[0]] * stack + past)[-stack:] for x in seen])
+            values.append(later)
+            best.append(rewards.index(max(rewards)))
+    chosen = 2 * torch.tensor(best)[:, None] - 1 if subject.box else torch.tensor(best)
+    return torch.tensor(rows), torch.tensor(values), chosen if n_actions > 1 else None
+
+
+def known(subject: Subject, model: torch.nn.Module, name: str, stack: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return `answers` with observations in the form that the model takes; recurrent models get their state after the step before."""
+    if not getattr(getattr(model, "memory", None), "size", 0):
+        return answers(subject, name, stack)
+    frames, values, best = answers(subject, name, 2)  # no probe has more than two steps
+    earlier, newest = frames.chunk(2, -1)
+    state, rows = after(model, beginning(model, earlier)), beginning(model, newest)
+    second = (earlier != newest).any(-1)
+    rows[second, newest.shape[1] :] = torch.cat([torch.zeros(len(state), 1), state], -1)[second]
+    return rows, values, best
+
+
+def probe_gate(subject: Subject, name: str, rows: str, title: str, remedy: str) -> Gate:
+    """Return the gate that trains a probe with the recipe's own loop and compares what it learnt with the known answer."""
+
+    @gate(f"probe-{name}", rows=rows, title=title, symptom=True)
+    def prove(context: GateContext) -> Finding:
+        stack = context.cfg.frame_stack if name == "memory" else 1
+        if name == "memory" and stack == 1 and not getattr(context.cfg, "rnn_hidden_size", 0):
+            raise Skip("the policy has no memory (--frame-stack 1)")
+        result = learnt(context, subject, name, stack=stack)
+        run, stage = result.run, result.stage
+        observations, values, best = known(subject, stage.model, name, stack)
+        with torch.no_grad():
+            found = stage.model.value(observations.to(run.device)).tolist()
+            near = None if best is None else stage.model.near(observations.to(run.device), best.to(run.device))
+        apart = off(subject, stage, name, stack)
+        shown = f"values {few(found)}" if near is None else f"probabilities of the best actions {few(near)}"
+        earned = 1.0
+        if (
+            name == "memory"
+        ):  # the frames above were made analytically; only episodes show what the environment really stacks
+            with evaluating(stage.eval_model):
+                earned = stage.evaluate(stage.eval_model, stage.data["val"])["return"]
+            shown += f", return of an episode {earned:.2f} of 1"
+        needed = (
+            f"{few(values)}, with errors of at most {CLOSE:.0%} of the largest"
+            if best is None
+            else f"at least {1 - 3 * CLOSE:.1f} each" + f", and a return of at least {EARNED:g}" * (name == "memory")
+        )
+        return Finding(
+            apart <= CLOSE and earned >= EARNED, f"{shown} after {run.step} rollouts", f"{needed}, within {UNITS} rollouts", remedy,
+            evidence={"observations": observations.tolist(), "values": found, "known": values.tolist(), "off": apart},
+        )  # fmt: skip
+
+    return prove
+
+
+def few(values: Any) -> str:
+    return " ".join(f"{float(v):.2f}" for v in values)

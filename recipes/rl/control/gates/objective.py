@@ -1,0 +1,222 @@
+"""Gates of control recipes on the configured run: the loss against its formula, training targets against their definition, and
+batch entries that the loss ignores.
+
+They require what recipes/rl/control/gates/agents.py requires, and a `Subject` with `formula` and `targets`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import formula as stated_by
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.formula import limit
+from trainworthy.core.gates.gate import Gate, GateContext
+from trainworthy.core.recipe.stage import Stage, batch_size
+from trainworthy.recipes.rl.control.data.replay import Replay
+from trainworthy.recipes.rl.control.gates import formulas
+from trainworthy.recipes.rl.control.gates.recording import seen
+
+ROWS = 64  # samples of a batch that are compared one by one
+ON_PURPOSE = (
+    "on purpose: add what is new as a loss term with a name of its own, state your own formula (`formula=` of gates.Subject, a "
+    'function like those of recipes/rl/control/gates/formulas.py), or accept it: --gates.waive formula --gates.because "..."'
+)
+
+
+# --------------------------------------------------------------------------------------------------------------- formula
+def formula_gate(formula: Callable | None) -> Gate:
+    title = "each term of the loss is its formula, sample by sample, with the formula's gradient"
+
+    @gate("formula", rows="R3 R5", title=title, explains=True)
+    def prove(context: GateContext) -> Finding:
+        """Compares the last batch of two rollouts with recipes/rl/control/gates/formulas.py: the value of each sample and the gradient of the sum.
+        Stored numbers get noise, so that old and new policy differ and every clip is active."""
+        if formula is None:
+            raise Skip("there is no formula for this objective (`formula=` of gates.Subject)")
+        one, run = compared(context, formula), seen(context).run
+        exact, own = limit(run, 1e-4), f"; of the recipe's own: {', '.join(one.own)}" if one.own else ""
+        return Finding(
+            not one.wrong, "; ".join(one.wrong) or f"{one.samples} samples: {', '.join(one.said)}{own}",
+            f"the formula within {exact:g}, its gradient within {10 * exact:g}",
+            "\n".join([*dict.fromkeys(one.causes), ON_PURPOSE]),
+            evidence={"compared": one.said, "own": one.own}, batch=one.batch, cause=stated_by.known(one.causes),
+        )  # fmt: skip
+
+    return prove
+
+
+@dataclass
+class Comparison:
+    """Differences of a loss from its formula."""
+
+    batch: dict[str, Any]
+    samples: int = 0
+    wrong: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    causes: list[str] = field(default_factory=list)
+    own: list[str] = field(default_factory=list)
+    """Terms without a formula."""
+    forms: dict[str, str] = field(default_factory=dict)
+    """Term -> the published form that it equals."""
+
+
+def compared(context: GateContext, formula: Callable) -> Comparison:
+    """Compare the loss of a real batch with its formula."""
+    return context.once("rl-formula", lambda: _compared(context, formula))
+
+
+def _compared(context: GateContext, formula: Callable) -> Comparison:
+    found = seen(context)
+    run, stage, batch = found.run, found.stage, _moved(found.batch, context.cfg.run.seed)
+    if stage.expect.couplings:
+        raise Skip(f"declared: {stage.expect.couplings}")
+    model, out = stage.model.eval(), Comparison(batch)
+    with run.autocast():
+        one_by_one = [stage.loss(model, stated_by.row(batch, i)) for i in range(batch_size(batch))]
+        got = {k: torch.stack([one[k].detach() for one in one_by_one]).float() for k in one_by_one[0]}
+        whole = stage.loss(model, batch)
+        due = _stated(formula, context.cfg, model, batch, got)
+    got, whole, due, out.own = stated_by.paired(got, whole, due)
+    out.samples = batch_size(batch)
+    for term, statement in due.items():
+        fault, said, cause, form = stated_by.compare(term, statement, got[term], whole[term], model, limit(run, 1e-4))
+        out.wrong += [fault] * bool(fault)
+        out.said += [said] * bool(said)
+        out.causes += [cause] * bool(cause)
+        out.forms[term] = form
+    return out
+
+
+def _stated(formula: Callable, cfg: Any, model: nn.Module, batch: dict, got: dict) -> formulas.Statements:
+    try:
+        return {k: stated_by.summed(s) for k, s in formula(cfg, model, batch, got).items()}
+    except (KeyError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise Skip(f"the formula does not fit this model or batch ({said}); {ON_PURPOSE}") from None
+
+
+def _moved(batch: dict, seed: int) -> dict:
+    """Return at most ROWS rows with noise on stored numbers and on the weights of samples."""
+    draws = torch.Generator().manual_seed(seed)
+    out = {k: v[:ROWS].clone() if isinstance(v, Tensor) else v for k, v in batch.items()}
+    for key, size in formulas.MOVES.items():
+        if key in out:
+            out[key] = out[key] + size * torch.randn(out[key].shape, generator=draws).to(out[key])
+    if "weight" in out:
+        out["weight"] = out["weight"] * (0.2 + 0.8 * torch.rand(out["weight"].shape, generator=draws).to(out["weight"]))
+    return out
+
+
+# --------------------------------------------------------------------------------------------------------------- entries
+def entries_gate(unread: Callable[[Any], dict[str, str]], formula: Callable | None) -> Gate:
+    @gate("entries", rows="R5", title="the loss depends on every entry of the batch")
+    def prove(context: GateContext) -> Finding:
+        """Changes one entry of a real batch at a time: noise of its own scale for floats, exchange between samples for others."""
+        found = seen(context)
+        run, stage, batch, why = found.run, found.stage, found.batch, unread(context.cfg)
+        draws, model = torch.Generator().manual_seed(context.cfg.run.seed), stage.model.eval()
+
+        def terms(one: dict) -> Tensor:
+            with torch.no_grad(), run.autocast():
+                return torch.stack([v.float() for v in stage.loss(model, one).values()])
+
+        before = terms(batch)
+        if not torch.equal(before, terms(batch)):
+            raise Skip("the loss of one batch differs from call to call (see dependency)")
+        moved, silent, declared = {}, [], []
+        for key, value in batch.items():
+            if not isinstance(value, Tensor) or len(value) < 2:
+                continue
+            if key in why:
+                declared.append(f"{key} ({why[key]})")
+                continue
+            other = _other(value, draws)
+            if torch.equal(other, value):
+                continue  # equal in all samples: nothing to exchange
+            change = ((terms(batch | {key: other}) - before).abs() / before.abs().clamp_min(1e-6)).max().item()
+            moved[key] = change
+            if change <= 1e-5 and not _spare(context, formula, batch, key, other):
+                silent.append(key)
+        shown = ", ".join(f"{k} {v:.2g}" for k, v in moved.items()) + (
+            f"; declared: {', '.join(declared)}" if declared else ""
+        )
+        return Finding(
+            not silent, f"the loss does not depend on {', '.join(silent)} ({shown})" if silent
+            else f"relative change of the loss by entry: {shown}",
+            "a term changes by more than 1e-5 (relative) when an entry is changed",
+            f"`{silent[0] if silent else ''}` is put in the batch and never read, or cancels out (divided by itself)\n"
+            "on purpose: leave it out of the batch, or give the reason in `unread=` of gates.Subject",
+            evidence={"change": moved}, batch=batch,
+        )  # fmt: skip
+
+    return prove
+
+
+def _spare(context: GateContext, formula: Callable | None, batch: dict, key: str, other: Tensor) -> bool:
+    """Return whether the loss is a published form that does not use this entry either."""
+    if formula is None:
+        return False
+    run, model = seen(context).run, seen(context).stage.model
+    try:
+        one = compared(context, formula)
+    except Skip:
+        return False
+    if one.wrong:
+        return False
+    with torch.no_grad(), run.autocast():
+        before, after = (_stated(formula, context.cfg, model, b, {}) for b in (batch, batch | {key: other}))
+    forms = [(term, form) for term, form in one.forms.items() if form in before[term].right]
+    return all(torch.allclose(before[t].right[form], after[t].right[form]) for t, form in forms)
+
+
+def _other(value: Tensor, draws: torch.Generator) -> Tensor:
+    """Return `value` with noise of its own standard deviation, or exchanged between samples if it is no float."""
+    if value.is_floating_point():
+        spread = value.float().std().item() or 1.0
+        return value + spread * torch.randn(value.shape, generator=draws).to(value)
+    return value.roll(1, 0) if not torch.equal(value.roll(1, 0), value) else value
+
+
+# --------------------------------------------------------------------------------------------------------------- returns
+def returns_gate(targets: Callable | None) -> Gate:
+    title = "training targets equal their definition, computed step by step from the played transitions"
+
+    @gate("returns", rows="R4 R5", title=title, explains=True)
+    def prove(context: GateContext) -> Finding:
+        """Searches rows of the last batch of two rollouts, at the run's own settings, among the steps of the environments."""
+        if targets is None:
+            raise Skip("there is no definition of these targets (`targets=` of gates.Subject)")
+        found = seen(context)
+        try:
+            compared = targets(context.cfg, found)
+        except (KeyError, AttributeError, TypeError) as error:
+            raise Skip(f"the definition does not fit this model or batch ({type(error).__name__}: {error})") from None
+        exact = limit(found.run, 1e-3)
+        wrong = [f"{k} differ by up to {v:.2g}" for k, (v, _) in compared.items() if not v <= exact]
+        causes = [cause for v, cause in compared.values() if not v <= exact]
+        if short := too_small(found.stage, context.cfg):
+            wrong, causes = (
+                [short, *wrong],
+                ["the replay buffer is built with another capacity than the setting's", *causes],
+            )
+        return Finding(
+            not wrong, "; ".join(wrong) or ", ".join(f"{k} within {v:.1e}" for k, (v, _) in compared.items()),
+            f"within {exact:g} of the largest" + ", and room for --buffer-size transitions" * bool(short),
+            "\n".join([*causes, "on purpose: --gates.waive returns --gates.because \"...\""]),
+            evidence={k: v for k, (v, _) in compared.items()}, batch=found.batch,
+        )  # fmt: skip
+
+    return prove
+
+
+def too_small(stage: Stage, cfg: Any) -> str:
+    """Return what a replay buffer lacks that has less room than the run asks for; empty if it has that room, or there is none."""
+    replay = next((s for s in stage.state.values() if isinstance(s, Replay)), None)
+    room, asked = replay.steps * replay.n if replay else 0, getattr(cfg, "buffer_size", 0)
+    if replay is None or room > asked - replay.n:
+        return ""
+    return f"the replay buffer has room for {room:,} transitions, --buffer-size is {asked:,}"

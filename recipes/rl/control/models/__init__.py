@@ -1,0 +1,1 @@
+"""Policies and value functions: nets, action distributions, recurrent memory."""

@@ -1,0 +1,1 @@
+"""Questions, prompts and rewards of the recipes that train language models on rewards."""

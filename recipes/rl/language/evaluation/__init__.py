@@ -1,0 +1,1 @@
+"""Metrics of answers to held-out questions."""

@@ -1,0 +1,1 @@
+"""Gates and monitors of rl/grpo and rl/rlhf."""

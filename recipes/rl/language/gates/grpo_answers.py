@@ -1,0 +1,104 @@
+"""What the gates of GRPO share: their subject, and answers of the untrained policy, sampled once."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from trainworthy.core.adapters.hosted import Hosted
+from trainworthy.core.base import seeds
+from trainworthy.core.base.modes import in_mode
+from trainworthy.core.gates.gate import GateContext
+from trainworthy.core.loop.optim import exact
+from trainworthy.core.loop.run import Run, evaluating
+from trainworthy.recipes.rl.language.data.problems import Asker, Reward
+
+FIRST = 8  # tokens of each answer whose distribution is kept as it was sampled from
+
+
+@dataclass
+class Subject:
+    """What the gates of a stage check."""
+
+    cfg: Any
+    asker: Asker
+    reward: Reward
+    """The declared reward function."""
+
+
+@dataclass
+class Unit:
+    """Answers of the untrained policy to two questions of different lengths, sampled by the trainer as in training; one row for each answer."""
+
+    run: Run
+    stage: Hosted
+    rows: list[dict]
+    batch: dict[str, Tensor]
+    ids: list[tuple[list[int], list[int]]]
+    """(prompt, answer) without padding."""
+    drawn_from: list[Tensor]
+    """Logits (answers, vocabulary) that the first tokens of the answers were drawn from; empty if another program generates."""
+
+
+def unit(s: Subject, context: GateContext) -> Unit:
+    """Sample the answers, once for all gates."""
+
+    def make() -> Unit:
+        run, stage = context.look()
+        rows = [dict(r) for r in stage.ask(0)]
+        for row in rows[
+            s.cfg.num_generations :
+        ]:  # a longer prompt: padding on the wrong side then changes the shorter ones
+            row["prompt"] = s.asker.put(f"{rows[0]['question']} {rows[0]['answer']}\n{row['question']}")
+        seeds.seed_global(context.cfg.run.seed, "unit")
+        with (
+            in_mode(stage.model, training=True),
+            torch.no_grad(),
+            run.autocast(),
+            generating(stage.model, len(rows)) as drawn_from,
+        ):
+            batch = stage.trainer._generate_and_score_completions(rows)
+        sides = [[ids[mask.bool()].tolist() for ids, mask in zip(batch[f"{k}_ids"], batch[f"{k}_mask"], strict=True)]
+                 for k in ("prompt", "completion")]  # fmt: skip
+        return Unit(
+            run, stage, rows, {k: v for k, v in batch.items() if v.dim()}, list(zip(*sides, strict=True)), drawn_from
+        )
+
+    return context.once("unit", make)
+
+
+@contextmanager
+def generating(model: nn.Module, n: int) -> Iterator[list[Tensor]]:
+    """Record the last logits (n, vocabulary) of the first forwards of `generate`: one on the prompts, then one on each new token. A
+    forward on whole texts, which computes log-probabilities, ends the record."""
+    seen: list[Tensor] = []
+    over: list[bool] = []
+
+    def listen(_module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        fits = ids is not None and len(ids) == n and (not seen or ids.shape[1] == 1)
+        if not over and fits and len(seen) < FIRST:
+            seen.append(exact(out.logits[:, -1].detach()))
+        elif not fits:
+            over.append(True)
+
+    bare = model.get_base_model() if hasattr(model, "peft_config") else model
+    hook = bare.register_forward_hook(listen, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+def alone(u: Unit, temperature: float) -> list[Tensor]:
+    """Return log-probabilities (tokens, vocabulary) at each answer's tokens, computed alone, without padding, from plain logits."""
+
+    def read(before: list[int], after: list[int]) -> Tensor:
+        ids = torch.tensor([before + after], device=u.run.device)
+        logits = u.stage.model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1]
+        return (exact(logits) / temperature).log_softmax(-1)
+
+    with evaluating(u.stage.model), u.run.autocast():
+        return [read(*row) for row in u.ids]

@@ -1,0 +1,189 @@
+"""Gates of GRPO's loss: which tokens it scores, its value, and its gradient."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from trainworthy.core.adapters.hosted import Hosted
+from trainworthy.core.base.modes import in_mode
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import formula, gate
+from trainworthy.core.gates.gate import Gate, GateContext
+from trainworthy.core.gates.recorder import rehearsed
+from trainworthy.core.loop.optim import exact
+from trainworthy.core.loop.run import Run
+from trainworthy.recipes.llm.gates.chat import backbone
+from trainworthy.recipes.rl.language.gates.grpo_answers import Subject, alone, unit
+
+STEPS = (-0.5, -0.1, 0.0, 0.1, 0.5)  # log-ratios to the older policy: inside the clip and outside, on both sides
+
+
+def scored(s: Subject) -> Gate:
+    title = "the answer and the token that ends it are scored, and nothing else"
+
+    @gate("scored", rows="L2 L3", title=title, reads="data model loss train", explains=True)
+    def prove(context: GateContext) -> Finding:
+        """Reads where the loss has a gradient with respect to the last hidden states: each state predicts the next token."""
+        u, wrong, states = unit(s, context), [], []
+        picked = [0, len(u.rows) - 1]  # a padded prompt and one that is not
+        batch = {k: v[picked] for k, v in u.batch.items()}
+        batch["advantages"] = torch.ones_like(batch["advantages"])
+
+        def keep(_module, _args, out) -> None:
+            if out.last_hidden_state.requires_grad:  # a reference's do not
+                states.append(out.last_hidden_state)
+
+        hook = backbone(u.stage.model).register_forward_hook(keep)
+        try:
+            with in_mode(u.stage.model, training=True), u.run.autocast():
+                total = sum(u.stage.loss(u.stage.model, batch).values())
+            grads = torch.autograd.grad(total, states, allow_unused=True)  # nothing is left on the weights
+        finally:
+            hook.remove()
+        felt = sum(g.abs().sum(-1) for g in grads if g is not None) > 0  # (rows, T)
+        width = batch["prompt_ids"].shape[1]
+        for row, i in enumerate(picked):
+            n = len(u.ids[i][1])
+            due, got = set(range(width - 1, width - 1 + n)), set(felt[row].nonzero().flatten().tolist())
+            if extra := got - due:
+                where = "of the prompt" if min(extra) < width - 1 else "after its end"
+                wrong.append(f"answer {i} scores {len(extra)} tokens {where}")
+            if lost := due - got:
+                end = ", the one that ends it among them" * (max(due) in lost)
+                wrong.append(f"answer {i} leaves {len(lost)} of {n} tokens unscored{end}")
+        shown = " | ".join(repr(s.asker.tokenizer.decode(u.ids[i][1])) for i in picked)
+        return Finding(
+            not wrong, "; ".join(wrong) or f"of {width} + {batch['completion_ids'].shape[1]} tokens: {shown}",
+            "only the answer and the token that ends it have a gradient",
+            "prompts are scored: the mask is the attention mask\n"
+            "the end token is masked because it is also the pad: mask by length, never by id (the model then never stops)",
+            batch=batch,
+        )  # fmt: skip
+
+    return prove
+
+
+def objective(s: Subject) -> Gate:
+    title = "the loss is the declared one, with each answer computed alone"
+
+    @gate("objective", rows="R1 L1", title=title, reads="data model loss train", explains=True)
+    def prove(context: GateContext) -> Finding:
+        """Compares the recipe's loss of a padded batch with the formula. Its log-probabilities come from each answer alone, without padding,
+        from plain logits. Advantages and the older policy are made up, so that every branch of the clip is used. Before training, the
+        reference must equal the policy."""
+        u = unit(s, context)
+        mask = exact(u.batch["completion_mask"])
+        plain, wrong = torch.zeros_like(mask), []
+        for row, ((_, after), p) in enumerate(zip(u.ids, alone(u, s.cfg.temperature), strict=True)):
+            said = p.gather(-1, torch.tensor(after, device=p.device)[:, None])[:, 0]
+            plain[row, mask[row].bool()] = said
+        apart = torch.tensor(STEPS, dtype=mask.dtype, device=mask.device)
+        steps = apart[torch.arange(mask.numel(), device=mask.device).view_as(mask) % len(STEPS)]
+        given = torch.linspace(-1.5, 1.5, len(mask), dtype=mask.dtype, device=mask.device)
+        made = {"advantages": given.float(), "old_per_token_logps": (plain - steps).float()}
+        ratio, a = steps.exp(), given[:, None]
+        each = -torch.min(ratio * a, ratio.clamp(1 - s.cfg.epsilon, 1 + s.cfg.epsilon) * a)
+        if s.cfg.beta:
+            limit = 1e-3 if u.run.precision == "fp32" else 5e-2
+            off = ((exact(u.batch["ref_per_token_logps"]) - plain) * mask).abs().max().item()
+            wrong += [f"before training the reference is {off:.3g} nats from the policy"] if off > limit else []
+            made["ref_per_token_logps"] = (plain + steps.flip(1)).float()
+            over = steps.flip(1)
+            # Schulman's k3 (2020) times the ratio: for older samples its gradient is otherwise not that of the KL (DeepSeek-V3.2).
+            each = each + s.cfg.beta * ratio * (over.exp() - over - 1)
+        due = ((each * mask).sum() / mask.sum()).item()
+        with in_mode(u.stage.model, training=True), torch.no_grad(), u.run.autocast():
+            batch = {**u.batch, **made}
+            got = (sum(u.stage.loss(u.stage.model, batch).values()) / sum(u.stage.counts(batch).values())).item()
+        limit, gap = 1e-4 if u.run.precision == "fp32" else 5e-2, abs(got - due) / max(1.0, abs(due))
+        wrong += [f"the loss is {got:.6f}, by the formula {due:.6f}"] if gap > limit else []
+        kl = f", and beta {s.cfg.beta:g} times ratio x KL" if s.cfg.beta else ""
+        return Finding(
+            not wrong, "; ".join(wrong) or f"{got:.6f}, by the formula {due:.6f} ({int(mask.sum())} tokens)",
+            f"the mean over tokens of -min(ratio A, clip(ratio) A), clip {s.cfg.epsilon:g}{kl}, within {limit:g}",
+            "prompts are padded on the right, the attention mask is missing, or position ids count the padding: each answer then follows "
+            "another prompt\nthe prompt or the padding counts, or the loss is a mean over answers instead of tokens\n"
+            "the ratio is inverted, not clipped, or clipped on one side; or the sign is wrong\n"
+            "the reference is another model: loaded again by name, or not copied after --init-from",
+            evidence={"got": got, "due": due, "gap": gap},
+        )  # fmt: skip
+
+    return prove
+
+
+def formula_gate(s: Subject) -> Gate:
+    @gate("formula", rows="R1 L1", title=formula.TITLE, reads="data model loss train", explains=True)
+    def prove(context: GateContext) -> Finding:
+        """Compares the loss of each answer, and the gradient of all, with the formula: on answers and weights of the last rehearsed iteration,
+        with advantages and an older policy made up as in `objective`. A gradient of the wrong sign changes no value of the loss."""
+        run, stage, record = rehearsed(context)
+        if not record.batch:
+            raise Skip("the loop makes its own updates, so no batch was recorded (see wiring)")
+        batch = _few(record.batch)
+        batch["advantages"] = torch.linspace(-1.5, 1.5, len(batch["prompt_ids"]), device=run.device)
+        said = [_said(stage, run, batch, i, s.cfg.temperature) for i in range(len(batch["prompt_ids"]))]
+        mask = batch["completion_mask"].bool()
+        apart = torch.tensor(STEPS, device=run.device).repeat(mask.numel())[: mask.numel()].view_as(mask)
+        old, over = apart.new_zeros(mask.shape), apart.flip(1)
+        beta = stage.state["controller"].value if s.cfg.target_kl else s.cfg.beta
+        for i, one in enumerate(said):
+            old[i, mask[i]] = one.detach().float()
+        batch["old_per_token_logps"] = old - apart
+        if s.cfg.beta:
+            batch["ref_per_token_logps"] = old + over
+
+        def state() -> formula.Statements:
+            rows = [_said(stage, run, batch, i, s.cfg.temperature) for i in range(len(said))]
+            forms = [_forms(s.cfg, beta, new, (old - apart)[i, mask[i]], (old + over)[i, mask[i]], batch["advantages"][i])
+                     for i, new in enumerate(rows)]  # fmt: skip
+            right, wrong = ({k: torch.stack([one[j][k] for one in forms]) for k in forms[0][j]} for j in (0, 1))
+            return {"loss": formula.Statement(right, wrong)}
+
+        one, exact = formula.compared(run, stage, batch, state, training=True), formula.limit(run, 1e-4)
+        return Finding(
+            not one.wrong, "; ".join(one.wrong) or f"{one.samples} answers: {', '.join(one.said)}",
+            f"the formula within {exact:g}, its gradient within {10 * exact:g}",
+            "\n".join([*dict.fromkeys(one.causes), "a detach() in the loss, or a sign that it hides", formula.ON_PURPOSE]),
+            evidence={"compared": one.said}, cause=formula.known(one.causes),
+        )  # fmt: skip
+
+    return prove
+
+
+def _few(batch: dict) -> dict[str, Tensor]:
+    """Return the first and the last two answers of a batch."""
+    rows = {k: v for k, v in batch.items() if isinstance(v, Tensor) and v.dim()}
+    n = len(rows["prompt_ids"])
+    picked = sorted({0, 1, n - 2, n - 1} & set(range(n)))
+    return {k: v[picked].clone() for k, v in rows.items()}
+
+
+def _said(stage: Hosted, run: Run, batch: dict[str, Tensor], i: int, temperature: float) -> Tensor:
+    """Return log-probabilities (tokens,) of an answer's tokens, computed alone, without padding, from plain logits."""
+    before, after = (batch[f"{k}_ids"][i][batch[f"{k}_mask"][i].bool()] for k in ("prompt", "completion"))
+    with in_mode(stage.model, training=False), run.autocast():
+        logits = stage.model(input_ids=torch.cat([before, after])[None], use_cache=False).logits[
+            0, len(before) - 1 : -1
+        ]
+    return (exact(logits) / temperature).log_softmax(-1).gather(-1, after[:, None])[:, 0]
+
+
+def _forms(
+    cfg: Any, beta: float, new: Tensor, old: Tensor, ref: Tensor, gain: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """({name: sum over an answer's tokens} of the declared loss, the same of known mistakes)."""
+    ratio, low, high = (new - old).exp(), 1 - cfg.epsilon, 1 + cfg.epsilon
+    kl = ratio * ((ref - new).exp() - (ref - new) - 1) if beta else torch.zeros_like(ratio)
+    surrogate = torch.min(ratio * gain, ratio.clamp(low, high) * gain)
+    right = {"the clipped surrogate": (-surrogate + beta * kl).sum()}
+    wrong = {
+        "the ratio is 1 everywhere: the new probability is divided by itself": -(new - new.detach()).exp() * gain,
+        "the ratio is missing: log-probability times advantage": -new * gain,
+        "the ratio is inverted: old over new": -torch.min(
+            (old - new).exp() * gain, (old - new).exp().clamp(low, high) * gain
+        ),
+        "the maximum instead of the minimum": -torch.max(ratio * gain, ratio.clamp(low, high) * gain),
+        "the ratio is not clipped": -ratio * gain,
+        "the clipped ratio alone": -ratio.clamp(low, high) * gain,
+    }
+    return right, {k: v.sum() for k, v in wrong.items()}

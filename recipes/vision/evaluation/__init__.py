@@ -1,0 +1,1 @@
+"""How these recipes are evaluated: metrics, baselines, pictures of predictions."""

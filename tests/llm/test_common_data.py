@@ -1,0 +1,141 @@
+"""Files as people have them: packed, of other programs, with greetings, long system turns, many turns, and characters that are none."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from trainworthy.core.base.errors import UserError
+from trainworthy.recipes.llm.data import documents, files, mixture, pairs
+
+from tests.helpers import language
+from tests.llm import chat_models
+from tests.llm.test_sft import written
+
+SHORT = [{"prompt": f"What is {i}?", "completion": f"It is {i}."} for i in range(60)]
+TOOL = {"name": "weather", "description": "Says how the weather is.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string", "description": "where"}}}}  # fmt: skip
+
+
+def turns(*said: str, first: str = "user") -> list[dict[str, str]]:
+    both = ("user", "assistant") if first == "user" else ("assistant", "user")
+    return [{"role": both[i % 2], "content": text} for i, text in enumerate(said)]
+
+
+def read(path: Path, tokenizer: object, **settings: object) -> tuple[list[dict], list[dict], list[str]]:
+    source = pairs.Source(path=str(path), **settings)
+    train, val, _, told = pairs.read(source, pairs.chat(tokenizer, source))
+    return train, val, told
+
+
+@pytest.mark.parametrize(("name", "data"), [
+    ("a.jsonl.gz", gzip.compress("\n".join(map(json.dumps, SHORT)).encode())),
+    ("a.json.gz", gzip.compress(json.dumps(SHORT).encode())),
+    ("a.json", json.dumps({"data": SHORT}, indent=1).encode()),
+    ("a.jsonl", "\r\n".join(map(json.dumps, SHORT)).encode("utf-8-sig")),
+    ("a.jsonl", "\n".join(map(json.dumps, SHORT)).encode("utf-16")),
+    ("a.tsv", "\n".join(["prompt\tcompletion", *(f"{r['prompt']}\t{r['completion']}" for r in SHORT)]).encode()),
+], ids=["lines-gz", "list-gz", "object", "windows", "utf16", "tsv"])  # fmt: skip
+def test_files_of_other_programs(name: str, data: bytes, tmp_path: Path):
+    (tmp_path / name).write_bytes(data)
+    assert files.tables(str(tmp_path / name), "--data.path")["train"] == SHORT
+
+
+def test_a_file_that_is_not_whole_is_named(tmp_path: Path):
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "a"}')[:-4])
+    with pytest.raises(UserError, match="gzip"):
+        files.tables(str(tmp_path / "a.jsonl.gz"), "--data.path")
+
+
+def test_what_all_rows_share_makes_none_of_them_a_repetition(tmp_path: Path):
+    """A system turn, tools and a form of question: 230 of 232 such pairs were left out, because a row that had gone was not counted."""
+    rows = [{"messages": [{"role": "system", "content": "You are careful. " * 5}, *turns(f"how is the weather in town {i} now", f"sunny in {i}")],
+             "tools": [TOOL]} for i in range(60)]  # fmt: skip
+    train, val, told = read(written(tmp_path / "a.jsonl", rows), chat_models.tokenizer("qwen3"))
+    assert len(train) + len(val) == 60, told
+    train, val, told = read(written(tmp_path / "b.jsonl", rows + rows[:5]), chat_models.tokenizer("qwen3"))
+    assert len(train) + len(val) <= 65 - 1, told  # exact copies still go (those held out may be kept twice)
+    assert any("repeat an earlier one" in words for words in told)
+
+
+def test_a_later_answer_of_a_long_conversation_is_no_repetition_of_the_earlier_ones(tmp_path: Path):
+    """Qwen3's template makes each answer a row of its own, which holds all turns before it."""
+    rows = [{"messages": turns(*(f"{('please tell me fact', 'it is the number')[k % 2]} {k * i + k} about the thing {i * 13} today"
+                                 for k in range(16)))} for i in range(12)]  # fmt: skip
+    source = pairs.Source(path=str(written(tmp_path / "a.jsonl", rows)))
+    chat = pairs.chat(chat_models.tokenizer("qwen3"), source)
+    each = [one for row in rows for one in chat.rows(row)]
+    assert len(each) == 12 * 8
+    assert mixture.repeated(each, 0.8) == set()
+    assert mixture.repeated([*each, *each[:8]], 0.8) == {*range(96, 104)}
+
+
+def test_a_greeting_is_read_and_not_scored(tmp_path: Path):
+    rows = [{"conversations": [{"from": "GPT", "value": "Hello."}, {"from": "Human", "value": f"What is {i}?"},
+                               {"from": "gpt", "value": f"It is {i}."}]} for i in range(60)]  # fmt: skip
+    for name in ("qwen3", "llama3"):
+        tokenizer = chat_models.tokenizer(name)
+        source = pairs.Source(path=str(written(tmp_path / "a.jsonl", rows)))
+        chat = pairs.chat(tokenizer, source)
+        row = pairs.read(source, chat)[0][0]
+        found = chat.example(row["prompt"], row["completion"])
+        scored = tokenizer.decode(
+            [i for i, label in zip(found["input_ids"], found["labels"], strict=True) if label >= 0]
+        )
+        assert "It is" in scored
+        assert "Hello" not in scored
+        assert "Hello" in tokenizer.decode(found["input_ids"])
+
+
+def test_characters_that_are_none_and_tokens_that_end_a_turn_are_counted(tmp_path: Path):
+    wrong = [
+        '{"prompt": "half \\ud83d", "completion": "of one"}',
+        '{"prompt": "What?", "completion": "This.<|im_end|>"}',
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join([*map(json.dumps, SHORT), *wrong]))
+    train, val, told = read(path, language.tokenizer(), max_bad=0.05)
+    assert len(train) + len(val) == 60
+    for words in ("row 60: a text has half of a character", "row 61: a text has '<|im_end|>' in it, which ends a turn"):
+        assert words in told[0], told
+
+
+@pytest.mark.parametrize(("row", "setting"), [
+    ({"question": "a", "answer": "b"}, "prompt=question,completion=answer"),
+    ({"prompt": "a", "answer": "b"}, "completion=answer"),
+    ({"dialog": turns("a", "b")}, "messages=dialog"),
+    ({"instruction": "a", "context": "", "response": "b"}, "input=context,output=response"),
+])  # fmt: skip
+def test_the_setting_that_reads_other_columns_is_named(row: dict, setting: str, tmp_path: Path):
+    rows = [json.loads(json.dumps(row).replace('"a"', f'"What is {i}?"')) for i in range(60)]
+    path = written(tmp_path / "a.jsonl", rows)
+    with pytest.raises(UserError, match=f"--data.columns {setting}$"):
+        read(path, language.tokenizer())
+    train, val, _ = read(path, language.tokenizer(), columns=setting)
+    assert len(train) + len(val) == 60
+
+
+def test_one_row_of_megabytes_decides_nothing():
+    """It was in the six held-out rows: no limit was short enough, and 17% of them were too long."""
+    source = pairs.Source(path="own.jsonl")
+    assert pairs.limit(source, [[40, 50] * 50, [30, 60, 40, 50, 40, 5_000_000]], float("inf")) == 64
+    assert pairs.limit(source, [[40, 50] * 50, [30, 5_000]], 2048) == 2048  # of two rows none is left out
+    assert [pairs.spared(0.01, n) for n in (4, 6, 300)] == [0, 1, 3]
+    assert pairs.spared(0.0, 300) == 0
+
+
+def test_rows_of_texts_that_cannot_be_read_are_counted_together(tmp_path: Path):
+    """One broken line or one empty cell ended the command, whatever --data.max-bad said."""
+    good = [json.dumps({"text": f"Document number {i} says so."}) for i in range(300)]
+    wrong = ['{"text": null}', "{", '["no object"]']
+    for name, pack in (("a.jsonl", bytes), ("a.jsonl.gz", gzip.compress)):
+        (tmp_path / name).write_bytes(pack("\n".join([*good, *wrong]).encode()))
+        train, val, notes = documents.load(str(tmp_path / name), "text", 0.02)
+        assert len(train) + len(val) == 300
+        for words in (
+            "3 of 303",
+            "line 301 (text: NoneType, not text)",
+            "line 302 (not JSON",
+            "line 303 (text: str, not text)",
+        ):
+            assert words in notes["left out of train"], notes
