@@ -26,6 +26,7 @@ from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Data, Stage, View
 
+STORED = "get() stores augmented samples and returns them again: a sample is the same under two generators, another one in another process"
 SAMPLES, FEWEST, REREAD, WORKERS = 32, 8, 16, 2
 
 
@@ -135,9 +136,8 @@ def _judged(context: GateContext, folder: Path) -> Finding:
     indices = list(dict.fromkeys(whole.tolist()))[: 4 * size]
     n, wrong = len(indices), []
     if not torch.equal(whole, data.order(seed, "read")):
-        wrong.append(
-            "the order of an epoch differs from call to call: after a stop some samples are read twice, others never"
-        )
+        again = "after a stop some samples are read twice, others never"
+        wrong.append(f"the order of an epoch differs from call to call: {again}")
 
     watched = Watched(data, indices, log=str(folder / "rehearsal"))
     workers = _workers(context.cfg, data)
@@ -150,18 +150,14 @@ def _judged(context: GateContext, folder: Path) -> Finding:
     wrong += _draw_faults(twice, fresh)
     differ, total, repeated = _read_twice(folder, context, data, indices[:REREAD], workers)
     if differ:
-        wrong.append(
-            f"{differ} of {total} samples differ when read again under the same key{' in another worker' * bool(workers)}"
-            + "; both workers repeat one sequence of draws" * repeated
-        )
-    stored = differ > 0 and _stored(data, indices[-FEWEST:])
+        where = " in another worker" * bool(workers) + "; both workers repeat one sequence of draws" * repeated
+        wrong.append(f"{differ} of {total} samples differ when read again under the same key{where}")
     wrong += _processes(context, data, indices, size)
     if context.deep and world == 1 and not wrong:
         over_two_processes(context, "loader")
     told = "; ".join(wrong)
-    order_shown = (
-        f"{n} samples once per epoch, in another order in the second" if not sampling else f"declared: {sampling}"
-    )
+    usual = f"{n} samples once per epoch, in another order in the second"
+    order_shown = f"declared: {sampling}" if sampling else usual
     random_part = f"new random draws for {fresh} of {len(twice)}" if fresh else "no random part"
     read_by = f"{workers} workers" if workers else "one process"
     return Finding(
@@ -180,8 +176,7 @@ def _judged(context: GateContext, folder: Path) -> Finding:
             ("sees another data set" in told, "the data set is split by process, and core splits it again"),
             ("is repeated after" in told, "on purpose (drawn with replacement, a curriculum): give the reason in expect.sampling")),
         evidence={"order": order[: 2 * n], "drawn_anew": fresh, "read_twice": len(twice), "differ": differ, "reread": total},
-        cause="get() stores augmented samples and returns them again: a sample is the same under two generators, and another one in "
-        "another process" if stored else "",
+        cause=STORED if differ and _stored(data, indices[-FEWEST:]) else "",
     )  # fmt: skip
 
 
@@ -212,8 +207,8 @@ def _draw_faults(twice: list[tuple[Read, Read]], fresh: int) -> list[str]:
 def _stored(data: Data, indices: list[int]) -> bool:
     """Return whether each sample is the same under two generators."""
     first, second = (View(data, indices, draws=seed) for seed in (1, 2))
-    return all(_digest([first.get(i, None)[k] for k in data.fields]) == _digest([second.get(i, None)[k] for k in data.fields])
-               for i in range(len(indices)))  # fmt: skip
+    both = [[_digest([v.get(i, None)[k] for k in data.fields]) for i in range(len(indices))] for v in (first, second)]
+    return both[0] == both[1]
 
 
 def _workers(cfg: config.Config, data: Data) -> int:
