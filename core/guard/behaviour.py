@@ -1,6 +1,7 @@
 """Checks of what changes over time: freezing, modes, the evaluated model, saved weights."""
 
 from torch import nn
+from trainworthy.core.guard import drawn
 from trainworthy.core.guard.invariants import finding, listed, moved_now, names, skip, stepped, tops
 from trainworthy.core.guard.observer import Observer, kept_by_reference
 from trainworthy.core.guard.records import DROPS, NORMS
@@ -44,6 +45,9 @@ def frozen(seen: Observer) -> dict:
     if moved:
         wrong.append(f"{len(moved)} frozen tensors moved at step(): {listed(moved)}")
         causes.append("they hold an old gradient or momentum: leave frozen parameters out of the optimiser")
+    received = {i for g in groups for i in g.received}
+    if not wrong and (fault := drawn.frozen_base(seen.drawn_weights, list(seen.roots.values()), received)):
+        wrong, causes = [fault[0]], [fault[1]]
     count = sum(not p.requires_grad for m in modules for p in m.parameters())
     if not wrong and not count:
         return skip("frozen", "nothing is frozen")

@@ -1,10 +1,12 @@
 """Calls a model again, after the rehearsal, with parts of its input changed: what it must not see, and what it must."""
 
 import inspect
+import random
 import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -14,7 +16,9 @@ from trainworthy.core.guard.invariants import finding, skip
 from trainworthy.core.guard.records import bare, logits_of
 from trainworthy.core.guard.targets import fits, tokens_of
 
-GIVEN = re.compile(r"(?i)target|label|tgt|trg|mask|^y$")  # names of what a model may read in some calls alone
+GIVEN = re.compile(
+    r"(?i)target|label|tgt|trg|mask|^y$|len|offset|idx|index|type|segment|size"
+)  # names of what a model may read in some calls alone
 SEEN = 1e-4  # mean change of the outputs, in units of their spread; healthy models give exactly 0
 
 
@@ -208,34 +212,67 @@ def arguments(module: nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
         return {}
 
 
-def ignores_an_input(seen: Any) -> dict | None:
-    """Check that a model with two inputs of one shape reads both."""
-    if seen.paired is None:
+def unread(seen: Any) -> dict | None:
+    """Check that every input of a model that differs between samples reaches an output: in train mode, with equal random draws, the
+    outputs must not stay the same to the last bit when the input's rows are exchanged."""
+    ignored, count = [], 0
+    for module, args, kwargs in seen.several.values():
+        for name, x in arguments(module, args, kwargs).items():
+            varied = isinstance(x, Tensor) and x.dim() > 0 and len(x) > 3 and len(x.unique()) > 2
+            if not varied or GIVEN.search(name) or torch.equal(other := x.detach().roll(1, 0), x):
+                continue
+            found = [same_outputs(seen, module, (args, kwargs), x, other, seed) for seed in range(3)]
+            count += False in found
+            if found == [True] * 3:
+                ignored.append(f"input {name} {tuple(x.shape)} of {type(module).__name__} reaches no output")
+    if not count:  # no input has an effect: the model returns something else
         return None
-    module, args, kwargs = seen.paired
-    given = [x for name, x in arguments(module, args, kwargs).items() if isinstance(x, Tensor) and x.is_floating_point()
-             and x.dim() > 1 and len(x.unique()) > 16 and not GIVEN.search(name)]  # fmt: skip
-    given = [x for x in given if sum(x.shape == y.shape for y in given) > 1]
-    leaves = [x.detach().clone().requires_grad_(True) for x in given]
-    inner = bare(module)
+    told = "; ".join(ignored) or f"{count} inputs of models with several reach the outputs"
+    cause = "it is computed and never used, or another input is used in its place (copied code)" if ignored else ""
+    return finding("dependency", told, cause)
+
+
+def same_outputs(seen: Any, module: nn.Module, given: tuple, x: Tensor, other: Tensor, seed: int) -> bool | None:
+    """Return whether a model's outputs are the same with `other` in place of `x`; None where it cannot be called."""
+    inner, outs, before = bare(module), [], (random.getstate(), np.random.get_state())
     seen.busy = True
     try:
-        call = (args, kwargs)
-        for old, new in zip(given, leaves, strict=True):
-            call = replaced(call, old, new)
-        with in_mode(inner, training=True), torch.enable_grad():  # a target may only be read in training
-            out = [y for y in tree_leaves(inner(*call[0], **call[1])) if isinstance(y, Tensor) and y.requires_grad]
-            found = torch.autograd.grad(sum((y * torch.randn_like(y)).sum() for y in out), leaves, allow_unused=True)
+        for value in (x, other):
+            torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
+            args, kwargs = replaced(given, x, value)
+            with in_mode(inner, training=True), torch.no_grad():
+                outs.append([y.clone() for y in tree_leaves(inner(*args, **kwargs)) if isinstance(y, Tensor)])
     except Exception:
         return None
     finally:
         seen.busy = False
-    reach = [g is not None and bool(g.any()) for g in found]
-    if len(given) < 2 or not any(reach) or len({x.data_ptr() for x in given}) < len(given):
+        random.setstate(before[0]), np.random.set_state(before[1])
+    if not outs[0] or len(outs[0]) != len(outs[1]):
         return None
-    told = f"{sum(reach)} of {len(reach)} inputs of shape {tuple(given[0].shape)} reach the outputs"
-    cause = "an input is used twice in place of another one (copied code)" if not all(reach) else ""
-    return finding("dependency", told, cause)
+    return all(torch.equal(a, b) for a, b in zip(*outs, strict=True))
+
+
+def orderless(seen: Any) -> dict | None:
+    """Check that a model of masked tokens knows their order: its scores must not move with the tokens as they are exchanged."""
+    if seen.masked is None:
+        return None
+    module, args, kwargs = seen.masked
+    ids = tokens_of(module, args, kwargs)
+    if ids is None or ids.shape[1] < 8:
+        return None
+    call = Again(seen, module, args, kwargs, ids, lambda out: scores_of(out, ids))
+    order = torch.randperm(ids.shape[1], generator=torch.Generator().manual_seed(0)).to(ids.device)
+    first, again, moved, changed = (call(x) for x in (ids, ids, ids[:, order], permuted(ids, 1, ids.shape[1] // 2)))
+    if first is None or again is None or moved is None or changed is None or not torch.equal(first, again):
+        return None
+    half, spread = ids.shape[1] // 2, float(first.float().std())
+    context = float((changed - first)[:, :half].float().abs().mean())
+    left = float((moved - first[:, order]).float().abs().mean())
+    told = f"scores change by {left / max(spread, 1e-12):.2g} of their spread when the tokens change places and nothing else"
+    if not context > 1e-3 * spread:
+        return None
+    cause = "the places of the tokens do not reach the model: position ids are constant, or the position embedding is not added"
+    return finding("dependency", told, cause if left < 0.02 * context else "")
 
 
 def dependency(seen: Any) -> dict:
@@ -256,7 +293,7 @@ def dependency(seen: Any) -> dict:
         with torch.random.fork_rng(devices=[]):
             rows += [
                 x
-                for x in (sees_ahead(seen), ignores_samples(seen), ignores_an_input(seen), ignores_places(seen))
+                for x in (sees_ahead(seen), ignores_samples(seen), orderless(seen), ignores_places(seen), unread(seen))
                 if x is not None
             ]
             rows += [finding("dependency", told, cause) for told, cause in sample_rows.judge(seen)]

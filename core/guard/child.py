@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from trainworthy.core.guard import events, judging, ranks
 from trainworthy.core.guard.control import ENDED, Control, Plan
+from trainworthy.core.guard.evidence import Evidence
 from trainworthy.core.guard.following import Following
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.restart import Restart
@@ -129,7 +130,7 @@ class Rehearsal:
             "why": why, "plan": asdict(self.plan), "steps": seen.steps, "backwards": seen.backwards,
             "evaluations": len(self.control.evaluations(seen)), "passes": len(seen.passes), "losses": seen.losses[:2000],
             "notes": seen.notes, "written": sorted(set(self.sandbox.written))[:200], "escaped": self.sandbox.escaped,
-            "at": time.time(),
+            "at": time.time(), "unrecorded": seen.evidence.error if isinstance(seen.evidence, Evidence) else "",
         }  # fmt: skip
         self.write(self.folder / "record.json", {**facts, **found, **more})
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from trainworthy.core.guard.observer import Observer
+from trainworthy.core.guard.oracle import Oracle
 from trainworthy.core.guard.records import Pass
 
 EIGHT = 8
@@ -28,7 +29,8 @@ class Plan:
     name: str = "watch"
     """`watch`: the script's own data; `eight`: the same eight samples in every batch; `others`: these eight with each
     other's inputs; `blank`: these eight with zero inputs; `restart`: the script's own data, from a checkpoint; `end`: the script's own data,
-    all passes cut short, to the end of the script."""
+    all passes cut short, to the end of the script; `later`: a training after the first one, with the passes before it cut short;
+    `oracle`: the script's own data, and right and wrong answers in its evaluations."""
     steps: int = 40
     """Optimiser steps after which a training pass is cut (not before `seconds`)."""
     seconds: float = 6.0
@@ -42,6 +44,10 @@ class Plan:
     """Keep what is needed to compare a restart with what was saved."""
     ranks: int = 1
     """Processes of the rehearsal."""
+    whole: bool = False
+    """Of `end` and `later`: passes without gradients are not cut short, because the script needs all that they compute."""
+    later: int = 0
+    """Of `later`: the number of the optimiser that the script builds for the training that is watched."""
     target: int | None = None
     """Index of the target among the batch's tensors; None: the only row of class numbers."""
     inputs: list[int] | None = None
@@ -64,7 +70,19 @@ class Control:
         self.said: list[int] = []
         self.rank, self.home = 0, None  # of several processes; folder of rank 0
         self.cut_at: int | None = None
+        self.optimizers = 0
+        self.oracle = Oracle() if plan.name == "oracle" else None
+        self.arrived = plan.name != "later"
+        self.begun = False
         self.quota: dict[tuple, int] = {}  # batches of an evaluation, by its length and batch size
+
+    def arrives(self) -> bool:
+        """An optimiser was built. Return whether the training that is to be watched begins with it."""
+        self.optimizers += 1
+        if self.arrived or self.optimizers != self.plan.later:
+            return False
+        self.arrived, self.first = True, time.monotonic()
+        return True
 
     # --- length
 
@@ -95,7 +113,7 @@ class Control:
         return self.cut_at is not None and units >= self.cut_at
 
     def cut(self, one: Pass, seen: Observer) -> bool:
-        if self.plan.name == "end":
+        if self.plan.name == "end" or not self.arrived:
             return self._short(one, seen)
         if one.training:
             # all loaders of the loop end together; the second epoch only shows its order and mode
@@ -111,7 +129,7 @@ class Control:
         if one.training:
             left = max(0.0, self.plan.limit - (now - self.first))
             return one.got >= 4 and not seen.since and now - one.clock > PART * left
-        if not one.calls or not one.no_grad_calls or not seen.backwards:
+        if self.plan.whole or not one.calls or not one.no_grad_calls or not seen.backwards:
             return False
         key = (one.length, one.loader.batch_size)
         if key not in self.quota and one.got >= 4 and now - one.clock > PART * self.plan.limit / 2:
@@ -129,8 +147,12 @@ class Control:
 
     def backward(self, seen: Observer) -> None:
         if seen.backwards == 1:
-            self.begin()
             self.first = time.monotonic()
+            if not self.begun:
+                self.begun = True
+                self.begin()
+        if not self.arrived:
+            return
         if not seen.groups and seen.backwards >= self.plan.steps + 4:
             self.stop("there is no optimiser")
         self._closed(seen)
@@ -144,7 +166,9 @@ class Control:
             self.closed = "closed"
 
     def step(self, seen: Observer) -> None:
-        if not self.enough(seen) or self.rank:
+        if self.oracle is not None:
+            return self.stop("enough") if self.oracle.done() else None
+        if not self.arrived or not self.enough(seen) or self.rank:
             return
         if not self.plan.evaluate:
             self.stop("enough")
@@ -173,6 +197,8 @@ class Control:
         """An evaluation's pass has ended: what is printed from here to the next batch is its result."""
         if one.calls and not one.backwards and not one.was_cut:
             self.said = [written(), -1]
+            if self.oracle is not None:
+                self.oracle.ended(one, self.said)
 
     # --- data
 
@@ -183,7 +209,7 @@ class Control:
 
     def intervene(self, source: int, batch: Any) -> Any:
         """Return the plan's batch in place of `batch`."""
-        if self.plan.name in ("watch", "restart", "end"):
+        if self.plan.name in ("watch", "restart", "end", "later", "oracle"):
             return batch
         first = self.kept.setdefault("train", batch)
         if signature(first) != signature(batch):  # a loader with other data

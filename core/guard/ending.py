@@ -12,8 +12,10 @@ from trainworthy.core.guard.following import Evaluation, Following, inside, kind
 from trainworthy.core.guard.invariants import finding, skip
 from trainworthy.core.guard.records import Group
 
+QUALITY = ("learning",)  # the training before was short
 NEEDED = {
-    "ending": "to the script's end: optimisers hold the model that trains, evaluations get training's scale, the best weights are kept"
+    "later": "a training after the first one passes the same checks",
+    "ending": "to the script's end: optimisers hold the model that trains, evaluations get training's scale, the best weights are kept",
 }
 Fault = tuple[str, str]
 EMPTY = 4  # steps in a row without a gradient
@@ -32,6 +34,23 @@ def judge(seen: Following) -> dict:
         f"followed to its end: {seen.steps} steps; evaluations: {len(seen.evaluations)}, sources of their data: {sources}, "
         f"states loaded: {sum(not one.path for one in seen.loads)}",
     )
+
+
+def second(record: dict) -> dict:
+    """Return one verdict on a later training from the verdicts on what was watched of it."""
+    if record.get("why") in (None, "it raised") or record.get("error") or record["steps"] < 8:
+        return skip(
+            "later", f"with the passes before it cut short it was not reached: {record.get('why', 'no record')}"
+        )
+    found = [f for f in record["findings"] if f["id"] not in QUALITY]
+    wrong = [f for f in found if not f.get("ok", True)]
+    told = "; ".join(f"{f['id']}: {f['measured']}" for f in wrong)
+    count = sum("skip" not in f for f in found)
+    told = (
+        told
+        or f"{record['steps']} steps of the training with optimiser {record['plan']['later']}: {count} checks passed"
+    )
+    return finding("later", told, "\n".join(f["cause"] for f in wrong))
 
 
 def answer(watch: dict, record: dict, late: bool, seconds: float) -> dict:

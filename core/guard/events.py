@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as loading
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.guard import functions, patches
+from trainworthy.core.guard import drawn, functions, patches
 from trainworthy.core.guard.patches import imported_by_name
 from trainworthy.core.guard.patches import remove as remove
 from trainworthy.core.guard.patches import replace as replace
@@ -38,6 +38,7 @@ def install(seen: Any, *, losses: bool = True) -> None:
     _gradients(seen)
     _optimizers(seen)
     _schedules(seen)
+    drawn.install(seen.drawn_weights)
     if losses:
         for part in (functions.losses, functions.layers, functions.differences, functions.likelihoods):
             part(seen)
@@ -106,7 +107,7 @@ def _modules(seen: Any) -> None:
             finally:
                 _depth.inside = False
             seen.root(self, args, kwargs, out, token)
-            return out
+            return seen.answer(self, args, kwargs, out)
 
         return __call__
 
@@ -156,7 +157,7 @@ def _optimizers(seen: Any) -> None:
     def made(original: Callable) -> Callable:
         def __init__(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            seen.optimizer(self)
+            seen.built(self)
 
         return __init__
 

@@ -111,7 +111,7 @@ class Evidence:
             return
         if grad:
             self.credit.root(given, out)
-            if module.training and len(given) == len(first):
+            if module.training and given.dim() and first.dim() and len(given) == len(first):
                 self.mixing.output(out, given, self.batches)
             if not seen.passes and first.requires_grad:
                 mark = fingerprint((args, kwargs))
@@ -189,9 +189,9 @@ class Evidence:
         self.attacked = (value, home, steps)
 
     @harmless
-    def regressed(self, prediction: Tensor, target: Tensor, root: tuple | None) -> None:
+    def regressed(self, prediction: Tensor, target: Tensor, root: tuple | None, inner: list[tuple]) -> None:
         """Note a difference of a prediction and a float target."""
-        self.regression.add(prediction, target, root, self.batches)
+        self.regression.add(prediction, target, root, self.batches, inner)
 
     @harmless
     def derived(self, found: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from trainworthy.core.guard import causality, objectives, pairing
+from trainworthy.core.guard import causality, objectives, pairing, supervision
 from trainworthy.core.guard.fits import binary_right, correlation, r_squared
 from trainworthy.core.guard.invariants import finding, skip
 from trainworthy.core.guard.objectives import Fault
@@ -50,8 +50,12 @@ def targets(seen: Observer) -> dict:
             f"{sum(r['blank'] for r in marked):,} of {sum(r['symbols'] for r in marked):,} targets of ctc_loss are its blank",
             "a symbol has the index of the blank, and can never be written: number the symbols from 1, or set blank=",
         )
+    if fault := supervision.contradiction(seen.soft):
+        return finding("targets", *fault)
     if not rows:
         return binary_targets([r for r in seen.calls if "low" in r])
+    if fault := supervision.class_weights(rows) or supervision.masked_elsewhere(rows):
+        return finding("targets", *fault)
     if fault := lost(rows, "calls of the loss") or shifted(rows, seen) or one_class(rows):
         return finding("targets", *fault)
     inside = [r["inside"] for r in rows if "inside" in r]
@@ -90,6 +94,8 @@ def binary_targets(rows: list[dict]) -> dict:
         return finding(
             "targets", f"binary targets range from {low:g} to {high:g}", "targets of binary losses are in 0..1"
         )
+    if fault := supervision.tiny_targets(rows):
+        return finding("targets", *fault)
     if fault := upside_down([r for r in rows if "pos_weight" in r]):
         return finding("targets", *fault)
     return finding("targets", f"binary targets from {low:g} to {high:g}")
@@ -174,6 +180,14 @@ def loss_input(seen: Observer) -> dict:
                 "loss-input",
                 f"{name} gets probabilities in all {len(rows)} calls and wants {wants}",
                 f"a {cause} before a loss that has its own: {fix}",
+            )
+        if len(over := [r for r in seen.calls if r["loss"] == name and "over_batch" in r]) >= 3 and all(
+            r["over_batch"] for r in over
+        ):
+            return finding(
+                "loss-input",
+                f"{name} gets logarithms of probabilities that sum to 1 over the batch, and not over the classes, in all {len(over)} calls",
+                "log_softmax(dim=0) where dim=1 is meant",
             )
         raw = [r.get("raw") for r in seen.calls if r["loss"] == name]
         if len(raw) >= 3 and all(raw):
@@ -297,7 +311,17 @@ def of(seen: Observer) -> dict[str, Any]:
         "trend": trend(seen.losses),
         "neighbours": neighbours(seen.points),
         "said": getattr(seen.control, "said", []),
+        "mixed": two_targets(rows),
     }
+
+
+def two_targets(rows: list[dict]) -> bool:
+    """Return whether the same outputs get two targets at most steps (mixup)."""
+    homes: dict[tuple, set] = {}
+    for r in rows:
+        if "scores" in r:
+            homes.setdefault((r["step"], r["scores"]), set()).add(r["home"])
+    return sum(len(h) > 1 for h in homes.values()) > 0.5 * max(1, len(homes))
 
 
 def neighbours(points: list) -> list[float]:

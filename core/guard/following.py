@@ -100,7 +100,15 @@ class Following(Observer):
         self.known: dict[int, int] = {}  # inputs of evaluations -> the step at which they were first seen
         # optimiser -> its last steps without a gradient, while another model of its shapes gets some
         self.streaks: dict[int, int] = {}
+        self.trainings: dict[int, list] = {}  # optimiser -> its number, its first and last step, shapes of its tensors
         self.other = ""
+
+    # --- optimisers
+
+    def optimizer(self, it: torch.optim.Optimizer) -> None:
+        super().optimizer(it)
+        number = self.control.optimizers if self.control is not None else 0
+        self.trainings[id(it)] = [number, None, 0, []]
 
     # --- model calls
 
@@ -165,6 +173,17 @@ class Following(Observer):
             self.now.right += int((logits.argmax(1) == target).sum())
             self.now.rows += len(target)
 
+    def later(self) -> int:
+        """Return the number of the last optimiser whose first step came after the last step of all before it, if no earlier one
+        had tensors of its shapes (folds, restarts); 0 if there is none."""
+        rows = sorted((r for r in self.trainings.values() if r[1] is not None), key=lambda r: r[1])
+        alone = [
+            r[0]
+            for i, r in enumerate(rows)
+            if i and r[1] > max(b[2] for b in rows[:i]) and r[2] - r[1] >= 3 and all(r[3] != b[3] for b in rows[:i])
+        ]
+        return alone[-1] if alone else 0
+
     # --- losses
 
     def loss(self, name: str, input: Any, target: Any, out: Any, kwargs: dict) -> None:
@@ -191,6 +210,8 @@ class Following(Observer):
     def before_step(self, it: torch.optim.Optimizer, closure: Any) -> None:
         super().before_step(it, closure)
         group = self.groups[id(it)]
+        row = self.trainings[id(it)]
+        row[1:] = [self.steps if row[1] is None else row[1], self.steps, sorted(p.shape for p in group.parameters)]
         if closure is not None or any(alive(p) for p in group.parameters):
             self.streaks[id(it)] = 0
             return

@@ -20,7 +20,7 @@ def losses(seen: Any) -> None:
         def run(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
             out = original(input, target, *args, **kwargs)
             if not seen.busy:
-                seen.loss(name, input, target, out, kwargs)
+                seen.loss(name, input, target, out, {**dict(zip(("weight",), args, strict=False)), **kwargs})
             return out
 
         return run

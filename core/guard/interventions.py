@@ -93,6 +93,8 @@ def overfit(own: dict, others: dict) -> dict:
             "cause": "",
             "evidence": {"own": a[:500], "others": b[:500]},
         }
+    if own.get("mixed") and end < 0.95 * blind:
+        return {"id": "overfit", "skip": f"{told}: each sample has two targets, so the loss does not close"}
     if not math.isfinite(end) or end > 3 * start:
         return {
             "id": "overfit",
@@ -308,6 +310,10 @@ SCORES = {
     "acc": r"acc\w*",
     "r2": r"r2|r\^2|r²|r_squared|r2_score|explained_variance",
     "auc": r"\w*auc|auroc|auc_score",
+    "ap": r"m?ap|average_precision\w*",
+    "f1": r"\w*f1(?:_score)?|f1-score",
+    "dice": r"dice\w*",
+    "iou": r"m?iou|jaccard\w*",
 }
 
 

@@ -26,7 +26,7 @@ NEEDED = {
     "direction": "an attack raises the loss; a generator moves its samples towards what the critic takes for real; a policy follows the rewards",
     "noise": "signal and noise are weighted by deviations, and the net gets the time that its input was noised to",
     "loss-input": "cross_entropy and the losses with logits get logits, nll_loss and kl_div get logarithms",
-    "samples": "another order every epoch, every sample can be drawn, none of them in validation too",
+    "samples": "another order every epoch, every sample can be drawn, none of them in validation too, both encoded alike",
     "passes": "batches that are drawn are learnt from",
     "state": "a kept state_dict is a copy, and a saved one is not empty",
     "learning": "the evaluation is about as good as training was on samples that it saw for the first time",

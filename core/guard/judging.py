@@ -22,8 +22,10 @@ from trainworthy.core.guard.observer import Observer
 def judge(seen: Observer, plan: Any) -> dict[str, Any]:
     """Every judge's answer on one run; on a run with changed data only the facts that `interventions` compares."""
     if isinstance(seen, following.Following):
-        return {"findings": [ending.judge(seen)]}
-    if plan.name != "watch":
+        return {"findings": [ending.judge(seen)], "later": seen.later()}
+    if plan.name == "oracle":
+        return {"oracle": seen.control.oracle.facts()}
+    if plan.name not in ("watch", "later"):
         return {"facts": facts.of(seen)}
     judges = (
         invariants.finite,

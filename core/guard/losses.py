@@ -28,6 +28,8 @@ class Losses:
             return
         if train and len(rows) < CLOSE:
             self._place(target)
+        if train and self.recent and (name == "kl_div" or (target.is_floating_point() and name == "cross_entropy")):
+            self.soft.note(target.exp() if kwargs.get("log_target") else target, self.recent[-1].recent[-1])
         if train and len(self.points) < 24 and sum(p.training for p in self.passes) <= 1 and self.last_root is not None:
             self.points += point(target, (*self.last_root[1], *self.last_root[2].values()))
         self.busy = True
@@ -52,6 +54,9 @@ class Losses:
             if fits and target.dim() == 1 and row["classes"] <= 1000:
                 self.evidence.term(input, target, out, given)
             self.evidence.scored(row["nll"], target, self.steps)
+            if row.get("masking"):
+                self.masked = self.last_root
+            row["scores"] = input.data_ptr()
             row["home"], row["rows"] = target.data_ptr(), len(target) if target.dim() else 1
             if 1 in (row.get("shift") or ()):
                 self.shifted = (*self.last_root, target.detach().flatten())
@@ -94,7 +99,7 @@ class Losses:
             if self.control is not None and prediction.requires_grad != target.requires_grad:
                 first, second = (prediction, target) if prediction.requires_grad else (target, prediction)
                 self._fit(name, first, second)
-            self.evidence.regressed(prediction, target, self.last_root)
+            self.evidence.regressed(prediction, target, self.last_root, self.inner)
 
     def differentiated(self, inputs: Any) -> None:
         """`torch.autograd.grad` was called for `inputs`."""

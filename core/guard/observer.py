@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 from trainworthy.core.guard import events
 from trainworthy.core.guard.collapse import Collapse
+from trainworthy.core.guard.drawn import Drawn
 from trainworthy.core.guard.evidence import Evidence
 from trainworthy.core.guard.fits import Fits, beside
 from trainworthy.core.guard.losses import Losses
@@ -34,16 +35,17 @@ from trainworthy.core.guard.records import (
     used,
 )
 from trainworthy.core.guard.rows import Rows
+from trainworthy.core.guard.supervision import Soft
 from trainworthy.core.guard.updates import Updates
 
 
 class Observer(Updates, Losses):
     """Receives the events of `events.install`."""
 
-    def __init__(self, control: Any = None):
+    def __init__(self, control: Any = None):  # long: one line for each record
         self.control = control  # decides about batches and the end; None: only observe
         self.busy = self.scheduling = self.refreshing = self.fetching = False
-        self.drops = self.draws = 0
+        self.drops = self.draws = self.empty_saves = self.cleared = 0
         self.passes: list[Pass] = []
         self.recent: list[Pass] = []
         self.groups: dict[int, Group] = {}
@@ -69,7 +71,7 @@ class Observer(Updates, Losses):
         self.grad_modes: list[tuple[int, int, bool]] = []
         self.held: list[tuple[Any, Any, int]] = []
         self.saved: set[int] = set()
-        self.self_loads = 0
+        self.self_loads = self.batch_calls = 0
         self.by_reference: int | None = None  # the step after which a state_dict was taken that is held and not copied
         self.partial_loads: list[str] = []
         self.notes: list[str] = []
@@ -77,29 +79,39 @@ class Observer(Updates, Losses):
         self.last_root: tuple | None = None
         self.first_call: tuple | None = None  # the last call with gradients that got no output of another model
         self.places: dict[int, int] = {}  # where in its batch a loss's target was
-        self.batch_calls = 0
         self.labels: list[dict] = []  # labels that a model got as an argument
         self.counts: dict[int, int] = {}  # calls of each module within the first call of its root
         self.calm_prints: set[int] = set()  # what models were called with, without gradients
         self.together: dict[int, float] = {}  # root -> change of its outputs without the other samples of the batch
-        self.epochs = 0  # of the run, by the script's own variable
+        self.epochs = self.planned = 0  # epochs and steps of the run, by the script's own variables
+        self.rates_by_hand: list = []  # functions of the script that may compute a rate
         self.points: list[tuple[Tensor, Tensor]] = []  # inputs and classes of the first pass, for their neighbours
         self.ranks = 1  # processes that train together
         self.trace: list = []  # the weights at the first steps, to compare ranks
         self.batch_prints: list[int] = []
         self.evidence = Evidence()
         self.fits, self.pairing, self.rows, self.collapse = Fits(), Pairing(), Rows(), Collapse()
+        self.soft, self.drawn_weights = Soft(), Drawn()
         self.restart: Any = None  # a restart.Restart, if one is rehearsed
         self.shifted: tuple | None = None  # a model's call whose targets are the next tokens, and these
         self.scrambled = ""  # a view() that mixes places and channels
-        self.paired: tuple | None = None  # a model's call with two inputs of one shape
+        self.inner: list[tuple] = []  # arguments of modules within the last root's call
+        self.several: dict[int, tuple] = {}  # calls of models with several inputs
         self.copied: tuple | None = None  # a model's call whose targets are its input tokens
-        self.classified: tuple | None = None  # a model's call whose outputs are classified
-        self.empty_saves = self.cleared = 0
+        # a model's call whose outputs are classified; one of which some tokens are predicted
+        self.classified: tuple | None = None
+        self.masked: tuple | None = None
         self._last: list[tuple[Tensor, int]] = []
         self._plain_leaf, self._soft = False, (0, 0)
         self._hook: Any = None
         self._scaler: Any = None
+
+    def forget(self) -> None:
+        """Begin anew, with a later training of the same script."""
+        names = ("loaded", "drawn_weights", "notes", "ranks", "restart", "partial_loads")
+        kept = {name: getattr(self, name) for name in names}
+        self.__init__(self.control)  # type: ignore[misc]
+        vars(self).update(kept)
 
     # --- data
 
@@ -167,6 +179,7 @@ class Observer(Updates, Losses):
         if self.restart is not None and not self.backwards and torch.is_grad_enabled():
             self.restart.called(self, module)
         self.evidence.environments(events.replace)
+        self.inner = []
         first = id(module) not in self.roots
         if first:
             self.roots[id(module)] = module
@@ -179,6 +192,8 @@ class Observer(Updates, Losses):
 
             def note(m: nn.Module, given: Any) -> None:
                 inside.add(id(m))
+                if m is not module and isinstance(given, tuple) and len(self.inner) < 16:
+                    self.inner.append(given)
                 if not self.scrambled:
                     self.scrambled = scrambled(m, given)
                 if first:
@@ -196,14 +211,9 @@ class Observer(Updates, Losses):
             self.downstream.add(id(module))
         elif self.control is not None:
             self.first_call = self.last_root
-        if self.paired is None and module.training:
-            given = [
-                x.shape
-                for x in (*args, *kwargs.values())
-                if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1
-            ]
-            if len(set(given)) < len(given):
-                self.paired = self.last_root
+        several = sum(isinstance(x, Tensor) and x.dim() > 0 for x in (*args, *kwargs.values())) > 1
+        if several and module.training and len(self.several) < 8:
+            self.several.setdefault(id(module), (module, args, kwargs))
 
     def root(self, module: nn.Module, args: tuple, kwargs: dict, out: Any, token: int | None) -> None:
         if self._hook is not None:
@@ -239,6 +249,13 @@ class Observer(Updates, Losses):
                 self.collapse.root(module, args, kwargs, out)
         self._measure(module, args, kwargs, out, grad)
         self.evidence.root(self, module, args, kwargs, out, grad)
+
+    def answer(self, module: nn.Module, args: tuple, kwargs: dict, out: Any) -> Any:
+        """Return a model's outputs, or what a rehearsal puts in their place."""
+        oracle = getattr(self.control, "oracle", None)
+        if oracle is None or next(module.parameters(), None) is None:
+            return out
+        return oracle.answer(self, (args, kwargs), out)
 
     def _measure(self, module: nn.Module, args: tuple, kwargs: dict, out: Any, grad: bool) -> None:
         one = self.recent[-1] if self.recent else None

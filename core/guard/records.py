@@ -147,23 +147,52 @@ def fingerprint(batch: Any) -> int:
 
 
 EPOCHS = re.compile(r"(?i)(n|num|max|total|train)?_?(train|training)?_?epochs")
+STEPS = re.compile(r"(?i)(n|num|max|total|train)_?(train|training)?_?(iters?|iterations|steps|updates)")
+RATE = re.compile(r"(?i)lr|rate|sched|warm|cosine|anneal|decay")
 SETTINGS = ("args", "opt", "opts", "cfg", "config", "conf", "hparams", "params", "self")
 
 
-def epochs_of(frame: Any) -> int:
-    """Return the number of epochs that the script's own variables name (`EPOCHS`, `args.epochs`); 0 if none does."""
-    found = [0]
+def scopes_of(frame: Any) -> list[dict]:
+    """Return the variables of the script's frames, and of the settings that they hold."""
+    found = []
     while frame is not None:
         if "site-packages" not in frame.f_code.co_filename and "/core/guard/" not in frame.f_code.co_filename:
             for scope in (frame.f_locals, frame.f_globals):
-                places = [scope] + [
-                    vars(v) for k, v in list(scope.items()) if k.lower() in SETTINGS and hasattr(v, "__dict__")
+                held = [v for k, v in list(scope.items()) if isinstance(k, str) and k.lower() in SETTINGS]
+                found += [
+                    scope,
+                    *(vars(v) for v in held if hasattr(v, "__dict__")),
+                    *(v for v in held if isinstance(v, dict)),
                 ]
-                places += [v for k, v in list(scope.items()) if k.lower() in SETTINGS and isinstance(v, dict)]
-                found += [v for place in places for k, v in list(place.items())
-                          if isinstance(k, str) and type(v) is int and EPOCHS.fullmatch(k)]  # fmt: skip
         frame = frame.f_back
-    return max(found)
+    return found
+
+
+def named(scopes: list[dict], pattern: re.Pattern) -> int:
+    """Return the largest whole number that the script's own variables name (`EPOCHS`, `args.max_steps`); 0 if none does."""
+    return max(
+        (
+            v
+            for scope in scopes
+            for k, v in list(scope.items())
+            if isinstance(k, str) and type(v) is int and pattern.fullmatch(k)
+        ),
+        default=0,
+    )
+
+
+def rate_functions(scopes: list[dict]) -> list[Callable]:
+    """Return functions of the script that may compute a rate from the number of a step."""
+    found = {
+        id(v): v
+        for scope in scopes
+        for k, v in list(scope.items())
+        if isinstance(k, str)
+        and RATE.search(k)
+        and type(v).__name__ == "function"
+        and v.__code__.co_argcount - len(v.__defaults__ or ()) == 1
+    }
+    return list(found.values())[:8]
 
 
 def bare(module: nn.Module) -> nn.Module:

@@ -23,8 +23,8 @@ class Regression:
             tuple[float, int]
         ] = []  # correlation of drawn noise with an input that does not hold it, entries
 
-    def add(self, prediction: Tensor, target: Tensor, root: tuple | None, batches: Any) -> None:
-        """Note one pair of a loss with gradients."""
+    def add(self, prediction: Tensor, target: Tensor, root: tuple | None, batches: Any, inner: Any = ()) -> None:
+        """Note one pair of a loss with gradients. `inner`: arguments of the modules within a model that computes its own loss."""
         if prediction.requires_grad == target.requires_grad or root is None or self.pairs >= PAIRS:
             return
         if target.requires_grad:
@@ -40,6 +40,14 @@ class Regression:
             self.copied = (*root, same)
         self._leak(given, target)
         if same is not None and len(target) >= 4 and target[0].numel() >= 8:
+            if any(
+                torch.equal(same, x) for leaves in batches for x in leaves if x.shape == same.shape
+            ):  # it is noised inside
+                calls = ([x for x in args if isinstance(x, Tensor)] for args in inner)
+                given, same = next(
+                    ((c, c[0]) for c in calls if c and c[0].shape == same.shape and not torch.equal(c[0], same)),
+                    (given, same),
+                )
             self._noise(same.detach(), target, given, batches)
 
     def _leak(self, given: list[Tensor], target: Tensor) -> None:

@@ -11,11 +11,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 from torch.utils.data.sampler import SequentialSampler
+from trainworthy.core.guard import columns
 from trainworthy.core.guard.alignment import turned_apart
 from trainworthy.core.guard.collating import mispaired
 from trainworthy.core.guard.invariants import finding, skip
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import Pass
+from trainworthy.core.guard.supervision import sampler_weights
 
 SECONDS = 3.0  # reading samples of both splits
 READ = 4000  # training samples
@@ -30,7 +32,7 @@ def samples(seen: Observer) -> dict:
         return skip("samples", "no DataLoader feeds the loop")
     rehearsed = seen.control is not None  # after a real run nothing is drawn or read again
     checks = (same_order, workers, never, collated, both_splits)[: 5 if rehearsed else 2]
-    found = [x for x in (check(seen, train) for check in checks) if x]
+    found = [x for x in (sampler_weights(train), *(check(seen, train) for check in checks)) if x]
     if found:
         return finding("samples", "; ".join(what for what, _ in found), "\n".join(cause for _, cause in found))
     loader = train[0].loader
@@ -117,8 +119,12 @@ def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
         shares[key] = shared(train[0].loader, loader, mine, limit + SECONDS)
     known = [s for s in shares.values() if s is not None]
     if not known or min(known) < 0.1:
-        return partners(train[0].loader, evals, mine, limit + 2 * SECONDS) or turned_apart(
-            train[0].loader, evals, limit + 3 * SECONDS
+        return (
+            partners(train[0].loader, evals, mine, limit + 2 * SECONDS)
+            or turned_apart(train[0].loader, evals, limit + 3 * SECONDS)
+            or columns.judge(
+                data, [v.dataset for v in evals.values() if v.dataset is not data], time.monotonic() + SECONDS
+            )
         )
     share = min(known)
     return (

@@ -2,10 +2,12 @@
 
 import gc
 import re
+from collections.abc import Callable
 from typing import Any
 
 from trainworthy.core.guard.invariants import finding, skip, stepped
 from trainworthy.core.guard.observer import Observer
+from trainworthy.core.guard.records import CLOSE
 
 
 def schedule(seen: Observer) -> dict:
@@ -19,7 +21,7 @@ def schedule(seen: Observer) -> dict:
             "a negative rate climbs the loss: a constant is missing in the schedule's formula, or it runs past its end",
         )
     if not seen.schedulers:
-        return skip("schedule", "no scheduler of torch.optim")
+        return by_hand(seen)
     if fault := contrary(seen.plateaus):
         return finding("schedule", *fault)
     train = [p for p in seen.passes if p.training]
@@ -31,6 +33,54 @@ def schedule(seen: Observer) -> dict:
             return found
         told.append(found)
     return finding("schedule", "; ".join(told))
+
+
+def by_hand(seen: Observer) -> dict:
+    """A rate that the loop sets itself: follow the function of the script that computes it to the end of the run."""
+    rates = max((g.rates for g in stepped(seen)), key=len, default=[])
+    if len(rates) < 16 or len(set(rates)) < 2:
+        return skip("schedule", "no scheduler of torch.optim, and the rate does not change")
+    for function in seen.rates_by_hand:
+        ahead = computed(function, rates, 4 * max(seen.planned, len(rates)))
+        if not ahead:
+            continue
+        name, end = function.__name__, seen.planned
+        told = f"{name}(): the rate of each of {len(rates)} steps"
+        if end < 2 * CLOSE or len(ahead) < end:
+            return finding("schedule", told)
+        peak, rest = max(ahead[:end]), ahead[:end]
+        if peak < 0.3 * max(ahead):
+            cause = "the warm-up is longer than the run: it was set for a longer one, or counts other steps"
+            return finding(
+                "schedule",
+                f"{told}; within the run's {end:,} steps it reaches {peak:.3g}, later {max(ahead):.3g}",
+                cause,
+            )
+        floor = next(i for i, r in enumerate(rest) if max(rest[i:]) - min(rest[i:]) <= 1e-6 * peak)
+        falling = rest[rest.index(peak) : floor]
+        if floor < 0.5 * end and rest[-1] < 0.2 * peak and len(set(falling)) > max(3, 0.8 * len(falling)):
+            cause = "the schedule counts micro-batches, or its length is that of another run: most of the training runs at the lowest rate"
+            return finding(
+                "schedule",
+                f"{told}; it has fallen to {rest[-1]:.3g} after {floor:,} of the run's {end:,} steps, from {peak:.3g}",
+                cause,
+            )
+        return finding("schedule", f"{told}; {rest[-1]:.3g} at the end of the run's {end:,} steps")
+    return skip(
+        "schedule", "no scheduler of torch.optim, and no function of the script that returns the rate of a step"
+    )
+
+
+def computed(function: Callable, rates: list[float], steps: int) -> list[float]:
+    """Return the rates of a whole run if a function of the step's number gives those that were used; else nothing."""
+    try:
+        for first in (0, 1):
+            found = [float(function(first + i)) for i in range(len(rates))]
+            if all(abs(a - b) <= 1e-6 * max(abs(b), 1e-12) for a, b in zip(found, rates, strict=True)):
+                return [float(function(first + i)) for i in range(min(steps, 100_000))]
+    except Exception:
+        return []
+    return []
 
 
 def uncalled(seen: Observer, one: Any, train: list) -> dict | None:

@@ -57,7 +57,10 @@ class Streamed:
         if one is None:
             # a generator around another source, or one that a data set or an environment is behind
             self._plain = (
-                seen.draws != drawn or seen.fetching or bool(seen.evidence.credit.where) or not is_batch(batch)
+                seen.draws != drawn
+                or seen.fetching
+                or bool(getattr(seen.evidence.credit, "where", None))
+                or not is_batch(batch)
             )
             if self._plain:
                 return batch

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from trainworthy.core.guard.supervision import masking
 
 GOALS = ("target", "targets", "label", "labels", "y", "tgt", "trg", "goal", "goals")
 
@@ -32,6 +33,10 @@ def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple
         rows = torch.nonzero(flat != ignore).flatten()[:4096]
         row["nll"] = float(-logs[rows, flat[rows]].mean()) if len(rows) else 0.0
         row["shift"] = shifts(flat, ignore, root)
+        row["masking"] = masking(tokens_of(*root) if root else None, flat, flat != ignore)
+        weight = kwargs.get("weight")
+        if isinstance(weight, Tensor) and weight.shape == (row["classes"],) and "counts" in row:
+            row["weight"] = weight.tolist()
         if 1 in (row["shift"] or ()) and 0 <= ignore < row["classes"]:
             ids = tokens_of(*root)
             first = target.numel() == ids.numel() and fits(ids.t(), target.view(ids.shape).t(), 1, ignore)
@@ -45,13 +50,17 @@ def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple
         row["right"] = int((input.argmax(1) == hard).sum())
         row["nll"] = float(-(target * torch.log_softmax(input.float(), 1)).sum(1).mean())
         row["soft"] = True
+    elif name == "kl_div" and input.dim() == 2:
+        over = [bool((input.float().logsumexp(i).abs() < 1e-3).all()) for i in (0, 1)]
+        row["over_batch"] = over[0] and not over[1]
     elif name == "ctc_loss":
         row["blank"] = (
             int((target == kwargs.get("blank", 0)).sum()) if target.dim() == 1 else 0
         )  # rows (N, S) are padded
         row["symbols"] = target.numel()
-    elif name == "binary_cross_entropy_with_logits":
+    elif name in ("binary_cross_entropy_with_logits", "binary_cross_entropy"):
         row["low"], row["high"] = float(target.min()), float(target.max())
+        row["levels"] = len(target.flatten()[:100_000].unique())
         weight = kwargs.get("pos_weight")
         if isinstance(weight, Tensor) and target.shape[-1:] == weight.shape and target.dim() > 1:
             row["pos_weight"], row["positive"] = weight.tolist(), target.float().flatten(0, -2).mean(0).tolist()

@@ -7,7 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from trainworthy.core.guard.records import CLOSE, Group, alive, epochs_of, spots, values, weights
+from trainworthy.core.guard.records import (
+    CLOSE,
+    EPOCHS,
+    STEPS,
+    Group,
+    alive,
+    named,
+    rate_functions,
+    scopes_of,
+    spots,
+    values,
+    weights,
+)
 
 
 class Updates:
@@ -111,6 +123,12 @@ class Updates:
 
     # --- optimisers
 
+    def built(self, it: torch.optim.Optimizer) -> None:
+        """The script built an optimiser: a later training may begin with it."""
+        if self.control is not None and self.control.arrives():
+            self.forget()
+        self.optimizer(it)
+
     def optimizer(self, it: torch.optim.Optimizer) -> None:
         params = [p for g in it.param_groups for p in g["params"]]
         asleep = {id(p) for m in gc.get_objects() if issubclass(type(m), nn.Module)
@@ -190,7 +208,12 @@ class Updates:
         self.gaps.append([])
         self.evidence.step(group)
         if self.steps == CLOSE and self.control is not None:
-            self.epochs = epochs_of(inspect.currentframe())
+            scopes = scopes_of(inspect.currentframe())
+            self.epochs, self.planned, self.rates_by_hand = (
+                named(scopes, EPOCHS),
+                named(scopes, STEPS),
+                rate_functions(scopes),
+            )
         if self.ranks > 1 and self.steps <= CLOSE:
             self._trace()
         for one in self.recent:

@@ -13,7 +13,7 @@ from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.verdict import Kind, Verdict
 from trainworthy.core.gates.runner import _show
-from trainworthy.core.guard import ending, interventions, invariants, ranks, rehearsal, restart, sandbox
+from trainworthy.core.guard import ending, interventions, invariants, oracle, ranks, rehearsal, restart, sandbox
 from trainworthy.core.guard.control import Plan
 from trainworthy.core.guard.rehearsal import Outcome
 from trainworthy.core.guard.target import Target
@@ -40,6 +40,7 @@ TITLES = {
     "overfit": "eight samples can be memorised by their inputs",
     "metric": "memorised samples score perfectly",
     "ending": "the script's end",
+    "later": "a training after the first one",
     "resume": "a checkpoint brings the run back",
     "ranks": "processes train one model on different data",
     "files": "the user's files are as before",
@@ -91,7 +92,7 @@ class Guard:
             self._verdict(ranks.judge(r), {"ranks": ranks.NEEDED}, 0.0)
         if self.interventions and not (self.only and set(interventions.NEEDED).isdisjoint(self.only)):
             self._intervene(watch)
-        if self.interventions and not (self.only and "ending" not in self.only):
+        if self.interventions and not (self.only and not {"ending", "later"} & set(self.only)):
             self._end(watch)
         if self.values.get("--restart"):
             self._restart(watch)
@@ -240,8 +241,20 @@ class Guard:
                 done = [self._wait(pid, folder, plan) for plan, pid, folder in started]
             eight, others = (*done, others)[:2]
         found = interventions.judge(watch.record, eight.record, others.record, eight.output)
+        if "skip" in found[-1] and not watch.record.get("ranks"):
+            found[-1] = self._answer(watch) or found[-1]
         for one in found:
             self._verdict(one, interventions.NEEDED, (time.monotonic() - began) / len(found))
+
+    def _answer(self, watch: Outcome) -> dict | None:
+        """Right and wrong answers in the script's own evaluation, where it evaluates over a loader and prints a score."""
+        if not watch.record["evaluations"] or not set(interventions.scores(watch.output)) & oracle.NEEDED.keys():
+            return None
+        limit = max(10.0, 2 * float(self.values["--seconds"]))
+        done = self._rehearse(
+            self._plan("oracle", steps=2, seconds=0.0, eval_batches=10**9, limit=limit, restart=False)
+        )
+        return oracle.judge(done.record.get("oracle", []), done.output)
 
     def _end(self, watch: Outcome) -> None:
         """Follow the script to its end, its passes cut short."""
@@ -253,9 +266,17 @@ class Guard:
         if why:
             return self._verdict({"id": "ending", "skip": why}, ending.NEEDED, 0.0)
         limit = max(4.0, 2 * float(self.values["--seconds"]))
-        done = self._rehearse(self._plan("end", steps=10**9, most=10**9, limit=limit, restart=False))
+        more = {"limit": limit, "restart": False}
+        done = self._rehearse(self._plan("end", steps=10**9, most=10**9, **more))
+        if done.record.get("why") == "it raised":  # a pass that was cut may have computed what the script reads later
+            more["whole"] = True
+            done = self._rehearse(self._plan("end", steps=10**9, most=10**9, **more))
         found = ending.answer(watch.record, done.record, done.late, limit)
-        return self._verdict(found, ending.NEEDED, time.monotonic() - began)
+        self._verdict(found, ending.NEEDED, time.monotonic() - began)
+        if number := done.record.get("later", 0):
+            began = time.monotonic()
+            plan = self._plan("later", **(more | {"later": number, "limit": max(30.0, 2.5 * limit)}))
+            self._verdict(ending.second(self._rehearse(plan).record), ending.NEEDED, time.monotonic() - began)
 
     def _restart(self, watch: Outcome) -> None:
         """Start the script again from the last file that it saved, and compare what it holds at its first backward()."""

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from trainworthy.core.guard import credit, terms
 from trainworthy.core.guard.alignment import turned_apart
-from trainworthy.core.guard.causality import ignores_an_input, sees_the_same_place
+from trainworthy.core.guard.causality import sees_the_same_place, unread
 from trainworthy.core.guard.facts import loss_input, targets, upside_down
 from trainworthy.core.guard.mixing import recovered
 from trainworthy.core.guard.observer import Observer, kept_by_reference
@@ -203,8 +203,8 @@ def test_an_input_that_is_read_twice():
             return self.body(a), self.body(b if self.both else a)
 
     for both in (True, False):
-        seen = SimpleNamespace(paired=(Pair(both), (torch.randn(8, 6), torch.randn(8, 6)), {}), busy=False)
-        assert ignores_an_input(seen)["ok"] == both
+        call = (Pair(both), (torch.randn(8, 6), torch.randn(8, 6)), {})
+        assert unread(SimpleNamespace(several={0: call}, busy=False))["ok"] == both
 
 
 def test_a_best_state_that_is_replaced_by_the_next_one():

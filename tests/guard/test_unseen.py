@@ -5,7 +5,15 @@ import hashlib
 
 import pytest
 
-from tests.guard import common_scripts, common_scripts_heldout, outside, unseen, unseen_heldout
+from tests.guard import (
+    common_scripts,
+    common_scripts_heldout,
+    fifth_set,
+    fifth_set_heldout,
+    outside,
+    unseen,
+    unseen_heldout,
+)
 from tests.helpers import unseen_forks, unseen_forks_heldout, unseen_recipes, unseen_recipes_heldout
 from tests.helpers.patches import patched
 
@@ -14,6 +22,7 @@ HALVES = {
     "recipes": (unseen_recipes, unseen_recipes_heldout),
     "forks": (unseen_forks, unseen_forks_heldout),
     "common scripts": (common_scripts, common_scripts_heldout),
+    "fifth set": (fifth_set, fifth_set_heldout),
 }
 PATCHES = [p for halves in HALVES.values() for half in halves for p in (*half.BUGS, *half.HEALTHY)]
 PATCHES += [*outside.HALF_A, *outside.HALF_B]

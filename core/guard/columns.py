@@ -1,0 +1,87 @@
+"""Compares the columns of training and evaluation data: codes that were given anew, and scales that were fitted anew, on the
+evaluation's own rows."""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import IterableDataset
+
+MOST, WIDTH = 20_000, 64  # rows; entries of a row
+CODES = (5, 200)
+ROWS = 200
+Columns = dict[tuple[int, int], Tensor]
+
+
+def read(data: Any, limit: float) -> tuple[Columns, bool]:
+    """Return the columns of a data set by entry and place, of up to `MOST` evenly spaced rows, and whether these are all; nothing if time
+    runs out."""
+    if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
+        return {}, False
+    step = max(1, -(-len(data) // MOST))
+    rows: list[list[Tensor]] = []
+    for i in range(0, len(data), step):
+        if time.monotonic() > limit:
+            return {}, False
+        found = [
+            torch.as_tensor(x)
+            for x in tree_leaves(data[i])
+            if isinstance(x, (Tensor, int, float)) or hasattr(x, "dtype")
+        ]
+        rows.append([x.detach().cpu().flatten() for x in found])
+        if sum(x.numel() for x in found) > 4 * WIDTH:  # pictures
+            return {}, False
+    if len(rows) < ROWS or len({tuple((x.dtype, x.shape) for x in row) for row in rows}) > 1:
+        return {}, False
+    stacked = [torch.stack(x) for x in zip(*rows, strict=True)]
+    return {(k, j): x[:, j] for k, x in enumerate(stacked) for j in range(min(WIDTH, x.shape[1]))}, step == 1
+
+
+def judge(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None:
+    """Return what is wrong with the columns of one of the evaluations' data."""
+    mine, _ = read(train, limit)
+    for data in others if mine else ():
+        theirs, whole = read(data, limit)
+        if mine.keys() != theirs.keys():
+            continue
+        for key, column in theirs.items():
+            if told := renumbered(mine[key], column):
+                return (
+                    f"column {key[1]} of entry {key[0]}: {told}",
+                    "the evaluation's codes were given anew, in an order of their own: one mapping for all rows, made from the training rows",
+                )
+        exact = [k for k, x in theirs.items() if all(v.is_floating_point() and standard(v) for v in (x, mine[k]))]
+        same = len(exact) > 0 and torch.equal(mine[exact[0]], theirs[exact[0]])  # one data set in two loaders
+        if whole and len(exact) >= 3 and not same:
+            return (
+                f"{len(exact)} columns of the evaluation have mean 0 and deviation 1 over its own rows, as those of training have over theirs",
+                "the scaler was fitted again on the evaluation's rows: fit it on the training rows alone, then transform()",
+            )
+    return None
+
+
+def renumbered(a: Tensor, b: Tensor) -> str:
+    """Return how two columns differ that have the same shares and give them to other codes; empty if they do not."""
+    if a.dtype != torch.int64 or b.dtype != torch.int64 or min(int(a.min()), int(b.min())) < 0:
+        return ""
+    size = max(int(a.max()), int(b.max())) + 1
+    if size > 10 * CODES[1]:
+        return ""
+    p, q = (torch.bincount(x, minlength=size).double() for x in (a, b))
+    known, unknown = int((p > 0).sum()), float(q[p == 0].sum())
+    if not CODES[0] <= known <= min(CODES[1], len(b) // 20, len(a) // 20) or unknown > 0.02 * len(b):
+        return ""
+    p, q = p / p.sum(), q / q.sum()
+    aligned, ranked = ((x - y).abs().sum() / 2 for x, y in ((p, q), (p.sort().values, q.sort().values)))
+    if aligned < 0.3 or ranked > 0.15 * aligned:
+        return ""
+    return f"the evaluation has the same shares for other codes ({aligned:.0%} of its rows, {ranked:.0%} if codes are ranked by their share)"
+
+
+def standard(x: Tensor) -> bool:
+    """Return whether a column has mean 0 and deviation 1, to rounding, and is no constant."""
+    x, n = x.double(), len(x)
+    near = min(abs(float(x.std(unbiased=u)) - 1) for u in (True, False))
+    return n >= ROWS and abs(float(x.mean())) < 1e-5 and near < 1e-5

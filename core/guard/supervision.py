@@ -1,0 +1,136 @@
+"""Checks of the targets and weights that a loss gets, against each other: weights of classes against their frequency, soft targets against
+the labels of the same samples, masked tokens against the places that are scored.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import WeightedRandomSampler
+
+Fault = tuple[str, str]
+ROWS = 500  # soft targets that are compared with labels
+
+
+class Soft:
+    """Soft targets of a training, next to the only entry of their batches that can be the class of the same samples."""
+
+    def __init__(self) -> None:
+        self.classes = 0
+        self.rows: list[
+            tuple[Tensor, Tensor, float]
+        ] = []  # class, most probable class of the soft target, its probability
+
+    def note(self, target: Tensor, batch: Any) -> None:
+        """Note the soft targets (N, C) of one call, if the batch has one entry of N classes that are as many as C."""
+        if target.dim() != 2 or not 3 <= target.shape[1] <= 1000 or len(self.rows) >= 64:
+            return
+        n, classes = target.shape
+        found = [x for x in tree_leaves(batch) if isinstance(x, Tensor) and x.dtype == torch.int64 and x.shape == (n,)]
+        found = [x for x in found if n and int(x.min()) >= 0 and int(x.max()) < classes]
+        if len(found) == 1 and self.classes in (0, classes):
+            self.classes = classes
+            likely = target.detach().float().max(1)
+            self.rows.append((found[0].cpu(), likely.indices.cpu(), float(likely.values.mean())))
+
+
+def contradiction(one: Soft) -> Fault | None:
+    """Find soft targets that are confident, and have nothing to do with the classes of their samples."""
+    if not one.rows:
+        return None
+    classes = one.classes
+    label, likely = (torch.cat(x) for x in list(zip(*one.rows, strict=True))[:2])
+    n, sure = len(label), sum(r[2] for r in one.rows) / len(one.rows)
+    share = [torch.bincount(x, minlength=classes)[:classes].double() / n for x in (label, likely)]
+    if n < ROWS or min(float((s > 0).double().mean()) for s in share) < 0.7:
+        return None
+    chance, agree = float((share[0] * share[1]).sum()), float((label == likely).double().mean())
+    if sure < chance + 0.25 or agree > chance + 3 * (chance * (1 - chance) / n) ** 0.5:
+        return None
+    return (
+        f"the most probable class of the soft targets is the class in the batch for {agree:.1%} of {n} samples ({chance:.1%} by chance)",
+        "the soft targets are those of other samples: they were computed in another order (shuffle=True), and are read by index",
+    )
+
+
+def proportional(weights: Any, counts: Any, *, within: float) -> bool:
+    """Return whether weights are the counts times one factor, where the largest count is at least twice the smallest."""
+    w, n = np.asarray(weights, float), np.asarray(counts, float)
+    if len(w) < 2 or (w <= 0).any() or (n <= 0).any() or n.max() < 2 * n.min():
+        return False
+    ratio = np.log(w) - np.log(n)
+    return float(np.ptp(ratio)) < within * float(np.ptp(np.log(n)))
+
+
+def class_weights(rows: list[dict]) -> Fault | None:
+    """Find class weights of a loss that are the classes' own frequencies."""
+    rows = [r for r in rows if r.get("weight") and r.get("counts")]
+    if not rows:
+        return None
+    weight, counts = (
+        np.array(rows[0]["weight"]),
+        np.sum([r["counts"] for r in rows if len(r["counts"]) == rows[0]["classes"]], axis=0),
+    )
+    known = counts >= 20
+    if known.sum() < 2 or not proportional(weight[known], counts[known], within=0.35):
+        return None
+    return (
+        f"the loss weighs classes by {weight[known].min():.3g} to {weight[known].max():.3g}, in proportion to their {counts[known].min():,} to "
+        f"{counts[known].max():,} targets: the rarer, the lower",
+        "the weights are frequencies and not their inverse: the frequent classes count twice",
+    )
+
+
+def sampler_weights(passes: list) -> Fault | None:
+    """Find a sampler whose weights are the frequencies of what it weighs."""
+    for sampler in dict.fromkeys(getattr(p.loader, "sampler", None) for p in passes):
+        if not isinstance(sampler, WeightedRandomSampler) or len(sampler.weights) < 100:
+            continue
+        values, counts = sampler.weights.double().unique(return_counts=True)
+        if 2 <= len(values) <= 200 and proportional(values, counts, within=0.1):
+            return (
+                f"the sampler's weights are {float(values[0]):.3g} to {float(values[-1]):.3g} for groups of {int(counts.min()):,} to "
+                f"{int(counts.max()):,} samples, in proportion to their size: the rarer, the less often drawn",
+                "the weights are frequencies and not their inverse",
+            )
+    return None
+
+
+def masking(ids: Tensor | None, flat: Tensor, scored: Tensor) -> dict[str, Any] | None:
+    """Return how often the commonest input at scored places, which is never a target, is found there and at places that are not scored."""
+    if ids is None or ids.numel() != flat.numel() or not 0.01 < float(scored.float().mean()) < 0.5:
+        return None
+    ids = ids.flatten()
+    token = int(ids[scored].mode().values)
+    if bool((flat[scored] == token).any()):
+        return None
+    return {
+        "token": token,
+        "at": [int((ids[m] == token).sum()) for m in (scored, ~scored)],
+        "of": [int(scored.sum()), int((~scored).sum())],
+    }
+
+
+def masked_elsewhere(rows: list[dict]) -> Fault | None:
+    """Find tokens that are masked although they are not to be predicted."""
+    rows = [r["masking"] for r in rows if r.get("masking")]
+    if len(rows) < 3 or len({r["token"] for r in rows}) > 1:
+        return None
+    (hit, other), (n, rest) = (np.sum([r[k] for r in rows], axis=0) for k in ("at", "of"))
+    if hit < 50 or hit < 0.5 * n or other / rest < 0.25 * hit / n:
+        return None
+    return (
+        f"token {rows[0]['token']}, never a target, stands at {hit / n:.0%} of the places that are scored and at {other / rest:.0%} of the others",
+        "more tokens are masked than are predicted: the mask is not restricted to the chosen places",
+    )
+
+
+def tiny_targets(rows: list[dict]) -> Fault | None:
+    """Find binary targets whose ones were scaled down."""
+    rows = [r for r in rows if "levels" in r]
+    high = max((r["high"] for r in rows), default=0.0)
+    if len(rows) < 4 or not 0 < high < 0.1 or any(r["low"] or r["levels"] > 2 for r in rows):
+        return None
+    return f"binary targets are 0 and {high:.3g}, never 1", "the mask or label was scaled twice (by 255, in two places)"
