@@ -288,7 +288,7 @@ def _different(data: Data, order: list[int], n: int) -> list[int]:
         return order[:n]
     seen: set[str] = set()
     own, again = [], []
-    for i in order[: 4 * n]:
+    for i in order[: 8 * n]:
         text = data.peek(i, name)
         (again if text in seen else own).append(i)
         seen.add(text)
