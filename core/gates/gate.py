@@ -260,11 +260,11 @@ def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
 
 def pick(data: Data, n: int, seed: int, *, only: Collection[int] | None = None) -> list[int]:
     """Return indices of `n` samples, in turn from each class of a categorical target (only from classes in `only`, if
-    given), else at random."""
+    given), else at random; of texts, those with different targets first."""
     order = data.order(seed, "pick").tolist()
     key = categorical(data)
     if key is None:
-        return order[:n]
+        return _different(data, order, n)
     queues: dict[int, list[int]] = {}
     for i in order[: min(64 * n, max(8 * n, 4096))]:
         label = int(data.peek(i, key))
@@ -278,6 +278,21 @@ def pick(data: Data, n: int, seed: int, *, only: Collection[int] | None = None) 
         if not any(queues.values()):
             break
     return found
+
+
+def _different(data: Data, order: list[int], n: int) -> list[int]:
+    """Return the first `n` of `order`, but samples whose target text another one has already come last: four times the same answer
+    would say nothing about the inputs."""
+    name = next((k for k, f in data.fields.items() if f.role == "target"), None)
+    if name is None or not order or not isinstance(data.peek(order[0], name), str):
+        return order[:n]
+    seen: set[str] = set()
+    own, again = [], []
+    for i in order[: 8 * n]:
+        text = data.peek(i, name)
+        (again if text in seen else own).append(i)
+        seen.add(text)
+    return (own + again)[:n]
 
 
 def fetch(data: Data, indices: list[int], generator_seed: int | None, device: torch.device) -> dict:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.gates.gate import pick
 from trainworthy.recipes.llm.data import documents, files, mixture, pairs
 
 from tests.helpers import language
@@ -113,6 +114,17 @@ def test_the_setting_that_reads_other_columns_is_named(row: dict, setting: str, 
         read(path, language.tokenizer())
     train, val, _ = read(path, language.tokenizer(), columns=setting)
     assert len(train) + len(val) == 60
+
+
+def test_the_samples_of_a_gate_have_different_answers():
+    """Four times "No." was memorised from the start, and without the input: two gates stopped a healthy run."""
+    rows = [
+        {"prompt": f"q{i}", "completion": f"It is {i}." if i % 5 == 0 else "No.", "source": str(i)} for i in range(100)
+    ]
+    for seed in range(5):
+        said = [rows[i]["completion"] for i in pick(pairs.Pairs(rows, None), 4, seed)]
+        assert said.count("No.") <= 2, said
+    assert len(pick(pairs.Pairs(rows, None), 100, 0)) == 100
 
 
 def test_one_row_of_megabytes_decides_nothing():
