@@ -107,7 +107,7 @@ def test_targets_are_told_apart():
     }.items():
         assert asked_for(flow, line, target, image, noise).kind == name
     for name, kind in {"v_prediction": "velocity", "epsilon": "noise"}.items():
-        process, t = Diffusion(Betas(prediction=name)), torch.arange(10, 1000, 33)
+        process, t = Diffusion(Betas(prediction_type=name)), torch.arange(10, 1000, 33)
         assert asked_for(process, t, process.target(image, noise, t), image, noise).kind == kind
 
 

@@ -254,7 +254,11 @@ def model(name: str, noise: Noise, channels: int, side: int) -> Parts:
         raise UserError(f"the autoencoder of {name} shifts its latents", got=f"shift_factor {vae.config.shift_factor:g}",
                         needed="none: its pipeline does not undo it", cause="the autoencoder of another model")  # fmt: skip
     latents.shape(vae, side, len(unet.config.block_out_channels) - 1)
-    own = replace(noise, prediction=scheduler.config.prediction_type, timesteps=scheduler.config.num_train_timesteps)
+    own = replace(
+        noise,
+        prediction_type=scheduler.config.prediction_type,
+        num_train_timesteps=scheduler.config.num_train_timesteps,
+    )
     told = (
         f"{name}: {type(pipe.text_encoder).__name__}, predicts {own.prediction}, factor {vae.config.scaling_factor:g}"
     )
