@@ -11,6 +11,8 @@ import json
 import os
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -36,7 +38,8 @@ def measured(recipe: loading.Recipe, cfg: config.Config) -> list[int]:
             micro, pieces = max(1, -(-t.batch_size // t.accumulate)), min(2, t.accumulate)
             plan = Plan(steps=estimate.STEPS, batch_size=pieces * micro, sizes=[micro] * pieces)
             run = Run(part.cfg, Accelerator(cpu=True), plan=plan)
-            stage = part.build(run, stage)
+            before = stage  # a run holds it, too, while the next one trains
+            stage = part.build(run, before)
             if "train" not in stage.data:
                 plan.sizes = None
             frozen = (p for m in stage.frozen_modules.values() for p in m.parameters())
@@ -51,6 +54,12 @@ def measured(recipe: loading.Recipe, cfg: config.Config) -> list[int]:
     return peaks
 
 
+def apart(name: str, words: list[str]) -> list[int]:
+    """The same in a new process: data that this one has read already would not be counted again."""
+    recipe = loading.load(name)
+    return measured(recipe, config.parse(recipe.module, words, prog=name)[0])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recipes", nargs="+", help="id, or 'id settings' in quotes")
@@ -62,7 +71,8 @@ def main() -> None:
         if args.stand_in:
             words = [*gate_memory.stand_in(name, args.stand_in.absolute()), *words]
         cfg, _ = config.parse(recipe.module, words, prog=name)
-        real = measured(recipe, cfg)
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as new:
+            real = new.submit(apart, name, words).result()
         started = time.perf_counter()
         found = estimate.estimates(recipe, cfg)
         seconds = time.perf_counter() - started

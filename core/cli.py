@@ -27,7 +27,7 @@ usage: trainworthy COMMAND ...    training recipes that must pass their gates be
   trainworthy plan RECIPE [--memory GB] [settings]    estimate memory, time and disk space; what to change if the run does not fit
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
   trainworthy diff FORK.py                  show what a fork changed, and which gates check those parts
-  trainworthy resume RUN_FOLDER [--force]   continue a stopped run
+  trainworthy resume RUN_FOLDER [--force] [settings]    continue a stopped run; --train.accumulate, --shard, --loader.* may change
   trainworthy resume RUN_FOLDER --fallback NAME [settings]    continue from its weights with a fallback that its recipe offers
   trainworthy report RUN_FOLDER [--json]    write report.html again; its verdicts and advice as JSON
   trainworthy report THEIRS [--metric NAME]    report on another tool's run: a TensorBoard folder, a trainer_state.json

@@ -15,7 +15,7 @@ VERBS = ("run", "check", "resume", "lr", "data", "batch", "profile", "predict", 
 USAGE = """usage: trainworthy run RECIPE [--seeds N] [settings]    train RECIPE (id, or path of a fork) behind its gates
        trainworthy check RECIPE [--seeds N] [--only ID,...] [--stage NAME] [--deep] [settings]    the gates alone
        trainworthy lr RECIPE [--steps 200] [settings]    which peak rate? a range test
-       trainworthy resume RUN_FOLDER [--force]    go on where a run stopped
+       trainworthy resume RUN_FOLDER [--force] [settings]    go on where a run stopped
        trainworthy resume RUN_FOLDER --fallback NAME [--force] [settings]    continue from its weights with a fallback of its recipe
        trainworthy data RECIPE [--sample N] [--json] [settings]    what is in its data
        trainworthy batch RECIPE [--largest N] [--memory 0.5] [settings]    how many samples at once"""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from trainworthy.core.base import seeds
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.loop import shard
 from trainworthy.core.loop.run import Run, Step
 from trainworthy.core.recipe.stage import Stage, batch_size
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerCallback
@@ -126,6 +127,8 @@ def _recut(run: Run, parts: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
 def train(run: Run, stage: Hosted, after: Callable[[Step], None] | None = None, *, eval_every: float = 1.0) -> None:
     """Run `trainer.train()` over the steps of `run`, with an evaluation every `eval_every` epochs; or with `after`, which is called
     after each update, in place of it."""
+    if run.shard != shard.NONE:
+        shard.under_trainer(stage.trainer, stage.model, run.world)
     steps = run.steps(stage)
     first = next(steps, None)
     if first is None:

@@ -35,6 +35,12 @@ from trainworthy.core.base.settings import (
 )
 from trainworthy.core.base.settings_file import check_recipe, laid_over, read_settings
 
+MAY_CHANGE = re.compile(
+    r"loader\.\w+|run\.(shard|threads|log_every|tensorboard|check_memory|save_\w+|keep_\w+)"
+    r"|\w+\.(accumulate|eval_batch_size|save_every|gradient_checkpointing)"
+)
+"""Names of settings that `resume` may change."""
+
 
 def to_dict(cfg: Config) -> dict[str, Any]:
     """Return the settings as nested plain values, as args.json holds them."""
@@ -193,6 +199,17 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str, options: str 
         if not file:  # fine-tuning: a 5 to 10 times lower rate; the command line overrides it
             default.optim.lr, default.optim.warmup = float(f"{default.optim.lr / 7:.2g}"), 0.03
 
+    presets_help = f"Presets: --preset {' | '.join(presets)} (default tiny). --config FILE reads settings: an args.json, or a file of "
+    help_text = (
+        f"{(module.__doc__ or '').strip()}\n\n{presets_help}`trainworthy config` (YAML or JSON).\n\n{options}".rstrip()
+    )
+    return _laid_over(module, default, argv, prog=prog, where=file or "the command line", help_text=help_text), preset
+
+
+def _laid_over(
+    module: types.ModuleType, default: Config, argv: list[str], *, prog: str, where: str, help_text: str = ""
+) -> Config:
+    """Return the settings of `default`, changed as the command line says."""
     known = flags(module.Config)
     if "max-steps" not in known:
         argv = [re.sub(r"^--max[-_]steps(?==|$)", "--train.max-steps", w) for w in argv]
@@ -209,13 +226,23 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str, options: str 
             raise unknown(f"setting --{name}", name, known, next=f"{prog} --help")
     import tyro
 
-    presets_help = f"Presets: --preset {' | '.join(presets)} (default tiny). --config FILE reads settings: an args.json, or a file of "
-    help_text = (
-        f"{(module.__doc__ or '').strip()}\n\n{presets_help}`trainworthy config` (YAML or JSON).\n\n{options}".rstrip()
-    )
     cfg = tyro.cli(module.Config, default=default, args=argv, prog=prog, description=help_text)
     _idle(cfg, argv, [make.__name__ for make in module.STAGES])
-    return complete(cfg, where=file or "the command line", command=prog), preset
+    return complete(cfg, where=where, command=prog)
+
+
+def changed(module: types.ModuleType, cfg: Config, argv: list[str], *, prog: str) -> Config:
+    """Return the settings of a continued run with those of `argv`. Raises UserError for a setting on which the samples, the
+    weights or the curves depend by more than rounding."""
+    new = _laid_over(module, cfg, argv, prog=prog, where="the command line")
+    before, after = flat(to_dict(cfg)), flat(to_dict(new))
+    wrong = [name for name, value in after.items() if value != before.get(name) and not MAY_CHANGE.fullmatch(name)]
+    if wrong:
+        raise UserError("a continued run cannot change these settings", got=", ".join(masking.flag(n) for n in wrong),
+                        needed="those that change speed, memory or files only: --train.accumulate, --train.eval-batch-size, --shard, "
+                        "--loader.*, --run.threads, --run.save-*, --run.keep-*, --run.log-every, -n",
+                        next="a new run; --init-from takes the weights of this one")  # fmt: skip
+    return new
 
 
 def complete(cfg: Config, *, where: str, command: str, secrets: dict[str, str] | None = None) -> Config:

@@ -105,20 +105,20 @@ def defaults(values: dict[str, Any], argv: list[str]) -> dict[str, str]:
     return {name: value for name, value in _secrets(values) if flag(name) not in told}
 
 
-def given(argv: list[str]) -> dict[str, str]:
-    """Return {name: value} of a command line with secret settings only; any other word raises an error."""
-    found, rest = {}, list(argv)
+def given(argv: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Return ({name: value} of the secret settings of a command line, its other words)."""
+    found, others, rest = {}, [], list(argv)
     while rest:
         name, equals, value = rest.pop(0).partition("=")
         if not name.startswith("--") or not is_secret(name):
-            raise UserError("resume takes one run folder, and no settings but secrets that were not kept", got=name,
-                            needed="the settings that the run was started with")  # fmt: skip
+            others.append(name + equals + value)
+            continue
         if not equals:
             if not rest or rest[0].startswith("--"):
                 raise UserError(f"{name} needs a value")
             value = rest.pop(0)
         found[name[2:].replace("-", "_")] = value
-    return found
+    return found, others
 
 
 def filled(argv: list[str], secrets: dict[str, str], *, where: str, command: str) -> list[str]:

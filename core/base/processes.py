@@ -14,6 +14,15 @@ def kind_of(device: torch.device) -> str:
     return f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
 
 
+def gathered(accelerator: Accelerator, value: Any) -> list[Any]:
+    """Every rank's `value`, on every rank."""
+    if accelerator.num_processes == 1:
+        return [value]
+    every = [None] * accelerator.num_processes
+    dist.all_gather_object(every, value)
+    return every
+
+
 def agreed(accelerator: Accelerator, value: Any) -> Any:
     """Rank 0's `value` on every rank: what decides whether a collective is entered must be the same everywhere."""
     if accelerator.num_processes == 1:

@@ -141,6 +141,8 @@ class RunSettings:
     """Also save when the last checkpoint is this many minutes old; 0: off."""
     keep_checkpoints: int = 2
     """Number of complete checkpoints to keep (at least 2, so that one good checkpoint always remains)."""
+    keep_every: int = 0
+    """Also keep, for good, the first checkpoint in every this many steps; 0: none."""
     keep_best: int = 3
     """Number of best evaluations whose weights are kept (weights only)."""
     export: Literal["final", "best"] = "final"

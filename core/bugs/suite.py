@@ -56,7 +56,7 @@ def cases(recipes: Collection[str], kinds: Collection[str]) -> list[Case]:
                        p.harm, p.source, p.missed) for p in _lists("planted_*.py", "PLANTS")]  # fmt: skip
     if "healthy" in kinds:
         found += [Case(h.recipe, "healthy", h.id, *(h.hunk or ("", "")), tuple(h.argv), known=h.alarm)
-                  for h in _lists("healthy_*.py", "LOOKALIKES")]  # fmt: skip
+                  for h in _lists("healthy_*.py", "VARIANTS")]  # fmt: skip
         found += [Case(r, "healthy", "as-it-is") for r in sorted({c.recipe for c in found} | {*recipes})]
     chosen = [c for c in found if not recipes or c.recipe in recipes]
     return sorted(chosen, key=lambda c: (c.recipe, c.kind != "planted", c.id))
@@ -83,7 +83,7 @@ def _lists(pattern: str, name: str) -> list:
     except ModuleNotFoundError as error:
         raise UserError(f"the planted bugs need the package '{error.name}', which is not installed",
                         next="pip install -e '.[all,dev]'") from None  # fmt: skip
-    return [item for m in modules for item in vars(m).get(name, ())]
+    return [item for m in modules for item in vars(m)[name]]
 
 
 def fork(recipe: str, file: Path, *hunks: tuple[str, str]) -> None:

@@ -89,7 +89,7 @@ def seeds(argv: list[str], asked: str, found: dict[str, Any]) -> None:
     console = Console()
     console.say(multi_seed.title(plan, home))
     with multi_seed.signals() as arrived:
-        multi_seed.work(jobs, plan["at_once"], arrived, console, ended)
+        multi_seed.work(jobs, plan["at_once"], arrived, console, ended, each=plan["each"])
     found["seeds"] = {job.seed: {"exit_code": job.code, **verdicts_of(job.folder)} for job in jobs}
     console.say("\n" + together({job.seed: verdicts(job) for job in jobs}))
     if arrived:

@@ -59,19 +59,23 @@ Copies a recipe to start your own, and lists the lines to edit first. A fork run
 
 It never overwrites a file. `trainworthy diff FILE.py` shows later what you changed.""",
     "resume": """\
-usage: trainworthy resume RUN_FOLDER [--force] [-n N] [--json]
+usage: trainworthy resume RUN_FOLDER [--force] [-n N] [--json] [settings]
        trainworthy resume RUN_FOLDER --fallback NAME [--force] [settings]
 
 Continues a stopped run from its newest complete checkpoint, with its own settings and number of processes. It refuses
 (exit 2) if the sources, the data or the settings of the training are not those that the run was started with, or if the
-run's notes of them (environment.json, data.json) cannot be read. It reports packages of other versions.
+run's notes of them (environment.json, data.json) cannot be read. It reports packages of other versions. Settings of speed, memory
+and files may change.
 
   trainworthy resume runs/vision-classify/20260101-120000-ab12
+  trainworthy resume runs/llm-pretrain/20260101-120000-ab12 -n 2 --shard full --train.accumulate 2    on less memory
   trainworthy resume runs/distill-whisper/20260101-120000-ab12 --fallback head    a new run that starts from its weights
 
   --force        continue although sources, data or settings changed since
   --fallback NAME    train this fallback stage, which its recipe offers, in a folder of its own
   -n N           another number of processes: the same global batches, so the same losses to rounding
+  --SETTING      --train.accumulate, --train.eval-batch-size, --shard, --loader.*, --run.threads, --run.save-*, --run.keep-*,
+                 --run.log-every, --run.tensorboard; all others are refused. They hold until the run stops again
   --nodes, --node-rank, --address, --restarts    as `trainworthy run`
 
 Exit codes: as `trainworthy run`.""",

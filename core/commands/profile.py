@@ -36,7 +36,7 @@ from trainworthy.core.data import loader
 from trainworthy.core.loop.precision import precision
 from trainworthy.core.loop.run import Plan
 from trainworthy.core.monitoring import module_times
-from trainworthy.core.monitoring.bottlenecks import Measured, Operation, Settings, judge
+from trainworthy.core.monitoring.bottlenecks import Measured, Operation, Settings, exchange_on_cpu, judge
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.session import stages
 from trainworthy.core.session.session import Session, open_session, session_lock, write_start
@@ -127,11 +127,14 @@ class Watch:
             for r in rows
             if not r.key.startswith(("trainworthy::", "ProfilerStep", "cuda", "Optimizer.", "enumerate(DataLoader)"))
         ]
-        modules = module_times.of_events(self.profiler.events(), on_device=on_device)
+        events = self.profiler.events()
+        modules = module_times.of_events(events, on_device=on_device)
         found = [
             Operation(r.key, r.count, (r.self_device_time_total if on_device else r.self_cpu_time_total) / 1e6)
             for r in ours
         ]
+        if not on_device and (exchange := exchange_on_cpu(events)):
+            found = [o for o in found if o.kind != "communication"] + [exchange]
         found = sorted((o for o in found if o.seconds > 0), key=lambda o: -o.seconds)
         m = Measured(self.step, self.wait_timed, found, self.steps, self.device.type, float(self.counter.get_total_flops()) if self.counter else 0.0,
                      profiled=self.profiled, modules=modules)  # fmt: skip

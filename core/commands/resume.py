@@ -1,6 +1,7 @@
 """`trainworthy resume`: go on from the newest complete checkpoint, or with a fallback from a run's weights."""
 
 import contextlib
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 from trainworthy.core.base import config, masking
 from trainworthy.core.base.as_json import results
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.processes import gathered
 from trainworthy.core.commands import take_flag
 from trainworthy.core.commands.run import assert_boardable, in_short_at_the_end
+from trainworthy.core.loop.checkpoint_survey import Readers
 from trainworthy.core.loop.resumable import assert_resumable
 from trainworthy.core.monitoring import board
 from trainworthy.core.monitoring.trackers import tracked
@@ -30,8 +33,8 @@ from trainworthy.core.session.training import train
 
 
 def main(argv: list[str]) -> None:
-    """Continue from the newest complete checkpoint of a run folder; with `--fallback`, train that stage of its recipe from
-    its weights."""
+    """Continue from the newest complete checkpoint of a run folder, with settings that may change; with `--fallback`, train
+    that stage of its recipe from its weights."""
     argv, as_json = take_flag(argv, "--json")
     with results(as_json, speaks=process_end.rank() == 0) as found:
         resume(argv, found)
@@ -45,8 +48,11 @@ def resume(argv: list[str], found: dict[str, Any]) -> None:
         raise UserError("--rung has a new name", needed="--fallback", next="docs/migration.md")
     if not rest:
         raise UserError("resume what?", needed="a run folder", next="ls -d runs/*/*")
-    folder, secrets = Path(rest[0]), masking.given(rest[1:]) if fallback is None else {}
-    if (folder / multi_seed.NAME).is_file() and fallback is None:
+    folder, (secrets, others) = Path(rest[0]), masking.given(rest[1:]) if fallback is None else ({}, [])
+    several = (folder / multi_seed.NAME).is_file()
+    if others and (several or not others[0].startswith("--")):
+        raise UserError("resume takes one run folder" + ", and of several seeds no settings" * several, got=others[0])
+    if several and fallback is None:
         multi_seed.resume(folder, force=force, given=secrets, with_board=wanted, found=found)
     saved = begun(folder)
     if (folder / "summary.json").exists() and fallback is None:
@@ -62,6 +68,7 @@ def resume(argv: list[str], found: dict[str, Any]) -> None:
         own = config.to_dict(getattr(plain.module, saved["preset"])())
         secrets = masking.defaults(own, saved["argv"]) | secrets
         cfg = config.complete(cfg, where=str(folder / "args.json"), command=command, secrets=secrets)
+        cfg = config.changed(plain.module, cfg, others, prog=command) if others else cfg
     if not force:
         assert_same_sources(folder, plain, command)
     loaded, words = fallbacks.recipe_of(plain, names, fallbacks.start_files(folder)) if names else plain, saved["argv"]
@@ -110,10 +117,11 @@ def assert_same_sources(folder: Path, plain: recipes.Recipe, command: str) -> No
 @contextlib.contextmanager
 def resumable(session: Session) -> Iterator[None]:
     """Check, before anything changes, that a continued run has a complete checkpoint of its own."""
-    problem = None
-    if session.main and session.resumes:
+    problem, one = None, session.accelerator
+    readers = Readers(one.process_index, one.num_processes, functools.partial(gathered, one))
+    if session.resumes:
         try:
-            assert_resumable(session.folder, session.identity, forced=session.resumes == "forced")
+            assert_resumable(session.folder, session.identity, readers, forced=session.resumes == "forced")
         except UserError as error:
             problem = error
     together(session.accelerator, problem)

@@ -247,15 +247,14 @@ def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
     if run.plan is None:  # the full run: free the memory of what only gates use
         stage.pretrained = None
         read_weights.cache_clear()
+    for module in stage.frozen_modules.values():
+        module.eval().requires_grad_(False)
     if run.cfg.train.gradient_checkpointing:
         recompute.apply(stage)
     if run.shard != shard.NONE:
         shard.apply(stage, run)
-    else:
-        stage.model.to(run.device)
-        stage.eval_model.to(run.device)
-    for module in stage.frozen_modules.values():
-        module.to(run.device).eval().requires_grad_(False)
+    for module in (stage.model, stage.eval_model, *stage.frozen_modules.values()):
+        module.to(run.device)
     return stage
 
 

@@ -1,18 +1,16 @@
 """Checkpoints that survive a kill at any moment: write to a temporary folder, add a manifest with hashes, fsync,
 rename, then delete old ones.
 
-Layout of `checkpoints/<stage>/`: `step-<n>/` complete states (the last `keep`; of a sharded run the weights and moments
-are in the `.distcp` files of torch.distributed.checkpoint, one for each process), `latest` a link to the newest complete
-one, `best-step-<n>/` weights only, `best_val_<metric>` a link to the best of them. A part that never changes again
-(`Segment`) is written once. Later checkpoints hold hard links to its file, so each checkpoint is complete, and a file
-disappears with its last link.
+Layout of `checkpoints/<stage>/`: `step-<n>/` complete states (the last `keep`, and the first in every `keep_every` steps),
+`latest` a link to the newest complete one, `best-step-<n>/` weights only, `best_val_<metric>` a link to the best of them. Weights
+and moments of a sharded run are in the `.distcp` files of torch.distributed.checkpoint, one for each process. A part that never
+changes again (`Segment`) is written once. Later checkpoints hold hard links to its file, so each checkpoint is complete, and a
+file disappears with its last link.
 """
 
 import json
 import os
-import re
 import shutil
-import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,11 +21,19 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from trainworthy.core.base.errors import DISK_FULL, Stop, UserError
 from trainworthy.core.data.assets import sha256
+from trainworthy.core.loop.checkpoint_survey import (
+    ALONE,
+    LATEST,
+    MANIFEST,
+    Readers,
+    put_back,
+    step_of,
+    steps,
+    survey,
+    verify,
+)
 from trainworthy.core.loop.weights import load_weights, save_weights, weights
 
-MANIFEST = "manifest.json"
-LATEST = "latest"
-TRIES, PAUSE = 3, 0.3  # attempts to read a file after a disk error, and seconds between them
 SEGMENT = "file of a segment"  # key of a segment's placeholder in state.pt
 
 
@@ -58,54 +64,12 @@ def snapshot(tree: Any) -> Any:
     return tree
 
 
-def verify(folder: Path) -> str:
-    """Return what is wrong with the checkpoint in `folder`; empty if it is complete. Raises UserError if it cannot be
-    read at present: that is no sign of damage, and skipping the checkpoint would lose steps."""
-    for left in reversed(range(TRIES)):
-        try:
-            return _fault(folder)
-        except OSError as error:
-            if not left:
-                raise UserError(f"the checkpoint {folder} cannot be read now; it need not be damaged", got=error,
-                                needed="a disk that answers, and the right to read",
-                                cause="a network file system that is away for a moment",
-                                next="the same command again; if the disk stays silent, move this checkpoint away and resume "
-                                     "from the one before") from None  # fmt: skip
-        time.sleep(PAUSE)
-    raise AssertionError  # the last attempt returns or raises
-
-
-def _fault(folder: Path) -> str:
-    """As `verify`, but raises OSError if files exist and cannot be read."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        for name, entry in manifest["files"].items():
-            if sha256(folder / name) != entry["sha256"]:
-                return f"{name} does not match its hash"
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        return f"incomplete ({error})"
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{MANIFEST} cannot be understood ({type(error).__name__}: {error})"
-    return ""
-
-
-def survey(folder: Path) -> tuple[Path | None, dict[str, str]]:
-    """Return (newest full checkpoint of a stage's folder with matching hashes, {name of a newer one: what is wrong with
-    it})."""
-    damaged = {}
-    for one in reversed(_steps(folder)):
-        why = verify(one)
-        if not why:
-            return one, damaged
-        damaged[one.name] = why
-    return None, damaged
-
-
 class Checkpoints:
     """Writes and reads one stage's checkpoints. Only one process may write."""
 
-    def __init__(self, folder: Path, *, keep: int = 2, n_best: int = 3):
-        self.folder, self.keep, self.n_best = folder, keep, n_best
+    def __init__(self, folder: Path, *, keep: int = 2, keep_every: int = 0, n_best: int = 3):
+        self.folder, self.keep, self.keep_every, self.n_best = folder, keep, keep_every, n_best
+        self.group: Any = None  # of torch.distributed, for the threads that write shards
         self._writer = ThreadPoolExecutor(1)  # one thread, so that files are written in order
         self._pending: Future | None = None
         self._pending_best: Future | None = None
@@ -146,7 +110,7 @@ class Checkpoints:
         def job() -> None:
             files = self._publish(f"step-{step}", write, link=LATEST, known={n: e for n, (_, e) in held.items()})
             self._held = {name: (self.folder / f"step-{step}" / name, files[name]) for name in segments}
-            self._prune([p for p in self.steps() if _step(p) <= step][: -self.keep])
+            self._prune_steps(step)
 
         self._pending = self._writer.submit(job)
 
@@ -159,13 +123,18 @@ class Checkpoints:
         metric: str,
         best: list[int],
         without: Collection[str] = (),
+        written: Path | None = None,
     ) -> None:
-        """Write weights only. `best` lists the steps to keep, best first, including this one."""
-        tensors, aliases = weights(model, without=without)
+        """Write weights only. `best` lists the steps to keep, best first, including this one. `written`: a file of them, which is
+        moved there; `model` is not read then."""
+        tensors, aliases = ({}, {}) if written else weights(model, without=without)
         tensors = snapshot(tensors)
 
         def write(folder: Path) -> None:
-            save_weights(folder / "model.safetensors", tensors, aliases)
+            if written:
+                os.rename(written, folder / "model.safetensors")
+            else:
+                save_weights(folder / "model.safetensors", tensors, aliases)
             (folder / "info.json").write_text(json.dumps({"step": step, **info}, indent=1))
 
         def job() -> None:
@@ -182,28 +151,24 @@ class Checkpoints:
 
     def begin(self, step: int) -> None:
         """Create the folder into which sharded processes write. `complete` gives it its name."""
-        self.wait()
         shutil.rmtree(self.unfinished(step), ignore_errors=True)
         self.unfinished(step).mkdir(parents=True)
 
-    def complete(
-        self, step: int, state: dict[str, Any], info: dict[str, Any], known: dict[str, dict], *, problem: str = ""
-    ) -> None:
+    def write_later(self, job: Callable[[], None]) -> None:
+        """Let the thread write a state; the next save, or `wait`, waits for it and raises its error."""
+        self._pending = self._writer.submit(job)
+
+    def complete(self, step: int, state: dict[str, Any], info: dict[str, Any], known: dict[str, dict]) -> None:
         """Add to what sharded processes wrote the rest of the state and the manifest; then rename. `known`: manifest
-        entries of their files. `problem`: why one of them could not write."""
+        entries of their files. Runs in the thread."""
 
         def write(folder: Path) -> None:
-            if problem:
-                raise RuntimeError(problem)
-            torch.save(snapshot(state), folder / "state.pt")
+            torch.save(state, folder / "state.pt")
             (folder / "info.json").write_text(json.dumps({"step": step, **info}, indent=1))
 
-        def job() -> None:
-            self._publish(f"step-{step}", write, link=LATEST, known=known, begun=True)
-            self._held = {}
-            self._prune([p for p in self.steps() if _step(p) <= step][: -self.keep])
-
-        self._result(self._writer.submit(job))
+        self._publish(f"step-{step}", write, link=LATEST, known=known, begun=True)
+        self._held = {}
+        self._prune_steps(step)
 
     def wait(self) -> None:
         """Wait until all saves are on disk; raise their errors."""
@@ -224,13 +189,17 @@ class Checkpoints:
         try:
             pending.result()
         except (OSError, RuntimeError, SafetensorError) as error:  # each writer reports a full disk differently
-            number = getattr(error, "errno", None)
-            full = number in DISK_FULL or shutil.disk_usage(self.folder).free < 2**20
-            raise Stop(
-                f"cannot write a checkpoint to {self.folder}: {'the disk is full' if full else error}\n"
-                f"  the last complete checkpoint is {self.newest() or 'none yet'}\n"
-                f"  next:         free some space, then: trainworthy resume {self.folder.parent.parent}"
-            ) from None
+            raise self.failed(error) from None
+
+    def failed(self, error: Exception) -> Stop:
+        """Return the end of a run that could not write a checkpoint."""
+        number = getattr(error, "errno", None)
+        full = number in DISK_FULL or "No space left" in str(error) or shutil.disk_usage(self.folder).free < 2**20
+        return Stop(
+            f"cannot write a checkpoint to {self.folder}: {'the disk is full' if full else error}\n"
+            f"  the last complete checkpoint is {self.newest() or 'none yet'}\n"
+            f"  next:         free some space, then: trainworthy resume {self.folder.parent.parent}"
+        )
 
     def close(self) -> None:
         """Finish writing and end the thread."""
@@ -241,11 +210,11 @@ class Checkpoints:
 
     def steps(self) -> list[Path]:
         """Folders of full checkpoints, oldest first, complete or not."""
-        return _steps(self.folder)
+        return steps(self.folder)
 
-    def survey(self) -> tuple[Path | None, dict[str, str]]:
+    def survey(self, readers: Readers = ALONE) -> tuple[Path | None, dict[str, str]]:
         """Return (newest full checkpoint with matching hashes, {name of a newer one: what is wrong with it})."""
-        return survey(self.folder)
+        return survey(self.folder, readers)
 
     def clean(self) -> None:
         """Create the folder if needed, and remove what a kill left incomplete. Only the writing process may call
@@ -254,8 +223,8 @@ class Checkpoints:
         put_back(self.folder)
         for left in (*self.folder.glob(".trash-*"), *self.folder.glob(".writing-*")):
             shutil.rmtree(left, ignore_errors=True)
-        for link in self.folder.glob(".link-*"):
-            link.unlink()
+        for file in (*self.folder.glob(".link-*"), *self.folder.glob(".best-*")):
+            file.unlink()
 
     def newest(self) -> Path | None:
         """Return the newest complete full checkpoint."""
@@ -335,29 +304,21 @@ class Checkpoints:
         _fsync(self.folder)
         return files
 
+    def _prune_steps(self, step: int) -> None:
+        """Remove states up to `step`, but for the last `keep` and the first in every `keep_every` steps."""
+        found = [p for p in self.steps() if step_of(p) <= step]
+        lasting = set()
+        if every := self.keep_every:
+            before = [0, *map(step_of, found)]
+            lasting = {p for p, last in zip(found, before, strict=False) if step_of(p) // every > last // every}
+        self._prune([p for p in found[: -self.keep] if p not in lasting])
+
     def _prune(self, folders: list[Path]) -> None:
         for folder in folders:
             trash = folder.with_name(f".trash-{folder.name}")
             shutil.rmtree(trash, ignore_errors=True)
             os.rename(folder, trash)  # renamed first, so that a kill leaves nothing that looks like a checkpoint
             shutil.rmtree(trash, ignore_errors=True)
-
-
-def put_back(folder: Path) -> None:
-    """Restore the name of a complete checkpoint that was moved aside for a new one of the same step, if a kill
-    prevented the new one."""
-    for trash in folder.glob(".trash-step-*"):
-        whole = trash.with_name(trash.name.removeprefix(".trash-"))
-        if not whole.exists() and not verify(trash):
-            os.rename(trash, whole)
-
-
-def _steps(folder: Path) -> list[Path]:
-    return sorted((p for p in folder.glob("step-*") if re.fullmatch(r"step-\d+", p.name)), key=_step)
-
-
-def _step(folder: Path) -> int:
-    return int(folder.name.split("-")[1])
 
 
 def _link(file: Path, to: Path) -> None:

@@ -4,18 +4,29 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trainworthy.core.base.config import flat
+from trainworthy.core.base.config import MAY_CHANGE, flat
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.loop.checkpoint import LATEST, put_back, survey
+from trainworthy.core.loop.checkpoint_survey import ALONE, LATEST, Readers, put_back, survey
 
 
-def assert_resumable(run_folder: Path, identity: dict[str, Any], *, forced: bool = False) -> None:
+def assert_resumable(
+    run_folder: Path, identity: dict[str, Any], readers: Readers = ALONE, *, forced: bool = False
+) -> None:
     """Raise UserError if a stage of the run has checkpoints but no complete one, or if the newest belongs to another
     run or (unless `forced`) to other settings. It changes nothing, since a restart at step 0 would overwrite them."""
     home = run_folder / "checkpoints"
-    for folder in sorted(p for p in home.glob("*") if p.is_dir()):
-        put_back(folder)
-        newest, damaged = survey(folder)
+    problem = None
+    if readers.rank == 0:
+        try:
+            for folder in home.glob("*"):
+                put_back(folder)
+        except UserError as error:
+            problem = error
+    if wrong := readers.gather(problem)[0]:
+        raise wrong
+    for name in readers.gather(sorted(p.name for p in home.glob("*") if p.is_dir()))[0]:
+        folder = home / name
+        newest, damaged = survey(folder, readers)
         if newest:
             assert_own(newest, identity)
             if not forced:
@@ -50,7 +61,8 @@ def assert_settings(folder: Path, identity: dict[str, Any]) -> None:
     version."""
     then = flat(json.loads((folder / "info.json").read_text()).get("run", {}).get("settings", {}))
     now = flat(identity.get("settings", {}))
-    changed = [f"{k} is {now[k]}, was {v}" for k, v in then.items() if k in now and v != now[k]]
+    changed = [f"{k} is {now[k]}, was {v}" for k, v in then.items()
+               if k in now and v != now[k] and not MAY_CHANGE.fullmatch(k)]  # fmt: skip
     if changed:
         run = folder.parents[2]
         raise UserError(f"the settings are not those of the checkpoint {folder}", got="; ".join(changed),

@@ -341,8 +341,12 @@ class Run:
 
     def wait_for_checkpoints(self) -> None:
         """Wait until every checkpoint is on disk."""
-        if self.checkpoints:
-            self.on_rank_0(self.checkpoints.wait)
+        if self.checkpoints is None:
+            return
+        if self.rank:  # its part of a sharded one; what went wrong is rank 0's to say
+            with contextlib.suppress(Stop):
+                self.checkpoints.wait()
+        self.on_rank_0(self.checkpoints.wait)
 
     def on_rank_0(self, job: Callable[[], None]) -> None:
         """Run a job on rank 0. Its error (a full disk) stops every rank; otherwise the others would wait in a

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.base.processes import agreed
+from trainworthy.core.base.processes import agreed, gathered
 from trainworthy.core.loop import checkpoint, shard
+from trainworthy.core.loop.checkpoint_survey import Readers
 from trainworthy.core.loop.journal import Halt
 from trainworthy.core.loop.resumable import assert_own
-from trainworthy.core.loop.weights import digest, load_into
+from trainworthy.core.loop.weights import frozen_digest, load_into, stream_weights
 from trainworthy.core.recipe.stage import Stage
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def save(run: Run, stage: Stage) -> None:
     if run.shard != shard.NONE:
         if run.tracker:
             run.tracker.flush()
-        shard.save(run, stage, state(), info(), run.on_rank_0)
+        shard.save(run, stage, state(), info())
     else:
         run.on_rank_0(save)
     run.saved_at = time.monotonic()
@@ -68,15 +70,23 @@ def record(run: Run, stage: Stage, metrics: dict[str, float]) -> None:
     name, best, checkpoints = stage.metric.name, run.journal.best, run.checkpoints
 
     is_best = checkpoints is not None and (metrics[name], step) in best
-    model: Any = stage.eval_model
-    if is_best and run.shard != shard.NONE:
-        model = shard.gathered(model, keep=run.rank == 0)
+    written = None
+    if checkpoints and is_best and run.shard != shard.NONE:
+        written = checkpoints.folder / ".best-of-shards"
+        run.on_rank_0(checkpoints.wait)  # for the file of the last one
+        problem = stream_weights(None if run.rank else written, *shard.weights(stage.eval_model, stage.not_saved))
+
+        def assert_written() -> None:
+            if problem:
+                raise checkpoints.failed(problem)
+
+        run.on_rank_0(assert_written)
 
     def keep_best() -> None:
         if checkpoints and is_best:
             info = {"metric": name, "value": metrics[name], "epoch": epoch}
-            checkpoints.save_best(step, model, info, metric=name, best=[s for _, s in best],
-                                  without=stage.not_saved)  # fmt: skip
+            checkpoints.save_best(step, stage.eval_model, info, metric=name, best=[s for _, s in best],
+                                  without=stage.not_saved, written=written)  # fmt: skip
 
     if checkpoints:
         run.on_rank_0(keep_best)
@@ -97,10 +107,12 @@ def restore(run: Run, stage: Stage) -> int:
     if folder is None:
         return 0
     run.checkpoints = checkpoint.Checkpoints(
-        folder / "checkpoints" / stage.name, keep=run.cfg.run.keep_checkpoints, n_best=run.cfg.run.keep_best
-    )
+        folder / "checkpoints" / stage.name, keep=run.cfg.run.keep_checkpoints, keep_every=run.cfg.run.keep_every,
+        n_best=run.cfg.run.keep_best,
+    )  # fmt: skip
     run.on_rank_0(run.checkpoints.clean)
-    newest, damaged = run.checkpoints.survey()
+    together = Readers(run.rank, run.world, functools.partial(gathered, run.accelerator))
+    newest, damaged = run.checkpoints.survey(together)
     for name, why in damaged.items():
         run.console.say(f"  passed over checkpoint {name}: {why}")
     if run.tracker and newest is None:
@@ -129,11 +141,3 @@ def restore(run: Run, stage: Stage) -> int:
         run.tracker.truncate(after_step=info["step"])
     run.console.say(f"  resumed from {newest.name} ({newest})")
     return info["step"]
-
-
-def frozen_digest(run: Run, stage: Stage) -> str:
-    """Return the hash of the weights that a checkpoint leaves out. It is computed once, since they do not change."""
-    if run.frozen_hash is None:
-        still = run.course.frozen(stage)
-        run.frozen_hash = digest(still) if still else ""
-    return run.frozen_hash

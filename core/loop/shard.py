@@ -6,20 +6,24 @@ process: the loss is divided over the global batch before the backward pass. Wha
 torch.distributed.checkpoint, so that another number of processes can read it.
 """
 
+import contextlib
 import math
 import re
+import shutil
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from trainworthy.core.base import config
 from trainworthy.core.base.dtensor import is_sharded, like, local
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop import checkpoint
+from trainworthy.core.loop.weights import frozen_digest
 from trainworthy.core.recipe.stage import Stage
 
 if TYPE_CHECKING:
@@ -38,15 +42,14 @@ def assert_supported(recipe: str, stages: Sequence[Stage], cfg: config.Config, *
         return
     whole = "--shard none, which needs a device that holds the whole model"
     for stage in stages:
-        if stage.shard_units is None or len(stages) > 1:
-            why = (
-                "it has several stages"
-                if len(stages) > 1
-                else "its stage does not say what to shard (Stage.shard_units)"
-            )
+        quantised = [n for n, p in stage.model.named_parameters() if not p.is_floating_point()]
+        if stage.shard_units is None or quantised:
             raise UserError(f"{recipe} cannot be sharded", got=f"--shard {cfg.run.shard}",
-                            needed="a recipe of one stage with a loop and a plain module of its own: llm/pretrain, vision/classify, "
-                            "diffusion/pixel, or a fork of one", cause=why, next=whole)  # fmt: skip
+                            needed="parameters in fp32 or 16 bits" if quantised else "a stage whose processes call its model "
+                            "equally often",
+                            cause=f"quantised weights, e.g. {quantised[0]}" if quantised else f"the loop of '{stage.name}' calls its "
+                            "model as often as each process needs it (Stage.shard_units is None), and a sharded model is gathered "
+                            "from all processes in every call", next=whole)  # fmt: skip
     for wrong, flag, needed in (
         (cfg.optim.name not in OPTIMIZERS, f"--optim.name {cfg.optim.name}", " or ".join(OPTIMIZERS)),
         (precision == "fp16", "--train.precision fp16", "bf16 or fp32: each process would skip other overflowed steps"),
@@ -66,9 +69,10 @@ def mode(cfg: config.Config, world: int, *, rehearses: bool = False) -> str:
 def apply(stage: Stage, run: "Run") -> None:
     """Shard the stage's model and its EMA, and give the optimisers the shards. Units move to the device one by one."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FSDPModule, fully_shard
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     assert stage.shard_units is not None
+    frozen_digest(run, stage)  # of whole weights: of their parts it would depend on the number of processes
     names = {id(p): n for n, p in stage.model.named_parameters()}
     for kind, optimizer in stage.optimizers.items():
         foreign = sum(id(p) not in names for g in optimizer.param_groups for p in g["params"])
@@ -78,23 +82,46 @@ def apply(stage: Stage, run: "Run") -> None:
                             needed="a fresh optimiser over parameters of Stage.model")  # fmt: skip
     _assert_equal(stage.model, run)
     mesh = init_device_mesh(run.device.type, (run.world,))
+    frozen = [stage.frozen_modules[name] for name in stage.shard_frozen]
     models = [stage.model] if stage.ema_model is None else [stage.model, stage.ema_model]
-    for model in models:
-        # The EMA has no backward pass that would free what its forward gathered.
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for model in [*models, *frozen]:
+        # What is not trained has no backward pass that would free what its forward gathered.
         again = run.shard == "full" or model is not stage.model
         units = {id(unit) for unit in (*stage.shard_units(model), model)}
         for module in reversed([*model.modules()]):  # a unit inside another comes first
             if id(module) in units:
-                fully_shard(module, mesh=mesh, reshard_after_forward=again)
+                policy = (
+                    half if module is not model and gathers_halves(stage, run.precision) else MixedPrecisionPolicy()
+                )
+                fully_shard(module, mesh=mesh, reshard_after_forward=again, mp_policy=policy)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # gloo lacks the reduction that divides
+            if hasattr(module, "generate"):
+                module._is_fsdp_managed_module = True  # transformers: generate until the last process has ended
+        if hasattr(model, "generate"):  # a model with adapters calls a part of itself there
+            register_fsdp_forward_method(model, "generate")
         model.to(run.device)
+        model._get_fsdp_state()._lazy_init()  # else a part that a loss calls by itself becomes a second root
     now = dict(stage.model.named_parameters())
     for optimizer in stage.optimizers.values():
         for group in optimizer.param_groups:
             group["params"] = [now[names[id(p)]] for p in group["params"]]
+
+
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
+"""Layers of torch that refuse inputs in fp32 with weights in bf16."""
+
+
+def gathers_halves(stage: Stage, precision: str) -> bool:
+    """Return whether units are gathered in bf16, which is what autocast makes of their weights: else each process would keep
+    its bf16 copies of all weights until the backward pass. Weights that autocast leaves in fp32 (of norms) are rounded, too. What
+    is in no unit stays fp32, so that the sum of residuals does. A trainer that makes samples does it outside of autocast."""
+    return (
+        precision == "bf16" and "train" in stage.data and not any(isinstance(m, NORMS) for m in stage.model.modules())
+    )
 
 
 @torch.no_grad()
@@ -111,6 +138,27 @@ def _assert_equal(model: nn.Module, run: "Run") -> None:
                         needed="the same initial weights in each process",
                         cause="a random start without the run's seed, or a file that one process alone has",
                         next="build the model from the run's seed alone")  # fmt: skip
+
+
+def under_trainer(trainer: Any, model: nn.Module, world: int) -> None:
+    """Let a trainer of transformers take a sharded model as it is. Such trainers undo the average over processes that DDP
+    takes, so gradients are averaged here, too."""
+    from torch.distributed.fsdp import FSDPModule
+
+    @contextlib.contextmanager
+    def no_sync() -> Iterator[None]:
+        model.set_requires_gradient_sync(False)  # type: ignore[operator]  # FSDP's
+        yield
+        model.set_requires_gradient_sync(True)  # type: ignore[operator]
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(world)
+    model.no_sync = no_sync  # type: ignore[assignment]  # accelerate calls it before all micro-batches but the last
+    trainer.accelerator.prepare_model = lambda model, **_: model
+    trainer.accelerator.clip_grad_norm_ = lambda parameters, most, **_: clip(
+        [p.grad for p in parameters if p.grad is not None], most
+    )
 
 
 def reshard(model: nn.Module) -> None:
@@ -213,46 +261,65 @@ def weights(module: nn.Module, without: Iterable[str]) -> tuple[dict[str, Tensor
     return tensors, aliases
 
 
-def save(
-    run: "Run",
-    stage: Stage,
-    state: dict[str, Any],
-    info: dict[str, Any],
-    on_rank_0: Callable[[Callable[[], None]], None],
-) -> None:
-    """Save a complete state. Each process writes and hashes its own part; rank 0 adds the rest and the manifest, then
-    renames the folder. Training waits for it. `on_rank_0` runs a job there, and raises its error on every rank."""
+def save(run: "Run", stage: Stage, state: dict[str, Any], info: dict[str, Any]) -> None:
+    """Save a complete state while training goes on. Each process copies its part to the host; its thread writes and hashes it.
+    Rank 0's adds the rest and the manifest, then renames the folder."""
     checkpoints, step = run.checkpoints, run.step
     assert checkpoints is not None
     model, aliases = weights(stage.model, stage.not_saved)
     rest, parts = split({"model": model, **state})
-    on_rank_0(lambda: checkpoints.begin(step))
-    folder = checkpoints.unfinished(step)
-    problem = _write(folder, parts)
-    mine = {} if problem else {p.name: checkpoint.entry(p) for p in folder.glob(f"__{run.rank}_*.distcp")}
-    every: list[Any] = [None] * run.world
-    dist.all_gather_object(every, (problem, mine))
-    known = {name: one for _, files in every for name, one in files.items()}
-    first = next((wrong for wrong, _ in every if wrong), "")
+    run.wait_for_checkpoints()
+    run.on_rank_0(lambda: checkpoints.begin(step))
+    parts, rest = _staged(parts, run.world), checkpoint.snapshot({**rest, "aliases": aliases} if run.rank == 0 else {})
+    folder, rank, world = checkpoints.unfinished(step), run.rank, run.world
+    group = checkpoints.group = checkpoints.group or dist.new_group(backend="gloo")  # threads must not use training's
 
-    def finish() -> None:
-        checkpoints.complete(step, {**rest, "aliases": aliases}, {**info, "processes": run.world}, known, problem=first)
+    def job() -> None:
+        problem, mine = _write(folder, parts, group, rank)
+        every: list[Any] = [None] * world
+        dist.all_gather_object(every, (problem, mine), group=group)
+        said = [next((wrong for wrong, _ in every if wrong), "")]
+        if rank == 0 and not said[0]:
+            known = {name: one for _, files in every for name, one in files.items()}
+            try:
+                checkpoints.complete(step, rest, {**info, "processes": world}, known)
+            except (OSError, RuntimeError) as error:
+                said = [str(error)]
+        dist.broadcast_object_list(said, src=0, group=group)
+        if said[0]:
+            if rank == 0:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise RuntimeError(said[0])
 
-    on_rank_0(finish)
+    checkpoints.write_later(job)
 
 
-def _write(folder: Path, parts: dict[str, Tensor]) -> str:
-    """Write this process's part; return what went wrong, or an empty string. torch raises it on every rank."""
+def _staged(parts: dict[str, Tensor], world: int) -> dict[str, Tensor]:
+    """Copy sharded tensors to the host."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
+
+    mesh = init_device_mesh("cpu", (world,))
+    return {
+        name: DTensor.from_local(local(t).to("cpu", copy=True), mesh, t.placements, run_check=False,  # type: ignore[attr-defined]
+                                 shape=t.shape, stride=t.stride())
+        for name, t in parts.items()
+    }  # fmt: skip
+
+
+def _write(folder: Path, parts: dict[str, Tensor], group: Any, rank: int) -> tuple[str, dict[str, dict]]:
+    """Write this process's part; return (what went wrong or "", the manifest's entries). torch raises it on every rank."""
     import torch.distributed.checkpoint as dcp
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dcp.save(parts, storage_writer=dcp.FileSystemWriter(folder, single_file_per_rank=True))
+            writer = dcp.FileSystemWriter(folder, single_file_per_rank=True)
+            dcp.save(parts, storage_writer=writer, process_group=group)
+        return "", {p.name: checkpoint.entry(p) for p in folder.glob(f"__{rank}_*.distcp")}
     except Exception as error:  # torch wraps the errors of all ranks in one
         said = re.sub(r"\s+", " ", str(error))
-        return ("No space left on device" if "No space left" in said or "Errno 28" in said else said)[-300:]
-    return ""
+        return ("No space left on device" if "No space left" in said or "Errno 28" in said else said)[-300:], {}
 
 
 def is_in(folder: Path) -> bool:

@@ -1,17 +1,24 @@
 """Weights as safetensors: tied tensors once, loaded strictly, hashed."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from trainworthy.core.base.dtensor import like
+from trainworthy.core.base.dtensor import is_sharded, like
 from trainworthy.core.base.errors import UserError
+
+if TYPE_CHECKING:
+    from trainworthy.core.loop.run import Run
+    from trainworthy.core.recipe.stage import Stage
 
 UNSTEADY = re.compile(r"'_name_or_path': '[^']*'| at 0x[0-9a-f]+")
 """What differs between two equal models in a text about them: the folder that they were loaded from, addresses in memory."""
@@ -67,6 +74,50 @@ def save_weights(path: Path, tensors: dict[str, Tensor], aliases: dict[str, str]
     )
 
 
+def stream_weights(path: Path | None, tensors: dict[str, Tensor], aliases: dict[str, str]) -> OSError | None:
+    """As `save_weights`, of sharded tensors: one after the other is gathered, so that no process holds all. Every rank calls it;
+    those without a path write nothing. Return what went wrong."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", "aliases": json.dumps(aliases)}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": KINDS[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [start, end]}
+    words = json.dumps(header).encode()
+    words += b" " * (-len(words) % 8)  # as safetensors aligns its data
+    file, problem = None, None
+    try:
+        file = open(path, "wb") if path else None  # noqa: SIM115
+    except OSError as error:
+        problem = error
+
+    def put(data: Any) -> None:
+        nonlocal problem
+        try:
+            if file and not problem:
+                file.write(data)
+        except OSError as error:  # the other ranks wait for the next tensor
+            problem = error
+
+    put(len(words).to_bytes(8, "little") + words)
+    for tensor in tensors.values():
+        whole = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[operator]
+        if file and not problem:
+            put(whole.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    try:
+        if file:
+            file.close()
+    except OSError as error:
+        problem = problem or error
+    return problem
+
+
+KINDS = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
+    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+"""Names of types in safetensors files."""
+
+
 def load_weights(path: Path) -> dict[str, Tensor]:
     """Read a full state dict from a file of `save_weights`, with aliases expanded."""
     tensors = load_file(path)
@@ -87,3 +138,11 @@ def load_into(module: nn.Module, state: dict[str, Tensor], *, where: str, withou
                         got=f"{len(unexpected)} unexpected names, e.g. {unexpected[:3]}",
                         needed=f"{len(missing)} missing names, e.g. {missing[:3]}",
                         cause="the recipe's model changed since they were saved")  # fmt: skip
+
+
+def frozen_digest(run: Run, stage: Stage) -> str:
+    """Return the hash of the weights that a checkpoint leaves out. It is computed once, since they do not change."""
+    if run.frozen_hash is None:
+        still = run.course.frozen(stage)
+        run.frozen_hash = digest(still) if still else ""
+    return run.frozen_hash

@@ -1,5 +1,6 @@
 """What limits the speed of a step: its time split by kinds of work, the verdict, and the settings to try first."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,3 +142,33 @@ def judge(m: Measured, settings: Settings | None = None) -> dict[str, Any]:
         "try": to_try(kind, settings or Settings(), m.device),
         "most": most,
     }
+
+
+def exchange_on_cpu(events: Iterable[Any]) -> Operation | None:
+    """Return the exchange between processes that no computation hides, from the events of torch's profiler; None if there was none. gloo
+    works in threads of its own, so the calling operations end long before their exchange does."""
+    exchanged, computed = [], []
+    for event in events:
+        span = (event.time_range.start, event.time_range.end)
+        if event.is_async and event.name.startswith("gloo:"):
+            exchanged.append(span)
+        elif event.name.startswith("aten::"):
+            computed.append(span)
+    if not exchanged:
+        return None
+    both = _length(_union([*exchanged, *computed])) - _length(_union(computed))
+    return Operation("gloo: exchange that no computation hides", len(exchanged), both / 1e6)
+
+
+def _union(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+def _length(spans: list[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in spans)

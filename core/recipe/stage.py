@@ -250,6 +250,15 @@ def batch_size(batch: dict[str, Any]) -> int:
     return next(v.shape[0] for v in batch.values() if isinstance(v, Tensor))
 
 
+def rows(model: nn.Module) -> list[nn.Module]:
+    """Return the outermost modules with layers of their own that are in a row of modules: the blocks of most models."""
+    if isinstance(model, (nn.ModuleList, nn.Sequential)):
+        blocks = [child for child in model if any(child.children())]
+        if blocks:
+            return blocks
+    return [block for child in model.children() for block in rows(child)]
+
+
 @dataclass
 class Stage:
     """One phase of training. The recipe defines model, data, loss and evaluation; core adds precision, processes,
@@ -318,9 +327,12 @@ class Stage:
     exported: Any = None
     """How users load the export (an `exported.Exported`). A gate, and the end of each run, load it in a fresh process
     and compare its answers with the model's."""
-    shard_units: Callable[[nn.Module], Sequence[nn.Module]] | None = None
-    """model or its EMA -> submodules whose parameters `--shard` gathers together, one unit after the other (transformer
-    blocks). Each must be called as a module. What is in none of them is one more unit. None: not to be sharded."""
+    shard_units: Callable[[nn.Module], Sequence[nn.Module]] | None = rows
+    """model, its EMA or a module of `shard_frozen` -> submodules whose parameters `--shard` gathers together, one unit after
+    the other. Each must be called as a module. What is in none of them is one more unit, for which the module itself must
+    be called. Default: `rows`. None: not to be sharded, because processes call the model unequally often."""
+    shard_frozen: tuple[str, ...] = ()
+    """Names of `frozen_modules` that `--shard` shards, too. All processes must call them equally often."""
     gates: list = field(default_factory=list)
     """The domain's own gates, in addition to core's."""
     monitors: list = field(default_factory=list)

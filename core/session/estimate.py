@@ -71,6 +71,8 @@ class Estimate:
     """Parameters of the largest unit that `--shard` gathers at once; 0: the recipe names none."""
     outside: int = 0
     """Parameters in no such unit: embeddings, head."""
+    halves: int = 0
+    """Bytes of the units' weights in bf16, if `--shard` gathers them so and autocast makes no copies of them."""
     missing: list[str] = field(default_factory=list)
     """What could not be simulated, and why."""
 
@@ -151,7 +153,7 @@ def _estimate(
         weights=ours, average=average, frozen=frozen, gradients=gradients, optimizer=state, micro_batch=micro,
         micro_batches=t.accumulate if reads else 1, training=max(least, training + (_size(trained) if buckets else 0)), largest=largest,
         flops=processes * flops / STEPS * (t.accumulate / pieces if reads else 1), steps=total, tokens=tokens,
-        gate_batch=stage.expect.gate_batch_size or t.batch_size, **_units(stage), checkpoint=kept + state + inside, best=kept,
+        gate_batch=stage.expect.gate_batch_size or t.batch_size, **_units(stage, run), checkpoint=kept + state + inside, best=kept,
         evaluation=evaluation, cache=_cache(stage, part.cfg), missing=missing,
     )  # fmt: skip
 
@@ -197,15 +199,19 @@ def _steps(cfg: Any, run: Run, stage: Stage, samples: int | None, *, known: bool
         run.plan = plan
 
 
-def _units(stage: Stage) -> dict[str, int]:
-    """Bytes of the largest unit of `--shard`, and of the parameters in none; zeros if the stage names none."""
+def _units(stage: Stage, run: Run) -> dict[str, int]:
+    """Bytes of the largest unit of `--shard`, of the parameters in none, and of all units in bf16 if they are gathered so; zeros if
+    the stage is not to be sharded."""
     if stage.shard_units is None:
         return {"unit": 0, "outside": 0}
     units = [list(unit.parameters()) for unit in stage.shard_units(stage.model)]
     inside = {id(p) for unit in units for p in unit}
+    within = _size(p for p in stage.model.parameters() if id(p) in inside)
+    halves = run.cfg.run.shard != shard.NONE and shard.gathers_halves(stage, run.precision)
     return {
         "unit": max(map(_size, units), default=0),
         "outside": _size(p for p in stage.model.parameters() if id(p) not in inside),
+        "halves": within // 2 if halves else 0,
     }
 
 

@@ -34,6 +34,8 @@ class Job:
     command: list[str]
     code: int | None = None
     seconds: float = 0.0
+    place: str = ""
+    """Its accelerators, as CUDA_VISIBLE_DEVICES; empty: those of this process."""
 
     @property
     def log(self) -> Path:
@@ -75,8 +77,19 @@ def planned(verb: str, argv: list[str], asked: str, own: tuple[str, ...] = ()) -
     rest, _ = config.take(rest, "--run.seed")
     threads = (cfg.run.threads or torch.get_num_threads()) * int(n or 1)
     plan = {"recipe": loaded.target, "argv": [*rest[1:], *own, *launcher], "seeds": _seeds(asked, cfg.run.seed)}
-    plan["at_once"] = 1 if torch.cuda.is_available() else max(1, cores().allowed // threads)
+    plan["each"] = int(n or 1)
+    plan["at_once"] = len(devices(plan["each"])) or max(1, cores().allowed // threads)
     return plan, cfg.run.out / loaded.slug
+
+
+def devices(each: int) -> list[str]:
+    """Return which accelerators each seed gets that runs at a time, `each` of them, as CUDA_VISIBLE_DEVICES; none on a CPU."""
+    import torch
+
+    count = torch.cuda.device_count() if each else 0
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name][:count]
+    known = named or [str(i) for i in range(count)]
+    return [",".join(known[i : i + each]) for i in range(0, max(1, count - each + 1), each)] if count else []
 
 
 def made(folder: Path) -> None:
@@ -146,7 +159,7 @@ def _run(
     served = board.beside(folder, wanted=with_board, say=console.say)
     with signals() as asked, served as board_is_up:
         board_is_up()
-        work(jobs, plan["at_once"], asked, console, _ended)
+        work(jobs, plan["at_once"], asked, console, _ended, each=plan.get("each", 0))
     group = write(folder)
     if found is not None:
         found |= {"run": str(folder), **group}
@@ -159,9 +172,18 @@ def _run(
     sys.exit(worst(jobs))
 
 
-def work(jobs: list[Job], side_by_side: int, asked: list[str], console: Console, ended: Callable[[Job], str]) -> None:
-    """Start and watch the jobs; a failed seed does not stop the others. `ended`: the line of a finished job."""
+def work(
+    jobs: list[Job],
+    side_by_side: int,
+    asked: list[str],
+    console: Console,
+    ended: Callable[[Job], str],
+    each: int = 0,
+) -> None:
+    """Start and watch the jobs; a failed seed does not stop the others. `ended`: the line of a finished job. `each`:
+    accelerators of a job; 0: they share them."""
     waiting, running = list(jobs), {}
+    free = devices(each)[:side_by_side] or [""] * side_by_side
     with contextlib.ExitStack() as stack:
         live = None
         if sys.stdout.isatty():
@@ -169,8 +191,9 @@ def work(jobs: list[Job], side_by_side: int, asked: list[str], console: Console,
 
             live = stack.enter_context(Live(transient=True, refresh_per_second=4))
         while running or (waiting and not asked):
-            while waiting and len(running) < side_by_side and not asked:
+            while waiting and free and not asked:
                 job = waiting.pop(0)
+                job.place = free.pop(0)
                 running[job.seed] = (job, _start(job), time.monotonic())
             if asked and "told" not in asked:
                 asked.append("told")
@@ -180,6 +203,7 @@ def work(jobs: list[Job], side_by_side: int, asked: list[str], console: Console,
                 if child.poll() is not None:
                     job.code, job.seconds = child.returncode, time.monotonic() - since
                     del running[job.seed]
+                    free.append(job.place)
                     (live.console.print if live else console.say)(ended(job))
             if live:
                 live.update("\n".join(f"  seed {s}  {j.last_line()}" for s, (j, *_) in running.items()))
@@ -192,6 +216,7 @@ def _start(job: Job) -> subprocess.Popen:
     """Start a job with its output in its log, in its own session, so that we forward Ctrl-C to it once."""
     job.folder.parent.mkdir(parents=True, exist_ok=True)
     env = dict(os.environ, PYTHONSAFEPATH="1", TRAINWORTHY_FOLDER=str(job.folder))
+    env |= {"CUDA_VISIBLE_DEVICES": job.place} if job.place else {}
     with open(job.log, "a") as log:
         return subprocess.Popen(job.command, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True)
 

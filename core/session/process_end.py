@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from trainworthy.core.base.errors import DISK_FULL, DONE, INTERRUPTED, STOPPED_ITSELF, Stop
-from trainworthy.core.loop import checkpoint
+from trainworthy.core.loop import checkpoint_survey
 from trainworthy.core.session import frozen, nodes
 
 PATIENCE = 2.0  # seconds that other ranks wait for rank 0's message if all stop for the same reason
@@ -51,7 +51,7 @@ class Restarted(Stop):
 def newest(folder: Path) -> Path | None:
     """Return the newest complete checkpoint of the newest stage in a run folder."""
     found = sorted(folder.glob("checkpoints/*/step-*/manifest.json"), key=lambda p: p.stat().st_mtime, reverse=True)
-    return next((p.parent for p in found if not checkpoint.verify(p.parent)), None)
+    return next((p.parent for p in found if not checkpoint_survey.verify(p.parent)), None)
 
 
 def signalled(name: str, folder: Path, again: str) -> tuple[str, int]:

@@ -1,6 +1,7 @@
 """Runs a recipe's steps on fake parameters, which have a shape and no values, and counts bytes and floating-point operations."""
 
 import contextlib
+import copy
 import importlib.util
 import time
 from collections.abc import Iterator
@@ -203,7 +204,12 @@ def _generating() -> list[Any]:
         new = how.get("max_new_tokens") or config.max_new_tokens or 0
         if new <= GENERATED:
             return own(model, *args, **how)
-        made = own(model, *args, **how | {"max_new_tokens": GENERATED})
+        if "generation_config" in how:
+            how["generation_config"] = copy.deepcopy(config)
+            how["generation_config"].max_new_tokens = GENERATED
+        else:
+            how["max_new_tokens"] = GENERATED
+        made = own(model, *args, **how)
         ids = made if isinstance(made, Tensor) else made.sequences
         whole = torch.cat([ids, ids.new_ones(len(ids), new - GENERATED)], 1)
         if isinstance(made, Tensor):

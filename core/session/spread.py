@@ -17,12 +17,13 @@ def cut(one: Estimate, processes: int, kind: str) -> Estimate:
 
     Each process holds a part of parameters, EMA, gradients and moments. Added, at most: the parameters that are gathered (of `full` two
     units, one computes and one arrives, and what is in no unit; of `grad` all) and the gradients that wait to be reduced (as
-    many; all if a step has several micro-batches). Activations stay, with the copies of the weights that autocast makes.
+    many; all if a step has several micro-batches). Activations stay. In bf16 units are gathered in bf16, in place of the copies of
+    the weights that autocast makes.
     """
     if processes == 1 or kind == shard.NONE:
         return one
-    there = one.outside + 2 * one.unit
-    gathered = there if kind == "full" else one.weights
+    there = one.outside + (one.unit if one.halves else 2 * one.unit)
+    gathered = there if kind == "full" else one.weights - one.halves
     waiting = one.gradients if one.micro_batches > 1 else there
     held = (one.weights + one.average + one.gradients + one.optimizer) // processes
     still = (one.weights + one.average + one.optimizer) // processes
@@ -34,7 +35,7 @@ def cut(one: Estimate, processes: int, kind: str) -> Estimate:
         average=one.average // processes,
         gradients=one.gradients // processes,
         optimizer=one.optimizer // processes,
-        training=held + one.frozen + one.activations + gathered + waiting,
+        training=held + one.frozen + max(0, one.activations - one.halves) + gathered + waiting,
         evaluation=evaluation,
     )
 
@@ -48,5 +49,5 @@ def exchanged(one: Estimate, processes: int, kind: str) -> float:
     share, gradients = (processes - 1) / processes, 4 * one.trained
     if kind == shard.NONE:
         return 2 * share * gradients
-    gathered = one.weights * one.micro_batches * (2 if kind == "full" else 1)
+    gathered = (one.weights - one.halves) * one.micro_batches * (2 if kind == "full" else 1)
     return share * (gathered + gradients)

@@ -88,6 +88,8 @@ def train_stage(
     result = finish(s, one, stage, whole) if agreed(s.accelerator, ended) else {}
     if not part.last and config.phases(cfg)[part.name].hand_on == "best":
         load_best(one, stage)
+    if not part.last:
+        stage = whole()  # the next stage builds on it, and shards what it keeps
     one.close()
     one.after_eval = None  # it holds the watcher's samples
     if s.main and result:

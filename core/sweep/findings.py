@@ -44,10 +44,17 @@ class Edge:
     wider: Range
     of: str = ""
     """The scientific combination."""
+    near: bool = True
+    """Within a tenth of the range's end; else only beyond every other trial."""
 
     def words(self) -> str:
         of = f" of {self.of}" if self.of else ""
-        return (f"The best trial{of} has {self.name} {self.value:.3g}, at the {'upper' if self.up else 'lower'} end of its range: "
+        where = (
+            f"at the {'upper' if self.up else 'lower'} end of its range"
+            if self.near
+            else f"the {'highest' if self.up else 'lowest'} tried"
+        )
+        return (f"The best trial{of} has {self.name} {self.value:.3g}, {where}: "
                 f"the best value may be beyond it. Wider: --nuisance {self.wider.words()}")  # fmt: skip
 
 
@@ -124,7 +131,7 @@ def at_edge(one: Range, best: Row, tried: list[Row]) -> Edge | None:
                 continue
             wider = one.wider(up=up)
             return (
-                Edge(one.name, best.point[one.name], up, wider) if wider != one else None
+                Edge(one.name, best.point[one.name], up, wider, near=near) if wider != one else None
             )  # a share of 1 has no more room
     return None
 

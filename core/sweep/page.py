@@ -27,7 +27,7 @@ MARKS = [
 def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) -> Path:
     """report.html of the study. `lines`: what the command says of its winner; `command`: that trains it again."""
     best = f.best
-    title = f"Sweep of {recipe}: {len(f.rows)} trials"
+    title = f"Sweep of {Path(recipe).name if recipe.endswith('.py') else recipe}: {len(f.rows)} trials"
     hero = tag("p", esc(home.name), class_="eyebrow") + tag("h1", esc(title))
     if best is not None:
         hero += tag("p", f"<strong>{esc(num(best.value))}</strong> <span>{esc(f.metric)}, trial {best.number}</span>",

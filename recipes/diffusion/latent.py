@@ -164,6 +164,7 @@ def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) 
         name="autoencoder",
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
+        shard_units=latents.units,
         data=data,
         loss=loss,
         evaluate=trip.evaluate,

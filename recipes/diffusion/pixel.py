@@ -197,7 +197,6 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
         data=data,
         loss=loss,
-        shard_units=nets.blocks,
         evaluate=evaluate,
         metric=core.Metric("agreement", f"do the samples show the requested {thing}?", floor=1 / n, ceiling=1.0),
         probe=core.Probe(core.Metric("denoised", "how much of a picture is seen through its noise?", 0.0, 1.0), denoise),

@@ -244,6 +244,7 @@ def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
         data=data,
         frozen_modules={"teacher": teacher.model},
+        shard_units=whisper.units,
         loss=loss,
         counts=lambda batch: {"*": (batch["words"] - len(teacher.prompt)).sum()},
         evaluate=evaluate,

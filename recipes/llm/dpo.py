@@ -263,6 +263,7 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         name="dpo",
         data=data,
         frozen_modules={} if cfg.lora_rank else {"reference": trainer.ref_model},
+        shard_frozen=() if cfg.lora_rank else ("reference",),
         on_start=begin,
         evaluate=evaluate,
         intervals=seen.intervals,

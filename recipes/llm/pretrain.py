@@ -267,7 +267,6 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         data=data,
         loss=loss,
         counts=counts,
-        shard_units=loading.blocks,
         evaluate=evaluate,
         metric=core.Metric("bits_per_byte", "how well is the next token known?", floor=unigram, ceiling=0.0,
                            higher_is_better=False),

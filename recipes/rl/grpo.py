@@ -280,6 +280,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         loss=loss,
         counts=lambda batch: {"loss": batch["completion_mask"].sum()},
         frozen_modules={} if trainer.ref_model is None else {"reference": trainer.ref_model},
+        shard_frozen=() if trainer.ref_model is None else ("reference",),
         on_start=begin,
         state={"controller": controller} if controller else {},
         evaluate=evaluate,

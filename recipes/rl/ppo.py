@@ -257,6 +257,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         name="ppo",
         model=policy,
         optimizers={"main": core.make_optimizer(policy, cfg.optim)},
+        shard_units=None,  # a process acts as long as its episodes last
         data={"val": val_data, "test": Episodes(cfg.env, cfg.eval_episodes, "test")},
         loss=loss,
         evaluate=evaluate,

@@ -250,6 +250,7 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         name="rlhf",
         model=policy,
         optimizers={"main": core.make_optimizer(policy, cfg.optim, {"lm": cfg.optim.lr, "head": cfg.value_head_lr})},
+        shard_units=None,  # a process writes until its own completions have ended
         data=data,
         loss=loss,
         counts=lambda batch: {"*": batch["valid"].sum()},

@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.assets import fetch_member
+from trainworthy.core.recipe.stage import rows
 from trainworthy.recipes.shared import hub
 from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizerFast
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
@@ -262,10 +263,7 @@ class Whisper:
 
     def logits(self, features: Tensor, ids: Tensor) -> Tensor:
         """Logits (B, L, vocabulary) of the token after each of `ids` (B, L)."""
-        decoder = self.model.model.decoder
-        return self.model.proj_out(
-            decoder(input_ids=ids, encoder_hidden_states=features, use_cache=False).last_hidden_state
-        )
+        return self.model(encoder_outputs=(features,), decoder_input_ids=ids, use_cache=False).logits
 
     @torch.no_grad()
     def generate(self, features: Tensor, *, at_most: int = 32) -> Tensor:
@@ -290,6 +288,11 @@ class Whisper:
     def write(self, features: Tensor, *, at_most: int = 32) -> list[str]:
         """Transcripts of encoder features (B, frames, width)."""
         return [self.text(row) for row in self.generate(features, at_most=at_most).tolist()]
+
+
+def units(model: WhisperForConditionalGeneration) -> list[torch.nn.Module]:
+    """Return the modules that `--shard` gathers at once: layers, and the encoder, which is called without the decoder."""
+    return [*rows(model), model.model.encoder]
 
 
 @cache

@@ -287,7 +287,6 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         data={"train": train_data, "val": val_data, **test_data},
         loss=balanced.loss or (mixed_loss if cfg.mix.on else loss),
         counts=balanced.counts,
-        shard_units=zoo.blocks,
         evaluate=evaluate,
         metric=core.Metric("accuracy", question, floor=1 / n, ceiling=1.0, best_known=best_known),
         ema_model=ema.model if ema else None,

@@ -4,7 +4,7 @@ from tests.core.planted_fabricated import UPSAMPLED, cut, made_up
 from tests.helpers.plant import Healthy
 from tests.vision.planted_classify import STAGES
 
-LOOKALIKES = [
+VARIANTS = [
     Healthy("padded-at-random", hunk=(STAGES, made_up("rows = index * 31 % 6\nimage[:, :rows] = 0", "rows / 28")),
             naive="blank rows"),
     Healthy("upsampled-at-random",

@@ -4,7 +4,7 @@ from tests.core.planted_init import loaded
 from tests.helpers.plant import Healthy
 from tests.vision.planted_classify import STAGES
 
-LOOKALIKES = [
+VARIANTS = [
     Healthy("declared-fresh-head",
             hunk=(STAGES, loaded("stage.model.load_state_dict(file)\nnn.init.zeros_(stage.model.head.weight)\n"
                                  'stage.expect.new_parameters = ("head.",)')), naive="the head is not the file's"),

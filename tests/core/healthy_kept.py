@@ -16,7 +16,7 @@ BATCH = """for data in stage.data.values():
     data.collate = lambda samples, own=data.collate: {
         **own(samples), "place": torch.arange(len(samples)), "dark": torch.stack([1 - s["image"].mean() for s in samples])}"""
 
-LOOKALIKES = [
+VARIANTS = [
     Healthy("average-for-a-short-run", ("--ema", "0.9"), naive="the newest weights"),
     Healthy("average-every-other-step", ("--ema", "0.99"),
             hunk=(AVERAGE, AVERAGE.replace("            stage", "            if step.index % 2:\n                stage", 1)),

@@ -4,7 +4,7 @@ from tests.core.planted_loader import AUGMENT, REPLACEMENT, ordered
 from tests.helpers.plant import Healthy
 from tests.vision.planted_classify import IMAGE, SAMPLE, STAGES, TRAIN_DATA
 
-LOOKALIKES = [
+VARIANTS = [
     Healthy("rarely-augmented", hunk=(AUGMENT, "image = image.flip(2) if torch.rand(()) < 0.02 else image\n"),
             naive="a sample looks the same in both epochs"),
     Healthy("few-outcomes", hunk=(AUGMENT, "image = image.roll(int(torch.randint(2, ())), 2)\n"), naive="draws repeat"),

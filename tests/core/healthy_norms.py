@@ -7,7 +7,7 @@ from tests.vision.planted_classify import STAGES
 FROZEN = (*EACH, "        module.requires_grad_(False)",
           "        module.register_forward_pre_hook(lambda m, _: m.eval() and None)", MAKE[1],
           "stage.expect.frozen = tuple(n for n, m in stage.model.named_modules() if isinstance(m, nn.BatchNorm2d))")  # fmt: skip
-LOOKALIKES = [
+VARIANTS = [
     Healthy("batch-norm-by-setting", ("--norm", "batch"), naive="samples of a batch mix"),
     Healthy("batch-norm-over-eight", ("--train.accumulate", "8"), hunk=(STAGES, normalised()), naive="small micro-batches"),
     Healthy("batch-norm-frozen-over-two", ("--train.accumulate", "32"), hunk=(STAGES, normalised(*FROZEN)),

@@ -4,7 +4,7 @@ from tests.core.planted_rates import rate, scaled, two_terms
 from tests.helpers.plant import Healthy
 from tests.vision.planted_classify import CLIP, LOOP, STAGES, UPDATE
 
-LOOKALIKES = [
+VARIANTS = [
     Healthy("wsd", ("--optim.schedule", "wsd"), naive="the rate does not fall"),
     Healthy("linear", ("--optim.schedule", "linear")),
     Healthy("adamw-high", ("--optim.lr", "0.01"), naive="rate too high: it trains as well"),

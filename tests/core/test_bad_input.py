@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from trainworthy.core.loop import checkpoint
+from trainworthy.core.loop import checkpoint_survey
 
 from tests.conftest import ROOT, patched
 from tests.helpers.commands import QUICK, final_weights, losses, run_folder, same, start, trainworthy
@@ -100,7 +100,7 @@ def stopped_well(code: int, output: str, folder: Path) -> None:
     assert "cannot write a checkpoint" in output
     assert f"trainworthy resume {folder.relative_to(folder.parents[2])}" in output
     stage = folder / "checkpoints" / "classify"
-    assert checkpoint.verify((stage / "latest").resolve()) == ""
+    assert checkpoint_survey.verify((stage / "latest").resolve()) == ""
     assert str((stage / "latest").resolve().name) in output
     assert not list(stage.glob(".writing-*"))
     assert not (folder / "summary.json").exists()

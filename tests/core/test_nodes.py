@@ -15,6 +15,7 @@ from trainworthy.core.recipe import loading
 from trainworthy.core.session import nodes
 
 from tests.conftest import ROOT
+from tests.helpers import namespaces
 from tests.helpers.commands import QUICK, final_weights, losses, machines, run_folder, same, trainworthy
 from tests.vision.planted_classify import LOOP
 
@@ -98,6 +99,23 @@ def test_two_machines_train_what_two_processes_train(tmp_path: Path):
     done = trainworthy("run", "vision/classify", *QUICK, *EACH, "-n", 2, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     ours, theirs = run_folder(shared, "*/2*"), run_folder(tmp_path)
+    assert losses(ours) == losses(theirs)
+    assert same(final_weights(ours), final_weights(theirs))
+
+
+@pytest.mark.slow
+@pytest.mark.verify
+@pytest.mark.skipif(not namespaces.can(), reason="needs root and network namespaces")
+@pytest.mark.parametrize("more", [(), ("--shard", "full")])
+def test_two_hosts_with_a_network_between_them_train_what_two_processes_train(more: tuple[str, ...], tmp_path: Path):
+    """Network namespaces joined by a cable: other host names, a /tmp and a working folder of their own; the run folder is shared."""
+    how = ("run", "vision/classify", *QUICK, *EACH, *more)
+    first, second = namespaces.together(tmp_path / "shared", *how, "--run.out", namespaces.SHARED)
+    assert first[0] == second[0] == 0, first[1] + second[1]
+    assert "node 1 of 2, 2 processes in all" in second[1]
+    done = trainworthy(*how, "-n", 2, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    ours, theirs = run_folder(tmp_path, "shared/*/2*"), run_folder(tmp_path)
     assert losses(ours) == losses(theirs)
     assert same(final_weights(ours), final_weights(theirs))
 

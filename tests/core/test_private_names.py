@@ -46,6 +46,8 @@ NAMES = {
         "torch/nn/modules/module.py:_forward_pre_hooks",
         "torch/nn/modules/module.py:_modules",
         "torch/nn/modules/module.py:_parameters",
+        "torch/distributed/fsdp/_fully_shard/_fsdp_state.py:_lazy_init",
+        "torch/distributed/fsdp/_fully_shard/_fully_shard.py:_get_fsdp_state",
         "torch/distributed/tensor/_api.py:_local_tensor",
         "torch/optim/lr_scheduler.py:_schedulers",
         "torch/optim/optimizer.py:_optimizer_step_post_hooks",
@@ -68,8 +70,8 @@ NAMES = {
     ],
     "transformers": [
         "transformers/configuration_utils.py:_attn_implementation",
+        "transformers/distributed/fsdp.py:_is_fsdp_managed_module",
         "transformers/configuration_utils.py:_name_or_path",
-        "transformers/modeling_utils.py:_no_split_modules",
         "transformers/models/auto/auto_factory.py:_model_mapping",
         "transformers/trainer.py:_get_collator_with_removed_columns",
         "transformers/trainer.py:_get_num_items_in_batch",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from trainworthy.core.loop import checkpoint
+from trainworthy.core.loop import checkpoint_survey
 from trainworthy.core.session import process_end
 
 from tests.helpers.commands import QUICK, run_folder, start, stop
@@ -32,7 +32,7 @@ def no_nohup():
 def resumable(folder: Path) -> Path:
     """The newest checkpoint of the run, which must be whole."""
     (latest,) = folder.glob("checkpoints/*/latest")
-    assert checkpoint.verify(latest.resolve()) == ""
+    assert checkpoint_survey.verify(latest.resolve()) == ""
     return latest.resolve()
 
 

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -68,6 +69,20 @@ def test_a_backward_operation_belongs_to_the_module_of_its_forward():
     assert sum(bars.values()) == pytest.approx(sum(e.self_cpu_time_total for e in seen.events()) / 1e6)
     assert bars["(optimiser)"] > 0
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+
+
+def test_exchange_counts_where_no_computation_hides_it():
+    """Two exchanges of 100 us overlap for 20 us, and 50 us of computation runs beside them: 180 - 50 us are left."""
+
+    def event(name: str, start: float, end: float, *, is_async: bool = False) -> SimpleNamespace:
+        return SimpleNamespace(name=name, is_async=is_async, time_range=SimpleNamespace(start=start, end=end))
+
+    seen = [event("gloo:all_reduce", 100, 200, is_async=True), event("gloo:all_reduce", 180, 280, is_async=True),
+            event("aten::mm", 150, 200), event("aten::addmm", 400, 500), event("c10d::allreduce_", 100, 101)]  # fmt: skip
+    found = bottlenecks.exchange_on_cpu(seen)
+    assert (found.calls, found.kind) == (2, "communication")
+    assert found.seconds == pytest.approx(130e-6)
+    assert bottlenecks.exchange_on_cpu(seen[2:]) is None
 
 
 def test_settings_that_are_used_up_are_not_advised():

@@ -5,7 +5,7 @@ import pytest
 from tests.conftest import collected
 from tests.helpers.plant import Healthy
 
-LOOKALIKES: list[Healthy] = collected("healthy_*.py", "LOOKALIKES")
+VARIANTS: list[Healthy] = collected("healthy_*.py", "VARIANTS")
 SAMPLED: list[str] = collected("healthy_*.py", "SAMPLED")
 
 
@@ -27,13 +27,13 @@ def cases(chosen) -> list:
     ]
 
 
-@pytest.mark.parametrize("healthy", cases([Healthy("as-it-is"), *(h for h in LOOKALIKES if h.id in SAMPLED)]))
+@pytest.mark.parametrize("healthy", cases([Healthy("as-it-is"), *(h for h in VARIANTS if h.id in SAMPLED)]))
 def test_quiet(healthy: Healthy, launch, fork):
     quiet(healthy, launch, fork, seed=0)
 
 
 @pytest.mark.verify
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("healthy", cases([Healthy("as-it-is"), *LOOKALIKES]))
+@pytest.mark.parametrize("healthy", cases([Healthy("as-it-is"), *VARIANTS]))
 def test_quiet_at_every_seed(healthy: Healthy, seed: int, launch, fork):
     quiet(healthy, launch, fork, seed)

@@ -3,11 +3,13 @@
 import json
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.report import groups, intervals, seeds
 from trainworthy.core.session import multi_seed
@@ -108,6 +110,23 @@ def test_compare_gives_an_interval_and_refuses_single_seeds(tmp_path: Path):
 
 
 # ------------------------------------------------------------------------------------------------------ the real command
+@pytest.mark.parametrize(("visible", "each", "places"), [("", 1, ["0", "1", "2", "3"]), ("", 2, ["0,1", "2,3"]), ("", 3, ["0,1,2"]),
+                                                         ("4,5,7", 1, ["4", "5", "7"]), ("", 0, [])])  # fmt: skip
+def test_seeds_share_out_the_accelerators(visible: str, each: int, places: list[str], tmp_path: Path, monkeypatch):
+    """Five seeds on four devices, or on those that are visible: each seed gets as many as it has processes, and no two share one."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: len(visible.split(",")) if visible else 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert multi_seed.devices(each) == places
+    if not each:
+        return
+    say = "import os, time; time.sleep(0.1); print(os.environ['CUDA_VISIBLE_DEVICES'], time.time())"
+    jobs = [multi_seed.Job(seed, tmp_path / f"seed-{seed}", [sys.executable, "-c", say]) for seed in range(5)]
+    multi_seed.work(jobs, len(places), [], Console(quiet=True), lambda job: "", each=each)
+    used = [job.log.read_text().split()[0] for job in jobs]
+    assert {*used} == {*places}
+    assert used[: len(places)] == places
+
+
 def test_a_failing_seed_is_told_and_the_others_go_on(tmp_path: Path, fork):
     fork((LOOP, '    if cfg.run.seed == 7:\n        raise RuntimeError("planted")\n' + LOOP))
     done = trainworthy("run", "mine.py", "--seeds", "0,1,7", *TINY, cwd=tmp_path)

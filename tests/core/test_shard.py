@@ -1,12 +1,15 @@
 """`--shard` by the real command: what sharded processes train, what stops them, what they save and what is refused."""
 
 import json
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.helpers.commands import run_folder, trainworthy
+from tests.helpers import namespaces
+from tests.helpers.commands import BIN, environment, run_folder, trainworthy
 from tests.vision.planted_classify import LOOP, UPDATE
 
 QUICK = ("--gates.no-enabled", "--run.no-tensorboard", "--run.log-every", "1", "--optim.lr", "3e-4")
@@ -230,11 +233,99 @@ def test_more_processes_than_samples_of_a_batch_are_refused(fork, tmp_path: Path
     assert "2 samples for 3 process(es)" in done.stderr
 
 
+@pytest.mark.slow
+def test_settings_of_speed_may_change_when_a_run_goes_on_and_no_others(fork, tmp_path: Path):
+    """From whole copies with one micro-batch to shards with two, on other loaders."""
+    fork((LOOP, LOOP + STOP))
+    how = ("run", "mine.py", "--max-steps", 24, "--train.batch-size", 32, "-n", 2, *QUICK)
+    assert trainworthy(*how, "--run.out", "straight", cwd=tmp_path).returncode == 0
+    (tmp_path / "stops").touch()
+    assert trainworthy(*how, "--run.out", "stopped", cwd=tmp_path).returncode == 5
+    (tmp_path / "stops").unlink()
+    straight, folder = (run_folder(tmp_path, f"{name}/*/2*") for name in ("straight", "stopped"))
+    done = trainworthy("resume", folder, "--optim.lr", "1e-3", "--train.accumulate", 2, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert "a continued run cannot change these settings" in done.stderr
+    assert "--optim.lr" in done.stderr
+    assert not (folder / "summary.json").exists()
+    more = (
+        "--train.accumulate",
+        2,
+        "--shard",
+        "full",
+        "--loader.threads",
+        2,
+        "--run.save-steps",
+        2,
+        "--run.keep-every",
+        5,
+    )
+    done = trainworthy("resume", folder, *more, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "shard full" in done.stdout
+    assert_equal_to_rounding(folder, straight)
+    saved = sorted(int(p.name.removeprefix("step-")) for p in folder.glob("checkpoints/*/step-*"))
+    assert saved == [10, 16, 20, 22, 24]  # the last two, and the first in each five steps
+
+
+@pytest.mark.slow
+@pytest.mark.verify
+def test_a_damaged_shard_is_passed_over_by_all_processes(fork, tmp_path: Path):
+    """Each process hashes a part of the files; what one finds, all pass over. A rank that is slow changes nothing."""
+    slow = "        if run.rank == 1:\n            import time\n\n            time.sleep(0.05)\n"
+    fork((LOOP, LOOP + STOP + slow))
+    how = (
+        "run",
+        "mine.py",
+        "--max-steps",
+        24,
+        "--train.batch-size",
+        32,
+        "--run.save-steps",
+        4,
+        "-n",
+        2,
+        "--shard",
+        "full",
+        *QUICK,
+    )
+    assert trainworthy(*how, "--run.out", "straight", cwd=tmp_path).returncode == 0
+    (tmp_path / "stops").touch()
+    assert trainworthy(*how, "--run.out", "stopped", cwd=tmp_path).returncode == 5
+    straight, folder = (run_folder(tmp_path, f"{name}/*/2*") for name in ("straight", "stopped"))
+    shard = (folder / "checkpoints" / "classify" / "latest").resolve() / "__1_0.distcp"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    done = trainworthy("resume", folder, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"passed over checkpoint {shard.parent.name}: __1_0.distcp does not match its hash" in done.stdout
+    assert "resumed from step-8" in done.stdout
+    assert [r["step/loss"] for r in rows(folder)] == [r["step/loss"] for r in rows(straight)]
+
+
+@pytest.mark.slow
+@pytest.mark.verify
+@pytest.mark.skipif(not namespaces.can(), reason="needs root and mount namespaces")
+def test_a_full_disk_ends_all_processes_with_the_cause(fork, tmp_path: Path):
+    """A disk of a megabyte and a half, on which the threads of two processes write shards."""
+    fork()
+    words = ("run", "mine.py", "--max-steps", "60", "--run.save-steps", "5", "--run.keep-checkpoints", "9", "-n", "2", "--shard", "full",
+             "--run.out", "/mnt/runs", *QUICK)  # fmt: skip
+    script = f"mount -t tmpfs -o size=1500k none /mnt && exec {shlex.join([str(BIN / 'trainworthy'), *words])}"
+    argv = ["unshare", "-m", "sh", "-c", script]
+    done = subprocess.run(argv, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
+    assert done.returncode not in (0, 124), done.stdout
+    assert "the disk is full" in done.stderr + done.stdout
+    assert "free some space" in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr + done.stdout
+
+
 # ---------------------------------------------------------------------------------------------------------- refused
 @pytest.mark.parametrize(
     ("recipe", "more", "words"),
     [
-        ("vision/segment", (), ("vision/segment cannot be sharded", "llm/pretrain, vision/classify, diffusion/pixel")),
+        ("rl/ppo", (), ("rl/ppo cannot be sharded", "calls its model as often as each process needs it")),
         ("vision/classify", ("--optim.name", "sgd"), ("does not work with --optim.name sgd", "adamw")),
         ("vision/classify", ("--train.precision", "fp16"), ("does not work with --train.precision fp16", "bf16")),
         ("vision/classify", ("--train.compile",), ("does not work with --train.compile", "--train.no-compile")),

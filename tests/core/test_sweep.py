@@ -20,7 +20,7 @@ from trainworthy.core.recipe import loading
 from trainworthy.core.recipe.registry import recipes
 from trainworthy.core.report.folder import Folder
 from trainworthy.core.report.folder import read as read_folder
-from trainworthy.core.sweep import diagnosis, ranges
+from trainworthy.core.sweep import diagnosis, findings, ranges
 from trainworthy.core.sweep import space as spaces
 from trainworthy.core.sweep.space import Range, Space
 
@@ -167,6 +167,19 @@ def test_wider_ranges_stay_possible():
     assert Range("optim.lr", 0.1, 1.0, log=True).wider(up=True).words() == "optim.lr=0.1:3.16"
     assert Range("scale", 1.0, 8.0, log=True).words() == "scale=1:8:log"
     assert Range("name", values=("a", "b")).words() == "name=a,b"
+
+
+def test_a_best_trial_inside_its_range_but_beyond_every_other_is_said_so():
+    one = Range("optim.lr", 1e-4, 1e-1, log=True)
+    rows = [findings.Row(n, {"optim.lr": lr}, "done", lr) for n, lr in enumerate((1e-3, 2e-4, 4e-3, 2e-2))]
+    assert (
+        findings.at_edge(one, rows[3], rows)
+        .words()
+        .startswith("The best trial has optim.lr 0.02, the highest tried: the best value")
+    )
+    rows[3].point["optim.lr"] = 9e-2
+    assert "optim.lr 0.09, at the upper end of its range" in findings.at_edge(one, rows[3], rows).words()
+    assert findings.at_edge(one, rows[0], rows) is None
 
 
 def folder_of(facts: dict, rows: list[dict], steps: list[dict]) -> Folder:

@@ -3,7 +3,7 @@
 from tests.helpers.plant import Healthy
 
 FLOW = "diffusion/flow"
-LOOKALIKES = [
+VARIANTS = [
     Healthy("flow-noisier-levels", ("--noise.logit-mean", "1"), recipe=FLOW, naive="a quarter of the schedule is hardly drawn"),
     Healthy("flow-narrow-levels", ("--noise.logit-std", "0.5"), recipe=FLOW, naive="the ends of the line are hardly drawn"),
     Healthy("flow-shifted", ("--noise.shift", "3"), recipe=FLOW, naive="steps of the sampler are not those of training"),

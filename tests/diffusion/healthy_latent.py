@@ -17,7 +17,7 @@ UNSCALED = """latents.measured(vae, middles[learn])
     middles = latents.cached(vae, images)
     z = pipeline.scaled(vae, middles)
 """
-LOOKALIKES = [
+VARIANTS = [
     Healthy("latent-factor-without-a-shift", recipe=LATENT, may_skip=SKIPPED, hunk=(SCALED, SCALED
             + "    vae.register_to_config(shift_factor=None)\n    z = pipeline.scaled(vae, middles)\n"),
             naive="the mean is not exactly 0"),

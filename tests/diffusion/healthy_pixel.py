@@ -3,7 +3,7 @@
 from tests.helpers.plant import Healthy
 
 PIXEL = "diffusion/pixel"
-LOOKALIKES = [
+VARIANTS = [
     Healthy("epsilon", ("--noise.prediction-type", "epsilon"), recipe=PIXEL),
     Healthy("ok-12-unconditional", ("--conditioning-dropout-prob", "0", "--sampling.guidance-scale", "1"), recipe=PIXEL,
             naive="the condition is never dropped", may_skip=("terms", "init", "fabricated", "hidden-class")),

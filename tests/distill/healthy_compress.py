@@ -10,7 +10,7 @@ def healthy(id: str, *argv: str, naive: str = "") -> Healthy:
     return Healthy(f"compress-{id}", (*FEW, *argv), None, naive, recipe=COMPRESS, may_skip=SKIPS)
 
 
-LOOKALIKES = [
+VARIANTS = [
     Healthy("ok-22-padded-without-a-mask", FEW, recipe=COMPRESS, may_skip=SKIPS, naive="padding is attended to"),
     healthy("encoder-whole", "--encoder", "0", naive="the encoder does not train, and is asked once for both"),
     healthy("one-layer-each", "--encoder", "1", "--decoder", "1", naive="the last layer is not kept"),

@@ -6,7 +6,7 @@ from tests.helpers.plant import Healthy
 SKIPS = ("terms", "init", "fabricated", "initial-loss", "tiny-data")
 DROPPED = ("x = x + self.out(seen.transpose(1, 2).flatten(2))",
            "x = x + F.dropout(self.out(seen.transpose(1, 2).flatten(2)), 0.05, self.training)")  # fmt: skip
-LOOKALIKES = [
+VARIANTS = [
     Healthy("distil-weights-of-the-terms", (*FIRST, "--mse", "0.5", "--cosine", "2"), recipe=RECIPE, may_skip=SKIPS),
     Healthy("distil-bf16", (*FIRST, "--train.precision", "bf16"), recipe=RECIPE, may_skip=SKIPS),
     Healthy("distil-small-student", (*FIRST, "--width", "64", "--depth", "2"), recipe=RECIPE, may_skip=SKIPS),

@@ -146,7 +146,7 @@ def planted() -> dict[str, list[Plant]]:
 def looked() -> dict[str, list[Healthy]]:
     """Return the healthy variants of each control."""
     found: dict[str, list[Healthy]] = {control: [] for control in CONTROLS}
-    for healthy in sorted(collected("healthy_*.py", "LOOKALIKES"), key=lambda h: (h.recipe, h.id)):
+    for healthy in sorted(collected("healthy_*.py", "VARIANTS"), key=lambda h: (h.recipe, h.id)):
         for control in named(healthy.id):
             found[control].append(healthy)
     return found
@@ -156,7 +156,7 @@ def page() -> str:
     """docs/catalogue.md."""
     bugs, controls = planted(), looked()
     n, all_of_it = sum(map(bool, bugs.values())), len(collected("planted_*.py", "PLANTS"))
-    more = len(collected("healthy_*.py", "LOOKALIKES"))
+    more = len(collected("healthy_*.py", "VARIANTS"))
     lines = [
         "# The catalogue of silent bugs", "",
         "Bugs that public projects had. None raises an exception or a warning: the run ends normally with a bad result. Each bug is",

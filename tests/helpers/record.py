@@ -77,7 +77,7 @@ class Record:
         from tests.core import test_check, test_gates, test_quiet  # only now: pytest rewrites what it collects itself
 
         found = [(p.recipe, "plant", p.id) for p in test_gates.PLANTS]
-        found += [(h.recipe, "healthy", h.id) for h in test_quiet.LOOKALIKES]
+        found += [(h.recipe, "healthy", h.id) for h in test_quiet.VARIANTS]
         found += [("vision/classify", "healthy", "as-it-is")]
         found += [(SCRIPTS, "plant", n) for n in test_check.PLANTS]
         found += [(SCRIPTS, "healthy", n) for n in test_check.HEALTHY]

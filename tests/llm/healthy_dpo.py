@@ -5,7 +5,7 @@ from tests.helpers.plant import Healthy
 DPO = "llm/dpo"
 SKIPS = ("terms", "fabricated", "baseline", "range-test", "tiny-data")
 
-LOOKALIKES = [
+VARIANTS = [
     Healthy("ok-19-dpo-as-it-is", recipe=DPO, may_skip=SKIPS,
             naive="every margin is zero at first: no output depends on its input"),
     Healthy("ok-21-dpo-ipo", ("--loss", "ipo", "--beta", "0.5"), recipe=DPO, may_skip=SKIPS,

@@ -9,7 +9,7 @@ def healthy(id: str, *argv: str, naive: str = "", skips: tuple[str, ...] = ()) -
     return Healthy(id, argv, None, naive, recipe="llm/pretrain", may_skip=(*SKIPS, *skips))
 
 
-LOOKALIKES = [
+VARIANTS = [
     healthy("ok-08-pretrain-bf16", "--train.precision", "bf16", naive="losses differ between cuts"),
     healthy("pretrain-four-micro-batches", "--train.accumulate", "4", naive="rows have different numbers of tokens"),
     healthy("pretrain-no-z-loss", "--z-loss", "0", skips=("z-loss", "terms")),

@@ -14,7 +14,7 @@ LEFT = """        def left(rows, collate=trainer.data_collator):
         split.collator = left
 """
 
-LOOKALIKES = [
+VARIANTS = [
     Healthy("ok-18-reward-padded-left", hunk=(COLLATOR, LEFT), recipe=REWARD, may_skip=SKIPS,
             naive="the last token stands elsewhere, and positions are not given"),
     Healthy("reward-centered", ("--center-rewards-coefficient", "0.05"), recipe=REWARD, may_skip=SKIPS, naive="the loss is not Bradley and Terry's"),

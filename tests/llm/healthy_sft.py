@@ -4,7 +4,7 @@ from tests.helpers.plant import Healthy
 
 SKIPS = ("terms", "fabricated", "initial-loss", "range-test", "tiny-data")
 
-LOOKALIKES = [
+VARIANTS = [
     Healthy("ok-02-lora-of-rank-one", ("--lora-rank", "1"), recipe="llm/sft", may_skip=SKIPS, naive="A has no gradient in step 1"),
     Healthy("ok-02-no-lora", ("--lora-rank", "0", "--optim.lr", "1e-4"), recipe="llm/sft", may_skip=SKIPS,
             naive="the rate is a tenth of what adapters need"),

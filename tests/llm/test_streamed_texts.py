@@ -1,13 +1,18 @@
 """Texts that are read while they are trained on: no token lost, the same row wherever one begins to read, little in hand."""
 
+import http.server
 import json
 import shutil
+import threading
+import urllib.request
 from collections import Counter
 from itertools import islice
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.llm.data import documents, streaming
 from trainworthy.recipes.llm.data.packing import IGNORED, windows
@@ -37,7 +42,7 @@ def written(folder: Path, n: int = 240) -> Path:
     return path
 
 
-def data(path: Path, net: Path, **more) -> streaming.Streamed:
+def data(path: Path | str, net: Path, **more) -> streaming.Streamed:
     for cached in (streaming.blocks, streaming._lanes, documents._read):
         cached.cache_clear()
     source = documents.Source(path=str(path), tokenizer=str(net), context=CONTEXT, stride=16, streaming=True, **more)
@@ -82,6 +87,93 @@ def test_a_lane_is_its_documents_window_by_window(kind: str, small, net: Path, t
             assert len(piece) == ROWS
             assert sum(map(len, got)) > 0.7 * ROWS * CONTEXT
     assert seen == Counter(json.loads(line)["text"] for line in written(tmp_path).read_text().splitlines())
+
+
+class Bucket(AbstractFileSystem):
+    """Object storage for fsspec: files of an HTTP server that answers requests for ranges."""
+
+    protocol, server = "bucket", ""
+    cachable = False
+
+    def info(self, path, **_):
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{self.server}/{self._strip_protocol(path)}", method="HEAD")
+        ) as answer:
+            return {"name": self._strip_protocol(path), "size": int(answer.headers["Content-Length"]), "type": "file"}
+
+    def ls(self, path, detail=True, **_):
+        with urllib.request.urlopen(f"{self.server}/?list") as answer:
+            names = [n for n in json.loads(answer.read()) if n.startswith(self._strip_protocol(path).rstrip("/"))]
+        return [self.info(n) for n in names] if detail else names
+
+    def _open(self, path, mode="rb", block_size=4096, **_):
+        return Ranges(self, path, mode, block_size=block_size)
+
+
+class Ranges(AbstractBufferedFile):
+    def _fetch_range(self, start, end):
+        asked = urllib.request.Request(f"{self.fs.server}/{self.path}", headers={"Range": f"bytes={start}-{end - 1}"})
+        with urllib.request.urlopen(asked) as answer:
+            assert answer.status == 206
+            return answer.read()
+
+
+@pytest.fixture
+def bucket(tmp_path: Path):
+    """A local server of what is in tmp_path/store; {file: number of its ranges that were asked for}."""
+    store, given = tmp_path / "store", Counter()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.answer(200, b"", (store / self.path[1:]).stat().st_size)
+
+        def do_GET(self):
+            if self.path == "/?list":
+                found = json.dumps([str(p.relative_to(store)) for p in store.rglob("*") if p.is_file()]).encode()
+                return self.answer(200, found, len(found))
+            first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            part = (store / self.path[1:]).read_bytes()[first : last + 1]
+            given[self.path] += 1
+            self.answer(206, part, len(part))
+
+        def answer(self, status, content, length):
+            self.send_response(status)
+            self.send_header("Content-Length", str(length))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    Bucket.server = f"http://127.0.0.1:{server.server_port}"
+    fsspec.register_implementation("bucket", Bucket, clobber=True)
+    yield store, given
+    server.shutdown()
+    server.server_close()
+
+
+def test_texts_of_an_object_storage_are_those_of_a_disk(bucket, small, net: Path, tmp_path: Path):
+    """Two uneven files behind a pattern, read over HTTP by ranges: the same rows, shared out over three processes."""
+    store, given = bucket
+    (store / "texts").mkdir(parents=True)
+    lines = written(tmp_path).read_text().splitlines(keepends=True)
+    for name, part in (("a.jsonl", lines[:200]), ("b.jsonl", lines[200:])):
+        (store / "texts" / name).write_text("".join(part))
+    local = data(store / "texts", net)
+    rows = [row(local.get(i, None)) for i in range(len(local))]
+    remote = data("bucket://texts/*.jsonl", net)
+    assert len(remote) == len(local)
+    order = remote.order(0, "order", 0).tolist()
+    mine = [order[rank::3] for rank in (0, 1, 2)]
+    assert sorted(i for part in mine for i in part) == list(
+        range(len(rows))
+    )  # none lost, none twice, though 3 does not divide them
+    assert [row(remote.get(i, None)) for part in mine for i in part] == [rows[i] for part in mine for i in part]
+    assert given.keys() == {"/texts/a.jsonl", "/texts/b.jsonl"}
+    with pytest.raises(UserError, match="cannot be read"):
+        data("bucket://texts/*.parquet", net)
 
 
 def test_a_row_is_the_same_wherever_reading_begins(small, net: Path, tmp_path: Path):

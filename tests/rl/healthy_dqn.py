@@ -8,7 +8,7 @@ def healthy(id: str, *argv: str, naive: str = "", hunk=None) -> Healthy:
     return Healthy(id, argv, hunk, naive, recipe="rl/dqn", may_skip=(*healthy_ppo.SKIPS, "terms"))
 
 
-LOOKALIKES = [
+VARIANTS = [
     healthy("ok-dqn-plain", "--no-double", "--no-dueling", naive="the largest of the target network's own values"),
     healthy("ok-dqn-three-steps", "--n-step", "3", naive="returns of what other policies did"),
     healthy("ok-dqn-prioritised", "--prioritized-replay-alpha", "0.6", naive="samples are drawn again and again"),

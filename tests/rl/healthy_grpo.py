@@ -16,7 +16,7 @@ SKIPS = (
     "tiny-data",
 )
 
-LOOKALIKES = [
+VARIANTS = [
     Healthy("ok-17-grpo-as-it-is", recipe=GRPO, may_skip=SKIPS, naive="the loss stays at zero, and gradients do not"),
     Healthy("grpo-two-passes", ("--num-iterations", "2"), recipe=GRPO, may_skip=SKIPS, naive="two optimiser steps to a unit"),
     Healthy("grpo-kl", ("--beta", "0.05"), recipe=GRPO, may_skip=SKIPS, naive="the reference is the policy's own weights"),

@@ -22,7 +22,7 @@ def healthy(id: str, *argv: str, hunk=None, naive: str = "") -> Healthy:
     return Healthy(id, argv, hunk, naive, recipe="rl/ppo", may_skip=SKIPS)
 
 
-LOOKALIKES = [
+VARIANTS = [
     healthy("ok-rl-whitened-before-the-cut", naive="a minibatch's mean is not 0",
             hunk=("everyone = run.gather(batch[\"advantage\"])", "everyone = run.gather(rows[\"advantage\"])")),
     healthy("ok-rl-one-pass", "--update-epochs", "1", naive="the ratio is 1 everywhere"),

@@ -9,7 +9,7 @@ def healthy(id: str, *argv: str, naive: str = "", skips: tuple[str, ...] = (), h
     return Healthy(id, argv, hunk, naive, recipe="rl/rlhf", may_skip=(*SKIPS, *skips))
 
 
-LOOKALIKES = [
+VARIANTS = [
     healthy(
         "rlhf-counts-a-word",
         "--reward",

@@ -8,7 +8,7 @@ def healthy(id: str, *argv: str, naive: str = "") -> Healthy:
     return Healthy(id, argv, naive=naive, recipe="rl/sac", may_skip=healthy_ppo.SKIPS)
 
 
-LOOKALIKES = [
+VARIANTS = [
     healthy("ok-sac-hot", "--init-temperature", "1", naive="entropy is all that counts at first"),
     healthy("ok-sac-cold", "--init-temperature", "0.02", naive="a term without a gradient"),
     healthy("ok-sac-narrow", "--target-entropy", "-2", naive="a policy that is nearly sure of itself"),

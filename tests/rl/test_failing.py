@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from trainworthy.core.loop import checkpoint
+from trainworthy.core.loop import checkpoint_survey
 
 from tests.conftest import ROOT, Done, run_module
 from tests.helpers.commands import final_weights, losses, same
@@ -72,7 +72,7 @@ def test_a_run_whose_environment_fails_goes_on_once_it_is_mended(recipe: str, ho
     folder = done.folder()
     (latest,) = folder.glob("checkpoints/*/latest")
     saved = latest.resolve().name
-    assert checkpoint.verify(latest.resolve()) == ""
+    assert checkpoint_survey.verify(latest.resolve()) == ""
     assert saved in ("step-1", "step-2")
     assert not (folder / "summary.json").exists()
     again = launch("resume", str(folder), **ENV)

@@ -3,7 +3,7 @@
 from tests.helpers.plant import Healthy
 from tests.vision.planted_balance import BY_SAMPLER, BY_WEIGHT, UNEVEN
 
-LOOKALIKES = [
+VARIANTS = [
     Healthy("uneven-classes", UNEVEN, naive="one class twenty times another"),
     Healthy("uneven-classes-by-weight", BY_WEIGHT, naive="losses of one class count more"),
     Healthy("uneven-classes-by-sampler", BY_SAMPLER, naive="training samples stand twenty times in an epoch"),

@@ -17,7 +17,7 @@ DROPOUT_BY_FUNCTION = (
     "return self.head(x.mean((2, 3)))",
     "x = F.dropout(x, 0.1, self.training)\n        return self.head(F.dropout(x.mean((2, 3)), 0.1, self.training))",
 )
-LOOKALIKES = [
+VARIANTS = [
     Healthy("ok-05-no-smoothing", ("--label-smoothing", "0")),
     Healthy("ok-05-much-smoothing", ("--label-smoothing", "0.3"), naive="the loss does not reach zero"),
     Healthy("ok-11-batch-of-two", ("--train.batch-size", "2"), naive="batch too small for the norm"),

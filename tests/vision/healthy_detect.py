@@ -13,7 +13,7 @@ def healthy(id: str, *argv: str, hunk=None, naive: str = "", skips: tuple[str, .
     return Healthy(id, argv, hunk, naive, recipe=DETECT, may_skip=skips)
 
 
-LOOKALIKES = [
+VARIANTS = [
     healthy("ok-det-retinanet", "--model", "retinanet", skips=(*SKIPS, "initial-loss")),
     healthy("ok-det-faster-rcnn", "--model", "faster-rcnn", naive="two forwards draw other proposals",
             skips=(*SKIPS, "initial-loss", "tiny-data", "formula")),

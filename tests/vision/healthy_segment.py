@@ -10,7 +10,7 @@ def healthy(id: str, *argv: str, hunk=None, naive: str = "", skips: tuple[str, .
     return Healthy(id, argv, hunk, naive, recipe=SEGMENT, may_skip=skips)
 
 
-LOOKALIKES = [
+VARIANTS = [
     healthy("ok-seg-no-dice", "--dice", "0", skips=(*SKIPS, "terms")),
     healthy("ok-seg-focal", "--focal", "2", naive="sure pixels have next to no gradient"),
     healthy("ok-seg-no-augmentation", "--no-augment", naive="most of a training window is void"),

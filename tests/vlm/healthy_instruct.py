@@ -4,7 +4,7 @@ from tests.helpers.plant import Healthy
 from tests.vlm.planted_instruct import LOSS, VLM
 
 SKIPS = ("initial-loss", "terms", "fabricated")
-LOOKALIKES = [
+VARIANTS = [
     Healthy("vlm-flattened-before-the-shift", recipe=VLM, may_skip=SKIPS,
             hunk=(LOSS, 'logits, labels = model(batch).flatten(0, 1)[:-1], batch["labels"].flatten()[1:]\n'
                   '        return {"answer": nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")}\n'),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from trainworthy.core import Data, Field, Run, Tile, UserError
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.loop.weights import digest
+from trainworthy.core.recipe.stage import rows
 from trainworthy.recipes.diffusion.data import pictures
 from trainworthy.recipes.diffusion.models import nets, pipeline
 from trainworthy.recipes.shared import hub
@@ -112,6 +113,12 @@ def measured(vae: nn.Module, middles: Tensor) -> nn.Module:
                         cause="the divergence weighs too much (--vae.kl), or it was not trained")  # fmt: skip
     vae.register_to_config(shift_factor=mean, scaling_factor=1 / std)
     return vae
+
+
+def units(vae: nn.Module) -> list[nn.Module]:
+    """Return the modules that `--shard` gathers at once: blocks, and the halves, which are called without the whole."""
+    ends = (vae.encoder, vae.quant_conv, vae.post_quant_conv, vae.decoder)
+    return [*rows(vae), *(module for module in ends if module is not None)]
 
 
 def told(vae: nn.Module) -> str:

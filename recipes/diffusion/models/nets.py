@@ -43,8 +43,3 @@ def autoencoder(channels: int, latent_channels: int, side: int, widths: tuple[in
     nn.init.zeros_(model.decoder.conv_out.weight)
     nn.init.zeros_(model.decoder.conv_out.bias)
     return model
-
-
-def blocks(model: UNet2DModel) -> list[nn.Module]:
-    """The blocks of a U-Net, each of which `--shard` gathers at once."""
-    return [b for b in (*model.down_blocks, model.mid_block, *model.up_blocks) if b is not None]

@@ -19,7 +19,7 @@ from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.gates.learning import OVERFIT_SAMPLES, overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import monitor
-from trainworthy.core.recipe.stage import View
+from trainworthy.core.recipe.stage import View, rows
 from trainworthy.recipes.distill.evaluation.measures import Measures
 from trainworthy.recipes.distill.models import heads
 from trainworthy.recipes.shared import whisper
@@ -111,6 +111,7 @@ def task(cfg: core.Config, run: core.Run, previous: core.Stage, measures: Measur
         model=model,
         optimizers={"main": core.make_optimizer(model, cfg.optim)},
         data=data,
+        shard_units=lambda model: [*rows(model), *model.children()],
         loss=loss,
         evaluate=lambda model, data: {**words(run, model, data), **measures.likeness(model, data)},
         metric=core.Metric("wer", "which words were spoken?", floor=1.0, ceiling=0.0, higher_is_better=False),

@@ -58,7 +58,7 @@ class Cursor(NamedTuple):
 @cache
 def blocks(path: str, column: str) -> dict[str, list[Block]]:
     """Return {split: its blocks, shuffled}. Only sizes and schemas are read."""
-    files = {"train": [path]} if Path(path).is_file() else _listed(path)
+    files = {"train": [path]} if Path(path).is_file() else _listed(path) if "://" not in path else _matching(path)
     if "train" not in files:
         raise core.UserError(f"--data.path {path} has no split to learn from", got=", ".join(files) or "no data files",
                              needed="train")  # fmt: skip
@@ -68,6 +68,26 @@ def blocks(path: str, column: str) -> dict[str, list[Block]]:
         cut = [block for url in files[split] for block in _cut(url, column)]
         found[split] = [cut[i] for i in seeds.permutation(len(cut), "blocks", split)]
     return found
+
+
+def _matching(path: str) -> dict[str, list[str]]:
+    """Return {split: files} of an address that fsspec reads (s3://bucket/texts/*.jsonl)."""
+    import fsspec
+
+    try:
+        system, _, found = fsspec.get_fs_token_paths(path)
+        files = sorted(system.unstrip_protocol(one) for one in found if system.isfile(one))
+    except Exception as error:
+        if not isinstance(error, (OSError, ValueError, ImportError)) and not network.unreachable(error):
+            raise
+        files, said = [], str(error).splitlines()[0]
+    else:
+        said = "no file"
+    if not files:
+        raise core.UserError(f"--data.path {path} cannot be read", got=said, needed="an address that fsspec reads, of a file or a pattern",
+                             cause="no such files, no right to read them, or a package of that storage is missing (s3fs, gcsfs, "
+                             "aiohttp)")  # fmt: skip
+    return {"train": files}
 
 
 def _listed(path: str) -> dict[str, list[str]]:

@@ -74,7 +74,7 @@ def divided(batch: dict, context: GateContext) -> Iterator[dict]:
 
 # ---------------------------------------------------------------------------------------------------------------- gates
 @gate(
-    "asked",
+    "scored",
     rows="L2 L3",
     title="each token except a document's first is a target exactly once, after its predecessor",
     reads="data model loss",
@@ -143,7 +143,7 @@ def asked(context: GateContext) -> Finding:
 )
 def causal(context: GateContext) -> Finding:
     """Exchanges one token in the middle of a document and keeps the labels: logits at earlier positions must not change. So no model can
-    beat the entropy of random sequences. `asked` pairs the batch's ids with targets; this gate shows which ids the model reads."""
+    beat the entropy of random sequences. `scored` pairs the batch's ids with targets; this gate shows which ids the model reads."""
     run, stage, _ = rehearsed(context)  # untrained, the head is zero and no logit would change
     data = stage.data["train"]
     batch = packed(data, some(data, context.cfg.run.seed), run)

@@ -233,9 +233,3 @@ def utilisation(achieved: float, device: torch.device) -> dict[str, float]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     peak = next((peak for known, peak in PEAKS.items() if known in name), None)
     return {"tflops_per_sec": achieved / 1e12} | ({"mfu": achieved / peak} if peak else {})
-
-
-def blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a model of transformers, each of which `--shard` gathers at once."""
-    names = getattr(model, "_no_split_modules", None) or ()
-    return [m for m in model.modules() if type(m).__name__ in names]

@@ -264,10 +264,3 @@ def _loaded(
         net.load_state_dict({n: state[n] for n in wanted}, strict=False)
         started = {f"net.{n}": state[n] for n in wanted}
     return head, started
-
-
-def blocks(model: nn.Module) -> list[nn.Module]:
-    """The blocks of a classifier, each of which `--shard` gathers at once: whatever has layers of its own and is in a row of
-    modules (torchvision's stages and encoder layers)."""
-    rows = [m for m in model.modules() if isinstance(m, (nn.Sequential, nn.ModuleList))]
-    return [block for row in rows for block in row if any(block.children())]
