@@ -211,7 +211,9 @@ class Following(Observer):
         super().before_step(it, closure)
         group = self.groups[id(it)]
         row = self.trainings[id(it)]
-        row[1:] = [self.steps if row[1] is None else row[1], self.steps, sorted(p.shape for p in group.parameters)]
+        if row[1] is None:
+            row[1], row[3] = self.steps, sorted(p.shape for p in group.parameters)
+        row[2] = self.steps
         if closure is not None or any(alive(p) for p in group.parameters):
             self.streaks[id(it)] = 0
             return
