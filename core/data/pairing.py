@@ -136,7 +136,7 @@ def _masks(rows: list[dict[str, Any]], picture: str, mask: str) -> Fit:
     for row in rows:
         slope = _steps(row[picture].float()).amax(0, keepdim=True)  # (1, H, W)
         edge = (_steps(row[mask][None].float()) > 0).float()
-        size = [min(side, SIDE) for side in slope.shape[-2:]]
+        size = (min(slope.shape[-2], SIDE), min(slope.shape[-1], SIDE))
         slopes.append(F.adaptive_avg_pool2d(slope, size).flatten() / slope.mean().clamp_min(1e-9))
         outlines.append(F.max_pool2d(F.adaptive_max_pool2d(edge, size), 3, 1, 1).flatten())
     if len({len(s) for s in slopes}) > 1:

@@ -28,7 +28,7 @@ def apply(stage: Stage) -> None:
     for unit in units:
         _assert_repeatable(unit)
         if not isinstance(unit.forward, Recomputed):
-            unit.forward = Recomputed(unit, unit.forward)  # type: ignore[method-assign]
+            unit.forward = Recomputed(unit, unit.forward)
 
 
 class Recomputed:

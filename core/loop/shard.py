@@ -100,11 +100,14 @@ def apply(stage: Stage, run: "Run") -> None:
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # gloo lacks the reduction that divides
             if hasattr(module, "generate"):
-                module._is_fsdp_managed_module = True  # transformers: generate until the last process has ended
+                module.__dict__["_is_fsdp_managed_module"] = (
+                    True  # transformers: generate until the last process has ended
+                )
         if hasattr(model, "generate"):  # a model with adapters calls a part of itself there
             register_fsdp_forward_method(model, "generate")
         model.to(run.device)
-        model._get_fsdp_state()._lazy_init()  # else a part that a loss calls by itself becomes a second root
+        root: Any = model
+        root._get_fsdp_state()._lazy_init()  # else a part that a loss calls by itself becomes a second root
     now = dict(stage.model.named_parameters())
     for optimizer in stage.optimizers.values():
         for group in optimizer.param_groups:
@@ -272,7 +275,8 @@ def save(run: "Run", stage: Stage, state: dict[str, Any], info: dict[str, Any]) 
     run.on_rank_0(lambda: checkpoints.begin(step))
     parts, rest = _staged(parts, run.world), checkpoint.snapshot({**rest, "aliases": aliases} if run.rank == 0 else {})
     folder, rank, world = checkpoints.unfinished(step), run.rank, run.world
-    group = checkpoints.group = checkpoints.group or dist.new_group(backend="gloo")  # threads must not use training's
+    group: Any = checkpoints.group or dist.new_group(backend="gloo")  # threads must not use training's
+    checkpoints.group = group
 
     def job() -> None:
         problem, mine = _write(folder, parts, group, rank)

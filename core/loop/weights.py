@@ -100,7 +100,8 @@ def stream_weights(path: Path | None, tensors: dict[str, Tensor], aliases: dict[
 
     put(len(words).to_bytes(8, "little") + words)
     for tensor in tensors.values():
-        whole = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[operator]
+        whole: Any = tensor
+        whole = whole.full_tensor() if is_sharded(tensor) else whole
         if file and not problem:
             put(whole.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     try:

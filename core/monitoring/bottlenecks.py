@@ -129,7 +129,7 @@ def to_try(kind: str, s: Settings, device: str) -> str:
 def judge(m: Measured, settings: Settings | None = None) -> dict[str, Any]:
     """The verdict: the largest share, what to try first, and the most that it could give (all of that share gone)."""
     shares = m.split()
-    kind = max(shares, key=shares.get)
+    kind = max(shares, key=lambda name: shares[name])
     share = shares[kind]
     words = {"input": "waiting for data", "compute": "large products and convolutions", "memory": "moving data in memory",
              "overhead": "starting small operations, Python, and an idle device", "communication": "exchange between processes"}  # fmt: skip
