@@ -140,10 +140,10 @@ def copy(unfinished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(unfinished, tmp_path / "copy", symlinks=True))
 
 
-def test_resume_needs_a_folder_that_exists(tmp_path: Path, launch):
+def test_resume_needs_a_folder_that_exists(copy: Path, launch):
     refused(launch("resume", "runs/none"), "runs/none is not a run folder", "ls -d runs")
     refused(launch("resume"), "resume what?")
-    refused(launch("resume", str(tmp_path), "--optim.lr", "1"), "no settings")
+    refused(launch("resume", str(copy), "--optim.lr", "1"), "cannot change these settings", "--optim.lr")
 
 
 def test_resume_of_settings_that_cannot_be_read(copy: Path, launch):

@@ -72,8 +72,8 @@ PLANTS = [
           "    step = trainer.training_step\n\n    def followed(*args, **kwargs):\n        begin()\n"
           "        return step(*args, **kwargs)\n\n    trainer.training_step = followed\n", ("frozen",), argv=("--beta", "0.1"),
           source="L9 R2", harm="the KL is measured from a moving place"),
-    plant("grpo-first-number", "accuracy", "R1", "problems.right(said, due), ended, n]",
-          "problems.right(said.strip().split(' ')[0], due), ended, n]", ("first number",), source="R1",
+    plant("grpo-first-number", "accuracy", "R1", "judged.rows(batch, generate(model, batch[\"prompt\"]))",
+          "judged.rows(batch, [(s.strip().split(' ')[0], *rest) for s, *rest in generate(model, batch['prompt'])])", ("first number",), source="R1",
           harm="working is taken for the answer"),
     plant("grpo-end-masked", "samples", "L3", TRAINER,
           made("ends = torch.isin(out['completion_ids'], torch.tensor(self.eos_token_ids))",
