@@ -103,7 +103,8 @@ def main() -> None:
             from trainworthy.core.base.config import unknown
 
             raise unknown(f"command '{argv[0]}'", argv[0], commands, next="trainworthy --help")
-        if argv[1:] in (["-h"], ["--help"]):
+        helps = {"-h", "--help"} & {*argv[1:]}
+        if helps and (len(argv) == 2 or argv[0] in ("bugs", "break")):  # elsewhere RECIPE --help lists its settings
             print(page(argv[0]))
             return
         commands[argv[0]](argv)
