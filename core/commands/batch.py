@@ -16,7 +16,8 @@ On an accelerator, the command raises the size until memory runs out, then shrin
 no size that could take more than --memory (default 0.5) of the free memory. It stops at --largest, at the size of the training
 set, or when one step takes more than ten seconds.
 
-Plot and numbers are stored in runs/<recipe>/checks/<time>/plots/batch_<stage>.png and .json."""
+Plot and numbers are stored in runs/<recipe>/checks/<time>/plots/batch_<stage>.png and .json. `--json` prints the sizes that were tried
+and the next command."""
 
 import json
 import math

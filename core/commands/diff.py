@@ -7,7 +7,8 @@ layout) grouped by the part of the stage, expectations declared to the gates, an
   trainworthy diff ./mine.py --against llm/sft
 
 `trainworthy fork` writes the original's name and version at the end of the file. If the recipe has changed since, the command
-takes the old version from git if possible. --against compares with another recipe, or a file without that line."""
+takes the old version from git if possible. --against compares with another recipe, or a file without that line. `--json` prints changed
+settings and parts, and the gates that check them."""
 
 import argparse
 import difflib

@@ -48,7 +48,8 @@ Learning-rate range test: the rate rises from batch to batch on the real data. P
   trainworthy lr vision/classify                         200 batches
   trainworthy lr ./mine.py --optim.name sgd --steps 100  another optimiser, fewer batches
 
-Plot and numbers are in runs/<recipe>/checks/<time>/. Exit codes: 0, also without a suggestion; 2 for bad usage or data.""",
+Plot and numbers are in runs/<recipe>/checks/<time>/; `--json` prints the suggestion of each stage. Exit codes: 0, also without a
+suggestion; 2 for bad usage or data.""",
     "fork": """\
 usage: trainworthy fork RECIPE FILE.py
 
@@ -77,6 +78,7 @@ and files may change.
   --SETTING      --train.accumulate, --train.eval-batch-size, --shard, --loader.*, --run.threads, --run.save-*, --run.keep-*,
                  --run.log-every, --run.tensorboard; all others are refused. They hold until the run stops again
   --nodes, --node-rank, --address, --restarts    as `trainworthy run`
+  --json         result, verdicts and advice as JSON on stdout at the end
 
 Exit codes: as `trainworthy run`.""",
     "report": """\
