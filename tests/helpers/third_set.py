@@ -410,7 +410,7 @@ HEALTHY = [
         "noisier levels, as for larger pictures",
         "a mean of the logit of 0.4 still covers all levels",
         "by argument: Esser 2024's shift for larger pictures, small",
-        argv=("--noise.mean", "0.4", "--optim.schedule", "linear"),
+        argv=("--noise.logit-mean", "0.4", "--optim.schedule", "linear"),
     ),
     Case(
         "sft~large-rank",

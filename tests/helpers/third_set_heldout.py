@@ -249,7 +249,7 @@ HEALTHY = [
         "the older objective",
         "epsilon with min-SNR weights, as Ho 2020 and Hang 2023",
         "by argument: Ho 2020's objective",
-        argv=("--noise.prediction", "epsilon", "--ema", "0.995"),
+        argv=("--noise.prediction-type", "epsilon", "--ema", "0.995"),
     ),
     Case(
         "pretrain~warm-stable-decay",

@@ -190,8 +190,9 @@ INITIAL = [
           ("number of outputs is not the number of classes", "6.908")),
     Plant("mean-loss", "initial-loss", "C1", LOSS, LOSS.replace(', reduction="sum"', ""), ("a sum where it should be a mean",),
           source="GEN-01 huggingface/blog PR#2414", harm="the gradient is 64 times too small"),
-    Plant("focal-weight-turned", "initial-loss", "C1", LOSS, "(lambda nll: ((-nll).exp() ** 2 * nll).sum())("
-          'F.cross_entropy(logits, batch["label"], reduction="none"))', ("the focal weight is p^2 where (1 - p)^2 is meant",)),
+    Plant("focal-weight-turned", "formula", "C1", LOSS, "(lambda nll: ((-nll).exp() ** 2 * nll).sum())("
+          'F.cross_entropy(logits, batch["label"], reduction="none"))', ("the focal weight is p^2 where (1 - p)^2 is meant",),
+          before=("initial-loss",), why="its first loss is 0.023, where theory gives 2.303"),
     Plant("softmax-over-batch", "initial-loss", "C1", LOSS, 'F.nll_loss(logits.log_softmax(0), batch["label"], reduction="sum")',
           ("5.5",)),
 ]  # fmt: skip
