@@ -121,7 +121,10 @@ def resumable(session: Session) -> Iterator[None]:
     readers = Readers(one.process_index, one.num_processes, functools.partial(gathered, one))
     if session.resumes:
         try:
-            assert_resumable(session.folder, session.identity, readers, forced=session.resumes == "forced")
+            variables = assert_resumable(session.folder, session.identity, readers, forced=session.resumes == "forced")
+            if variables:
+                session.console.say("environment variables that the recipe reads have changed since the run began: "
+                                    f"{', '.join(variables)}", style="yellow")  # fmt: skip
         except UserError as error:
             problem = error
     together(session.accelerator, problem)

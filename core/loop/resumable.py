@@ -8,12 +8,17 @@ from trainworthy.core.base.config import MAY_CHANGE, flat
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.checkpoint_survey import ALONE, LATEST, Readers, put_back, survey
 
+VARIABLES = "environment."
+"""Prefix of environment variables among the settings of a checkpoint; their values are hashes."""
+
 
 def assert_resumable(
     run_folder: Path, identity: dict[str, Any], readers: Readers = ALONE, *, forced: bool = False
-) -> None:
+) -> list[str]:
     """Raise UserError if a stage of the run has checkpoints but no complete one, or if the newest belongs to another
-    run or (unless `forced`) to other settings. It changes nothing, since a restart at step 0 would overwrite them."""
+    run or (unless `forced`) to other settings. It changes nothing, since a restart at step 0 would overwrite them.
+    Return the environment variables whose values are others."""
+    variables: set[str] = set()
     home = run_folder / "checkpoints"
     problem = None
     if readers.rank == 0:
@@ -29,8 +34,7 @@ def assert_resumable(
         newest, damaged = survey(folder, readers)
         if newest:
             assert_own(newest, identity)
-            if not forced:
-                assert_settings(newest, identity)
+            variables |= {*assert_settings(newest, identity, forced=forced)}
         elif damaged or (folder / LATEST).is_symlink():
             named = "; ".join(f"{name}: {why}" for name, why in damaged.items()) or "they were removed"
             raise UserError(f"no checkpoint in {folder} is whole", got=named, needed="one whose files match their hashes",
@@ -42,6 +46,7 @@ def assert_resumable(
         raise UserError(f"{run_folder} has no checkpoints", got=f"metrics of steps, and no folder {home}",
                         needed="the checkpoints that the run saved", cause="they were removed, or not copied with the run",
                         next="put them back, or start a new run")  # fmt: skip
+    return sorted(variables)
 
 
 def assert_own(folder: Path, identity: dict[str, Any]) -> None:
@@ -56,15 +61,17 @@ def assert_own(folder: Path, identity: dict[str, Any]) -> None:
                         next="move it away, then the same command again")  # fmt: skip
 
 
-def assert_settings(folder: Path, identity: dict[str, Any]) -> None:
-    """Raise UserError if a checkpoint's run had other settings. Settings that only one of the two has are of another
-    version."""
+def assert_settings(folder: Path, identity: dict[str, Any], *, forced: bool) -> list[str]:
+    """Raise UserError if a checkpoint's run had other settings, unless `forced`. Settings that only one of the two has are of
+    another version. Return the environment variables that have other values: a job's number or a host's name may change."""
     then = flat(json.loads((folder / "info.json").read_text()).get("run", {}).get("settings", {}))
     now = flat(identity.get("settings", {}))
-    changed = [f"{k} is {now[k]}, was {v}" for k, v in then.items()
-               if k in now and v != now[k] and not MAY_CHANGE.fullmatch(k)]  # fmt: skip
-    if changed:
+    other = [k for k, v in then.items() if k in now and v != now[k] and not MAY_CHANGE.fullmatch(k)]
+    variables = [k.removeprefix(VARIABLES) for k in other if k.startswith(VARIABLES)]
+    changed = [f"{k} is {now[k]}, was {then[k]}" for k in other if not k.startswith(VARIABLES)]
+    if changed and not forced:
         run = folder.parents[2]
         raise UserError(f"the settings are not those of the checkpoint {folder}", got="; ".join(changed),
                         needed="the settings that the run was started with, or --force if the change is meant",
                         cause=f"{run / 'args.json'} was edited", next=f"trainworthy resume {run} --force")  # fmt: skip
+    return variables

@@ -259,9 +259,7 @@ def model(name: str, noise: Noise, channels: int, side: int) -> Parts:
         prediction_type=scheduler.config.prediction_type,
         num_train_timesteps=scheduler.config.num_train_timesteps,
     )
-    told = (
-        f"{name}: {type(pipe.text_encoder).__name__}, predicts {own.prediction_type}, factor {vae.config.scaling_factor:g}"
-    )
+    told = f"{name}: {type(pipe.text_encoder).__name__}, predicts {own.prediction_type}, factor {vae.config.scaling_factor:g}"
     return Parts(vae, pipe.text_encoder, pipe.tokenizer, copy.deepcopy(unet), own, scheduler, told)
 
 
