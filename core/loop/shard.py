@@ -100,9 +100,8 @@ def apply(stage: Stage, run: "Run") -> None:
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # gloo lacks the reduction that divides
             if hasattr(module, "generate"):
-                module.__dict__["_is_fsdp_managed_module"] = (
-                    True  # transformers: generate until the last process has ended
-                )
+                owner: Any = module
+                owner._is_fsdp_managed_module = True  # transformers: generate until the last process has ended
         if hasattr(model, "generate"):  # a model with adapters calls a part of itself there
             register_fsdp_forward_method(model, "generate")
         model.to(run.device)
