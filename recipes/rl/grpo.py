@@ -100,9 +100,7 @@ def tiny() -> Config:
 def full() -> Config:
     """GSM8K from the hub (7,473 questions, MIT), or --data.path FILE; `examples/questions.jsonl` is a small one of that kind."""
     return Config(
-        data=problems.Source(
-            path="hub:openai/gsm8k:main", columns="prompt=question", style="chat", shots=0, max_prompt=512, held_out=500
-        ),
+        data=problems.Source(path="hub:openai/gsm8k:main", columns="prompt=question", style="chat", shots=0, max_prompt=512, held_out=500),
         model="HuggingFaceTB/SmolLM2-360M-Instruct",
         lora_rank=16,
         max_new_tokens=512,
@@ -110,7 +108,7 @@ def full() -> Config:
         train=Train(epochs=500, batch_size=256, accumulate=16, eval_batch_size=64, eval_every=50, precision="bf16"),
         optim=Optim(lr=2e-5, warmup=0.05, weight_decay=0.0),
         run=RunSettings(save_every=25),
-    )
+    )  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------------------- data
@@ -177,9 +175,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
                              needed=f"--train.batch-size as a multiple of --num-generations (2 or more) x {run.world} processes")  # fmt: skip
     kl_control.checked(cfg.beta, cfg.target_kl, cfg.kl_coef_rate)
     path = loading.locate(cfg.model)
-    tokenizer = (
-        loading.tokenizer(path, cfg.chat_template, cfg.eos_token) if cfg.data.style == "chat" else loading.plain(path)
-    )
+    tokenizer = loading.tokenizer(path, cfg.chat_template, cfg.eos_token) if cfg.data.style == "chat" else loading.plain(path)  # fmt: skip
     rows = problems.read(cfg.data)
     asker = problems.Asker(tokenizer, cfg.data, rows[0])
 
@@ -222,9 +218,8 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     def begin() -> None:
         """The reference is what the policy is when training begins, with `--init-from` too."""
         own = dict(trainer.model.named_parameters())
-        start.update(
-            {n: p.detach().clone() for n, p in own.items() if p.requires_grad and cfg.init_from and not run.plan}
-        )
+        if cfg.init_from and not run.plan:
+            start.update({n: p.detach().clone() for n, p in own.items() if p.requires_grad})
         for name, p in own.items():
             if ".ref." in name:
                 p.data.copy_(own[name.replace(".ref.", ".default.")])

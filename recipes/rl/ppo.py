@@ -39,9 +39,7 @@ class Config(core.Config):
     """Settings of rl/ppo. An iteration, which counts as an epoch, is one rollout and the updates on it: --train.epochs counts
     rollouts, --train.batch-size the samples per update, --train.eval-batch-size the parallel evaluation episodes."""
 
-    SEARCH_RANGES = (
-        "gamma=0.9:0.9999 gae_lambda=0.8:1 clip_range=0.1:0.4 ent_coef=1e-5:0.1 vf_coef=0.2:1 update_epochs=1:20"
-    )
+    SEARCH_RANGES = "gamma=0.9:0.9999 gae_lambda=0.8:1 clip_range=0.1:0.4 ent_coef=1e-5:0.1 vf_coef=0.2:1 update_epochs=1:20"  # fmt: skip
     env: str = "CartPole-v1"
     """Id of a gymnasium environment with discrete actions, or with continuous ones of finite range (`module:Name-v0` imports the
     module first)."""
@@ -105,9 +103,7 @@ def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, un
     """Collect one rollout of the current policy: (num_steps, envs of this process, ...) each. Draws depend on (seed, iteration)
     alone."""
     draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "actions", unit))
-    noise = policy.head.noise(cfg.num_steps, envs.n, generator=draws)[:, envs.mine.start : envs.mine.stop].to(
-        run.device
-    )
+    noise = policy.head.noise(cfg.num_steps, envs.n, generator=draws)[:, envs.mine.start : envs.mine.stop].to(run.device)  # fmt: skip
     steps = []
     for t in range(cfg.num_steps):
         observation = envs.observation.to(run.device)

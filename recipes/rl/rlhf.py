@@ -149,11 +149,7 @@ def earnings(reward: Tensor, kl: Tensor, valid: Tensor, kl_coef: float) -> Tenso
 
 def gae(reward: Tensor, value: Tensor, valid: Tensor, gamma: float, lam: float) -> Tensor:
     """Generalised advantage estimates (Schulman 2016), all (B, T). The value after a completion's last token is zero."""
-    advantage, later, following = (
-        torch.zeros_like(reward),
-        torch.zeros_like(reward[:, 0]),
-        torch.zeros_like(reward[:, 0]),
-    )
+    advantage, later, following = torch.zeros_like(reward), torch.zeros_like(reward[:, 0]), torch.zeros_like(reward[:, 0])  # fmt: skip
     for t in reversed(range(reward.shape[1])):
         delta = reward[:, t] + gamma * following - value[:, t]
         later = (delta + gamma * lam * later) * valid[:, t]
@@ -198,9 +194,7 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         log_p, value = model(batch["input_ids"], batch["mask"], batch["said"])
         ratio = (own(log_p, batch["said"]) - batch["log_prob"]).exp()
-        gain = torch.min(
-            ratio * batch["advantage"], ratio.clamp(1 - cfg.clip_range, 1 + cfg.clip_range) * batch["advantage"]
-        )
+        gain = torch.min(ratio * batch["advantage"], ratio.clamp(1 - cfg.clip_range, 1 + cfg.clip_range) * batch["advantage"])  # fmt: skip
         near = batch["value"] + (value - batch["value"]).clamp(-cfg.clip_range_vf, cfg.clip_range_vf)
         error = torch.max((value - batch["return"]).square(), (near - batch["return"]).square())
         valid = batch["valid"]

@@ -40,8 +40,7 @@ class Config(core.Config):
     weights: str = "none"
     """Pretrained weights: DEFAULT (of a torchvision net also a name; downloaded and cached), or `none`."""
     norm: zoo.Norm = "own"
-    """GroupNorm for `small`, batch norm for most others; `batch` or `group` from scratch, `frozen`: the pretrained statistics,
-    fixed."""
+    """GroupNorm for `small`, batch norm for most others; `batch` or `group` from scratch, `frozen`: fixed pretrained statistics."""
     image_size: int = 0
     """Side in pixels of the net's input; 0: the size that the weights were trained with (small: 64; the digits have 28)."""
     ema: float = 0.0
@@ -94,8 +93,7 @@ def preprocessing(cfg: Config) -> tuple[zoo.Preprocessing | None, nn.Module]:
     if cfg.data.path == "digits" and cfg.model == "small":
         return None, v2.RandomAffine(12, translate=(0.1, 0.1), scale=(0.85, 1.15), shear=10,
                                      interpolation=v2.InterpolationMode.BILINEAR)  # fmt: skip
-    made = hub_nets if hub_nets.named(cfg.model) else zoo
-    fit = made.preprocessing(cfg.model, cfg.weights, cfg.image_size)
+    fit = (hub_nets if hub_nets.named(cfg.model) else zoo).preprocessing(cfg.model, cfg.weights, cfg.image_size)
     return fit, fit.augmented()
 
 
@@ -265,9 +263,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         config = {"classes": classes, "preprocessing": fit and fit.plain()}
         config |= {"norm": cfg.norm, "input": f"float32 (B, {str(shape)[1:]} in [0, 1]; normalised inside the model"}
         if cfg.model == "small":
-            core.save_export(
-                folder, net, config | {"architecture": "ResNet", "widths": cfg.widths}, torch.zeros(2, *shape)
-            )
+            core.save_export(folder, net, config | {"architecture": "ResNet", "widths": cfg.widths}, torch.zeros(2, *shape))  # fmt: skip
         else:  # their own names: models.get_model(architecture, num_classes=...), or from_pretrained, loads it
             theirs = {"architecture": cfg.model, "library": "torchvision", "num_classes": n}
             config |= hub_nets.configured(model) or theirs
