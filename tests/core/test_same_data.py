@@ -407,6 +407,6 @@ def test_identity_is_kept_with_the_run(unfinished: Path):
         "val": (1000, 1000),
         "test": (1000, 1000),
     }
-    assert all(
-        read(p)["run"] == {"recipe": "mine", "seed": 0} for p in unfinished.glob("checkpoints/*/step-*/info.json")
-    )
+    runs = [read(p)["run"] for p in unfinished.glob("checkpoints/*/step-*/info.json")]
+    assert {(run["recipe"], run["seed"]) for run in runs} == {("mine", 0)}
+    assert all(run["settings"]["optim"]["lr"] > 0 for run in runs)

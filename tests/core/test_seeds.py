@@ -29,8 +29,8 @@ def group(folder: Path, values: list[float], metric: str = "accuracy", *, weight
         home = folder / f"seed-{seed}"
         home.mkdir()
         summary = {"metric": metric, "question": "which?", "higher_is_better": True, "floor": 0.1, "ceiling": 1.0,
-                   "best_known": "", "steps": 10,
-                   "reported": {"weights": weights, metric: value}, "baselines": {"majority": {metric: 0.1}}}  # fmt: skip
+                   "best_known": "", "steps": 10, "epochs": 1, "train_seconds": 1.0, "metrics": {metric: value}, "final": {metric: value},
+                   "reported": {"weights": weights, "step": 10, metric: value}, "baselines": {"majority": {metric: 0.1}}}  # fmt: skip
         (home / "summary.json").write_text(json.dumps(summary))
     return folder
 

@@ -212,5 +212,5 @@ def test_a_model_in_few_bits_already_is_refused(net: Path, tmp_path: Path):
     packed = tmp_path / "packed"
     shutil.copytree(net, packed)
     quantized.load(str(net), torch.float32, CPU).save_pretrained(packed)
-    with pytest.raises(UserError, match="in few bits already"):
+    with pytest.raises(UserError, match="is already quantised"):
         quantized.load(str(packed), torch.float32, CPU)

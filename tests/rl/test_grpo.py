@@ -77,7 +77,7 @@ MORE = {
 )
 def test_the_loss_is_the_formula_s(more: tuple[str, ...], net: Path, launch):
     """Every gate of its own, and those on the loop; the formula is written apart from TRL's, answers are read alone."""
-    only = "wiring,accumulation,resume,rewards,questions,samples,advantages,scored,objective,prompts,judge"
+    only = "wiring,accumulation,resume,rewards,questions,samples,advantages,scored,objective,prompts,accuracy"
     done = launch("check", "rl/grpo", "--model", str(net), *SMALL, *more, "--only", only)
     assert done.returncode == 0, done.shown
     verdicts = {v["id"]: v for v in done.verdicts()}
@@ -360,7 +360,7 @@ def test_from_fine_tuning_to_rewards(net: Path, tuned: Path, tmp_path: Path, lau
     rows = [{k: r[k] for k in ("prompt", "answer")} for r in problems.sums()[0][:80]]
     asked = ("--model", str(net), *SMALL, "--data.path", str(written(tmp_path / "own.jsonl", rows)), "--data.style", "chat",
              "--data.shots", "0", "--data.max-prompt", "200", "--beta", "0.1", "--init-from", str(tuned))  # fmt: skip
-    done = launch("check", "rl/grpo", *asked, "--only", "init,objective,prompts,judge")
+    done = launch("check", "rl/grpo", *asked, "--only", "init,objective,prompts,accuracy")
     assert done.returncode == 0, done.shown
     assert "init" in {v["id"] for v in done.verdicts() if v["verdict"] == "pass"}, done.shown
     done = launch("run", "rl/grpo", *asked, "--gates.no-enabled", "--run.no-tensorboard", "--train.epochs", "1")
