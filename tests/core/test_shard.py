@@ -234,6 +234,7 @@ def test_more_processes_than_samples_of_a_batch_are_refused(fork, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.verify
 def test_settings_of_speed_may_change_when_a_run_goes_on_and_no_others(fork, tmp_path: Path):
     """From whole copies with one micro-batch to shards with two, on other loaders."""
     fork((LOOP, LOOP + STOP))
@@ -265,7 +266,7 @@ def test_settings_of_speed_may_change_when_a_run_goes_on_and_no_others(fork, tmp
     assert "shard full" in done.stdout
     assert_equal_to_rounding(folder, straight)
     saved = sorted(int(p.name.removeprefix("step-")) for p in folder.glob("checkpoints/*/step-*"))
-    assert saved == [10, 16, 20, 22, 24]  # the last two, and the first in each five steps
+    assert saved == [12, 16, 20, 22, 24]  # the last two, and the first in each five steps
 
 
 @pytest.mark.slow
