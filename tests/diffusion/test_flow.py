@@ -177,6 +177,7 @@ INCONSISTENT = {
 }
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize("name", REVERSED)
 def test_time_reversed_everywhere_is_healthy(name: str, launch, fork):
     """The end-to-end test decides: a net that knows the answer samples it, by evaluate() and by the exported pipeline."""

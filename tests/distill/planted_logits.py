@@ -47,6 +47,7 @@ PLANTS = [
 ]  # fmt: skip
 RELATIVES = [
     "temperature-not-squared",
+    "teacher-in-the-students-scale",
     "teacher-wavers",
     "teacher-sees-another-picture",
     "teacher-trains-too",
