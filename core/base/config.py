@@ -203,10 +203,12 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str, options: str 
     help_text = (
         f"{(module.__doc__ or '').strip()}\n\n{presets_help}`trainworthy config` (YAML or JSON).\n\n{options}".rstrip()
     )
-    return _laid_over(module, default, argv, prog=prog, where=file or "the command line", help_text=help_text), preset
+    return _from_command_line(
+        module, default, argv, prog=prog, where=file or "the command line", help_text=help_text
+    ), preset
 
 
-def _laid_over(
+def _from_command_line(
     module: types.ModuleType, default: Config, argv: list[str], *, prog: str, where: str, help_text: str = ""
 ) -> Config:
     """Return the settings of `default`, changed as the command line says."""
@@ -234,7 +236,7 @@ def _laid_over(
 def changed(module: types.ModuleType, cfg: Config, argv: list[str], *, prog: str) -> Config:
     """Return the settings of a continued run with those of `argv`. Raises UserError for a setting on which the samples, the
     weights or the curves depend by more than rounding."""
-    new = _laid_over(module, cfg, argv, prog=prog, where="the command line")
+    new = _from_command_line(module, cfg, argv, prog=prog, where="the command line")
     before, after = flat(to_dict(cfg)), flat(to_dict(new))
     wrong = [name for name, value in after.items() if value != before.get(name) and not MAY_CHANGE.fullmatch(name)]
     if wrong:

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from trainworthy.core.base import masking
 
 GROUPS = Path("/proc/self/cgroup")
+DIFF = 50_000
+"""Characters of uncommitted changes that environment.json keeps."""
 
 
 @dataclass
@@ -115,3 +118,10 @@ def git(folder: Path, *words: str) -> str | None:
     except OSError:
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def checkout() -> dict[str, str]:
+    """Return the commit of this checkout and its uncommitted changes of core/ and recipes/, without secrets; both empty elsewhere."""
+    home = Path(__file__).resolve().parents[2]
+    diff = (git(home, "diff", "HEAD", "--", "core", "recipes") or "").strip()
+    return {"commit": (git(home, "rev-parse", "HEAD") or "").strip(), "diff": masking.source(diff)[:DIFF]}

@@ -21,10 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base.errors import Stop, UserError
-from trainworthy.core.base.machine import git
-
-CUT = 50_000
-"""Characters of a diff that environment.json keeps."""
+from trainworthy.core.base.machine import DIFF, checkout
 
 
 @dataclass
@@ -82,8 +79,8 @@ def show_diff(folder: Path, environment: dict[str, Any]) -> None:
         raise UserError(
             f"{folder} names no commit", cause="it did not run from a checkout: its versions say what it was made of"
         )
-    if len(diff) >= CUT:
-        print(f"cut off at {CUT:,} characters: this patch is not whole", file=sys.stderr)
+    if len(diff) >= DIFF:
+        print(f"cut off at {DIFF:,} characters: this patch is not whole", file=sys.stderr)
     print(diff)
 
 
@@ -109,23 +106,17 @@ def environment_of(then: dict[str, Any], args: dict[str, Any]) -> list[Compared]
     other = [f"{k}: {here[k]} instead of {then[k]}" for k in here if k in then and here[k] != then[k]]
     shown = f"{then.get('devices')}, {then.get('platform')}, {args.get('processes', 1)} process(es), {then.get('threads')} threads"
     found.append(Compared("machine", shown, other))
-    home, commit = Path(__file__).resolve().parents[2], str(then.get("commit", ""))
-    own = (git(home, "rev-parse", "HEAD") or "").strip()
+    commit, mine = str(then.get("commit", "")), checkout()
+    own = mine["commit"]
     if not commit or not own:
         found.append(Compared("commit", commit, unknown=f"no commit {'in the run folder' if not commit else 'here'}"))
         return found
     other = [f"commit {own[:12]} here"] if own != commit else []
-    if (then.get("diff") or "") != masked((git(home, "diff", "HEAD", "--", "core", "recipes") or "").strip()):
+    if (then.get("diff") or "") != mine["diff"]:
         other.append("other uncommitted changes than the run had (--diff shows those of the run)")
     changed = f" with {then['diff'].count(chr(10) + 'diff --git') + 1} changed file(s)" if then.get("diff") else ""
     found.append(Compared("commit", f"{commit[:12]}{changed}", other))
     return found
-
-
-def masked(diff: str) -> str:
-    from trainworthy.core.base import masking
-
-    return masking.source(diff)[:CUT]
 
 
 def sources_of(then: dict[str, Any]) -> Compared:

@@ -33,8 +33,7 @@ def assert_resumable(
         folder = home / name
         newest, damaged = survey(folder, readers)
         if newest:
-            assert_own(newest, identity)
-            variables |= {*assert_settings(newest, identity, forced=forced)}
+            variables |= {*assert_settings(newest, assert_own(newest, identity), identity, forced=forced)}
         elif damaged or (folder / LATEST).is_symlink():
             named = "; ".join(f"{name}: {why}" for name, why in damaged.items()) or "they were removed"
             raise UserError(f"no checkpoint in {folder} is whole", got=named, needed="one whose files match their hashes",
@@ -49,29 +48,30 @@ def assert_resumable(
     return sorted(variables)
 
 
-def assert_own(folder: Path, identity: dict[str, Any]) -> None:
-    """Raise UserError if a run of another recipe or seed wrote a checkpoint."""
-    info = json.loads((folder / "info.json").read_text())
-    wrong = {k: (v, identity[k]) for k, v in info.get("run", {}).items() if k in identity and v != identity[k]}
+def assert_own(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint says of its run. Raise UserError if that had another recipe or seed."""
+    run = json.loads((folder / "info.json").read_text()).get("run", {})
+    wrong = {k: (v, identity[k]) for k, v in run.items() if k in identity and v != identity[k]}
     wrong.pop("settings", None)  # see `assert_settings`
     if wrong:
         raise UserError(f"the checkpoint {folder} is of another run", got=", ".join(f"{k} {a}" for k, (a, _) in wrong.items()),
                         needed=", ".join(f"{k} {b}" for k, (_, b) in wrong.items()),
                         cause="it was copied here from another run's folder",
                         next="move it away, then the same command again")  # fmt: skip
+    return run
 
 
-def assert_settings(folder: Path, identity: dict[str, Any], *, forced: bool) -> list[str]:
+def assert_settings(folder: Path, run: dict[str, Any], identity: dict[str, Any], *, forced: bool) -> list[str]:
     """Raise UserError if a checkpoint's run had other settings, unless `forced`. Settings that only one of the two has are of
     another version. Return the environment variables that have other values: a job's number or a host's name may change."""
-    then = flat(json.loads((folder / "info.json").read_text()).get("run", {}).get("settings", {}))
+    then = flat(run.get("settings", {}))
     now = flat(identity.get("settings", {}))
     other = [k for k, v in then.items() if k in now and v != now[k] and not MAY_CHANGE.fullmatch(k)]
     variables = [k.removeprefix(VARIABLES) for k in other if k.startswith(VARIABLES)]
     changed = [f"{k} is {now[k]}, was {then[k]}" for k in other if not k.startswith(VARIABLES)]
     if changed and not forced:
-        run = folder.parents[2]
+        home = folder.parents[2]
         raise UserError(f"the settings are not those of the checkpoint {folder}", got="; ".join(changed),
                         needed="the settings that the run was started with, or --force if the change is meant",
-                        cause=f"{run / 'args.json'} was edited", next=f"trainworthy resume {run} --force")  # fmt: skip
+                        cause=f"{home / 'args.json'} was edited", next=f"trainworthy resume {home} --force")  # fmt: skip
     return variables

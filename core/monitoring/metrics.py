@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, SupportsFloat, TextIO
 
+from trainworthy.core.base.files import write_whole
+
 # Rows are written together: one by one between training steps, with cold caches, a row takes three times as long.
 ROWS, SECONDS = 50, 1.0
 
@@ -97,9 +99,7 @@ class MetricsTracker:
             path = self.out_dir / f"{name}_metrics.jsonl"
             rows = [line for line in path.read_text().splitlines() if _step_of(line) <= after_step]
             file.close()
-            spare = path.with_suffix(".spare")
-            spare.write_text("".join(r + "\n" for r in rows))
-            os.replace(spare, path)  # atomic: a kill loses nothing
+            write_whole(path, "".join(r + "\n" for r in rows))
             self._files[name] = self._open(name)
         if self._tb:  # TensorBoard drops what an earlier process wrote from this step on
             start = self._SessionLog(status=self._SessionLog.START)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from trainworthy.core.base.as_json import finite
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.report.folder import number, read_json
 
@@ -69,7 +70,7 @@ def read_foreign(source: Path, *, metric: str = "", higher: bool | None = None) 
         json.dumps({"recipe": what, "preset": "", "argv": [], "foreign": str(source), "settings": settings}, indent=1)
     )
     for file, found in (("epoch", rows), ("step", steps)):
-        (home / f"{file}_metrics.jsonl").write_text("".join(json.dumps(_plain(r)) + "\n" for r in found))
+        (home / f"{file}_metrics.jsonl").write_text("".join(json.dumps(finite(r)) + "\n" for r in found))
     last = rows[-1]
     share = bool(SHARE.search(name)) and all(0 <= r[f"val/{name}"] <= 1 for r in rows)
     summary = {
@@ -80,14 +81,8 @@ def read_foreign(source: Path, *, metric: str = "", higher: bool | None = None) 
         "reported": {"weights": "final", "step": int(last["step"]), name: last[f"val/{name}"]},
         "metrics": {name: last[f"val/{name}"]}, "final": last,
     }  # fmt: skip
-    (home / "summary.json").write_text(json.dumps(_plain(summary), indent=1))
+    (home / "summary.json").write_text(json.dumps(finite(summary), indent=1))
     return home
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # -------------------------------------------------------------------------------------------------------------- reading

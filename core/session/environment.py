@@ -12,16 +12,14 @@ import psutil
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from trainworthy.core.base import masking
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.files import write_whole
-from trainworthy.core.base.machine import git
+from trainworthy.core.base.machine import checkout
 from trainworthy.core.recipe.loading import Recipe, changed, sources, versions
 
 
 def collect(recipe: Recipe, accelerator: Accelerator) -> dict[str, Any]:
     """Return the content of environment.json. It has no environment variables, because they can hold secrets."""
-    home = Path(__file__).resolve().parents[2]
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "versions": versions(),
@@ -32,8 +30,7 @@ def collect(recipe: Recipe, accelerator: Accelerator) -> dict[str, Any]:
         "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
         "devices": gpus or ["cpu"],
         "processes": accelerator.num_processes,
-        "commit": (git(home, "rev-parse", "HEAD") or "").strip(),
-        "diff": masking.source(git(home, "diff", "HEAD", "--", "core", "recipes") or "")[:50_000],
+        **checkout(),
         "sources": sources(recipe),
     }
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 from trainworthy.core import UserError
 from trainworthy.core.base import network, seeds
+from trainworthy.core.base.files import write_whole
 from trainworthy.core.data.assets import cache_dir
 from trainworthy.core.data.validation_split import absolute, parse_val
 from trainworthy.recipes.shared import hub
@@ -326,9 +327,7 @@ def survey(encoded: Encoded, n: int, look: Callable[[int], Fact] | None = None) 
             facts = pool.map(look, new)
             known |= {names[i][0]: [names[i][1], *fact] for i, fact in zip(new, facts, strict=True)}
         path.parent.mkdir(parents=True, exist_ok=True)
-        spare = path.with_suffix(f".{os.getpid()}")
-        spare.write_text(json.dumps({name: known[name] for name, _ in names}))
-        os.replace(spare, path)
+        write_whole(path, json.dumps({name: known[name] for name, _ in names}))
     return [tuple(known[name][1:]) for name, _ in names]
 
 
