@@ -21,15 +21,15 @@ TALK = {"messages": [{"role": "user", "content": "What is one and one?"}, {"role
                      {"role": "user", "content": "And one more?"}, {"role": "assistant", "content": "Three."}]}  # fmt: skip
 HEAD = """# Chat templates
 
-Every chat template that TRL 1.16 ships, on the tests' tokenizer with the special tokens that its model publishes. The table is made
-by `python bench/chat_templates.py`; `tests/llm/test_chat_templates.py` checks it and compares each one's ids, as the
-gate `template` does.
+How the language recipes handle each chat template that TRL 1.16 ships: what is scored, where an answer ends, and which templates are
+refused. Measured on the tests' tokenizer, with the special tokens that each template's model publishes. `python bench/chat_templates.py`
+makes the table; `tests/llm/test_chat_templates.py` checks it and compares the ids, as the gate `template` does.
 
 - **end**: the token that ends an answer. It is scored, and generation stops at it.
 - **around**: what the template puts between its generation prompt and an answer, and between the answer and its end. It is scored.
 - **system**: `own`, or `first question`: the template has no such role, so the text goes before the first question.
 - **conversation**: `in place`: every answer is scored in one row. `by answer`: the template changes an answer once another turn
-  follows it (it drops the reasoning, or ends it otherwise), so each answer becomes a row in which it is the last one.
+  follows it (it drops the reasoning, or ends the answer differently), so each answer becomes a row in which it is the last one.
 - **marks**: whether what is scored lies within the template's own `{% generation %}` marks, for templates that have them.
 
 `--chat-template trl:NAME` uses one of these in place of the model's own; `--chat-template FILE` any other.
