@@ -205,7 +205,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
     model = make_model()
     ema = core.Ema(model, cfg.ema) if cfg.ema else None
     classifier = pictures.classifier(cfg.data)
-    train_data.notes = {**notes, "latents": latents.told(vae), "classifier": classifier.description}
+    train_data.notes = {**notes, "latents": latents.describe_scaling(vae), "classifier": classifier.description}
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         t = batch["timestep"]
@@ -251,7 +251,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         return pictures.tiles(seen, [f"{'none' if c == n else classes[c]}, t {t}" for c, t in told])
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
-        return scores.shown(sample(model, batch["label"], batch["noise"], asked.guidance_scale), batch["label"])
+        return scores.make_tiles(sample(model, batch["label"], batch["noise"], asked.guidance_scale), batch["label"])
 
     def export(folder: Path) -> None:
         """Save a DiffusionPipeline: unet/, scheduler/, vae/ with its factors, and the pipeline's own source."""

@@ -184,7 +184,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         return pictures.tiles(batch["noisy"], [f"{'none' if c == n else classes[c]}, t {t}" for c, t in told])
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
-        return scores.shown(sample(model, batch["label"], batch["noise"], asked.guidance_scale), batch["label"])
+        return scores.make_tiles(sample(model, batch["label"], batch["noise"], asked.guidance_scale), batch["label"])
 
     def export(folder: Path) -> None:
         """Save a DiffusionPipeline: unet/, scheduler/ and the pipeline's own source."""

@@ -111,7 +111,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     untrained = stable.snapshot(model)
     ema = core.Ema(model, cfg.ema) if cfg.ema else None
     classifier = pictures.classifier(cfg.data) if labelled else None
-    train_data.notes = captions.told(found, parts, classifier)
+    train_data.notes = captions.describe_data(found, parts, classifier)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         t = batch["timestep"]
@@ -195,7 +195,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         pretrained=came if cfg.model else None,
         export=export,
         gates=text_gates.of(classifier, vae, cfg.needed, found.captions),
-        monitors=[*([samples.samples, samples.light] if scores else []), samples.samplers, text_gates.told_apart],
+        monitors=[*([samples.samples, samples.light] if scores else []), samples.samplers, text_gates.captions_matter],
     )  # fmt: skip
 
 

@@ -91,7 +91,7 @@ def absolute(path: str) -> str:
 
 
 def folder(name: str) -> str:
-    """Return a folder with its absolute path, so that a run can be resumed and asked from anywhere; another name unchanged."""
+    """Return a folder with its absolute path, so that a run can be resumed and queried from any folder; another name is returned unchanged."""
     return str(Path(name).resolve()) if Path(name).is_dir() else name
 
 

@@ -1,4 +1,4 @@
-"""A real microscope picture of 125 cell nuclei, 512x512, each outlined by hand (2018 Data Science Bowl; Caicedo et al. 2019,
+"""A real microscope picture of 125 cell nuclei, 512x512, each outlined manually (2018 Data Science Bowl; Caicedo et al. 2019,
 Nature Methods 16; as the package stardist ships it, BSD-3)."""
 
 from functools import cache

@@ -364,7 +364,7 @@ def spells(tokenizer: WhisperTokenizerFast, name: str) -> None:
         word, own = wrong[0]
         raise UserError(
             f"the tokenizer of {name} does not spell as its vocabulary does", needed=f"'{word}' as {[entries[word]]}",
-            got=f"{len(wrong)} of {len(words)} words apart, '{word}' as {own}",
+            got=f"{len(wrong)} of {len(words)} words differ, '{word}' as {own}",
             cause="merges that were lost (the first of them, where it was read as the file's heading) or are another tokenizer's",
             next="fetch tokenizer.json again",
         )  # fmt: skip

@@ -200,7 +200,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     for part in test_data.values():  # evaluated once, at the end: no setting is chosen on it
         part.fit = fit
 
-    balanced = balancing.parts(cfg.balance, labels[learn], n, eps, mixed=cfg.mix.on)
+    balanced = balancing.build(cfg.balance, labels[learn], n, eps, mixed=cfg.mix.on)
     model, started_from, fresh = zoo.normed(make_model(cfg, train_data, classes), cfg.norm, run)
     ema = core.Ema(model, cfg.ema) if cfg.ema else None
 
@@ -271,7 +271,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
     expect = core.Expect(initial_loss=balanced.first_loss, loss_floor=balanced.floor, new_parameters=fresh)
     train_data = balancing.repeated(cfg.balance, train_data, labels[learn])
-    if cfg.mix.on:  # every draw lies in the sample; the floor is that of the very batch
+    if cfg.mix.on:  # every draw is made in the sample, so the floor is that of this batch
         near = train_data.images.near if cfg.data.streaming else None
         train_data, val_data = mixing.Mixed(train_data, cfg.mix, near), mixing.Mixed(val_data, cfg.mix)
         expect.loss_floor, expect.overfit_metric = (lambda batch: mixing.floor(batch, n, eps)), mixing.sure

@@ -193,7 +193,7 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
         return terms
 
     def dice(p: Tensor, mask: Tensor) -> Tensor:
-        """1 - Dice, summed over the classes that occur in each window: a window is judged alone, whatever else is in the batch."""
+        """1 - Dice, summed over the classes that occur in each window: a window's value does not depend on the rest of the batch."""
         scored, truth = mask != IGNORE, present(mask)
         own = p.gather(1, mask.where(scored, 0)[:, None])[:, 0] * scored  # (B, H, W) probability of the true class
         both = torch.zeros_like(truth, dtype=p.dtype).scatter_add(1, mask.where(scored, 0).flatten(1), own.flatten(1))
@@ -223,14 +223,14 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
         tiles = []
         for image, mask, pixels in zip(batch["image"], batch["mask"], present(batch["mask"]), strict=True):
             most = [f"{classes[c]} {pixels[c] / pixels.sum():.0%}" for c in pixels.topk(min(3, n)).indices if pixels[c]]
-            tiles.append(core.Tile(", ".join(most) or "all void", segmentation.beside(image, mask)))
+            tiles.append(core.Tile(", ".join(most) or "all void", segmentation.side_by_side(image, mask)))
         return tiles
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         answer, mask = model(batch["image"]).argmax(1), batch["mask"]
         right = (((answer == mask) & (mask != IGNORE)).flatten(1).sum(1) / present(mask).sum(1).clamp_min(1)).tolist()
         shown = zip(right, batch["image"], mask, answer, strict=True)
-        return [core.Tile(f"{r:.1%} right", segmentation.beside(x, y, a), score=r) for r, x, y, a in shown]
+        return [core.Tile(f"{r:.1%} right", segmentation.side_by_side(x, y, a), score=r) for r, x, y, a in shown]
 
     def figures(model: nn.Module, data: core.Data) -> dict:
         confusion = confusion_matrix(model, data)

@@ -14,7 +14,7 @@ def bug(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ...]
 
 
 PLANTS = [
-    bug("captions-of-others", "prompt", "DF5", WORDS, WORDS.rstrip() + ".roll(1, 0)\n", ("what the net was told", "captions"),
+    bug("captions-of-others", "prompt", "DF5", WORDS, WORDS.rstrip() + ".roll(1, 0)\n", ("differs from training's", "captions"),
         harm="asked for a seven, the export shows what was learnt for another caption"),
     bug("none-is-zeros", "prompt", "DF5", WORDS, WORDS.rstrip() + ".clone()\n    words[-1] = 0\n",
         ("of the empty one", "is not the empty one"), harm="the export guides away from a caption that was never learnt"),

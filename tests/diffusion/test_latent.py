@@ -134,7 +134,7 @@ def test_an_autoencoder_below_the_bar_is_refused_once_it_is_trained(tmp_path: Pa
     for follows in ("trained", "rehearsed"):
         context = gates.GateContext(second.cfg, accelerator, second.maker(lambda: before), loaded.module.train, tmp_path, {}, {},
                             follows=follows)  # fmt: skip
-        found[follows] = next(g for g in context.look()[1].gates if g.id == "round-trip").prove(context)
+        found[follows] = next(g for g in context.look()[1].gates if g.id == "round-trip").check(context)
     assert not found["trained"].ok
     assert "not good enough" in found["trained"].remedy
     assert found["rehearsed"].ok, found["rehearsed"].measured

@@ -165,7 +165,7 @@ torch.save(made.images, "made.pt")
             ("one step recovers 97%", "10.0% of the samples show the requested class", "train longer"),
         ),
         (samples.samplers, "val/sampler_difference", 0.6, ("rms difference 0.600", "too few steps")),
-        (text.told_apart, "val/matched", 0.5, ("50.0% of held-out pictures", "text encoder")),
+        (text.captions_matter, "val/matched", 0.5, ("50.0% of held-out pictures", "text encoder")),
     ],
 )
 def test_monitors_say_what_only_a_trained_net_shows(monitor: Monitor, key: str, bad: float, words: tuple[str, ...]):

@@ -5,7 +5,7 @@ from tests.vision.planted_classify import STAGES, staged
 
 UNEVEN = ("--balance.ratio", "20")
 BY_WEIGHT, BY_SAMPLER = (*UNEVEN, "--balance.by", "weights"), (*UNEVEN, "--balance.by", "sampler")
-PARTS = "balanced = balancing.parts(cfg.balance, labels[learn], n, eps, mixed=cfg.mix.on)\n"
+PARTS = "balanced = balancing.build(cfg.balance, labels[learn], n, eps, mixed=cfg.mix.on)\n"
 
 PLANTS = [
     Plant("weights-of-the-other-split", "balance", "V6", PARTS, PARTS.replace("labels[learn]", "labels[held_out]"),
@@ -16,7 +16,7 @@ PLANTS = [
           ("denominator",), argv=BY_WEIGHT, before=("initial-loss",), why="a mean of weighed losses over unweighed samples",
           harm="a batch without small classes learns at a lower rate"),
     Plant("weighed-and-repeated", "balance", "V6", PARTS,
-          PARTS + "    balanced = balancing.parts(balancing.Balance(by='weights'), labels[learn], n, eps, mixed=cfg.mix.on)\n",
+          PARTS + "    balanced = balancing.build(balancing.Balance(by='weights'), labels[learn], n, eps, mixed=cfg.mix.on)\n",
           ("sampler and weights are both on",), argv=BY_SAMPLER, harm="small classes count twenty times twice"),
 ]  # fmt: skip
 RELATIVES = [p.id for p in PLANTS[1:]]

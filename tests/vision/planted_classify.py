@@ -146,7 +146,7 @@ DATA = [
           source="VIS-07 supervisely-ecosystem/RT-DETRv2 PR#52"),
     Plant("nan-pixels", "data", "C7", IMAGE, IMAGE + "        if index % 97 == 5:\n            image[0, 3, 3] = torch.nan\n",
           ("nan", "'image'"), harm="one such sample poisons every weight"),
-    Plant("bytes", "data", "C7", IMAGE, "image = self.images[index].float()\n", ("goes up to 255", "above 1"),
+    Plant("bytes", "data", "C7", IMAGE, "image = self.images[index].float()\n", ("is 255", "above 1"),
           source="VIS-01 magenta/magenta PR#925"),
     Plant("divided-twice", "data", "C7", IMAGE, "image = self.images[index].float() / 255 / 255\n", ("'image'", "range"),
           source="VIS-01 detecto#16"),

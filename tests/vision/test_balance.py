@@ -46,7 +46,7 @@ def test_small_classes_come_again_with_draws_of_their_own():
 
 
 def test_weights_are_one_over_the_size_and_the_mean_is_over_weights(batch: dict):
-    found = balancing.parts(balancing.Balance(by="weights"), batch["label"], 3, 0.1, mixed=False)
+    found = balancing.build(balancing.Balance(by="weights"), batch["label"], 3, 0.1, mixed=False)
     loss = found.loss(Given(), batch)["ce"] / found.counts(batch)["ce"]
     weight = torch.tensor([6 / (3 * 2), 6 / (3 * 1), 6 / (3 * 3)])
     each = F.cross_entropy(batch["image"], batch["label"], label_smoothing=0.1, reduction="none")
@@ -55,7 +55,7 @@ def test_weights_are_one_over_the_size_and_the_mean_is_over_weights(batch: dict)
     assert found.counts(batch)["ce"].item() == pytest.approx(6)  # mean 1
     plain = F.cross_entropy(batch["image"], batch["label"], weight=weight)  # torch's own, without smoothing
     loss = (
-        balancing.parts(balancing.Balance(by="weights"), batch["label"], 3, 0.0, mixed=False).loss(Given(), batch)["ce"]
+        balancing.build(balancing.Balance(by="weights"), batch["label"], 3, 0.0, mixed=False).loss(Given(), batch)["ce"]
         / 6
     )
     assert loss.item() == pytest.approx(plain.item(), rel=1e-6)
@@ -64,7 +64,7 @@ def test_weights_are_one_over_the_size_and_the_mean_is_over_weights(batch: dict)
 def test_focal_loss_is_its_formula_and_cross_entropy_at_gamma_0(batch: dict):
     p = batch["image"].softmax(1).gather(1, batch["label"][:, None])[:, 0]
     for gamma in (0.0, 2.0):
-        found = balancing.parts(balancing.Balance(by="focal", gamma=gamma), batch["label"], 3, 0.1, mixed=False)
+        found = balancing.build(balancing.Balance(by="focal", gamma=gamma), batch["label"], 3, 0.1, mixed=False)
         due = (-((1 - p) ** gamma) * p.log()).sum()
         assert found.loss(Given(), batch)["ce"].item() == pytest.approx(due.item(), rel=1e-6)
     unknowing = found.loss(Given(), {**batch, "image": torch.zeros(6, 3)})["ce"] / 6

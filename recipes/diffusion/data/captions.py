@@ -57,7 +57,7 @@ class Captioned(NamedTuple):
 def read(cfg: Source) -> Captioned:
     """Return every image with its caption."""
     if cfg.captions:
-        return _beside(astuple(cfg))
+        return _read_cached(astuple(cfg))
     found = source.read(cfg)
     if cfg.path == "digits":
         names = [(c, SPOKEN[int(c)]) for c in found.classes]
@@ -98,14 +98,14 @@ def numbered(said: list[str], parts: Sequence[Tensor]) -> tuple[tuple[str, ...],
     return tuple(captions), torch.tensor([number[text] for text in said])
 
 
-# ------------------------------------------------------------------------------------------------------ captions beside pictures
+# ------------------------------------------------------------------------------------------------------ captions next to pictures
 @lru_cache(2)
-def _beside(settings: tuple) -> Captioned:
+def _read_cached(settings: tuple) -> Captioned:
     """The same, decoded once per process."""
-    return beside(Source(*settings))
+    return read_captioned(Source(*settings))
 
 
-def beside(cfg: Source) -> Captioned:
+def read_captioned(cfg: Source) -> Captioned:
     """Return the images of a folder with their own captions, a fifth held out, independent of the run's seed."""
     root = Path(cfg.path)
     if not root.is_dir():
@@ -117,12 +117,12 @@ def beside(cfg: Source) -> Captioned:
     names = [p.relative_to(root).as_posix() for p in paths]
     gaps = [n for n in names if not texts.get(n)]
     if gaps or not names:
-        raise UserError(f"{len(gaps):,} of {len(names):,} pictures have no caption", got=_few(gaps) or f"no picture in {root}",
+        raise UserError(f"{len(gaps):,} of {len(names):,} pictures have no caption", got=_shorten(gaps) or f"no picture in {root}",
                         needed="a caption for each; the empty caption means no caption, learnt by dropping others (--conditioning-dropout-prob)",
                         cause="a caption file of another or an older set, or names without their folder",
                         next="write them, or move the pictures away")  # fmt: skip
     if lost := sorted(set(texts) - set(names)):
-        raise UserError(f"{len(lost):,} of {len(texts):,} captions have no picture", got=_few(lost), needed="a picture for each",
+        raise UserError(f"{len(lost):,} of {len(texts):,} captions have no picture", got=_shorten(lost), needed="a picture for each",
                         cause="a download that was cut off, or names without their folder")  # fmt: skip
     encoded = pictures.Files(root, paths)
     facts = pictures.survey(encoded, len(paths))
@@ -152,7 +152,7 @@ def beside(cfg: Source) -> Captioned:
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
 
-def _few(names: list[str]) -> str:
+def _shorten(names: list[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
@@ -193,13 +193,13 @@ def _table(path: Path) -> dict[str, str]:
     return found
 
 
-def told(found: Captioned, parts, classifier) -> dict[str, str]:
+def describe_data(found: Captioned, parts, classifier) -> dict[str, str]:
     """Return the lines of the data report."""
     notes = {**found.notes, "model": parts.told, "captions": f"{len(found.captions):,} different ones"}
     if cut := parts.cut(found.captions):
         notes["captions cut"] = f"{cut:,} of {len(found.captions):,} after {parts.tokenizer.model_max_length} tokens"
     return notes | {
-        "classifier": classifier.description if classifier else "nobody: captions of your pictures name no class"
+        "classifier": classifier.description if classifier else "none, because captions of your own name no class"
     }
 
 

@@ -114,9 +114,9 @@ class Scores:
         asked = torch.arange(min(len(self.found.classes), 10), device=self.run.device).repeat_interleave(4)
         shape = data.peek(0, "noise").shape
         noise = torch.randn(len(asked), *shape, generator=torch.Generator().manual_seed(0))
-        return self.shown(self.sample(model, asked, noise.to(self.run.device), scale), asked)
+        return self.make_tiles(self.sample(model, asked, noise.to(self.run.device), scale), asked)
 
-    def shown(self, made: Tensor, asked: Tensor) -> list[Tile]:
+    def make_tiles(self, made: Tensor, asked: Tensor) -> list[Tile]:
         """Return samples with the requested class, and whether the classifier sees it."""
         right = (self.classifier(made)[0] == asked).float().tolist()
         return tiles(made, [self.found.classes[c] for c in asked.tolist()], right)

@@ -24,7 +24,7 @@ def _raw(context: GateContext, run: Run, stage: Stage) -> Finding:
     own = flat(getattr(stage.eval_model, "unet", stage.eval_model))
     if [len(p) for p in own] != [len(p) for p in shipped]:
         raise Skip("no EMA (--ema 0), and the export has other tensors: adapters were merged")
-    differs = _apart(own, shipped)
+    differs = _difference(own, shipped)
     return Finding(
         differs <= 1e-6, f"no EMA (--ema 0); exported weights differ from the trained ones by at most {differs:.2g}",
         "at most 1e-6", "export() writes another net: a newly built one, or a copy from before training",
@@ -32,7 +32,7 @@ def _raw(context: GateContext, run: Run, stage: Stage) -> Finding:
     )  # fmt: skip
 
 
-def _apart(a: list[Tensor], b: list[Tensor]) -> float:
+def _difference(a: list[Tensor], b: list[Tensor]) -> float:
     """Largest difference between the entries of two models."""
     return max((x.cpu().double() - y.cpu().double()).abs().max().item() for x, y in zip(a, b, strict=True) if len(x))
 
@@ -75,7 +75,7 @@ def average(context: GateContext) -> Finding:
     with tempfile.TemporaryDirectory() as name:
         stage.export(Path(name))
         shipped = flat(DiffusionPipeline.from_pretrained(name, trust_remote_code=True).unet)
-    differs = _apart(before, shipped)
+    differs = _difference(before, shipped)
     wrong = []
     if any(d >= 1 for d in decays) or off > 1e-2:
         late = next((i + 1 for i, d in enumerate(decays) if d >= 1), None)

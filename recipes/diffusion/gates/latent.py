@@ -53,7 +53,7 @@ def latent_scale(context: GateContext) -> Finding:
     there = asked.noisy[calm] - asked.sigma[calm].view(-1, 1, 1, 1).float() * noise
     mean, std = there.mean().item(), there.std().item()
     config = stage.frozen_modules["vae"].config
-    lines = {name: _line(context, run, stage, name) for name in stage.data}
+    lines = {name: _fit_line(context, run, stage, name) for name in stage.data}
     off = max(line[2] for line in lines.values())
     slope, offset = lines["train"][:2]
     due = config.scaling_factor, -config.scaling_factor * (config.shift_factor or 0.0)
@@ -74,7 +74,7 @@ def latent_scale(context: GateContext) -> Finding:
     )  # fmt: skip
 
 
-def _line(context: GateContext, run: Run, stage: Stage, split: str) -> tuple[float, float, float]:
+def _fit_line(context: GateContext, run: Run, stage: Stage, split: str) -> tuple[float, float, float]:
     """Return (slope, offset, remaining rms) of a linear fit of cached latents to newly encoded ones."""
     data, seed = stage.data[split], context.cfg.run.seed
     some = pick(data, min(FEW, len(data)), seed)
@@ -99,7 +99,7 @@ def round_trip(classifier: Classifier | None, needed: float, ask: walks.Ask = wa
         title="latents decode back to their images, in the evaluation and in the export",
         reads="data model loss counts frozen_modules predict export",
     )
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Checks PSNR and recognisability of reconstructed validation pictures. Then it compares samples of a net that knows one latent,
         from predict() and from the exported pipeline, with the autoencoder's own reconstruction."""
         asked, (run, stage) = objective(context), context.build(Plan(steps=1))
@@ -110,7 +110,7 @@ def round_trip(classifier: Classifier | None, needed: float, ask: walks.Ask = wa
         batch["picture"], back = pictures, _through(vae, pictures)
         psnr = latents.psnr((back - pictures).square().mean().item())
         read, real = _read(classifier, (back, pictures), batch["label"])
-        ways = _ways(asked, run, stage, batch, ask)
+        ways = _sampling_paths(asked, run, stage, batch, ask)
         shipped = ways["the export"].factor
         good = psnr >= needed and read >= READ * real
         judged = context.follows != "rehearsed"
@@ -133,7 +133,7 @@ def round_trip(classifier: Classifier | None, needed: float, ask: walks.Ask = wa
             evidence={"psnr": psnr, "read": read, "real": real, "ways": {n: vars(w) for n, w in ways.items()}},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 @torch.no_grad()
@@ -161,7 +161,7 @@ def _read(classifier: Classifier | None, seen: tuple[Tensor, ...], labels: Tenso
     return [1.0 if classifier is None else to_double(classifier(x)[0] == labels).mean().item() for x in seen]
 
 
-def _ways(asked: Objective, run: Run, stage: Stage, batch: dict, ask: walks.Ask) -> dict[str, Way]:
+def _sampling_paths(asked: Objective, run: Run, stage: Stage, batch: dict, ask: walks.Ask) -> dict[str, Way]:
     """Return the differences of predict() and of the exported pipeline, with a net that knows one latent."""
     with tempfile.TemporaryDirectory() as name:
         stage.export(Path(name))

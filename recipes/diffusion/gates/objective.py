@@ -75,7 +75,7 @@ def clean_key(data: Data) -> str:
     return data.process.clean_key
 
 
-def asked_for(data: Data) -> tuple[str, int]:
+def condition_field(data: Data) -> tuple[str, int]:
     """Return (field of the condition, number of its values): classes or captions."""
     key = data.process.asked
     return key, len(data.fields[key].classes) if key in data.fields else data.null

@@ -29,8 +29,8 @@ from trainworthy.recipes.diffusion.gates.objective import (
     FEW,
     Knowing,
     Objective,
-    asked_for,
     clean_key,
+    condition_field,
     objective,
     undone,
     walk,
@@ -68,7 +68,7 @@ def noise_process(
         reads="data model loss counts evaluate export train",
         explains=True,
     )
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Measures the training target at 512 noise levels and checks that sampling inverts it:
 
         - One step of the exported scheduler from the target must return the clean picture.
@@ -91,7 +91,7 @@ def noise_process(
             for p, i, x, clean in zip(asked.target.cpu(), t, asked.noisy.cpu(), asked.clean.cpu(), strict=True)
         ]
         worst = max(range(len(wrong)), key=wrong.__getitem__)
-        key, n = asked_for(val)
+        key, n = condition_field(val)
         n = min(n, MANY)
         first = {int(val.peek(i, key)): i for i in reversed(pick(val, min(4 * n, len(val)), context.cfg.run.seed))}
         classes = sorted(first)
@@ -148,7 +148,7 @@ def noise_process(
             cause=why,
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 @dataclass
@@ -174,7 +174,7 @@ def trained(context: GateContext) -> tuple[Run, Stage, Seen]:
 
     def rehearse() -> tuple[Run, Stage, Seen]:
         run, stage = context.build(Plan(steps=SHORT, batch_size=max(32, context.accelerator.num_processes)))
-        own, seen, key = stage.loss, Seen(), asked_for(stage.data["train"])[0]
+        own, seen, key = stage.loss, Seen(), condition_field(stage.data["train"])[0]
 
         def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
             def note(_: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -221,7 +221,7 @@ def hidden_class(context: GateContext) -> Finding:
     slack = 4 * math.sqrt(max(due * (1 - due), 0.01) / n)
     data = stage.data["val"]
     batch = fetch(data, pick(data, min(128, len(data)), cfg.run.seed), None, run.device)
-    key, classes = asked_for(data)
+    key, classes = condition_field(data)
     null = next(iter(seen.null), classes)
     losses, predictions = [], []
     with evaluating(stage.model), run.autocast():
@@ -344,7 +344,7 @@ def classifier_gate(classifier: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Ga
         title="the scoring model classifies the recipe's real images correctly",
         reads="data",
     )
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Its accuracy on validation pictures must be at least halfway from chance to 1. A classifier that does not recognise real
         pictures cannot score samples."""
         run, stage = context.look()
@@ -359,7 +359,7 @@ def classifier_gate(classifier: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Ga
             batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def of(classifier: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[Gate]:

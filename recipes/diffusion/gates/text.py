@@ -49,7 +49,7 @@ def prompt(context: GateContext) -> Finding:
             pipe = DiffusionPipeline.from_pretrained(name).to(run.device)
         pipe.set_progress_bar_config(disable=True)
         read = pipe.encode_prompt(texts, run.device, 1, True)
-        words, empty = (_apart(a, b) for a, b in zip(read, told, strict=True))
+        words, empty = (_difference(a, b) for a, b in zip(read, told, strict=True))
         side = val.images.shape[-1]
         how = {
             "num_inference_steps": asked.num_inference_steps,
@@ -61,21 +61,21 @@ def prompt(context: GateContext) -> Finding:
         own = torch.stack(
             [tile.image.reshape(side, side, -1).permute(2, 0, 1) for tile in stage.predict(stage.eval_model, batch)]
         )
-    apart = (shipped.cpu().round() - own.float()).div(127.5).square().mean().sqrt().item()
+    difference = (shipped.cpu().round() - own.float()).div(127.5).square().mean().sqrt().item()
     return Finding(
-        max(words, empty) <= SAME and apart <= ALIKE,
-        f"of {len(texts)} captions the export's encoder says what the net was told to {words:.1e}, of the empty one {empty:.1e}; "
-        f"pictures from the same noise at guidance {asked.guidance_scale:g} are {apart:.3f} apart",
+        max(words, empty) <= SAME and difference <= ALIKE,
+        f"the export's encoding of {len(texts)} captions differs from training's by {words:.1e}, that of the empty one by {empty:.1e}; "
+        f"pictures from the same noise at guidance {asked.guidance_scale:g} differ by {difference:.3f}",
         f"at most {SAME:g}, and rms {ALIKE:g} of pictures in [-1, 1]",
-        "captions were read with another padding, length or layer than the pipeline reads them with\n"
-        "the caption that stands for none is not the empty one: the pipeline guides away from that\n"
+        "captions were encoded with another padding, length or layer than the pipeline uses\n"
+        "the caption that replaces dropped ones is not the empty one, which the pipeline uses for guidance\n"
         "guidance by another formula, another scheduler or factor, or the raw weights in place of the average\n"
         "the text encoder was trained, or exported from another copy",
-        evidence={"captions": texts, "words": words, "empty": empty, "pictures": apart},
+        evidence={"captions": texts, "words": words, "empty": empty, "pictures": difference},
     )  # fmt: skip
 
 
-def _apart(a: Tensor, b: Tensor) -> float:
+def _difference(a: Tensor, b: Tensor) -> float:
     """Return the rms difference relative to `b`; inf for different shapes."""
     return ((a - b).norm() / b.norm()).item() if a.shape == b.shape else float("inf")
 
@@ -108,12 +108,12 @@ def of(classifier: Classifier | None, vae: nn.Module, needed: float, captions: t
 
 
 @monitor("captions", rows="DF5", title="the net's prediction depends on the caption")
-def told_apart(history: list[dict[str, float]]) -> Finding:
+def captions_matter(history: list[dict[str, float]]) -> Finding:
     """Measures the share of validation images that one step denoises better with their own caption than with another's."""
     share = history[-1]["val/matched"]
     return Finding(
         share >= 0.55, f"{share:.1%} of held-out pictures are denoised better with their own caption than with another's",
         "55% or more (chance: 50%)",
-        "captions that say the same of every picture (then this is no fault), or say nothing that can be seen\n"
-        "train longer; a text encoder that does not tell these words apart",
+        "captions that are the same for every picture (then this is no fault), or that describe nothing visible\n"
+        "train longer; a text encoder that gives these captions almost equal embeddings",
     )  # fmt: skip

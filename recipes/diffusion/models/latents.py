@@ -121,10 +121,10 @@ def units(vae: nn.Module) -> list[nn.Module]:
     return [*rows(vae), *(module for module in ends if module is not None)]
 
 
-def told(vae: nn.Module) -> str:
+def describe_scaling(vae: nn.Module) -> str:
     """Return the line of the data report."""
     mean, std = vae.config.shift_factor or 0.0, 1 / vae.config.scaling_factor
-    return f"each picture encoded once; mean {mean:.3f} and deviation {std:.3f} as they come, taken away and divided by"
+    return f"each picture is encoded once; mean {mean:.3f} is subtracted, then divided by the deviation {std:.3f}"
 
 
 class Pictures(Data):

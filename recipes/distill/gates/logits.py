@@ -24,7 +24,7 @@ def teacher(classifier: Classifier) -> Gate:
     title = "the teacher is as accurate inside the loss as alone, and repeatable"
 
     @gate("teacher", rows="V1 C12", title=title, reads="data loss", explains=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Compares the output of its head while the loss of validation pictures is computed with the labels, and that loss under different
         random draws, the student in eval mode."""
         run, stage, _ = overfitted(context)
@@ -59,7 +59,7 @@ def teacher(classifier: Classifier) -> Gate:
             batch={k: v for k, v in batch.items() if isinstance(v, torch.Tensor)},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 @torch.no_grad()
@@ -79,7 +79,7 @@ def divergence(classifier: Classifier) -> Gate:
     title = "both loss terms of each sample equal their formulas, with trained weights"
 
     @gate("divergence", rows="C1", title=title, reads="data model loss counts train", explains=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Compares the loss with Hinton 2015, equation 4 with T^2, per sample in double precision. It uses the overfit model, because equal
         scores of an untrained student hide several errors. If a term differs, known mistakes are computed, too."""
         (run, stage, _), cfg = overfitted(context), context.cfg
@@ -117,7 +117,7 @@ def divergence(classifier: Classifier) -> Gate:
             evidence={"gaps": gaps}, cause="; ".join(causes[:1]), batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def _stated(cfg: Any, batch: dict, said: Tensor, theirs: Tensor) -> dict[str, tuple[Tensor, dict[str, Tensor]]]:

@@ -84,7 +84,7 @@ def repeated(balance: Balance, data: core.Data, labels: Tensor) -> core.Data:
     return Even(data, labels) if balance.by == "sampler" else data
 
 
-def parts(balance: Balance, labels: Tensor, n: int, smoothing: float, *, mixed: bool) -> Parts:
+def build(balance: Balance, labels: Tensor, n: int, smoothing: float, *, mixed: bool) -> Parts:
     """Return the changes for training samples of these labels (N,), of `n` classes."""
     if balance.by != "none" and mixed:
         raise core.UserError("--balance.by and --mix do not go together", got=balance.by, needed="one of them",

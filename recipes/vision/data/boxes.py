@@ -27,7 +27,7 @@ from trainworthy.core.data.validation_split import parse_val as chosen
 from trainworthy.recipes.shared import digits
 from trainworthy.recipes.vision.data import pasted
 from trainworthy.recipes.vision.data.coco import LAYOUT, checked, of_each, read_list, read_lists
-from trainworthy.recipes.vision.data.encoded import Decoded, decode, said, shown
+from trainworthy.recipes.vision.data.encoded import Decoded, decode, describe_error, display_path
 from trainworthy.recipes.vision.data.pictures import readable, survey
 
 from trainworthy import core
@@ -97,7 +97,7 @@ class Files(Decoded):
     kind = "boxes"
 
     def name(self, row: int) -> str:
-        return shown(self.files[row], self.root)
+        return display_path(self.files[row], self.root)
 
     def stamp(self, row: int) -> str:
         try:
@@ -118,7 +118,7 @@ class Files(Decoded):
         except FileNotFoundError:
             return "there is no such file", "", "", []
         except Exception as error:  # decoders raise many types on damaged files
-            return said(error), "", "", []
+            return describe_error(error), "", "", []
 
 
 def load(source: Source) -> Annotated:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from trainworthy.core import UserError
-from trainworthy.recipes.vision.data.encoded import said
+from trainworthy.recipes.vision.data.encoded import describe_error
 from trainworthy.recipes.vision.data.pictures import VALIDATION
 
 LAYOUT = ("FOLDER/annotations/instances_train*.json with pictures in FOLDER/train*/ (the same for val), or FOLDER/train/*.json "
@@ -64,7 +64,7 @@ def read_list(root: Path, file: Path, split: str) -> Listed:
         entries = [(a["image_id"], int(a["category_id"]), [float(v) for v in a["bbox"]], a.get("iscrowd", 0))
                    for a in found["annotations"]]  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        problem = f"no {error}" if isinstance(error, KeyError) else said(error)
+        problem = f"no {error}" if isinstance(error, KeyError) else describe_error(error)
         raise UserError(f"cannot read {file}", got=problem, needed="COCO: images (id, file_name, width, height), annotations "
                         "(image_id, category_id, bbox), categories (id, name)") from None  # fmt: skip
     whole = [e for e in entries if not e[3]]

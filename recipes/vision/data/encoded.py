@@ -48,7 +48,7 @@ class Pictures:
         try:
             return decode(Image.open(io.BytesIO(self.encoded.read(row))))
         except (OSError, ValueError, SyntaxError) as error:
-            raise UserError(f"cannot read the picture {self.encoded.name(row)}", got=said(error), needed="a picture",
+            raise UserError(f"cannot read the picture {self.encoded.name(row)}", got=describe_error(error), needed="a picture",
                             cause="changed or removed since the data set was checked, or streamed, which is not checked before",
                             next="start again, without --data.streaming: what cannot be read is left out") from None  # fmt: skip
 
@@ -107,7 +107,7 @@ class Files(Encoded):
         return self.paths[row].read_bytes()
 
     def name(self, row: int) -> str:
-        return shown(self.paths[row], self.root)
+        return display_path(self.paths[row], self.root)
 
     def class_of(self, row: int) -> str:
         path = self.paths[row]
@@ -149,7 +149,7 @@ class Decoded(Encoded):
         try:
             return self.read(row)
         except (OSError, ValueError, SyntaxError) as error:
-            raise UserError(f"cannot read the picture {self.name(row)}{self.beside}", got=said(error), needed=self.needed,
+            raise UserError(f"cannot read the picture {self.name(row)}{self.beside}", got=describe_error(error), needed=self.needed,
                             cause="changed or removed since the data set was checked",
                             next="start again: what cannot be read is left out") from None  # fmt: skip
 
@@ -203,7 +203,7 @@ class RowGroups(Encoded):
         return f"{self.groups[group][0]}, row group {self.groups[group][2]}, row {row - self.starts[group]}"
 
 
-def shown(path: Path, root: Path) -> str:
+def display_path(path: Path, root: Path) -> str:
     """Return a file's path for messages: relative to the data folder if it is inside."""
     return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
@@ -214,7 +214,7 @@ def opened(url: str):
     return fsspec.open(url).open()
 
 
-def said(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     if isinstance(error, UnidentifiedImageError):
         return "not a picture"
     return (str(error) or type(error).__name__).splitlines()[0][:200]

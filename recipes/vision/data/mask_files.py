@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from trainworthy.core import UserError
-from trainworthy.recipes.vision.data.encoded import Decoded, decode, said, shown
+from trainworthy.recipes.vision.data.encoded import Decoded, decode, describe_error, display_path
 
 IGNORE = 255
 """Id of void pixels, for the loss, the metric, padding and augmentation."""
@@ -37,7 +37,7 @@ class Pairs(Decoded):
     kind, beside, needed = "masks", " or its mask", "a picture and a mask"
 
     def name(self, row: int) -> str:
-        return shown(self.files[row][0], self.root)
+        return display_path(self.files[row][0], self.root)
 
     def stamp(self, row: int) -> str:
         return " ".join(f"{f.stat().st_size} {f.stat().st_mtime_ns}" for f in self.files[row])
@@ -54,11 +54,11 @@ class Pairs(Decoded):
             kind, digest = image.mode, hashlib.blake2b(data, digest_size=12).hexdigest()
             picture = decode(image)
         except Exception as error:  # decoders raise many types on damaged files
-            return said(error), "", "", [], [], {}
+            return describe_error(error), "", "", [], [], {}
         try:
             mask = ids(Image.open(self.files[row][1]))
         except Exception as error:
-            return f"its mask: {said(error)}", kind, digest, [], [], {}
+            return f"its mask: {describe_error(error)}", kind, digest, [], [], {}
         values, counts = mask.unique(return_counts=True)
         found = dict(zip(map(str, values.tolist()), counts.tolist(), strict=True))
         return "", kind, digest, list(picture.shape[1:]), list(mask.shape), found
@@ -93,10 +93,10 @@ def class_names(root: Path, pixels: Tensor, pairs: Pairs) -> tuple[str, ...]:
     beyond = [v for v in seen if v >= n] if classes else []
     if beyond:
         odd = int(pixels[:, beyond].sum(1).nonzero()[0])
-        shown = ", ".join(f"{v} ({int(pixels[:, v].sum()):,} pixels)" for v in beyond[:5]) + (
+        display_path = ", ".join(f"{v} ({int(pixels[:, v].sum()):,} pixels)" for v in beyond[:5]) + (
             ", ..." if len(beyond) > 5 else ""
         )
-        raise UserError(f"masks of {root} have ids that are not class ids", got=f"{shown}, first in the mask of {pairs.name(odd)}",
+        raise UserError(f"masks of {root} have ids that are not class ids", got=f"{display_path}, first in the mask of {pairs.name(odd)}",
                         needed=f"0 to {n - 1} ({', '.join(classes[:5])}{', ...' if n > 5 else ''}), or {IGNORE} for void",
                         cause="ids that count from 1" if beyond == [n] and 0 not in seen else
                         "instance masks (a number for each object), grey levels for ids, or another list of classes")  # fmt: skip

@@ -29,7 +29,16 @@ from trainworthy.core.base.files import write_whole
 from trainworthy.core.data.assets import cache_dir
 from trainworthy.core.data.validation_split import absolute, parse_val
 from trainworthy.recipes.shared import hub
-from trainworthy.recipes.vision.data.encoded import Encoded, Files, Pictures, RowGroups, Rows, decode, opened, said
+from trainworthy.recipes.vision.data.encoded import (
+    Encoded,
+    Files,
+    Pictures,
+    RowGroups,
+    Rows,
+    decode,
+    describe_error,
+    opened,
+)
 
 
 @dataclass
@@ -89,7 +98,7 @@ class Labelled(NamedTuple):
     """Rows of the test split, which is evaluated once, at the end."""
 
 
-def apart(found: Labelled, share: float) -> Labelled:
+def split_off_test(found: Labelled, share: float) -> Labelled:
     """Move `share` of the training images of each class to the test split, independent of the run's seed."""
     if not share or found.test is not None:
         return found
@@ -103,7 +112,7 @@ def apart(found: Labelled, share: float) -> Labelled:
 
 def load(source: Source) -> Labelled:
     """Load the data set. Each is read once per process."""
-    return apart(_load(source.path, source.val, source.streaming, source.max_bad), source.test)
+    return split_off_test(_load(source.path, source.val, source.streaming, source.max_bad), source.test)
 
 
 @cache
@@ -207,7 +216,7 @@ def from_parquet(where: str, wanted: float | Path | None, *, streaming: bool, ma
             raise
         name = "OWNER/NAME" if Path(where).exists() else where
         raise UserError(
-            f"cannot read the data set {where}", got=said(error.__cause__ or error), needed="parquet files as the hub keeps them",
+            f"cannot read the data set {where}", got=describe_error(error.__cause__ or error), needed="parquet files as the hub keeps them",
             cause="no network (HF_HUB_OFFLINE, a proxy?)" if network.unreachable(error) else
             "a damaged or unfinished download, or a private data set",
             next=f"with a network: hf download --repo-type dataset {name} --local-dir FOLDER, then --data.path hub:FOLDER",
@@ -340,5 +349,5 @@ def examine(read: Callable[[], bytes]) -> Fact:
         image.draft(image.mode, (image.width // 8, image.height // 8))
         decode(image)
     except Exception as error:  # decoders raise many types on damaged files
-        return said(error), "", ""
+        return describe_error(error), "", ""
     return "", kind, hashlib.blake2b(data, digest_size=12).hexdigest()

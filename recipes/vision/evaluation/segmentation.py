@@ -107,7 +107,7 @@ def coloured(mask: Tensor) -> Tensor:
     return torch.where(mask == IGNORE, 0.5, torch.where(mask == 0, 0.0, 0.25 + 0.75 * wheel))
 
 
-def beside(image: Tensor, *ids: Tensor) -> Tensor:
+def side_by_side(image: Tensor, *ids: Tensor) -> Tensor:
     """Return an image (C, H, W) in [0, 1] next to coloured masks: (3, H, W x (1 + len(ids)))."""
     return torch.cat([image.detach().float().expand(3, -1, -1), *map(coloured, ids)], 2)
 
@@ -125,6 +125,6 @@ def stitched(data: Windows, answer: Callable[[Tensor], Tensor], most: int = 4) -
                 part.copy_(own[: part.shape[0], : part.shape[1]])
         told = f"{((said == mask) & (mask != IGNORE)).sum() / (mask != IGNORE).sum().clamp_min(1):.1%} right"
         tiles.append(
-            core.Tile(told, beside(image.as_subclass(Tensor), mask.as_subclass(Tensor), said.as_subclass(Tensor)))
+            core.Tile(told, side_by_side(image.as_subclass(Tensor), mask.as_subclass(Tensor), said.as_subclass(Tensor)))
         )
     return tiles

@@ -45,7 +45,7 @@ def painted(data: boxes.Annotated, side: int, n: int, most: int) -> boxes.Annota
             wide, high = w // most, int(h * (0.3 + 0.2 * torch.rand((), generator=draw)))
             across = int(wide * (0.25 + 0.15 * torch.rand((), generator=draw)))
             # Off the centre, so that a mirrored box has an IoU of at most 0.5 with the original (20 of 20 seeds).
-            left, y0 = (_beside(room, draw) for room in (wide - across, h - high))
+            left, y0 = (_draw_offset(room, draw) for room in (wide - across, h - high))
             x0 = column * wide + left
             found.append([x0, y0, x0 + across, y0 + high])
         where.append(torch.tensor(found, dtype=torch.float32))
@@ -53,7 +53,7 @@ def painted(data: boxes.Annotated, side: int, n: int, most: int) -> boxes.Annota
     return data._replace(pictures=Painted(sizes, where), sizes=sizes, boxes=where, labels=labels)
 
 
-def _beside(room: int, draw: torch.Generator) -> int:
+def _draw_offset(room: int, draw: torch.Generator) -> int:
     """Return a random offset in `room`, outside its middle third."""
     at = int(torch.randint(max(1, 2 * room // 3), (), generator=draw))
     return at if at < room // 3 else at + room - 2 * room // 3
@@ -111,7 +111,7 @@ def lie_on(context: GateContext) -> Finding:
                 i for i in range(PAINTED) if (now["labels"][i] >= 0).any() and rectangle(now["image"][i]) is not None
             ]
             for key in ("boxes", "truth"):
-                fault, least = _apart(now, rows, key, data.side)
+                fault, least = _compare_rectangles(now, rows, key, data.side)
                 told += [least]
                 if fault:
                     wrong.append(f"{name}, {path} path: {'' if key == 'boxes' else 'truth: '}{fault}")
@@ -130,7 +130,7 @@ def lie_on(context: GateContext) -> Finding:
     )  # fmt: skip
 
 
-def _apart(batch: dict, rows: list[int], key: str, side: int) -> tuple[str, float]:
+def _compare_rectangles(batch: dict, rows: list[int], key: str, side: int) -> tuple[str, float]:
     """Return (what is wrong with the boxes of the painted pictures `rows`, the 10% quantile of their IoU)."""
     seen = [(rectangle(batch["image"][i]), batch[key][i][batch["labels"][i] >= 0][0], batch["scale"][i], batch["size"][i])
             for i in rows]  # fmt: skip

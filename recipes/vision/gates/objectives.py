@@ -112,14 +112,14 @@ def _pulls(context: GateContext, stage: Stage, batch: dict) -> str:
 
 CLASSIFY = formula.gate_of(
     classify, rows="V1 C1",
-    causes="a weight that is turned round: it grows with the probability that it should lower\n"
+    causes="an inverted weight: it grows with the probability that it should lower\n"
     "the labels of other samples or other classes\na softmax, a smoothing or a weight that the settings do not name",
 )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------- segmentation
 def segment(context: GateContext, stage: Stage, batch: dict) -> Statements:
-    """Cross-entropy of each pixel that is not void, focal (Lin 2017) if asked for, and Dice (Milletari 2016) of each class that
+    """Cross-entropy of each pixel that is not void, focal (Lin 2017) if it is set, and Dice (Milletari 2016) of each class that
     occurs in a window: sums over a window."""
     cfg, logits, mask = context.cfg, stage.model(batch["image"]).float(), batch["mask"]
     known, n = mask != IGNORE, logits.shape[1]

@@ -27,7 +27,7 @@ def stored(data: core.Data, index: int) -> tuple[core.Data, int]:
     return data, index
 
 
-def said(run: core.Run, answer: Callable[[nn.Module, Tensor], Tensor]) -> Callable:
+def make_answers(run: core.Run, answer: Callable[[nn.Module, Tensor], Tensor]) -> Callable:
     """Return `Exported.answers` of a net whose only input is `image`, four images at a time."""
 
     def answers(model: nn.Module, data: core.Data, indices: Sequence[int]) -> list[Tensor]:
@@ -56,7 +56,7 @@ def of_classes(run: core.Run) -> Exported:
         right = [int(a.argmax()) == int(data.peek(i, "label")) for a, i in zip(answers, indices, strict=True)]
         return sum(right) / len(right)
 
-    return Exported(READER, sample, said(run, lambda model, images: model(images)), score, ready)
+    return Exported(READER, sample, make_answers(run, lambda model, images: model(images)), score, ready)
 
 
 def of_masks(run: core.Run, classes: Sequence[str], metric: str) -> Exported:
@@ -74,7 +74,7 @@ def of_masks(run: core.Run, classes: Sequence[str], metric: str) -> Exported:
         ]
         return segmentation.scores(sum(counts), classes)[metric]
 
-    return Exported(READER, sample, said(run, lambda model, images: model(images)), score, ready)
+    return Exported(READER, sample, make_answers(run, lambda model, images: model(images)), score, ready)
 
 
 def of_boxes(run: core.Run, classes: Sequence[str], limits: dict[str, float]) -> Exported:
@@ -102,4 +102,4 @@ def of_boxes(run: core.Run, classes: Sequence[str], limits: dict[str, float]) ->
         truth = detection.listed(data.data, [data.rows[i] for i in indices])
         return detection.scores(torch.cat(found), truth, len(indices), classes)["map"]
 
-    return Exported(READER, sample, said(run, answer), score, ready)
+    return Exported(READER, sample, make_answers(run, answer), score, ready)
