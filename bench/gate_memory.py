@@ -112,7 +112,7 @@ def counted(
     bytes. `random`: the weights are, so gates may fail."""
     memory = Attributed(who)
     found |= {"gates": {}, "who": {}}
-    prove, make, end, snapshot = runner._prove, stages.Part.build, Run.end, checkpoint.snapshot
+    prove, make, end, snapshot = runner._check, stages.Part.build, Run.end, checkpoint.snapshot
     every = order.of_stage
 
     def judged(one, context) -> Any:
@@ -151,7 +151,7 @@ def counted(
         return quiet
 
     with (
-        mock.patch.object(runner, "_prove", judged),
+        mock.patch.object(runner, "_check", judged),
         mock.patch.object(stages.Part, "build", built),
         mock.patch.object(Run, "end", ended),
         mock.patch.object(order, "of_stage", chosen),

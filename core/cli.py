@@ -303,13 +303,13 @@ def launch(argv: list[str]) -> None:
         n = n or setup.processes
         words = ["--config_file", file]
         if setup.machines > 1:
-            print(setup.line(n), file=sys.stderr, flush=True)
+            print(setup.meeting_message(n), file=sys.stderr, flush=True)
     elif machines.wanted:
         here = nodes.processes_here(machines, n, saved)
         processes.set_devices(env, here)
         n = str(machines.nodes * here)
         if machines.nodes > 1:
-            print(machines.line(int(n)), file=sys.stderr, flush=True)
+            print(machines.meeting_message(int(n)), file=sys.stderr, flush=True)
         env |= machines.variables()
         launcher, words = machines.words(here), []
     elif n is not None and int(n) > 1:

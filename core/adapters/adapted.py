@@ -64,12 +64,12 @@ def adapted(gate: Gate, subject: Subject) -> Gate:
             raise Skip(reason)
         if subject.own_loop:
             context.cfg.optim.clip = _clip(context) if gate.id == "wiring" else float("inf")
-        finding = gate.prove(context)
+        finding = gate.check(context)
         own = REMEDIES.get(gate.id)
         finding.remedy = own or finding.remedy
         return finding
 
-    return replace(gate, prove=prove)
+    return replace(gate, check=prove)
 
 
 def _clip(context: GateContext) -> float:

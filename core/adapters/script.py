@@ -99,7 +99,7 @@ def check(factory: Callable[[], "Script | Loop | Trainer"], *, only: str | Itera
         where = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
         where.mkdir(parents=True, exist_ok=True)
         if own:
-            verdicts = own.prove(
+            verdicts = own.check(
                 factory, built, only, waive, seed, where if folder is not None else None, _place(factory)
             )
         else:

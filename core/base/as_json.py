@@ -1,4 +1,4 @@
-"""`--json`: what a command found, alone on stdout."""
+"""`--json`: prints the results of a command to stdout, and everything else to stderr."""
 
 import contextlib
 import json

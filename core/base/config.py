@@ -12,28 +12,10 @@ from typing import Any, Literal
 
 from trainworthy.core.base import masking
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.base.settings import (
-    Config as Config,
-)
-from trainworthy.core.base.settings import (
-    GateSettings as GateSettings,
-)
-from trainworthy.core.base.settings import (
-    Loader as Loader,
-)
-from trainworthy.core.base.settings import (
-    Optim as Optim,
-)
-from trainworthy.core.base.settings import (
-    Phase as Phase,
-)
-from trainworthy.core.base.settings import (
-    RunSettings as RunSettings,
-)
-from trainworthy.core.base.settings import (
-    Train as Train,
-)
+from trainworthy.core.base.settings import Config, GateSettings, Loader, Optim, Phase, RunSettings, Train
 from trainworthy.core.base.settings_file import check_recipe, laid_over, read_settings
+
+__all__ = ["Config", "GateSettings", "Loader", "Optim", "Phase", "RunSettings", "Train"]
 
 MAY_CHANGE = re.compile(
     r"loader\.\w+|run\.(shard|threads|log_every|tensorboard|check_memory|save_\w+|keep_\w+)"

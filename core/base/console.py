@@ -18,8 +18,8 @@ def discard(stream: TextIO) -> None:
 
 
 class Outlet:
-    """A text stream whose reader may go away (`run ... | head`, a `tee` that was killed): what is written after that is dropped, and the
-    program goes on, because days of training are worth more than their log lines."""
+    """A text stream whose reader may end (`run ... | head`, a killed `tee`). Later output is dropped and the program continues, because
+    training matters more than its log lines."""
 
     def __init__(self, stream: TextIO):
         self._stream = stream
@@ -44,8 +44,8 @@ class Outlet:
 
 
 def write_anywhere() -> None:
-    """Let output never end the program: a stream that was closed (`>&-`) becomes one that nobody reads, and a character that its
-    encoding lacks becomes `?`."""
+    """Make sure that output never ends the program: a closed stream (`>&-`) is replaced by one that discards, and characters that the
+    encoding lacks are printed as `?`."""
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if stream is None:
@@ -60,7 +60,7 @@ def write_anywhere() -> None:
 
 
 def outlast_readers() -> None:
-    """As `write_anywhere`; and go on when the reader of a pipe that this process writes to goes away."""
+    """As `write_anywhere`; also continue when the reader of a pipe ends."""
     write_anywhere()
     sys.stdout, sys.stderr = Outlet(sys.stdout), Outlet(sys.stderr)
 

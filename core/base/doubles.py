@@ -8,7 +8,7 @@ NO_DOUBLES = {"mps"}
 
 
 def to_double(tensor: Tensor) -> Tensor:
-    """Return the tensor in double precision, on the host. What it meets must be there, too."""
+    """Return the tensor in double precision on the host. Its operands must be on the host, too."""
     return tensor.cpu().double()
 
 

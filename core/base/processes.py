@@ -1,4 +1,4 @@
-"""What several processes of one run must agree on."""
+"""Exchange of values between the processes of one run."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from accelerate import Accelerator
 
 
 def kind_of(device: torch.device) -> str:
-    """Return what computes: two machines that share a home may have different accelerators, or processors of different capabilities."""
+    """Return the name of the accelerator or the instruction set of the CPU. Remembered verdicts are valid for one kind of device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def gathered(accelerator: Accelerator, value: Any) -> list[Any]:
-    """Every rank's `value`, on every rank."""
+    """Return every rank's `value` on every rank."""
     if accelerator.num_processes == 1:
         return [value]
     every = [None] * accelerator.num_processes
@@ -24,7 +24,7 @@ def gathered(accelerator: Accelerator, value: Any) -> list[Any]:
 
 
 def agreed(accelerator: Accelerator, value: Any) -> Any:
-    """Rank 0's `value` on every rank: what decides whether a collective is entered must be the same everywhere."""
+    """Return rank 0's `value` on every rank. Decisions about entering a collective must be the same everywhere."""
     if accelerator.num_processes == 1:
         return value
     box = [value]

@@ -9,7 +9,7 @@ from trainworthy.core.base.errors import UserError
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """What a file of settings holds: YAML by its ending (.yaml, .yml), else JSON."""
+    """Return the content of a settings file: YAML by its suffix (.yaml, .yml), else JSON."""
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
     try:
         text = path.read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def check_recipe(values: dict[str, Any], module: str, file: str) -> None:
 
 
 def read_yaml(text: str) -> Any:
-    """YAML without its constructors. ValueError: it is none."""
+    """Parse YAML without its constructors. Raises ValueError for invalid YAML."""
     import yaml
 
     try:

@@ -22,14 +22,14 @@ from trainworthy.core.bugs.mutation import Mutant
 from trainworthy.core.bugs.outcomes import (
     Checked,
     Row,
+    classify,
     first_gates,
     harm_rule,
     healthy_range,
-    judged,
     last,
-    line,
     named,
     outcome,
+    summary_line,
 )
 from trainworthy.core.bugs.suite import Case
 from trainworthy.core.recipe.registry import find
@@ -75,7 +75,7 @@ class Campaign:
             try:
                 for n, done in enumerate(as_completed(waiting), 1):
                     self.note({"key": waiting[done], **done.result()})
-                    self.say(f"  {n:>4} of {len(todo)}  {line(self.rows[-1])}")
+                    self.say(f"  {n:>4} of {len(todo)}  {summary_line(self.rows[-1])}")
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 self.stop()
@@ -194,13 +194,13 @@ class Campaign:
         row = {"recipe": case.recipe, "kind": case.kind, "case": case.id, "seed": seed, "commit": suite.commit(), "row": case.row,
                "gate": case.gate, "known": case.known}  # fmt: skip
         checked = self.check(folder / "fork.py", seed, case.argv, first_gates(case) if case.gate else ())
-        if case.gate and checked.code == DONE:  # its own gate is quiet: does any other stop it?
+        if case.gate and checked.code == DONE:  # its own gate passes: does any other gate fail?
             checked = self.check(folder / "fork.py", seed, case.argv)
         row |= {"outcome": outcome(case.kind, checked.code), "first": checked.first, "note": checked.note,
                 "named": bool(checked.failed) and named(case.words, checked.failed[0]),
                 "seconds": round(time.monotonic() - started, 1)}  # fmt: skip
         if row["outcome"] in ("caught", "quiet"):
-            shutil.rmtree(folder, ignore_errors=True)  # of the others the evidence stays
+            shutil.rmtree(folder, ignore_errors=True)  # for other outcomes, keep the evidence
         return row
 
     # ------------------------------------------------------------------------------------------------------- mutants
@@ -276,7 +276,7 @@ class Campaign:
                "note": "", "row": ""}  # fmt: skip
         ran = self.short(folder, [str(file)], MUTANT_SEEDS, steps, same_as=reference["first"],
                          healthy=healthy_range(reference), limit=900)[str(file)]  # fmt: skip
-        row["outcome"], row["note"] = judged(list(ran.values()), reference, m.part)
+        row["outcome"], row["note"] = classify(list(ran.values()), reference, m.part)
         if row["outcome"] == "harmful":
             row["harm"] = row.pop("note")
             known = quiet.value

@@ -19,7 +19,7 @@ WIDTH, HEIGHT = 64, 12  # characters of the plot in the terminal
 
 
 def choose(recipe: str, bug: str, draws: random.Random) -> tuple[Case, list[Case]]:
-    """Return the bug that is asked for, or any, and four to choose from, the right one among them."""
+    """Return the named bug (or a random one), and four bugs to guess from, including it."""
     known = [c for c in suite.cases([recipe], ["planted"]) if not c.known]
     if not known:
         raise UserError(

@@ -1,7 +1,7 @@
-"""Mutants of a recipe: small changes of its source, one at a time, as a slip of the hand makes them.
+"""Mutants of a recipe: its source with one small change, such as a typing error would make.
 
-A mutant replaces one expression or one statement and leaves the rest of the file as it is, so its patch is one line or two. Places
-that no bug of training can come from are left out: messages of errors, annotations, imports, and the pieces that only the report
+A mutant replaces one expression or one statement, so its patch is one line or two. Places that cannot cause a bug of training are
+left out: messages of errors, annotations, imports, and the pieces that only the report
 and the export read.
 """
 
@@ -241,7 +241,7 @@ def _called(node: ast.Call) -> str:
 
 
 def _text(node: ast.expr) -> str:
-    """Return the expression as it can stand anywhere."""
+    """Return the expression's source, in parentheses where needed."""
     plain = ast.unparse(node)
     atoms = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant)
     return plain if isinstance(node, atoms) else f"({plain})"

@@ -1,4 +1,4 @@
-"""What a run or a check of a case says: how it ended, whether a change does harm, and one line about it."""
+"""Classifies the runs and checks of a case: how they ended, and whether a change does harm."""
 
 import math
 import statistics
@@ -60,7 +60,7 @@ def named(words: tuple[str, ...], verdict: Row) -> bool:
     return all(w.lower() in said for w in words)
 
 
-def judged(ran: list[Row], reference: Row, part: str) -> tuple[str, str]:
+def classify(ran: list[Row], reference: Row, part: str) -> tuple[str, str]:
     """Return what short runs say of a mutant: crashed, equal, harmless or harmful, and why."""
     first, base, name = ran[0], reference["first"], reference["metric"]
     if crash := next((r["crashed"] for r in ran if r["crashed"]), ""):
@@ -116,7 +116,7 @@ def last(output: str) -> str:
     return (marked or lines or [""])[-1][:300]
 
 
-def line(row: Row) -> str:
+def summary_line(row: Row) -> str:
     """Return one line about a finished case."""
     where = f"{row['recipe']} {row['case']}" + (f" seed {row['seed']}" if row["kind"] != "mutants" else "")
     by = f" by {row['first']}" if row["first"] else ""

@@ -84,7 +84,7 @@ def words(s: dict[str, Any]) -> str:
     )
 
 
-def shown(found: dict[str, Any]) -> list[str]:
+def summary_lines(found: dict[str, Any]) -> list[str]:
     """Return the lines that the command prints at its end."""
     names = {"caught": "planted bugs caught", "named_first": "  cause named first", "false_alarms": "false alarms",
              "mutants_stopped": "harmful mutants stopped"}  # fmt: skip

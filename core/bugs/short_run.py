@@ -43,7 +43,7 @@ class Result:
     stopped: str = ""
     """Why the run stopped itself, if it did: a monitor, non-finite steps."""
     lines: dict[str, list[int]] = field(default_factory=dict)
-    """Lines that were executed, of the files asked for."""
+    """Executed lines of the traced files."""
 
 
 class Losses:
@@ -103,11 +103,11 @@ class Lines:
         if lines is None:
             return None
 
-        def line(frame: Any, event: str, value: Any) -> Any:
+        def trace_line(frame: Any, event: str, value: Any) -> Any:
             lines.add(frame.f_lineno)
-            return line
+            return trace_line
 
-        return line(frame, event, value)
+        return trace_line(frame, event, value)
 
 
 def short_run(recipe: str, seed: int, steps: int, settings: list[str], trace: list[str]) -> Result:

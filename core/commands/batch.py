@@ -45,7 +45,7 @@ from trainworthy.core.loop.run import Plan, Run, Step
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Data, Stage
 from trainworthy.core.session import stages
-from trainworthy.core.session.session import Session, open_session, session_lock, told, write_start
+from trainworthy.core.session.session import Session, explain_data_errors, open_session, session_lock, write_start
 
 WARM, LEAST, MOST = 2, 3, 20  # warmup steps, then the fewest and most timed steps
 ENOUGH, SLOW = 0.3, 10.0  # seconds of timed steps that suffice; slowest step allowed
@@ -100,7 +100,7 @@ def measured(rest: list[str]) -> dict[str, Any]:
         write_start(session)
         part = stages.parts(loaded, cfg)[0]
         session = replace(session, cfg=part.cfg)
-        with told(loaded, cfg):
+        with explain_data_errors(loaded, cfg):
             stage = part.untrained(session.accelerator)
         if "train" not in stage.data:
             raise UserError("batch measures samples of a training set", got=f"{stage.name}, whose loop makes its own",

@@ -101,6 +101,6 @@ def run(rest: list[str], said: dict[str, Any]) -> None:
     found = page.summary([row for row in campaign.rows if row["key"] in asked], runs)
     path = page.write(args.to, found)
     said |= found
-    print("\n" + "\n".join(page.shown(found)) + f"\n\npage {path}", flush=True)
+    print("\n" + "\n".join(page.summary_lines(found)) + f"\n\npage {path}", flush=True)
     if any(row["outcome"] in ("missed", "alarm", "survived") for row in found["rows"]):
         sys.exit(GATE_FAILED)

@@ -33,7 +33,7 @@ from trainworthy.core.commands import take_flag
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.report.plain import verdicts_of
 from trainworthy.core.session import multi_seed, process_end
-from trainworthy.core.session.proving import prove
+from trainworthy.core.session.checking import check_stages
 from trainworthy.core.session.session import Interrupts, open_session, reported, session_lock, write_start
 
 OWN = ("--only", "--stage")  # flags that take a value
@@ -68,7 +68,7 @@ def check(argv: list[str], found: dict[str, Any]) -> None:
     with session_lock(session), Interrupts(session.folder, next=again), reported(session):
         write_start(session)
         try:
-            prove(session, only=chosen, deep=deep, stage=stage or "")
+            check_stages(session, only=chosen, deep=deep, stage=stage or "")
         finally:
             found |= verdicts_of(session.folder)
     session.console.say(f"  evidence in {session.folder}/gates.json and report.html")

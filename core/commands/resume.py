@@ -19,7 +19,7 @@ from trainworthy.core.monitoring import board
 from trainworthy.core.monitoring.trackers import tracked
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.session import environment, fallbacks, multi_seed, process_end
-from trainworthy.core.session.proving import prove
+from trainworthy.core.session.checking import check_stages
 from trainworthy.core.session.session import (
     Interrupts,
     Session,
@@ -83,7 +83,7 @@ def resume(argv: list[str], found: dict[str, Any]) -> None:
     if session.resumes and (other := environment.changed_versions(folder)):
         session.console.say(f"packages have changed since the run began: {other}", style="yellow")
     assert_boardable(cfg, wanted)
-    shown = board.beside(session.folder.parent.parent, wanted=wanted and session.main, say=session.console.say)
+    shown = board.during_run(session.folder.parent.parent, wanted=wanted and session.main, say=session.console.say)
     track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
     with (
         session_lock(session),
@@ -97,7 +97,7 @@ def resume(argv: list[str], found: dict[str, Any]) -> None:
         if fallback is not None:
             write_start(session)
             fallbacks.copy_start_files(session, files)
-        prove(session, only=(), deep=False)
+        check_stages(session, only=(), deep=False)
         board_is_up()
         train(session, interrupts)
 

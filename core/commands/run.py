@@ -16,7 +16,7 @@ from trainworthy.core.monitoring.trackers import tracked
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.report.plain import in_short
 from trainworthy.core.session import multi_seed, process_end
-from trainworthy.core.session.proving import prove
+from trainworthy.core.session.checking import check_stages
 from trainworthy.core.session.session import Interrupts, Session, open_session, reported, session_lock, write_start
 from trainworthy.core.session.training import train
 
@@ -42,7 +42,7 @@ def run(argv: list[str], found: dict[str, Any]) -> None:
     folder = os.environ.pop("TRAINWORTHY_FOLDER", None)  # set for one of several seeds
     session = open_session(loaded, cfg, preset, argv, folder=Path(folder) if folder else None)
     track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
-    shown = board.beside(cfg.run.out, wanted=wanted and session.main, say=session.console.say)
+    shown = board.during_run(cfg.run.out, wanted=wanted and session.main, say=session.console.say)
     with (
         session_lock(session),
         Interrupts(session.folder) as interrupts,
@@ -52,7 +52,7 @@ def run(argv: list[str], found: dict[str, Any]) -> None:
         shown as board_is_up,
     ):
         write_start(session)
-        prove(session, only=(), deep=False)
+        check_stages(session, only=(), deep=False)
         board_is_up()
         train(session, interrupts)
 

@@ -23,7 +23,7 @@ SECONDS = 10.0  # per split: time limit for reading all samples if each needs `g
 CHUNK = 256  # samples per task of a thread or worker
 UNKNOWN = -1  # class of a sample without one
 CONTRADICTORY = 0.01
-"""Fraction of a split's samples whose input also occurs with another class, above which the split is refused. Real
+"""Largest allowed fraction of a split's samples whose input also occurs with another class. Real
 image sets stay below 0.001, sets of short texts below 0.005."""
 DISTINCT = 0.25
 """Fraction of distinct inputs below which an input does not identify its sample (a few categories, short windows of

@@ -276,7 +276,7 @@ def repeats(found: Scan) -> dict[str, Any]:
 
 def torn_copies(found: Scan) -> dict[str, Any] | None:
     """Find samples with a near copy of another class: as close as a picture that was saved again, and TORN times closer than any
-    sample of their own class. So pictures that all look alike are none. None if they are few."""
+    sample of their own class. Pictures that all look alike are therefore not reported. Return None if there are no more than allowed."""
     key = next((k for k, f in found.fields.items() if f["role"] == "target" and "classes" in f), None)
     if (
         key is None

@@ -20,12 +20,12 @@ from trainworthy.core.recipe.stage import Data
 ROWS = 600  # texts that are compared, in BLOCKS runs of neighbouring rows
 PICTURES = 256
 BLOCKS = 4
-LEAST = 24  # pairs of a run; of fewer nothing is concluded
+LEAST = 24  # pairs in a run of rows; with fewer there is no verdict
 TEXT_LAGS = (1, -1, 2, -2)
 MASK_LAGS = tuple(k * sign for k in range(1, 10) for sign in (1, -1))  # a picture may be several windows
 SURE, ALSO = 5.0, 3.0  # standard errors by which the other row must fit better in one run of rows, and in a second one
 SIDE = 128  # pixels to which pictures and masks are pooled
-UNRELATED = 0.5  # of what the better row has above a distant one, the most that the own row may have
+UNRELATED = 0.5  # the own row's fit above that of a distant row must be below this fraction of the better row's
 FAR = 11  # times the lag
 
 
@@ -68,7 +68,7 @@ def moved(data: Data) -> Moved | None:
 
 
 Fit = Callable[[int, int], float | None]
-"""How well the target of row i fits the input of row j; None: the two say nothing."""
+"""(i, j) -> how well the target of row i fits the input of row j; None if they cannot be compared."""
 
 
 def _run(fit: Fit, target: str, start: int, size: int, lag: int) -> Moved | None:

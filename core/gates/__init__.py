@@ -1,4 +1,4 @@
-"""Gates: what must hold before the budget is spent. `gate.py` says what one is, `order.py` lists them, `runner.py` runs them."""
+"""Gates: checks that must pass before training. `gate.py` defines a gate, `order.py` lists them, `runner.py` runs them."""
 
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.gates.gate import (

@@ -62,7 +62,7 @@ def accumulation(context: GateContext) -> Finding:
             if name == one:
                 whole[:] = [g.cpu() for g in grads]
             if len(grads) == len(whole):
-                gaps[name] = _gap(grads, whole)
+                gaps[name] = _difference(grads, whole)
             else:
                 faults.append(f"{name}: {len(grads)} gradients instead of {len(whole)}")
             del grads
@@ -73,8 +73,8 @@ def accumulation(context: GateContext) -> Finding:
         what = "the gradient is zero" if any(stepped) else "no optimiser stepped"
         raise Skip(f"{what}, however the batch is split: nothing to compare (see wiring)")
     if not faults and max(gaps.values()) > limit:
-        draws = any(_gap(gradient(one, draws=k), whole) > limit for k in range(16))
-        gaps = measure(still=True) if draws else gaps
+        draws = any(_difference(gradient(one, draws=k), whole) > limit for k in range(16))
+        gaps = measure(in_eval=True) if draws else gaps
     ok, shape = not faults and max(gaps.values()) <= limit, max(gaps, key=lambda k: gaps[k], default=one)
     shown = ", ".join(f"{k} {v:.1e}" for k, v in gaps.items() if k != one)
     shown += ", in eval mode: the model draws at random as it trains" * draws
@@ -111,24 +111,26 @@ def _why_divided(
         with evaluating(stage.model), run.autocast():
             sums = [stage.loss(stage.model, fetch(data, [0] * n, 0, run.device)) for n in (2, 4)]
         means = all(abs(float(sums[1][k]) - float(v)) <= 1e-3 * abs(float(v)) for k, v in sums[0].items())
-    return of_division(_gap(got, first), multiple(got, whole), len(sizes), mean=means, equal_agree=equal_agree)
+    return of_division(_difference(got, first), multiple(got, whole), len(sizes), mean=means, equal_agree=equal_agree)
 
 
-def _gap(grads: list[Tensor], whole: list[Tensor]) -> float:
+def _difference(grads: list[Tensor], whole: list[Tensor]) -> float:
     """Norm of the difference over the norm of `whole`; inf if one of them holds no gradient."""
     if not grads or not any(w.any() for w in whole):
         return math.inf if grads or any(w.any() for w in whole) else 0.0
-    apart = sum(
+    difference = sum(
         (exact(a) - exact(b.to(a.device))).square().sum().cpu() for a, b in zip(grads, whole, strict=True)
     ).sqrt()
-    return (apart / sum(exact(g).square().sum() for g in whole).sqrt()).item()
+    return (difference / sum(exact(g).square().sum() for g in whole).sqrt()).item()
 
 
-def _first_gradient(context: GateContext, plan: Plan, *, draws: int | None = None, still: bool = False) -> list[Tensor]:
+def _first_gradient(
+    context: GateContext, plan: Plan, *, draws: int | None = None, in_eval: bool = False
+) -> list[Tensor]:
     """Return the optimiser's gradient at the first step of `train()` under `plan`; with the model's `draws` of that
     number, or (`still`) with the whole model in eval mode."""
     run, stage = context.build(plan)
-    _quiet(stage.model, still)
+    _remove_randomness(stage.model, in_eval)
     if draws is not None:
         own = stage.loss
 
@@ -144,11 +146,8 @@ def _first_gradient(context: GateContext, plan: Plan, *, draws: int | None = Non
             every = [p for g in optimizer.param_groups for p in g["params"]]
             grads.extend(torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in every)
 
-    hook = register_optimizer_step_pre_hook(keep)
-    try:
+    with register_optimizer_step_pre_hook(keep):
         context.train(context.cfg, run, stage)
-    finally:
-        hook.remove()
     return grads
 
 
@@ -184,11 +183,11 @@ def _stay_in_eval(module: nn.Module, _: tuple) -> None:
     module.eval()
 
 
-def _quiet(model: nn.Module, still: bool) -> None:
+def _remove_randomness(model: nn.Module, in_eval: bool) -> None:
     """Switch off dropout, whose draws differ between divisions, and batch norm's batch statistics, which depend on the
     micro-batch. Both are healthy differences. `still`: put every module in eval mode."""
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-        if still or isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if in_eval or isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.register_forward_pre_hook(_stay_in_eval)  # the loop sets train mode again

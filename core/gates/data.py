@@ -141,7 +141,7 @@ def _belongs_elsewhere(stage: Stage) -> Iterator[tuple[str, str]]:
         return  # a picture takes a large part of a second
     for name, data in stage.data.items():
         if name != "test" and (found := pairing.moved(data)) is not None:
-            cause = f"a column of targets moved by {abs(found.lag)} against its inputs: a cell or a file was deleted or put in"
+            cause = f"a column of targets moved by {abs(found.lag)} against its inputs: a cell or a file was deleted or inserted"
             yield f"{name}: {found.words()}", cause
 
 
@@ -184,9 +184,9 @@ def _field_faults(
                f"'{key}' has NaN or infinite values as it is read: a division by 0, a logarithm of 0, or damaged files")  # fmt: skip
     beyond = []
     if spec.low is not None and found.get("min", spec.low) < spec.low:
-        beyond.append(f"'{key}' goes down to {found['min']:g}, below {spec.low:g}")
+        beyond.append(f"the lowest '{key}' is {found['min']:g}, below {spec.low:g}")
     if spec.high is not None and found.get("max", spec.high) > spec.high:
-        beyond.append(f"'{key}' goes up to {found['max']:g}, above {spec.high:g}")
+        beyond.append(f"the highest '{key}' is {found['max']:g}, above {spec.high:g}")
     if spec.low is not None and spec.high is not None and "max" in found:
         used = (found["max"] - found["min"]) / (spec.high - spec.low)
         if used < 0.1 and spec.role in ("input", "source"):

@@ -1,5 +1,6 @@
 """Finds where samples of a batch influence each other, and what a model answers from that ignores its input."""
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -45,13 +46,11 @@ class Mixture:
         key = tuple(indices)
         if key not in self.calls:
             found: list[tuple[str, Rows, Rows]] = []
-            hooks = [m.register_forward_hook(lambda _, given, out, n=n: found.append((n, _rows(given), _rows(out))))
-                     for n, m in self.stage.model.named_modules()]  # fmt: skip
-            try:
+            with contextlib.ExitStack() as hooks:
+                for n, m in self.stage.model.named_modules():
+                    record = lambda _, given, out, n=n: found.append((n, _rows(given), _rows(out)))  # noqa: E731
+                    hooks.enter_context(m.register_forward_hook(record))
                 self.loss(indices)
-            finally:
-                for hook in hooks:
-                    hook.remove()
             self.calls[key] = found
         return self.calls[key]
 

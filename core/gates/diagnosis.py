@@ -23,7 +23,7 @@ class Experiment:
 
     cause: str
     equals: str
-    apart: float
+    difference: float
     """Relative difference."""
 
 
@@ -53,8 +53,8 @@ def experiments(c: Candidates) -> list[Experiment]:
     def compare(equals: str, cause: str, candidate: Vector | None, *, clipped: bool = False) -> None:
         """`clipped`: clipping may have changed the length, so compare the direction."""
         if candidate is not None:
-            apart = _apart(_unit(c.got), _unit(candidate)) if clipped else _apart(c.got, candidate)
-            found.append(Experiment(cause, equals, apart))
+            difference = _difference(_unit(c.got), _unit(candidate)) if clipped else _difference(c.got, candidate)
+            found.append(Experiment(cause, equals, difference))
 
     n = len(c.parts)
     if c.before is not None:
@@ -65,7 +65,7 @@ def experiments(c: Candidates) -> list[Experiment]:
     for i, part in enumerate(c.parts):
         lost = f"{n - 1} of {n} micro-batches are lost: zero_grad() between them, or a loop that reads one batch"
         compare(f"that of micro-batch {i + 1} of {n} alone", lost, part)
-        compare(f"that of micro-batch {i + 1} of {n} alone, as a mean of its own", lost, _times(part, n))
+        compare(f"that of micro-batch {i + 1} of {n} alone, as a mean of its own", lost, _scaled(part, n))
     bare = "gradients are not exchanged between processes (the bare module is called, not the wrapped one)"
     compare("this process's own", bare, c.local)
     scale = multiple(c.got, c.own)
@@ -74,10 +74,10 @@ def experiments(c: Candidates) -> list[Experiment]:
         why = f"each of {n} micro-batches counts as a whole step: divide its loss by {n}"
         scaled = "the loss is scaled in the loop: a sum instead of a mean, a second division, a weight, a scaler"
         found.append(Experiment(why if each else scaled, f"{scale:.4g} times the loss's own", 0.0))
-    if min((e.apart for e in found), default=1.0) > SAME:
+    if min((e.difference for e in found), default=1.0) > SAME:
         compare("that of the same batch with each target shifted to the next sample",
                 "targets and inputs are shifted against each other", c.rolled())  # fmt: skip
-    return sorted(found, key=lambda e: e.apart)
+    return sorted(found, key=lambda e: e.difference)
 
 
 def diagnosed(found: list[Experiment]) -> str:
@@ -85,9 +85,11 @@ def diagnosed(found: list[Experiment]) -> str:
     if not found:
         return ""
     best = found[0]
-    if best.apart <= SAME:
-        return f"{best.cause} (the optimiser's gradient equals {best.equals}; relative difference {best.apart:.1e})"
-    return (f"no known mistake explains it: of {len(found)} the nearest is {best.equals}, with a difference of {best.apart:.0%}; "
+    if best.difference <= SAME:
+        return (
+            f"{best.cause} (the optimiser's gradient equals {best.equals}; relative difference {best.difference:.1e})"
+        )
+    return (f"no known mistake explains it: of {len(found)} the nearest is {best.equals}, with a difference of {best.difference:.0%}; "
             "look for what changes the gradient between backward() and step()")  # fmt: skip
 
 
@@ -110,7 +112,7 @@ def small(vector: Vector) -> bool:
     return sum(t.numel() for t in vector) <= MOST
 
 
-def _apart(a: Vector, b: Vector) -> float:
+def _difference(a: Vector, b: Vector) -> float:
     gap = sum((exact(x) - exact(y)).square().sum() for x, y in zip(a, b, strict=True)).sqrt()
     size = max(sum(exact(x).square().sum() for x in v).sqrt() for v in (a, b))
     return (gap / size).item() if size > 0 else 0.0
@@ -122,7 +124,7 @@ def multiple(a: Vector, b: Vector) -> float | None:
     if not size > 0:
         return None
     found = (sum((exact(x) * exact(y)).sum() for x, y in zip(a, b, strict=True)) / size).item()
-    close = found > 0 and _apart(a, _times(b, found)) <= SAME
+    close = found > 0 and _difference(a, _scaled(b, found)) <= SAME
     return found if close and abs(found - 1) > SAME else None
 
 
@@ -131,7 +133,7 @@ def _unit(a: Vector) -> Vector:
     return [x / size for x in a]
 
 
-def _times(a: Vector, factor: float) -> Vector:
+def _scaled(a: Vector, factor: float) -> Vector:
     return [x * factor for x in a]
 
 

@@ -72,7 +72,7 @@ def entries(context: GateContext) -> Finding:
     )
     data = stage.data.get("train")
     if wrong and data is not None and _samples(stage) < len(data) and not stage.expect.gate_batch_size:
-        wrong = _still(wrong, loss, data)
+        wrong = _confirm(wrong, loss, data)
     changes = {".".join(p): v for p, v in changes.items()}
     shown = ", ".join(f"{k} {v:.1g}" for k, v in changes.items())
     spare = [".".join(p) for p in sorted(silent - set(wrong))]
@@ -149,7 +149,7 @@ def _faults(
     return wrong
 
 
-def _still(wrong: dict[Path, str], loss: Loss, data: Data) -> dict[Path, str]:
+def _confirm(wrong: dict[Path, str], loss: Loss, data: Data) -> dict[Path, str]:
     """Return what is still wrong with four times as many other samples: a mask may hide all of a few."""
     indices = pick(data, min(4 * _samples(loss.stage), len(data)), loss.seed + 1)
     more = fetch(data, indices, loss.seed, loss.run.device)

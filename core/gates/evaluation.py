@@ -12,7 +12,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.fed import fed_differently
 from trainworthy.core.gates.gate import GateContext, pick
 from trainworthy.core.gates.learning import overfitted
-from trainworthy.core.gates.named_causes import Training, of_batches, of_draws
+from trainworthy.core.gates.named_causes import of_batches, of_draws, random_in_training
 from trainworthy.core.gates.recorder import Record, rehearsed, tensors
 from trainworthy.core.loop.run import Run
 from trainworthy.core.recipe.stage import Data, Stage, View
@@ -55,7 +55,7 @@ def evaluation(context: GateContext) -> Finding:
     size = run.cfg.train.eval_batch_size
     other = max(3, len(view) // 5 - 2)  # 48 of 250: an unusual batch size, with an incomplete last batch
     other = max(1, min(other, len(view) - 1))  # also with only three samples
-    with Training(stage.eval_model) as training:
+    with random_in_training(stage.eval_model) as training:
         first = measure(1, size)
         with contextlib.suppress(
             Exception
@@ -96,7 +96,7 @@ def _unequal(
     run: Run,
     stage: Stage,
     view: View,
-    training: Training,
+    training: list[str],
     results: Results,
     sizes: tuple[int, int],
     again: Callable[[], dict[str, float]],
@@ -107,10 +107,10 @@ def _unequal(
     differs = [k for k in first if first[k] != second[k] and first[k] == first[k]]
     if differs:
         k = differs[0]
-        if not training.seen and _same_samples(view) and again()[k] != first[k]:
+        if not training and _same_samples(view) and again()[k] != first[k]:
             return (f"two evaluations of the same weights differ: {k} {first[k]:.5f} and {second[k]:.5f}", KEPT)
         return (f"two evaluations of the same weights differ: {k} {first[k]:.5f} and {second[k]:.5f}",
-                of_draws(_same_samples(view), training.seen))  # fmt: skip
+                of_draws(_same_samples(view), training))  # fmt: skip
     limit = 1e-3 if run.precision == "fp32" else 5e-2  # kernels for other shapes round differently
     k = next((k for k in first if abs(first[k] - cut_other[k]) > limit * max(1.0, abs(first[k]))), None)
     if k is None:
@@ -121,13 +121,13 @@ def _unequal(
             of_batches(cut_other[k], alone, [len(part) for part in parts]))  # fmt: skip
 
 
-def _changed_by_evaluation(before: dict[str, Tensor], stage: Stage, training: Training) -> tuple[str, str] | None:
+def _changed_by_evaluation(before: dict[str, Tensor], stage: Stage, training: list[str]) -> tuple[str, str] | None:
     """(what is wrong, cause) of tensors that an evaluation changed."""
     after = tensors(stage, ("state",))
     changed = [n for n, t in before.items() if n not in after or not torch.equal(t, after[n])]
     if not changed:
         return None
-    running = sorted({n for n in training.seen if n and changed[0].startswith(("model." + n, n))})
+    running = sorted({n for n in training if n and changed[0].startswith(("model." + n, n))})
     cause = f"evaluation writes to {changed[0]}: statistics or weights are updated in evaluate()"
     return (f"evaluation changed {len(changed)} tensors, e.g. {changed[0]}",
             f"batch norm in train mode at evaluation: {running[0]}" if running else cause)  # fmt: skip

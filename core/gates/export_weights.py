@@ -32,7 +32,7 @@ def plain(name: str) -> str:
 
 
 def stored(folder: Path) -> dict[str, tuple[str, Tensor]]:
-    """{name: (file, tensor)} of all safetensors files. A file below or beside others may hold a part of the model."""
+    """{name: (file, tensor)} of all safetensors files. The model may be divided over several files and subfolders."""
     from safetensors.torch import load_file
 
     found: dict[str, tuple[str, Tensor]] = {}
@@ -53,7 +53,7 @@ def paired(trained: dict[str, Tensor], files: dict[str, tuple[str, Tensor]]) -> 
     return out
 
 
-def apart(a: Tensor, b: Tensor) -> float:
+def difference(a: Tensor, b: Tensor) -> float:
     """Relative difference."""
     a, b = a.double().cpu(), b.double().cpu()
     return ((a - b).norm() / b.norm().clamp_min(1e-12)).item()
@@ -71,7 +71,7 @@ def exported_weights(context: GateContext) -> Finding:
     if sum(p.numel() for p in stage.model.parameters()) > BIGGEST:
         raise Skip("the model is too large to be saved and loaded before each run")
 
-    def judged() -> Finding | None:
+    def compare() -> Finding | None:
         moving = {id(p) for p in stage.parameters().values()}
         names = {n for n, p in stage.model.named_parameters() if id(p) in moving}
         trained = {n: p.detach() for n, p in stage.eval_model.named_parameters() if n in names}
@@ -80,7 +80,7 @@ def exported_weights(context: GateContext) -> Finding:
             found = paired(trained, stored(Path(name)))
         if not found:
             return None
-        gaps = {n: apart(one, own) for n, (_, one, own) in found.items()}
+        gaps = {n: difference(one, own) for n, (_, one, own) in found.items()}
         wrong = {n: gap for n, gap in gaps.items() if gap > SAME.get(found[n][1].dtype, HALF)}
         where = {found[n][0] for n in wrong}
         fresh = dict(context.look()[1].eval_model.named_parameters()) if wrong else {}
@@ -88,10 +88,12 @@ def exported_weights(context: GateContext) -> Finding:
         old = [
             n
             for n in wrong
-            if n in fresh and apart(found[n][1], fresh[n].detach()) <= SAME.get(found[n][1].dtype, HALF)
+            if n in fresh and difference(found[n][1], fresh[n].detach()) <= SAME.get(found[n][1].dtype, HALF)
         ]
         own = [
-            n for n in wrong if n in raw and apart(found[n][1], raw[n].detach()) <= SAME.get(found[n][1].dtype, HALF)
+            n
+            for n in wrong
+            if n in raw and difference(found[n][1], raw[n].detach()) <= SAME.get(found[n][1].dtype, HALF)
         ]
         because = (
             "the export holds the weights that training began with\n" if wrong and len(old) == len(wrong) else
@@ -108,7 +110,7 @@ def exported_weights(context: GateContext) -> Finding:
             '--gates.waive exported-weights --gates.because "..."', evidence={"gaps": gaps},
         )  # fmt: skip
 
-    finding = agreed(run.accelerator, judged() if run.rank == 0 else None)
+    finding = agreed(run.accelerator, compare() if run.rank == 0 else None)
     if finding is None:
         raise Skip("no exported file has tensors with names of the model's tensors")
     return finding

@@ -57,7 +57,7 @@ class Exported:
     separates wrong weights from a wrong preprocessing."""
 
 
-def asked(reader: Path, folder: Path, samples: list[dict[str, Any]]) -> dict[str, list[Tensor]]:
+def query(reader: Path, folder: Path, samples: list[dict[str, Any]]) -> dict[str, list[Tensor]]:
     """Return {way: answer to each sample} of the export in `folder`, from a fresh process. Raises RuntimeError if it
     cannot be loaded."""
     with tempfile.TemporaryDirectory() as name:
@@ -111,7 +111,7 @@ def compared(
     except Exception as error:  # a fork's own data set may raise anything
         raise Skip(f"exported.sample cannot read what is stored: {type(error).__name__}: {error}") from None
     try:
-        theirs = asked(exported.reader, folder, questions)
+        theirs = query(exported.reader, folder, questions)
     except RuntimeError as error:
         problem = str(error)
     apart = {way: difference(ours, said) for way, said in theirs.items()}
@@ -119,7 +119,7 @@ def compared(
     if exported.ready and (problem or apart[worst] > LIMIT):
         with contextlib.suppress(RuntimeError):
             made = [exported.ready(stage.data[k], i) for k, j in some.items() for i in j]
-            as_made = asked(exported.reader, folder, made)
+            as_made = query(exported.reader, folder, made)
             own_way = max(difference(ours, said) for said in as_made.values()) <= LIMIT
     if problem and not own_way:
         return Finding(False, f"the export cannot be read in a fresh process: {problem}", needed,
@@ -129,23 +129,23 @@ def compared(
         scores, val = {}, stage.data["val"]
         many = {"val": pick(val, min(stage.expect.at_most(MANY, times=4), len(val)), 0)}
         with contextlib.suppress(RuntimeError):
-            by_export = asked(exported.reader, folder, stored(many)).get(worst)
+            by_export = query(exported.reader, folder, stored(many)).get(worst)
             found = _scored(stage, many, answered(stage.eval_model, many), by_export)
             scores = {k: s._replace(apart=_better(metric, s, len(many[k]))) for k, s in found.items()}
     count = sum(map(len, some.values()))
-    told = f"{count} samples in a fresh process: " + ", ".join(f"{k} differs by {v:.1e}" for k, v in apart.items())
-    told += "".join(f", {metric.name} {found.theirs:.3f} on {k}" for k, found in scores.items())
+    measured = f"{count} samples in a fresh process: " + ", ".join(f"{k} differs by {v:.1e}" for k, v in apart.items())
+    measured += "".join(f", {metric.name} {found.theirs:.3f} on {k}" for k, found in scores.items())
     wrong = [f"{metric.name} {found.theirs:.3f} of {k} samples by the export, {found.ours:.3f} by this run"
              for k, found in scores.items() if found.apart]  # fmt: skip
     if own_way:
         said = f"get() does to a stored sample what config.json and {exported.reader.name} do not"
-        told = f"{count} inputs as get() makes them get the same answers in a fresh process; {said}"
+        measured = f"{count} inputs as get() makes them get the same answers in a fresh process; {said}"
         because = f"the weights are right, and stored samples score better without it: {said}\n" if wrong else ""
     elif apart[worst] > LIMIT:
         wrong.insert(0, f"{worst} differs by {apart[worst]:.2g}")
         because = _another_net({k: difference(answered(net), theirs[worst]) for k, net in suspects().items()})
     return Finding(
-        not wrong, "; ".join([*wrong, told] if wrong else [told]), needed,
+        not wrong, "; ".join([*wrong, measured] if wrong else [measured]), needed,
         because + "export() writes another net than the evaluated one: a newly built one, or the raw weights instead of the EMA\n"
         "config.json names another preprocessing than that of get(), or get(index, None) changes stored samples in another way\n"
         "the exported program is in train mode (dropout, statistics of a batch)",
@@ -154,7 +154,7 @@ def compared(
 
 
 def _another_net(apart: dict[str, float]) -> str:
-    """Return which other net answers as the export does, if one does. `apart`: the difference of each."""
+    """Return which other net gives the export's answers, if one does. `apart`: {net: difference of its answers}."""
     likely = min(apart, key=apart.get, default="")
     if not likely or apart[likely] > LIMIT:
         return ""
@@ -220,17 +220,17 @@ def export_gate(context: GateContext) -> Finding:
     some = {"train": found["indices"][:few], "val": pick(val, min(few, len(val)), context.cfg.run.seed)}
     measured = run.measure(stage, View(train, some["train"]))[stage.metric.name]
 
-    def judged() -> Finding:
+    def compare_files() -> Finding:
         with tempfile.TemporaryDirectory() as name:
             stage.export(Path(name))
             return compared(stage, Path(name), some, lambda: suspects(context, stage))
 
-    seen = agreed(run.accelerator, judged() if run.rank == 0 else None)
+    seen = agreed(run.accelerator, compare_files() if run.rank == 0 else None)
     own = seen.evidence.get("scores", {}).get("train", [measured])[0]
     if abs(own - measured) > allowed(stage.metric, len(some["train"])):
         seen.ok = False
         seen.measured = (
-            f"evaluate says {stage.metric.name} {measured:.3f} where the answers have {own:.3f}; {seen.measured}"
+            f"evaluate returns {stage.metric.name} {measured:.3f}, the same answers score {own:.3f}; {seen.measured}"
         )
         seen.remedy = f"evaluate() scores other answers, other labels or another order than the model's\n{seen.remedy}"
     return seen
@@ -256,9 +256,9 @@ def at_end(run: Run, stage: Stage, folder: Path) -> Verdict:
     except Skip as skip:
         return Verdict("export", "C18", TITLE, "skip", "", "", "", 0.0, reason=str(skip))
     except Exception as error:  # an error here must not lose the trained weights
-        told = f"raised {type(error).__name__}: {error}"
+        measured = f"raised {type(error).__name__}: {error}"
         return Verdict(
-            "export", "C18", TITLE, "advice", told, "a comparison", "correct what Stage.exported declares", 0.0
+            "export", "C18", TITLE, "advice", measured, "a comparison", "correct what Stage.exported declares", 0.0
         )
     return Verdict("export", "C18", TITLE, "pass" if seen.ok else "fail", seen.measured, seen.needed,
                    "" if seen.ok else seen.remedy, 0.0, evidence=json.loads(json.dumps(seen.evidence)))  # fmt: skip

@@ -19,7 +19,9 @@ def fabricated(context: GateContext) -> Finding:
     variance the class explains."""
     train_set(context.look()[1])
     train, val = context.scans["train"], context.scans["val"]
-    told = "; ".join(f"{k} {_mean(train, k)} of train and {_mean(val, k)} of val fabricated" for k in train.fabricated)
+    declared = "; ".join(
+        f"{k} {_mean(train, k)} of train and {_mean(val, k)} of val fabricated" for k in train.fabricated
+    )
     key = next((k for k, f in train.fields.items() if f.get("classes")), None)
     lengths, shares = _lengths(train, val), {k: (s, val.fabricated[k]) for k, s in train.fabricated.items()}
     if not lengths and not shares:
@@ -30,7 +32,7 @@ def fabricated(context: GateContext) -> Finding:
             if key is None
             else f"{len(val.indices)} held-out samples are too few to tell"
         )
-        raise Skip(f"{told}; {why}" if told else why)
+        raise Skip(f"{declared}; {why}" if declared else why)
     if train.fields[key]["invalid"] or val.fields[key]["invalid"]:
         raise Skip(f"'{key}' has values that are not class ids: see data")
     place = {c: i for i, c in enumerate(sorted({*train.targets[key], *val.targets[key]}))}
@@ -55,8 +57,8 @@ def fabricated(context: GateContext) -> Finding:
     ]
     guessed = ", ".join(f"{name} {a:.3f}" for name, a in accuracy.items())
     return Finding(
-        not wrong, "; ".join([*wrong, *([told] if told else [])]) if wrong
-        else f"{told + '; ' if told else ''}accuracy from {guessed} (largest class {majority:.3f})",
+        not wrong, "; ".join([*wrong, *([declared] if declared else [])]) if wrong
+        else f"{declared + '; ' if declared else ''}accuracy from {guessed} (largest class {majority:.3f})",
         f"accuracy from lengths and fabricated shares not significantly above {solved:.2f} (midpoint of the largest class and 1); the "
         "class explains less than half of each fabricated share",
         "classes come from different sources (devices, archives, rates) and were resampled or padded to one size\n"
@@ -95,8 +97,8 @@ def _naive_bayes(features: list[tuple[list, list]], y: Tensor, truth: Tensor) ->
     """Accuracy on the second half; each feature's class counts per bin are fitted on the first half."""
     classes = int(max(y.max(), truth.max())) + 1
     score = torch.bincount(y, minlength=classes).clamp_min(1).log().repeat(len(truth), 1)
-    for known, asked in features:
-        x, xv = (torch.tensor(v, dtype=torch.float64) for v in (known, asked))
+    for fitted, scored in features:
+        x, xv = (torch.tensor(v, dtype=torch.float64) for v in (fitted, scored))
         values = x.unique()
         edges = (values[1:] + values[:-1]) / 2  # with few values, each gets its own bin
         if len(values) > BINS:
@@ -111,9 +113,9 @@ def _naive_bayes(features: list[tuple[list, list]], y: Tensor, truth: Tensor) ->
     return (score.argmax(1) == truth).float().mean().item()
 
 
-def _explained(known: list[float], asked: list[float], y: Tensor, truth: Tensor) -> float:
-    """Fraction of the variance of `asked` that the class means of `known` explain (0 or less: none)."""
-    x, xv = (torch.tensor(v, dtype=torch.float64) for v in (known, asked))
+def _explained(fitted: list[float], scored: list[float], y: Tensor, truth: Tensor) -> float:
+    """Return the fraction of the variance of `scored` that the class means of `fitted` explain (0 or less: none)."""
+    x, xv = (torch.tensor(v, dtype=torch.float64) for v in (fitted, scored))
     means = torch.stack(
         [x[y == c].mean() if (y == c).any() else x.mean() for c in range(int(max(y.max(), truth.max())) + 1)]
     )

@@ -70,15 +70,11 @@ def _received(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
         if not first and next(module.parameters(recurse=False), None) is not None:
             first.append(name)
 
-    hooks = [
-        module.register_forward_pre_hook(lambda m, a, k, name=name: keep(name, m, a, k), with_kwargs=True)
-        for name, module in model.named_modules()
-    ]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hook = lambda m, a, k, name=name: keep(name, m, a, k)  # noqa: E731
+            hooks.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
         yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _rows(calls: list[Tensor], n: int) -> Tensor | None:

@@ -30,27 +30,28 @@ ON_PURPOSE = (
 
 @dataclass
 class Statement:
-    """What one term of the loss is, per sample (B,)."""
+    """The independent formula of one loss term, per sample (B,)."""
 
     right: dict[str, Tensor]
     """The formula first, then other published forms."""
     wrong: dict[str, Tensor] = field(default_factory=dict)
-    """Known mistakes by what they are called."""
+    """{name of a known mistake: the values that it gives}."""
     optional: bool = False
-    """May the term be zero (its weight is a setting that is 0)?"""
+    """Whether the term may be zero, because its weight is a setting that may be 0."""
     own: Callable[[], str] | None = None
-    """What any objective of this kind must do, asked if no form fits: what is wrong, or nothing. Without it, no other form passes."""
+    """Check for an objective of the recipe's own, called if no form fits: returns what is wrong, or an empty string. Without it, an
+    unknown form fails."""
 
 
 Statements = dict[str, Statement]
 
 
 def gate_of(state: Callable[[GateContext, Stage, dict], Statements], *, rows: str, causes: str) -> Gate:
-    """Return the gate `formula` of a recipe with a training set. `state` (context, stage, batch) says what each term is, from what the model
-    says of the batch. The model is the rehearsed one: right after a start, zero-initialised layers hide most mistakes."""
+    """Return the gate `formula` of a recipe with a training set. `state(context, stage, batch)` computes the formula of each term from
+    the model's outputs. The gate uses the rehearsed model, because zero-initialised layers hide most mistakes at the start."""
 
     @gate("formula", rows=rows, title=TITLE, reads="data model loss counts train", explains=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         run, stage, _ = rehearsed(context)
         if stage.expect.couplings:
             raise Skip(f"declared: {stage.expect.couplings}")
@@ -65,19 +66,19 @@ def gate_of(state: Callable[[GateContext, Stage, dict], Statements], *, rows: st
             evidence={"compared": one.said, "own": one.own}, batch=batch if one.wrong else None, cause=known(one.causes),
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 @dataclass
 class Comparison:
-    """Of a loss with its formula."""
+    """Result of comparing a loss with its formula."""
 
     samples: int = 0
     wrong: list[str] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
     own: list[str] = field(default_factory=list)
-    """Terms that the formula does not know."""
+    """Loss terms without a formula."""
 
 
 def known(causes: list[str]) -> str:
@@ -119,7 +120,7 @@ def limit(run: Any, exact: float) -> float:
 
 
 def summed(s: Statement) -> Statement:
-    """Rows that are whole stretches of steps: one number for each."""
+    """Reduce every form to one number per sample (sequences are summed)."""
 
     def rows(forms: dict[str, Tensor]) -> dict[str, Tensor]:
         return {k: v.float().flatten(1).sum(1) if v.ndim > 1 else v.float() for k, v in forms.items()}
@@ -128,7 +129,7 @@ def summed(s: Statement) -> Statement:
 
 
 def paired(got: dict, whole: dict, due: dict) -> tuple[dict, dict, dict, list[str]]:
-    """Terms with those of the same name; where the loss names its terms otherwise, the sum of all with the sum of all."""
+    """Match terms by name. If the loss uses other names, compare the sum of all terms with the sum of all formulas."""
     if missing := [k for k, s in due.items() if k not in got and not s.optional]:
         if len(missing) < len(due):
             zero = torch.zeros_like(next(iter(got.values())))
@@ -144,7 +145,7 @@ def paired(got: dict, whole: dict, due: dict) -> tuple[dict, dict, dict, list[st
 def compare(
     term: str, s: Statement, got: Tensor, whole: Tensor, model: nn.Module, exact: float
 ) -> tuple[str, str, str, str]:
-    """(what is wrong or nothing, what was found, the cause that fits, the published form that it is) of one term."""
+    """Compare one term; return (what is wrong, what was found, the cause that fits, the published form that fits), each may be ""."""
     if s.optional and not got.any():
         return "", "", "", ""
     gaps = {name: _gap(got, form.detach()) for name, form in s.right.items()}
@@ -184,7 +185,7 @@ def compare(
 
 
 def _gradient_cause(s: Statement, got: Tensor, weights: dict, mine: dict, theirs: dict, exact: float) -> str:
-    """What fits where values are right and gradients are not."""
+    """Return the cause that fits if the values are right and the gradients are not."""
     for name, form in s.wrong.items():
         gap, factor = _gap(got, form.detach())
         if gap <= 10 * exact:
@@ -218,7 +219,7 @@ def _gap(got: Tensor, due: Tensor) -> tuple[float, float]:
 
 
 def _cause(s: Statement, got: Tensor, exact: float) -> str:
-    """The known mistake that fits."""
+    """Return the known mistake that fits."""
     for name, form in s.wrong.items():
         gap, factor = _gap(got, form.detach())
         if gap <= 10 * exact and 0.1 <= factor <= 10:

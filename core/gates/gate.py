@@ -35,14 +35,14 @@ class Gate:
     id: str
     rows: str
     title: str
-    prove: Callable[["GateContext"], Finding]
+    check: Callable[["GateContext"], Finding]
     reads: tuple[str, ...] = PARTS
     """Parts of a recipe that can change the verdict."""
     lasting: bool = True
     """Whether a pass may be remembered. Gates that read the data report run every time, because each run makes it
     again."""
     symptom: bool = False
-    """Whether many causes lead to its failure. The runner then asks the gates that explain, before it prints."""
+    """Whether many causes lead to its failure. The runner then runs the gates with `explains` before it prints the failure."""
     explains: bool = False
     """Whether it compares with an independent formula or definition, so that its failure names a cause."""
 
@@ -56,7 +56,7 @@ def gate(
     parts = reads.split()
     if {"loss", "evaluate"} & {*parts} and "frozen_modules" not in parts:
         parts.append("frozen_modules")
-    return lambda prove: Gate(id, rows, title, prove, tuple(parts), lasting, symptom, explains)
+    return lambda check: Gate(id, rows, title, check, tuple(parts), lasting, symptom, explains)
 
 
 @dataclass
@@ -219,8 +219,8 @@ def release(stage: Stage) -> None:
 
 @contextlib.contextmanager
 def quick_collections() -> Iterator[None]:
-    """Inside, Python's collector leaves out what exists already, so that `build` may call it each time: modules and
-    data that were read before take it a third of a second. Afterwards, nothing of the gates is alive."""
+    """Exclude existing objects from garbage collection inside, because scanning them takes a third of a second and `build` collects
+    every time. Afterwards, nothing of the gates is alive."""
     gc.collect()
     gc.freeze()
     try:
@@ -281,8 +281,8 @@ def pick(data: Data, n: int, seed: int, *, only: Collection[int] | None = None) 
 
 
 def _different(data: Data, order: list[int], n: int) -> list[int]:
-    """Return the first `n` of `order`, but samples whose target text another one has already come last: four times the same answer
-    would say nothing about the inputs."""
+    """Return the first `n` of `order`; samples that repeat a target text come last, because equal answers say nothing about the
+    inputs."""
     name = next((k for k, f in data.fields.items() if f.role == "target"), None)
     if name is None or not order or not isinstance(data.peek(order[0], name), str):
         return order[:n]
@@ -316,9 +316,9 @@ def own_size(of: "GateContext | Run") -> int:
 
 
 def divided(context: GateContext, size: int) -> list[int] | None:
-    """Return the sizes of each process's micro-batches of a rehearsed step of `size` samples, if as many as the run has
-    would be larger than its own; else None. A user's own loop or trainer is asked for as many as it is written for: losses that
-    are no sum over samples (a classifier of transformers that does not divide) would change."""
+    """Return the sizes of each process's micro-batches in a rehearsed step of `size` samples. Return None if the run's own number of
+    micro-batches keeps each of them no larger than the run's, and for a user's own loop or trainer: there, a loss that is no sum over
+    samples (that of some transformers classifiers) depends on the number of micro-batches."""
     if not context.sized:
         return None
     (mine, rest), own = divmod(size, context.accelerator.num_processes), own_size(context)
@@ -338,7 +338,7 @@ def pieces(indices: list[Item], most: int) -> list[list[Item]]:
 
 def total_loss(run: Run, stage: Stage, *batches: dict) -> torch.Tensor:
     """Return the mean loss of a batch on this process: each term's sum over its denominator, in the run's precision.
-    Several: those of one batch that was divided; then each part's graph is made anew when the gradient is taken."""
+    Several batches are the micro-batches of one batch; their graphs are then recomputed in the backward pass, to save memory."""
     counts = summed([stage.counts(batch) for batch in batches])
     again = len(batches) > 1 and torch.is_grad_enabled()
     sums: dict[str, torch.Tensor] = {}

@@ -4,7 +4,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.gates.recorder import rehearsed
-from trainworthy.core.loop.init_from import few, match
+from trainworthy.core.loop.init_from import list_names, match
 
 NEEDED = 0.9
 
@@ -28,15 +28,17 @@ def init(context: GateContext) -> Finding:
     missing = [n for n in fits.missing if not n.startswith(fresh or ("\0",))]
     wrong, remedy = [], []
     if changed:
-        wrong.append(f"{len(changed)} tensors are in the file and differ from it, e.g. {few(changed)}")
+        wrong.append(f"{len(changed)} tensors are in the file and differ from it, e.g. {list_names(changed)}")
         remedy.append(f"the names only fit with their {fits.prefix}: strict=False loaded nothing" if fits.prefix
                       else "initialised again after loading (a new head: declare expect.new_parameters), or never loaded")  # fmt: skip
     if share < NEEDED:
         for what, names in (("not in the file", missing), ("of another shape", fits.mismatched)):
             if names:
-                wrong.append(f"{len(names)} {what}: {few(names)}")
+                wrong.append(f"{len(names)} {what}: {list_names(names)}")
         if fits.unexpected:
-            wrong.append(f"{len(fits.unexpected)} tensors of the file are not in the model: {few(fits.unexpected)}")
+            wrong.append(
+                f"{len(fits.unexpected)} tensors of the file are not in the model: {list_names(fits.unexpected)}"
+            )
         remedy.append("names that differ (key prefix) under strict=False, a file of another model or of a part of it")
     if old:
         wrong.append(f"the optimiser holds {', '.join(old)} before its first step")

@@ -1,5 +1,5 @@
-"""Checks on what a stage keeps beside the weights that train: references, targets and kept weights have storage of their
-own, and an average of the weights follows them as its decay says."""
+"""Checks what a stage stores in addition to its trained weights. References, target networks and kept weights must have
+memory of their own, and the average of the weights must follow them as its decay says."""
 
 import math
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ def average(context: GateContext) -> Finding:
     if not decays:
         wrong.append(f"the average does not move in {steps} steps")
     elif off > EXACT or not all(-1e-3 <= d < 1 for d in decays):
-        wrong.append(f"the average does not lie between its last value and the weights (decays {_few(decays)})")
+        wrong.append(f"the average does not lie between its last value and the weights (decays {_shorten(decays)})")
     elif late is not None and late < due - 1e-3:
         wrong.append(
             f"after {updates:,} updates, as many as the run makes, its decay is {late:.4f}: the average is nearly the newest weights"
@@ -93,7 +93,7 @@ def average(context: GateContext) -> Finding:
         wrong.append(
             f"after the run's {round(total / each):,} updates, {left**whole:.0%} of the average are still the untrained weights"
         )
-    shown = f"decays {_few(decays)} over {steps} steps"
+    shown = f"decays {_shorten(decays)} over {steps} steps"
     shown += (
         ""
         if late is None
@@ -195,5 +195,5 @@ def remembered(stage: Stage, updates: int) -> tuple[float | None, float | None]:
     return late, left if math.isfinite(left) else 1.0
 
 
-def _few(values: list[float]) -> str:
+def _shorten(values: list[float]) -> str:
     return " ".join(f"{v:.3f}" for v in values[:6]) or "none"

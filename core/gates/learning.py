@@ -234,7 +234,7 @@ def overfit(context: GateContext) -> Finding:
 def _why_not(context: GateContext, stage: Stage, found: dict) -> str:
     """Return the cause that an experiment supports of a loss that did not reach its floor: inputs that do not arrive, a known floor,
     another rate at which the same samples are memorised."""
-    if context.accelerator.num_processes > 1:  # ranks must not part ways here
+    if context.accelerator.num_processes > 1:  # all ranks must run the same code
         return ""
     run, fields = context.look()[0], stage.data["train"].fields
     inputs = [k for k, f in fields.items() if f.role == "input"]
@@ -274,7 +274,7 @@ def _never_slows(found: dict) -> str:
 @gate(
     "baseline",
     rows="C5",
-    title="without its input the model cannot answer",
+    title="the model cannot answer without its input",
     reads="data model loss counts evaluate metric probe optimizers state expect train",
     symptom=True,
 )
@@ -319,7 +319,7 @@ def baseline(context: GateContext) -> Finding:
 
 def _why_blind(context: GateContext, run: Run, stage: Stage, view: View, found: dict, bar: float) -> str:
     """Return where a model that answers without its input has its answers from, and whether the input reaches the loss at all."""
-    if context.accelerator.num_processes > 1:  # ranks must not part ways here
+    if context.accelerator.num_processes > 1:  # all ranks must run the same code
         return ""
     metric = stage.gate_evaluator.metric
 

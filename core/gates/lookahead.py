@@ -1,8 +1,8 @@
-"""Finds predictions that depend on the value that they are asked for.
+"""Finds predictions that depend on the value that they must predict.
 
-Sequence targets often are the input, moved: the next token, the next values of a series. A model must not read input
-entry i to predict target j if both are the same value. Otherwise it would also predict random, independent sequences, and
-its score says nothing about the future.
+In sequence tasks the target is often the shifted input: the next token, the next values of a series. If input entry i and
+target j are the same value, the model must not read i to predict j. If it does, it can also predict random, independent
+sequences, and its score says nothing about the future.
 """
 
 import contextlib
@@ -44,16 +44,16 @@ class Match:
 def lookahead(run: Run, stage: Stage, data: Data, seed: int) -> tuple[float, str]:
     """Return (relative effect of a target's own value in the input on its prediction, where); (0, "") if no target is in
     the input. Each entry is tested by four losses: with the target as it is and changed, while the model reads the input
-    as it is and changed. If the two changes do not add up, the prediction depends on the value that it is asked for."""
+    as it is and changed. If the two changes do not add up, the prediction depends on its own target value."""
     n = min(stage.expect.at_most(SAMPLES), len(data))
     if n < DISTINCT or stage.expect.random_loss or stage.gates:
         return 0.0, ""  # a recipe's own gates compare the model's logits, place by place
     batch = fetch(data, pick(data, n, seed), seed, run.device)
-    asked = {
+    targets = {
         k: v for k, v in batch.items()
         if isinstance(v, Tensor) and v.dim() in (2, 3) and len(v) == n and k in data.fields and data.fields[k].role == "target"
     }  # fmt: skip
-    if not asked:
+    if not targets:
         return 0.0, ""
 
     def value(stage: Stage, one: dict) -> float:
@@ -62,7 +62,7 @@ def lookahead(run: Run, stage: Stage, data: Data, seed: int) -> tuple[float, str
 
     with evaluating(stage.model), run.autocast():
         calls = _calls(stage, lambda: value(stage, batch), n)
-    matches = [m for call in calls for m in _matches(call, asked)]
+    matches = [m for call in calls for m in _matches(call, targets)]
     if not matches:
         return 0.0, ""
     with evaluating(stage.model), run.autocast():
@@ -111,9 +111,9 @@ def _effect(
         with _given(module, match.place, source):
             return abs(value(stage, {**batch, match.name: other}) - whole) > 10 * rounding * abs(whole)
 
-    columns = [c for c in _few(match.columns) if scored(c[0])]
+    columns = [c for c in _choose(match.columns) if scored(c[0])]
     if not columns or (match.shift == 0 and scored(0)):
-        return None  # nothing of it is asked here; or the input is to be reconstructed
+        return None  # none of its entries is scored here; or the model reconstructs its input
     worst, where = 0.0, ""
     for j, channel in columns:
         goal, given, both = losses(j, channel)
@@ -127,7 +127,7 @@ def _effect(
     return worst, where
 
 
-def _few(columns: tuple) -> list:
+def _choose(columns: tuple) -> list:
     """Return a place within the sequence, its first and its last."""
     return list(dict.fromkeys([columns[len(columns) // 2], columns[-1], columns[0]]))
 
@@ -152,7 +152,6 @@ class _Call:
 def _calls(stage: Stage, ask: Callable[[], float], n: int) -> list[_Call]:
     """Return the first calls of the model and of its modules with tensors (n, T) or (n, T, C) that are not targets by name."""
     found: list[_Call] = []
-    hooks: list[Any] = []
 
     def listen(name: str) -> Callable:
         def hook(_module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -166,13 +165,10 @@ def _calls(stage: Stage, ask: Callable[[], float], n: int) -> list[_Call]:
 
         return hook
 
-    try:
+    with contextlib.ExitStack() as hooks:
         for name, module in stage.model.named_modules():
-            hooks.append(module.register_forward_pre_hook(listen(name), with_kwargs=True))
+            hooks.enter_context(module.register_forward_pre_hook(listen(name), with_kwargs=True))
         ask()
-    finally:
-        for hook in hooks:
-            hook.remove()
     return found
 
 
@@ -201,19 +197,16 @@ def _given(module: nn.Module, place: int, tensor: Tensor | None) -> Iterator[lis
         leaves[place] = tensor
         return tree_unflatten(leaves, spec)
 
-    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
+    with module.register_forward_pre_hook(hook, with_kwargs=True):
         yield read
-    finally:
-        handle.remove()
 
 
 # ------------------------------------------------------------------------------------- which target is in which input
-def _matches(call: _Call, asked: dict[str, Tensor]) -> list[Match]:
+def _matches(call: _Call, targets: dict[str, Tensor]) -> list[Match]:
     """Return where an entry of the batch is the module's input, moved to later places by a constant shift (or by none)."""
     found = []
     for place, given in call.tensors.items():
-        for name, target in asked.items():
+        for name, target in targets.items():
             if (
                 given.is_floating_point() != target.is_floating_point()
                 or given.dtype == torch.bool

@@ -21,8 +21,8 @@ from trainworthy.core.gates.recorder import learnt_from, rehearsed
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage
 
-SMALL = 8  # samples: batches of no more are seen by the other gates, too
-NEXT_TO_NOTHING = 1e-3  # of the largest gradient: a difference in less is no mixture
+SMALL = 8  # samples; the other gates already cover batches of this size
+TINY = 1e-3  # of the largest gradient: differences in smaller gradients do not count
 
 
 @gate(
@@ -81,7 +81,7 @@ def dependency(context: GateContext) -> Finding:
         )
         evidence["lookahead"] = ahead
     if ahead > AHEAD:
-        cause = (f"the model reads the value that it is asked for: {where}, and the prediction follows it\n"
+        cause = (f"the model reads the value that it must predict: {where}, and the prediction follows it\n"
                  "the input's window reaches into the target's, or a mask that hides later places is missing")  # fmt: skip
     return Finding(
         gap <= limit and leak <= limit and ahead <= AHEAD, measured, f"all at most {limit:g}",
@@ -92,7 +92,7 @@ def dependency(context: GateContext) -> Finding:
 
 
 def _why(run: Run, data: Data, seed: int, limit: float, stage: Stage, double: bool, *, mean: bool) -> str:
-    """Return the cause that experiments on some samples support; nothing with several processes, whose ranks must not part ways."""
+    """Return the cause that experiments on some samples support; nothing with several processes, because all ranks must run the same code."""
     if run.world > 1:
         return ""
     indices = pick(data, max(2, stage.expect.at_most(4)), seed)
@@ -123,7 +123,7 @@ def _whole_batch(
         for at, (part, found) in zip(range(0, n, 4), parts, strict=True):
             for k, own in found[1].items():
                 whole[k][(slice(at, at + len(part)), *map(slice, own.shape[1:]))] = own
-    gap, leak = abs(loss - rows) / max(abs(loss), 1e-8), _apart(grads, whole)
+    gap, leak = abs(loss - rows) / max(abs(loss), 1e-8), _largest_difference(grads, whole)
     return gap, leak, "" if max(gap, leak) <= limit else _mixed_up(data, indices, seed, run)
 
 
@@ -148,7 +148,7 @@ def _floating(value: Any) -> bool:
 
 
 def _read(run: Run, data: Data, indices: list[int], seed: int, double: bool) -> dict:
-    """Return a batch, with floating-point entries in double if asked."""
+    """Return a batch; with `double`, its floating-point entries are in double precision."""
     batch = fetch(data, indices, seed, run.device)
     return {k: v.double() if double and _floating(v) else v for k, v in batch.items()}
 
@@ -164,14 +164,16 @@ def _mixture(
     for indices in (picked[i : i + size] for i in range(0, len(picked), size)):
         batch = _read(run, data, indices, seed, double)
         together = _input_gradients(run, stage, data, batch)
-        if _apart(together[1], _input_gradients(run, stage, data, batch)[1]) > limit:
+        if _largest_difference(together[1], _input_gradients(run, stage, data, batch)[1]) > limit:
             raise Skip(
                 "the loss of one batch differs from call to call in eval mode (see evaluation): nothing to compare"
             )
         alone = [_input_gradients(run, stage, data, _read(run, data, [i], seed, double)) for i in indices]
         loss, rows = together[0], sum(a[0] for a in alone)
         gap = abs(loss - rows) / max(abs(loss), 1e-8)
-        leak = _apart(together[1], {k: _rows([a[1][k] for a in alone], whole) for k, whole in together[1].items()})
+        leak = _largest_difference(
+            together[1], {k: _rows([a[1][k] for a in alone], whole) for k, whole in together[1].items()}
+        )
         mean = gap > limit and abs(loss * len(indices) - rows) <= limit * abs(rows)
         trials.append((max(gap, leak), gap, leak, mean))
         if len(trials) == 2 and (trials[0][0] > limit) == (trials[1][0] > limit):
@@ -190,11 +192,11 @@ def _rows(alone: list[Tensor], whole: Tensor) -> Tensor:
     return rows
 
 
-def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+def _largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     """Largest relative difference of two sets of gradients. Relative to the larger: `x - x.mean(0)` has none for a batch of one.
-    What is next to nothing beside the others is rounding (the bias of an attention's keys has no gradient in theory)."""
+    Gradients that are tiny compared with the others are rounding (the bias of an attention's keys has none in theory)."""
     gaps = [0.0]
-    least = NEXT_TO_NOTHING * max((g.norm().item() for g in a.values()), default=0.0)
+    least = TINY * max((g.norm().item() for g in a.values()), default=0.0)
     for key, one in a.items():
         size = max(one.norm().item(), b[key].norm().item(), least)
         if one.shape == b[key].shape and size > 0:

@@ -1,10 +1,12 @@
-"""Which likely cause a measurement supports. A gate puts it first among its causes; without one the fixed list stands.
+"""Finds the likely cause that a measurement supports. A gate puts it first among its causes; if there is none, the fixed
+list is printed as it is.
 
 Functions return a cause with the number that supports it, or "".
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -93,7 +95,7 @@ def of_even_odds(measured: float, half: float, expected: float, samples: int) ->
     """Of an untrained loss that is the logarithm of another number than the classes. `half`: that of half of the samples, which is
     the same where all samples have even odds; whatever else the loss is, it differs."""
     heads, due, fewer = (round(math.exp(x)) if 0 < x < 20 else 0 for x in (measured, expected, half))
-    # Logarithms of whole numbers are 1 / k apart: a hundredth of that is no accident.
+    # Logarithms of neighbouring whole numbers differ by about 1 / k; agreement to a hundredth of that is no accident.
     even = [k >= 2 and abs(math.log(k) - x) <= 0.01 / k for k, x in ((heads, measured), (due, expected), (fewer, half))]
     if heads == due or not all(even):
         return ""
@@ -173,26 +175,17 @@ def of_batches(whole: float, parts: Sequence[float], sizes: Sequence[int]) -> st
     return ""
 
 
-class Training:
-    """Modules that run in train mode within `with`: those whose outputs then depend on draws or on the batch."""
-
-    def __init__(self, model: nn.Module):
-        self.model, self.seen, self.hooks = model, [], []
-
-    def __enter__(self) -> "Training":
-        kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
-        for name, module in self.model.named_modules():
+@contextlib.contextmanager
+def random_in_training(model: nn.Module) -> Iterator[list[str]]:
+    """Yield a list that collects the dropout and batch norm modules which run in train mode inside."""
+    kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+    seen: list[str] = []
+    with contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules():
             if isinstance(module, kinds):
-                self.hooks.append(
-                    module.register_forward_pre_hook(
-                        lambda m, _, name=name: self.seen.append(name) if m.training else None
-                    )
-                )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self.hooks:
-            hook.remove()
+                note = lambda m, _, name=name: seen.append(name) if m.training else None  # noqa: E731
+                hooks.enter_context(module.register_forward_pre_hook(note))
+        yield seen
 
 
 def of_draws(same_samples: bool, training: Sequence[str]) -> str:
@@ -218,7 +211,7 @@ def of_division(gaps_of_first: float, factor: float | None, parts: int, *, mean:
     if equal_agree:
         return "micro-batches are averaged although their sizes differ: equal ones agree with the whole batch, unequal ones do not"
     if factor is not None and abs(factor - parts) < SAME * parts:
-        return f"each of {parts} micro-batches is taken for a whole step: the gradient is {factor:.3g} times that of the whole batch"
+        return f"each of {parts} micro-batches counts as a whole step: the gradient is {factor:.3g} times that of the whole batch"
     if factor is not None and abs(factor - 1) > SAME:
         return f"micro-batches are scaled: the gradient is {factor:.3g} times that of the whole batch"
     return ""

@@ -129,10 +129,8 @@ def _one_step(context: GateContext) -> tuple[Stage, dict[str, list[int]]]:
 
         return hook
 
-    hooks = [module.register_forward_pre_hook(count(name)) for name, module in layers(stage.model).items()]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name, module in layers(stage.model).items():
+            hooks.enter_context(module.register_forward_pre_hook(count(name)))
         context.train(context.cfg, run, stage)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return stage, seen

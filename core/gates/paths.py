@@ -28,7 +28,7 @@ CLEAR, FITS, DOUBT = (
     2.0,
 )  # standard errors: held-out fit after relabelling, training fit without it; evaluate more samples from here
 MOST = 1000  # samples per split
-SAME = ("classes", "C7", "held-out samples are of the classes that training calls so")
+SAME = ("classes", "C7", "class names mean the same in training and held-out data")
 
 
 # ----------------------------------------------------------------------------------------------------------------- content
@@ -62,7 +62,7 @@ def differently_named(stage: Stage) -> list[str]:
         classes = list(map(str, data.fields[key].classes))
         if listed and listed[0] != classes:
             wrong.append(
-                f"{split} lists its classes differently from {listed[1]}: {_few(classes)} and {_few(listed[0])}"
+                f"{split} lists its classes differently from {listed[1]}: {_shorten(classes)} and {_shorten(listed[0])}"
             )
         listed = listed or (classes, split)
         ids: dict[str, Counter] = {}
@@ -79,7 +79,7 @@ def differently_named(stage: Stage) -> list[str]:
     return wrong
 
 
-def _few(names: Sequence[str]) -> str:
+def _shorten(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
 
 
@@ -121,8 +121,8 @@ class Exchange:
 
     def words(self, names: Sequence[str]) -> str:
         following = [*self.classes[1:], self.classes[0]]
-        said = ", ".join(f"{names[a]} for {names[b]}" for a, b in zip(self.classes, following, strict=True))
-        return (f"held-out classes are taken for each other ({said}: {self.held_out:.1f} standard errors better after a "
+        pairs = ", ".join(f"{names[a]} for {names[b]}" for a, b in zip(self.classes, following, strict=True))
+        return (f"held-out classes are taken for each other ({pairs}: {self.held_out:.1f} standard errors better after a "
                 f"relabelling), training samples are not ({self.training:.1f} better without it)")  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def exchanges(training: Tensor, held_out: Tensor) -> list[Exchange]:
 
 
 def _gain(table: Tensor, circle: list[int]) -> float:
-    """Standard errors by which a table fits better if each class of the cycle gets the next one's name."""
+    """Return by how many standard errors a table fits better if each class of the cycle gets the next one's name."""
     own = sum(float(table[c, c]) for c in circle)
     other = sum(float(table[a, b]) for a, b in zip(circle, [*circle[1:], circle[0]], strict=True))
     return (other - own) / math.sqrt(max(own + other, 1.0))
@@ -176,15 +176,15 @@ def names_of(stage: Stage, n: int) -> Sequence[str]:
     return stage.data["val"].fields[key].classes if key else [str(i) for i in range(n)]
 
 
-def judge(run: Run, stage: Stage) -> "Verdict | None":
-    """The monitor `classes`, for the current weights; None if the stage has no confusion table."""
+def check_classes(run: Run, stage: Stage) -> "Verdict | None":
+    """Return the verdict of the monitor `classes` for the current weights; None if the stage has no confusion table."""
     if stage.confusion is None or "train" not in stage.data:
         return None
     found = [e for e in taken_for_each_other(run, stage) if e.sure]
     names = names_of(stage, 1 + max((c for e in found for c in e.classes), default=0))
     needed = f"no relabelling that fits held-out samples better by {CLEAR:g} standard errors and training samples worse by {FITS:g}"
     if not found:
-        return verdict(SAME, "pass", "no held-out class is called by another's name", needed)
+        return verdict(SAME, "pass", "no two held-out classes have exchanged names", needed)
     return verdict(
         SAME, "fail", "; ".join(e.words(names) for e in found), needed, REMEDY, exchanged=[e.classes for e in found]
     )

@@ -82,11 +82,8 @@ def _seen(context: GateContext) -> Seen:
                 grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
                 seen.longest = max(seen.longest, float(nn.utils.get_total_norm(grads)) if grads else 0.0)
 
-        hook = register_optimizer_step_pre_hook(keep)
-        try:
+        with register_optimizer_step_pre_hook(keep):
             context.train(cfg, run, stage)
-        finally:
-            hook.remove()
         seen.made = "train" not in stage.data
         seen.own = stage.expect.schedule  # train() itself may declare it
         return seen
@@ -299,12 +296,9 @@ def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only:
             seeds.seed_global(cfg.run.seed, "range-test")  # one dropout mask for all steps removes its noise
         return total_loss(run, stage, *batch["parts"])
 
-    hook = optimizer.register_step_pre_hook(clip)
-    try:
+    with optimizer.register_step_pre_hook(clip):
         finder = LRFinder(stage.model, optimizer, loss, run.device)
         return finder.range_test(batches if fresh else list(batches), start, end, steps)
-    finally:
-        hook.remove()
 
 
 @gate(

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import get_worker_info
 from trainworthy.core.base import config
+from trainworthy.core.base.processes import gathered
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import loader
 from trainworthy.core.gates import gate
@@ -114,17 +114,17 @@ def _digest(entries: list[Any]) -> str:
     reads="data loss expect train",
 )
 def reading(context: GateContext) -> Finding:
-    """Run two epochs of `train()` over a few samples with two loader workers. Record what `get` is asked for and
-    returns, and which samples reach the loss. Then read the same keys twice, the second time in the other worker and in
+    """Run two epochs of `train()` over a few samples with two loader workers. Record the arguments and results
+    of `get`, and which samples reach the loss. Then read the same keys twice, the second time in the other worker and in
     reverse: a sample must depend on its key alone. Then check the data set as a second process would build it, and
     which samples two processes would read."""
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
         # Two workers on one core are intended here; they run for seconds.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
-        return _judged(context, Path(name))
+        return _check_reading(context, Path(name))
 
 
-def _judged(context: GateContext, folder: Path) -> Finding:
+def _check_reading(context: GateContext, folder: Path) -> Finding:
     world, seed = context.accelerator.num_processes, context.cfg.run.seed
     run = Run(context.cfg, context.accelerator, plan=Plan(steps=1))
     stage = build(run, context.make)
@@ -143,7 +143,8 @@ def _judged(context: GateContext, folder: Path) -> Finding:
     workers = _workers(context.cfg, data)
     steps = _rehearse(context, run, stage, watched, size, workers)
     sampling = stage.expect.sampling  # train() may have set it
-    order = [i for step in _joined(steps, world) for i in step]
+    everyone = gathered(context.accelerator, steps)
+    order = [i for step in zip(*everyone, strict=True) for rank in step for i in rank]
     wrong += [] if sampling else _order_faults(order, n)
     twice = _first_and_second(watched.reads())
     fresh = sum(a.output != b.output for a, b in twice)
@@ -269,15 +270,6 @@ def _rows(batch: dict, data: Data) -> list[str]:
     return [_digest(list(row)) for row in zip(*entries, strict=True)]
 
 
-def _joined(steps: list[list[int]], world: int) -> list[list[int]]:
-    """The samples of each step over all processes."""
-    if world == 1:
-        return steps
-    everyone: list = [None] * world
-    dist.all_gather_object(everyone, steps)
-    return [[i for rank in step for i in rank] for step in zip(*everyone, strict=True)]
-
-
 def _until_a_repeat(order: list[int]) -> list[int]:
     seen: set[int] = set()
     for place, index in enumerate(order):
@@ -328,13 +320,12 @@ def _processes(context: GateContext, data: Data, indices: list[int], size: int) 
     simulated one after the other."""
     world = context.accelerator.num_processes
 
-    def shown(data: Data) -> tuple[int, list[str]]:
+    def read_digests(data: Data) -> tuple[int, list[str]]:
         found = [data.get(i, None) for i in indices if i < len(data)]
         return len(data), [_digest([s[k] for k in data.fields]) for s in found]
 
     if world > 1:
-        seen: list = [None] * world
-        dist.all_gather_object(seen, shown(data))
+        seen = gathered(context.accelerator, read_digests(data))
     else:
         cfg = replace(context.cfg, loader=replace(context.cfg.loader, workers=0))
         run = Run(cfg, context.accelerator, plan=Plan(steps=len(indices) // size, batch_size=size))
@@ -345,7 +336,7 @@ def _processes(context: GateContext, data: Data, indices: list[int], size: int) 
             if "process group" not in str(error):
                 raise
             return []  # its construction communicates with the other processes
-        seen = [shown(data), shown(stage.data["train"])]
+        seen = [read_digests(data), read_digests(stage.data["train"])]
     if any(one != seen[0] for one in seen):
         rank = next(r for r, one in enumerate(seen) if one != seen[0])
         return [

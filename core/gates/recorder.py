@@ -47,7 +47,7 @@ class Record:
     """Step -> trained parameters that changed between the end of that step and the next optimiser step."""
     frozen_moved: list[str] = field(default_factory=list)
     loaded_itself: list[str] = field(default_factory=list)
-    """Parameters that `load_state_dict` got from their own memory: a copy that is none."""
+    """Parameters that `load_state_dict` got from their own memory: the saved state was not copied."""
     read: dict[str, dict[int, set]] = field(default_factory=dict)
     """If the loop makes its own samples from a data set (prompts): data set -> step -> what it read of it to train."""
     nonfinite: list[str] = field(default_factory=list)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from trainworthy.core.base.dtensor import local
+from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.diagnosis import diagnosed
@@ -158,10 +158,12 @@ def resume(context: GateContext) -> Finding:
 
     # Ranks on other machines also read rank 0's checkpoint, so use the shared run folder.
     with tempfile.TemporaryDirectory(prefix=".resume-", dir=context.folder if world > 1 else None) as name:
-        folder = Path(_from_main(name, context))
+        folder = Path(agreed(context.accelerator, name))
         if context.half_in:
             go(context.half_in, half)
-            return Finding(True, f"the first {half} steps of {steps}, for the process that asked", "a checkpoint")
+            return Finding(
+                True, f"the first {half} steps of {steps}, for the process that started this one", "a checkpoint"
+            )
         if short:
             straight_run, straight, record = rehearsed(context)
             left = record.left
@@ -182,10 +184,10 @@ def resume(context: GateContext) -> Finding:
     del resumed, resumed_run
     losses = straight_run.plan.losses[-len(again) :]  # an iteration may have several
     wrong = [f"{len(differ)} tensors differ, e.g. {differ[0]}"] if differ else []
-    wrong += _losses_apart(losses, again)
+    wrong += _loss_differences(losses, again)
     if not bitwise:  # kernels vary: allow the difference between two uninterrupted runs
-        noise = _apart(bound, _weights(go(None, None)[1]))
-        wrong = wrong if _apart(bound, reached) > 2 * noise + 1e-6 else []
+        noise = _largest_difference(bound, _weights(go(None, None)[1]))
+        wrong = wrong if _largest_difference(bound, reached) > 2 * noise + 1e-6 else []
     why = ""
     if started != half:
         wrong.append(f"the second half began at step {started}, not at {half}: nothing was restored")
@@ -216,15 +218,6 @@ def _in_a_new_process(context: GateContext, folder: Path) -> None:
         raise RuntimeError(f"the first half failed in its own process: {done.stderr.strip()[-500:]}")
 
 
-def _from_main(name: str, context: GateContext) -> str:
-    """Return rank 0's folder on all ranks."""
-    if context.accelerator.num_processes == 1:
-        return name
-    box = [name]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
-
-
 def _differences(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
     return [n for n in first if n not in second or not torch.equal(first[n], second[n])] + [
         n for n in second if n not in first
@@ -236,11 +229,11 @@ def _weights(stage: Stage) -> dict[str, Tensor]:
     return {n: local(t).detach().cpu() for n, t in stage.model.state_dict().items()}
 
 
-def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+def _largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return max((exact(t) - exact(b[n])).abs().max().item() for n, t in a.items() if t.numel())
 
 
-def _losses_apart(straight: list[float], resumed: list[float]) -> list[str]:
+def _loss_differences(straight: list[float], resumed: list[float]) -> list[str]:
     """Return what differs, with the three losses from there on; empty if nothing does."""
     if straight == resumed:
         return []

@@ -1,4 +1,4 @@
-"""Finds what a resumed run lacks, when it is not the run that was never stopped.
+"""Finds the state that a resumed run lacks, if it differs from the run that was never stopped.
 
 Three short runs are compared at the first step after the checkpoint: what was saved with what came back, variables that no
 checkpoint holds, and the samples.

@@ -42,20 +42,20 @@ def run_gates(gates: list[Gate], context: GateContext, *, known: dict[str, dict]
     since the other verdicts help to find the cause."""
     verdicts, cfg = [], context.cfg
     known = {one.id: known[one.id] for one in gates if one.lasting and one.id in known}
-    quiet = bool(known) and all(one.id in known for one in gates if one.lasting)
-    asked: dict[str, Verdict] = {}  # gates that ran early, because another one failed
+    all_known = bool(known) and all(one.id in known for one in gates if one.lasting)
+    early: dict[str, Verdict] = {}  # gates that ran early, because another one failed
     for i, one in enumerate(gates):
         remembered = Verdict(**{**known[one.id], "seconds": 0.0}) if one.id in known else None
-        verdict = remembered or asked.get(one.id) or _timed(one, context)
+        verdict = remembered or early.get(one.id) or _check_timed(one, context)
         if verdict.verdict == "fail" and one.symptom:
-            _explain(verdict, [g for g in gates[i + 1 :] if g.explains and g.id not in known], asked, context)
+            _explain(verdict, [g for g in gates[i + 1 :] if g.explains and g.id not in known], early, context)
         verdict.stage, verdict.reads = context.stage, list(one.reads)
         if verdict.verdict == "fail" and one.id in cfg.gates.waive:
             verdict.verdict, verdict.reason = "waived", cfg.gates.because
         verdicts.append(verdict)
-        if not quiet or verdict.verdict in ("fail", "waived"):
+        if not all_known or verdict.verdict in ("fail", "waived"):
             _show(verdict, console)
-    if quiet and not any(v.blocks for v in verdicts):
+    if all_known and not any(v.blocks for v in verdicts):
         stamp = next(v.remembered for v in verdicts if v.remembered)
         again = ", ".join(one.id for one in gates if not one.lasting)
         console.say(
@@ -66,24 +66,24 @@ def run_gates(gates: list[Gate], context: GateContext, *, known: dict[str, dict]
     return verdicts
 
 
-def _timed(one: Gate, context: GateContext) -> Verdict:
+def _check_timed(one: Gate, context: GateContext) -> Verdict:
     """Run a gate and note the seconds it took."""
     started = time.monotonic()
     context.put_away()
     with full_precision():
-        verdict = _prove(one, context)
+        verdict = _check(one, context)
     verdict.seconds = round(time.monotonic() - started, 2)
     return verdict
 
 
-def _explain(verdict: Verdict, gates: list[Gate], asked: dict[str, Verdict], context: GateContext) -> None:
+def _explain(verdict: Verdict, gates: list[Gate], early: dict[str, Verdict], context: GateContext) -> None:
     """Put the cause that a more specific gate finds before the likely causes of a failed symptom: the first cause that was
     measured, else the first of the list of the first gate that fails."""
     best = None
     for one in gates:
-        if one.id not in asked:
-            asked[one.id] = _timed(one, context)
-        found = asked[one.id]
+        if one.id not in early:
+            early[one.id] = _check_timed(one, context)
+        found = early[one.id]
         if found.verdict == "fail":
             best = found if best is None or found.cause else best
             if best.cause:
@@ -97,11 +97,11 @@ def _explain(verdict: Verdict, gates: list[Gate], asked: dict[str, Verdict], con
         verdict.evidence = {**verdict.evidence, "explained_by": best.id}
 
 
-def _prove(one: Gate, context: GateContext) -> Verdict:
+def _check(one: Gate, context: GateContext) -> Verdict:
     world = context.accelerator.num_processes
     skipped = ""
     try:
-        finding = one.prove(context)
+        finding = one.check(context)
     except Skip as skip:
         finding, skipped = Finding(True, "", ""), str(skip)
     except Stop:

@@ -1,5 +1,5 @@
-"""The gate of sharded runs: a short `train()` with the model in parts must do what it does with the whole model, which
-the other gates judge."""
+"""The gate of sharded runs: a short `train()` with a sharded model must do what it does with the whole model, which the
+other gates check."""
 
 import torch
 from torch import Tensor
@@ -52,13 +52,13 @@ def sharding(context: GateContext) -> Finding:
     whole = [n for n, p in stage.parameters().items() if not is_sharded(p)]
     if whole:
         wrong.append(f"{len(whole)} trained parameters are not sharded but whole in each process, e.g. {whole[0]}")
-    apart = max((abs(a - b) / max(abs(a), 1e-6) for a, b in zip(losses, losses_now, strict=False)), default=0.0)
-    if len(losses) != len(losses_now) or not apart <= LOSS * times:
+    loss_gap = max((abs(a - b) / max(abs(a), 1e-6) for a, b in zip(losses, losses_now, strict=False)), default=0.0)
+    if len(losses) != len(losses_now) or not loss_gap <= LOSS * times:
         wrong.append(f"losses differ: whole {_short(losses)}, sharded {_short(losses_now)}")
     moved = {n: weights[f"model.{n}"] for n in before if f"model.{n}" in weights}
-    way = _norm([exact(t) - exact(before[n]) for n, t in moved.items() if t.is_floating_point()])
+    distance = _norm([exact(t) - exact(before[n]) for n, t in moved.items() if t.is_floating_point()])
     gaps = {n: _norm([exact(t) - exact(weights_now[n])]) for n, t in weights.items() if t.is_floating_point()}
-    gap = _norm([torch.tensor(v) for v in gaps.values()]) / max(way, 1e-30)
+    gap = _norm([torch.tensor(v) for v in gaps.values()]) / max(distance, 1e-30)
     if not gap <= WEIGHTS * times:
         worst = max(gaps, key=gaps.__getitem__)
         wrong.append(f"weights differ by {gap:.1%} of the distance that they moved, most in {worst}")
@@ -67,10 +67,13 @@ def sharding(context: GateContext) -> Finding:
     if not off <= 0.02 * times * max(1.0, abs(metrics[name])):
         wrong.append(f"{name} {metrics[name]:.4f} of the whole model, {metrics_now[name]:.4f} of the sharded one")
     count = sum(p.numel() for p in stage.parameters().values())
-    shown = f"{count:,} parameters in {world} parts, {STEPS} steps: losses {apart:.0e} apart, weights {gap:.1e} of their way"
+    shown = (
+        f"{count:,} parameters on {world} processes, {STEPS} steps: losses differ by {loss_gap:.0e}, weights by {gap:.1e} of "
+        "the distance that they moved"
+    )
     return Finding(
         not wrong, "; ".join(wrong) or shown,
-        f"losses within {LOSS * times:g}, weights within {WEIGHTS * times:g} of their distance, the same {name}; all parameters sharded",
+        f"losses within {LOSS * times:g}, weights within {WEIGHTS * times:g} of their movement, the same {name}; all parameters sharded",
         "train() computes with the local shard of weights or gradients (a norm, a mean, an all_reduce, p.data)\n"
         "train() or the optimiser kept parameters from before they were sharded\n"
         "the loss or evaluate() calls a submodule of a unit of Stage.shard_units, and not the unit",

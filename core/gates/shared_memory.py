@@ -1,4 +1,4 @@
-"""Which of the objects that a stage keeps beside its model share memory with the weights that train."""
+"""Finds objects of a stage (averages, references, targets) that share memory with the weights that train."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -86,7 +86,7 @@ def _range(metric: Metric, chance: float) -> float:
     return abs(metric.ceiling - (chance if metric.better(chance, metric.floor) else metric.floor))
 
 
-class Few:
+class Subset:
     """A few samples of both splits, and what a model scores on them."""
 
     def __init__(self, context: GateContext, n: int, every: int, seed: int):
@@ -122,8 +122,8 @@ class Few:
         return found[stage.gate_evaluator.metric.name]
 
     def carries(self, run: Run, stage: Stage, value: float) -> bool:
-        """Return whether the metric is a third of the way. Chance is measured with other samples' inputs, never
-        assumed."""
+        """Return whether the metric has covered a third of the range from chance to the ceiling. Chance is measured with
+        other samples' inputs, never assumed."""
         m = stage.gate_evaluator.metric
         if not reaches(m, value, m.floor + (m.ceiling - m.floor) / 3):
             return False
@@ -172,11 +172,11 @@ def _train_on_few(context: GateContext, *, n: int, steps: int, batch: int, every
     metric every `every` steps. Stop early once that metric is a third of the way from measured chance to the ceiling,
     unless `patient`. `seed` selects the samples."""
     started = time.process_time()
-    few = Few(context, n, every, context.cfg.run.seed if seed is None else seed)
+    subset = Subset(context, n, every, context.cfg.run.seed if seed is None else seed)
     if not context.deep:
-        _afford(context, (PERMUTATIONS + 1) * (len(few.learn) + len(few.held_out)))
+        _afford(context, (PERMUTATIONS + 1) * (len(subset.learn) + len(subset.held_out)))
     found: dict = {
-        "samples": len(few.learn),
+        "samples": len(subset.learn),
         "held_out_curve": [],
         "steps": 0,
         "at_most": steps,
@@ -186,31 +186,31 @@ def _train_on_few(context: GateContext, *, n: int, steps: int, batch: int, every
 
     def watch(stage: Stage, step: int) -> bool:
         found["steps"], ended = step, False
-        if few.is_read_at(step):
-            found["losses"].append(few.loss(run, stage))
+        if subset.is_read_at(step):
+            found["losses"].append(subset.loss(run, stage))
         if step % every == 0:
-            found["held_out_curve"].append(value := few.metric(run, stage))
-            ended = not context.deep and not patient and few.carries(run, stage, value)
+            found["held_out_curve"].append(value := subset.metric(run, stage))
+            ended = not context.deep and not patient and subset.carries(run, stage, value)
         found["in_time"] = time.process_time() - started <= SECONDS
         return agreed(context.accelerator, not context.deep and (ended or not found["in_time"]))
 
-    run, stage = context.build(Plan(steps=steps, samples=few.learn, batch_size=batch, watch=watch))
-    found["losses"].append(few.loss(run, stage))
+    run, stage = context.build(Plan(steps=steps, samples=subset.learn, batch_size=batch, watch=watch))
+    found["losses"].append(subset.loss(run, stage))
     context.train(context.cfg, run, stage)
-    found |= few.scores(run, stage)
-    found["retrain"] = lambda: few.retrain(found["steps"], batch, found["losses"])
+    found |= subset.scores(run, stage)
+    found["retrain"] = lambda: subset.retrain(found["steps"], batch, found["losses"])
     return found
 
 
 def _afford(context: GateContext, samples: int) -> None:
     """Skip if evaluating so many samples takes longer than the whole gate may (a metric on generated sequences)."""
     run, stage = context.build(Plan(steps=1))
-    few = View(stage.data["val"], range(min(16, len(stage.data["val"]))))
+    subset = View(stage.data["val"], range(min(16, len(stage.data["val"]))))
     started = time.process_time()
-    run.measure(stage, few, probe=True)
-    needed = agreed(context.accelerator, (time.process_time() - started) / len(few) * samples)
+    run.measure(stage, subset, probe=True)
+    needed = agreed(context.accelerator, (time.process_time() - started) / len(subset) * samples)
     if needed > SECONDS:
-        raise Skip(f"evaluating {samples:,} samples takes {needed:.0f} s: `check --deep --only tiny-data` has the time")
+        raise Skip(f"evaluating {samples:,} samples takes {needed:.0f} s: run `check --deep --only tiny-data`")
 
 
 BEHIND = "the evaluation path reads samples differently from the training path: channels, scale, crop, size, ids"
@@ -249,7 +249,7 @@ def tiny_data(context: GateContext) -> Finding:
     for times in (1, 4):
         whole, found = found, go(times, patient=doubt)
         if context.deep:
-            gain, allowed = _still_gains(found["held_out_curve"], metric)
+            gain, allowed = _late_gain(found["held_out_curve"], metric)
         wrong = [e for e in found["exchanged"] if e.sure]
         doubt = not wrong and any(e.held_out > paths.DOUBT for e in found["exchanged"])
         done = found["train"].clear and found["held_out"].clear and gain <= allowed and not doubt
@@ -267,7 +267,7 @@ def tiny_data(context: GateContext) -> Finding:
         retrained = found["retrain"]()
         lucky = carried.gap <= max(carried.needed, 2 * abs(retrained.gap))
         ok = ok and not (lucky if not found["classes"] else close and not retrained.belongs)
-    measured, needed = _told(found, metric.name, again, retrained)
+    measured, needed = _describe(found, metric.name, again, retrained)
     if context.deep:
         late = f"last third of {30 * times} epochs: {'a plateau' if gain <= allowed else 'still better'} ({gain:+.3f})"
         measured += f"; {late} at {carried.own:.3f}"
@@ -295,7 +295,7 @@ def _plain(found: dict, **more: Any) -> dict[str, Any]:
     return kept | {"exchanged": [asdict(e) for e in found["exchanged"]]}
 
 
-def _told(found: dict, metric: str, again: Any, retrained: Any) -> tuple[str, str]:
+def _describe(found: dict, metric: str, again: Any, retrained: Any) -> tuple[str, str]:
     """Return what was measured and what is needed, in words."""
     learnt, carried = found["train"], found["held_out"]
     measured = (
@@ -319,15 +319,15 @@ def _lost_in_test(found: dict) -> bool:
 def _in_time(found: dict, whole: dict) -> dict:
     """Return the result to use if time ran out before a clear one: the run that ended, if there is one. A run that was
     cut short, or whose loss was still falling, counts as no evidence."""
-    judged = found if found["steps"] >= found["at_most"] else whole
-    losses = judged.get("losses", [])
+    ended = found if found["steps"] >= found["at_most"] else whole
+    losses = ended.get("losses", [])
     quarter = max(1, len(losses) // 4)
     falls = bool(losses) and statistics.mean(losses[-quarter:]) < 0.95 * statistics.mean(losses[:quarter])
-    if not judged or (falls and not judged["train"].clear):
+    if not ended or (falls and not ended["train"].clear):
         raise Skip(
-            f"no result after {found['steps']} steps in {SECONDS:.0f} s: `check --deep --only tiny-data` takes more time"
+            f"no result after {found['steps']} steps in {SECONDS:.0f} s: run `check --deep --only tiny-data`, which has no time limit"
         )
-    return judged
+    return ended
 
 
 def _why_not_learnt(learnt: Skill, carried: Skill, retrained: Retrained | None) -> str:
@@ -350,7 +350,7 @@ def _why_not_learnt(learnt: Skill, carried: Skill, retrained: Retrained | None) 
     return "more epochs are needed than the schedule gives, or the rate is too low"
 
 
-def _still_gains(curve: list[float], metric: Metric) -> tuple[float, float]:
+def _late_gain(curve: list[float], metric: Metric) -> tuple[float, float]:
     """(improvement between the halves of the last third of the evaluations, what a plateau allows: the noise, or a
     tenth of the total gain; a linear climb gives a sixth). The noise is estimated from differences of neighbours, which
     a trend hardly changes."""

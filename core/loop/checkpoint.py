@@ -88,13 +88,13 @@ class Checkpoints:
         tensors, aliases = weights(model, without=without)
         segments: dict[str, Segment] = {}
 
-        def apart(name: str, leaf: Any) -> Any:
+        def take_out(name: str, leaf: Any) -> Any:
             if not isinstance(leaf, Segment):
                 return leaf
             segments[f"{name}.safetensors"] = leaf
             return {SEGMENT: f"{name}.safetensors"}
 
-        tensors, state = snapshot(tensors), snapshot(swap(state, apart))
+        tensors, state = snapshot(tensors), snapshot(swap(state, take_out))
         held = {name: self._held[name] for name in segments if name in self._held and self._held[name][0].exists()}
         fresh = {name: snapshot(one.read()) for name, one in segments.items() if name not in held}
 

@@ -47,7 +47,7 @@ def verify(folder: Path, readers: Readers = ALONE) -> str:
         raise UserError(f"the checkpoint {folder} cannot be read now; it need not be damaged", got=silent,
                         needed="a disk that answers, and the right to read",
                         cause="a network file system that is away for a moment",
-                        next="the same command again; if the disk stays silent, move this checkpoint away and resume "
+                        next="the same command again; if the disk still does not answer, move this checkpoint away and resume "
                              "from the one before")  # fmt: skip
     return next((why for why, _ in every if why), "")
 

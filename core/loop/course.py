@@ -1,6 +1,6 @@
-"""What a pass through the loop does between its steps: `Course` for a run that trains, `Plan` for a gate's rehearsal.
+"""What the loop does between its steps: `Course` for a run that trains, `Plan` for a gate's rehearsal.
 
-`Run` asks its course wherever the two differ, so the loop that gates rehearse is the loop that trains.
+`Run` calls its course wherever the two differ, so gates rehearse the very loop that trains.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from trainworthy.core.loop import optim
+from trainworthy.core.loop import optim, saving
 from trainworthy.core.monitoring import monitors
 from trainworthy.core.recipe.stage import Data, Stage, View
 
@@ -94,8 +94,8 @@ class Course:
         return stage.evaluate_while_training or stage.evaluate
 
     def record(self, run: Run, stage: Stage, metrics: dict[str, float]) -> None:
-        """Record an evaluation."""
-        run.record(stage, metrics)
+        """Write an evaluation of the current weights: files, console line, best and N best."""
+        saving.record(run, stage, metrics)
 
 
 @dataclass
@@ -184,7 +184,7 @@ class Plan(Course):
         """Keep the losses for `after_step`."""
 
     def validation(self, stage: Stage) -> Data:
-        """A rehearsal tests the path, so a few samples suffice."""
+        """Return at most `REHEARSED` samples: a rehearsal only checks that the evaluation runs."""
         val, shown = stage.data["val"], stage.expect.at_most(REHEARSED)
         return View(val, [i * len(val) // shown for i in range(shown)]) if len(val) > shown else val
 

@@ -63,19 +63,19 @@ class Start:
     mismatched: list[str]
     prefix: str
 
-    def lines(self) -> str:
+    def describe(self) -> str:
         """Return lines for the console."""
-        said = f"init   {self.file} (sha256 {self.sha256[:12]}): {self.share:.1%} of the parameters loaded"
-        said += f"; {self.prefix}" if self.prefix else ""
+        text = f"init   {self.file} (sha256 {self.sha256[:12]}): {self.share:.1%} of the parameters loaded"
+        text += f"; {self.prefix}" if self.prefix else ""
         for what, names in (("left fresh, of another shape", self.mismatched), ("left fresh, not in the file", self.missing),
                             ("not in the file, as the recipe loaded them", self.kept),
                             ("in the file, not used", self.unexpected)):  # fmt: skip
             if names:
-                said += f"\n       {what}: {few(names)}"
-        return said
+                text += f"\n       {what}: {list_names(names)}"
+        return text
 
 
-def few(names: list[str], n: int = 4) -> str:
+def list_names(names: list[str], n: int = 4) -> str:
     """Return the first names, and the number of further ones."""
     return ", ".join(names[:n]) + (f" and {len(names) - n} more" if len(names) > n else "")
 
@@ -120,7 +120,7 @@ def read_weights(path: Path, *, trust_pickle: bool) -> Weights:
 
 def _unpickle(file: Path, trusted: bool) -> dict[str, Tensor]:
     if not trusted:
-        raise UserError(f"--init-from {file}: a pickle is not loaded without your word", got=f"a {file.suffix} file",
+        raise UserError(f"--init-from {file}: a pickle is loaded only with --trust-pickle", got=f"a {file.suffix} file",
                         needed="safetensors", cause="a pickle runs code when it is opened",
                         next="convert it to .safetensors, or add --trust-pickle if you know who made it")  # fmt: skip
     try:

@@ -1,7 +1,5 @@
-"""Collects the metrics of a stage's updates and evaluations. They stay on the device, are read back together, checked
-and written.
-
-Reading a value at every step would make the host wait for the device at every step.
+"""Collects the metrics of a stage's updates and evaluations. They stay on the device until several steps are read back
+together; then they are checked and written. Reading at every step would make the host wait for the device each time.
 """
 
 import math
@@ -54,7 +52,7 @@ class Journal:
     """Metrics of one stage of a run. Checkpoints store what `state()` returns."""
 
     def __init__(self, run: "Run"):
-        self._run = weakref.ref(run)  # which holds this: no circle that waits for the collector, weights and all
+        self._run = weakref.ref(run)  # weak, because the run holds this journal: a cycle would keep the weights alive
         self.history: list[dict[str, float]] = []  # one row per evaluation
         self.best: list[tuple[float, int]] = []  # (value, step) of the best evaluations, best first
         self.skipped: list[int] = []  # steps with a NaN or infinite loss or gradient
@@ -64,15 +62,15 @@ class Journal:
         self._epoch_sums: dict[str, tuple[float, int]] = {}  # (sum, count) since the last evaluation
         self._bad_in_a_row = 0
         self._rates: dict[str, float] = {}
-        self._told: dict[int, dict[str, float | Tensor]] = {}  # iteration -> values given to `tell`
+        self._added: dict[int, dict[str, float | Tensor]] = {}  # iteration -> values given to `add`
         self.clock = time.monotonic()
-        self.outside = ""  # what the newest evaluation says of the band of healthy runs, where it is worse beyond doubt
+        self.outside = ""  # how the newest evaluation is worse than the band of healthy runs; empty if it is not
         self.healthy: Callable[[list[dict[str, float]]], str] | None = None
-        """The history so far -> where it is clearly worse than the healthy runs of this recipe, or "" (`report/bands.py`)."""
+        """history -> how it is clearly worse than the healthy runs of this recipe, or "" (`report/bands.py`)."""
 
     @property
     def run(self) -> "Run":
-        """The run it belongs to, which holds it."""
+        """The run that holds this journal."""
         return self._run()
 
     def state(self) -> dict[str, Any]:
@@ -89,9 +87,9 @@ class Journal:
 
     # ---------------------------------------------------------------- updates
 
-    def tell(self, unit: int, group: str, values: Mapping[str, float | Tensor]) -> None:
+    def add(self, unit: int, group: str, values: Mapping[str, float | Tensor]) -> None:
         """Log more values of an iteration than its losses."""
-        self._told.setdefault(unit, {}).update({f"{group}/{k}": v for k, v in values.items()})
+        self._added.setdefault(unit, {}).update({f"{group}/{k}": v for k, v in values.items()})
 
     @property
     def late(self) -> bool:
@@ -117,10 +115,10 @@ class Journal:
             self._rates = logged.rates
             if all_of_it := units.pop(logged.step, None):
                 row = {k: sum(v) / len(v) for k, v in all_of_it.items()}
-                row |= {k: float(v) for k, v in self._told.pop(logged.step, {}).items()}
+                row |= {k: float(v) for k, v in self._added.pop(logged.step, {}).items()}
                 self._write_row(logged, row, rate)
-            self._judge_finite(stage, logged, values)
-            self._judge_level(stage, logged, values["loss"])
+            self._check_finite(stage, logged, values)
+            self._check_level(stage, logged, values["loss"])
 
     def _write_row(self, logged: Logged, row: dict[str, float], rate: float) -> None:
         """Write the metrics of one iteration to the files, and add them to the epoch's means."""
@@ -132,7 +130,7 @@ class Journal:
                 self._epoch_sums[k] = (total + v, n + 1)
         self.shown = f"loss {row['loss']:.4f}  {rate:.0f} samples/s"
 
-    def _judge_finite(self, stage: Stage, logged: Logged, values: dict[str, float]) -> None:
+    def _check_finite(self, stage: Stage, logged: Logged, values: dict[str, float]) -> None:
         """Count a skipped step, store its batch, and stop after too many in a row."""
         run = self.run
         if finite(values.values()):
@@ -154,7 +152,7 @@ class Journal:
                 keep=True,
             )
 
-    def _judge_level(self, stage: Stage, logged: Logged, loss: float) -> None:
+    def _check_level(self, stage: Stage, logged: Logged, loss: float) -> None:
         """Report a loss spike and store its batch; stop if the loss is back at its initial level."""
         run, seen = self.run, self.live.see(logged.step, loss) if self.live else ""
         if seen == "spike" and len(self.live.spikes) <= 3:
@@ -239,12 +237,12 @@ class Journal:
         shown = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items() if "/" not in k)
         return epoch, f"  epoch {epoch:>5g}  train loss {train.get('loss', math.nan):.4f}  {shown}{mark}"
 
-    def judge(self, stage: Stage) -> None:
+    def check_history(self, stage: Stage) -> None:
         """Stop if the evaluations show that continuing is useless: the model learns nothing, has lost what it had
         learnt, or a monitor of the domain asks to stop (`stop` in its evidence). It depends on the history alone, so
         all ranks and a resumed run agree."""
         run, metric = self.run, stage.metric
-        self._hold_against_healthy()
+        self._compare_with_healthy()
         history = [(row["step"], row[f"val/{metric.name}"]) for row in self.history]
         if history[-1][0] >= run.total:
             return  # stopping would save nothing; the result reports it in its first line
@@ -263,16 +261,16 @@ class Journal:
             raise Halt(
                 f"lost (C17): {gone}; the run stopped itself\n"
                 f"  best weights: {best}{f', step {self.best[0][1]}' if self.best else ''}\n"
-                f"  likely cause: a rate too high for so long a run, or one bad update: see step_metrics.jsonl around the fall\n"
+                f"  likely cause: a rate that is too high for a run of this length, or one bad update: see step_metrics.jsonl around that step\n"
                 f"  next:         a new run with --optim.lr {run.cfg.optim.lr / 3:.1g}",
                 keep=False,
             )
         for one in stage.monitors:
-            if asked := monitors.asks_to_stop(one, self.history):
-                raise Halt(f"{one.id} ({one.rows}): {asked}", keep=False)
+            if reason := monitors.asks_to_stop(one, self.history):
+                raise Halt(f"{one.id} ({one.rows}): {reason}", keep=False)
 
-    def _hold_against_healthy(self) -> None:
-        """The metric so far against the healthy runs of this recipe or of its parent, on the same data and budget."""
+    def _compare_with_healthy(self) -> None:
+        """Compare the metric so far with the healthy runs of this recipe, or of a fork's original, on the same data and budget."""
         run = self.run
         if self.healthy is None:
             return
@@ -285,7 +283,7 @@ class Journal:
         if self.outside and run.cfg.run.stop_outside_band:
             raise Halt(
                 f"outside the band of healthy runs (--run.stop-outside-band): {self.outside}\n"
-                f"  likely cause: what was changed in the recipe: trainworthy diff names it, and the gates that look there\n"
+                f"  likely cause: a change of the recipe: trainworthy diff shows it, and the gates that check it\n"
                 f"  next:         trainworthy report {run.home}",
                 keep=False,
             )

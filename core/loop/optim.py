@@ -94,7 +94,7 @@ def make_optimizer(model: nn.Module, settings: config.Optim, rates: Mapping[str,
         groups = []
         if idle := [n for n in trainable if n.split(".")[0] not in rates]:
             raise UserError(
-                "parts that require a gradient have no rate", got=idle[0], needed=f"one of {', '.join(rates)}"
+                "trainable parameters have no learning rate", got=idle[0], needed=f"one of {', '.join(rates)}"
             )
         for part, rate in rates.items():
             own = {n: p for n, p in trainable.items() if n.split(".")[0] == part}
@@ -108,7 +108,7 @@ def make_optimizer(model: nn.Module, settings: config.Optim, rates: Mapping[str,
         return _of_8_bits(groups, settings)
     if settings.name == "muon":
         names = {id(p): n for n, p in trainable.items()}
-        return Muon(list(_apart(groups, lambda p: p.ndim == 2 and re.search(r"\d", names[id(p)]))), settings)
+        return Muon(list(_split(groups, lambda p: p.ndim == 2 and re.search(r"\d", names[id(p)]))), settings)
     return AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
 
 
@@ -118,7 +118,7 @@ def _of_8_bits(groups: list[dict], settings: config.Optim) -> Optimizer:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
         raise UserError("--optim.name adamw8bit needs the package bitsandbytes", got=error,
-                        next="pip install 'trainworthy[qlora]', or --optim.name adafactor, which needs less still") from None  # fmt: skip
+                        next="pip install 'trainworthy[qlora]', or --optim.name adafactor, which needs even less memory") from None  # fmt: skip
     return AdamW8bit(groups, lr=settings.lr, betas=settings.betas)
 
 
@@ -134,7 +134,7 @@ def _groups(parameters: dict[str, nn.Parameter], settings: config.Optim, lr: flo
     return groups
 
 
-def _apart(groups: list[dict], hidden: Callable[[nn.Parameter], object]) -> Iterator[dict]:
+def _split(groups: list[dict], hidden: Callable[[nn.Parameter], object]) -> Iterator[dict]:
     """Split each group into the parameters for which `hidden` is true and the others."""
     for group in groups:
         for own, name in ((True, f"{group['name']}.muon"), (False, group["name"])):

@@ -38,7 +38,7 @@ class Ranks:
 
     def __init__(self, run: "Run", stage: Stage):
         self._run, self._stage = weakref.ref(run), weakref.ref(stage)  # the run holds this object and outlives its loop
-        # The real number, because a gate simulates others; sharded processes hold no copies that could drift apart.
+        # The real number, because a gate simulates others; sharded processes hold no copies that could diverge.
         self._world = 1 if run.shard != "none" else run.accelerator.num_processes
         self._names = {id(o): name for name, o in stage.optimizers.items()}
         self._seen: dict[str, Tensor] = {}
@@ -89,25 +89,25 @@ class Ranks:
             eps = max(torch.finfo(p.dtype).eps for p in params)
             for kind, mine, limit in (("gradient", gradients, max(GRADIENTS, 8 * eps)),
                                       ("weight", _norms([p.detach() for p in params]), max(WEIGHTS, 8 * eps))):  # fmt: skip
-                rank, apart = self._apart(mine.to(self.run.device))
-                if apart > limit:
+                rank, difference = self._largest_difference(mine.to(self.run.device))
+                if difference > limit:
                     return (
-                        f"ranks drift apart: {CAUSES[kind]}\n"
-                        f"  measured:     after step {step} the {kind}s of optimiser '{name}' on rank {rank} are {apart:.1%} "
+                        f"ranks diverge: {CAUSES[kind]}\n"
+                        f"  measured:     after step {step} the {kind}s of optimiser '{name}' on rank {rank} differ by {difference:.1%} "
                         f"from those on rank 0 (needed: at most {limit:.1g})"
                     )
         return ""
 
-    def _apart(self, mine: Tensor) -> tuple[int, float]:
+    def _largest_difference(self, mine: Tensor) -> tuple[int, float]:
         """Return (the rank with the largest difference from rank 0, that relative difference); 0 if either has no
         norms."""
         every = [torch.empty_like(mine) for _ in range(self._world)]
         dist.all_gather(every, mine)
         first = every[0].double()
-        apart = [((e.double() - first).norm() / first.norm().clamp_min(1e-30)).item() for e in every]
-        apart = [a if a == a else 0.0 for a in apart]
-        rank = max(range(len(apart)), key=apart.__getitem__)
-        return rank, apart[rank]
+        difference = [((e.double() - first).norm() / first.norm().clamp_min(1e-30)).item() for e in every]
+        difference = [a if a == a else 0.0 for a in difference]
+        rank = max(range(len(difference)), key=difference.__getitem__)
+        return rank, difference[rank]
 
 
 def _norms(tensors: list[Tensor | None]) -> Tensor:

@@ -15,8 +15,8 @@ SWITCHES = ("activation_checkpointing_enable", "gradient_checkpointing_enable", 
 
 
 def apply(stage: Stage) -> None:
-    """Checkpoint the blocks of the model: those that its library knows, else those that `shard_units` names. Draws inside a
-    block (dropout) are made again equal, so gradients are those without it. Evaluations keep nothing anyway."""
+    """Checkpoint the blocks of the model: those that its library knows, else those that `shard_units` names. Random draws
+    inside a block (dropout) are repeated, so gradients do not change. Evaluations store no activations anyway."""
     own = [net for net in outermost(stage.model) if switched(net)]
     if own:
         return

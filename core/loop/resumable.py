@@ -1,4 +1,4 @@
-"""May a run go on from its checkpoints? They must be whole, and of the same recipe, seed and settings."""
+"""Checks whether a run can continue from its checkpoints: they must be complete, and of the same recipe, seed and settings."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def assert_resumable(
 ) -> list[str]:
     """Raise UserError if a stage of the run has checkpoints but no complete one, or if the newest belongs to another
     run or (unless `forced`) to other settings. It changes nothing, since a restart at step 0 would overwrite them.
-    Return the environment variables whose values are others."""
+    Return the environment variables whose values have changed."""
     variables: set[str] = set()
     home = run_folder / "checkpoints"
     problem = None
@@ -36,9 +36,9 @@ def assert_resumable(
             variables |= {*assert_settings(newest, assert_own(newest, identity), identity, forced=forced)}
         elif damaged or (folder / LATEST).is_symlink():
             named = "; ".join(f"{name}: {why}" for name, why in damaged.items()) or "they were removed"
-            raise UserError(f"no checkpoint in {folder} is whole", got=named, needed="one whose files match their hashes",
+            raise UserError(f"no checkpoint in {folder} is complete", got=named, needed="one whose files match their hashes",
                             cause="a disk that lost data, or a copy that was not complete",
-                            next=f"put a whole checkpoint back, or start a new run (--init-from {run_folder} takes its best "
+                            next=f"put a complete checkpoint back, or start a new run (--init-from {run_folder} takes its best "
                                  "weights)")  # fmt: skip
     metrics = run_folder / "step_metrics.jsonl"
     if not home.is_dir() and metrics.is_file() and metrics.stat().st_size:

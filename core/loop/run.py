@@ -1,7 +1,7 @@
 """`Run` is the object that a recipe's `train()` uses: it yields steps, makes updates, evaluates, logs and saves.
 
-Core owns what has exactly one right answer: sample order, division of the loss over the global batch, clipping, the
-finite check, the learning rate of every step, checkpoint contents. The recipe shows the rest.
+Core does what has exactly one right answer: sample order, division of the loss over the global batch, clipping, the
+finite check, the learning rate of every step, checkpoint contents. Everything else is in the recipe.
 """
 
 import contextlib
@@ -205,15 +205,15 @@ class Run:
 
     def finish_step(self, stage: Stage, size: int, n: int) -> bool:
         """Log, save and stop when due; return whether patience ends the run. `size` samples per step, `n` per epoch."""
-        tired = self.step < self.total and self.journal.out_of_patience(stage)
-        last = tired or self.step == self.total
+        stops = self.step < self.total and self.journal.out_of_patience(stage)
+        last = stops or self.step == self.total
         save = crosses(self.step, size, n * self.cfg.run.save_every) or saving.is_due(self)
         self._after_step(stage, last=last, save=save)
-        if tired:
+        if stops:
             self.console.say(
                 f"  stopped early at step {self.step} of {self.total}: no new best for {self.cfg.train.patience:g} epochs"
             )
-        return tired
+        return stops
 
     def end(self, stage: Stage) -> None:
         """Log and save the last step of a loop that `train()` left early."""
@@ -275,7 +275,7 @@ class Run:
     def log(self, group: str, values: Mapping[str, float | Tensor]) -> None:
         """Log more values of the current iteration than its losses. Each is tagged `step/<group>/<name>`, in the
         iteration's row."""
-        self.journal.tell(self.step + 1, group, values)
+        self.journal.add(self.step + 1, group, values)
 
     # ---------------------------------------------------------------- evaluation
 
@@ -284,7 +284,7 @@ class Run:
         best."""
         self.course.before_evaluation(self, stage)
         metrics = self.measure(stage, self.course.validation(stage), final=False)
-        self.log_eval(stage, metrics)
+        self.course.record(self, stage, metrics)
         return metrics
 
     def measure(self, stage: Stage, data: Data, *, probe: bool = False, final: bool = True) -> dict[str, float]:
@@ -297,14 +297,6 @@ class Run:
         with evaluating(model), self.autocast():
             evaluate = (stage.gate_evaluator if probe else stage).evaluate if final else self.course.evaluator(stage)
             return evaluate(model, data)
-
-    def log_eval(self, stage: Stage, metrics: dict[str, float]) -> None:
-        """Record an evaluation of the current weights; a rehearsal records nothing."""
-        self.course.record(self, stage, metrics)
-
-    def record(self, stage: Stage, metrics: dict[str, float]) -> None:
-        """Write an evaluation of the current weights: files, console line, best and N best."""
-        saving.record(self, stage, metrics)
 
     # ---------------------------------------------------------------- wrapping
 
@@ -323,7 +315,7 @@ class Run:
     # ---------------------------------------------------------------- saving
 
     def flush(self, stage: Stage) -> None:
-        """Read back the metrics logged since the last time. They may stop the run."""
+        """Read back the metrics logged since the last call, and check them. A failed check stops the run."""
         try:
             self.journal.read(stage)
         except Halt as halt:
@@ -343,7 +335,7 @@ class Run:
         """Wait until every checkpoint is on disk."""
         if self.checkpoints is None:
             return
-        if self.rank:  # its part of a sharded one; what went wrong is rank 0's to say
+        if self.rank:  # its part of a sharded one; rank 0 reports errors
             with contextlib.suppress(Stop):
                 self.checkpoints.wait()
         self.on_rank_0(self.checkpoints.wait)

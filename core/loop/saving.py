@@ -1,4 +1,4 @@
-"""When a checkpoint is due, what it holds, and the way back."""
+"""Decides when a checkpoint is due, collects what it holds, and restores it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainworthy.core.loop import checkpoint, shard
 from trainworthy.core.loop.checkpoint_survey import Readers
 from trainworthy.core.loop.journal import Halt
 from trainworthy.core.loop.resumable import assert_own
-from trainworthy.core.loop.weights import frozen_digest, load_into, stream_weights
+from trainworthy.core.loop.weights import frozen_digest, load_into, stream_weights, weights
 from trainworthy.core.recipe.stage import Stage
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def record(run: Run, stage: Stage, metrics: dict[str, float]) -> None:
     """Write an evaluation of the current weights, and the weights if they are among the best."""
     step = run.current.index + 1 if run.current else run.step
     run.flush(stage)
-    epoch, told = run.journal.evaluated(stage, step, metrics)
+    epoch, message = run.journal.evaluated(stage, step, metrics)
     name, best, checkpoints = stage.metric.name, run.journal.best, run.checkpoints
 
     is_best = checkpoints is not None and (metrics[name], step) in best
@@ -74,7 +74,8 @@ def record(run: Run, stage: Stage, metrics: dict[str, float]) -> None:
     if checkpoints and is_best and run.shard != shard.NONE:
         written = checkpoints.folder / ".best-of-shards"
         run.on_rank_0(checkpoints.wait)  # for the file of the last one
-        problem = stream_weights(None if run.rank else written, *shard.weights(stage.eval_model, stage.not_saved))
+        tensors, aliases = weights(stage.eval_model, without=stage.not_saved, sharded=True)
+        problem = stream_weights(None if run.rank else written, tensors, aliases)
 
         def assert_written() -> None:
             if problem:
@@ -93,9 +94,9 @@ def record(run: Run, stage: Stage, metrics: dict[str, float]) -> None:
     if run.after_eval:
         run.after_eval(step)
     run.journal.clock = time.monotonic()  # the next step's rate excludes the evaluation
-    run.console.say(told)
+    run.console.say(message)
     try:
-        run.journal.judge(stage)
+        run.journal.check_history(stage)
     except Halt:  # within a step, only the best weights can be saved, and they are
         run.close()
         raise
@@ -114,7 +115,7 @@ def restore(run: Run, stage: Stage) -> int:
     together = Readers(run.rank, run.world, functools.partial(gathered, run.accelerator))
     newest, damaged = run.checkpoints.survey(together)
     for name, why in damaged.items():
-        run.console.say(f"  passed over checkpoint {name}: {why}")
+        run.console.say(f"  skipped checkpoint {name}: {why}")
     if run.tracker and newest is None:
         run.tracker.truncate(after_step=0)
     if newest is None:

@@ -23,7 +23,7 @@ from trainworthy.core.base import config
 from trainworthy.core.base.dtensor import is_sharded, like, local
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop import checkpoint
-from trainworthy.core.loop.weights import frozen_digest
+from trainworthy.core.loop.weights import frozen_digest, weights
 from trainworthy.core.recipe.stage import Stage
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def assert_supported(recipe: str, stages: Sequence[Stage], cfg: config.Config, *
 
 
 def mode(cfg: config.Config, world: int, *, rehearses: bool = False) -> str:
-    """Return how a run shards its model. A single process has nothing to cut, and gates rehearse the whole model unless
-    they ask for the sharded one."""
+    """Return how a run shards its model. A single process has nothing to shard, and gates rehearse the whole model unless
+    their plan sets `shard`."""
     return cfg.run.shard if world > 1 and not rehearses else NONE
 
 
@@ -118,9 +118,10 @@ NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase)
 
 
 def gathers_halves(stage: Stage, precision: str) -> bool:
-    """Return whether units are gathered in bf16, which is what autocast makes of their weights: else each process would keep
-    its bf16 copies of all weights until the backward pass. Weights that autocast leaves in fp32 (of norms) are rounded, too. What
-    is in no unit stays fp32, so that the sum of residuals does. A trainer that makes samples does it outside of autocast."""
+    """Return whether units are gathered in bf16, the type to which autocast converts their weights. In fp32, each process would
+    keep autocast's bf16 copies of all weights until the backward pass. Weights that autocast leaves in fp32 (of norms) are rounded,
+    too. Parameters outside the units stay fp32, and so does the residual stream. Loops that make their own samples are excluded:
+    they generate outside of autocast."""
     return (
         precision == "bf16" and "train" in stage.data and not any(isinstance(m, NORMS) for m in stage.model.modules())
     )
@@ -238,29 +239,13 @@ def split(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return (the nested state with placeholders, {name: sharded tensor})."""
     found: dict[str, Tensor] = {}
 
-    def apart(name: str, leaf: Any) -> Any:
+    def take_out(name: str, leaf: Any) -> Any:
         if not is_sharded(leaf):
             return leaf
         found[name] = leaf.detach()
         return PLACEHOLDER + name
 
-    return checkpoint.swap(tree, apart), found
-
-
-def weights(module: nn.Module, without: Iterable[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """As `weights.weights`, without a look at memory addresses, which differ between ranks."""
-    tensors: dict[str, Tensor] = {}
-    aliases: dict[str, str] = {}
-    seen: dict[int, str] = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        if name in without:
-            continue
-        if id(tensor) in seen:
-            aliases[name] = seen[id(tensor)]
-        else:
-            seen[id(tensor)] = name
-            tensors[name] = tensor.detach()
-    return tensors, aliases
+    return checkpoint.swap(tree, take_out), found
 
 
 def save(run: "Run", stage: Stage, state: dict[str, Any], info: dict[str, Any]) -> None:
@@ -268,7 +253,7 @@ def save(run: "Run", stage: Stage, state: dict[str, Any], info: dict[str, Any]) 
     Rank 0's adds the rest and the manifest, then renames the folder."""
     checkpoints, step = run.checkpoints, run.step
     assert checkpoints is not None
-    model, aliases = weights(stage.model, stage.not_saved)
+    model, aliases = weights(stage.model, without=stage.not_saved, sharded=True)
     rest, parts = split({"model": model, **state})
     run.wait_for_checkpoints()
     run.on_rank_0(lambda: checkpoints.begin(step))
@@ -358,7 +343,7 @@ def load(folder: Path, stage: Stage) -> tuple[dict[str, Tensor], dict[str, Any]]
         else:
             targets[name] = torch.empty(meta.size, dtype=dtype)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a single process is told that it is one
+        warnings.simplefilter("ignore")  # torch warns that there is a single process
         dcp.load(targets, storage_reader=dcp.FileSystemReader(folder))
 
     def back(_: str, leaf: Any) -> Any:

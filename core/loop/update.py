@@ -97,7 +97,10 @@ def objective_of(run: Run, stage: Stage, loss: Callable | None) -> nn.Module:
             module = run.accelerator.prepare_model(module)
         if run.cfg.train.compile and run.course.compiles:
             module.compile()
-        stage.wrapped = (stage.model, module)  # not here: a loss that knows its run would close a circle
+        stage.wrapped = (
+            stage.model,
+            module,
+        )  # stored in the stage: a loss that refers to its run would close a reference cycle
     return stage.wrapped[1]
 
 

@@ -21,16 +21,22 @@ if TYPE_CHECKING:
     from trainworthy.core.recipe.stage import Stage
 
 UNSTEADY = re.compile(r"'_name_or_path': '[^']*'| at 0x[0-9a-f]+")
-"""What differs between two equal models in a text about them: the folder that they were loaded from, addresses in memory."""
+"""Parts of a model's text that differ between equal models: the folder that it was loaded from, addresses in memory."""
 
 
-def weights(module: nn.Module, *, without: Collection[str] = ()) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return (tensors by name, aliases). Tied parameters occur once; `aliases` maps their other names."""
-    tensors, aliases, seen = {}, {}, {}
-    for name, tensor in module.state_dict().items():
+def weights(
+    module: nn.Module, *, without: Collection[str] = (), sharded: bool = False
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return (tensors by name, aliases). Tied parameters occur once; `aliases` maps their other names. In a `sharded` module they are
+    found by identity, because memory addresses differ between ranks."""
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    seen: dict[Any, str] = {}
+    for name, tensor in module.state_dict(keep_vars=sharded).items():
         if name in without:
             continue
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name
+        address = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() and not sharded else name
+        key = id(tensor) if sharded else address
         if key in seen:
             aliases[name] = seen[key]
         else:

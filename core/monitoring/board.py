@@ -20,7 +20,7 @@ from types import TracebackType
 from trainworthy.core.base.errors import UserError
 
 PATIENCE = 60.0
-"""Seconds until a board that does not answer is given up."""
+"""Seconds to wait for TensorBoard to answer."""
 
 
 def assert_installed() -> None:
@@ -95,8 +95,8 @@ class Board:
 
 
 @contextlib.contextmanager
-def beside(folder: Path, *, wanted: bool, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """A board while a run goes on, if it is `wanted` (by rank 0). Yields a function that waits until it answers."""
+def during_run(folder: Path, *, wanted: bool, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Serve TensorBoard during a run, if `wanted` (set on rank 0 only). Yields a function that waits until it answers."""
     if not wanted:
         yield lambda: None
         return
@@ -114,7 +114,7 @@ def beside(folder: Path, *, wanted: bool, say: Callable[[str], None]) -> Iterato
 
 
 def answers(url: str) -> bool:
-    """Does a page come from there?"""
+    """Return whether the address serves a page."""
     try:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # this machine, whatever proxy is set
         with opener.open(url, timeout=2) as page:

@@ -31,15 +31,15 @@ class Operation:
 
 @dataclass
 class Measured:
-    """What the steps took."""
+    """Times of the profiled steps."""
 
     step: float
     """Seconds of one step, without the profiler."""
     waited: float
-    """Of them: until its data were there."""
+    """Of these, seconds spent waiting for data."""
     operations: list[Operation]
     steps: int
-    """Profiled ones, that `operations` is of."""
+    """Number of profiled steps, which `operations` covers."""
     device: str = "cpu"
     flops: float = 0.0
     """Of the products and convolutions of one step, forward and backward, on this process's device."""
@@ -74,16 +74,16 @@ class Measured:
 
 @dataclass
 class Settings:
-    """What the advice depends on: settings that are used up are not named."""
+    """Settings on which the advice depends: what is already set is not advised."""
 
     workers: int = 0
     accumulate: int = 1
     compile: bool = False
     precision: str = "fp32"
     num_envs: int = 0
-    """Of a recipe with environments, else 0."""
+    """Number of environments; 0 for a recipe without any."""
     own_samples: bool = False
-    """The loop makes its own samples, so that nothing is loaded."""
+    """Whether the loop makes its own samples, so nothing is loaded."""
 
 
 def to_try(kind: str, s: Settings, device: str) -> str:
@@ -126,8 +126,8 @@ def to_try(kind: str, s: Settings, device: str) -> str:
     return "; ".join(found)
 
 
-def judge(m: Measured, settings: Settings | None = None) -> dict[str, Any]:
-    """The verdict: the largest share, what to try first, and the most that it could give (all of that share gone)."""
+def find_bottleneck(m: Measured, settings: Settings | None = None) -> dict[str, Any]:
+    """Return the verdict: the largest share of a step, the settings to try first, and the largest possible gain."""
     shares = m.split()
     kind = max(shares, key=lambda name: shares[name])
     share = shares[kind]

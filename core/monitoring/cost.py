@@ -14,7 +14,7 @@ from trainworthy.core.base.files import write_whole
 NAME = "cost.json"
 RAPL = Path("/sys/class/powercap")
 PAUSE = 5.0
-"""Seconds between two notes of a running process: what a killed one has used is lost by at most so much."""
+"""Seconds between two writes of a running process: after a kill, at most this much is missing."""
 
 
 class Meter:

@@ -1,4 +1,4 @@
-"""Which modules of a model take the time of a step, from torch's profiler: forward and backward."""
+"""Time of each module in a step, forward and backward, from torch's profiler."""
 
 import contextlib
 import re

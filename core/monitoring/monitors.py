@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from trainworthy.core.base.verdict import Finding, Verdict
     from trainworthy.core.loop.run import Run
 
-GAP = 0.1  # of the way from chance to the ceiling
+GAP = 0.1  # fraction of the range from chance to the ceiling
 CHANCE = 0.03  # within this fraction of the range from chance to the ceiling: at chance level
 KEPT, EVALUATIONS, SHARE = 0.1, 3, 0.1  # lost: remaining progress, evaluations, fraction of the run
 
 
-# ------------------------------------------------------------------------------------------------- the metric, as it comes
+# ------------------------------------------------------------------------------------------------- the metric while training
 def knows_nothing(metric: Metric, value: float) -> bool:
     """Return whether `value` is at chance level, within the fraction `CHANCE` of the range."""
     margin = CHANCE * (metric.ceiling - metric.floor)
@@ -76,8 +76,8 @@ def worthless(metric: Metric, value: float, best: float, others: dict[str, float
     return ""
 
 
-# ------------------------------------------------------------------------------------------------------------- judgements
-def judge(steps: list[dict[str, Any]], settings: dict[str, Any], *, total: int, small_terms: tuple[str, ...] = (),
+# ------------------------------------------------------------------------------------------------------------- verdicts
+def check_rows(steps: list[dict[str, Any]], settings: dict[str, Any], *, total: int, small_terms: tuple[str, ...] = (),
           loss_may_rise: str = "", gap: "Gap | None" = None,
           no_gap: str = "the run did not finish") -> "list[Verdict]":  # fmt: skip
     """Run every monitor on the rows of step_metrics.jsonl and the settings of args.json."""
@@ -94,8 +94,8 @@ def judge(steps: list[dict[str, Any]], settings: dict[str, Any], *, total: int, 
 
 
 SPIKES = ("spike", "C17", "no step's loss is far above those before it")
-COLLAPSE = ("collapse", "C17", "the metric does not fall back after its peak")
-PLATEAU = ("plateau", "C11", "the loss falls at the peak rate, too")
+COLLAPSE = ("collapse", "C17", "the loss does not return to its untrained level")
+PLATEAU = ("plateau", "C11", "the loss also falls at the peak learning rate")
 CLIPPED = ("clipped", "C9", "only some gradients are clipped")
 TERMS = ("terms", "C16", "every term has a share of the loss")
 GAPS = ("gap", "C19", "training and validation samples score alike")
@@ -121,7 +121,7 @@ def spikes(live: Live) -> "Verdict":
     where = ", ".join(map(str, live.spikes[:5])) + (", ..." if n > 5 else "")
     return verdict(
         SPIKES, "advice" if n else "pass",
-        f"{n} spikes, at step {where}; {'the last did not come back' if open_ else 'all came back'}" if n else "no spike",
+        f"{n} spikes, at step {where}; {'the loss did not recover from the last' if open_ else 'the loss recovered from all'}" if n else "no spike",
         f"none above {SPIKE:g} robust standard deviations and {HEIGHT:g} times the height of the {WINDOW} blocks before it",
         "look at the batches in postmortem/; a lower --optim.lr, a longer --optim.warmup or a lower --optim.clip" if n else "",
         spikes=live.spikes, back=live.back,
@@ -133,7 +133,7 @@ def collapse(live: Live, collapsed: bool, diverged: bool = False) -> "Verdict":
     if math.isnan(live.first):
         return _skip("no block of steps", COLLAPSE)[0]
     said = f"untrained {live.first:.3g}, best {live.best:.3g}"
-    said += f", nothing of it left since step {live.lost_since}" * collapsed
+    said += f", back at the untrained level since step {live.lost_since}" * collapsed
     said += f", more than {BLOWN:g} times the untrained loss since step {live.blown_since}" * (
         diverged and not collapsed
     )
@@ -185,7 +185,7 @@ def clipped(rows: list[dict[str, Any]], settings: dict[str, Any], total: int) ->
     return verdict(
         CLIPPED, "advice" if odd else "pass",
         f"{share:.0%} of the steps clipped at {limit:g}; 90th percentile of the norm {high:.2g}",
-        "at most 80%, and a limit within ten times the longest gradient",
+        "at most 80%, and a limit of at most ten times the largest gradient norm",
         f"--optim.clip {high:.2g} would clip outliers only (always clipped is usual for PPO and diffusion)" if odd else "",
         share=share, p90=high,
     )  # fmt: skip
@@ -225,7 +225,7 @@ class Gap:
 
     def verdict(self) -> "Verdict":
         """Report how far validation is behind training, as a fraction of the range from chance to the ceiling."""
-        return _apart(
+        return _compare(
             GAPS, self.metric, self.val, self.train,
             f"{self.metric.name} {self.train:.4g} on training samples, {self.val:.4g} on held-out ones",
             self.because
@@ -244,14 +244,14 @@ class Norms:
     def verdict(self) -> "Verdict":
         """Report how far the evaluation is behind training's batch statistics, as a fraction of the range from chance
         to the ceiling."""
-        return _apart(
+        return _compare(
             NORMS, self.metric, self.running, self.by_batch,
-            f"{self.metric.name} {self.running:.4g} on training samples by running statistics, {self.by_batch:.4g} by each batch's",
+            f"{self.metric.name} {self.running:.4g} on training samples with running statistics, {self.by_batch:.4g} with each batch's own",
             "a higher momentum or more steps for batch norm; larger batches, SyncBatchNorm, GroupNorm, or frozen statistics",
         )  # fmt: skip
 
 
-def _apart(
+def _compare(
     which: tuple[str, str, str], metric: Metric, value: float, other: float, measured: str, remedy: str
 ) -> "Verdict":
     """Give advice if `value` is behind `other` by more than the fraction `GAP` of the range from chance to the
@@ -316,7 +316,7 @@ def of(run: "Run", stage: Stage, gap: Gap | None = None, norms: Norms | None = N
         if v.verdict == "advice" and (fallback := v.evidence.get("fallback")):
             v.remedy = f"trainworthy resume {run.home} --fallback {fallback}\n{v.remedy}"
     no_gap = {} if "train" in stage.data else {"no_gap": "no training set: the loop makes its own samples"}
-    return own + judge(
+    return own + check_rows(
         read_rows(run.folder / "step_metrics.jsonl"), config.to_dict(run.cfg), total=run.total_steps(stage),
         small_terms=stage.expect.small_terms, loss_may_rise=stage.expect.loss_may_rise, gap=gap, **no_gap,
     )  # fmt: skip

@@ -1,4 +1,5 @@
-"""Which recipe a fork was made from: a note at its end, and the source of that time. What to edit first in a fork."""
+"""Reads the note at the end of a fork that names its recipe, finds the source that it was copied from, and lists the lines to
+edit first."""
 
 import ast
 import hashlib
@@ -11,13 +12,13 @@ NOTE = re.compile(r"\n*^# forked from (?P<recipe>.+), source (?P<blob>[0-9a-f]{4
 
 
 def note(entry: Entry, source: str, when: str) -> str:
-    """The line at the end of a fork: its recipe, and git's name for the source it had."""
+    """Return the last line of a fork: its recipe, and git's hash of the recipe's source."""
     recipe = entry.id if HOME in entry.path.parents else entry.path
     return f"\n# forked from {recipe}, source {blob(source)}, {when}\n"
 
 
 def blob(source: str) -> str:
-    """Git's name for a file's content: the content can be asked for by it."""
+    """Return git's hash of a file's content, by which `git cat-file` returns it."""
     data = source.encode()
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
@@ -27,15 +28,15 @@ def without_note(source: str) -> str:
 
 
 def origin(base: Entry, found: re.Match | None, again: str) -> tuple[str, str]:
-    """(source to compare with, what to say where the recipe is no longer what was forked)."""
+    """Return (source to compare with, a remark if the recipe has changed since the fork was made)."""
     today = base.path.read_text()
     if found is None or blob(today) == found["blob"]:
         return today, ""
     said = "the recipe has changed since this fork was made; this compares with "
     then = git(base.path.parent, "cat-file", "blob", found["blob"])
     if then is None:
-        return today, said + "today's, as the version of that time cannot be had: what changed there shows, too"
-    return then, said + f"the version of that time. With today's: {again}"
+        return today, said + "today's version, because the original one is not available: its changes are shown, too"
+    return then, said + f"the original version. With today's: {again}"
 
 
 def places(source: str) -> dict[str, int]:
@@ -69,9 +70,9 @@ def places(source: str) -> dict[str, int]:
         "the loss: return SUMS; core divides them over the whole global batch": functions.get("loss")
         or words.get("loss"),
         "the trainer, whose loss this is": calls.get("host") if "loss" not in functions else None,
-        "the evaluation: the number you will be asked for": functions.get("evaluate") or words.get("evaluate"),
+        "the evaluation: the metric that is reported": functions.get("evaluate") or words.get("evaluate"),
         "the question, chance, ceiling and best known result": calls.get("Metric") or words.get("metric"),
-        "what a healthy run does (initial loss, loss floor), where theory says so": calls.get("Expect")
+        "what a healthy run does (initial loss, loss floor), where theory gives it": calls.get("Expect")
         or words.get("expect"),
         "the loop": functions.get("train"),
     }

@@ -1,4 +1,4 @@
-"""The gates of a run: data report, remembered verdicts, verdicts, what is kept of them."""
+"""Runs the gates of every stage: the data report, remembered verdicts, the gates themselves, and the files about them."""
 
 import contextlib
 import json
@@ -18,25 +18,25 @@ from trainworthy.core.loop.weights import sketch
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.core.session import environment, ledger, stages
-from trainworthy.core.session.session import Session, together, told
+from trainworthy.core.session.session import Session, explain_data_errors, together
 
 
-def prove(session: Session, *, only: tuple[str, ...], deep: bool, stage: str = "") -> None:
+def check_stages(session: Session, *, only: tuple[str, ...], deep: bool, stage: str = "") -> None:
     """Write every stage's data report and run its gates, in order. A later stage starts from the one before, as its
     gates trained it on eight samples. Raises GateFailed before the full run. `stage`: only that one."""
     with gates.quick_collections():
-        _prove_each(session, only, deep, stage)
+        _check_each(session, only, deep, stage)
     if stage and stage not in (known := [p.name for p in stages.parts(session.recipe, session.cfg)]):
         raise config.unknown(f"stage '{stage}'", stage, known)
 
 
-def _prove_each(session: Session, only: tuple[str, ...], deep: bool, stage: str) -> None:
+def _check_each(session: Session, only: tuple[str, ...], deep: bool, stage: str) -> None:
     for part, context in stages.contexts(session, deep=deep):
         if stage in ("", part.name):
-            prove_stage(session, part, context, only)
+            check_stage(session, part, context, only)
 
 
-def prove_stage(
+def check_stage(
     session: Session, part: stages.Part, context: gates.GateContext, only: tuple[str, ...], mark: str = ""
 ) -> None:
     """Write the data report of one stage, then run its gates. `mark` separates different starts with equal settings."""
@@ -65,10 +65,10 @@ def prove_stage(
     about |= {"weights": {k: sketch(m) for k, m in modules.items()}}
     mark = recipes.fingerprint(s.recipe, cfg, everything_read, **about)
     mark, known, late = _remembered(s, cfg, mark)
-    from_it = {"none": "", "rehearsed": ", from the stage before as eight samples trained it"}
+    from_it = {"none": "", "rehearsed": ", from the previous stage, trained on eight samples"}
     s.console.say(
-        f"{title}data   {counts}\ngates  before the budget is spent"
-        + from_it.get(context.follows, ", from the stage before as it is now")
+        f"{title}data   {counts}\ngates  before training"
+        + from_it.get(context.follows, ", from the previous stage, fully trained")
         + "\n       on the whole model in each process; the gate `sharding` compares the sharded one with it, and `resume` saves "
         "its shards" * sharded
     )
@@ -94,7 +94,7 @@ def prove_stage(
 
 
 def _remembered(s: Session, cfg: config.Config, mark: str) -> tuple[str, dict, dict]:
-    """Return rank 0's `mark`, the verdicts that stand under it, and the sources that were imported late then."""
+    """Return rank 0's `mark`, the verdicts that are stored under it, and the sources that were imported late then."""
     use_ledger = cfg.gates.remember and s.folder.parent.name != "checks"
     known, late = ledger.read(mark) if use_ledger else ({}, {})
     known = known if recipes.unchanged(s.recipe, late) else {}
@@ -102,11 +102,11 @@ def _remembered(s: Session, cfg: config.Config, mark: str) -> tuple[str, dict, d
 
 
 def _failed(s: Session, context: gates.GateContext, failed: list[gates.Verdict], *, of: int) -> GateFailed:
-    """The message of a stage whose gates failed: the first, its evidence, the command that tries it again."""
+    """Return the error of a stage whose gates failed: the first gate, its evidence, the command that runs it again."""
     first = failed[0]
     explained = f", explained by {first.evidence['explained_by']}" if "explained_by" in first.evidence else ""
-    proved = ["check", *s.argv, *context.argv[len(s.argv) :], "--only", first.id]
-    again = ["trainworthy", *(["resume", str(s.folder)] if s.recipe.fallbacks else masking.words(proved))]
+    checked = ["check", *s.argv, *context.argv[len(s.argv) :], "--only", first.id]
+    again = ["trainworthy", *(["resume", str(s.folder)] if s.recipe.fallbacks else masking.words(checked))]
     return GateFailed(
         f"{len(failed)} of {of} gates failed, first: {first.id} ({first.rows}){explained}\n"
         f"  evidence:     {s.folder / 'report.html'} and {context.folder / 'gates' / first.id}/\n"
@@ -123,19 +123,19 @@ def report_data(s: Session, context: gates.GateContext, stage: Stage, base: str)
     then = before.get(context.follows, {}) if s.resumes else {}
     saved = (s.folder / "checkpoints" / context.stage).glob("step-*")
     unknown = None if before or s.resumes != "as it was" or not any(saved) else UserError(
-        f"{path} cannot be read, so nobody knows with which data this run was started", needed="the file that the run wrote before "
+        f"{path} cannot be read, so the data of this run's start are unknown", needed="the file that the run wrote before "
         "it trained, or --force", cause="it was removed, edited, or not copied with the run",
         next=f"trainworthy resume {s.folder} --force")  # fmt: skip
     together(s.accelerator, unknown)
     extent = {} if context.deep else agreed(s.accelerator, then or ledger.extent(base))
-    with told(s.recipe, s.cfg):
+    with explain_data_errors(s.recipe, s.cfg):
         context.scans = inventory.read_all(stage.data, everything=context.deep, before=extent)
     now = inventory.identity(context.scans)
     changed = contents.changes(then, now) if then else []
     forced = s.resumes == "forced"
     refused = None if not changed or forced else UserError(
-        "the data are not those this run was started with", got="; ".join(changed), needed="the same data, or your word that it "
-        "does not matter", cause=f"files of the data were changed, added or removed since {path} was written",
+        "the data are not those this run was started with", got="; ".join(changed), needed="the same data, or --force if the "
+        "change does not matter", cause=f"files of the data were changed, added or removed since {path} was written",
         next=f"trainworthy resume {s.folder} --force")  # fmt: skip
     together(s.accelerator, refused)
     if changed:

@@ -99,7 +99,7 @@ class Setup:
                             "num_processes of all together, and its own machine_rank from 0", next=f"edit {file}, or accelerate "
                             f"config --config_file {file}")  # fmt: skip
 
-    def line(self, processes: str | None) -> str:
+    def meeting_message(self, processes: str | None) -> str:
         """What is printed before the machines meet."""
         return (f"machine {self.rank} of {self.machines}, {processes} processes in all: meeting at {self.address}:{self.port} "
                 "(each machine runs the same command with its own machine_rank)")  # fmt: skip

@@ -10,11 +10,11 @@ from typing import Any
 
 import psutil
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.machine import checkout
+from trainworthy.core.base.processes import gathered
 from trainworthy.core.recipe.loading import Recipe, changed, sources, versions
 
 
@@ -74,9 +74,7 @@ def assert_shared(folder: Path, accelerator: Accelerator) -> None:
     there."""
     if accelerator.num_processes == 1:
         return
-    here = [folder.is_dir(), socket.gethostname(), str(folder.absolute())]
-    every: list = [None] * accelerator.num_processes
-    dist.all_gather_object(every, here)
+    every = gathered(accelerator, (folder.is_dir(), socket.gethostname(), str(folder.absolute())))
     blind = [f"rank {i} on {host}: no {path}" for i, (sees, host, path) in enumerate(every) if not sees]
     if blind:
         raise UserError("the run folder is not shared by all machines", got="; ".join(blind[:4]),

@@ -87,8 +87,8 @@ class Estimate:
 def estimates(
     recipe: Recipe, cfg: Any, *, processes: int = 1, longest: bool = False, samples: int | None = None
 ) -> list[Estimate]:
-    """Estimate every stage of a recipe, in order. `longest`: the data are a stand-in, so every text is as long as the
-    settings allow; `samples`: how many the real training set has."""
+    """Estimate every stage of a recipe, in order. `longest`: the data are placeholders, so every text gets the largest
+    length that the settings allow; `samples`: size of the real training set."""
     accelerator, found = Accelerator(cpu=True), []
     with simulated() as memory:
         previous = None
@@ -131,7 +131,7 @@ def _estimate(
     except Stop:
         raise
     except Exception as error:
-        missing.append(f"a training step: {_said(error)}")
+        missing.append(f"a training step: {_describe(error)}")
     memory.ends = math.inf
     training, flops, largest = memory.peak, memory.flops, memory.largest
     tokens = rows.tokens(stage.data["train"], micro) if reads else 0
@@ -171,7 +171,7 @@ def _evaluation(run: Run, stage: Stage, memory: Simulation, batch_size: int, mis
     except TooLong:  # a generation: its later steps need what its first ones do, and their keys and values
         peak = memory.peak
     except Exception as error:
-        missing.append(f"the evaluation: {_said(error)}")
+        missing.append(f"the evaluation: {_describe(error)}")
     memory.ends = math.inf
     return peak
 
@@ -236,5 +236,5 @@ def _cache(stage: Stage, cfg: Any) -> int:
     return 2 * config.num_hidden_layers * heads * width * each * length * cfg.train.eval_batch_size
 
 
-def _said(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"

@@ -1,6 +1,6 @@
-"""Whether a built stage can fit into the memory of its device: a bound that costs nothing, before the gates.
+"""Checks before the gates whether a stage fits into the memory of its device: weights, gradients and optimiser state alone.
 
-`trainworthy plan` adds activations and evaluation; this bound holds whatever they are.
+`trainworthy plan` adds activations and evaluation.
 """
 
 from collections.abc import Iterable
@@ -15,11 +15,11 @@ from trainworthy.core.recipe.loading import Recipe
 from trainworthy.core.recipe.stage import Stage
 
 MOMENTS = {"AdamW": 2, "Adam": 2, "AdamW8bit": 0.5, "Muon": 1}
-"""Copies of the trained weights that an optimiser keeps; of any other it is not known, and none is counted."""
+"""Copies of the trained weights that an optimiser keeps; for other optimisers the number is unknown and none is counted."""
 
 
 def at_least(stage: Stage) -> int:
-    """Return the bytes that training cannot do without: weights, gradients and the optimisers' moments."""
+    """Return the bytes of weights, gradients and the optimisers' moments: a lower bound of the memory that training needs."""
     held = _size([*stage.model.parameters(), *(p for m in stage.frozen_modules.values() for p in m.parameters())])
     held += 0 if stage.ema_model is None else _size(stage.ema_model.parameters())
     for o in stage.optimizers.values():
@@ -55,7 +55,7 @@ def check(recipe: Recipe, cfg: config.Config, accelerator: Accelerator, built: I
             )
 
 
-def suits(recipe: Recipe, cfg: config.Config, preset: str, accelerator: Accelerator) -> str:
+def cpu_warning(recipe: Recipe, cfg: config.Config, preset: str, accelerator: Accelerator) -> str:
     """Return a warning if the preset `full` was made for an accelerator and starts on a CPU; empty if not."""
     half = cfg.train.precision in ("bf16", "fp16")
     if preset != "full" or accelerator.device.type != "cpu" or not half:
@@ -68,8 +68,8 @@ def suits(recipe: Recipe, cfg: config.Config, preset: str, accelerator: Accelera
 
 
 def refuse(recipe: Recipe, cfg: config.Config, preset: str, accelerator: Accelerator) -> None:
-    """Raise UserError for a run of which `suits` warned, once its weights and data are known to be there."""
-    if cfg.run.check_memory and suits(recipe, cfg, preset, accelerator):
+    """Raise UserError for a run that `cpu_warning` warned about. Called once weights and data are known to exist."""
+    if cfg.run.check_memory and cpu_warning(recipe, cfg, preset, accelerator):
         raise UserError(
             f"the preset full of {recipe.id} is made for an accelerator",
             got=f"a CPU, on which {cfg.train.precision} is slower than fp32 and a step may take minutes",

@@ -1,8 +1,7 @@
-"""Finds a process of the run that was stopped (SIGSTOP) and ends it. The others wait for it in a collective, as long as torch's time limit: 30
-minutes with gloo. Once it is gone they report it, as one that was killed.
+"""Finds a process of the run that was stopped (SIGSTOP) and kills it. Without this, the others wait for it in a collective until
+torch's time limit: 30 minutes with gloo. Once it is gone, they report it like any other process that was killed.
 
-Seen is what the system says of the processes of one machine. A process that hangs without being stopped is not found, nor one on a
-machine that is lost.
+Only processes of the same machine are watched. A process that hangs without being stopped is not found.
 """
 
 import contextlib
@@ -12,8 +11,8 @@ import threading
 import time
 
 import psutil
-import torch.distributed as dist
 from accelerate import Accelerator
+from trainworthy.core.base.processes import gathered
 
 SECONDS = 30
 """How long a process may be stopped. Ctrl-Z and `fg` stop all of them, this watch with them, so that time does not count."""
@@ -22,11 +21,10 @@ found: list[str] = []
 
 
 def watch(accelerator: Accelerator) -> None:
-    """Begin to look at the other processes of this machine, once a second, until this process ends."""
+    """Check the other processes of this machine once a second, until this process ends."""
     if accelerator.num_processes == 1:
         return
-    every: list[tuple[str, int]] = [("", 0)] * accelerator.num_processes
-    dist.all_gather_object(every, (_machine(), os.getpid()))
+    every = gathered(accelerator, (_machine(), os.getpid()))
     peers = {}
     for rank, (machine, pid) in enumerate(every):
         if machine == _machine() and pid != os.getpid():
@@ -53,7 +51,7 @@ def _look(peers: dict[int, psutil.Process]) -> None:
 
 
 def _machine() -> str:
-    """What processes with common process numbers share: a container has numbers of its own."""
+    """Return what identifies a space of process ids: host and PID namespace, because a container has its own ids."""
     try:
         numbers = os.readlink("/proc/self/ns/pid")
     except OSError:

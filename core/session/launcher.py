@@ -39,7 +39,7 @@ def supervise(command: list[str], env: dict[str, str]) -> int:
 
         def forward(number: int, _frame) -> None:
             asked.append(number)
-            nodes.asked_file(note).touch()
+            nodes.stop_note(note).touch()
             with contextlib.suppress(psutil.Error):
                 ranks[:] = launcher.children()
                 for process in ranks:

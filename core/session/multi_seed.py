@@ -52,7 +52,7 @@ class Job:
 
 def run(argv: list[str], asked: str, *, with_board: bool = False, found: dict[str, Any] | None = None) -> None:
     """Run `trainworthy run RECIPE --seeds 5` (or 0,1,2): a group folder with a run folder per seed. Exits with the
-    worst code. What the group's page says is put into `found`."""
+    worst code. The content of the group's page is put into `found`."""
     plan, home = planned("run", argv, asked)
     folder = home / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     made(folder)
@@ -83,7 +83,7 @@ def planned(verb: str, argv: list[str], asked: str, own: tuple[str, ...] = ()) -
 
 
 def devices(each: int) -> list[str]:
-    """Return which accelerators each seed gets that runs at a time, `each` of them, as CUDA_VISIBLE_DEVICES; none on a CPU."""
+    """Return CUDA_VISIBLE_DEVICES of each seed that runs at the same time, with `each` accelerators; an empty list on a CPU."""
     import torch
 
     count = torch.cuda.device_count() if each else 0
@@ -110,7 +110,7 @@ def job_of(verb: str, plan: dict[str, Any], seed: int, folder: Path) -> Job:
 def title(plan: dict[str, Any], folder: Path) -> str:
     """Return the first line of a group."""
     return (
-        f"{plan['recipe']} · seeds {', '.join(map(str, plan['seeds']))} · {plan['at_once']} side by side, into {folder}"
+        f"{plan['recipe']} · seeds {', '.join(map(str, plan['seeds']))} · {plan['at_once']} in parallel, into {folder}"
     )
 
 
@@ -156,7 +156,7 @@ def _run(
     console = Console()
     console.say(title(plan, folder))
     on_end.run_folder(folder)
-    served = board.beside(folder, wanted=with_board, say=console.say)
+    served = board.during_run(folder, wanted=with_board, say=console.say)
     with signals() as asked, served as board_is_up:
         board_is_up()
         work(jobs, plan["at_once"], asked, console, _ended, each=plan.get("each", 0))
@@ -180,9 +180,9 @@ def work(
     ended: Callable[[Job], str],
     each: int = 0,
 ) -> None:
-    """Start and watch the jobs; a failed seed does not stop the others. `ended`: the line of a finished job. `each`:
-    accelerators of a job; 0: they share them."""
-    waiting, running = list(jobs), {}
+    """Start and watch the jobs; a failed seed does not stop the others. `asked`: names of signals that have arrived. `ended` returns
+    the line of a finished job. `each`: accelerators of a job; 0: they share them."""
+    waiting, running, forwarded = list(jobs), {}, False
     free = devices(each)[:side_by_side] or [""] * side_by_side
     with contextlib.ExitStack() as stack:
         live = None
@@ -195,8 +195,8 @@ def work(
                 job = waiting.pop(0)
                 job.place = free.pop(0)
                 running[job.seed] = (job, _start(job), time.monotonic())
-            if asked and "told" not in asked:
-                asked.append("told")
+            if asked and not forwarded:
+                forwarded = True
                 for _, child, _ in running.values():
                     child.send_signal(signal.SIGINT)
             for job, child, since in list(running.values()):

@@ -1,4 +1,4 @@
-"""`--nodes`, `--node-rank`, `--address` and `--restarts`: the words that the command passes to torchrun, and what a restarted run
+"""`--nodes`, `--node-rank`, `--address` and `--restarts`: the options that the command passes to torchrun, and how a restarted run
 continues.
 
 torchrun (torch.distributed.run) lets the machines meet, starts the processes, and starts all of them again when one is lost. It does not
@@ -63,7 +63,7 @@ class Nodes:
         # torchrun 2.14 would hand the store of the lost processes to the new ones, which then call on old addresses.
         return {RESTARTS: str(self.restarts), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if self.restarts else {}
 
-    def line(self, total: int) -> str:
+    def meeting_message(self, total: int) -> str:
         """What this machine does before it waits for the others."""
         return (
             f"node {self.rank} of {self.nodes}, {total} processes in all: meeting at {self._address} (each node runs the same "
@@ -128,8 +128,8 @@ def processes_here(found: Nodes, n: str | None, saved: str | None) -> int:
 
 
 def own_address(host: str, port: int) -> str:
-    """Return the address of this machine on its way to `host`; nothing is sent. Raises UserError for a host that stays unknown:
-    the name of a container exists some seconds after it has started."""
+    """Return the address from which this machine reaches `host`; nothing is sent. Wait up to `NAME_SECONDS` for the name, because a
+    container's name resolves only seconds after its start; then raise UserError."""
     ends = time.monotonic() + NAME_SECONDS
     while True:
         try:
@@ -161,10 +161,10 @@ def restarts_left() -> int:
 
 def user_stopped() -> bool:
     """Return whether the command forwarded a signal of the user. torchrun sends SIGTERM, too, before it starts a run again."""
-    return asked_file(Path(os.environ[NOTE])).exists() if NOTE in os.environ else True
+    return stop_note(Path(os.environ[NOTE])).exists() if NOTE in os.environ else True
 
 
-def asked_file(note: Path) -> Path:
+def stop_note(note: Path) -> Path:
     """The file that the command makes before it forwards a signal."""
     return note.with_name("asked")
 
@@ -179,7 +179,7 @@ def keep_folder(folder: Path) -> None:
 
 def continued(argv: list[str]) -> list[str]:
     """Return `argv` of a new run, or, in processes that torchrun started again, the command that continues what was saved. All ranks
-    return the same; the processes of a machine that was replaced know of no folder, so the others tell them."""
+    return the same; a machine that was replaced has no note of the folder, so the other machines send it."""
     if argv[:1] != ["run"] or RESTARTS not in os.environ or NOTE not in os.environ:
         return argv
     import torch.distributed as dist

@@ -90,7 +90,7 @@ def run(code: int, message: str) -> None:
                 flush=True,
             )
             return
-    except BaseException as error:  # another Ctrl-C, a full disk: the run has ended as it has
+    except BaseException as error:  # another Ctrl-C, a full disk: the exit code of the run stays
         with contextlib.suppress(Exception):
             print(f"on-end {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return

@@ -75,7 +75,7 @@ def crashed(error: Exception, folder: Path, again: str) -> Crashed:
         what = f"the disk is full, or a limit of file sizes is reached ({error.filename or folder})"
         mend = "free some space, then: "
     elif memory:
-        what = f"out of memory: {str(error).splitlines()[0] if str(error) else 'MemoryError'} ({_line(error)})"
+        what = f"out of memory: {str(error).splitlines()[0] if str(error) else 'MemoryError'} ({_location(error)})"
         mend = "end what else uses the memory, then: "
         again = "trainworthy batch RECIPE finds what fits; then --train.accumulate N (smaller micro-batches, the same batch)"
     elif gone:
@@ -105,7 +105,7 @@ def crashed(error: Exception, folder: Path, again: str) -> Crashed:
 
 
 def before_run(error: Exception) -> tuple[int, str, bool]:
-    """Return (exit code, message, whether no code is wrong) of an error before there is a run folder."""
+    """Return (exit code, message, whether the end is planned) of an error before there is a run folder."""
     if is_connection(error) and nodes.restarts_left():
         return nodes.RESTART, f"restart: {error}", True
     if isinstance(error, OSError) and error.errno in DISK_FULL:
@@ -119,7 +119,7 @@ def is_connection(error: Exception) -> bool:
     return isinstance(error, (RuntimeError, ConnectionError)) and bool(LOST.search(str(error)))
 
 
-def _line(error: BaseException) -> str:
+def _location(error: BaseException) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{frame.filename}:{frame.lineno}"
 

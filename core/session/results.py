@@ -82,7 +82,7 @@ class ClassWatch:
         n = len(self.run.journal.history)
         if self.stage.confusion is None or self.run.plan or n & (n - 1):
             return
-        found = paths.judge(self.run, self.stage)
+        found = paths.check_classes(self.run, self.stage)
         if found and found.blocks:
             self.run.close()
             raise Halt(f"{found.measured}\n  needed:       {found.needed}\n  likely cause: {found.remedy}\n"
@@ -105,7 +105,7 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
         intervals["test"] = stage.intervals()
     zeroed = run.measure(stage, View(val, range(len(val)), blank=inputs)) if inputs else None
     gap, norms = _on_training_samples(run, stage, final[metric.name])
-    classes = paths.judge(run, stage)
+    classes = paths.check_classes(run, stage)
     if gap and classes and classes.blocks:
         gap.because = classes.remedy
     shown: dict[str, Any] = {}
@@ -174,8 +174,7 @@ def _reported(run: Run, stage: Stage, which: str) -> tuple[dict[str, float], int
     if which == "best":
         run.checkpoints.wait()
         run.accelerator.wait_for_everyone()
-        file = run.checkpoints.best_weights(stage.metric.name)
-        load_into(stage.eval_model, load_weights(file), where=str(file), without=stage.not_saved)
+        load_best(run, stage)
         return run.measure(stage, stage.data["val"]), run.journal.best[0][1]
     if stage.evaluate_while_training or (
         stage.intervals and not stage.intervals()
@@ -184,6 +183,12 @@ def _reported(run: Run, stage: Stage, which: str) -> tuple[dict[str, float], int
         history[-1] |= {f"val/{k}": v for k, v in measured.items()}
         return measured, history[-1]["step"]
     return {k.removeprefix("val/"): v for k, v in history[-1].items() if k.startswith("val/")}, history[-1]["step"]
+
+
+def load_best(run: Run, stage: Stage) -> None:
+    """Load the weights of the best evaluation."""
+    file = run.checkpoints.best_weights(stage.metric.name)
+    load_into(stage.eval_model, load_weights(file), where=str(file), without=stage.not_saved)
 
 
 def _on_training_samples(run: Run, stage: Stage, held_out: float) -> tuple[monitors.Gap | None, monitors.Norms | None]:

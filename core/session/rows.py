@@ -1,4 +1,4 @@
-"""Rows of tokens in an estimate: how long they are, and as long as they may be."""
+"""Lengths of token rows in a memory estimate: those of the data, or the largest that the settings allow."""
 
 from typing import Any
 

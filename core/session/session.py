@@ -82,10 +82,10 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
     environment.assert_processes(accelerator.num_processes)
     frozen.watch(accelerator)
     console = Console(quiet=not accelerator.is_main_process)
-    if warning := fits.suits(loaded, cfg, preset, accelerator):
+    if warning := fits.cpu_warning(loaded, cfg, preset, accelerator):
         console.say(warning, style="yellow")
     start = check_settings(loaded, cfg, accelerator, (*cfg.gates.waive, *only))
-    if not kind and folder is None:  # a resumed run goes on wherever it is asked to
+    if not kind and folder is None:  # a resumed run may continue on any device
         fits.refuse(loaded, cfg, preset, accelerator)
     if folder is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -116,7 +116,7 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
     )
     console.say(f"{loaded.id} · {preset} · seed {cfg.run.seed} · {devices} · {precision(cfg, accelerator)}{cut}")
     if start:
-        console.say(f"{start.lines()}\n       fine-tuning: fresh optimiser, peak rate {cfg.optim.lr:g}, warm-up "
+        console.say(f"{start.describe()}\n       fine-tuning: fresh optimiser, peak rate {cfg.optim.lr:g}, warm-up "
                     f"{cfg.optim.warmup:g} (unless given: a seventh of the preset's rate, 0.03)")  # fmt: skip
     meter = Meter(folder, accelerator.device, accelerator.num_processes) if accelerator.is_main_process else None
     on_end.run_folder(folder)
@@ -133,7 +133,7 @@ def check_settings(
     known, start = [g.id for g in order.ORDER], None
     for part in stages.parts(loaded, cfg):
         settings_check.check_values(part.cfg, processes=accelerator.num_processes)
-    with told(loaded, cfg):
+    with explain_data_errors(loaded, cfg):
         built = stages.untrained(loaded, cfg, accelerator)
     shard.assert_supported(loaded.id, [stage for _, stage in built], cfg, precision=precision(cfg, accelerator))
     fits.check(loaded, cfg, accelerator, [(part.name, stage) for part, stage in built])
@@ -145,20 +145,20 @@ def check_settings(
             raise UserError(
                 "the training set is too small", got=f"{len(stage.data['train'])} sample(s)", needed="2 or more"
             )
-        assert_judgeable(stage, cfg)
+        assert_validation_size(stage, cfg)
     for name in names:
         if name not in known:
             raise config.unknown(f"gate '{name}'", name, known, next=f"trainworthy check {loaded.target}")
     return start
 
 
-def assert_judgeable(stage: Stage, cfg: config.Config) -> None:
+def assert_validation_size(stage: Stage, cfg: config.Config) -> None:
     """Raise UserError if the validation split is too small: one sample, or fewer samples than classes."""
     val, needed = stage.data["val"], 2
     key = gates.categorical(val)
     if key is not None and len(val) and hashed.plain(val.peek(0, key)) is not None:  # samples have one class each
-        judged = cfg.gates.enabled and "data" not in cfg.gates.waive
-        needed = max(needed, len(val.fields[key].classes)) if judged else needed
+        checked = cfg.gates.enabled and "data" not in cfg.gates.waive
+        needed = max(needed, len(val.fields[key].classes)) if checked else needed
     if len(val) < needed:
         classes = f": one of each class of '{key}'" if needed > 2 else ""
         choice = "--data.val FOLDER or a share (0.2), or " if hasattr(getattr(cfg, "data", None), "val") else ""
@@ -169,7 +169,7 @@ def assert_judgeable(stage: Stage, cfg: config.Config) -> None:
 
 
 @contextlib.contextmanager
-def told(loaded: recipes.Recipe, cfg: config.Config) -> Iterator[None]:
+def explain_data_errors(loaded: recipes.Recipe, cfg: config.Config) -> Iterator[None]:
     """Turn data errors into messages. An OSError or ValueError inside means missing or wrong data, and becomes one
     message with the recipe's line. A failed connection becomes a message with the offline alternative. Other errors
     (TypeError, KeyError, ...) are bugs and keep their traceback."""

@@ -192,8 +192,8 @@ def _from_config(cls: type, name: Any, *_: Any, config: Any = None, dtype: Any =
 
 
 def _generating() -> list[Any]:
-    """Return the patches under which a generation has the length that it may have at most: no token says that it ends. All
-    but its first `GENERATED` tokens are made up, because a step needs what the one before it does, and a key and a value more."""
+    """Return the patches under which every generation has its maximum length. Only its first `GENERATED` tokens are simulated: each
+    further step needs the same memory plus one key and value."""
     from transformers import GenerationMixin
     from transformers.generation import MaxLengthCriteria, StoppingCriteriaList
 

@@ -1,6 +1,6 @@
-"""What an estimate becomes when the training is spread over processes: memory of each with `--shard`, and the bytes that they exchange.
+"""Derives the estimate of one of several processes: its memory with `--shard`, and the bytes that it sends.
 
-Not measured on a device: bounds by calculation, from what core/loop/shard.py does.
+These are calculated bounds for what core/loop/shard.py does, not measurements.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The training of a run, stage by stage, and what is said at its end."""
+"""Trains the stages of a run one after the other, and prints the results."""
 
 import json
 import math
@@ -14,15 +14,15 @@ from trainworthy.core.base.processes import agreed
 from trainworthy.core.gates.exported import WrongExport
 from trainworthy.core.loop import shard
 from trainworthy.core.loop.run import Run
-from trainworthy.core.loop.weights import digest, load_into, load_weights
+from trainworthy.core.loop.weights import digest
 from trainworthy.core.monitoring import cost, monitors
 from trainworthy.core.monitoring.metrics import MetricsTracker
 from trainworthy.core.monitoring.trackers import mirror
 from trainworthy.core.recipe.stage import Metric, Stage
 from trainworthy.core.report import bands
 from trainworthy.core.session import environment, stages
-from trainworthy.core.session.proving import prove_stage
-from trainworthy.core.session.results import ClassWatch, Watcher, finish
+from trainworthy.core.session.checking import check_stage
+from trainworthy.core.session.results import ClassWatch, Watcher, finish, load_best
 from trainworthy.core.session.session import Interrupts, Session
 
 
@@ -40,7 +40,7 @@ def train(session: Session, interrupts: Interrupts) -> None:
             with (
                 gates.quick_collections()
             ):  # no variable holds the context: its stages would live while this one trains
-                prove_stage(
+                check_stage(
                     session, part, stages.context(session, part, trained, follows="trained", deep=False), (), mark=mark
                 )
         previous, done = train_stage(session, part, previous, done, interrupts)
@@ -55,8 +55,8 @@ def train_stage(
     s = replace(session, cfg=cfg, folder=folder)
     one = run_of(s, session, done)
     stage = part.build(one, previous)
-    say_length(s, one, stage, f"{part.name}: " if part.of > 1 else "")
-    look_after_evaluations(s, one, stage)
+    print_length(s, one, stage, f"{part.name}: " if part.of > 1 else "")
+    follow_evaluations(s, one, stage)
     if folder == session.folder:
         one.journal.healthy = bands.watch(folder, stage.metric)
     if s.main:
@@ -71,11 +71,13 @@ def train_stage(
             environment.note_sources(session.folder, s.recipe, {})
     interrupts.run = None
     if one.current:
-        one.current.batches = []  # the stage knows its run: a later stage would train beside the last batch
+        one.current.batches = []  # the stage refers to its run: the batch would stay in memory while a later stage trains
     one.used_batches = []
     one.console.end_bar()
     one.wait_for_checkpoints()
-    ended = part.last or not (folder / "summary.json").exists()  # a resumed run has looked back at its earlier stages
+    ended = (
+        part.last or not (folder / "summary.json").exists()
+    )  # a resumed run has already evaluated its earlier stages
 
     def whole() -> Stage:
         """The same stage with whole weights, for the report and the export."""
@@ -93,11 +95,11 @@ def train_stage(
     one.close()
     one.after_eval = None  # it holds the watcher's samples
     if s.main and result:
-        say_result(s, stage, result, cost_of=session.folder)
+        print_result(s, stage, result, cost_of=session.folder)
     if s.main and part.last:
-        ask = f"\nnext   {how}" if (how := way_to_ask(s.recipe.module, s.folder)) else ""
+        hint = f"\nnext   {command}" if (command := query_command(s.recipe.module, s.folder)) else ""
         s.console.say(
-            f"\nreport {s.folder / 'report.html'}\ncard   {s.folder / 'card.md'}\nexport {s.folder / 'export'}{ask}"
+            f"\nreport {s.folder / 'report.html'}\ncard   {s.folder / 'card.md'}\nexport {s.folder / 'export'}{hint}"
         )
     if wrong := agreed(s.accelerator, result.get("wrong")):
         raise WrongExport(f"the export in {s.folder / 'export'} is not what was scored: {wrong[0].measured}\n"
@@ -106,8 +108,8 @@ def train_stage(
     return stage, done + one.step
 
 
-def way_to_ask(module: Any, folder: Path) -> str:
-    """Return the command that asks what was exported; empty if no command can."""
+def query_command(module: Any, folder: Path) -> str:
+    """Return the command that queries the export; empty if there is none."""
     if hasattr(module, "speaker"):
         return f"trainworthy chat {folder}"
     return f"trainworthy predict {folder} FILE" if hasattr(module, "asker") else ""
@@ -123,7 +125,7 @@ def run_of(s: Session, session: Session, done: int) -> Run:
     return one
 
 
-def say_length(s: Session, one: Run, stage: Stage, named: str) -> None:
+def print_length(s: Session, one: Run, stage: Stage, named: str) -> None:
     """Print how many steps a stage takes, of what, and into which folder."""
     steps, train, data = one.total_steps(stage), s.cfg.train, stage.data.get("train")
     if data is None:
@@ -134,7 +136,7 @@ def say_length(s: Session, one: Run, stage: Stage, named: str) -> None:
     s.console.say(f"train  {named}{steps:,} {what}, into {s.folder}")
 
 
-def look_after_evaluations(s: Session, one: Run, stage: Stage) -> None:
+def follow_evaluations(s: Session, one: Run, stage: Stage) -> None:
     """Keep samples, scores by class and device readings at each evaluation, and what the untrained model does."""
     watcher, classes = Watcher(one, stage), ClassWatch(one, stage)
 
@@ -148,22 +150,15 @@ def look_after_evaluations(s: Session, one: Run, stage: Stage) -> None:
     watcher.before()
 
 
-def load_best(one: Run, stage: Stage) -> None:
-    """Load the weights of the best evaluation, which the next stage starts from."""
-    assert one.checkpoints  # its loop made them
-    best = one.checkpoints.best_weights(stage.metric.name)
-    load_into(stage.eval_model, load_weights(best), where=str(best), without=stage.not_saved)
-
-
 def write_metric(folder: Path, metric: Metric) -> None:
-    """Write metric.json: what a run that never ends is judged by."""
+    """Write metric.json, from which a run that never finishes is reported."""
     ends = {"floor": metric.floor, "ceiling": metric.ceiling}
-    told = {"metric": metric.name, "higher_is_better": metric.higher_is_better, "question": metric.question}
-    told |= {k: v if v is not None and math.isfinite(v) else None for k, v in ends.items()}
-    write_whole(folder / "metric.json", json.dumps(told, indent=1))
+    values = {"metric": metric.name, "higher_is_better": metric.higher_is_better, "question": metric.question}
+    values |= {k: v if v is not None and math.isfinite(v) else None for k, v in ends.items()}
+    write_whole(folder / "metric.json", json.dumps(values, indent=1))
 
 
-def say_result(s: Session, stage: Stage, result: dict[str, Any], *, cost_of: Path) -> None:
+def print_result(s: Session, stage: Stage, result: dict[str, Any], *, cost_of: Path) -> None:
     """Print what a stage reached: warnings first, the table of results, the cost of the run in `cost_of`."""
     if result["outside"]:
         s.console.say(f"\nOUTSIDE the healthy band: {result['outside']}", style="bold red")

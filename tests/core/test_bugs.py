@@ -128,7 +128,7 @@ def ran(
     ],
 )
 def test_the_rule_of_harm(runs: list[dict], part: str, outcome: str, words: str):
-    found, why = outcomes.judged(runs, REFERENCE, part)
+    found, why = outcomes.classify(runs, REFERENCE, part)
     assert (found, words in why) == (outcome, True), why
 
 
@@ -139,7 +139,7 @@ def test_cause_named_first_and_intervals():
     assert page.words(found["caught"]) == "9 of 10: 0.900 [0.596, 0.982]"
     assert found["named_first"]["hits"] == 7
     assert found["by_row"]["C1"]["caught"]["of"] == 10
-    assert "missed    a/b 9" in "\n".join(page.shown(found))
+    assert "missed    a/b 9" in "\n".join(page.summary_lines(found))
 
 
 def test_without_a_checkout_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

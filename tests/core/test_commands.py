@@ -183,7 +183,7 @@ def test_diff_after_the_recipe_has_changed(tmp_path: Path, in_git: bool):
     done = trainworthy("diff", "child.py", cwd=tmp_path)
     assert "the recipe has changed since this fork was made" in done.stdout, done.stdout + done.stderr
     assert "0.003 -> 0.01" in done.stdout
-    assert ("gelu" in done.stdout, "cannot be had" in " ".join(done.stdout.split())) == (not in_git, not in_git)
+    assert ("gelu" in done.stdout, "not available" in " ".join(done.stdout.split())) == (not in_git, not in_git)
 
 
 def test_every_gate_says_what_it_looks_at():

@@ -268,7 +268,7 @@ def test_a_damaged_checkpoint_is_passed_over(long_straight: Path, tmp_path: Path
     weights.write_bytes(data)
     done = trainworthy("resume", folder, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert f"passed over checkpoint {newest.name}: model.safetensors does not match its hash" in done.stdout
+    assert f"skipped checkpoint {newest.name}: model.safetensors does not match its hash" in done.stdout
     assert same(final_weights(folder), final_weights(long_straight))
 
 

@@ -1,4 +1,4 @@
-"""`dependency` on sequences: no prediction may depend on the value that it is asked for."""
+"""`dependency` on sequences: no prediction may depend on the value that it must predict."""
 
 from pydoc_data.topics import topics
 
@@ -160,7 +160,7 @@ def test_a_model_that_reads_its_target_is_stopped(name: str):
     result = trainworthy.check(factory, only=earlier(), raises=False)
     assert [v.id for v in result.failed] == ["dependency"], result.table()
     said = result.table(result.failed)
-    assert "reads the value that it is asked for" in said
+    assert "reads the value that it must predict" in said
     assert words in said
 
 

@@ -32,7 +32,7 @@ def healthy(t: float) -> float:
 
 def judged(found, **more) -> dict[str, str]:
     """{monitor: verdict}"""
-    return {v.id: v.verdict for v in monitors.judge(found, SETTINGS, total=len(found), **more)}
+    return {v.id: v.verdict for v in monitors.check_rows(found, SETTINGS, total=len(found), **more)}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -61,10 +61,10 @@ def test_spikes_are_counted_and_placed(seed: int):
     def spiky(t: float) -> float:
         return healthy(t) + (3.0 if 0.5 <= t < 0.51 or 0.8 <= t < 0.805 else 0.0)
 
-    spike = monitors.judge(rows(spiky, seed=seed), SETTINGS, total=1000)[0]
+    spike = monitors.check_rows(rows(spiky, seed=seed), SETTINGS, total=1000)[0]
     assert (spike.verdict, spike.evidence["spikes"]) == ("advice", [501, 801])
     assert len(spike.evidence["back"]) == 2
-    assert "all came back" in spike.measured
+    assert "recovered from all" in spike.measured
 
 
 def test_a_collapse_is_told_from_a_spike():
@@ -84,7 +84,7 @@ def test_a_peak_rate_too_high_shows_its_evidence(seed: int):
     def high(t: float) -> float:
         return 2.3 - 5 * t if t < 0.08 else 2.25 if t < 0.6 else 2.25 - 2 * (t - 0.6)
 
-    plateau = monitors.judge(rows(high, seed=seed), SETTINGS, total=1000)[2]
+    plateau = monitors.check_rows(rows(high, seed=seed), SETTINGS, total=1000)[2]
     assert plateau.verdict == "advice"
     assert "too high" in plateau.measured
     assert "--optim.lr" in plateau.remedy
@@ -92,16 +92,16 @@ def test_a_peak_rate_too_high_shows_its_evidence(seed: int):
 
 @pytest.mark.parametrize(("norm", "verdict"), [(5.0, "advice"), (0.05, "advice"), (0.5, "pass"), (None, "pass")])
 def test_clipping_always_or_out_of_reach_is_advised_on(norm, verdict: str):
-    clipped = monitors.judge(rows(healthy, norm=lambda i: norm or 0.5 + i % 3), SETTINGS, total=1000)[3]
+    clipped = monitors.check_rows(rows(healthy, norm=lambda i: norm or 0.5 + i % 3), SETTINGS, total=1000)[3]
     assert clipped.verdict == verdict
     assert verdict == "pass" or f"--optim.clip {norm:g}" in clipped.remedy
 
 
 def test_clipping_switched_off_is_not_judged():
     off = {**SETTINGS, "optim": {"clip": "inf", "warmup": 0.1}}
-    skipped = monitors.judge(rows(healthy), off, total=1000)[3]
+    skipped = monitors.check_rows(rows(healthy), off, total=1000)[3]
     assert (skipped.verdict, skipped.reason) == ("skip", "clipping is off")
-    assert "fewer than 20 steps" in monitors.judge(rows(healthy)[:10], SETTINGS, total=10)[3].reason
+    assert "fewer than 20 steps" in monitors.check_rows(rows(healthy)[:10], SETTINGS, total=10)[3].reason
 
 
 def test_a_term_without_a_share_is_advised_on():

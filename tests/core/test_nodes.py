@@ -56,7 +56,7 @@ def test_a_resumed_run_is_divided_over_the_machines():
     assert nodes.processes_here(two, "3", "8") == 3
     with pytest.raises(UserError, match="cannot be divided"):
         nodes.processes_here(two, None, "5")
-    assert "[::1]:29500" in two.line(8)
+    assert "[::1]:29500" in two.meeting_message(8)
 
 
 def test_an_unknown_machine_is_refused(monkeypatch):
@@ -169,7 +169,7 @@ def test_what_ended_as_planned_is_not_started_again(fork, tmp_path: Path):
     fork((LOOP, LOOP.replace("step.batches", "step.batches[:1]")))
     done = trainworthy("check", "mine.py", "--only", "accumulation", "-n", 2, "--restarts", 3, cwd=tmp_path)
     assert done.returncode == 3, done.stdout + done.stderr
-    assert done.stdout.count("gates  before the budget is spent") == 1
+    assert done.stdout.count("gates  before training") == 1
     done = trainworthy("run", "vision/classify", *QUICK, *EACH, "-n", 2, "--restarts", 3, cwd=tmp_path,
                        once="runs/vision-classify/2*/checkpoints/*/step-4")  # fmt: skip
     assert done.returncode == 5, done.stdout + done.stderr

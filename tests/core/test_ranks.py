@@ -82,7 +82,7 @@ def test_ranks_that_train_alone_stop_at_once(fork, tmp_path: Path):
     fork((LOOP, ALONE))
     done = trainworthy("run", "mine.py", "-n", 2, *QUICK, cwd=tmp_path)
     assert done.returncode == 4, done.stdout + done.stderr
-    assert "ranks drift apart: gradients are not exchanged" in done.stderr
+    assert "ranks diverge: gradients are not exchanged" in done.stderr
     assert "after step 1 " in done.stderr
     assert "run.update" in done.stderr
     assert "Traceback" not in done.stderr
@@ -95,7 +95,7 @@ def test_a_gate_names_ranks_that_train_alone_first(fork, tmp_path: Path):
     assert done.returncode == 3, done.stdout + done.stderr
     shown = done.stdout.splitlines()
     (failed,) = [line for line in shown if "FAIL" in line]
-    assert failed.split("wiring")[1].strip().startswith("ranks drift apart: gradients are not exchanged")
+    assert failed.split("wiring")[1].strip().startswith("ranks diverge: gradients are not exchanged")
     (cause,) = [line for line in shown if "likely causes" in line]
     assert "the loop calls the bare model" in cause
 

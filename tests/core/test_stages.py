@@ -137,7 +137,7 @@ def test_the_second_is_proved_again_before_it_trains(two, launch):
     two.write_text(two.read_text().replace("    return stage\n\n\nSTAGES", spoil))
     fails = launch("run", "mine.py", "--run.no-tensorboard", "--first.epochs", "1")
     assert fails.returncode == 3, fails.shown
-    assert "from the stage before as it is now" in fails.stdout
+    assert "from the previous stage, fully trained" in fails.stdout
     assert (fails.folder() / "stages" / "first" / "summary.json").is_file()
     assert not (fails.folder() / "checkpoints" / "second").exists()
 

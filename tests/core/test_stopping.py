@@ -31,7 +31,7 @@ def test_a_loss_far_above_the_untrained_one_is_no_run(seed: int):
     assert "diverged" in found
     assert found.index("diverged") < 330, "early"
     settings = {"train": {"batch_size": 64}, "optim": {"clip": 1.0, "warmup": 0.1}}
-    verdict = monitors.judge(rows(blown, seed=seed), settings, total=1000)[1]
+    verdict = monitors.check_rows(rows(blown, seed=seed), settings, total=1000)[1]
     assert (verdict.id, verdict.verdict) == ("collapse", "fail")
     assert "5 times the untrained loss" in verdict.measured
     quiet = monitors.Live(64, 1000)

@@ -71,7 +71,7 @@ def judged(recipe: str, argv: list[str], accelerator: Accelerator, asked: dict[s
 
 
 def _proved(one: Gate, context: GateContext) -> str:
-    finding = one.prove(context)
+    finding = one.check(context)
     return ("pass: " if finding.ok else "fail: ") + finding.measured
 
 

@@ -211,7 +211,7 @@ def judged(recipe: str, argv: list[str], ids: tuple[str, ...] = ()) -> dict[str,
 
 def _said(one: Gate, context: GateContext) -> str:
     try:
-        finding = one.prove(context)
+        finding = one.check(context)
         return "pass" if finding.ok else f"fail: {finding.measured}"
     except Skip as skip:
         return f"skip: {skip}"

@@ -14,7 +14,7 @@ from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.gates.recorder import rehearsed
-from trainworthy.core.loop.init_from import few
+from trainworthy.core.loop.init_from import list_names
 from trainworthy.recipes.llm.models import loading
 
 from trainworthy import core
@@ -91,7 +91,9 @@ def four_bit(context: GateContext) -> Finding:
     share = sum(sizes.values()) / max(1, sum(t.numel() for t in file.values()))
     wrong, worst, scales = [], 0.0, 0.0
     if share < NEEDED:
-        wrong.append(f"{share:.0%} of the weights are in four bits; not {few([n for n in file if n not in layers])}")
+        wrong.append(
+            f"{share:.0%} of the weights are in four bits; not {list_names([n for n in file if n not in layers])}"
+        )
     for name in sizes:
         value, scale = apart(multiplied(layers[name]), file[name])
         worst, scales = max(worst, value), max(scales, scale)
@@ -102,7 +104,7 @@ def four_bit(context: GateContext) -> Finding:
     bits = 8 * held / max(1, sum(sizes.values()))
     shown = f"{len(layers)} matrices, {bits:.2f} bits a weight with its scales, off by {worst:.1%} of its block's largest at most"
     return Finding(
-        not wrong, f"{len(wrong)} wrong: {few(wrong)}" if wrong else shown,
+        not wrong, f"{len(wrong)} wrong: {list_names(wrong)}" if wrong else shown,
         f"{NEEDED:.0%} of the weights in four bits, within {HALF_GAP:.1%} of their block's largest beside the rounding of scales",
         "the model was loaded without its quantization_config, or its layers are of a kind that is not packed (experts)\n"
         "weights of another model or layer, or scales that were not loaded with them\n"
