@@ -50,9 +50,8 @@ def write_anywhere() -> None:
         stream = getattr(sys, name)
         if stream is None:
             sink = os.open(os.devnull, os.O_WRONLY)
-            if (
-                sink != descriptor
-            ):  # else the next file that is opened would get the descriptor, and what libraries print
+            # Else the next file that is opened would get the descriptor, and what libraries print
+            if sink != descriptor:
                 os.dup2(sink, descriptor)
             setattr(sys, name, os.fdopen(descriptor, "w", encoding="utf-8", closefd=False))
         elif hasattr(stream, "reconfigure"):

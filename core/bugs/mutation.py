@@ -103,9 +103,8 @@ def _regions(tree: ast.Module, source: str, *, helper: bool) -> Iterator[tuple[a
                 yield node, HELPER
         return
     every = pieces(source).values()
-    hosted = any(
-        piece.also for piece in every
-    )  # a trainer's settings make the loss, in the place where its model is made
+    # A trainer's settings make the loss, in the place where its model is made
+    hosted = any(piece.also for piece in every)
     for piece in every:
         if piece.home and piece.key not in SETTINGS:
             part = "loss" if hosted and piece.home[0] == "model" else piece.home[0]

@@ -362,7 +362,6 @@ def report(scans: dict[str, Scan]) -> dict[str, Any]:
         out["best_single_input"] = None if found is None else dict(zip(keys, found, strict=True))
     pairs = [(a, b) for a, b in itertools.combinations(scans, 2) if (a, b) != ("train", "val")]
     out["overlaps"] = {f"{b} in {a}": overlap(scans[a], scans[b]) for a, b in pairs}
-    out["fingerprint"] = " ".join(
-        s.fingerprint for k, s in scans.items() if k != "test"
-    )  # what was learnt and chosen on
+    # What was learnt and chosen on
+    out["fingerprint"] = " ".join(s.fingerprint for k, s in scans.items() if k != "test")
     return out

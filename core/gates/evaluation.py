@@ -57,9 +57,8 @@ def evaluation(context: GateContext) -> Finding:
     other = max(1, min(other, len(view) - 1))  # also with only three samples
     with random_in_training(stage.eval_model) as training:
         first = measure(1, size)
-        with contextlib.suppress(
-            Exception
-        ):  # too few for the metric; what it leaves behind shows in the next evaluation
+        # Too few for the metric; what it leaves behind shows in the next evaluation
+        with contextlib.suppress(Exception):
             run.measure(stage, View(view, range(0, len(view), 2)))
         cut_other = measure(2, other)
         second = first if cut_other == first else measure(2, size)
@@ -72,9 +71,8 @@ def evaluation(context: GateContext) -> Finding:
     found += _left_in_training(record)
     if "train" in stage.data:
         some = pick(stage.data["train"], stage.expect.at_most(8), run.cfg.run.seed)
-        with contextlib.suppress(
-            RuntimeError, ValueError, IndexError, KeyError, TypeError
-        ):  # too few samples for the metric
+        # Too few samples for the metric
+        with contextlib.suppress(RuntimeError, ValueError, IndexError, KeyError, TypeError):
             found += [fed] if (fed := fed_differently(run, stage, some)) else []
     wrong = [what for what, _ in found]
     # First: what changes under an evaluation makes the next one differ.

@@ -77,9 +77,8 @@ def average(context: GateContext) -> Finding:
     if late is not None and len(decays) > 1 and 0 < max(decays) < min(decays) + 1e-3:
         late = min(late, decays[-1])  # train() keeps its ramp from advancing
     declared = getattr(_keeper(stage), "decay", None)
-    declared = (
-        float(declared) if isinstance(declared, float | int) else LEAST
-    )  # without a declared decay any may be meant
+    # Without a declared decay any may be meant
+    declared = float(declared) if isinstance(declared, float | int) else LEAST
     wrong, due = [], max(LEAST, min(declared, 1 - REMEMBERED / updates))
     if not decays:
         wrong.append(f"the average does not move in {steps} steps")

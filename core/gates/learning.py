@@ -81,9 +81,8 @@ def _train_on_eight(
     metric reach their targets, or for `most` steps."""
     probe = context.peek()
     expect, metric = dataclasses.replace(probe.expect), probe.gate_evaluator.metric
-    expect.overfit_steps *= (
-        times if probe.pretrained is None else 2 * times
-    )  # fine-tuning uses a 5 to 10 times smaller rate
+    # Fine-tuning uses a 5 to 10 times smaller rate
+    expect.overfit_steps *= times if probe.pretrained is None else 2 * times
     indices = pick(train_set(probe), expect.at_most(OVERFIT_SAMPLES, times=2), context.cfg.run.seed)
     if most:
         expect.overfit_steps = min(expect.overfit_steps, most)

@@ -48,9 +48,8 @@ def dependency(context: GateContext) -> Finding:
         region (observed: 2e-2). Only a real mixture remains in double."""
         found = seen(run, stage, data, seed, limit)
         if max(found[:2]) > limit and run.precision == "fp32" and run.device.type != "mps":
-            with contextlib.suppress(
-                RuntimeError
-            ):  # a loss with its own fp32 tensors cannot run in double; keep the fp32 result
+            # A loss with its own fp32 tensors cannot run in double; keep the fp32 result
+            with contextlib.suppress(RuntimeError):
                 exact = dataclasses.replace(stage, model=copy.deepcopy(stage.model).double())
                 found = seen(run, exact, data, seed, limit, double=True)
                 used.append((exact, True))
@@ -71,9 +70,8 @@ def dependency(context: GateContext) -> Finding:
         evidence |= {"samples": n, "loss_gap_whole": gap, "gradient_gap_whole": leak}
     ahead, where = 0.0, ""
     if max(gap, leak) <= limit:
-        with contextlib.suppress(
-            RuntimeError, ValueError, IndexError, KeyError
-        ):  # a loss that refuses the changed batch
+        # A loss that refuses the changed batch
+        with contextlib.suppress(RuntimeError, ValueError, IndexError, KeyError):
             ahead, where = lookahead(run, stage, data, seed)
     if where:
         measured += (
@@ -178,9 +176,8 @@ def _mixture(
         trials.append((max(gap, leak), gap, leak, mean))
         if len(trials) == 2 and (trials[0][0] > limit) == (trials[1][0] > limit):
             break  # a third draw would not change on which side the median is
-    return sorted(trials)[len(trials) // 2][
-        1:
-    ]  # a mixture shows in every draw; with few samples there is only one draw
+    # A mixture shows in every draw; with few samples there is only one draw
+    return sorted(trials)[len(trials) // 2][1:]
 
 
 def _rows(alone: list[Tensor], whole: Tensor) -> Tensor:

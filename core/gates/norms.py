@@ -39,9 +39,8 @@ def by_batch(model: nn.Module) -> Iterator[None]:
     """Inside, batch norm normalises with batch statistics in every mode, and no running value changes."""
 
     def train(module: _BatchNorm, inputs: tuple[torch.Tensor, ...]) -> None:
-        module.train(
-            inputs[0].numel() > inputs[0].shape[1]
-        )  # torch raises for a channel with one value, which has no variance
+        # Torch raises for a channel with one value, which has no variance
+        module.train(inputs[0].numel() > inputs[0].shape[1])
 
     found = layers(model).values()
     kept = [(m, m.momentum, m.num_batches_tracked.clone()) for m in found]

@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 CHANNELS = 4  # more channels are no colours, and have too many permutations
 SURE = 5.0  # standard errors by which another channel order must fit better
 BEHIND, QUARTERS = 0.1, 4  # fraction of the range from chance to the ceiling; parts whose spread estimates the noise
-CLEAR, FITS, DOUBT = (
-    4.0,
-    2.0,
-    2.0,
-)  # standard errors: held-out fit after relabelling, training fit without it; evaluate more samples from here
+# Standard errors: held-out fit after relabelling, training fit without it; evaluate more samples from here
+CLEAR, FITS, DOUBT = (4.0, 2.0, 2.0)
 MOST = 1000  # samples per split
 SAME = ("classes", "C7", "class names mean the same in training and held-out data")
 

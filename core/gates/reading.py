@@ -65,9 +65,8 @@ class Watched(View):
         drew = {name: state for name, state in _states(generator).items() if state != before[name]}
         info = get_worker_info()
         read = [info.id if info else -1, index, seed, _digest([sample[k] for k in self.fields]), drew]
-        file = os.open(
-            self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        )  # one write per line, so that lines of several processes do not mix
+        # One write per line, so that lines of several processes do not mix
+        file = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.write(file, (json.dumps(read) + "\n").encode())
         os.close(file)
         return sample

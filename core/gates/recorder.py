@@ -159,9 +159,8 @@ class Recorder:
             if size != size or size == float("inf"):
                 self.record.nonfinite.append(name)
             self.record.received[name] = max(self.record.received.get(name, 0.0), size)
-            if (
-                size > 0
-            ):  # the largest entry: a regular grid can hit only kernel corners, which get no gradient on a 1x1 map
+            # The largest entry: a regular grid can hit only kernel corners, which get no gradient on a 1x1 map
+            if size > 0:
                 grad, spots = p.grad.flatten().abs().topk(min(SPOTS, p.numel()))
                 live = spots[grad > 1e-3 * grad[0]]
                 self._before[name] = (live, p.detach().flatten()[live].clone())

@@ -284,9 +284,8 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         final, trash = self.folder / name, self.folder / f".trash-{name}"
-        if (
-            final.exists()
-        ):  # a resumed run repeats this step; the old folder stays complete until the new one has its name
+        # A resumed run repeats this step; the old folder stays complete until the new one has its name
+        if final.exists():
             shutil.rmtree(trash, ignore_errors=True)
             os.rename(final, trash)
         os.rename(temporary, final)
@@ -296,9 +295,8 @@ class Checkpoints:
             spare.unlink(missing_ok=True)
             spare.symlink_to(name)
             target = self.folder / link
-            if (
-                target.is_dir() and not target.is_symlink()
-            ):  # a run folder that was copied without links has a whole folder there
+            # A run folder that was copied without links has a whole folder there
+            if target.is_dir() and not target.is_symlink():
                 shutil.rmtree(target)
             os.replace(spare, target)
         _fsync(self.folder)

@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from trainworthy.core.loop.run import Run
 
 EARLY = 3  # compare after each of the first steps, then whenever metrics are read
-GRADIENTS, WEIGHTS = (
-    1e-3,
-    1e-4,
-)  # relative differences above rounding; for bf16 gradients, eight roundings
+# Relative differences above rounding; for bf16 gradients, eight roundings
+GRADIENTS, WEIGHTS = (1e-3, 1e-4)
 CAUSES = {
     "gradient": "gradients are not exchanged\n"
     "  likely cause: the loop calls the bare model and not the wrapped one, or a library wraps another copy of it\n"

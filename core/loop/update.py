@@ -97,10 +97,8 @@ def objective_of(run: Run, stage: Stage, loss: Callable | None) -> nn.Module:
             module = run.accelerator.prepare_model(module)
         if run.cfg.train.compile and run.course.compiles:
             module.compile()
-        stage.wrapped = (
-            stage.model,
-            module,
-        )  # stored in the stage: a loss that refers to its run would close a reference cycle
+        # Stored in the stage: a loss that refers to its run would close a reference cycle
+        stage.wrapped = (stage.model, module)
     return stage.wrapped[1]
 
 

@@ -19,11 +19,8 @@ OF_GROUP = {"train": ("train",), "optim": ("optimizers", "train"), "loader": ("d
             "init_from": ("model",), "trust_pickle": ()}  # fmt: skip
 """Parts that read a setting which every recipe has, by the setting's group."""
 OF_TRAINER = ("loss", "model", "optimizers", "counts")  # what a hosted trainer brings: hosted.host(trainer, run, ...)
-OF_HOSTED = {
-    "ask": "data",
-    "passes": "train",
-    "evaluate_while_training": "evaluate",
-}  # and what its stage has beyond a Stage
+# And what its stage has beyond a Stage
+OF_HOSTED = {"ask": "data", "passes": "train", "evaluate_while_training": "evaluate"}
 
 
 @dataclass

@@ -51,9 +51,8 @@ class Watcher:
 
     def look(self, step: int) -> None:
         """Predict the fixed batch, one row per evaluation; a resumed run writes its rows again."""
-        whole = (
-            self.run.shard == shard.NONE
-        )  # else all ranks predict the same batch, since each forward needs all shards
+        # Else all ranks predict the same batch, since each forward needs all shards
+        whole = self.run.shard == shard.NONE
         if not self.stage.predict or (self.run.rank and whole):
             return
         with evaluating(self.stage.eval_model), self.run.autocast():
@@ -176,9 +175,8 @@ def _reported(run: Run, stage: Stage, which: str) -> tuple[dict[str, float], int
         run.accelerator.wait_for_everyone()
         load_best(run, stage)
         return run.measure(stage, stage.data["val"]), run.journal.best[0][1]
-    if stage.evaluate_while_training or (
-        stage.intervals and not stage.intervals()
-    ):  # a resumed run may have nothing left to train
+    # A resumed run may have nothing left to train
+    if stage.evaluate_while_training or (stage.intervals and not stage.intervals()):
         measured = run.measure(stage, stage.data["val"])
         history[-1] |= {f"val/{k}": v for k, v in measured.items()}
         return measured, history[-1]["step"]

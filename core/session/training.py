@@ -37,9 +37,8 @@ def train(session: Session, interrupts: Interrupts) -> None:
                 return stage
 
             mark = digest(previous.eval_model.state_dict())
-            with (
-                gates.quick_collections()
-            ):  # no variable holds the context: its stages would live while this one trains
+            # No variable holds the context: its stages would live while this one trains
+            with gates.quick_collections():
                 check_stage(
                     session, part, stages.context(session, part, trained, follows="trained", deep=False), (), mark=mark
                 )
@@ -75,9 +74,8 @@ def train_stage(
     one.used_batches = []
     one.console.end_bar()
     one.wait_for_checkpoints()
-    ended = (
-        part.last or not (folder / "summary.json").exists()
-    )  # a resumed run has already evaluated its earlier stages
+    # A resumed run has already evaluated its earlier stages
+    ended = part.last or not (folder / "summary.json").exists()
 
     def whole() -> Stage:
         """The same stage with whole weights, for the report and the export."""

@@ -83,9 +83,8 @@ def read(kind: Any, path: str, dtype: torch.dtype, tokens: int = 0, **how: Any) 
 
     logging.disable_progress_bar()
     model, found = kind.from_pretrained(path, dtype=dtype, output_loading_info=True, **how)
-    if (
-        model.get_input_embeddings().num_embeddings < tokens and not planning.active
-    ):  # a plan may read with another tokenizer
+    # A plan may read with another tokenizer
+    if model.get_input_embeddings().num_embeddings < tokens and not planning.active:
         model.rows_added = tokens - model.get_input_embeddings().num_embeddings
         model.resize_token_embeddings(tokens)
     return model, found["missing_keys"]

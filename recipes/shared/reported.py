@@ -12,10 +12,8 @@ from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 
 SAMPLES = 64
-NEAR, COARSE = (
-    1e-3,
-    5e-2,
-)  # difference from the definition, relative to the number (at least to 1); on accelerators, in 16 bits
+# Difference from the definition, relative to the number (at least to 1); on accelerators, in 16 bits
+NEAR, COARSE = (1e-3, 5e-2)
 
 
 def numbers(logits: Tensor, labels: Tensor, names: list[str]) -> dict[str, float]:
@@ -54,9 +52,8 @@ def reported(more: Callable[[Tensor, Tensor], dict[str, float]] = lambda images,
             due = numbers(answers, torch.cat(labels), list(data.fields["label"].classes)) | more(
                 torch.cat(images), answers
             )
-        exact = (
-            run.precision == "fp32" and run.device.type == "cpu"
-        )  # else one sample near a boundary may change its class
+        # Else one sample near a boundary may change its class
+        exact = run.precision == "fp32" and run.device.type == "cpu"
         near, due = NEAR if exact else COARSE, {k: v for k, v in due.items() if k in got and (exact or "/" not in k)}
         gaps = {k: abs(got[k] - v) / max(1.0, abs(v)) for k, v in due.items()}
         wrong = [k for k, gap in gaps.items() if not gap <= near]

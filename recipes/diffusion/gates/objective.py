@@ -132,9 +132,8 @@ class Knowing(nn.Module):
         # Beyond the measured levels, extrapolate from the EDGE nearest ones: samplers begin and end there.
         left = torch.where(t > self.at[-1], max(0, len(self.at) - EDGE), left)
         right = torch.where(t < self.at[0], min(EDGE, len(self.at) - 1), right)
-        share = ((t - self.at[left]) / (self.at[right] - self.at[left]).clamp_min(1e-9)).clamp(
-            -4, 5
-        )  # equal levels: no slope
+        # Equal levels: no slope
+        share = ((t - self.at[left]) / (self.at[right] - self.at[left]).clamp_min(1e-9)).clamp(-4, 5)
         level = torch.lerp(self.curves[:, left], self.curves[:, right], share).float()[..., None, None, None]
         alpha, sigma, of_image, of_noise = level.unbind(0)
         sigma = torch.where(sigma.abs() < 1e-3, 1e-3, sigma)

@@ -99,9 +99,8 @@ def noise_process(
         one = ones[clean_key(val)]
         knowing = Knowing(asked, one, classes)
         with evaluating(stage.model):
-            each = (
-                context.cfg.sampling.every
-            )  # the evaluation samples for every `each`-th: repeat, so that two of each class remain
+            # The evaluation samples for every `each`-th: repeat, so that two of each class remain
+            each = context.cfg.sampling.every
             some = [i for i in pick(val, min(2 * n, len(val)), context.cfg.run.seed) for _ in range(each)]
             some = [i for i in some if int(val.peek(i, key)) in first]
             known = stage.evaluate(knowing, View(val, some))[stage.metric.name]

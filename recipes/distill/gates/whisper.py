@@ -25,15 +25,10 @@ LISTENED = 48  # recordings that the teacher transcribes again
 RANGE = 2.3  # natural log of energy (10 dB) between the quietest and the loudest frame; less is silence or hum
 LOOPING = 0.05  # share of transcripts that may repeat themselves
 STILL = 1e-6  # the same for a sensor of unknown unit: no change at all
-PLATEAU, SLOPE = (
-    0.05,
-    0.1,
-)  # word error rate that needs no further check; share by which it must fall per third of a run
-READABLE, VARIED, HEARD = (
-    0.05,
-    0.5,
-    0.3,
-)  # centred cosine, share of different transcripts; nats per token that remain to be learnt
+# Word error rate that needs no further check; share by which it must fall per third of a run
+PLATEAU, SLOPE = (0.05, 0.1)
+# Centred cosine, share of different transcripts; nats per token that remain to be learnt
+READABLE, VARIED, HEARD = (0.05, 0.5, 0.3)
 TAUGHT = {"rehearsed": 0.5, "trained": 0.3, "none": 0.3}
 """Centred cosine that the first stage must have reached, on the eight samples of the gates or on validation samples."""
 

@@ -16,9 +16,8 @@ SIDE, FEWEST, MOST = 96, 2, 4
 HEIGHTS, INK = (22, 40), 64  # pixels; grey level from which a pixel is ink, of 255
 EDGE = (0.1, 0.5)  # opacity from which a pixel no longer belongs to the photo, and from which it belongs to the digit
 HELD_OUT = 500  # validation scenes
-TESTED = range(
-    HELD_OUT, 2 * HELD_OUT
-)  # test scenes: other compositions of the same held-out digits and photos, since there are no others
+# Test scenes: other compositions of the same held-out digits and photos, since there are no others
+TESTED = range(HELD_OUT, 2 * HELD_OUT)
 WINDOW = (96, 200)  # side in pixels of a photo's crop before it is reduced to SIDE
 TRIES = 20  # random positions to try for a digit; without a free one it is left out
 

@@ -15,14 +15,10 @@ from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.vision.data.masks import IGNORE
 from trainworthy.recipes.vision.models import detectors
 
-SMOOTHINGS, GAMMAS = (
-    (0.0, 0.05, 0.1, 0.2),
-    (1.0, 2.0, 3.0, 5.0),
-)  # published values of label smoothing and of focal loss
-UNSURE, ASCENT = (
-    0.5,
-    1e-3,
-)  # probability of the own class below which a loss must pull towards it; share of the steepest slope
+# Published values of label smoothing and of focal loss
+SMOOTHINGS, GAMMAS = ((0.0, 0.05, 0.1, 0.2), (1.0, 2.0, 3.0, 5.0))
+# Probability of the own class below which a loss must pull towards it; share of the steepest slope
+UNSURE, ASCENT = (0.5, 1e-3)
 RADIUS = 1.5  # FCOS: of a level's stride, how far from the centre of its object a location may be
 
 
@@ -255,9 +251,8 @@ def fcos(
     low, high = stride * 4, stride * 8
     low[: levels[0]], high[len(anchors) - levels[-1] :] = 0, float("inf")
     side = target["boxes"]
-    reach = torch.cat(
-        [centre[:, None] - side[None, :, :2], side[None, :, 2:] - centre[:, None]], 2
-    )  # (A, k, 4): l, t, r, b
+    # (A, k, 4): l, t, r, b
+    reach = torch.cat([centre[:, None] - side[None, :, :2], side[None, :, 2:] - centre[:, None]], 2)
     middle = (side[:, :2] + side[:, 2:]) / 2
     near = (centre[:, None] - middle[None]).abs().amax(2) < RADIUS * stride[:, None]
     longest = reach.amax(2)

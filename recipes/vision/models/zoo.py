@@ -16,15 +16,11 @@ from trainworthy.core.base import network
 from trainworthy.core.base.config import unknown
 from trainworthy.recipes.vision.models import detectors
 
-NAMES = [
-    n for n in models.list_models(module=models) if n not in ("googlenet", "inception_v3")
-]  # these have three heads
+# These have three heads
+NAMES = [n for n in models.list_models(module=models) if n not in ("googlenet", "inception_v3")]
 SEGMENTERS = models.list_models(module=models.segmentation)
-DETECTORS = {
-    "fcos": "fcos",
-    "retinanet": "retinanet",
-    "faster-rcnn": "fasterrcnn",
-}  # our name: prefix of torchvision's names
+# Our name: prefix of torchvision's names
+DETECTORS = {"fcos": "fcos", "retinanet": "retinanet", "faster-rcnn": "fasterrcnn"}
 Norm = Literal["own", "batch", "group", "frozen"]
 
 
