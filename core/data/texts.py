@@ -1,8 +1,8 @@
 """Finds what the texts of two splits share: equal texts, shared chunks of four or more words, near duplicates. Writes
 exclusion lists.
 
-Words are compared without case and punctuation. A chunk that occurs in more than `RARE` training texts is a common
-phrase or a template and shows no common origin. A rare chunk does.
+Words are compared without case and punctuation. Only rare chunks show that two texts have a common origin: a chunk that
+occurs in more than `RARE` training texts is a common phrase or a template.
 """
 
 import json

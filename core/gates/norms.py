@@ -68,16 +68,16 @@ def batch_norm(context: GateContext) -> Finding:
     layer normalises over. Running statistics must forget their initial value within the run: (1 -
     momentum)^(micro-batches) of it remains. Layers with fixed statistics must have some."""
     cfg, (_, probe) = context.cfg, context.look()
-    still = fixed(probe.model)
-    empty = [n for n, m in still.items() if new(m)]
+    constant = fixed(probe.model)
+    empty = [n for n, m in constant.items() if new(m)]
     if empty:
-        return Finding(False, f"{len(empty)} of {len(still)} layers normalise with fixed initial statistics (mean 0, variance 1)",
+        return Finding(False, f"{len(empty)} of {len(constant)} layers normalise with fixed initial statistics (mean 0, variance 1)",
                        "statistics of trained weights, or layers that compute their own",
                        "frozen before the weights were loaded, or a net from scratch, whose statistics must not be frozen")  # fmt: skip
-    if not layers(probe.model) and still:
+    if not layers(probe.model) and constant:
         return Finding(
             True,
-            f"{len(still)} layers normalise with fixed statistics, none computes its own",
+            f"{len(constant)} layers normalise with fixed statistics, none computes its own",
             "statistics that were computed from data",
         )
     if not layers(probe.model):
@@ -105,7 +105,7 @@ def batch_norm(context: GateContext) -> Finding:
             enough = math.ceil(math.log(LEFT) / math.log1p(-momenta[slow]) / len(seen[slow]))
     shown = f"{len(seen)} layers over {least} samples or more at a time"
     if slow:
-        shown += f"; at most {left[slow]:.0e} of the first running statistics is left in the end"
+        shown += f"; at most {left[slow]:.0e} of the initial running statistics is left at the end"
     return Finding(
         not wrong, "; ".join(wrong) if wrong else shown,
         f"more than {FEW} samples at a time; at most {LEFT:.0%} of the initial statistics left",

@@ -80,15 +80,17 @@ def wiring(context: GateContext) -> Finding:
         )
     if not record.gradients and not record.received:
         wrong.append("no optimiser stepped")
-    deaf = [n for n in trained if record.received.get(n, 0.0) == 0 and not n.startswith(expect.no_gradient or ("\0",))]
-    if deaf:
-        wrong.append(f"{len(deaf)} of {len(trained)} tensors never got a gradient, e.g. {deaf[0]}")
-    still = [n for n in trained if n not in deaf and n in record.received and record.moved.get(n, 0.0) < 0.5
+    untouched = [
+        n for n in trained if record.received.get(n, 0.0) == 0 and not n.startswith(expect.no_gradient or ("\0",))
+    ]
+    if untouched:
+        wrong.append(f"{len(untouched)} of {len(trained)} tensors never got a gradient, e.g. {untouched[0]}")
+    unmoved = [n for n in trained if n not in untouched and n in record.received and record.moved.get(n, 0.0) < 0.5
              and not n.startswith(expect.no_gradient or ("\0",))]  # fmt: skip
-    if still:
-        worst = min(record.moved.get(n, 0.0) for n in still)
+    if unmoved:
+        worst = min(record.moved.get(n, 0.0) for n in unmoved)
         wrong.append(
-            f"{len(still)} of {len(trained)} tensors get a gradient but hardly move ({worst:.0%} of {still[0]})"
+            f"{len(unmoved)} of {len(trained)} tensors get a gradient but hardly move ({worst:.0%} of {unmoved[0]})"
         )
     if record.nonfinite:
         wrong.append(f"non-finite gradient in {record.nonfinite[0]}")
@@ -104,20 +106,20 @@ def wiring(context: GateContext) -> Finding:
         not wrong, "; ".join(wrong) if wrong else f"{count:,} of {total:,} parameters train ({groups}), all moved in {STEPS} steps",
         "every parameter trains or is declared frozen; gradients present, finite, the loss's own; weights move, frozen ones do not",
         "".join(f"{line.split(':', 1)[-1].strip()}\n" for line in causes[1:] if "measured:" not in line)
-        + _likely(unlisted=bool(foreign or stray or empty or record.frozen_moved), deaf=bool(deaf), added=bool(fault), still=bool(still)),
+        + _likely(unlisted=bool(foreign or stray or empty or record.frozen_moved), untouched=bool(untouched), added=bool(fault), unmoved=bool(unmoved)),
         evidence={"gradients": record.gradients, "moved": {n: record.moved.get(n, 0.0) for n in trained},
                   "groups": groups, "frozen_moved": record.frozen_moved[:20]},
         cause=diagnosed(record.experiments) if fault and not causes else "",
     )  # fmt: skip
 
 
-def _likely(*, unlisted: bool, deaf: bool, added: bool, still: bool) -> str:
+def _likely(*, unlisted: bool, untouched: bool, added: bool, unmoved: bool) -> str:
     """Return the causes of parameters that do not train as they should, first those whose symptom was measured."""
     return seen_first(
         (unlisted, "the optimiser was built over a part of the model, before it was replaced, or over more than it (a frozen teacher)"),
-        (deaf, "a detach(), no_grad() or argmax cuts the graph"),
+        (untouched, "a detach(), no_grad() or argmax cuts the graph"),
         (added, "zero_grad() is missing: gradients of earlier steps are added"),
-        (still, "the rate is too small for the weights' precision (bf16 weights without an fp32 copy)"),
+        (unmoved, "the rate is too small for the weights' precision (bf16 weights without an fp32 copy)"),
     )  # fmt: skip
 
 

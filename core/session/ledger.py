@@ -1,7 +1,8 @@
-"""Remembers passed gates under a fingerprint: an unchanged recipe starts at once, a changed one runs its gates again.
+"""Remembers passed gates under a fingerprint, so that an unchanged recipe starts at once and a changed one runs its gates
+again.
 
-A second fingerprint, without the data, stores how much of the data was read. The next run reads as much, because the
-data's identity depends on it.
+A second fingerprint, which excludes the data, stores how much of the data was read. The next run reads as much, because
+the identity of the data depends on it.
 """
 
 import contextlib
@@ -50,7 +51,7 @@ def write(fingerprint: str, verdicts: list, late: dict[str, str]) -> None:
 
 
 def extent(fingerprint: str) -> dict[str, dict]:
-    """Return {split: how much of it was read} of the last time under this fingerprint, which excludes the data."""
+    """Return {split: how much of it was read} for the last run with this fingerprint, which excludes the data."""
     return _read(f"{fingerprint}-read")
 
 

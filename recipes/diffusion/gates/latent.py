@@ -60,9 +60,9 @@ def latent_scale(context: GateContext) -> Finding:
     same = all(abs(a - due[0]) <= FACTOR * due[0] and abs(b - due[1]) <= 5 * FACTOR for a, b, _ in lines.values())
     return Finding(
         abs(mean) <= MEAN and STD[0] <= std <= STD[1] and off <= FRESH and same,
-        f"mean {mean:+.3f}, deviation {std:.3f} at the net; cached latents {off:.1e} from fresh ones; made with factor "
+        f"mean {mean:+.3f}, deviation {std:.3f} at the net; cached latents differ from fresh ones by {off:.1e}; made with factor "
         f"{slope:.4g} and offset {offset:+.3f}, by its config {due[0]:.4g} and {due[1]:+.3f}",
-        f"a mean within {MEAN:g}, a deviation of {STD[0]:g} to {STD[1]:g}; at most {FRESH:g} apart; factor and offset as in its "
+        f"a mean within {MEAN:g}, a deviation of {STD[0]:g} to {STD[1]:g}; a difference of at most {FRESH:g}; factor and offset as in its "
         "config",
         seen_first(
             (same and off <= FRESH, "another autoencoder's factor (0.18215 is Stable Diffusion's, and what diffusers assumes of any), or "

@@ -1,4 +1,4 @@
-"""The objectives of classification, segmentation and detection, stated a second time from their papers. The gate `formula` compares a loss with them,
+"""The objectives of classification, segmentation and detection, written independently of the recipes, from their papers. The gate `formula` compares a loss with them,
 sample by sample and with its gradient, at weights that have moved. Nothing here is shared with a recipe's `loss`.
 """
 
@@ -68,7 +68,7 @@ def classify(context: GateContext, stage: Stage, batch: dict) -> Statements:
 
 
 def _class_weights(stage: Stage) -> Tensor:
-    """(n,) one over the share of each class in the training set, over the number of classes."""
+    """Return (n,): one over the share of each class in the training set, divided by the number of classes."""
     data = stage.data["train"]
     labels = torch.tensor([int(data.peek(i, "label")) for i in range(len(data))])
     sizes = torch.bincount(labels, minlength=len(data.fields["label"].classes))
@@ -76,7 +76,7 @@ def _class_weights(stage: Stage) -> Tensor:
 
 
 def _pulls(context: GateContext, stage: Stage, batch: dict) -> str:
-    """Say what is wrong if the loss of a sample that is not sure of its class falls when its class's score falls; else nothing."""
+    """Return what is wrong if the loss of a sample that is not sure of its class falls when the score of its class falls; else ""."""
     seen: list[Tensor] = []
 
     def keep(_module: nn.Module, _args: tuple, out: object) -> object:
@@ -157,7 +157,7 @@ def segment(context: GateContext, stage: Stage, batch: dict) -> Statements:
          "the softmax runs over rows of the picture, not over the classes": dice(logits.softmax(2)),
          "the softmax runs over columns of the picture, not over the classes": dice(logits.softmax(3)),
          "logits instead of probabilities": dice(logits),
-         "void counts as said": dice(p, void=True),
+         "void pixels count as predicted": dice(p, void=True),
          "classes that do not occur in a window count": dice(p, absent=True)},
     )  # fmt: skip
     return statements
@@ -172,8 +172,8 @@ SEGMENT = formula.gate_of(
 
 # ------------------------------------------------------------------------------------------------------------- detection
 def detect(context: GateContext, stage: Stage, batch: dict) -> Statements:
-    """FCOS (Tian 2019) or RetinaNet (Lin 2017), sums over a picture: focal loss of every location and class, then of those that
-    answer for an object how far its box is off."""
+    """FCOS (Tian 2019) or RetinaNet (Lin 2017), sums over a picture: focal loss of every location and class; for locations that are
+    assigned to an object, also the error of its box."""
     model = stage.model
     if not isinstance(model, detectors.Dense):
         raise Skip("Faster R-CNN draws the anchors that it learns from: no formula for single samples is stated")
@@ -223,7 +223,7 @@ def _together(parts: list[Statement]) -> Statement:
 
 
 def focal(logits: Tensor, truth: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:
-    """Of every entry (Lin 2017, equation 5)."""
+    """Return the focal loss of every entry (Lin 2017, equation 5)."""
     p = logits.sigmoid()
     right = torch.where(truth > 0, p, 1 - p)
     surprise = -torch.where(truth > 0, F.logsigmoid(logits), F.logsigmoid(-logits))
@@ -246,7 +246,8 @@ def _classified(logits: Tensor, labels: Tensor) -> Statement:
 def fcos(
     model: detectors.Fcos, said: dict[str, Tensor], anchors: Tensor, levels: list[int], target: dict
 ) -> dict[str, Statement]:
-    """A location answers for the smallest object that it lies in, near that object's centre and of its level's size."""
+    """A location is assigned to the smallest object that contains it, if it is near the object's centre and the object has the size
+    of its level."""
     centre, stride = (anchors[:, :2] + anchors[:, 2:]) / 2, anchors[:, 2] - anchors[:, 0]
     low, high = stride * 4, stride * 8
     low[: levels[0]], high[len(anchors) - levels[-1] :] = 0, float("inf")
@@ -294,8 +295,8 @@ def _overlapping(said: Tensor, due: Tensor) -> Statement:
 def retinanet(
     model: detectors.Dense, said: dict[str, Tensor], anchors: Tensor, levels: list[int], target: dict
 ) -> dict[str, Statement]:
-    """An anchor answers for the object that it overlaps by half or more, or that none overlaps better; from 0.4 to 0.5 it is not
-    scored. Sums over a picture are divided by its anchors that answer."""
+    """An anchor is assigned to an object if their IoU is at least 0.5, or if no other anchor overlaps the object more; from 0.4 to
+    0.5 it is not scored. Sums over a picture are divided by its assigned anchors."""
     side = target["boxes"]
     labels = torch.full((len(anchors),), -1, device=anchors.device)
     whose = labels.clamp_min(0)

@@ -167,7 +167,7 @@ class Knowing(nn.Module):
 
 
 def key(image: Tensor) -> bytes:
-    """Return what answers to this image are found by."""
+    """Return the key under which the answer for this image is stored."""
     return image.cpu().numpy().tobytes()
 
 
