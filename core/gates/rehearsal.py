@@ -106,7 +106,8 @@ def wiring(context: GateContext) -> Finding:
         not wrong, "; ".join(wrong) if wrong else f"{count:,} of {total:,} parameters train ({groups}), all moved in {STEPS} steps",
         "every parameter trains or is declared frozen; gradients present, finite, the loss's own; weights move, frozen ones do not",
         "".join(f"{line.split(':', 1)[-1].strip()}\n" for line in causes[1:] if "measured:" not in line)
-        + _likely(unlisted=bool(foreign or stray or empty or record.frozen_moved), untouched=bool(untouched), added=bool(fault), unmoved=bool(unmoved)),
+        + _likely(unlisted=bool(foreign or stray or empty or record.frozen_moved), untouched=bool(untouched), added=bool(fault),
+                  unmoved=bool(unmoved)),
         evidence={"gradients": record.gradients, "moved": {n: record.moved.get(n, 0.0) for n in trained},
                   "groups": groups, "frozen_moved": record.frozen_moved[:20]},
         cause=diagnosed(record.experiments) if fault and not causes else "",

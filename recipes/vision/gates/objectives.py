@@ -1,5 +1,7 @@
-"""The objectives of classification, segmentation and detection, written independently of the recipes, from their papers. The gate `formula` compares a loss with them,
-sample by sample and with its gradient, at weights that have moved. Nothing here is shared with a recipe's `loss`.
+"""The objectives of classification, segmentation and detection, written from their papers, independently of the recipes.
+
+The gate `formula` compares a loss with them, sample by sample and with its gradient, at weights that have moved. Nothing here is shared
+with a recipe's `loss`.
 """
 
 from collections.abc import Callable
