@@ -164,9 +164,7 @@ def resume(context: GateContext) -> Finding:
         folder = Path(agreed(context.accelerator, name))
         if context.half_in:
             go(context.half_in, half)
-            return Finding(
-                True, f"the first {half} steps of {steps}, for the process that started this one", "a checkpoint"
-            )
+            return Finding(True, f"the first {half} steps of {steps}, in a process of their own", "a checkpoint")
         if short:
             straight_run, straight, record = rehearsed(context)
             left = record.left

@@ -11,7 +11,7 @@ from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.export_weights import exported_weights
-from trainworthy.core.gates.exported import asked
+from trainworthy.core.gates.exported import query
 from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import evaluating
@@ -52,7 +52,7 @@ def exported(base: str, tokenizer: Any, lm: Callable[[nn.Module], nn.Module] = l
             with tempfile.TemporaryDirectory() as name:
                 stage.export(Path(name))
                 try:
-                    found = asked(READER, Path(name), samples)
+                    found = query(READER, Path(name), samples)
                 except RuntimeError as error:
                     return Finding(False, f"the export cannot be read in a fresh process: {error}", needed,
                                    "files that transformers or peft need are missing")  # fmt: skip
