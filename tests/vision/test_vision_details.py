@@ -114,7 +114,7 @@ def test_pictures_that_are_mirrored_alone_are_seen_at_every_seed():
     other = gates.painted(empty, 96, gates.PAINTED, 1)
     data = boxes.Boxed(other, range(len(other.pictures)), side=96)
     batch = data.collate([data.get(i, None) for i in range(len(data))])
-    assert not gates._apart(batch, list(range(len(data))), "boxes", 96)[0]
+    assert not gates._compare_rectangles(batch, list(range(len(data))), "boxes", 96)[0]
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
         images = batch["image"].clone()
@@ -122,5 +122,5 @@ def test_pictures_that_are_mirrored_alone_are_seen_at_every_seed():
             wide = round(float(batch["scale"][i][0] * batch["size"][i][1]))
             if flip:
                 images[i, :, :, :wide] = images[i, :, :, :wide].flip(-1)
-        fault, _ = gates._apart({**batch, "image": images}, list(range(len(data))), "boxes", 96)
+        fault, _ = gates._compare_rectangles({**batch, "image": images}, list(range(len(data))), "boxes", 96)
         assert "not mirrored with their picture" in fault, seed
