@@ -105,10 +105,9 @@ def _unequal(
     differs = [k for k in first if first[k] != second[k] and first[k] == first[k]]
     if differs:
         k = differs[0]
-        if not training and _same_samples(view) and again()[k] != first[k]:
-            return (f"two evaluations of the same weights differ: {k} {first[k]:.5f} and {second[k]:.5f}", KEPT)
-        return (f"two evaluations of the same weights differ: {k} {first[k]:.5f} and {second[k]:.5f}",
-                of_draws(_same_samples(view), training))  # fmt: skip
+        keeps = not training and _same_samples(view) and again()[k] != first[k]
+        cause = KEPT if keeps else of_draws(_same_samples(view), training)
+        return f"two evaluations of the same weights differ: {k} {first[k]:.5f} and {second[k]:.5f}", cause
     limit = 1e-3 if run.precision == "fp32" else 5e-2  # kernels for other shapes round differently
     k = next((k for k in first if abs(first[k] - cut_other[k]) > limit * max(1.0, abs(first[k]))), None)
     if k is None:

@@ -85,16 +85,14 @@ def exported_weights(context: GateContext) -> Finding:
         where = {found[n][0] for n in wrong}
         fresh = dict(context.look()[1].eval_model.named_parameters()) if wrong else {}
         raw = dict(stage.model.named_parameters()) if wrong and stage.ema_model is not None else {}
-        old = [
-            n
-            for n in wrong
-            if n in fresh and difference(found[n][1], fresh[n].detach()) <= SAME.get(found[n][1].dtype, HALF)
-        ]
-        own = [
-            n
-            for n in wrong
-            if n in raw and difference(found[n][1], raw[n].detach()) <= SAME.get(found[n][1].dtype, HALF)
-        ]
+        old, own = (
+            [
+                n
+                for n in wrong
+                if n in net and difference(found[n][1], net[n].detach()) <= SAME.get(found[n][1].dtype, HALF)
+            ]
+            for net in (fresh, raw)
+        )
         because = (
             "the export holds the weights that training began with\n" if wrong and len(old) == len(wrong) else
             "the export holds the raw weights instead of their average\n" if wrong and len(own) == len(wrong) else

@@ -81,7 +81,7 @@ class Setup:
         kinds = [(self._read("distributed_type") or "NO").upper()]
         if kinds == ["FSDP"]:
             refuse_fsdp(
-                {k: self._inside(k) for k in FSDP_SETTINGS},
+                {k: self._read(k, indent=r"\s+") for k in FSDP_SETTINGS},
                 f"{file}: distributed_type FSDP",
                 self._read("num_processes"),
             )
@@ -104,11 +104,7 @@ class Setup:
         return (f"machine {self.rank} of {self.machines}, {processes} processes in all: meeting at {self.address}:{self.port} "
                 "(each machine runs the same command with its own machine_rank)")  # fmt: skip
 
-    def _inside(self, name: str) -> str | None:
-        """A value of the section fsdp_config."""
-        found = re.search(rf"^\s+{name}:[ \t]*['\"]?([^'\"\s#]+)", self._text, re.M)
-        return None if found is None or found.group(1) in ("null", "~") else found.group(1)
-
-    def _read(self, name: str) -> str | None:
-        found = re.search(rf"^{name}:[ \t]*['\"]?([^'\"\s#]+)", self._text, re.M)
+    def _read(self, name: str, *, indent: str = "") -> str | None:
+        """Return the value of a line; `indent`: pattern of the space before it, for values inside a section."""
+        found = re.search(rf"^{indent}{name}:[ \t]*['\"]?([^'\"\s#]+)", self._text, re.M)
         return None if found is None or found.group(1) in ("null", "~") else found.group(1)
