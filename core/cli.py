@@ -297,7 +297,7 @@ def launch(argv: list[str]) -> None:
     if argv[0] in ("run", "check") and has_seeds:  # each seed starts its own launcher
         os.execve(sys.executable, [*command[:3], *asked], env)
     if file is not None:
-        from trainworthy.core.session.engines import Setup
+        from trainworthy.core.session.accelerate_config import Setup
 
         setup = Setup(Path(file))
         n = n or setup.processes

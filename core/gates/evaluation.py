@@ -9,9 +9,9 @@ from torch import Tensor
 from trainworthy.core.base import seeds
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.fed import fed_differently
 from trainworthy.core.gates.gate import GateContext, pick
 from trainworthy.core.gates.learning import overfitted
+from trainworthy.core.gates.model_inputs import compare_inputs
 from trainworthy.core.gates.named_causes import of_batches, of_draws, random_in_training
 from trainworthy.core.gates.recorder import Record, rehearsed, tensors
 from trainworthy.core.loop.run import Run
@@ -73,7 +73,7 @@ def evaluation(context: GateContext) -> Finding:
         some = pick(stage.data["train"], stage.expect.at_most(8), run.cfg.run.seed)
         # Too few samples for the metric
         with contextlib.suppress(RuntimeError, ValueError, IndexError, KeyError, TypeError):
-            found += [fed] if (fed := fed_differently(run, stage, some)) else []
+            found += [fed] if (fed := compare_inputs(run, stage, some)) else []
     wrong = [what for what, _ in found]
     # First: what changes under an evaluation makes the next one differ.
     causes = [cause for _, cause in sorted(found, key=lambda fault: fault is not changed)]

@@ -34,7 +34,7 @@ MANY = 120  # held-out samples of a fork with its own preprocessing, whose answe
 LIMIT = 1e-2  # of the largest answer: TF32 against a CPU differs by up to 3e-3, two different models by 0.1 or more
 FLIPPED = 0.1  # fraction of the range from chance level to the ceiling
 SECONDS = 600  # time limit of the reading process
-ASK = Path(__file__).with_name("ask_export.py")
+ASK = Path(__file__).with_name("query_export.py")
 TITLE = "the export gives users the answers that the evaluation scored"
 
 

@@ -16,7 +16,7 @@ from trainworthy.core.base import config, seeds
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import inventory
 from trainworthy.core.data.loader import Keyed, cut, to_device
-from trainworthy.core.loop import recompute, shard
+from trainworthy.core.loop import gradient_checkpointing, shard
 from trainworthy.core.loop.init_from import read_weights, start_from
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.loop.update import denominator, summed
@@ -250,7 +250,7 @@ def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
     for module in stage.frozen_modules.values():
         module.eval().requires_grad_(False)
     if run.cfg.train.gradient_checkpointing:
-        recompute.apply(stage)
+        gradient_checkpointing.apply(stage)
     if run.shard != shard.NONE:
         shard.apply(stage, run)
     for module in (stage.model, stage.eval_model, *stage.frozen_modules.values()):

@@ -10,14 +10,11 @@ from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate, named_causes
+from trainworthy.core.gates.batch_norm import layers
 from trainworthy.core.gates.dependence_causes import of_blind_answers
 from trainworthy.core.gates.diagnosis import ratio
 from trainworthy.core.gates.gate import GateContext, fetch, pick, pieces, total_loss, train_set
-from trainworthy.core.gates.mixture import dependency as dependency
-from trainworthy.core.gates.norms import layers
-from trainworthy.core.gates.shuffled import reaches
-from trainworthy.core.gates.tiny import skill as skill
-from trainworthy.core.gates.tiny import tiny_data as tiny_data
+from trainworthy.core.gates.null_model import reaches
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Expect, Stage, View, batch_size, categorical
 

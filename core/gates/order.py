@@ -1,30 +1,23 @@
 """The gates that every recipe has, in the order they run."""
 
-from trainworthy.core.gates import (
-    accumulation,
-    data,
-    entries,
-    evaluation,
-    export_weights,
-    fabricated,
-    init,
-    kept,
-    learning,
-    norms,
-    rates,
-    reading,
-    rehearsal,
-)
+from trainworthy.core.gates import data, export_weights, learning, loader_gate, rates, rehearsal, stored_weights
+from trainworthy.core.gates.accumulation import accumulation
+from trainworthy.core.gates.batch_norm import batch_norm
+from trainworthy.core.gates.dependency import dependency
+from trainworthy.core.gates.entries import entries
+from trainworthy.core.gates.evaluation import evaluation
 from trainworthy.core.gates.exported import export_gate
+from trainworthy.core.gates.fabricated import fabricated
 from trainworthy.core.gates.gate import Gate
+from trainworthy.core.gates.init import init
 from trainworthy.core.gates.sharding import sharding
+from trainworthy.core.gates.tiny_data import tiny_data
 from trainworthy.core.recipe.stage import Stage
 
 ORDER = [
-    data.schema, data.inventory_gate, data.leakage, fabricated.fabricated, learning.initial_loss, init.init,
-    rehearsal.wiring, norms.batch_norm, rates.schedule, rates.terms, learning.dependency, learning.overfit,
-    learning.baseline, evaluation.evaluation, accumulation.accumulation, reading.reading, rates.range_test,
-    learning.tiny_data, rehearsal.resume,
+    data.schema, data.inventory_gate, data.leakage, fabricated, learning.initial_loss, init, rehearsal.wiring, batch_norm,
+    rates.schedule, rates.terms, dependency, learning.overfit, learning.baseline, evaluation, accumulation, loader_gate.reading,
+    rates.range_test, tiny_data, rehearsal.resume,
 ]  # fmt: skip
 
 
@@ -32,9 +25,9 @@ def of_stage(stage: Stage, *, sharded: bool = False) -> list[Gate]:
     """Return all gates of a stage: core's, those that only recipes have, the recipe's own, the one of sharded runs, and
     the export's if the recipe declares how it is loaded. A recipe's gate replaces one of core's with the same id."""
     own = {g.id for g in stage.gates}
-    general = [kept.storage, entries.entries, *([kept.average] if stage.ema_model is not None else [])]
+    general = [stored_weights.storage, entries, *([stored_weights.average] if stage.ema_model is not None else [])]
     if "train" not in stage.data and set(stage.data) - {"val", "test"}:
-        general.append(reading.walk)
+        general.append(loader_gate.walk)
     if sharded:
         general.append(sharding)
     last = (

@@ -20,7 +20,7 @@ from trainworthy.core.loop import shard
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.loading import Recipe
 from trainworthy.core.recipe.stage import Stage, View
-from trainworthy.core.session import rows, stages
+from trainworthy.core.session import stages, token_rows
 from trainworthy.core.session.simulation import LONGEST, Simulation, TooLong, simulated
 
 STEPS = 2  # the second one finds the optimiser's state
@@ -119,7 +119,7 @@ def _estimate(
     limit = getattr(getattr(part.cfg, "data", None), "max_length", 0)
     reads = "train" in stage.data
     if longest and limit and reads:
-        stage.data["train"] = rows.Longest(stage.data["train"], limit)
+        stage.data["train"] = token_rows.Longest(stage.data["train"], limit)
     if not reads:
         plan.sizes = None
     total = _steps(part.cfg, run, stage, samples, known=not longest)
@@ -134,7 +134,7 @@ def _estimate(
         missing.append(f"a training step: {_describe(error)}")
     memory.ends = math.inf
     training, flops, largest = memory.peak, memory.flops, memory.largest
-    tokens = rows.tokens(stage.data["train"], micro) if reads else 0
+    tokens = token_rows.tokens(stage.data["train"], micro) if reads else 0
     ours = _size([*stage.model.state_dict().values(), *stage.model.buffers()])
     average = 0 if stage.ema_model is None else _size(stage.ema_model.state_dict().values())
     frozen = _size(t for m in stage.frozen_modules.values() for t in m.state_dict().values())

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from trainworthy.core.base.errors import DISK_FULL, DONE, INTERRUPTED, STOPPED_ITSELF, Stop
 from trainworthy.core.loop import checkpoint_survey
-from trainworthy.core.session import frozen, nodes
+from trainworthy.core.session import nodes, stopped_processes
 
 PATIENCE = 2.0  # seconds that other ranks wait for rank 0's message if all stop for the same reason
 LOST = re.compile(r"gloo|nccl|connection (was )?(closed|reset)|broken pipe|socket", re.IGNORECASE)
@@ -90,7 +90,10 @@ def crashed(error: Exception, folder: Path, again: str) -> Crashed:
         f"  saved:        {f'{saved.name}, complete: {saved}' if saved else 'nothing: no checkpoint was written yet'}",
     ]
     if gone:
-        cause = "; ".join(frozen.found) or "it was killed (by the system, out of memory?), or its machine was lost"
+        cause = (
+            "; ".join(stopped_processes.found)
+            or "it was killed (by the system, out of memory?), or its machine was lost"
+        )
         lines.append(f"  likely cause: {cause}")
     lines.append(f"  report:       {folder / 'report.html'}")
     if gone and (folder / "summary.json").is_file():

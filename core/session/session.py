@@ -32,7 +32,16 @@ from trainworthy.core.monitoring import trackers
 from trainworthy.core.monitoring.cost import Meter
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Stage
-from trainworthy.core.session import engines, environment, fits, frozen, nodes, on_end, process_end, stages
+from trainworthy.core.session import (
+    accelerate_config,
+    environment,
+    memory_check,
+    nodes,
+    on_end,
+    process_end,
+    stages,
+    stopped_processes,
+)
 
 try:
     import fcntl
@@ -76,17 +85,19 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
                  only: tuple[str, ...] = (), folder: Path | None = None) -> Session:  # fmt: skip
     """Set up devices, processes and the run folder. Everything that can fail early fails here."""
     torch.set_num_threads(cfg.run.threads or torch.get_num_threads())
-    engines.from_environment()
+    accelerate_config.from_environment()
     accelerator = Accelerator(log_with=trackers.names(cfg) or None)
-    engines.refuse([accelerator.distributed_type.value], accelerator.mixed_precision, "what accelerate started")
+    accelerate_config.refuse(
+        [accelerator.distributed_type.value], accelerator.mixed_precision, "what accelerate started"
+    )
     environment.assert_processes(accelerator.num_processes)
-    frozen.watch(accelerator)
+    stopped_processes.watch(accelerator)
     console = Console(quiet=not accelerator.is_main_process)
-    if warning := fits.cpu_warning(loaded, cfg, preset, accelerator):
+    if warning := memory_check.cpu_warning(loaded, cfg, preset, accelerator):
         console.say(warning, style="yellow")
     start = check_settings(loaded, cfg, accelerator, (*cfg.gates.waive, *only))
     if not kind and folder is None:  # a resumed run may continue on any device
-        fits.refuse(loaded, cfg, preset, accelerator)
+        memory_check.refuse(loaded, cfg, preset, accelerator)
     if folder is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         folder = cfg.run.out / loaded.slug / kind / f"{stamp}-{secrets.token_hex(2)}"
@@ -136,7 +147,7 @@ def check_settings(
     with explain_data_errors(loaded, cfg):
         built = stages.untrained(loaded, cfg, accelerator)
     shard.assert_supported(loaded.id, [stage for _, stage in built], cfg, precision=precision(cfg, accelerator))
-    fits.check(loaded, cfg, accelerator, [(part.name, stage) for part, stage in built])
+    memory_check.check(loaded, cfg, accelerator, [(part.name, stage) for part, stage in built])
     for part, stage in built:
         known += [g.id for g in order.of_stage(stage, sharded=shard.mode(cfg, accelerator.num_processes) != shard.NONE)]
         if part.cfg.init_from:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from trainworthy.core.gates.fed import fed_differently
+from trainworthy.core.gates.model_inputs import compare_inputs
 
 from tests.core.test_pairing import Pictures
 from tests.helpers.third_set_cases import digits
@@ -39,7 +39,7 @@ def judged(learnt=lambda x: x, scored=lambda x: x, **net) -> str:
         data={"train": data}, model=model, eval_model=model, loss=lambda m, b: {"ce": m(learnt(b["image"])).sum()}
     )
     run = SimpleNamespace(world=1, device=torch.device("cpu"), autocast=contextlib.nullcontext, measure=measure)
-    found = fed_differently(run, stage, [0, 3, 5, 9, 12, 20, 30, 35])
+    found = compare_inputs(run, stage, [0, 3, 5, 9, 12, 20, 30, 35])
     return " ".join(found) if found else ""
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 from trainworthy.core.base.verdict import Verdict
-from trainworthy.core.gates import tiny
+from trainworthy.core.gates import tiny_data
 
 import trainworthy
 from tests.core.test_check import (
@@ -76,19 +76,19 @@ def test_two_classes_are_told_from_shuffled_ones_by_a_second_training(seed: int)
 
 def test_a_run_that_ended_without_a_gap_fails_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch):
     """It was skipped, and a skip is exit 0."""
-    monkeypatch.setattr(tiny, "SECONDS", -1.0)
-    monkeypatch.setattr(tiny, "_afford", lambda *_: None)
+    monkeypatch.setattr(tiny_data, "SECONDS", -1.0)
+    monkeypatch.setattr(tiny_data, "_afford", lambda *_: None)
     cut = verdict(of(Y, permuted=100), "tiny-data")
     assert (cut.verdict, cut.reason[:22]) == ("skip", "no result after 1 step"), "nothing ended: nothing is known"
-    monkeypatch.setattr(tiny, "SECONDS", 1e9)
+    monkeypatch.setattr(tiny_data, "SECONDS", 1e9)
     clock = iter(range(10**9))
-    monkeypatch.setattr(tiny.time, "process_time", lambda: next(clock))
+    monkeypatch.setattr(tiny_data.time, "process_time", lambda: next(clock))
     monkeypatch.setattr(
-        tiny, "SECONDS", tiny.TINY_STEPS + 2.0
+        tiny_data, "SECONDS", tiny_data.TINY_STEPS + 2.0
     )  # ticks: the first run ends in time, the second does not
     ended = verdict(of(Y, permuted=100), "tiny-data")
     assert ended.verdict == "fail", ended.reason
-    assert f"after {tiny.TINY_STEPS} steps" in ended.measured
+    assert f"after {tiny_data.TINY_STEPS} steps" in ended.measured
 
 
 def test_few_samples_from_scratch_are_not_called_shuffled_labels():

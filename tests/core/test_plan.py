@@ -171,19 +171,19 @@ def test_the_plan_of_a_published_run_is_near_its_throughput():
 def test_a_model_larger_than_the_device_is_refused_before_anything_runs(tmp_path, monkeypatch):
     from accelerate import Accelerator
     from trainworthy.core.base.errors import UserError
-    from trainworthy.core.session import fits, stages
+    from trainworthy.core.session import memory_check, stages
 
     recipe, cfg = parsed("vision/classify")
     accelerator = Accelerator(cpu=True)
     built = [(part.name, stage) for part, stage in stages.untrained(recipe, cfg, accelerator)]
     size = sum(p.numel() * 4 for p in built[0][1].model.parameters())
-    assert fits.at_least(built[0][1]) == 4 * size  # weights, gradients, two moments
-    fits.check(recipe, cfg, accelerator, built)
-    monkeypatch.setattr(fits, "memory", lambda device: 4 * size - 1)
+    assert memory_check.at_least(built[0][1]) == 4 * size  # weights, gradients, two moments
+    memory_check.check(recipe, cfg, accelerator, built)
+    monkeypatch.setattr(memory_check, "memory", lambda device: 4 * size - 1)
     with pytest.raises(UserError, match="cannot fit into the memory of cpu"):
-        fits.check(recipe, cfg, accelerator, built)
+        memory_check.check(recipe, cfg, accelerator, built)
     cfg.run.check_memory = False
-    fits.check(recipe, cfg, accelerator, built)
+    memory_check.check(recipe, cfg, accelerator, built)
 
 
 def test_full_on_a_cpu_is_refused_once_all_else_is_there(tmp_path):

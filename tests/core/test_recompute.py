@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.live_bytes import LiveBytes
-from trainworthy.core.loop import recompute
+from trainworthy.core.loop import gradient_checkpointing
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe import loading
 from trainworthy.core.session import stages
@@ -75,7 +75,7 @@ def test_a_net_of_diffusers_is_checkpointed_inside_another():
         torch.nn.init.normal_(unet.conv_out.weight)
         stage = SimpleNamespace(name="one", model=torch.nn.ModuleDict({"unet": unet}), shard_units=None)
         if switched:
-            recompute.apply(stage)
+            gradient_checkpointing.apply(stage)
             assert unet.is_gradient_checkpointing
         out = unet.train()(torch.ones(2, 1, 16, 16), torch.tensor([3, 7]), torch.tensor([1, 2])).sample
         grads.append(torch.autograd.grad(out.square().sum(), list(unet.parameters()), allow_unused=True))
@@ -85,7 +85,7 @@ def test_a_net_of_diffusers_is_checkpointed_inside_another():
 def test_a_copy_of_a_block_runs_its_own_weights():
     block = torch.nn.Linear(2, 2, bias=False)
     stage = SimpleNamespace(name="one", model=block, shard_units=lambda model: [model])
-    recompute.apply(stage)
+    gradient_checkpointing.apply(stage)
     other = copy.deepcopy(block)
     with torch.no_grad():
         other.weight.zero_()

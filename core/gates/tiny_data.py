@@ -13,7 +13,7 @@ from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate, paths
 from trainworthy.core.gates.gate import GateContext, categorical, fetch, pick, total_loss, train_set
-from trainworthy.core.gates.shuffled import CLEAR, FASTER, MANY, Retrained, distinct, reaches
+from trainworthy.core.gates.null_model import CLEAR, FASTER, MANY, Retrained, distinct, reaches
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Data, Metric, Stage, View
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.modes import in_mode
+from trainworthy.core.gates.batch_norm import layers
 from trainworthy.core.gates.gate import fetch
-from trainworthy.core.gates.norms import layers
 from trainworthy.core.gates.paths import CHANNELS
 from trainworthy.core.loop.run import Run
 from trainworthy.core.recipe.stage import Stage, View
@@ -21,7 +21,7 @@ ALIKE = 0.9  # correlation of a sample's entries above which two inputs are the 
 SCALE, SHIFT = 1.25, 0.25  # factor between two inputs of one sample; distance of their means in standard deviations
 
 
-def fed_differently(run: Run, stage: Stage, indices: list[int]) -> tuple[str, str] | None:
+def compare_inputs(run: Run, stage: Stage, indices: list[int]) -> tuple[str, str] | None:
     """(what is wrong, cause) if the model gets training samples, read on the evaluation path, in another scale or with other
     channels in the loss than in the evaluation. Inputs are compared of every module up to the first one that owns parameters.
     Different content (noise of diffusion, another crop) says nothing."""

@@ -1,4 +1,4 @@
-"""python ask_export.py READER EXPORT SAMPLES ANSWERS: load an export as a user would, and store its answers.
+"""python query_export.py READER EXPORT SAMPLES ANSWERS: load an export as a user would, and store its answers.
 
 It imports nothing of this project."""
 
