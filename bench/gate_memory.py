@@ -92,7 +92,7 @@ class Parked:
         self.contents: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, stage: Stage, device: torch.device) -> None:
-        for net in gate.nets(stage):
+        for net in gate.changing_models(stage):
             for tensor in (*net.parameters(), *net.buffers()):
                 if hasattr(tensor, gate.SHARED):
                     continue

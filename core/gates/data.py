@@ -9,7 +9,7 @@ from trainworthy.core.base.verdict import Finding
 from trainworthy.core.data import contents, inventory, pairing, texts
 from trainworthy.core.gates import gate, named_causes, paths
 from trainworthy.core.gates.gate import GateContext, fetch, pick, train_set
-from trainworthy.core.gates.recorder import learnt_from
+from trainworthy.core.gates.recorder import training_samples
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Field, Stage
 
@@ -55,7 +55,7 @@ def schema(context: GateContext) -> Finding:
             if isinstance(first[key], Tensor) and first[key].dtype != batch[key].dtype:
                 wrong.append(f"{name}: '{key}' is {first[key].dtype}, in the other split {batch[key].dtype}")
     if "train" not in stage.data:
-        made = learnt_from(context)
+        made = training_samples(context)
         batch = fetch(made, list(range(min(2, len(made)))), None, run.device)
     wrong += _loss_schema(run, stage, batch)
     shapes = ", ".join(f"{k} {tuple(v.shape)} {str(v.dtype)[6:]}" for k, v in batch.items() if isinstance(v, Tensor))

@@ -17,7 +17,7 @@ from trainworthy.core.gates.dependence_causes import Mixture, of_mixture
 from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.gates.lookahead import LIMIT as AHEAD
 from trainworthy.core.gates.lookahead import lookahead
-from trainworthy.core.gates.recorder import learnt_from, rehearsed
+from trainworthy.core.gates.recorder import rehearsed, training_samples
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage
 
@@ -40,7 +40,7 @@ def dependency(context: GateContext) -> Finding:
     if stage.expect.couplings:
         raise Skip(f"declared: {stage.expect.couplings}")
     limit = 1e-3 if run.precision == "fp32" else 5e-2
-    data, seed = learnt_from(context), context.cfg.run.seed
+    data, seed = training_samples(context), context.cfg.run.seed
     used = [(stage, False)]  # the stage that was looked at last, and whether it is in double
 
     def draw(seen: Callable[..., tuple]) -> tuple:

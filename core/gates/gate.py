@@ -140,7 +140,7 @@ def _stages(made: Any) -> list[Stage]:
 def move(stage: Stage, device: torch.device) -> None:
     """Move the weights of a stage, their average, and the `net` of an object in `stage.state` (a target network).
     Quantised weights (integers) stay where they are, and so do frozen weights that all builds share."""
-    for net in nets(stage):
+    for net in changing_models(stage):
         every = [*net.parameters()]
         own = [p for p in every if not hasattr(p, SHARED)]
         if all(p.device == device for p in own) or not all(p.is_floating_point() for p in every):
@@ -155,7 +155,7 @@ def move(stage: Stage, device: torch.device) -> None:
                 module._buffers[name] = buffer if buffer is None else buffer.to(device)
 
 
-def nets(stage: Stage) -> list[nn.Module]:
+def changing_models(stage: Stage) -> list[nn.Module]:
     """Return the models of a stage that change in training."""
     others = (getattr(one, "net", None) for one in stage.state.values())
     return [stage.model, stage.eval_model, *(net for net in others if isinstance(net, nn.Module))]
@@ -315,7 +315,7 @@ def own_size(of: "GateContext | Run") -> int:
     return max(1, -(-of.cfg.train.batch_size // (of.accelerator.num_processes * of.cfg.train.accumulate)))
 
 
-def divided(context: GateContext, size: int) -> list[int] | None:
+def micro_batch_sizes(context: GateContext, size: int) -> list[int] | None:
     """Return the sizes of each process's micro-batches in a rehearsed step of `size` samples. Return None if the run's own number of
     micro-batches keeps each of them no larger than the run's, and for a user's own loop or trainer: there, a loss that is no sum over
     samples (that of some transformers classifiers) depends on the number of micro-batches."""
@@ -327,7 +327,7 @@ def divided(context: GateContext, size: int) -> list[int] | None:
     return cut(mine, -(-mine // own))
 
 
-def pieces(indices: list[Item], most: int) -> list[list[Item]]:
+def split_evenly(indices: list[Item], most: int) -> list[list[Item]]:
     """Divide samples into pieces of at most `most`, as equal as possible."""
     ends, found = 0, []
     for size in cut(len(indices), -(-len(indices) // most)):

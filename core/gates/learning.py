@@ -13,7 +13,7 @@ from trainworthy.core.gates import gate, named_causes
 from trainworthy.core.gates.batch_norm import layers
 from trainworthy.core.gates.dependence_causes import of_blind_answers
 from trainworthy.core.gates.diagnosis import ratio
-from trainworthy.core.gates.gate import GateContext, fetch, pick, pieces, total_loss, train_set
+from trainworthy.core.gates.gate import GateContext, fetch, pick, split_evenly, total_loss, train_set
 from trainworthy.core.gates.null_model import reaches
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Expect, Stage, View, batch_size, categorical
@@ -44,7 +44,7 @@ def initial_loss(context: GateContext) -> Finding:
     data = train_set(stage)
     indices = pick(data, stage.expect.at_most(256, times=16), context.cfg.run.seed)
     most = len(indices) if stage.expect.couplings else run.cfg.train.eval_batch_size  # no more at once than evaluations
-    batches = [fetch(data, some, context.cfg.run.seed, run.device) for some in pieces(indices, most)]
+    batches = [fetch(data, some, context.cfg.run.seed, run.device) for some in split_evenly(indices, most)]
     with evaluating(stage.model):
         measured = total_loss(run, stage, *batches).item()
     if callable(expected):

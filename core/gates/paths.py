@@ -81,7 +81,7 @@ def _shorten(names: Sequence[str]) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- performance
-def behind(run: Run, stage: Stage, indices: list[int], evaluated: float) -> str:
+def compare_scores(run: Run, stage: Stage, indices: list[int], evaluated: float) -> str:
     """Return a message if the evaluation path scores the training samples `indices` clearly worse (`evaluated`) than
     the augmented training path; else empty."""
     metric, seed = stage.gate_evaluator.metric, run.cfg.run.seed
@@ -155,7 +155,7 @@ def confused(run: Run, stage: Stage, data: Data) -> Tensor:
     return table * min(1.0, len(data) / float(table.sum().clamp_min(1)))
 
 
-def taken_for_each_other(
+def find_exchanges(
     run: Run, stage: Stage, learn: list[int] | None = None, held_out: list[int] | None = None
 ) -> list[Exchange]:
     """Return exchanges among up to `MOST` samples of each split, or among the given ones."""
@@ -177,7 +177,7 @@ def check_classes(run: Run, stage: Stage) -> "Verdict | None":
     """Return the verdict of the monitor `classes` for the current weights; None if the stage has no confusion table."""
     if stage.confusion is None or "train" not in stage.data:
         return None
-    found = [e for e in taken_for_each_other(run, stage) if e.sure]
+    found = [e for e in find_exchanges(run, stage) if e.sure]
     names = names_of(stage, 1 + max((c for e in found for c in e.classes), default=0))
     needed = f"no relabelling that fits held-out samples better by {CLEAR:g} standard errors and training samples worse by {FITS:g}"
     if not found:

@@ -13,8 +13,8 @@ from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import loader
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import GateContext, build, fetch, own_size, pick, pieces, total_loss, train_set
-from trainworthy.core.gates.recorder import learnt_from, rehearsed
+from trainworthy.core.gates.gate import GateContext, build, fetch, own_size, pick, split_evenly, total_loss, train_set
+from trainworthy.core.gates.recorder import rehearsed, training_samples
 from trainworthy.core.loop import optim
 from trainworthy.core.loop.lr_finder import Band, LRFinder
 from trainworthy.core.loop.run import Plan, Run
@@ -212,7 +212,7 @@ def terms(context: GateContext) -> Finding:
 
 def _of_terms(context: GateContext, run: Run, stage: Stage) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """{term: norms of its gradient in single batches} and {term: its values}."""
-    data, seed, size = learnt_from(context), context.cfg.run.seed, stage.expect.at_most(16)
+    data, seed, size = training_samples(context), context.cfg.run.seed, stage.expect.at_most(16)
     size = max(2, min(size, own_size(context) // 2))  # half of what training takes: each term needs the graph again
     chosen = (pick(data, n * size, seed) for n in (3, 24))
     batches = (some[i : i + size] for some in chosen for i in range(0, len(some), size))
@@ -280,7 +280,7 @@ def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only:
     size = cfg.train.batch_size if fresh else few
     stream = loader.Stream(len(data), cfg.run.seed)
     most = size if stage.expect.couplings else own_size(run)
-    cuts = [pieces(stream.keys(i * size, (i + 1) * size), most) for i in (range(steps) if fresh else [only])]
+    cuts = [split_evenly(stream.keys(i * size, (i + 1) * size), most) for i in (range(steps) if fresh else [only])]
     flat = loader.batches(
         data, (keys for cut in cuts for keys in cut), seed=cfg.run.seed, settings=config.Loader(), device=run.device
     )

@@ -15,7 +15,7 @@ from trainworthy.core.base import seeds
 from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.verdict import Skip
 from trainworthy.core.gates.diagnosis import Candidates, Experiment, experiments, rolled, small
-from trainworthy.core.gates.gate import GateContext, divided
+from trainworthy.core.gates.gate import GateContext, micro_batch_sizes
 from trainworthy.core.gates.shared_memory import shared
 from trainworthy.core.loop.checkpoint import Segment
 from trainworthy.core.loop.init_from import equal, holds_state, match
@@ -281,21 +281,21 @@ def rehearse(context: GateContext, plan: Plan) -> tuple[Run, Stage, Record]:
         context.train(context.cfg, run, stage)
     record.shared = shared(stage)  # now: later its weights are moved (`GateContext.put_away`)
     if stage.expect.gate_batch_size:
-        record.left = bits(stage)
+        record.left = fingerprints(stage)
     return run, stage, record
 
 
 def rehearsed(context: GateContext) -> tuple[Run, Stage, Record]:
     """Return the rehearsal that several gates share: four steps of sixteen samples at the peak rate, with an evaluation
     after the second."""
-    return context.once("rehearsal", lambda: rehearse(context, four(context)))
+    return context.once("rehearsal", lambda: rehearse(context, rehearsal_plan(context)))
 
 
-def four(context: GateContext, **how: Any) -> Plan:
+def rehearsal_plan(context: GateContext, **how: Any) -> Plan:
     """Return the plan of that rehearsal. Its micro-batches are no larger than the run's own."""
     world = context.accelerator.num_processes
     size = max(context.expect.at_most(BATCH), 2 * world, context.cfg.train.accumulate * world)
-    return Plan(steps=STEPS, batch_size=size, sizes=divided(context, size), peak=True, due=(2,), **how)
+    return Plan(steps=STEPS, batch_size=size, sizes=micro_batch_sizes(context, size), peak=True, due=(2,), **how)
 
 
 def tensors(stage: Stage, kinds: tuple[str, ...] = ("optimizers", "state")) -> dict[str, Tensor]:
@@ -321,7 +321,7 @@ def _read(state: Any) -> Any:
     return [{k: _read(v) for k, v in state.items() if not isinstance(v, Segment)}, whole]
 
 
-def bits(stage: Stage) -> dict[str, Tensor]:
+def fingerprints(stage: Stage) -> dict[str, Tensor]:
     """Return a number for each of `tensors` that changes with the tensor."""
     return {n: fingerprint(t) for n, t in tensors(stage).items()}
 
@@ -340,7 +340,7 @@ class Made(Data):
         return {k: v[index] for k, v in self.batch.items()}
 
 
-def learnt_from(context: GateContext) -> Data:
+def training_samples(context: GateContext) -> Data:
     """Return what the loss reads: the training set, or the samples of the rehearsed loop's last update."""
     _, stage, record = rehearsed(context)
     if "train" not in stage.data and not record.batch:

@@ -16,7 +16,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.diagnosis import diagnosed
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.gates.named_causes import seen_first
-from trainworthy.core.gates.recorder import STEPS, Record, bits, four, rehearsed
+from trainworthy.core.gates.recorder import STEPS, Record, fingerprints, rehearsal_plan, rehearsed
 from trainworthy.core.gates.resume_causes import Watch, first_cause, saved
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Plan, Run
@@ -152,7 +152,7 @@ def resume(context: GateContext) -> Finding:
 
     def go(folder: Path | None, stop: int | None, watch: Watch | None = None) -> tuple[Run, Stage]:
         how = {"stop_after": stop, "keep_in": folder, "shard": sharded}
-        plan = four(context, **how) if short else Plan(steps=steps, batch_size=size, due=(2,), **how)
+        plan = rehearsal_plan(context, **how) if short else Plan(steps=steps, batch_size=size, due=(2,), **how)
         run, stage = context.build(plan)
         if watch:
             watch(run, stage)
@@ -170,7 +170,7 @@ def resume(context: GateContext) -> Finding:
             left = record.left
         else:
             straight_run, straight = go(None, None)
-            left = bits(straight)
+            left = fingerprints(straight)
         bound = None if bitwise else _weights(straight)
         del straight  # before the next one is built
         if context.deep and world == 1:
@@ -179,7 +179,7 @@ def resume(context: GateContext) -> Finding:
             go(folder, half)
         resumed_run, resumed = go(folder, None)
         resumed_run.close()
-    differ, started = _differences(left, bits(resumed)), resumed_run.started
+    differ, started = _differences(left, fingerprints(resumed)), resumed_run.started
     reached = None if bitwise else _weights(resumed)
     again = resumed_run.plan.losses
     del resumed, resumed_run

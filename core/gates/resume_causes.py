@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from trainworthy.core.gates.recorder import bits, fingerprint
+from trainworthy.core.gates.recorder import fingerprint, fingerprints
 from trainworthy.core.loop.run import Run, Step
 from trainworthy.core.recipe.stage import Data, Stage
 
@@ -102,7 +102,7 @@ def first_cause(straight: Watch, stopped: dict[str, Any], resumed: Watch) -> str
 
 def saved(stage: Stage) -> dict[str, Any]:
     """Return what a checkpoint holds of a stage, by name: numbers that change with its tensors, and the plain values in `state`."""
-    found: dict[str, Any] = {n: t.item() for n, t in bits(stage).items()}
+    found: dict[str, Any] = {n: t.item() for n, t in fingerprints(stage).items()}
     for key, one in stage.state.items():
         found |= {f"state.{key}.{n}": v for n, v in _plain(one.state_dict())}
     return found

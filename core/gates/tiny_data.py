@@ -145,8 +145,8 @@ class Subset:
         if len(self.tested) >= FEWEST and carried.clear and carried.gap > 2 * LEARNT * span:
             tested = skill(run, stage, stage.data["test"], self.tested, self.seed)
         return {"train": learnt, "held_out": carried, "test": tested, "classes": len(classes[1]) if classes else 0,
-                "behind": paths.behind(run, stage, self.learn, learnt.own),
-                "exchanged": paths.taken_for_each_other(run, stage, self.learn, more)}  # fmt: skip
+                "behind": paths.compare_scores(run, stage, self.learn, learnt.own),
+                "exchanged": paths.find_exchanges(run, stage, self.learn, more)}  # fmt: skip
 
     def retrain(self, steps: int, batch: int, before: list[float]) -> Retrained:
         """Train once more for as many steps, on permuted inputs. `before`: the losses on the samples' own inputs."""

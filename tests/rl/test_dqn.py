@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.gates.recorder import bits
+from trainworthy.core.gates.recorder import fingerprints
 from trainworthy.core.loop.checkpoint import Checkpoints
 from trainworthy.recipes.rl import dqn
 from trainworthy.recipes.rl.control.data import environments
@@ -152,7 +152,7 @@ def test_what_lies_in_segments_is_compared_wherever_it_was_cut():
     """The rows a resume gate compares are those of the ring, whenever it was saved; one that differs is seen."""
 
     def seen(ring: Replay) -> dict[str, torch.Tensor]:
-        return bits(SimpleNamespace(model=nn.Identity(), ema_model=None, optimizers={}, state={"replay": ring}))
+        return fingerprints(SimpleNamespace(model=nn.Identity(), ema_model=None, optimizers={}, state={"replay": ring}))
 
     straight, saved = filled(10, (4, 5, 4)), filled(10, ())
     for unit in range(3):

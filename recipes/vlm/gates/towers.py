@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import Gate, GateContext, divided
+from trainworthy.core.gates.gate import Gate, GateContext, micro_batch_sizes
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage
 
@@ -33,7 +33,9 @@ def watched(context: GateContext) -> Watched:
 
     def rehearse() -> Watched:
         size = max(BATCH, 4 * context.accelerator.num_processes)
-        run, stage = context.build(Plan(steps=STEPS, batch_size=size, sizes=divided(context, size), peak=True))
+        run, stage = context.build(
+            Plan(steps=STEPS, batch_size=size, sizes=micro_batch_sizes(context, size), peak=True)
+        )
         found, mine = Watched(run, stage), {t: _of(stage.parameters(), t) for t in TOWERS}
         before = {t: _flat(ps) for t, ps in mine.items() if ps}
         every = dict(stage.model.named_parameters())
