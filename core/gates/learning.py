@@ -195,13 +195,10 @@ def overfit(context: GateContext) -> Finding:
     used = stage.gate_evaluator.metric
     reached = found["metric"] is not None and not used.better(found["goal"], found["metric"])
     metric = "-" if found["metric"] is None else f"{found['metric']:.3f}"
-    average = (
-        ""
-        if stage.ema_model is None
-        else "the average that is evaluated is not updated, or lags too far behind the weights\n"
-    )
+    lags = "the average that is evaluated is not updated, or lags too far behind the weights\n"
     remedy = (
-        average + "evaluation reads other inputs, labels or classes than training (order, shift, transform)"
+        lags * (stage.ema_model is not None)
+        + "evaluation reads other inputs, labels or classes than training (order, shift, transform)"
         if closed
         else "wrong formula or target: softmax before cross-entropy, labels that do not belong to their inputs\n"
         "gradients do not arrive (see wiring), or the rate is far too low or too high for 8 samples\n"

@@ -112,20 +112,11 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
                                 next="choose another place with --run.out FOLDER")  # fmt: skip
     together(accelerator, problem)
     environment.assert_shared(folder, accelerator)
-    devices = (
-        f"{accelerator.num_processes} x {accelerator.device.type}"
-        if accelerator.num_processes > 1
-        else str(accelerator.device)
-    )
-    cut = shard.mode(cfg, accelerator.num_processes)
-    cut = (
-        ""
-        if cfg.run.shard == shard.NONE
-        else " · one process, so nothing to shard"
-        if cut == shard.NONE
-        else f" · shard {cut}"
-    )
-    console.say(f"{loaded.id} · {preset} · seed {cfg.run.seed} · {devices} · {precision(cfg, accelerator)}{cut}")
+    n = accelerator.num_processes
+    devices = f"{n} x {accelerator.device.type}" if n > 1 else str(accelerator.device)
+    sharding = f" · shard {cfg.run.shard}" if n > 1 else " · one process, so nothing to shard"
+    sharding = "" if cfg.run.shard == shard.NONE else sharding
+    console.say(f"{loaded.id} · {preset} · seed {cfg.run.seed} · {devices} · {precision(cfg, accelerator)}{sharding}")
     if start:
         console.say(f"{start.describe()}\n       fine-tuning: fresh optimiser, peak rate {cfg.optim.lr:g}, warm-up "
                     f"{cfg.optim.warmup:g} (unless given: a seventh of the preset's rate, 0.03)")  # fmt: skip
