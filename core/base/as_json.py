@@ -10,8 +10,8 @@ from typing import Any
 
 @contextlib.contextmanager
 def results(asked: bool, *, speaks: bool = True) -> Iterator[dict[str, Any]]:
-    """Everything that is printed inside goes to stderr. What the command puts into the yielded dictionary is printed to stdout at the end,
-    also if the command raises or exits (a failed gate). An empty one is not printed: a wrong setting has no results.
+    """Redirect everything that is printed inside to stderr. Print the yielded dictionary, which the command fills, to stdout at the end, also
+    if the command raises or exits (a failed gate). An empty dictionary is not printed: a wrong setting has no results.
 
     Args:
         asked: whether `--json` was given; without it nothing changes.

@@ -128,7 +128,7 @@ class RunSettings:
     threads: int = 0
     """CPU threads of torch; 0: torch's default. Results repeat bitwise only with the same number of threads."""
     shard: Literal["full", "grad", "none"] = "none"
-    """What each of several processes (`-n 2`) holds a part of (FSDP2), with the same result: `full`: parameters,
+    """What is divided over several processes (`-n 2`) with FSDP2; the result stays the same. `full`: parameters,
     gradients and optimiser state; `grad`: gradients and optimiser state, while parameters are whole from the forward
     to the backward pass; `none`: nothing (DDP). `--shard` is short for it."""
     out: Path = Path("runs")

@@ -1,5 +1,5 @@
-"""Runs cases through the real command in parallel child processes, and keeps what each did in a journal, so that a campaign that
-was interrupted goes on where it stopped."""
+"""Runs cases through the real command in parallel child processes, and stores each result in a journal, from which an interrupted
+campaign continues."""
 
 import contextlib
 import json

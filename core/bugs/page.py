@@ -1,5 +1,5 @@
-"""The page about a campaign, bugs.html, and the same as bugs.json: what was caught, which cause was named, what raised a false
-alarm, what became of mutants."""
+"""Writes the report of a campaign, bugs.html and bugs.json: which bugs were caught and explained, false alarms, and the outcomes of
+mutants."""
 
 import json
 import time

@@ -128,7 +128,7 @@ def _first_gradient(
     context: GateContext, plan: Plan, *, draws: int | None = None, in_eval: bool = False
 ) -> list[Tensor]:
     """Return the optimiser's gradient at the first step of `train()` under `plan`; with the model's `draws` of that
-    number, or (`still`) with the whole model in eval mode."""
+    number, or (`in_eval`) with the whole model in eval mode."""
     run, stage = context.build(plan)
     _remove_randomness(stage.model, in_eval)
     if draws is not None:
@@ -185,7 +185,7 @@ def _stay_in_eval(module: nn.Module, _: tuple) -> None:
 
 def _remove_randomness(model: nn.Module, in_eval: bool) -> None:
     """Switch off dropout, whose draws differ between divisions, and batch norm's batch statistics, which depend on the
-    micro-batch. Both are healthy differences. `still`: put every module in eval mode."""
+    micro-batch. Both are healthy differences. `in_eval`: put every module in eval mode."""
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0

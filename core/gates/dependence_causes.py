@@ -160,8 +160,8 @@ class Exchanged(View):
 def of_blind_answers(
     view: View, measure: Callable[[View], float], untrained: Callable[[], float], reaches: Callable[[float], bool]
 ) -> str:
-    """Return where the answers come from. `measure`: metric of the model that answers without its input; `untrained`: of
-    one that learnt nothing; `reaches`: whether a metric is that of right answers."""
+    """Return where a model that ignores its input has its answers from. `measure(view)`: its metric; `untrained()`: the metric of an
+    untrained model; `reaches(value)`: whether a metric is that of right answers."""
     n, fields = len(view), view.fields
     turned = [(i + 1) % n for i in range(n)]
     own = measure(view)

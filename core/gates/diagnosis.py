@@ -94,8 +94,8 @@ def diagnosed(found: list[Experiment]) -> str:
 
 
 def ratio(got: float, due: float, factors: dict[str, float]) -> str:
-    """Return the cause whose factor explains a number that is a multiple of the one that is due; else nothing. `factors`:
-    {cause: got / due that it would give}."""
+    """Return the cause whose factor explains why `got` is a multiple of the expected value `due`; else "". `factors`:
+    {cause: the ratio got / due that it would give}."""
     if not due or got == due:
         return ""
     near = {

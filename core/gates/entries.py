@@ -46,8 +46,8 @@ class Reads(dict):
     explains=True,
 )
 def entries(context: GateContext) -> Finding:
-    """Change one entry of a real batch at a time: add noise of its own size to floats, give every second sample another
-    sample's value otherwise. The loss must change
+    """Change one entry of a real batch at a time: add noise of its own size to floats, and for other types give every second
+    sample another sample's value. The loss must change
     - with an entry that is declared as input or target, unless the loss or the evaluation reads it by name (labels that
       a mask hides in these samples are no fault);
     - with a declared input and with any float that the loss reads by name (by any bit, or by more than rounding).

@@ -99,8 +99,8 @@ def _unequal(
     sizes: tuple[int, int],
     again: Callable[[], dict[str, float]],
 ) -> tuple[str, str] | None:
-    """(what is wrong, cause) of evaluations of the same weights that differ. `results`: under one seed, under another, and in
-    batches of the other of the two `sizes`. `again`: repeats the first."""
+    """Return (what is wrong, cause) if evaluations of the same weights differ. `results`: with one seed, with another seed, and with
+    batches of the second of the two `sizes`. `again` repeats the first."""
     (first, second, cut_other), (size, other) = results, sizes
     differs = [k for k in first if first[k] != second[k] and first[k] == first[k]]
     if differs:

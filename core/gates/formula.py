@@ -1,7 +1,7 @@
-"""Compares a loss with a second statement of its formula: each term, sample by sample, and the gradient of the whole.
+"""Compares a loss with an independently written formula: each term, sample by sample, and the gradient of the whole.
 
-A recipe's gates state, for each term, what it should be, other published forms that a fork may use on purpose, and known mistakes,
-so that a failure names the one it sees. `gate_of` makes the gate for recipes that train on a data set.
+For each term, a recipe's gates give the formula, other published forms that a fork may use on purpose, and the values that known
+mistakes would give, so that a failure can name the mistake. `gate_of` makes the gate for recipes that train on a data set.
 """
 
 import math

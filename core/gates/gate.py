@@ -163,8 +163,8 @@ def changing_models(stage: Stage) -> list[nn.Module]:
 
 def share(stage: Stage, known: dict[tuple[str, str], torch.Tensor]) -> None:
     """Let frozen weights (`frozen_modules`, and those of the model that are declared frozen) and `pretrained` use the
-    memory of an earlier build's, so that a base under adapters, a teacher or a reference is in memory once. Only where
-    they equal them bitwise; what differs keeps its own memory. `wiring` checks that training does not write to them."""
+    memory of an earlier build's, so that a base under adapters, a teacher or a reference is in memory once. Only
+    bitwise equal weights are shared; others keep their own memory. `wiring` checks that training does not write to them."""
 
     def kind(t: torch.Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
         return t.shape, t.dtype, t.device
@@ -231,8 +231,8 @@ def quick_collections() -> Iterator[None]:
 
 
 def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
-    """Build a stage from the run's seed alone, on the run's device, sharded if the run is. Before it, free the stages
-    that nothing but a circle of references holds: a closure that knows its run or its stage."""
+    """Build a stage from the run's seed alone, on the run's device, sharded if the run is. Before that, collect
+    garbage: closures that refer to their run or stage keep earlier stages alive in reference cycles."""
     if run.world > 1:
         run.accelerator.free_memory()  # accelerate keeps every model that it wrapped
     gc.collect()

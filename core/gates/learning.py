@@ -225,8 +225,8 @@ def overfit(context: GateContext) -> Finding:
 
 
 def _why_not(context: GateContext, stage: Stage, found: dict) -> str:
-    """Return the cause that an experiment supports of a loss that did not reach its floor: inputs that do not arrive, a known floor,
-    another rate at which the same samples are memorised."""
+    """Return the cause, supported by an experiment, of a loss that did not reach its floor: inputs that do not arrive, a known floor,
+    or another rate at which the same samples are memorised."""
     if context.accelerator.num_processes > 1:  # all ranks must run the same code
         return ""
     run, fields = context.look()[0], stage.data["train"].fields
@@ -253,8 +253,8 @@ def _why_not(context: GateContext, stage: Stage, found: dict) -> str:
 
 
 def _never_slows(found: dict) -> str:
-    """Return whether the loss falls as fast at the end as on the whole: the size of the steps alone limits it then. What has come near a
-    floor slows down."""
+    """Return a cause if the loss falls as fast at the end as on average. Then only the step size limits it: near a floor, a loss slows
+    down."""
     losses = [found["initial"], *(loss for _, loss, _ in found["curve"])]
     third = len(losses) // 3
     whole, late = losses[0] - losses[-1], losses[-1 - third] - losses[-1]

@@ -22,9 +22,9 @@ SCALE, SHIFT = 1.25, 0.25  # factor between two inputs of one sample; distance o
 
 
 def compare_inputs(run: Run, stage: Stage, indices: list[int]) -> tuple[str, str] | None:
-    """(what is wrong, cause) if the model gets training samples, read on the evaluation path, in another scale or with other
-    channels in the loss than in the evaluation. Inputs are compared of every module up to the first one that owns parameters.
-    Different content (noise of diffusion, another crop) says nothing."""
+    """Return (what is wrong, cause) if the loss and the evaluation hand the same training samples to the model in different scales or
+    channel orders. The inputs of every module are compared, up to the first one that owns parameters. Inputs with different content
+    (noise of diffusion, another crop) are not compared."""
     data = stage.data.get("train")
     if data is None or run.world > 1 or not _measured(data, indices):
         return None

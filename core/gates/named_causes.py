@@ -21,13 +21,13 @@ BYTE = 255
 
 # ----------------------------------------------------------------------------------------------------------------- data
 def seen_first(*causes: tuple[bool, str]) -> str:
-    """Return causes, one a line. Each comes with whether its own symptom was measured; those whose symptom was come first, in the
-    order of the list."""
+    """Return the causes, one per line, given as (whether its symptom was measured, cause). Those with a measured symptom come first."""
     return "\n".join(text for _, text in sorted(causes, key=lambda one: not one[0]))
 
 
 def of_labels(spec: Field, found: dict[str, Any], empty_elsewhere: Sequence[set[str]]) -> str:
-    """Of class ids that are none, or classes without a sample; `empty_elsewhere`: classes without a sample in each other split."""
+    """Return the cause of invalid class ids, or of classes without a sample. `empty_elsewhere`: classes without a sample in each other
+    split."""
     classes = list(spec.classes or ())
     counts = found.get("classes", {})
     empty, invalid = {c for c in classes if counts.get(c, 1) == 0}, set(map(str, found.get("invalid") or ()))
@@ -48,7 +48,7 @@ def of_labels(spec: Field, found: dict[str, Any], empty_elsewhere: Sequence[set[
 
 
 def of_range(spec: Field, found: dict[str, Any]) -> str:
-    """Of values beyond their declared range, or in a small part of it."""
+    """Return the cause of values outside their declared range, or in a small part of it."""
     if spec.low is None or spec.high is None or "max" not in found:
         return ""
     wide, seen = spec.high - spec.low, found["max"] - found["min"]
@@ -62,7 +62,7 @@ def of_range(spec: Field, found: dict[str, Any]) -> str:
 
 
 def of_splits(train: dict[str, Any], val: dict[str, Any], spec: Field) -> str:
-    """Of inputs on another scale in validation than in training."""
+    """Return the cause of inputs on another scale in validation than in training."""
     if spec.low is not None and spec.high is not None:
         pairs = list(zip(train["mean"], train["std"], val["mean"], val["std"], strict=True))
         flipped = [
@@ -78,7 +78,7 @@ def of_splits(train: dict[str, Any], val: dict[str, Any], spec: Field) -> str:
 
 
 def of_paths(mean: float, std: float, other_mean: float, other_std: float) -> str:
-    """Of inputs on another scale on the training path than on the evaluation path."""
+    """Return the cause of inputs on another scale on the training path than on the evaluation path."""
     ratio = std / other_std if other_std else 0.0
     for factor, how in ((BYTE, f"lacks a division by {BYTE}"), (1 / BYTE, f"divides by {BYTE} once more")):
         if abs(ratio / factor - 1) < 0.2:
@@ -92,8 +92,8 @@ def of_paths(mean: float, std: float, other_mean: float, other_std: float) -> st
 
 # ----------------------------------------------------------------------------------------------------------- first loss
 def of_even_odds(measured: float, half: float, expected: float, samples: int) -> str:
-    """Of an untrained loss that is the logarithm of another number than the classes. `half`: that of half of the samples, which is
-    the same where all samples have even odds; whatever else the loss is, it differs."""
+    """Return the cause of an untrained loss that is the logarithm of another number than that of the classes. `half`: the loss of half
+    of the samples. It is the same if all outputs are equally likely, and differs otherwise."""
     heads, due, fewer = (round(math.exp(x)) if 0 < x < 20 else 0 for x in (measured, expected, half))
     # Logarithms of neighbouring whole numbers differ by about 1 / k; agreement to a hundredth of that is no accident.
     even = [k >= 2 and abs(math.log(k) - x) <= 0.01 / k for k, x in ((heads, measured), (due, expected), (fewer, half))]
@@ -108,7 +108,7 @@ def of_even_odds(measured: float, half: float, expected: float, samples: int) ->
 
 # -------------------------------------------------------------------------------------------------------------- overfit
 def of_no_memory(model: nn.Module, loss: Callable[[dict], Tensor], batch: dict, inputs: Sequence[str]) -> str:
-    """Of samples that are not memorised: does the gradient know which input belongs to which sample?"""
+    """Return why samples are not memorised, if their gradient does not depend on which input belongs to which sample."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     turned = {k: batch[k].roll(1, 0) for k in inputs if isinstance(batch.get(k), Tensor) and batch[k].ndim}
     if not turned or not parameters or sum(p.numel() for p in parameters) > MOST:
@@ -132,7 +132,7 @@ def of_no_memory(model: nn.Module, loss: Callable[[dict], Tensor], batch: dict, 
 
 
 def of_untrained(model: nn.Module, batch: dict) -> str:
-    """Of adapters that do not memorise samples: does the language model below them, not trained yet, favour any token at all?"""
+    """Return why adapters do not memorise samples, if the untrained language model below them gives all tokens the same probability."""
     ids = batch.get("input_ids")
     if not hasattr(model, "get_output_embeddings") or not isinstance(ids, Tensor):
         return ""
@@ -146,7 +146,8 @@ def of_untrained(model: nn.Module, batch: dict) -> str:
 
 
 def of_softmax_twice(reached: float, classes: int, smoothing: float) -> str:
-    """Of a loss that stops where cross-entropy of probabilities does: of n classes at ln(e + n - 1) - 1, without smoothing."""
+    """Return the cause of a loss that stops at the lowest cross-entropy of probabilities: ln(e + n - 1) - 1 for n classes, without
+    smoothing."""
     if classes < 2:
         return ""
     least = math.log(math.e + classes - 1) - (1 - smoothing) - smoothing / classes
@@ -158,7 +159,7 @@ def of_softmax_twice(reached: float, classes: int, smoothing: float) -> str:
 
 # ----------------------------------------------------------------------------------------------------------- evaluation
 def of_batches(whole: float, parts: Sequence[float], sizes: Sequence[int]) -> str:
-    """Of a metric that depends on the evaluation's batches: what is `whole`, of the metrics of each batch alone?"""
+    """Return how `whole`, a metric that depends on the evaluation's batches, follows from `parts`, the metrics of each batch alone."""
     if len(parts) < 2 or max(parts) - min(parts) <= SAME * max(map(abs, parts)):
         return ""
     close = lambda value: abs(value - whole) <= SAME * max(1e-6, abs(whole))  # noqa: E731
@@ -189,7 +190,7 @@ def random_in_training(model: nn.Module) -> Iterator[list[str]]:
 
 
 def of_draws(same_samples: bool, training: Sequence[str]) -> str:
-    """Of two evaluations that differ."""
+    """Return the cause of two evaluations that differ."""
     if not same_samples:
         return "random augmentation on the evaluation path: two reads of the same samples differ"
     if training:
@@ -201,7 +202,7 @@ def of_draws(same_samples: bool, training: Sequence[str]) -> str:
 
 # --------------------------------------------------------------------------------------------------------- accumulation
 def of_division(gaps_of_first: float, factor: float | None, parts: int, *, mean: bool, equal_agree: bool) -> str:
-    """Of a gradient that depends on the division into micro-batches. `gaps_of_first`: its relative difference from the gradient of
+    """Return the cause of a gradient that depends on the division into micro-batches. `gaps_of_first`: its relative difference from the gradient of
     the first micro-batch alone; `factor`: the multiple of the whole batch's gradient that it is; `mean`: the loss of twice as many
     equal samples is the same; `equal_agree`: micro-batches of equal size give the whole batch's gradient."""
     if gaps_of_first < SAME:

@@ -270,8 +270,9 @@ def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only:
     """Run a range test of the stage's only optimiser on real training batches, with the run's clipping. It leaves no
     trace.
 
-    Each step takes a new batch of the run's size. With `only`, every step takes that one batch (by number). Without the
-    noise between batches forty steps suffice; with it, only one of seven tests of vision/classify found a usable rate.
+    Each step takes a new batch of the run's size. With `only`, every step takes the batch of that number. Then forty
+    steps suffice, because there is no noise between batches; with new batches, only one of seven tests of vision/classify found a usable
+    rate.
     """
     (optimizer,) = stage.optimizers.values()
     data, cfg = stage.data["train"], run.cfg

@@ -77,8 +77,8 @@ def _check_timed(one: Gate, context: GateContext) -> Verdict:
 
 
 def _explain(verdict: Verdict, gates: list[Gate], early: dict[str, Verdict], context: GateContext) -> None:
-    """Put the cause that a more specific gate finds before the likely causes of a failed symptom: the first cause that was
-    measured, else the first of the list of the first gate that fails."""
+    """Run the gates that explain a failed symptom, and put the cause that they find before its likely causes: the first cause
+    that was measured, else the first likely cause of the first gate that fails."""
     best = None
     for one in gates:
         if one.id not in early:

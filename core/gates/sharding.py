@@ -25,7 +25,7 @@ COARSE = 20  # times that in bf16
 )
 def sharding(context: GateContext) -> Finding:
     """Train four steps of two unequal micro-batches at the peak rate twice: with the whole model in each process, and
-    sharded. Losses, evaluation, weights and EMA must agree to rounding, and every trained parameter must be in parts."""
+    sharded. Losses, evaluation, weights and EMA must agree to rounding, and every trained parameter must be sharded."""
     if context.expect.nondeterministic or context.expect.random_loss:
         raise Skip(context.expect.nondeterministic or context.expect.random_loss)
     world, most = context.accelerator.num_processes, max(2, context.expect.at_most(8))

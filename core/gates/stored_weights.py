@@ -110,8 +110,8 @@ def average(context: GateContext) -> Finding:
 
 
 def _watched(context: GateContext, steps: int) -> tuple[Stage, int, list[float], float]:
-    """(stage, steps made, decay of each update of the average, largest distance of the average from the line between its
-    last value and the weights) of a short run of `train()`."""
+    """Run `train()` for a few steps; return (stage, steps made, decay of each update of the average, largest distance of the
+    average from the line between its last value and the weights)."""
     before: list[Tensor] = []
     changed: list[int] = []  # steps with an update
     made, decays, off = [0], [], [0.0]
@@ -168,8 +168,8 @@ def _keeper(stage: Stage) -> Any:
 
 
 def remembered(stage: Stage, updates: int) -> tuple[float | None, float | None]:
-    """(decay of the last of so many updates, fraction of the first weights that is left after them) of the object in
-    `stage.state` that keeps the average; None if there is none."""
+    """Update the average `updates` times; return (decay of the last update, fraction of the initial weights that is left). None
+    for both if no object in `stage.state` keeps the average."""
     keeper = _keeper(stage)
     if keeper is None:
         return None, None

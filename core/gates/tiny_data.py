@@ -54,7 +54,7 @@ def skill(
 ) -> Skill:
     """Measure whether the model answers from the input. Inputs are permuted over the samples, so knowledge of the
     target distribution alone scores the same on both sides, with any metric. With `classes` (target, values), whole
-    classes are permuted instead (see shuffled.py)."""
+    classes are permuted instead (see null_model.py)."""
     metric = stage.gate_evaluator.metric
     sign = 1 if metric.higher_is_better else -1
 
@@ -169,7 +169,7 @@ class Subset:
 def _train_on_few(context: GateContext, *, n: int, steps: int, batch: int, every: int, patient: bool = False,
                   seed: int | None = None) -> dict:  # fmt: skip
     """Run the recipe's own `train()`, with its draws, rates and schedule, on `n` samples, and compute the held-out
-    metric every `every` steps. Stop early once that metric is a third of the way from measured chance to the ceiling,
+    metric every `every` steps. Stop early once that metric has covered a third of the range from measured chance to the ceiling,
     unless `patient`. `seed` selects the samples."""
     started = time.process_time()
     subset = Subset(context, n, every, context.cfg.run.seed if seed is None else seed)

@@ -62,8 +62,9 @@ def assert_own(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def assert_settings(folder: Path, run: dict[str, Any], identity: dict[str, Any], *, forced: bool) -> list[str]:
-    """Raise UserError if a checkpoint's run had other settings, unless `forced`. Settings that only one of the two has are of
-    another version. Return the environment variables that have other values: a job's number or a host's name may change."""
+    """Raise UserError if a checkpoint's run had other settings, unless `forced`. Settings that exist in only one
+    of the two belong to another version and are ignored. Return the environment variables that have other values: a job's number or
+    a host's name may change."""
     then = flat(run.get("settings", {}))
     now = flat(identity.get("settings", {}))
     other = [k for k, v in then.items() if k in now and v != now[k] and not MAY_CHANGE.fullmatch(k)]

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def is_due(run: Run) -> bool:
-    """Return whether a save by steps or by time is due. Saving is collective, so rank 0's clock decides. Ranks
-    agree when metrics are read back, so that no step waits for it."""
+    """Return whether a save by steps or by time is due. All ranks save together, so rank 0's clock decides. It is
+    sent to the others only at steps where metrics are read back, so that no other step has to wait."""
     settings = run.cfg.run
     if settings.save_steps and run.step % settings.save_steps == 0:
         return True

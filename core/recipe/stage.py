@@ -197,7 +197,7 @@ class Expect:
     """Optimiser steps within which the model must memorise eight fixed samples."""
     overfit_longer: bool | None = None
     """Whether four times as many steps may be used while the loss still falls (default: only if `overfit_steps` and
-    `gate_batch_size` are left at theirs, since a recipe that sets them measured its own learning rate and cost)."""
+    `gate_batch_size` have their defaults; a recipe that sets them has measured its own rate and cost)."""
     gate_batch_size: int = 0
     """Largest batch that a gate may use; set it if a sample takes a large part of a second. 0: no limit.
     - The overfit, micro-batch and evaluation gates use up to twice, the data gates up to four times this many samples.

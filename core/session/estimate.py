@@ -200,8 +200,8 @@ def _steps(cfg: Any, run: Run, stage: Stage, samples: int | None, *, known: bool
 
 
 def _units(stage: Stage, run: Run) -> dict[str, int]:
-    """Bytes of the largest unit of `--shard`, of the parameters in none, and of all units in bf16 if they are gathered so; zeros if
-    the stage is not to be sharded."""
+    """Return the bytes of the largest unit of `--shard`, of the parameters outside units, and of all units in bf16 if they are gathered
+    in bf16; zeros if the stage cannot be sharded."""
     if stage.shard_units is None:
         return {"unit": 0, "outside": 0}
     units = [list(unit.parameters()) for unit in stage.shard_units(stage.model)]

@@ -75,9 +75,8 @@ def _deaf() -> None:
 
 
 def _reap(launcher, child: subprocess.Popen, note: Path) -> int:
-    """Stop the launcher after a rank has written its exit code. Other ranks get a closed connection or hang on a
-    device; none runs longer than `GRACE` seconds. The launcher would print its own traceback, or kill ranks that still
-    write."""
+    """Kill the launcher after a rank has written its exit code, since it would print its own traceback, or kill ranks that
+    still write. The other ranks get `GRACE` seconds to end: their connections are closed, or they hang on a device."""
     import psutil
 
     ranks = []

@@ -15,10 +15,10 @@ GATE_STEPS = 200
 def cut(one: Estimate, processes: int, kind: str) -> Estimate:
     """Return the estimate of one of the processes that share a model by `--shard full` or `grad`; `one` is of whole models.
 
-    Each process holds a part of parameters, EMA, gradients and moments. Added, at most: the parameters that are gathered (of `full` two
-    units, one computes and one arrives, and what is in no unit; of `grad` all) and the gradients that wait to be reduced (as
-    many; all if a step has several micro-batches). Activations stay. In bf16 units are gathered in bf16, in place of the copies of
-    the weights that autocast makes.
+    Each process holds its part of parameters, EMA, gradients and moments, and all activations. At most, these are added:
+    - Gathered parameters. `full`: those outside any unit, the unit that computes and the next one. `grad`: all.
+    - Gradients that wait to be reduced: of the same parameters as in `full`; of all if a step has several micro-batches.
+    In bf16, units are gathered in bf16, which replaces autocast's copies of the weights.
     """
     if processes == 1 or kind == shard.NONE:
         return one
@@ -41,10 +41,10 @@ def cut(one: Estimate, processes: int, kind: str) -> Estimate:
 
 
 def exchanged(one: Estimate, processes: int, kind: str) -> float:
-    """Bytes that each process sends in an optimiser step, by ring algorithms; `one` is the estimate of whole models.
+    """Return the bytes that each of n processes sends in an optimiser step, with ring algorithms; `one` is the estimate of whole models.
 
-    DDP reduces the gradients to all: 2 (n - 1) / n of them. Sharded: the parameters are gathered for each micro-batch (of `full` before the
-    forward and before the backward pass), and the gradients reduced once, (n - 1) / n of either.
+    DDP all-reduces the gradients: 2 (n - 1) / n of their bytes. Sharded runs gather the parameters for each micro-batch (`full`: before the
+    forward and again before the backward pass) and reduce the gradients once: (n - 1) / n of their bytes each.
     """
     share, gradients = (processes - 1) / processes, 4 * one.trained
     if kind == shard.NONE:
