@@ -6,6 +6,7 @@ import random
 import statistics
 from pathlib import Path
 
+from trainworthy.core.base.config import unknown
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.bugs import suite
 from trainworthy.core.bugs.campaign import Campaign
@@ -28,10 +29,7 @@ def choose(recipe: str, bug: str, draws: random.Random) -> tuple[Case, list[Case
             next="trainworthy break vision/classify",
         )
     if bug and bug not in {c.id for c in known}:
-        near = difflib.get_close_matches(bug, [c.id for c in known], n=4, cutoff=0.3)
-        raise UserError(
-            f"unknown bug '{bug}' of {recipe}", needed=f"one of: {', '.join(near or sorted(c.id for c in known)[:8])}"
-        )
+        raise unknown(f"bug '{bug}' of {recipe}", bug, {c.id for c in known})
     case = next((c for c in known if c.id == bug), None) or draws.choice(known)
     others = [c for c in known if c.gate != case.gate] or [c for c in known if c is not case]
     offered = [case, *draws.sample(others, min(3, len(others)))]

@@ -1,13 +1,13 @@
 """Finds recipes by path. It reads files and imports nothing, so that `trainworthy list` answers at once."""
 
 import ast
-import difflib
 import importlib.metadata
 import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainworthy.core.base.config import unknown
 from trainworthy.core.base.errors import UserError
 
 HOME = Path(__file__).resolve().parents[2] / "recipes"
@@ -88,5 +88,4 @@ def find(name: str) -> Entry:
     known = {e.id: e for e in recipes()}
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or sorted(known)
-    raise UserError(f"unknown recipe '{name}'", needed="one of: " + ", ".join(near), next="trainworthy list")
+    raise unknown(f"recipe '{name}'", name, known, next="trainworthy list")

@@ -203,6 +203,8 @@ def test_void_no_object_and_small_pictures_are_legal(tmp_path):
     windows = masks.Windows(found, found.learn, window=96, step=96)
     assert len(windows) == 6
     assert "padded to 96 pixels, the padding void" in windows.notes
+    assert windows.notes["samples"].startswith("windows of 96 x 96 pixels, 6 from 6 pictures")
+    assert windows.notes["pixels"].endswith("void 2%")  # 8 rows of one of six pictures of 64 rows
     first, third = (windows.get(i, None)["mask"] for i in (0, 2))
     assert set(first.unique().tolist()) == {0, IGNORE}
     assert (third[:8] == IGNORE).all()

@@ -183,6 +183,19 @@ def covered(low: int, high: int, length: int, resized: int) -> range:
     return range(first, last)
 
 
+def shares(pixels: Tensor, classes: Sequence[str], shown: int = 10) -> str:
+    """Return the share of each class, largest first, and of void, of `pixels` (256,): "cell 62%, background 37%, void 0.9%"."""
+    named = {
+        **{f"class {name}" if name.isdigit() else name: pixels[c].item() for c, name in enumerate(classes)},
+        "void": pixels[IGNORE].item(),
+    }
+    ranked = sorted(((name, n / pixels.sum().item()) for name, n in named.items() if n), key=lambda x: -x[1])
+    more = [f"{len(ranked) - shown} more"] if len(ranked) > shown else []
+    return ", ".join(
+        [f"{name} {share:.2%}" if share < 0.01 else f"{name} {share:.0%}" for name, share in ranked[:shown]] + more
+    )
+
+
 class Windows(core.Data):
     """Windows that cover every image: images (C, window, window) in [0, 1], masks (window, window) int64.
 
@@ -195,7 +208,7 @@ class Windows(core.Data):
 
     def __init__(self, data: Annotated, rows: list[int], *, window: int, step: int, resize: int = 0,
                  augment: nn.Module | None = None):  # fmt: skip
-        self.pairs, self.window, self.resize, self.augment, self.notes = data.pairs, window, resize, augment, data.notes
+        self.pairs, self.window, self.resize, self.augment = data.pairs, window, resize, augment
         self.digests, self.stored_sizes = data.digests, data.sizes
         self.sizes = {i: self.fitted(data.sizes[i]) for i in rows}
         self.places = []
@@ -204,12 +217,14 @@ class Windows(core.Data):
             for y, top in enumerate(down):
                 for x, left in enumerate(right):
                     self.places.append((i, top, left, owned(down, y, window, h), owned(right, x, window, w)))
-        small = sum(min(size) < window for size in self.sizes.values())
-        if small:
-            self.notes = {
-                **self.notes,
-                f"padded to {window} pixels, the padding void": f"{small:,} of {len(rows):,} pictures",
-            }
+        self.notes = {
+            **data.notes,
+            "samples": f"windows of {window} x {window} pixels, {len(self.places):,} from {len(rows):,} pictures; "
+            "a pixel is scored in one window and void in the others",
+            "pixels": shares(data.pixels[rows].sum(0), data.classes),
+        }
+        if small := sum(min(size) < window for size in self.sizes.values()):
+            self.notes[f"padded to {window} pixels, the padding void"] = f"{small:,} of {len(rows):,} pictures"
         self.fields = {
             "image": core.Field("input", low=0.0, high=1.0),
             "mask": core.Field("target", low=0, high=IGNORE),
