@@ -20,8 +20,10 @@ RARE = 3  # training texts
 # A validation text is a near duplicate if one training text has this fraction of its rare chunks. Found: copies with a tenth of
 # the words changed: 105 of 117; windows that overlap by half: all; sentences of known words (a grammar): none.
 KNOWN = 0.4
-# Different lengths that texts must have, and the share that ends at the longest, to call them cut
-LENGTHS, CUT = (30, 0.05)
+LENGTHS, CUT = (
+    30,
+    0.05,
+)  # different lengths that texts must have, and the share that ends at the longest, to call them cut
 LISTS = {"texts": "exclude_texts.json", "chunks": f"exclude_chunks_min{MIN}.json"}
 
 
