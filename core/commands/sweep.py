@@ -18,13 +18,13 @@ wider one is printed.
 
 Trials are quasi-random; `--bayes` lets a Bayesian sampler choose after the first third. Gates run once for each structure: a trial whose
 gates fail, or that stops itself, is infeasible and has no score. The best is chosen on validation data; its score on the test split,
-if there is one, is printed once, at the end. No trial is pruned: early curves favour high rates and short warm-ups.
+if there is one, is printed once, at the end. No trial is pruned: high rates and short warm-ups look best early.
 
-  --range-test       first run `trainworthy lr` (for each compared value): its suggestion, and 30 times less and more, up to where the
-                     loss blew up, is the range of the peak rate
+  --range-test       first run `trainworthy lr`, once for each compared value. The peak rate is then searched from a thirtieth of its
+                     suggestion to 30 times it, but not above the rate at which the loss blew up
   --name NAME        of the study; the same name and settings join it again
   --storage WHERE    a URL, a .db file (SQLite) or a journal file; default: a journal file in the study's folder
-  --on-end CMD       a command that runs when this process has ended its part: all trials told, none feasible, or interrupted
+  --on-end CMD       a command that runs when this process has ended its part: no trial is left, none is feasible, or it was interrupted
   --json             what was found, as JSON
 
 Exit codes: 0 done, 2 bad usage or a study that was made with other settings, 3 no structure passed its gates, 5 interrupted: the
@@ -96,7 +96,7 @@ def kept(home: Path, more: list[str]) -> tuple[Path, dict[str, Any]]:
     more, trials = take_number(more, "--trials")
     if more:
         raise UserError(
-            "a sweep that goes on takes no settings",
+            "a sweep that continues takes no settings",
             got=" ".join(more),
             needed="its folder, and --trials N for more of them",
         )
@@ -252,7 +252,7 @@ def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
     found = tell(home, plan, study, space, console)
     if asked:
         raise Interrupted(
-            f"{asked[0]}: the trial that was running goes on later\n  next:         trainworthy sweep {home}"
+            f"{asked[0]}: its running trial continues when the sweep is started again\n  next:         trainworthy sweep {home}"
         )
     if not found["best"] and all(t["state"] == "infeasible" for t in found["trials"]):
         raise GateFailed(f"no trial of {len(found['trials'])} is feasible, first: {found['trials'][0]['reason']}\n"
@@ -351,23 +351,25 @@ def tell(home: Path, plan: dict[str, Any], study: Any, space: Any, console: Cons
 
 
 def on_test_split(home: Path, study: Any, best: int, seeds: list[int]) -> list[str]:
-    """Return what is said of the best trial's score on the test split, or why there is none. The study notes whose score was told."""
+    """Return sentences on the best trial's score on the test split, or why there is none. The study notes whose score was read."""
     from trainworthy.core.sweep import trials
     from trainworthy.core.sweep.study import folder_of
 
     folder = folder_of(home, best)
     if not any(folder.glob("seed-*")):
         return [
-            f"Trial {best} was run on another machine, in {folder}: its score on the test split, if there is one, is told there."
+            f"Trial {best} ran on another machine, in {folder}: run this command there for its score on the test split, if it has one."
         ]
     test = trials.test_score(folder, seeds)
     if test is None:
-        return ["No test split: the best of many validation scores flatters. Confirm it with new seeds or fresh data."]
-    said = [f"On the test split ({test[1]:,} samples), told once and of this trial alone: {test[0]:.4f}."]
+        return [
+            "No test split: the best of many validation scores is optimistic. Confirm it with new seeds or fresh data."
+        ]
+    said = [f"On the test split ({test[1]:,} samples), read once, for this trial alone: {test[0]:.4f}."]
     others = [n for n in study.user_attrs.get("tested", []) if n != best]
     if others:
         said.append(
-            f"Before, with fewer trials, that of trial {others[0]} was told: this is not the first look at the test split."
+            f"Trial {others[0]} was the best of fewer trials and its test score was read, too: this is not the first look at the test split."
         )
     study.set_user_attr("tested", [*others, best])
     return said

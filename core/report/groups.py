@@ -98,7 +98,7 @@ def sentence(found: dict[str, Any]) -> str:
         return said + "Every seed gave the same number: too short a run, or too coarse a metric, to show the spread."
     return (
         said
-        + f"Two single runs may differ by {found['noise']:.4f} by chance: a smaller difference between single seeds is noise."
+        + f"Two single runs may differ by {found['noise']:.4f} by chance. A smaller difference between single seeds is noise."
     )
 
 
@@ -158,9 +158,9 @@ class Comparison:
         """State the conclusion."""
         d = self.difference
         if not d.real:
-            return "The interval holds 0: these seeds do not show a difference."
+            return "The interval includes 0: these seeds do not show a difference."
         better = (d.value > 0) == self.a["higher_is_better"]
-        return f"The interval leaves 0 out: the second is {'better' if better else 'worse'}."
+        return f"The interval excludes 0: the second is {'better' if better else 'worse'}."
 
 
 def compare(a: Path, b: Path) -> Comparison:

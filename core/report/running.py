@@ -1,5 +1,6 @@
 """`trainworthy list --running [FOLDER]`: the runs under a folder that a process works on now, from their files alone."""
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -48,11 +49,14 @@ def is_held(lock: Path) -> bool:
     if fcntl is None:
         newest = max((p.stat().st_mtime for p in lock.parent.glob("*")), default=0.0)
         return time.time() - newest < STALE and not (lock.parent / "summary.json").exists()
-    try:
-        with open(lock, "a") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return isinstance(error, BlockingIOError | PermissionError)
+    with (
+        contextlib.suppress(OSError),
+        open(lock) as file,
+    ):  # a shared lock needs no right to write: it may be another user's run
+        try:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
     return False
 
 
@@ -75,10 +79,10 @@ def state(path: Path) -> dict[str, Any]:
 
 def last_verdict(f: Folder) -> str:
     """What the gates have said so far."""
+    if not f.gates.get("enabled", f.settings.get("gates", {}).get("enabled", True)):
+        return "gates off"
     if not f.gates:
         return "at its gates"
-    if not f.gates.get("enabled", True):
-        return "gates off"
     return ", ".join(f"{v} failed" for v in f.failed) or f"{sum(v['verdict'] == 'pass' for v in f.verdicts)} passed"
 
 

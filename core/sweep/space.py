@@ -193,7 +193,7 @@ def values(cfg: config.Config, name: str, given: Any) -> list:
     now = preset(cfg, name)
     rows = given if isinstance(given, list) else [w.strip() for w in str(given).split(",") if w.strip()]
     if len(rows) < 2:
-        raise UserError(f"{name} is compared with nothing", got=given, needed=f"two or more values: {name}=A,B")
+        raise UserError(f"{name} has nothing to compare with", got=given, needed=f"two or more values: {name}=A,B")
     return [one(name, row, now) for row in rows]
 
 
@@ -219,7 +219,7 @@ def ranged(cfg: config.Config, name: str, given: Any) -> Range:
     scale = ""
     if isinstance(given, dict):
         if not {"low", "high"} <= given.keys() <= {"low", "high", "log"}:
-            raise UserError(f"the range of {name} is not one", got=given, needed="low and high; log is optional")
+            raise UserError(f"the range of {name} cannot be read", got=given, needed="low and high; log is optional")
         ends = [given["low"], given["high"]]
         scale = "" if given.get("log") is None else "log" if given["log"] else "linear"
     elif isinstance(given, str) and ":" in given:
@@ -229,10 +229,12 @@ def ranged(cfg: config.Config, name: str, given: Any) -> Range:
     try:
         low, high = (float(e) for e in ends)
     except (TypeError, ValueError):
-        raise UserError(f"the range of {name} is not one", got=given, needed=f"--nuisance {name}=LOW:HIGH") from None
+        raise UserError(
+            f"the range of {name} cannot be read", got=given, needed=f"--nuisance {name}=LOW:HIGH"
+        ) from None
     if isinstance(now, (bool, str)) or scale not in ("", "log", "linear"):
         raise UserError(
-            f"the range of {name} is not one", got=given, needed="LOW:HIGH, LOW:HIGH:log or :linear of a number"
+            f"the range of {name} cannot be read", got=given, needed="LOW:HIGH, LOW:HIGH:log or :linear of a number"
         )
     last = name.replace("-", "_").split(".")[-1]
     log = scale == "log" or (not scale and (last in RATES or (low > 0 and high / low >= DECADES)))

@@ -102,8 +102,8 @@ def test_points_are_spread_paired_and_a_function_of_the_number():
         (("--scientific", "optim.lr"), "needs a setting and its values"),
         (("--nuisance", "train.batch_size"), "no range is known for train.batch_size"),
         (("--nuisance", "optim.warmup", "--range-test"), "--range-test gives the range of a peak rate"),
-        (("--nuisance", "optim.lr=a:b"), "the range of optim.lr is not one"),
-        (("--scientific", "optim.name=adamw"), "is compared with nothing"),
+        (("--nuisance", "optim.lr=a:b"), "the range of optim.lr cannot be read"),
+        (("--scientific", "optim.name=adamw"), "has nothing to compare with"),
         (("--scientific", "optim.lr=1,2", "--nuisance", "optim.lr=1:2"), "declared twice"),
         (("--optim.lr", "1", "--nuisance", "optim.lr=1:2"), "is fixed and searched"),
         (("--trials", "none"), "--trials needs a number"),
@@ -232,7 +232,7 @@ def test_a_planted_best_rate_is_found_and_infeasible_trials_have_no_score(tmp_pa
     assert lost
     assert all(t["value"] is None and t["point"]["optim.lr"] > 0.2 for t in lost)
     assert "optim.name adamw is ahead of optim.name sgd" in found["compared"][0]
-    assert "leaves 0 out" in found["compared"][0]
+    assert "excludes 0" in found["compared"][0]
     page = (tmp_path / "sweep" / "report.html").read_text()
     for words in ("Isolation plots", "non-finite steps", "trial 23"):
         assert words in page
@@ -296,8 +296,8 @@ def test_a_real_sweep_its_page_and_a_study_with_changed_settings(tmp_path: Path)
     told = read(home / "trials" / f"{found['best']['number']:04d}" / "seed-0" / "summary.json")["test"]["metrics"][
         "accuracy"
     ]
-    assert f"On the test split (1,000 samples), told once and of this trial alone: {told:.4f}" in " ".join(
-        found["said"]
+    assert f"On the test split (1,000 samples), read once, for this trial alone: {told:.4f}" in " ".join(
+        found["summary"]
     )
     assert "test" not in found["trials"][0]
     assert (home / "report.html").is_file()
