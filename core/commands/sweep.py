@@ -69,9 +69,9 @@ def main(argv: list[str]) -> None:
     studies.optuna()
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         if Path(words[0]).is_dir():
-            home, plan = kept(Path(words[0]), words[1:])
+            home, plan = read_plan(Path(words[0]), words[1:])
         else:
-            home, plan = planned(words)
+            home, plan = make_plan(words)
         try:
             found = work(home, plan)
         except Stop as stop:
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> None:
         print(json.dumps(found, indent=1, default=str))
 
 
-def kept(home: Path, more: list[str]) -> tuple[Path, dict[str, Any]]:
+def read_plan(home: Path, more: list[str]) -> tuple[Path, dict[str, Any]]:
     """Return folder and plan of a sweep that exists."""
     from trainworthy.core.report.folder import read_json
 
@@ -123,7 +123,7 @@ def list_ranges(words: list[str], *, as_json: bool) -> None:
         print(table(rows) + f"\n\nnext   trainworthy sweep {shlex.join(words)} --nuisance {next(iter(found))}")
 
 
-def taken(words: list[str], flag: str) -> tuple[list[str], dict[str, str | None]]:
+def take_roles(words: list[str], flag: str) -> tuple[list[str], dict[str, str | None]]:
     """`words` without every `flag NAME=VALUE`, and those. A nuisance setting may come without a value."""
     found: dict[str, str | None] = {}
     while True:
@@ -136,7 +136,7 @@ def taken(words: list[str], flag: str) -> tuple[list[str], dict[str, str | None]
         found[name.removeprefix("--").replace("-", "_")] = value or None
 
 
-def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
+def make_plan(words: list[str]) -> tuple[Path, dict[str, Any]]:
     """Return folder and plan of a new sweep. Settings that cannot work raise before a folder is created."""
     from accelerate import Accelerator
     from trainworthy.core.recipe import loading
@@ -144,8 +144,8 @@ def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
     from trainworthy.core.sweep import space as spaces
 
     target, words = words[0], words[1:]
-    words, scientific = taken(words, "--scientific")
-    words, nuisance = taken(words, "--nuisance")
+    words, scientific = take_roles(words, "--scientific")
+    words, nuisance = take_roles(words, "--nuisance")
     words, file = config.take(words, "--space")
     words, trials = take_number(words, "--trials")
     words, seeds = take_number(words, "--seeds")
@@ -159,11 +159,8 @@ def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
         scientific, nuisance = (read.get("scientific") or {}) | scientific, (read.get("nuisance") or {}) | nuisance
         fixed, trials, seeds = [*own, *fixed], trials or read.get("trials"), seeds or read.get("seeds")
         bayes = bayes or bool(read.get("bayes"))
-    if masking.words(fixed) != fixed:
-        raise UserError("a sweep keeps its settings in a file, and secrets are never written", got=shlex.join(masking.words(fixed)),
-                        needed="a fork that reads the secret from the environment")  # fmt: skip
     loaded = loading.load(target)
-    cfg, _ = config.parse(loaded.module, fixed, prog=f"trainworthy sweep {target}")
+    cfg, preset = config.parse(loaded.module, fixed, prog=f"trainworthy sweep {target}")
     if name is not None and not all(c.isalnum() or c in "._-" for c in name):
         raise UserError(
             "the name of a study is the name of a folder", got=name, needed="letters, digits, dots and dashes"
@@ -171,14 +168,14 @@ def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
     name = name or time.strftime("%Y%m%d-%H%M%S")
     home = cfg.run.out / loaded.slug / f"sweep-{name}"
     space = spaces.declare(cfg, scientific, nuisance)
+    fixed = fixed_words(
+        loaded.module, cfg, preset, fixed, {n for n, _ in space.scientific} | {r.name for r in space.nuisance}
+    )
+    if masking.words(fixed) != fixed:
+        raise UserError("a sweep keeps its settings in a file, and secrets are never written", got=shlex.join(masking.words(fixed)),
+                        needed="a fork that reads the secret from the environment")  # fmt: skip
     if test:
-        space = of_range_test(home, loaded.target, cfg, fixed, space)
-    swept = [n for n, _ in space.scientific] + [r.name for r in space.nuisance]
-    given = {w[2:].split("=")[0].replace("-", "_") for w in fixed if w.startswith("--")}
-    if both := sorted(given & set(swept) | ({"run.seed"} & set(swept))):
-        raise UserError(
-            f"{both[0]} is fixed and searched", needed="one of them" if both[0] != "run.seed" else "--seeds N"
-        )
+        space = with_tested_ranges(home, loaded.target, cfg, fixed, space)
     for share in (0.0, 1.0):  # both ends of every range, every scientific value
         for chosen in space.compared:
             point = spaces.words(chosen | {r.name: r.at(share) for r in space.nuisance})
@@ -196,7 +193,26 @@ def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
     }
 
 
-def of_range_test(home: Path, recipe: str, cfg: config.Config, fixed: list[str], space: Any) -> Any:
+def fixed_words(module: Any, cfg: config.Config, preset: str, fixed: list[str], searched: set[str]) -> list[str]:
+    """Return the fixed settings as words, those of a `--config` file one by one: the file may change while the study goes on."""
+    from trainworthy.core.commands.config import differing
+    from trainworthy.core.sweep import space as spaces
+
+    given = {w[2:].split("=")[0].replace("-", "_") for w in fixed if w.startswith("--")}
+    if "run.seed" in given | searched:
+        raise UserError("a sweep sets run.seed itself: each trial gets the seeds 0 to N-1", needed="--seeds N")
+    if both := sorted(given & searched):
+        raise UserError(f"{both[0]} is fixed and searched", needed="one of them")
+    if config.take(fixed, "--config")[1] is None:
+        return fixed
+    changed = config.flat(differing(config.to_dict(getattr(module, preset)()), config.to_dict(cfg)))
+    if cfg.init_from:  # the command line would lower these two for a run that starts from a file
+        changed |= {"optim.lr": cfg.optim.lr, "optim.warmup": cfg.optim.warmup}
+    own = {"run.seed", "train.precision"} | searched  # set by each trial, by the launcher, and by the search
+    return ["--preset", preset, *spaces.words({k: v for k, v in changed.items() if k not in own})]
+
+
+def with_tested_ranges(home: Path, recipe: str, cfg: config.Config, fixed: list[str], space: Any) -> Any:
     """Return the space with the rates' ranges from a learning-rate range test; those of the study, if it was made before."""
     from trainworthy.core.report.folder import read_json
     from trainworthy.core.sweep import ranges
@@ -204,7 +220,7 @@ def of_range_test(home: Path, recipe: str, cfg: config.Config, fixed: list[str],
 
     before = read_json(home / PLAN).get("declared")
     if before:
-        known = {r.name: r for r in space_of(before).nuisance}
+        known = {r.name: r for r in spaces.Space.of(before).nuisance}
         return replace(space, nuisance=tuple(known.get(r.name, r) for r in space.nuisance))
     if not any(r.name in ranges.rates(cfg) for r in space.nuisance):
         raise UserError("--range-test gives the range of a peak rate, and none is searched", got=", ".join(r.name for r in space.nuisance),
@@ -218,24 +234,14 @@ def of_range_test(home: Path, recipe: str, cfg: config.Config, fixed: list[str],
     )
 
 
-def space_of(declared: dict[str, Any]) -> Any:
-    """Return the space from its stored declaration."""
-    from trainworthy.core.sweep.space import Range, Space
-
-    def hashable(row: dict[str, Any]) -> dict[str, Any]:
-        return {**row, "values": tuple(row["values"])}
-
-    scientific = tuple((k, tuple(v)) for k, v in declared["scientific"].items())
-    return Space(scientific, tuple(Range(**hashable(r)) for r in declared["nuisance"]))
-
-
 def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
     """Run trials until none is left for this process; return the findings."""
     from trainworthy.core.session import multi_seed, on_end
     from trainworthy.core.sweep import study as studies
+    from trainworthy.core.sweep.space import Space
 
     declared, console = plan["declared"], Console()
-    space = space_of(declared)
+    space = Space.of(declared)
     multi_seed.made(home)
     study = studies.open_study(plan["storage"] or str(home / "study.journal"), plan["name"], declared, space)
     declared["trials"] = study.user_attrs[studies.DECLARED]["trials"]  # another process may have asked for more
@@ -248,8 +254,8 @@ def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
             with studies.next_trial(study, home, declared["trials"]) as trial:
                 if trial is None:
                     break
-                one(home, declared, study, space, trial, console, asked)
-    found = tell(home, plan, study, space, console)
+                run_trial(home, declared, study, space, trial, console, asked)
+    found = report_findings(home, plan, study, space, console)
     if asked:
         raise Interrupted(
             f"{asked[0]}: its running trial continues when the sweep is started again\n  next:         trainworthy sweep {home}"
@@ -260,7 +266,7 @@ def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def one(
+def run_trial(
     home: Path, declared: dict[str, Any], study: Any, space: Any, trial: Any, console: Console, asked: list[str]
 ) -> None:
     """Run one trial, from its settings to its score."""
@@ -289,11 +295,11 @@ def one(
     if outcome.values:
         study.tell(trial, outcome.mean)
         console.say(
-            f"  trial {trial.number:<4} {declared['metric']} {outcome.mean:.4f}  {findings.said(point)}  [{outcome.diagnosis}]"
+            f"  trial {trial.number:<4} {declared['metric']} {outcome.mean:.4f}  {findings.describe(point)}  [{outcome.diagnosis}]"
         )
         return
     study.tell(trial, state=TrialState.FAIL)
-    console.say(f"  trial {trial.number:<4} infeasible  {findings.said(point)}  [{outcome.reason}]")
+    console.say(f"  trial {trial.number:<4} infeasible  {findings.describe(point)}  [{outcome.reason}]")
     rows = findings.rows_of(study)
     if outcome.kind == "broken" and len(rows) >= 3 and all(r.state == "infeasible" for r in rows):
         raise UserError(f"none of the first {len(rows)} trials could run", got=outcome.reason,
@@ -314,7 +320,7 @@ def point_of(space: Any, trial: Any) -> dict[str, Any]:
     return {name: trial.params[name] for name in [*(n for n, _ in space.scientific), *(r.name for r in space.nuisance)]}
 
 
-def tell(home: Path, plan: dict[str, Any], study: Any, space: Any, console: Console) -> dict[str, Any]:
+def report_findings(home: Path, plan: dict[str, Any], study: Any, space: Any, console: Console) -> dict[str, Any]:
     """Print the last lines and write the page. Only the chosen trial's test score is read, once every trial has ended."""
     from trainworthy.core.sweep import findings, page
     from trainworthy.core.sweep.space import words
@@ -331,7 +337,7 @@ def tell(home: Path, plan: dict[str, Any], study: Any, space: Any, console: Cons
         lines.append(f"Cost of all trials: {spent}.")
     if f.best is not None:
         lines.append(
-            f"Best on validation data: trial {f.best.number}, {d['metric']} {f.best.value:.4f} with {findings.said(f.best.point)}."
+            f"Best on validation data: trial {f.best.number}, {d['metric']} {f.best.value:.4f} with {findings.describe(f.best.point)}."
         )
         lines += findings.cautions(f)
         if ended == d["trials"]:
@@ -365,11 +371,11 @@ def on_test_split(home: Path, study: Any, best: int, seeds: list[int]) -> list[s
         return [
             "No test split: the best of many validation scores is optimistic. Confirm it with new seeds or fresh data."
         ]
-    said = [f"On the test split ({test[1]:,} samples), read once, for this trial alone: {test[0]:.4f}."]
+    found = [f"On the test split ({test[1]:,} samples), read once, for this trial alone: {test[0]:.4f}."]
     others = [n for n in study.user_attrs.get("tested", []) if n != best]
     if others:
-        said.append(
+        found.append(
             f"Trial {others[0]} was the best of fewer trials and its test score was read, too: this is not the first look at the test split."
         )
     study.set_user_attr("tested", [*others, best])
-    return said
+    return found

@@ -15,7 +15,7 @@ from trainworthy.core.recipe.forks import NOTE, origin, without_note
 from trainworthy.core.recipe.registry import find
 from trainworthy.core.report.advice import Advice, advise, against_healthy
 from trainworthy.core.report.bands import outside
-from trainworthy.core.report.card import measured
+from trainworthy.core.report.card import CHOSEN, measured
 from trainworthy.core.report.evidence import verdict_table
 from trainworthy.core.report.folder import Folder, forked_from, read_json, references
 from trainworthy.core.report.folder import number as as_number
@@ -23,7 +23,6 @@ from trainworthy.core.report.html import bars, card, code, details, esc, note, n
 
 COLUMNS = 12  # evaluations shown next to each other
 SHOWN = 40  # rows and columns of a class table: 1,000 of each would make a page of 52 MB
-CHOSEN = {"best": "chosen on the same validation set, so it flatters", "final": "not chosen on the validation set"}
 
 
 def name_of(f: Folder) -> str:
@@ -270,7 +269,8 @@ def weights(f: Folder) -> str:
     chosen, final = s["reported"]["weights"], s["final"]
     rows = [("final", final["step"], final.get(f"val/{name}"), chosen == "final")]
     for i, b in enumerate(s.get("n_best", [])):
-        of = f" of {s['evaluations']} evaluations" if "evaluations" in s else ""
+        n = s.get("evaluations", 0)
+        of = f" of {n} evaluation{'s' * (n > 1)}" if n else ""
         rows.append((f"{'best' if i == 0 else f'{i + 1}. best'}{of}", b["step"], b[name], i == 0 and chosen == "best"))
     mark = tag("span", "exported", class_="pill accent")
     body = [[esc(k), esc(num(step)), esc(num(v)) + mark * on] for k, step, v, on in rows]

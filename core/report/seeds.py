@@ -6,7 +6,7 @@ from typing import Any
 
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.report import PAGE, STYLE, intervals
-from trainworthy.core.report.charts import SENTINEL, Chart, inline, render, smooth
+from trainworthy.core.report.charts import Chart, chart_card, smooth
 from trainworthy.core.report.folder import Folder, read, series
 from trainworthy.core.report.groups import NAME, QUARTERS, card, collect, rows, sentence
 from trainworthy.core.report.html import bars, esc, note, num, section, table, tag
@@ -43,10 +43,10 @@ def page(folder: Path, found: dict[str, Any]) -> str:
     numbers = table(("", esc(name)), [[esc(k), esc(v)] for k, v in rows(found)])
     links = "".join(tag("li", tag("a", f"seed {s}", href=f"seed-{s}/report.html")) for s, _ in runs)
     body = section(
-        "Curves", tag("div", "".join(map(_figure, _charts(runs, name))), class_="charts"), "One line per seed."
+        "Curves", tag("div", "".join(map(chart_card, _charts(runs, name))), class_="charts"), "One line per seed."
     )
     if n >= QUARTERS:
-        body += section("Performance profile", tag("div", _figure(_profile(found)), class_="charts"),
+        body += section("Performance profile", tag("div", chart_card(_profile(found)), class_="charts"),
                         "How many of the seeds end at a score or better: a curve further right and up is better, and its "
                         "tail is what an average hides." if found["higher_is_better"] else
                         "How many of the seeds end at a score or lower: lower is better.")  # fmt: skip
@@ -81,8 +81,3 @@ def _profile(found: dict[str, Any]) -> Chart:
         axes.set_xlabel(found["metric"], color=c["muted"])
 
     return Chart("profile", f"Share of {len(scores)} seeds that reach a {found['metric']}", draw)
-
-
-def _figure(chart: Chart) -> str:
-    svg = inline(render(chart, SENTINEL, "svg").decode(), chart.name, chart.title)
-    return tag("figure", tag("h3", esc(chart.title)) + svg, class_="card")

@@ -98,17 +98,22 @@ def find(study: Any, space: Space, metric: str, higher: bool) -> Findings:
     f = Findings(metric, higher, space, rows_of(study))
     done = [r for r in f.rows if r.state == "done"]
     for chosen in space.compared:
-        mine = [r for r in done if all(r.point.get(k) == v for k, v in chosen.items())]
+        mine = rows_with(chosen, done)
         f.each.append((chosen, best_of(mine, higher), len(mine)))
     f.best = best_of(done, higher)
     for chosen, best, n in f.each:
-        tried = [r for r in f.rows if r.state != "running" and all(r.point.get(k) == v for k, v in chosen.items())]
+        tried = [r for r in rows_with(chosen, f.rows) if r.state != "running"]
         if best is not None and n >= FEW:
             edges = [e for one in space.nuisance if (e := at_edge(one, best, tried))]
             for edge in edges:
-                edge.of = said(chosen)
+                edge.of = describe(chosen)
             f.edges += edges
     return f
+
+
+def rows_with(chosen: dict[str, Any], rows: list[Row]) -> list[Row]:
+    """Return the trials of one scientific combination."""
+    return [r for r in rows if all(r.point.get(k) == v for k, v in chosen.items())]
 
 
 def best_of(rows: list[Row], higher: bool) -> Row | None:
@@ -172,7 +177,7 @@ def cautions(f: Findings) -> list[str]:
     return found
 
 
-def said(point: dict[str, Any]) -> str:
+def describe(point: dict[str, Any]) -> str:
     """optim.name adamw, model small"""
     return ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in point.items())
 
@@ -188,9 +193,9 @@ def comparison(f: Findings) -> list[str]:
     (a, first), (b, second) = known[0], known[1]
     if first.score == second.score and not any(set(r.values) - {first.score} for r in (first, second)):
         return [
-            f"{said(a)} and {said(b)} have exactly the same {f.metric}, {first.score:.4f}: the trials show no difference."
+            f"{describe(a)} and {describe(b)} have exactly the same {f.metric}, {first.score:.4f}: the trials show no difference."
         ]
-    text = f"{said(a)} is ahead of {said(b)} by {abs(first.score - second.score):.4f} {f.metric}, each at its own best nuisance settings."
+    text = f"{describe(a)} is ahead of {describe(b)} by {abs(first.score - second.score):.4f} {f.metric}, each at its own best nuisance settings."
     if min(len(first.values), len(second.values)) < 2:
         return [
             text

@@ -6,9 +6,9 @@ from typing import Any
 
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.report import PAGE, STYLE, intervals
-from trainworthy.core.report.charts import SENTINEL, Chart, inline, plain_powers, render
+from trainworthy.core.report.charts import Chart, chart_card, plain_powers
 from trainworthy.core.report.html import code, esc, note, num, section, table, tag
-from trainworthy.core.sweep.findings import Findings, Row, comparison, said
+from trainworthy.core.sweep.findings import Findings, Row, comparison, describe, rows_with
 from trainworthy.core.sweep.space import Range
 
 MARKS = [
@@ -40,9 +40,9 @@ def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) 
         _plots(f),
         "For each compared value its best trial, then every trial over each nuisance setting.",
     )
-    said_ = [*(e.words() for e in f.edges), *comparison(f)]
-    found = "".join(tag("p", esc(s)) for s in said_) + (code(f.wider_command) if f.wider_command else "")
-    body += section("Conclusions", tag("div", found, class_="card") if said_ else "")
+    conclusions = [*(e.words() for e in f.edges), *comparison(f)]
+    found = "".join(tag("p", esc(s)) for s in conclusions) + (code(f.wider_command) if f.wider_command else "")
+    body += section("Conclusions", tag("div", found, class_="card") if conclusions else "")
     body += section(
         "Trials",
         tag("div", _trials(f), class_="card"),
@@ -95,20 +95,13 @@ def _setting(value: Any) -> str:
 def _plots(f: Findings) -> str:
     charts = [_isolation(f)] if len(f.each) > 1 else []
     charts += [_scatter(f, one) for one in f.space.nuisance if not one.values]
-    drawn = [
-        tag(
-            "figure",
-            tag("h3", esc(c.title)) + inline(render(c, SENTINEL, "svg").decode(), c.name, c.title),
-            class_="card",
-        )
-        for c in charts
-    ]
+    drawn = [chart_card(c) for c in charts]
     return tag("div", "".join(drawn), class_="charts") if f.best and drawn else ""
 
 
 def _isolation(f: Findings) -> Chart:
     """Best value of each combination with its interval over seeds."""
-    known = [(said(c), b) for c, b, _ in f.each if b is not None]
+    known = [(describe(c), b) for c, b, _ in f.each if b is not None]
 
     def draw(axes: Any, c: dict[str, str]) -> None:
         for y, (_, best) in enumerate(known):
@@ -130,8 +123,8 @@ def _scatter(f: Findings, one: Range) -> Chart:
 
     def draw(axes: Any, c: dict[str, str]) -> None:
         for (chosen, *_), (colour, mark) in zip(f.each, MARKS, strict=False):
-            mine = [r for r in done if all(r.point.get(k) == v for k, v in chosen.items())]
-            label = said(chosen) if mine and len(f.each) > 1 else None
+            mine = rows_with(chosen, done)
+            label = describe(chosen) if mine and len(f.each) > 1 else None
             rates, scores = [r.point[one.name] for r in mine], [r.value for r in mine]
             axes.plot(rates, scores, mark, color=c[colour], markersize=4, label=label)
         if lost:  # on the lower axis: they have no score

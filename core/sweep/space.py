@@ -111,6 +111,12 @@ class Space:
         numbers = {r.name for r in self.nuisance if not r.values}
         return {k: v for k, v in point.items() if k not in numbers and not isinstance(v, float)}
 
+    @classmethod
+    def of(cls, declared: dict[str, Any]) -> "Space":
+        """Return the space from what `plain` made of it."""
+        scientific = tuple((k, tuple(v)) for k, v in declared["scientific"].items())
+        return cls(scientific, tuple(Range(**{**r, "values": tuple(r["values"])}) for r in declared["nuisance"]))
+
     def plain(self) -> dict[str, Any]:
         """Return the space as the study stores it."""
         return {"scientific": {k: list(v) for k, v in self.scientific}, "nuisance": [asdict(r) for r in self.nuisance]}
@@ -151,6 +157,9 @@ def read_file(path: Path) -> dict[str, Any]:
     for name in found:
         if name not in known:
             raise config.unknown(f"entry {name} in {path}", name, known)
+    for count in ("trials", "seeds"):
+        if (n := found.get(count)) is not None and not (type(n) is int and n > 0):
+            raise UserError(f"{count} in {path} needs a number", got=n, needed="1 or more")
     for role in ("scientific", "nuisance", "fixed"):
         if not isinstance(found.get(role) or {}, dict):
             raise UserError(f"{role} in {path} is not a mapping", got=found[role], needed="optim.lr: [1e-4, 1e-2]")

@@ -401,10 +401,10 @@ def test_waived_and_remembered_gates_show_it(folder: Path):
 
 def test_predictions_without_a_truth_are_not_called_so(folder: Path):
     """Episodes of a policy have none: what stands below each is how good its recipe counts it."""
-    assert "the prediction is the truth" in page(folder)
+    assert "the prediction is right" in page(folder)
     shutil.rmtree(folder / "previews" / "val")
     text = page(folder)
-    assert "the prediction is the truth" not in text
+    assert "the prediction is right" not in text
     assert "how good it is" in text
 
 
@@ -454,7 +454,7 @@ def test_every_set_of_weights_is_told_apart(folder: Path):
     put(folder / "args.json", {**args, "start": start})
     put(folder / "summary.json", {**summary, "reported": {"weights": "best", "step": 64, "accuracy": 0.901}})
     text = page(folder)
-    assert "Exported: the best weights, chosen on the same validation set, so it flatters" in text
+    assert "Exported: the best weights, chosen on the same validation set, so the number is optimistic" in text
     assert "Fine-tuned from base.safetensors: 99.3% of the parameters loaded, 1 tensors left fresh." in text
 
 
