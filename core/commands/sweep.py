@@ -41,6 +41,7 @@ from typing import Any
 
 from trainworthy.core.base import config, masking, settings_check
 from trainworthy.core.base.as_json import results
+from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import Console, table
 from trainworthy.core.base.errors import DONE, GateFailed, Interrupted, Stop, UserError
 from trainworthy.core.base.files import write_whole
@@ -82,7 +83,7 @@ def main(argv: list[str]) -> None:
             raise
         on_end.run(DONE, "")
     if as_json:
-        print(json.dumps(found, indent=1, default=str))
+        write_json(found)
 
 
 def read_plan(home: Path, more: list[str]) -> tuple[Path, dict[str, Any]]:

@@ -89,7 +89,10 @@ def read_json(path: Path, kind: type = dict) -> Any:
 
 def args_of(folder: Path, **kinds: type) -> dict[str, Any]:
     """Return args.json of a run folder. UserError: it does not name its recipe, or lacks a field of `kinds`."""
-    args = read_json(folder / "args.json")
+    path = folder / "args.json"
+    if path.is_file():
+        path.open().close()  # raises where this user may not read it: that is no file cut off
+    args = read_json(path)
     if not all(isinstance(args.get(k), kind) for k, kind in {"recipe": str, **kinds}.items()):
         raise UserError(f"{folder} is not a run folder of trainworthy",
                         got=f"no whole args.json with {', '.join(['recipe', *kinds])}",

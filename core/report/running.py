@@ -1,11 +1,11 @@
 """`trainworthy list --running [FOLDER]`: the runs under a folder that a process works on now, from their files alone."""
 
 import contextlib
-import json
 import time
 from pathlib import Path
 from typing import Any
 
+from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.report.folder import Folder, number, read
@@ -30,7 +30,7 @@ def show(words: list[str], *, as_json: bool) -> None:
         raise UserError(f"no folder {home}", needed="a folder with runs (default runs)")
     found = [state(path) for path in live(home)]
     if as_json:
-        print(json.dumps(found, indent=1))
+        write_json(found)
     elif not found:
         print(f"no run under {home} is running")
     else:

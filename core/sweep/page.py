@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trainworthy.core.base.as_json import finite
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.report import PAGE, STYLE, intervals
 from trainworthy.core.report.charts import Chart, chart_card, plain_powers
@@ -51,7 +52,7 @@ def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) 
     page = PAGE.format(title=esc(title), style=STYLE, hero=header, nav="", body=body, name=esc(home.name))
     path = home / "report.html"
     write_whole(path, page)  # several processes write it
-    write_whole(home / "result.json", json.dumps(plain(f, lines, command), indent=1, default=str))
+    write_whole(home / "result.json", json.dumps(finite(plain(f, lines, command)), indent=1, default=str))
     return path
 
 
