@@ -37,7 +37,7 @@ from trainworthy.core.data import loader
 from trainworthy.core.loop.precision import precision
 from trainworthy.core.loop.run import Plan
 from trainworthy.core.monitoring import module_times
-from trainworthy.core.monitoring.bottlenecks import Measured, Operation, Settings, exchange_on_cpu, judge
+from trainworthy.core.monitoring.bottlenecks import Measured, Operation, Settings, exchange_on_cpu, verdict_of
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.session import stages
 from trainworthy.core.session.session import Session, open_session, session_lock, write_start
@@ -242,7 +242,7 @@ def one(s: Session, part: stages.Part, context: Any, steps: int) -> dict[str, An
     own, cfg = "train" not in stage.data, part.cfg
     settings = Settings(cfg.loader.workers, cfg.train.accumulate, cfg.train.compile, precision(cfg, s.accelerator),
                         getattr(cfg, "num_envs", 0), own_samples=own)  # fmt: skip
-    verdict = judge(m, settings)
+    verdict = verdict_of(m, settings)
     if s.main:
         show(s.console, part.name, m, verdict, 0 if own else cfg.train.batch_size)
     total = sum(o.seconds for o in m.operations) or 1.0

@@ -147,7 +147,9 @@ def settings_of(folder: Path, args: dict[str, Any]) -> Compared:
     except Stop as stop:
         first, *more = str(stop).splitlines()
         return Compared(
-            "settings", " ".join(words) or "the preset's", [" ".join([first, *(m.strip() for m in more[:2])])]
+            "settings",
+            " ".join(words) or "the preset's",
+            ["; ".join([first, *(" ".join(m.split()) for m in more[:2])])],
         )
     try:
         plain, _ = config.parse(loaded.module, words, prog="repro")

@@ -83,7 +83,7 @@ def resume(argv: list[str], found: dict[str, Any]) -> None:
     if session.resumes and (other := environment.changed_versions(folder)):
         session.console.say(f"packages have changed since the run began: {other}", style="yellow")
     assert_boardable(cfg, wanted)
-    shown = board.beside(session.folder.parent.parent, wanted=wanted and session.main, say=session.console.say)
+    shown = board.alongside(session.folder.parent.parent, wanted=wanted and session.main, say=session.console.say)
     track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
     with (
         session_lock(session),

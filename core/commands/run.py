@@ -42,7 +42,7 @@ def run(argv: list[str], found: dict[str, Any]) -> None:
     folder = os.environ.pop("TRAINWORTHY_FOLDER", None)  # set for one of several seeds
     session = open_session(loaded, cfg, preset, argv, folder=Path(folder) if folder else None)
     track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
-    shown = board.beside(cfg.run.out, wanted=wanted and session.main, say=session.console.say)
+    shown = board.alongside(cfg.run.out, wanted=wanted and session.main, say=session.console.say)
     with (
         session_lock(session),
         Interrupts(session.folder) as interrupts,

@@ -95,7 +95,7 @@ class Board:
 
 
 @contextlib.contextmanager
-def beside(folder: Path, *, wanted: bool, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+def alongside(folder: Path, *, wanted: bool, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
     """A board while a run goes on, if it is `wanted` (by rank 0). Yields a function that waits until it answers."""
     if not wanted:
         yield lambda: None

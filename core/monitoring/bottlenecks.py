@@ -126,7 +126,7 @@ def to_try(kind: str, s: Settings, device: str) -> str:
     return "; ".join(found)
 
 
-def judge(m: Measured, settings: Settings | None = None) -> dict[str, Any]:
+def verdict_of(m: Measured, settings: Settings | None = None) -> dict[str, Any]:
     """The verdict: the largest share, what to try first, and the most that it could give (all of that share gone)."""
     shares = m.split()
     kind = max(shares, key=lambda name: shares[name])

@@ -267,7 +267,7 @@ def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_sampl
 
 
 def _held_out_loss(t: Trend) -> str:
-    """The loss on held-out data, if it is logged beside the metric and has fallen since the metric's best; else ""."""
+    """The loss on held-out data, if it is logged next to the metric and has fallen since the metric's best; else ""."""
     tag = next((k for k in ("val/loss", "val/nll") if k != f"val/{t.name}" and all(k in r for r in t.rows)), None)
     if tag is None:
         return ""

@@ -237,7 +237,7 @@ def plain_powers(axis: Any) -> None:
 
 
 def _stretch(axes: Any, low: float, high: float) -> None:
-    """Use a scale that stretches values near 1, so that 0.98 and 0.99 are visibly apart."""
+    """Use a scale that stretches values near 1, so that 0.98 and 0.99 are visibly different."""
     axes.set_yscale("logit")
     ticks = [t for t in (0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999) if low / 2 < t < (1 + high) / 2]
     axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
@@ -275,7 +275,8 @@ def _norm_chart(f: Folder, bands: Bands) -> Chart | None:
         top = 1.1 * np.nanpercentile(y[np.isfinite(y)], 99.5) if np.isfinite(y).any() else 0.0
         axes.set_ylim(0, top or None)
 
-    cut = f"{np.mean(~(y <= clip)):.0%} of steps were clipped at {clip:g}." if math.isfinite(clip) else "No clipping."
+    cut = "No clipping." if "clip" in f.settings.get("optim", {}) else ""  # another tool's setting is not known
+    cut = f"{np.mean(~(y <= clip)):.0%} of steps were clipped at {clip:g}." if math.isfinite(clip) else cut
     return Chart("norm", "Gradient norm, before clipping", draw, cut, SMALL)
 
 

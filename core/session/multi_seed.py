@@ -156,7 +156,7 @@ def _run(
     console = Console()
     console.say(title(plan, folder))
     on_end.run_folder(folder)
-    served = board.beside(folder, wanted=with_board, say=console.say)
+    served = board.alongside(folder, wanted=with_board, say=console.say)
     with signals() as asked, served as board_is_up:
         board_is_up()
         work(jobs, plan["at_once"], asked, console, _ended, each=plan.get("each", 0))

@@ -26,7 +26,7 @@ def profiled(step: Callable[[], None], waited: float = 0.0) -> dict:
         watch.waited += waited
         if watch(None, n):
             break
-    return profile.judge(watch.measured())
+    return profile.verdict_of(watch.measured())
 
 
 def test_planted_bottlenecks_get_their_names():
