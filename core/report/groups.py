@@ -77,7 +77,7 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         low, high = found["interval_95"]
         shown += [("sample standard deviation", f"{found['sd']:.4f}"),
                   ("95% interval of the mean (Student's t)", f"{low:.4f} to {high:.4f}"),
-                  ("least to most", f"{found['min']:.4f} to {found['max']:.4f}")]  # fmt: skip
+                  ("lowest to highest", f"{found['min']:.4f} to {found['max']:.4f}")]  # fmt: skip
     if "iqm" in found:
         low, high = found["iqm_interval_95"]
         shown += [("interquartile mean", f"{found['iqm']:.4f}"),

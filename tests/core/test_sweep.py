@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -55,13 +56,15 @@ Path("found.json").write_text(json.dumps(found, default=str))
 
 
 def plan(
-    home: Path, *, low: float = 1e-4, high: float = 1.0, trials: int = 12, scientific: Any = None, seeds: int = 1
-) -> None:
+    home: Path, *, low: float = 1e-4, high: float = 1.0, trials: int = 12, scientific: Any = None, seeds: int = 1,
+    bayes: bool = False, storage: str = "",
+) -> Space:  # fmt: skip
     """What `make_plan` would write, for a recipe whose runs are a formula."""
     space = Space(tuple((scientific or {}).items()), (Range("optim.lr", low, high, log=True),))
     declared = {"recipe": "vision/classify", "fixed": ["--gates.no-enabled"], **space.plain(), "trials": trials, "seeds": seeds,
-                "bayes": False, "metric": "accuracy", "higher_is_better": True}  # fmt: skip
-    (home / "plan.json").write_text(json.dumps({"declared": declared, "storage": "", "name": "test"}))
+                "bayes": bayes, "metric": "accuracy", "higher_is_better": True}  # fmt: skip
+    (home / "plan.json").write_text(json.dumps({"declared": declared, "storage": storage, "name": "test"}))
+    return space
 
 
 def worker(home: Path, **env: str) -> subprocess.Popen:
@@ -255,6 +258,20 @@ def test_a_planted_best_rate_is_found_and_infeasible_trials_have_no_score(tmp_pa
     page = (tmp_path / "sweep" / "report.html").read_text()
     for words in ("Isolation plots", "non-finite steps", "trial 23"):
         assert words in page
+
+
+@pytest.mark.slow
+def test_the_bayesian_search_begins_evenly_and_then_stays_near_the_best(tmp_path: Path):
+    """In a SQLite file, which a second process joins."""
+    space = plan(tmp_path, trials=24, bayes=True, storage="study.db")
+    found = searched(tmp_path, BEST="1e-2")
+    assert (tmp_path / "study.db").stat().st_size > 0
+    rates = [t["point"]["optim.lr"] for t in found["trials"]]
+    assert rates[:8] == [space.point(n)["optim.lr"] for n in range(8)]
+    assert rates[8:] != [space.point(n)["optim.lr"] for n in range(8, 24)]
+    early, late = (statistics.fmean(abs(math.log10(r) + 2) for r in part) for part in (rates[:8], rates[-8:]))
+    assert late < early, rates
+    assert searched(tmp_path)["trials"] == found["trials"]
 
 
 @pytest.mark.slow
