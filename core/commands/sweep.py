@@ -11,14 +11,17 @@ Searches settings, behind the gates.
   trainworthy sweep runs/vision-classify/sweep-20260101-1200    continue it, or join it from another process
   trainworthy sweep runs/vision-classify/sweep-20260101-1200 --trials 40    continue to 40 trials
 
-Scientific settings are compared; nuisance settings are tuned for each of them, on a log scale where they are rates or the range spans
-a factor of 100 (NAME=LOW:HIGH:linear: on a linear scale); every other setting is fixed, given as to `trainworthy run`. A nuisance
-setting without a range gets the one that the recipe knows. If the best trial is at the end of a range, the command that searches a
-wider one is printed.
+  scientific settings    are compared: NAME=A,B
+  nuisance settings      are tuned for each compared value: NAME=LOW:HIGH or NAME=A,B. Without a range they get the one that the recipe
+                         knows. Rates, and ranges that span a factor of 100, are searched on a log scale; NAME=LOW:HIGH:linear on a
+                         linear one
+  all others             are fixed, given as to `trainworthy run`
 
-Trials are quasi-random; `--bayes` lets a Bayesian sampler choose after the first third. Gates run once for each structure: a trial whose
-gates fail, or that stops itself, is infeasible and has no score. The best is chosen on validation data; its score on the test split,
-if there is one, is printed once, at the end. No trial is pruned: high rates and short warm-ups look best early.
+If the best trial is at the end of a range, the command that searches a wider one is printed.
+
+Trials are quasi-random; `--bayes` lets a Bayesian sampler choose after the first third. Gates run once for each structure. A trial whose
+gates fail, or that stops itself, is infeasible and has no score. The best trial is chosen on validation data. Its score on the test
+split, if there is one, is printed once, at the end. No trial is pruned: high rates and short warm-ups look best early.
 
   --range-test       first run `trainworthy lr`, once for each compared value. The peak rate is then searched from a thirtieth of its
                      suggestion to 30 times it, but not above the rate at which the loss blew up
