@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from trainworthy.core.base.console import write_anywhere
-from trainworthy.core.base.errors import USAGE, Stop, UserError
+from trainworthy.core.base.errors import USAGE, Stop, UserError, not_permitted
 from trainworthy.core.session import launcher as processes
 from trainworthy.core.session import nodes
 
@@ -114,7 +114,8 @@ def main() -> None:
 
         discard(sys.stdout)
         sys.exit(128 + signal.SIGPIPE)  # the code that a shell reports
-    except Stop as stop:
+    except (Stop, PermissionError) as error:
+        stop = error if isinstance(error, Stop) else not_permitted(error)
         print(f"error: {stop}", file=sys.stderr)
         sys.exit(stop.exit_code)
 
@@ -143,12 +144,12 @@ def list_recipes(argv: list[str]) -> None:
     if rest := [w for w in argv[1:] if w != "--json"]:
         raise UserError("list takes no arguments", got=" ".join(rest), needed="nothing, --json or --running [FOLDER]")
     if as_json:
-        import json
+        from trainworthy.core.base.as_json import write as write_json
 
         found = [
             {"id": e.id, "summary": e.summary, "path": str(e.path), "measured": e.measured or None} for e in recipes()
         ]
-        print(json.dumps(found, indent=1))
+        write_json(found)
         return
     for entry in recipes():
         found = entry.measured
@@ -219,8 +220,11 @@ def report(argv: list[str]) -> None:
 
         group = seeds.write(Path(argv[1]))
         if as_json:
-            import json
-        print(json.dumps(group, indent=1) if as_json else Path(argv[1]) / "report.html")
+            from trainworthy.core.base.as_json import write as write_json
+
+            write_json(group)
+        else:
+            print(Path(argv[1]) / "report.html")
         return
     if len(argv) != 2 or not (Path(argv[1]) / "args.json").is_file():
         raise UserError("report needs a run folder", got=" ".join(argv[1:]) or "nothing",

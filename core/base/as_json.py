@@ -26,7 +26,12 @@ def results(asked: bool, *, speaks: bool = True) -> Iterator[dict[str, Any]]:
             yield found
     finally:
         if found and speaks:
-            print(json.dumps(finite(found), indent=1, default=str), flush=True)
+            write(found)
+
+
+def write(found: Any) -> None:
+    """Print it as JSON that every reader takes: Python's own has NaN and Infinity, which other readers refuse."""
+    print(json.dumps(finite(found), indent=1, default=str, allow_nan=False), flush=True)
 
 
 def finite(value: Any) -> Any:

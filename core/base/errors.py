@@ -40,6 +40,12 @@ class UserError(Stop):
         super().__init__("\n".join(lines))
 
 
+def not_permitted(error: PermissionError) -> UserError:
+    """Return the message for a file that this user may not read or write: another user's run, a folder that is read-only."""
+    return UserError(f"{error.filename or error}: {error.strerror or 'not permitted'}", needed="the right to read and write it",
+                     cause="the run belongs to another user, or its folder is read-only")  # fmt: skip
+
+
 class GateFailed(Stop):
     """At least one gate failed and blocks the run."""
 

@@ -7,10 +7,10 @@ Tests whether the second group is better than the first by more than chance.
 Both means, the difference (second minus first) with its 95% interval (Welch), and what each cost. Single runs are refused: a difference between
 single seeds is mostly luck. `--json` prints the same as JSON. Exit codes: 0, or 2 where the two cannot be compared."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
+from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import take_flag
@@ -27,12 +27,8 @@ def main(argv: list[str]) -> None:
     found = compare(Path(argv[1]), Path(argv[2]))
     d = found.difference
     if as_json:
-        print(
-            json.dumps(
-                {"a": found.a, "b": found.b, "difference": {**asdict(d), "real": d.real}, "words": found.words()},
-                indent=1,
-            )
-        )
+        difference = {**asdict(d), "real": d.real}
+        write_json({"a": found.a, "b": found.b, "difference": difference, "words": found.words()})
         return
     each = [
         (name, f"{len(g['values'])} seeds", f"{g['mean']:.4f}", f"sd {g['sd']:.4f}")

@@ -23,6 +23,7 @@ import sys
 from typing import Any
 
 from trainworthy.core.base import config
+from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import Console, bar, table
 from trainworthy.core.base.errors import Stop, UserError
 from trainworthy.core.commands import take_flag, take_number
@@ -63,7 +64,7 @@ def main(argv: list[str]) -> None:
             (s.folder / "data.json").write_text(json.dumps(found, indent=1))
             show(found, s.console, lists)
     if as_json:
-        print(json.dumps(found, indent=1))
+        write_json(found)
         return
     kept = [f"{s.folder}/{name}" for name in ("data.json", "report.html", *(LISTS.values() if lists else ()))]
     again = shlex.join(["trainworthy", "check", *rest, "--only", "data,leakage"])

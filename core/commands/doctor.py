@@ -12,7 +12,6 @@ A line that starts with ! needs your attention. Exit codes: 0 the core can run, 
 
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -24,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.errors import DONE, USAGE, UserError
 from trainworthy.core.data.assets import cache_dir
 from trainworthy.core.recipe.registry import recipes
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
     facts = [*packages(), *domains(), *machine()]
     fit = not any(f.level == "missing" for f in facts)
     if argv[1:]:
-        print(json.dumps({"fit": fit, "facts": [asdict(f) for f in facts]}, indent=1))
+        write_json({"fit": fit, "facts": [asdict(f) for f in facts]})
     else:
         show(facts, fit)
     sys.exit(DONE if fit else USAGE)

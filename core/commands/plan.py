@@ -28,7 +28,6 @@ Not estimated: a device's context and fragmentation (10% and 1 GB are added inst
 loading, and how much of the exchange happens while a device computes. Exit codes: 0, or 2 for bad usage."""
 
 import contextlib
-import json
 import math
 import os
 import shutil
@@ -39,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config, settings_check
+from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import take_flag, take_number
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> None:
     for stage in found["stages"]:
         timed(stage, next(iter(rates.values())), processes, link=asked["link"], disk=asked["disk-speed"] or 1.0)
     if asked["json"]:
-        print(json.dumps(found, indent=1))
+        write_json(found)
     else:
         show(found)
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config
+from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import Console, bar, table
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import take_flag, take_number
@@ -207,7 +208,7 @@ def main(argv: list[str]) -> None:
                 f"\n       {s.folder}/memory*.json (bytes allocated over time)"
             )
     if as_json and s.main:
-        print(json.dumps(found, indent=1))
+        write_json(found)
 
 
 def of_run(rest: list[str]) -> list[str]:

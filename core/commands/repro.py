@@ -11,7 +11,6 @@ recipe and of the core, the settings, and the content of the data (read as far a
 again, from its args.json, and what to do first. `--json` prints the same as JSON. Nothing is changed. Exit codes: 0, whatever
 differs; 2 if the folder is no run folder."""
 
-import json
 import os
 import platform
 import shlex
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.errors import Stop, UserError
 from trainworthy.core.base.machine import DIFF, checkout
 
@@ -54,8 +54,10 @@ def main(argv: list[str]) -> None:
     found.append(data_of(folder, args, data, read="--no-data" not in flags))
     command = again(folder, args)
     if "--json" in flags:
-        print(json.dumps({"run": str(folder), "command": command, "commit": environment.get("commit", ""),
-                          "compared": [vars(c) for c in found]}, indent=1))  # fmt: skip
+        compared = [vars(c) for c in found]
+        write_json(
+            {"run": str(folder), "command": command, "commit": environment.get("commit", ""), "compared": compared}
+        )
         return
     show(folder, args, environment, found, command)
 
@@ -145,7 +147,9 @@ def settings_of(folder: Path, args: dict[str, Any]) -> Compared:
     except Stop as stop:
         first, *more = str(stop).splitlines()
         return Compared(
-            "settings", " ".join(words) or "the preset's", [" ".join([first, *(m.strip() for m in more[:2])])]
+            "settings",
+            " ".join(words) or "the preset's",
+            ["; ".join([first, *(" ".join(m.split()) for m in more[:2])])],
         )
     try:
         plain, _ = config.parse(loaded.module, words, prog="repro")

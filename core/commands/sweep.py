@@ -11,20 +11,23 @@ Searches settings, behind the gates.
   trainworthy sweep runs/vision-classify/sweep-20260101-1200    continue it, or join it from another process
   trainworthy sweep runs/vision-classify/sweep-20260101-1200 --trials 40    continue to 40 trials
 
-Scientific settings are compared; nuisance settings are tuned for each of them, on a log scale where they are rates or the range spans
-a factor of 100 (NAME=LOW:HIGH:linear: on a linear scale); every other setting is fixed, given as to `trainworthy run`. A nuisance
-setting without a range gets the one that the recipe knows. If the best trial is at the end of a range, the command that searches a
-wider one is printed.
+  scientific settings    are compared: NAME=A,B
+  nuisance settings      are tuned for each compared value: NAME=LOW:HIGH or NAME=A,B. Without a range they get the one that the recipe
+                         knows. Rates, and ranges that span a factor of 100, are searched on a log scale; NAME=LOW:HIGH:linear on a
+                         linear one
+  all others             are fixed, given as to `trainworthy run`
 
-Trials are quasi-random; `--bayes` lets a Bayesian sampler choose after the first third. Gates run once for each structure: a trial whose
-gates fail, or that stops itself, is infeasible and has no score. The best is chosen on validation data; its score on the test split,
-if there is one, is printed once, at the end. No trial is pruned: early curves favour high rates and short warm-ups.
+If the best trial is at the end of a range, the command that searches a wider one is printed.
 
-  --range-test       first run `trainworthy lr` (for each compared value): its suggestion, and 30 times less and more, up to where the
-                     loss blew up, is the range of the peak rate
+Trials are quasi-random; `--bayes` lets a Bayesian sampler choose after the first third. Gates run once for each structure. A trial whose
+gates fail, or that stops itself, is infeasible and has no score. The best trial is chosen on validation data. Its score on the test
+split, if there is one, is printed once, at the end. No trial is pruned: high rates and short warm-ups look best early.
+
+  --range-test       first run `trainworthy lr`, once for each compared value. The peak rate is then searched from a thirtieth of its
+                     suggestion to 30 times it, but not above the rate at which the loss blew up
   --name NAME        of the study; the same name and settings join it again
   --storage WHERE    a URL, a .db file (SQLite) or a journal file; default: a journal file in the study's folder
-  --on-end CMD       a command that runs when this process has ended its part: all trials told, none feasible, or interrupted
+  --on-end CMD       a command that runs when this process has ended its part: no trial is left, none is feasible, or it was interrupted
   --json             what was found, as JSON
 
 Exit codes: 0 done, 2 bad usage or a study that was made with other settings, 3 no structure passed its gates, 5 interrupted: the
@@ -41,6 +44,7 @@ from typing import Any
 
 from trainworthy.core.base import config, masking, settings_check
 from trainworthy.core.base.as_json import results
+from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import Console, table
 from trainworthy.core.base.errors import DONE, GateFailed, Interrupted, Stop, UserError
 from trainworthy.core.base.files import write_whole
@@ -69,9 +73,9 @@ def main(argv: list[str]) -> None:
     studies.optuna()
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         if Path(words[0]).is_dir():
-            home, plan = kept(Path(words[0]), words[1:])
+            home, plan = read_plan(Path(words[0]), words[1:])
         else:
-            home, plan = planned(words)
+            home, plan = make_plan(words)
         try:
             found = work(home, plan)
         except Stop as stop:
@@ -82,10 +86,10 @@ def main(argv: list[str]) -> None:
             raise
         on_end.run(DONE, "")
     if as_json:
-        print(json.dumps(found, indent=1, default=str))
+        write_json(found)
 
 
-def kept(home: Path, more: list[str]) -> tuple[Path, dict[str, Any]]:
+def read_plan(home: Path, more: list[str]) -> tuple[Path, dict[str, Any]]:
     """Return folder and plan of a sweep that exists."""
     from trainworthy.core.report.folder import read_json
 
@@ -96,7 +100,7 @@ def kept(home: Path, more: list[str]) -> tuple[Path, dict[str, Any]]:
     more, trials = take_number(more, "--trials")
     if more:
         raise UserError(
-            "a sweep that goes on takes no settings",
+            "a sweep that continues takes no settings",
             got=" ".join(more),
             needed="its folder, and --trials N for more of them",
         )
@@ -123,7 +127,7 @@ def list_ranges(words: list[str], *, as_json: bool) -> None:
         print(table(rows) + f"\n\nnext   trainworthy sweep {shlex.join(words)} --nuisance {next(iter(found))}")
 
 
-def taken(words: list[str], flag: str) -> tuple[list[str], dict[str, str | None]]:
+def take_roles(words: list[str], flag: str) -> tuple[list[str], dict[str, str | None]]:
     """`words` without every `flag NAME=VALUE`, and those. A nuisance setting may come without a value."""
     found: dict[str, str | None] = {}
     while True:
@@ -136,7 +140,7 @@ def taken(words: list[str], flag: str) -> tuple[list[str], dict[str, str | None]
         found[name.removeprefix("--").replace("-", "_")] = value or None
 
 
-def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
+def make_plan(words: list[str]) -> tuple[Path, dict[str, Any]]:
     """Return folder and plan of a new sweep. Settings that cannot work raise before a folder is created."""
     from accelerate import Accelerator
     from trainworthy.core.recipe import loading
@@ -144,8 +148,8 @@ def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
     from trainworthy.core.sweep import space as spaces
 
     target, words = words[0], words[1:]
-    words, scientific = taken(words, "--scientific")
-    words, nuisance = taken(words, "--nuisance")
+    words, scientific = take_roles(words, "--scientific")
+    words, nuisance = take_roles(words, "--nuisance")
     words, file = config.take(words, "--space")
     words, trials = take_number(words, "--trials")
     words, seeds = take_number(words, "--seeds")
@@ -159,11 +163,8 @@ def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
         scientific, nuisance = (read.get("scientific") or {}) | scientific, (read.get("nuisance") or {}) | nuisance
         fixed, trials, seeds = [*own, *fixed], trials or read.get("trials"), seeds or read.get("seeds")
         bayes = bayes or bool(read.get("bayes"))
-    if masking.words(fixed) != fixed:
-        raise UserError("a sweep keeps its settings in a file, and secrets are never written", got=shlex.join(masking.words(fixed)),
-                        needed="a fork that reads the secret from the environment")  # fmt: skip
     loaded = loading.load(target)
-    cfg, _ = config.parse(loaded.module, fixed, prog=f"trainworthy sweep {target}")
+    cfg, preset = config.parse(loaded.module, fixed, prog=f"trainworthy sweep {target}")
     if name is not None and not all(c.isalnum() or c in "._-" for c in name):
         raise UserError(
             "the name of a study is the name of a folder", got=name, needed="letters, digits, dots and dashes"
@@ -171,14 +172,14 @@ def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
     name = name or time.strftime("%Y%m%d-%H%M%S")
     home = cfg.run.out / loaded.slug / f"sweep-{name}"
     space = spaces.declare(cfg, scientific, nuisance)
+    fixed = fixed_words(
+        loaded.module, cfg, preset, fixed, {n for n, _ in space.scientific} | {r.name for r in space.nuisance}
+    )
+    if masking.words(fixed) != fixed:
+        raise UserError("a sweep keeps its settings in a file, and secrets are never written", got=shlex.join(masking.words(fixed)),
+                        needed="a fork that reads the secret from the environment")  # fmt: skip
     if test:
-        space = of_range_test(home, loaded.target, cfg, fixed, space)
-    swept = [n for n, _ in space.scientific] + [r.name for r in space.nuisance]
-    given = {w[2:].split("=")[0].replace("-", "_") for w in fixed if w.startswith("--")}
-    if both := sorted(given & set(swept) | ({"run.seed"} & set(swept))):
-        raise UserError(
-            f"{both[0]} is fixed and searched", needed="one of them" if both[0] != "run.seed" else "--seeds N"
-        )
+        space = with_tested_ranges(home, loaded.target, cfg, fixed, space)
     for share in (0.0, 1.0):  # both ends of every range, every scientific value
         for chosen in space.compared:
             point = spaces.words(chosen | {r.name: r.at(share) for r in space.nuisance})
@@ -196,7 +197,26 @@ def planned(words: list[str]) -> tuple[Path, dict[str, Any]]:
     }
 
 
-def of_range_test(home: Path, recipe: str, cfg: config.Config, fixed: list[str], space: Any) -> Any:
+def fixed_words(module: Any, cfg: config.Config, preset: str, fixed: list[str], searched: set[str]) -> list[str]:
+    """Return the fixed settings as words, those of a `--config` file one by one: the file may change while the study goes on."""
+    from trainworthy.core.commands.config import differing
+    from trainworthy.core.sweep import space as spaces
+
+    given = {w[2:].split("=")[0].replace("-", "_") for w in fixed if w.startswith("--")}
+    if "run.seed" in given | searched:
+        raise UserError("a sweep sets run.seed itself: each trial gets the seeds 0 to N-1", needed="--seeds N")
+    if both := sorted(given & searched):
+        raise UserError(f"{both[0]} is fixed and searched", needed="one of them")
+    if config.take(fixed, "--config")[1] is None:
+        return fixed
+    changed = config.flat(differing(config.to_dict(getattr(module, preset)()), config.to_dict(cfg)))
+    if cfg.init_from:  # the command line would lower these two for a run that starts from a file
+        changed |= {"optim.lr": cfg.optim.lr, "optim.warmup": cfg.optim.warmup}
+    own = {"run.seed", "train.precision"} | searched  # set by each trial, by the launcher, and by the search
+    return ["--preset", preset, *spaces.words({k: v for k, v in changed.items() if k not in own})]
+
+
+def with_tested_ranges(home: Path, recipe: str, cfg: config.Config, fixed: list[str], space: Any) -> Any:
     """Return the space with the rates' ranges from a learning-rate range test; those of the study, if it was made before."""
     from trainworthy.core.report.folder import read_json
     from trainworthy.core.sweep import ranges
@@ -204,7 +224,7 @@ def of_range_test(home: Path, recipe: str, cfg: config.Config, fixed: list[str],
 
     before = read_json(home / PLAN).get("declared")
     if before:
-        known = {r.name: r for r in space_of(before).nuisance}
+        known = {r.name: r for r in spaces.Space.of(before).nuisance}
         return replace(space, nuisance=tuple(known.get(r.name, r) for r in space.nuisance))
     if not any(r.name in ranges.rates(cfg) for r in space.nuisance):
         raise UserError("--range-test gives the range of a peak rate, and none is searched", got=", ".join(r.name for r in space.nuisance),
@@ -218,24 +238,14 @@ def of_range_test(home: Path, recipe: str, cfg: config.Config, fixed: list[str],
     )
 
 
-def space_of(declared: dict[str, Any]) -> Any:
-    """Return the space from its stored declaration."""
-    from trainworthy.core.sweep.space import Range, Space
-
-    def hashable(row: dict[str, Any]) -> dict[str, Any]:
-        return {**row, "values": tuple(row["values"])}
-
-    scientific = tuple((k, tuple(v)) for k, v in declared["scientific"].items())
-    return Space(scientific, tuple(Range(**hashable(r)) for r in declared["nuisance"]))
-
-
 def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
     """Run trials until none is left for this process; return the findings."""
     from trainworthy.core.session import multi_seed, on_end
     from trainworthy.core.sweep import study as studies
+    from trainworthy.core.sweep.space import Space
 
     declared, console = plan["declared"], Console()
-    space = space_of(declared)
+    space = Space.of(declared)
     multi_seed.made(home)
     study = studies.open_study(plan["storage"] or str(home / "study.journal"), plan["name"], declared, space)
     declared["trials"] = study.user_attrs[studies.DECLARED]["trials"]  # another process may have asked for more
@@ -248,11 +258,11 @@ def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
             with studies.next_trial(study, home, declared["trials"]) as trial:
                 if trial is None:
                     break
-                one(home, declared, study, space, trial, console, asked)
-    found = tell(home, plan, study, space, console)
+                run_trial(home, declared, study, space, trial, console, asked)
+    found = report_findings(home, plan, study, space, console)
     if asked:
         raise Interrupted(
-            f"{asked[0]}: the trial that was running goes on later\n  next:         trainworthy sweep {home}"
+            f"{asked[0]}: its running trial continues when the sweep is started again\n  next:         trainworthy sweep {home}"
         )
     if not found["best"] and all(t["state"] == "infeasible" for t in found["trials"]):
         raise GateFailed(f"no trial of {len(found['trials'])} is feasible, first: {found['trials'][0]['reason']}\n"
@@ -260,7 +270,7 @@ def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def one(
+def run_trial(
     home: Path, declared: dict[str, Any], study: Any, space: Any, trial: Any, console: Console, asked: list[str]
 ) -> None:
     """Run one trial, from its settings to its score."""
@@ -289,11 +299,11 @@ def one(
     if outcome.values:
         study.tell(trial, outcome.mean)
         console.say(
-            f"  trial {trial.number:<4} {declared['metric']} {outcome.mean:.4f}  {findings.said(point)}  [{outcome.diagnosis}]"
+            f"  trial {trial.number:<4} {declared['metric']} {outcome.mean:.4f}  {findings.describe(point)}  [{outcome.diagnosis}]"
         )
         return
     study.tell(trial, state=TrialState.FAIL)
-    console.say(f"  trial {trial.number:<4} infeasible  {findings.said(point)}  [{outcome.reason}]")
+    console.say(f"  trial {trial.number:<4} infeasible  {findings.describe(point)}  [{outcome.reason}]")
     rows = findings.rows_of(study)
     if outcome.kind == "broken" and len(rows) >= 3 and all(r.state == "infeasible" for r in rows):
         raise UserError(f"none of the first {len(rows)} trials could run", got=outcome.reason,
@@ -314,7 +324,7 @@ def point_of(space: Any, trial: Any) -> dict[str, Any]:
     return {name: trial.params[name] for name in [*(n for n, _ in space.scientific), *(r.name for r in space.nuisance)]}
 
 
-def tell(home: Path, plan: dict[str, Any], study: Any, space: Any, console: Console) -> dict[str, Any]:
+def report_findings(home: Path, plan: dict[str, Any], study: Any, space: Any, console: Console) -> dict[str, Any]:
     """Print the last lines and write the page. Only the chosen trial's test score is read, once every trial has ended."""
     from trainworthy.core.sweep import findings, page
     from trainworthy.core.sweep.space import words
@@ -331,7 +341,7 @@ def tell(home: Path, plan: dict[str, Any], study: Any, space: Any, console: Cons
         lines.append(f"Cost of all trials: {spent}.")
     if f.best is not None:
         lines.append(
-            f"Best on validation data: trial {f.best.number}, {d['metric']} {f.best.value:.4f} with {findings.said(f.best.point)}."
+            f"Best on validation data: trial {f.best.number}, {d['metric']} {f.best.value:.4f} with {findings.describe(f.best.point)}."
         )
         lines += findings.cautions(f)
         if ended == d["trials"]:
@@ -351,23 +361,25 @@ def tell(home: Path, plan: dict[str, Any], study: Any, space: Any, console: Cons
 
 
 def on_test_split(home: Path, study: Any, best: int, seeds: list[int]) -> list[str]:
-    """Return what is said of the best trial's score on the test split, or why there is none. The study notes whose score was told."""
+    """Return sentences on the best trial's score on the test split, or why there is none. The study notes whose score was read."""
     from trainworthy.core.sweep import trials
     from trainworthy.core.sweep.study import folder_of
 
     folder = folder_of(home, best)
     if not any(folder.glob("seed-*")):
         return [
-            f"Trial {best} was run on another machine, in {folder}: its score on the test split, if there is one, is told there."
+            f"Trial {best} ran on another machine, in {folder}: run this command there for its score on the test split, if it has one."
         ]
     test = trials.test_score(folder, seeds)
     if test is None:
-        return ["No test split: the best of many validation scores flatters. Confirm it with new seeds or fresh data."]
-    said = [f"On the test split ({test[1]:,} samples), told once and of this trial alone: {test[0]:.4f}."]
+        return [
+            "No test split: the best of many validation scores is optimistic. Confirm it with new seeds or fresh data."
+        ]
+    found = [f"On the test split ({test[1]:,} samples), read once, for this trial alone: {test[0]:.4f}."]
     others = [n for n in study.user_attrs.get("tested", []) if n != best]
     if others:
-        said.append(
-            f"Before, with fewer trials, that of trial {others[0]} was told: this is not the first look at the test split."
+        found.append(
+            f"Trial {others[0]} was the best of fewer trials and its test score was read, too: this is not the first look at the test split."
         )
     study.set_user_attr("tested", [*others, best])
-    return said
+    return found

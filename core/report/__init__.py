@@ -38,16 +38,16 @@ def write(folder: Path) -> Path:
         write(stage.path)
     band = healthy(f)
     seconds = f.gates.get("seconds", 0)
-    best = "✓ the prediction is the truth; below it the probability given to the truth, also as shade."
+    best = "✓: the prediction is right. Below it, and as shade: the probability of the right answer."
     if not tiles(f, "val"):
-        best = "Below each, and as shade: how good it is, from 0% to 100% as its recipe counts it."
+        best = "Below each prediction, and as shade: its score from 0% to 100%, as the recipe counts it."
     parts = [
         ("What next", next_steps(f), ""),
         ("Earlier stages", earlier(f), "The stages that this one started from. Each has its own page."),
         ("Curves", curves(f), band.words(f) if band and band.unlike and f.steps else ""),
         ("Monitors", monitor_section(f), "What was watched while it trained."),
         ("Gates", gate_section(f), f"Checks that had to pass before the full run. Together {seconds:.1f} s."),
-        ("What the net saw", inputs(f), "Decoded back from the tensors just before the net."),
+        ("What the net saw", inputs(f), "Decoded from the tensors that go into the net."),
         ("Predictions on a fixed batch over time", predictions(f), best),
         ("Results in detail", figures(f), ""),
         ("Data", data_section(f), ""),

@@ -50,6 +50,11 @@ class Trend:
         return int(np.argmax(self.sign * self.values))
 
     @property
+    def span(self) -> float:
+        """Epochs from the first evaluation of the window to the newest."""
+        return float(self.epochs[-1] - self.epochs[-WINDOW:][0])
+
+    @property
     def scattered(self) -> bool:
         """Is the noise estimated from the curve itself, which a bend or a jump makes too large?"""
         return not self.how.startswith("binomial")
@@ -76,10 +81,9 @@ class Trend:
         """Describe the newest evaluation, the one before, the line and the noise."""
         last, n = self.values[-1] - self.values[-2], min(WINDOW, len(self.values))
         step = f"{num(last, '+')} against" if last else "the same as in"
-        span = self.epochs[-1] - self.epochs[-n]
         return (
             f"Epoch {self.epochs[-1]:.4g}: {self.name} {num(self.value)}, {step} the evaluation before. The straight line through "
-            f"the last {n} evaluations moves {num(self.gain, '+')} in {span:.3g} epochs; noise is ±{num(self.error)} ({self.how})."
+            f"the last {n} evaluations moves {num(self.gain, '+')} in {self.span:.3g} epochs; noise is ±{num(self.error)} ({self.how})."
         )
 
 
@@ -143,11 +147,11 @@ def advise(
 def _not_finite(evaluated: list[dict], rows: list[dict], key: str) -> list[Advice]:
     """Advice if the newest evaluations are NaN or infinite."""
     last = (
-        f"the last that is one: {num(number(rows[-1][key]))} at epoch {_epoch(rows[-1]):.4g}" if rows else "none is one"
+        f"the last finite value: {num(number(rows[-1][key]))} at epoch {_epoch(rows[-1]):.4g}"
+        if rows
+        else "no evaluation is finite"
     )
-    text = (
-        f"Epoch {_epoch(evaluated[-1]):.4g}: {key.removeprefix('val/')} is {evaluated[-1][key]}, no number ({last}). "
-    )
+    text = f"Epoch {_epoch(evaluated[-1]):.4g}: {key.removeprefix('val/')} is {evaluated[-1][key]}, not a number ({last}). "
     text += "Weights or outputs have overflowed: go back to the best weights, lower the rate (--optim.lr) or clip (--optim.clip)."
     return [Advice("Stop: the metric is no longer a number", text, urgent=True)]
 
@@ -216,7 +220,7 @@ def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_sampl
     then, now = float(loss[t.best]), float(loss[-WINDOW:].mean())
     lost = t.sign * (t.values[t.best] - t.values[-WINDOW:].mean())
     if (ceiling := summary.get("ceiling")) is not None and all(v == ceiling for v in t.values[-2:]):
-        return Advice("Stop: the metric is at its ceiling", f"{seen} More epochs cannot better it.")
+        return Advice("Stop: the metric is at its ceiling", f"{seen} More epochs cannot improve it.")
     worse = improved < -t.needed or (lost > 2 * t.error and improved <= t.needed)
     if worse and not over and (held := _held_out_loss(t)):
         text = f"{seen} That is less than its best, but the loss on held-out data still falls ({held})."
@@ -239,7 +243,7 @@ def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_sampl
         )
     if worse and (held := _held_out_loss(t)):
         text = f"{seen} The loss on held-out data still falls ({held}).{over}"
-        return Advice("Change the schedule: it has not ended learning", text)
+        return Advice("Change the schedule: it has not finished learning", text)
     if worse:
         why = (
             ""
@@ -248,9 +252,9 @@ def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_sampl
         )
         return Advice("Change the schedule: lower the rate", f"{seen}{why}{over}")
     if improved > t.needed and not t.levelled:
-        ahead = WINDOW if ended else planned - epoch
-        text = f"{seen} Continued, the line lands at {num(landing(t, summary, ahead))} after {ahead:.3g} more epochs "
-        text += f"(curves bend: no promise).{over}"
+        ahead = t.span if ended else min(t.span, planned - epoch)
+        text = f"{seen} If that line went on, it would reach {num(landing(t, summary, ahead))} after {ahead:.3g} more epochs "
+        text += f"(a direction, not a forecast: curves bend).{over}"
         title = "Change the schedule" if over else "Continue"
         return Advice(f"{title}: it is still improving", text)
     rates = [max((number(v) for k, v in r.items() if k == "lr" or k.startswith("lr/")), default=0.0) for r in t.rows]
@@ -263,7 +267,7 @@ def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_sampl
 
 
 def _held_out_loss(t: Trend) -> str:
-    """The loss on held-out data, if it is logged beside the metric and has fallen since the metric's best; else ""."""
+    """The loss on held-out data, if it is logged next to the metric and has fallen since the metric's best; else ""."""
     tag = next((k for k in ("val/loss", "val/nll") if k != f"val/{t.name}" and all(k in r for r in t.rows)), None)
     if tag is None:
         return ""
@@ -277,14 +281,14 @@ def _held_out_loss(t: Trend) -> str:
 
 
 def landing(t: Trend, summary: dict[str, Any], ahead: float) -> float:
-    """Extrapolate the line by `ahead` epochs, within the metric's range."""
+    """Extrapolate the line by `ahead` epochs, at most as far as it looks back, within the metric's range."""
     ends = [summary[k] for k in ("floor", "ceiling") if summary.get(k) is not None]
     ends = ends if len(ends) == 2 else [0.0, 1.0] if t.how.startswith("binomial") else [-math.inf, math.inf]
     low, high = (
         min(*ends, float(t.values.min())),
         max(*ends, float(t.values.max())),
     )  # chance is no bound: some runs are worse
-    return min(max(t.end + t.slope * ahead, low), high)
+    return min(max(t.end + t.slope * min(ahead, t.span), low), high)
 
 
 def _against_baselines(t: Trend, summary: dict[str, Any]) -> Advice:
@@ -305,7 +309,8 @@ def _against_baselines(t: Trend, summary: dict[str, Any]) -> Advice:
     lead = t.sign * (t.value - known[best])
     text = f"{t.name} {num(t.value)} against {num(known[best])} of the best baseline ({best}): "
     if lead <= 2 * t.error:
-        text += f"{num(lead, '+')}, less than two standard errors (±{num(t.error)})."
+        little = "no better" if lead <= 0 else f"{num(lead, '+')}, less than two standard errors (±{num(t.error)})"
+        text += f"{little}."
         return Advice("Do not use it yet: not clearly better than a baseline", text)
     errors = f", {lead / t.error:,.0f} standard errors" if t.error else ""
     return Advice("It beats every baseline", f"{text}{num(lead, '+')}{errors}.")
@@ -326,9 +331,9 @@ def against_healthy(f: Folder) -> Advice | None:
         text += " " * bool(text) + found[0].upper() + found[1:] + f". {known.seeds} healthy runs of {known.date}."
     if not behind:
         text += (
-            f" Set otherwise than there: {known.differs}."
+            f" Settings that differ from those runs: {known.differs}."
             if known.differs
-            else " Every setting is as it was there: look at what changed in the recipe, the data or the libraries."
+            else " All settings are those of these runs: look at what changed in the recipe, the data or the libraries."
         )
     return Advice("It left the band of healthy runs", text, urgent=said or bool(behind))
 

@@ -168,7 +168,7 @@ class Healthy:
     @property
     def otherwise(self) -> str:
         """The sentence that names the differing settings."""
-        return f" Set otherwise than there: {self.differs}." if self.differs else ""
+        return f" Settings that differ from those runs: {self.differs}." if self.differs else ""
 
     @property
     def total(self) -> float:

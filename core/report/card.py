@@ -18,7 +18,7 @@ from trainworthy.core.report.intervals import noise
 
 CHOSEN = {
     "final": "not chosen on the validation set",
-    "best": "chosen on the validation set itself: the number flatters",
+    "best": "chosen on the same validation set, so the number is optimistic",
 }
 
 BOOTSTRAP = "95% interval over the held-out samples (bootstrap; Wilson's of shares), which does not cover other seeds"

@@ -92,6 +92,16 @@ def inline(svg: str, name: str, alt: str) -> str:
     return svg.replace("<svg ", f'<svg role="img" aria-label="{esc(alt)}" ', 1)
 
 
+def drawing(chart: Chart, alt: str = "") -> str:
+    """The chart as inline SVG. `alt`: its words for readers who cannot see it; default: its title."""
+    return inline(render(chart, SENTINEL, "svg").decode(), chart.name, alt or chart.title)
+
+
+def chart_card(chart: Chart) -> str:
+    """A card with the chart under its title."""
+    return tag("figure", tag("h3", esc(chart.title)) + drawing(chart), class_="card")
+
+
 def shade(axes: Any, c: dict[str, str], band: tuple[Band, int] | None) -> None:
     """Draw the band of the healthy runs behind the curve."""
     if band:
@@ -209,6 +219,8 @@ def _metric_chart(f: Folder, bands: Bands) -> Chart | None:
         axes.annotate(f"best {num(float(y[best]))}", (x[best], y[best]), xytext=(0, 7), textcoords="offset points", ha="center",
                       fontsize=8, color=c["good"])  # fmt: skip
         axes.margins(y=0.14)
+        if len(x) == 1:
+            axes.set_xlim(0, 1.2 * x[0] or 1)
         if min(levels) > 0 and 0.9 < max(levels) < 1:
             _stretch(axes, min(levels), max(levels))
 
@@ -225,7 +237,7 @@ def plain_powers(axis: Any) -> None:
 
 
 def _stretch(axes: Any, low: float, high: float) -> None:
-    """Use a scale that stretches values near 1, so that 0.98 and 0.99 are visibly apart."""
+    """Use a scale that stretches values near 1, so that 0.98 and 0.99 are visibly different."""
     axes.set_yscale("logit")
     ticks = [t for t in (0.01, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999) if low / 2 < t < (1 + high) / 2]
     axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
@@ -263,7 +275,8 @@ def _norm_chart(f: Folder, bands: Bands) -> Chart | None:
         top = 1.1 * np.nanpercentile(y[np.isfinite(y)], 99.5) if np.isfinite(y).any() else 0.0
         axes.set_ylim(0, top or None)
 
-    cut = f"{np.mean(~(y <= clip)):.0%} of steps were clipped at {clip:g}." if math.isfinite(clip) else "No clipping."
+    cut = "No clipping." if "clip" in f.settings.get("optim", {}) else ""  # another tool's setting is not known
+    cut = f"{np.mean(~(y <= clip)):.0%} of steps were clipped at {clip:g}." if math.isfinite(clip) else cut
     return Chart("norm", "Gradient norm, before clipping", draw, cut, SMALL)
 
 
@@ -309,4 +322,4 @@ def _both(f: Folder, chart: Chart) -> str:
     plots = f.path / "plots"
     plots.mkdir(exist_ok=True)
     (plots / f"{chart.name}.png").write_bytes(render(chart, LIGHT, "png"))
-    return inline(render(chart, SENTINEL, "svg").decode(), chart.name, f"{chart.title}, by step. {chart.note}")
+    return drawing(chart, f"{chart.title}, by step. {chart.note}")

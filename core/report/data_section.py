@@ -41,11 +41,11 @@ def shared(of: str, o: dict[str, Any]) -> str:
 
 def fabricated(fields: list[tuple[str, dict[str, Any]]]) -> str:
     """Fabricated fraction of each field (padded, interpolated, synthetic), if the recipe declares it."""
-    told = [(k, x["fabricated"]) for k, x in fields if x.get("fabricated")]
-    if not told:
+    declared = [(k, x["fabricated"]) for k, x in fields if x.get("fabricated")]
+    if not declared:
         return ""
-    rows = [(f"{k}", float(x["mean"]), "worst" if x["mean"] > 0.5 else "other") for k, x in told]
-    words = "; ".join(f"{k}: {x['min']:.0%} to {x['max']:.0%} of a sample" for k, x in told)
+    rows = [(f"{k}", float(x["mean"]), "worst" if x["mean"] > 0.5 else "other") for k, x in declared]
+    words = "; ".join(f"{k}: {x['min']:.0%} to {x['max']:.0%} of a sample" for k, x in declared)
     return card("Fabricated share, mean over samples", bars(rows, high=1.0) + note(f"{words}."))
 
 

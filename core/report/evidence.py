@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from trainworthy.core.report.bands import OVERFIT, healthy
-from trainworthy.core.report.charts import SENTINEL, SMALL, Chart, inline, plain_powers, render, shade, thin
+from trainworthy.core.report.charts import SMALL, Chart, drawing, plain_powers, shade, thin
 from trainworthy.core.report.folder import Folder
 from trainworthy.core.report.html import bars, details, esc, num, picture, tag, words
 
@@ -58,8 +58,7 @@ def evidence(f: Folder, v: dict[str, Any]) -> str:
 
 def drawn(chart: Chart, words: str) -> str:
     """A chart with a sentence that explains it."""
-    svg = inline(render(chart, SENTINEL, "svg").decode(), chart.name, words)
-    return tag("figure", svg + tag("figcaption", esc(words)))
+    return tag("figure", drawing(chart, words) + tag("figcaption", esc(words)))
 
 
 def finite(values: list[Any]) -> np.ndarray:

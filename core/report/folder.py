@@ -89,7 +89,10 @@ def read_json(path: Path, kind: type = dict) -> Any:
 
 def args_of(folder: Path, **kinds: type) -> dict[str, Any]:
     """Return args.json of a run folder. UserError: it does not name its recipe, or lacks a field of `kinds`."""
-    args = read_json(folder / "args.json")
+    path = folder / "args.json"
+    if path.is_file():
+        path.open().close()  # raises where this user may not read it: that is no file cut off
+    args = read_json(path)
     if not all(isinstance(args.get(k), kind) for k, kind in {"recipe": str, **kinds}.items()):
         raise UserError(f"{folder} is not a run folder of trainworthy",
                         got=f"no whole args.json with {', '.join(['recipe', *kinds])}",
@@ -155,23 +158,27 @@ def read(path: Path) -> Folder:
     args, environment, data, gates, end = (read_json(path / f"{n}.json") for n in names)
     monitors = worst_first(verdicts(read_json(path / "monitors.json"), "monitors"))
     gates = {**gates, "gates": verdicts(gates, "gates")} if gates else gates
-    band = {} if "stage" in args else beside_recipe(str(args.get("recipe", "")))  # the band belongs to the last stage
+    band = {} if "stage" in args else reference_of(str(args.get("recipe", "")))  # the band belongs to the last stage
     found = Folder(path, args, environment, splits(data), gates, summary(end), steps, rows, monitors, band)
     if not found.summary:
-        told = read_json(path / "metric.json")
-        best = [read_json(p) for p in path.glob("checkpoints/*/best_val_*/info.json")]
+        noted = read_json(path / "metric.json")
+        best = [
+            b
+            for p in path.glob("checkpoints/*/best_val_*/info.json")
+            if {"metric", "value"} <= (b := read_json(p)).keys()
+        ]
         tags = [k.removeprefix("val/") for k in (rows[-1] if rows else {}) if k.startswith("val/")]
-        name = best[0].get("metric") if best else next(iter(tags), None)
+        name = best[0]["metric"] if best else next(iter(tags), None)
         if name:
             values = series(rows, "val/" + name)[1]
             higher = not best or not len(values) or best[0]["value"] >= np.nanmax(values) > np.nanmin(values)
             found.summary = {"metric": name, "higher_is_better": bool(higher), "unfinished": True}
-        if isinstance(told.get("metric"), str) and any(f"val/{told['metric']}" in r for r in rows):
-            found.summary = {**told, "unfinished": True}
+        if isinstance(noted.get("metric"), str) and any(f"val/{noted['metric']}" in r for r in rows):
+            found.summary = {**noted, "unfinished": True}
     return found
 
 
-def beside_recipe(target: str) -> dict[str, Any]:
+def reference_of(target: str) -> dict[str, Any]:
     """Return the reference next to the recipe or, if it has none, next to the recipe it was forked from; none if that
     recipe is not here."""
     try:

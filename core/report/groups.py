@@ -1,5 +1,6 @@
 """Statistics over several seeds: the mean with its interval, and the difference between two groups."""
 
+import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.monitoring import cost
 from trainworthy.core.report import intervals
 from trainworthy.core.report.card import CHOSEN, page, plain
-from trainworthy.core.report.folder import read_json, summary
+from trainworthy.core.report.folder import number, read_json, summary
 
 NAME = "seeds.json"
 QUARTERS = 4  # fewest seeds for an interquartile mean
@@ -29,12 +30,13 @@ def plan_of(folder: Path) -> dict[str, Any]:
 
 
 def collect(folder: Path) -> dict[str, Any]:
-    """Summarise the finished seeds of a group; `values` is empty if none has finished."""
+    """Summarise the seeds of a group that finished with a finite score; `values` is empty if there is none."""
     plan = plan_of(folder)
     found: dict[str, Any] = {k: plan[k] for k in ("recipe", "argv", "seeds", "at_once")}
     summaries = {}
     for seed in plan["seeds"]:
-        if ours := summary(read_json(folder / f"seed-{seed}" / "summary.json")):
+        ours = summary(read_json(folder / f"seed-{seed}" / "summary.json"))
+        if ours and math.isfinite(number(ours["reported"][ours["metric"]])):  # a mean with NaN is NaN
             summaries[seed] = ours
     found["gates_off"] = [s for s in summaries if _gates_off(folder / f"seed-{s}")]
     found["values"], found["missing"] = {}, [s for s in plan["seeds"] if s not in summaries]
@@ -75,7 +77,7 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         low, high = found["interval_95"]
         shown += [("sample standard deviation", f"{found['sd']:.4f}"),
                   ("95% interval of the mean (Student's t)", f"{low:.4f} to {high:.4f}"),
-                  ("least to most", f"{found['min']:.4f} to {found['max']:.4f}")]  # fmt: skip
+                  ("lowest to highest", f"{found['min']:.4f} to {found['max']:.4f}")]  # fmt: skip
     if "iqm" in found:
         low, high = found["iqm_interval_95"]
         shown += [("interquartile mean", f"{found['iqm']:.4f}"),
@@ -91,14 +93,14 @@ def sentence(found: dict[str, Any]) -> str:
     said = off(found)
     if found["missing"]:
         missing = ", ".join(map(str, found["missing"]))
-        said += f"{len(found['missing'])} of {len(found['seeds'])} seeds did not finish: {missing}. "
+        said += f"{len(found['missing'])} of {len(found['seeds'])} seeds did not finish, or have no finite score: {missing}. "
     if n < 2:
         return said + "One seed: differences between single seeds are not results."
     if found["sd"] == 0:
         return said + "Every seed gave the same number: too short a run, or too coarse a metric, to show the spread."
     return (
         said
-        + f"Two single runs may differ by {found['noise']:.4f} by chance: a smaller difference between single seeds is noise."
+        + f"Two single runs may differ by {found['noise']:.4f} by chance. A smaller difference between single seeds is noise."
     )
 
 
@@ -158,9 +160,9 @@ class Comparison:
         """State the conclusion."""
         d = self.difference
         if not d.real:
-            return "The interval holds 0: these seeds do not show a difference."
+            return "The interval includes 0: these seeds do not show a difference."
         better = (d.value > 0) == self.a["higher_is_better"]
-        return f"The interval leaves 0 out: the second is {'better' if better else 'worse'}."
+        return f"The interval excludes 0: the second is {'better' if better else 'worse'}."
 
 
 def compare(a: Path, b: Path) -> Comparison:

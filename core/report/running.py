@@ -1,10 +1,11 @@
 """`trainworthy list --running [FOLDER]`: the runs under a folder that a process works on now, from their files alone."""
 
-import json
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
 
+from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.report.folder import Folder, number, read
@@ -29,7 +30,7 @@ def show(words: list[str], *, as_json: bool) -> None:
         raise UserError(f"no folder {home}", needed="a folder with runs (default runs)")
     found = [state(path) for path in live(home)]
     if as_json:
-        print(json.dumps(found, indent=1))
+        write_json(found)
     elif not found:
         print(f"no run under {home} is running")
     else:
@@ -48,11 +49,14 @@ def is_held(lock: Path) -> bool:
     if fcntl is None:
         newest = max((p.stat().st_mtime for p in lock.parent.glob("*")), default=0.0)
         return time.time() - newest < STALE and not (lock.parent / "summary.json").exists()
-    try:
-        with open(lock, "a") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return isinstance(error, BlockingIOError | PermissionError)
+    with (
+        contextlib.suppress(OSError),
+        open(lock) as file,
+    ):  # a shared lock needs no right to write: it may be another user's run
+        try:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
     return False
 
 
@@ -75,10 +79,10 @@ def state(path: Path) -> dict[str, Any]:
 
 def last_verdict(f: Folder) -> str:
     """What the gates have said so far."""
+    if not f.gates.get("enabled", f.settings.get("gates", {}).get("enabled", True)):
+        return "gates off"
     if not f.gates:
         return "at its gates"
-    if not f.gates.get("enabled", True):
-        return "gates off"
     return ", ".join(f"{v} failed" for v in f.failed) or f"{sum(v['verdict'] == 'pass' for v in f.verdicts)} passed"
 
 

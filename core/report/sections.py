@@ -15,7 +15,7 @@ from trainworthy.core.recipe.forks import NOTE, origin, without_note
 from trainworthy.core.recipe.registry import find
 from trainworthy.core.report.advice import Advice, advise, against_healthy
 from trainworthy.core.report.bands import outside
-from trainworthy.core.report.card import measured
+from trainworthy.core.report.card import CHOSEN, measured
 from trainworthy.core.report.evidence import verdict_table
 from trainworthy.core.report.folder import Folder, forked_from, read_json, references
 from trainworthy.core.report.folder import number as as_number
@@ -23,7 +23,6 @@ from trainworthy.core.report.html import bars, card, code, details, esc, note, n
 
 COLUMNS = 12  # evaluations shown next to each other
 SHOWN = 40  # rows and columns of a class table: 1,000 of each would make a page of 52 MB
-CHOSEN = {"best": "chosen on the same validation set, so it flatters", "final": "not chosen on the validation set"}
 
 
 def name_of(f: Folder) -> str:
@@ -77,7 +76,7 @@ def state(f: Folder) -> str:
     """Describe in a sentence how far this run came."""
     step = max([r["step"] for r in (*f.steps[-1:], *f.rows[-1:])], default=0)
     if f.args.get("foreign"):
-        return f"Read from {f.args['foreign']}: {len(f.rows)} evaluations, up to step {step:,}."
+        return f"Read from {f.args['foreign']}: {len(f.rows)} evaluation{'s' * (len(f.rows) > 1)}, up to step {step:,}."
     if f.only_checked:
         return "Gates only: nothing was trained, as requested."
     if f.summary and not f.summary.get("unfinished"):
@@ -126,16 +125,14 @@ def result(f: Folder) -> tuple[str, str]:
         name: as_number(newest.get("val/" + name)),
     }
     seeds = len(s.get("seeds", [0]))
+    higher = s.get("higher_is_better", True)
+    of = f"{shown['weights']} weights, step {shown['step']:,} ({CHOSEN.get(shown['weights'], 'unfinished')})"
     fine = [
-        f"{shown['weights']} weights, step {shown['step']:,} ({CHOSEN.get(shown['weights'], 'unfinished')})",
+        f"last evaluation, step {shown['step']:,}" if s.get("foreign") else of,
         *([f"{f.n_val:,} held-out samples"] if f.n_val else []),
         "one seed: differences between single seeds are not results" if seeds == 1 else f"{seeds} seeds",
         *(["gates off: nothing was checked"] if not f.gates.get("enabled", True) else []),
-        *(
-            [f"metric {name}: {'higher' if s.get('higher_is_better', True) else 'lower'} is better"]
-            if s.get("foreign")
-            else []
-        ),
+        *([f"metric {name}: {'higher' if higher else 'lower'} is better"] if s.get("foreign") else []),
     ]
     number = tag("p", f"<strong>{esc(num(shown[name]))}</strong> <span>{esc(name)}</span>", class_="number")
     if limits := s.get("intervals", {}).get("val", {}).get(name):
@@ -146,7 +143,6 @@ def result(f: Folder) -> tuple[str, str]:
     elif "test" in s:
         fine.append("there is no test split: settings may have been chosen on the same held-out samples")
     number += note("; ".join(fine) + ".")
-    higher = s.get("higher_is_better", True)
     ranked = sorted(references(s), key=lambda r: r[1], reverse=higher)
     if not ranked:
         return number, ""
@@ -175,8 +171,8 @@ def next_steps(f: Folder) -> str:
         if skipped := f.summary.get("skipped_steps"):
             why = "Their loss or gradient was not finite; weights were not touched. The batches are in postmortem/."
             todo.append(Advice(f"Look at {len(skipped)} skipped steps", why))
-        told = [v for v in f.monitors if v["verdict"] in ("fail", "advice")]
-        for v in told:
+        flagged = [v for v in f.monitors if v["verdict"] in ("fail", "advice")]
+        for v in flagged:
             fallback = v.get("evidence", {}).get("fallback")
             first, *more = v["remedy"].splitlines() or [""]
             first = f"`{first}`" if first.startswith("trainworthy ") else first[:1].upper() + first[1:]
@@ -264,13 +260,14 @@ def predictions(f: Folder) -> str:
 
 def weights(f: Folder) -> str:
     """Every set of weights of this run: which was exported and why, where it started, where it ended."""
-    if not f.finished:
+    if not f.finished or f.summary.get("foreign"):  # which weights another tool kept is not known
         return ""
     s, name = f.summary, f.summary["metric"]
     chosen, final = s["reported"]["weights"], s["final"]
     rows = [("final", final["step"], final.get(f"val/{name}"), chosen == "final")]
     for i, b in enumerate(s.get("n_best", [])):
-        of = f" of {s['evaluations']} evaluations" if "evaluations" in s else ""
+        n = s.get("evaluations", 0)
+        of = f" of {n} evaluation{'s' * (n > 1)}" if n else ""
         rows.append((f"{'best' if i == 0 else f'{i + 1}. best'}{of}", b["step"], b[name], i == 0 and chosen == "best"))
     mark = tag("span", "exported", class_="pill accent")
     body = [[esc(k), esc(num(step)), esc(num(v)) + mark * on] for k, step, v, on in rows]

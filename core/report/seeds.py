@@ -6,7 +6,7 @@ from typing import Any
 
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.report import PAGE, STYLE, intervals
-from trainworthy.core.report.charts import SENTINEL, Chart, inline, render, smooth
+from trainworthy.core.report.charts import Chart, chart_card, smooth
 from trainworthy.core.report.folder import Folder, read, series
 from trainworthy.core.report.groups import NAME, QUARTERS, card, collect, rows, sentence
 from trainworthy.core.report.html import bars, esc, note, num, section, table, tag
@@ -26,7 +26,8 @@ def page(folder: Path, found: dict[str, Any]) -> str:
     """The whole HTML page, self-contained."""
     runs = [(seed, read(folder / f"seed-{seed}")) for seed in found["values"]]
     name, n = found["metric"], len(runs)
-    title = f"{Path(found['recipe']).stem}: {n} seeds"
+    recipe = found["recipe"]
+    title = f"{Path(recipe).stem if recipe.endswith('.py') else recipe}: {n} seeds"
     number = tag(
         "p", f"<strong>{esc(num(found['mean']))}</strong> <span>{esc(name)}, mean of {n} seeds</span>", class_="number"
     )
@@ -36,20 +37,23 @@ def page(folder: Path, found: dict[str, Any]) -> str:
     low, high = found.get("interval_95", (None, None))
     between = f"95% interval of the mean {low:.4f} to {high:.4f}. " if low is not None else ""
     hero += number + note(between + sentence(found))
-    known = [(f"seed {s}", v, "model") for s, v in found["values"].items()]
+    known = [
+        (f"mean of {n} seeds", found["mean"], "model"),
+        *((f"seed {s}", v, "model") for s, v in found["values"].items()),
+    ]
     known += [(k, v, "other") for k, v in {**found["baselines"], "chance": found["floor"]}.items()]
-    drawn = bars(known, high=found["ceiling"], caption=f"{name}: every seed, and what it is measured against")
+    drawn = bars(known, high=found["ceiling"], caption=f"{name} of every seed, against baselines")
     header = tag("header", tag("div", hero) + tag("div", drawn, class_="card"), class_="hero")
     numbers = table(("", esc(name)), [[esc(k), esc(v)] for k, v in rows(found)])
     links = "".join(tag("li", tag("a", f"seed {s}", href=f"seed-{s}/report.html")) for s, _ in runs)
     body = section(
-        "Curves", tag("div", "".join(map(_figure, _charts(runs, name))), class_="charts"), "One line per seed."
+        "Curves", tag("div", "".join(map(chart_card, _charts(runs, name))), class_="charts"), "One line per seed."
     )
     if n >= QUARTERS:
-        body += section("Performance profile", tag("div", _figure(_profile(found)), class_="charts"),
-                        "How many of the seeds end at a score or better: a curve further right and up is better, and its "
-                        "tail is what an average hides." if found["higher_is_better"] else
-                        "How many of the seeds end at a score or lower: lower is better.")  # fmt: skip
+        better, side = ("at least", "right") if found["higher_is_better"] else ("at most", "left")
+        body += section("Performance profile", tag("div", chart_card(_profile(found)), class_="charts"),
+                        f"The share of seeds that end with {better} this {name}. A curve further {side} is better. Its tail shows the "
+                        "worst seeds, which an average hides.")  # fmt: skip
     body += section("Numbers", tag("div", numbers, class_="card"))
     body += section("Each seed", tag("ul", links, class_="card"))
     return PAGE.format(title=esc(title), style=STYLE, hero=header, nav="", body=body, name=esc(folder.absolute().name))
@@ -80,9 +84,5 @@ def _profile(found: dict[str, Any]) -> Chart:
         axes.set_ylim(0, 1.05)
         axes.set_xlabel(found["metric"], color=c["muted"])
 
-    return Chart("profile", f"Share of {len(scores)} seeds that reach a {found['metric']}", draw)
-
-
-def _figure(chart: Chart) -> str:
-    svg = inline(render(chart, SENTINEL, "svg").decode(), chart.name, chart.title)
-    return tag("figure", tag("h3", esc(chart.title)) + svg, class_="card")
+    better = "at least" if found["higher_is_better"] else "at most"
+    return Chart("profile", f"Share of {len(scores)} seeds with {better} this {found['metric']}", draw)

@@ -68,8 +68,8 @@ def result(code: int, message: str) -> str:
             else "done"
         )
     lines = [line for line in message.splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith(("crashed: ", "stopped", "interrupted: ", "error: "))]
-    return (told or lines or [f"exit code {code}"])[-1 if told else 0].strip()
+    reasons = [line for line in lines if line.startswith(("crashed: ", "stopped", "interrupted: ", "error: "))]
+    return (reasons or lines or [f"exit code {code}"])[-1 if reasons else 0].strip()
 
 
 def run(code: int, message: str) -> None:

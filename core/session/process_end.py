@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from trainworthy.core.base.errors import DISK_FULL, DONE, INTERRUPTED, STOPPED_ITSELF, Stop
+from trainworthy.core.base.errors import DISK_FULL, DONE, INTERRUPTED, STOPPED_ITSELF, USAGE, Stop, not_permitted
 from trainworthy.core.loop import checkpoint_survey
 from trainworthy.core.session import nodes, stopped_processes
 
@@ -114,6 +114,8 @@ def before_run(error: Exception) -> tuple[int, str, bool]:
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         where = error.filename or "run folder"
         return STOPPED_ITSELF, f"\nstopped: the disk is full ({where}): free some space, then resume", True
+    if isinstance(error, PermissionError):
+        return USAGE, f"error: {not_permitted(error)}", True
     return 1, "".join(traceback.format_exception(error)), False
 
 

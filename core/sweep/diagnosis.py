@@ -1,4 +1,4 @@
-"""What is wrong with a trial's curves, beside the report's first advice: a loss that rises, noisy steps, a rate that is too high late."""
+"""What is wrong with a trial's curves besides its first advice: a rising loss, noisy steps, a rate that is too high late."""
 
 import numpy as np
 from trainworthy.core.report.advice import WINDOW, trend

@@ -55,7 +55,7 @@ class Edge:
             else f"the {'highest' if self.up else 'lowest'} tried"
         )
         return (f"The best trial{of} has {self.name} {self.value:.3g}, {where}: "
-                f"the best value may be beyond it. Wider: --nuisance {self.wider.words()}")  # fmt: skip
+                f"the best value may be beyond it. Wider range: --nuisance {self.wider.words()}")  # fmt: skip
 
 
 @dataclass
@@ -98,17 +98,22 @@ def find(study: Any, space: Space, metric: str, higher: bool) -> Findings:
     f = Findings(metric, higher, space, rows_of(study))
     done = [r for r in f.rows if r.state == "done"]
     for chosen in space.compared:
-        mine = [r for r in done if all(r.point.get(k) == v for k, v in chosen.items())]
+        mine = rows_with(chosen, done)
         f.each.append((chosen, best_of(mine, higher), len(mine)))
     f.best = best_of(done, higher)
     for chosen, best, n in f.each:
-        tried = [r for r in f.rows if r.state != "running" and all(r.point.get(k) == v for k, v in chosen.items())]
+        tried = [r for r in rows_with(chosen, f.rows) if r.state != "running"]
         if best is not None and n >= FEW:
             edges = [e for one in space.nuisance if (e := at_edge(one, best, tried))]
             for edge in edges:
-                edge.of = said(chosen)
+                edge.of = describe(chosen)
             f.edges += edges
     return f
+
+
+def rows_with(chosen: dict[str, Any], rows: list[Row]) -> list[Row]:
+    """Return the trials of one scientific combination."""
+    return [r for r in rows if all(r.point.get(k) == v for k, v in chosen.items())]
 
 
 def best_of(rows: list[Row], higher: bool) -> Row | None:
@@ -162,17 +167,17 @@ def cautions(f: Findings) -> list[str]:
         return []
     found = []
     if is_at_chance(f):
-        found.append(f"No trial is better than chance ({f.floor:.4f}): nothing was learnt, and there is nothing to choose. Train longer "
+        found.append(f"No trial is better than chance ({f.floor:.4f}): nothing was learnt, so no trial can be chosen. Train longer "
                      "(--train.epochs, --max-steps), or search other settings.")  # fmt: skip
     same = [r.number for r in f.rows if r.state == "done" and r.value == f.best.value and r is not f.best]
     if same:
         found.append(
-            f"{len(same)} other trial{'s have' if len(same) > 1 else ' has'} exactly the same score: the first of them was taken."
+            f"{len(same)} other trial{'s have' if len(same) > 1 else ' has'} exactly the same score. The first of them was taken."
         )
     return found
 
 
-def said(point: dict[str, Any]) -> str:
+def describe(point: dict[str, Any]) -> str:
     """optim.name adamw, model small"""
     return ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in point.items())
 
@@ -188,15 +193,15 @@ def comparison(f: Findings) -> list[str]:
     (a, first), (b, second) = known[0], known[1]
     if first.score == second.score and not any(set(r.values) - {first.score} for r in (first, second)):
         return [
-            f"{said(a)} and {said(b)} have exactly the same {f.metric}, {first.score:.4f}: nothing is shown between them."
+            f"{describe(a)} and {describe(b)} have exactly the same {f.metric}, {first.score:.4f}: the trials show no difference."
         ]
-    text = f"{said(a)} is ahead of {said(b)} by {abs(first.score - second.score):.4f} {f.metric}, each at its own best nuisance settings."
+    text = f"{describe(a)} is ahead of {describe(b)} by {abs(first.score - second.score):.4f} {f.metric}, each at its own best nuisance settings."
     if min(len(first.values), len(second.values)) < 2:
         return [
             text
-            + " One seed for each trial: this has no interval. Run both with `trainworthy run --seeds 5`, then compare them."
+            + " With one seed for each trial there is no interval. Run both with `trainworthy run --seeds 5`, then compare them."
         ]
     d = intervals.welch(second.values, first.values)
-    verdict = "leaves 0 out" if d.real else "holds 0: these seeds do not show a difference"
+    verdict = "excludes 0" if d.real else "includes 0: these seeds do not show a difference"
     return [f"{text} 95% interval of the difference {d.low:+.4f} to {d.high:+.4f} (Welch over seeds): it {verdict}. Both are the best of "
             "several trials, so the interval is too narrow: confirm with new seeds."]  # fmt: skip

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from trainworthy.core.base.as_json import finite
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.report import PAGE, STYLE, intervals
-from trainworthy.core.report.charts import SENTINEL, Chart, inline, plain_powers, render
+from trainworthy.core.report.charts import Chart, chart_card, plain_powers
 from trainworthy.core.report.html import code, esc, note, num, section, table, tag
-from trainworthy.core.sweep.findings import Findings, Row, comparison, said
+from trainworthy.core.sweep.findings import Findings, Row, comparison, describe, rows_with
 from trainworthy.core.sweep.space import Range
 
 MARKS = [
@@ -25,7 +26,7 @@ MARKS = [
 
 
 def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) -> Path:
-    """report.html of the study. `lines`: what the command says of its winner; `command`: that trains it again."""
+    """report.html of the study. `lines`: the result in sentences; `command`: trains the best trial again."""
     best = f.best
     title = f"Sweep of {Path(recipe).name if recipe.endswith('.py') else recipe}: {len(f.rows)} trials"
     hero = tag("p", esc(home.name), class_="eyebrow") + tag("h1", esc(title))
@@ -34,29 +35,31 @@ def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) 
                     class_="number")  # fmt: skip
     hero += "".join(note(line) for line in lines)
     hero += code(command) if command else ""
-    header = tag("header", tag("div", hero), class_="hero")
+    header = tag("header", tag("div", hero), class_="hero alone")
     body = section(
-        "Isolation plots", _plots(f), "Best over the nuisance settings for each compared value; below, every trial."
+        "Isolation plots",
+        _plots(f),
+        "For each compared value its best trial, then every trial over each nuisance setting.",
     )
-    said_ = [*(e.words() for e in f.edges), *comparison(f)]
-    found = "".join(tag("p", esc(s)) for s in said_) + (code(f.wider_command) if f.wider_command else "")
-    body += section("Conclusions", tag("div", found, class_="card") if said_ else "")
+    conclusions = [*(e.words() for e in f.edges), *comparison(f)]
+    found = "".join(tag("p", esc(s)) for s in conclusions) + (code(f.wider_command) if f.wider_command else "")
+    body += section("Conclusions", tag("div", found, class_="card") if conclusions else "")
     body += section(
         "Trials",
         tag("div", _trials(f), class_="card"),
-        "Infeasible: a gate failed or the run stopped itself; no score.",
+        "Infeasible: a gate failed, or the run stopped itself. Such a trial has no score.",
     )
     page = PAGE.format(title=esc(title), style=STYLE, hero=header, nav="", body=body, name=esc(home.name))
     path = home / "report.html"
     write_whole(path, page)  # several processes write it
-    write_whole(home / "result.json", json.dumps(plain(f, lines, command), indent=1, default=str))
+    write_whole(home / "result.json", json.dumps(finite(plain(f, lines, command)), indent=1, default=str))
     return path
 
 
 def plain(f: Findings, lines: list[str], command: str) -> dict[str, Any]:
     """The same as JSON."""
     return {"metric": f.metric, "higher_is_better": f.higher, "cost": f.cost or None,
-            "best": f.best and vars(f.best), "said": lines, "command": command,
+            "best": f.best and vars(f.best), "summary": lines, "command": command,
             "each": [{"settings": c, "best": b and b.number, "value": b and b.value, "finished": n} for c, b, n in f.each],
             "edges": [{**vars(e), "wider": e.wider.words(), "words": e.words()} for e in f.edges],
             "wider_command": f.wider_command, "compared": comparison(f),
@@ -72,7 +75,14 @@ def _trials(f: Findings) -> str:
         cells.append([f"trial {r.number}", score, *(esc(_setting(r.point.get(k, ""))) for k in names), esc(r.reason or r.diagnosis),
                       esc(f"{r.seconds:.0f} s"), esc(f"{r.cost['device_hours']:.2g}" if r.cost else "")])  # fmt: skip
     return table(
-        ("", esc(f.metric), *map(esc, names), "its curves, or why it is infeasible", "time", "device-hours"),
+        (
+            "",
+            esc(f.metric),
+            *map(esc, names),
+            "diagnosis of its curves, or why it is infeasible",
+            "time",
+            "device-hours",
+        ),
         cells,
         class_="plain",
     )
@@ -86,20 +96,13 @@ def _setting(value: Any) -> str:
 def _plots(f: Findings) -> str:
     charts = [_isolation(f)] if len(f.each) > 1 else []
     charts += [_scatter(f, one) for one in f.space.nuisance if not one.values]
-    drawn = [
-        tag(
-            "figure",
-            tag("h3", esc(c.title)) + inline(render(c, SENTINEL, "svg").decode(), c.name, c.title),
-            class_="card",
-        )
-        for c in charts
-    ]
+    drawn = [chart_card(c) for c in charts]
     return tag("div", "".join(drawn), class_="charts") if f.best and drawn else ""
 
 
 def _isolation(f: Findings) -> Chart:
     """Best value of each combination with its interval over seeds."""
-    known = [(said(c), b) for c, b, _ in f.each if b is not None]
+    known = [(describe(c), b) for c, b, _ in f.each if b is not None]
 
     def draw(axes: Any, c: dict[str, str]) -> None:
         for y, (_, best) in enumerate(known):
@@ -108,26 +111,29 @@ def _isolation(f: Findings) -> Chart:
             axes.plot([best.value], [y], "o", color=c["line"], markersize=4)
         axes.set_ylim(-0.6, len(known) - 0.4)
         axes.set_yticks(range(len(known)), [name for name, _ in known])
+        axes.locator_params(axis="x", nbins=4)
         axes.set_xlabel(f.metric, color=c["muted"])
 
     return Chart("isolation", "Each compared setting at its best", draw)
 
 
 def _scatter(f: Findings, one: Range) -> Chart:
-    """Every trial over one nuisance setting; infeasible ones as crosses at the bottom."""
+    """Every trial over one nuisance setting; infeasible trials are crosses at the bottom."""
     done = [r for r in f.rows if r.value is not None]
     lost: list[Row] = [r for r in f.rows if r.state == "infeasible" and one.name in r.point]
 
     def draw(axes: Any, c: dict[str, str]) -> None:
         for (chosen, *_), (colour, mark) in zip(f.each, MARKS, strict=False):
-            mine = [r for r in done if all(r.point.get(k) == v for k, v in chosen.items())]
-            name = {"label": said(chosen)} if len(f.each) > 1 else {}
+            mine = rows_with(chosen, done)
+            label = describe(chosen) if mine and len(f.each) > 1 else None
+            rates, scores = [r.point[one.name] for r in mine], [r.value for r in mine]
+            axes.plot(rates, scores, mark, color=c[colour], markersize=4, label=label)
+        if lost:  # on the lower axis: they have no score
+            at = [r.point[one.name] for r in lost]
             axes.plot(
-                [r.point[one.name] for r in mine], [r.value for r in mine], mark, color=c[colour], markersize=4, **name
+                at, [0.04] * len(lost), "x", color=c["muted"], label="infeasible", transform=axes.get_xaxis_transform()
             )
-        if lost and done:
-            worst = (min if f.higher else max)(r.score for r in done)
-            axes.plot([r.point[one.name] for r in lost], [worst] * len(lost), "x", color=c["muted"], label="infeasible")
+        axes.margins(y=0.15)
         if one.log:
             axes.set_xscale("log")
             plain_powers(axes.xaxis)

@@ -111,6 +111,12 @@ class Space:
         numbers = {r.name for r in self.nuisance if not r.values}
         return {k: v for k, v in point.items() if k not in numbers and not isinstance(v, float)}
 
+    @classmethod
+    def of(cls, declared: dict[str, Any]) -> "Space":
+        """Return the space from what `plain` made of it."""
+        scientific = tuple((k, tuple(v)) for k, v in declared["scientific"].items())
+        return cls(scientific, tuple(Range(**{**r, "values": tuple(r["values"])}) for r in declared["nuisance"]))
+
     def plain(self) -> dict[str, Any]:
         """Return the space as the study stores it."""
         return {"scientific": {k: list(v) for k, v in self.scientific}, "nuisance": [asdict(r) for r in self.nuisance]}
@@ -151,6 +157,9 @@ def read_file(path: Path) -> dict[str, Any]:
     for name in found:
         if name not in known:
             raise config.unknown(f"entry {name} in {path}", name, known)
+    for count in ("trials", "seeds"):
+        if (n := found.get(count)) is not None and not (type(n) is int and n > 0):
+            raise UserError(f"{count} in {path} needs a number", got=n, needed="1 or more")
     for role in ("scientific", "nuisance", "fixed"):
         if not isinstance(found.get(role) or {}, dict):
             raise UserError(f"{role} in {path} is not a mapping", got=found[role], needed="optim.lr: [1e-4, 1e-2]")
@@ -193,7 +202,7 @@ def values(cfg: config.Config, name: str, given: Any) -> list:
     now = preset(cfg, name)
     rows = given if isinstance(given, list) else [w.strip() for w in str(given).split(",") if w.strip()]
     if len(rows) < 2:
-        raise UserError(f"{name} is compared with nothing", got=given, needed=f"two or more values: {name}=A,B")
+        raise UserError(f"{name} has nothing to compare with", got=given, needed=f"two or more values: {name}=A,B")
     return [one(name, row, now) for row in rows]
 
 
@@ -219,7 +228,7 @@ def ranged(cfg: config.Config, name: str, given: Any) -> Range:
     scale = ""
     if isinstance(given, dict):
         if not {"low", "high"} <= given.keys() <= {"low", "high", "log"}:
-            raise UserError(f"the range of {name} is not one", got=given, needed="low and high; log is optional")
+            raise UserError(f"the range of {name} cannot be read", got=given, needed="low and high; log is optional")
         ends = [given["low"], given["high"]]
         scale = "" if given.get("log") is None else "log" if given["log"] else "linear"
     elif isinstance(given, str) and ":" in given:
@@ -229,10 +238,12 @@ def ranged(cfg: config.Config, name: str, given: Any) -> Range:
     try:
         low, high = (float(e) for e in ends)
     except (TypeError, ValueError):
-        raise UserError(f"the range of {name} is not one", got=given, needed=f"--nuisance {name}=LOW:HIGH") from None
+        raise UserError(
+            f"the range of {name} cannot be read", got=given, needed=f"--nuisance {name}=LOW:HIGH"
+        ) from None
     if isinstance(now, (bool, str)) or scale not in ("", "log", "linear"):
         raise UserError(
-            f"the range of {name} is not one", got=given, needed="LOW:HIGH, LOW:HIGH:log or :linear of a number"
+            f"the range of {name} cannot be read", got=given, needed="LOW:HIGH, LOW:HIGH:log or :linear of a number"
         )
     last = name.replace("-", "_").split(".")[-1]
     log = scale == "log" or (not scale and (last in RATES or (low > 0 and high / low >= DECADES)))

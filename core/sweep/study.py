@@ -197,7 +197,7 @@ def next_trial(study: Any, home: Path, trials: int) -> Iterator[Any]:
                         break
                     attempt.close()
             if chosen is None and len(every) < trials:
-                chosen = study.ask(distributions_of(study))
+                chosen = study.ask(study.sampler.known)
                 if chosen.number >= trials:  # another machine, which shares no lock with us, was faster
                     study.tell(chosen, state=TrialState.FAIL)
                     chosen = None
@@ -206,10 +206,6 @@ def next_trial(study: Any, home: Path, trials: int) -> Iterator[Any]:
                     chosen.set_user_attr("host", socket.gethostname())
                     chosen.set_user_attr("process", os.getpid())
         yield chosen
-
-
-def distributions_of(study: Any) -> dict[str, Any]:
-    return study.sampler.known
 
 
 def folder_of(home: Path, number: int) -> Path:

@@ -55,7 +55,7 @@ def gates_of(home: Path, recipe: str, fixed: list[str], built: dict[str, Any], c
         done = subprocess.run([sys.executable, "-m", "trainworthy", *words], capture_output=True, text=True)
         last = next((w for w in reversed((done.stdout + done.stderr).splitlines()) if w.strip()), "")
         if done.returncode not in (DONE, GATE_FAILED):
-            raise UserError(f"the gates for {key} did not get to a verdict", got=f"exit {done.returncode}: {last}",
+            raise UserError(f"the gates for {key} ended without a verdict", got=f"exit {done.returncode}: {last}",
                             next=f"trainworthy {' '.join(words)}")  # fmt: skip
         failed = ""
         if done.returncode == GATE_FAILED:

@@ -1,11 +1,17 @@
 """`report` on folders that are cut off, edited or another tool's: a page, or one clear message; never a traceback."""
 
 import json
+import math
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.core.test_report import epochs, folder, lines, put  # noqa: F401  (a fixture)
+from tests.helpers.commands import environment
 
 TEXTS = ["", "[]", "null", '{"learning_rate": 1e-3}', '{"recipe": "toy", "pres']
 
@@ -66,3 +72,39 @@ def test_rows_that_are_cut_off_no_numbers_or_not_ours_leave_a_page(folder: Path,
     assert "Stop: the metric is no longer a number" in text
     assert "Not finished: step 82" in text
     assert "schema" in text
+
+
+def test_a_seed_without_a_finite_score_is_left_out_of_its_group(folder: Path, launch, tmp_path: Path):  # noqa: F811
+    """A mean with NaN is NaN. `--json` prints what every JSON reader takes."""
+    summary = json.loads((folder / "summary.json").read_text())
+    for name, scores in (("a", (0.9, 0.92, math.nan)), ("b", (0.95, 0.96, 0.97))):
+        for seed, score in enumerate(scores):
+            (tmp_path / name / f"seed-{seed}").mkdir(parents=True)
+            summary["reported"][summary["metric"]] = score
+            put(tmp_path / name / f"seed-{seed}" / "summary.json", summary)
+        put(tmp_path / name / "seeds.json", {"recipe": "toy", "argv": [], "seeds": [0, 1, 2], "at_once": 1})
+    done = launch("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json")
+    assert done.returncode == 0, done.shown
+    found = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert (found["a"]["missing"], found["b"]["missing"]) == ([2], [])
+    assert found["difference"]["value"] == pytest.approx(0.05)
+
+
+AS_OTHERS = (
+    ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if getattr(os, "geteuid", lambda: 1)() == 0 else []
+)
+"""Root without its right to read and write what it is not permitted to."""
+
+
+@pytest.mark.skipif(bool(AS_OTHERS) and not shutil.which("setpriv"), reason="root may read everything")
+@pytest.mark.parametrize("command", ["report", "repro", "resume", "profile"])
+def test_a_folder_that_may_not_be_read_gets_one_message(command: str, tmp_path: Path):
+    """That is no file that is cut off."""
+    run = tmp_path / "theirs"
+    run.mkdir()
+    (run / "args.json").write_text("{}")
+    (run / "args.json").chmod(0)
+    words = [*AS_OTHERS, sys.executable, "-m", "trainworthy", command, str(run)]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stdout + done.stderr
+    assert "args.json: Permission denied" in done.stderr

@@ -144,7 +144,7 @@ def test_a_failing_seed_is_told_and_the_others_go_on(tmp_path: Path, fork):
         assert (home / "report.html").is_file()
     assert found["mean"] == pytest.approx(sum(found["values"].values()) / 2)
     page = (folder / "report.html").read_text()
-    assert "1 of 3 seeds did not finish: 7" in page
+    assert "1 of 3 seeds did not finish, or have no finite score: 7" in page
     assert page.count("<svg") == 2
     assert not re.search(r'(src|href)="(http|//)', page)
     (folder / "report.html").unlink()

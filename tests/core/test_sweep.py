@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -55,13 +56,15 @@ Path("found.json").write_text(json.dumps(found, default=str))
 
 
 def plan(
-    home: Path, *, low: float = 1e-4, high: float = 1.0, trials: int = 12, scientific: Any = None, seeds: int = 1
-) -> None:
-    """What `planned` would write, for a recipe whose runs are a formula."""
+    home: Path, *, low: float = 1e-4, high: float = 1.0, trials: int = 12, scientific: Any = None, seeds: int = 1,
+    bayes: bool = False, storage: str = "",
+) -> Space:  # fmt: skip
+    """What `make_plan` would write, for a recipe whose runs are a formula."""
     space = Space(tuple((scientific or {}).items()), (Range("optim.lr", low, high, log=True),))
     declared = {"recipe": "vision/classify", "fixed": ["--gates.no-enabled"], **space.plain(), "trials": trials, "seeds": seeds,
-                "bayes": False, "metric": "accuracy", "higher_is_better": True}  # fmt: skip
-    (home / "plan.json").write_text(json.dumps({"declared": declared, "storage": "", "name": "test"}))
+                "bayes": bayes, "metric": "accuracy", "higher_is_better": True}  # fmt: skip
+    (home / "plan.json").write_text(json.dumps({"declared": declared, "storage": storage, "name": "test"}))
+    return space
 
 
 def worker(home: Path, **env: str) -> subprocess.Popen:
@@ -102,10 +105,11 @@ def test_points_are_spread_paired_and_a_function_of_the_number():
         (("--scientific", "optim.lr"), "needs a setting and its values"),
         (("--nuisance", "train.batch_size"), "no range is known for train.batch_size"),
         (("--nuisance", "optim.warmup", "--range-test"), "--range-test gives the range of a peak rate"),
-        (("--nuisance", "optim.lr=a:b"), "the range of optim.lr is not one"),
-        (("--scientific", "optim.name=adamw"), "is compared with nothing"),
+        (("--nuisance", "optim.lr=a:b"), "the range of optim.lr cannot be read"),
+        (("--scientific", "optim.name=adamw"), "has nothing to compare with"),
         (("--scientific", "optim.lr=1,2", "--nuisance", "optim.lr=1:2"), "declared twice"),
         (("--optim.lr", "1", "--nuisance", "optim.lr=1:2"), "is fixed and searched"),
+        (("--run.seed", "3"), "a sweep sets run.seed itself"),
         (("--trials", "none"), "--trials needs a number"),
         (("--space", "none.yaml"), "cannot read the settings in none.yaml"),
         (("--nuisance", "optim.clip=-2:-1"), "--optim.clip must be positive"),
@@ -123,9 +127,11 @@ def test_a_file_declares_roles(tmp_path: Path):
                                      "fixed: {train.epochs: 0.1}\ntrials: 6\n")  # fmt: skip
     found = spaces.read_file(tmp_path / "s.yaml")
     assert spaces.words(found["fixed"]) == ["--train.epochs", "0.1"]
-    (tmp_path / "s.yaml").write_text("nuisances: {}\n")
-    with pytest.raises(UserError, match="unknown entry nuisances"):
-        spaces.read_file(tmp_path / "s.yaml")
+    for text, words in (("nuisances: {}", "unknown entry nuisances"), ("trials: many", "trials in .* needs a number"),
+                        ("seeds: 0", "seeds in .* needs a number"), ("fixed: 3", "fixed in .* is not a mapping")):  # fmt: skip
+        (tmp_path / "s.yaml").write_text(f"{text}\n")
+        with pytest.raises(UserError, match=words):
+            spaces.read_file(tmp_path / "s.yaml")
 
 
 def test_ranges_that_are_known_are_listed_and_used_without_being_typed(tmp_path: Path):
@@ -137,11 +143,27 @@ def test_ranges_that_are_known_are_listed_and_used_without_being_typed(tmp_path:
     shown = trainworthy("sweep", "rl/ppo", "--ranges", cwd=tmp_path)
     assert "clip_range" in shown.stdout
     assert "next   trainworthy sweep rl/ppo --nuisance optim.lr" in shown.stdout
-    _, plan = sweep.planned(["rl/ppo", "--nuisance", "optim.lr", "--nuisance", "ent_coef"])
+    _, plan = sweep.make_plan(["rl/ppo", "--nuisance", "optim.lr", "--nuisance", "ent_coef"])
     assert [(r["name"], r["low"], r["high"]) for r in plan["declared"]["nuisance"]] == [
         ("optim.lr", 3.3e-5, 3e-2),
         ("ent_coef", 1e-5, 0.1),
     ]
+
+
+def test_a_file_of_settings_is_spelled_out_in_the_plan(tmp_path: Path):
+    """It may change while the study goes on. What it says of a searched setting gives way to the range."""
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "settings: {optim: {lr: 0.01, betas: [0.8, 0.9], clip: .inf}, train: {epochs: 2}, augment: false}\n"
+    )
+    _, plan = sweep.make_plan(
+        ["vision/classify", "--config", str(file), "--model", "small", "--nuisance", "optim.lr=1e-4:1e-1"]
+    )
+    fixed = plan["declared"]["fixed"]
+    file.unlink()
+    cfg, _ = config.parse(loading.load("vision/classify").module, fixed, prog="test")
+    assert (cfg.optim.lr, cfg.optim.betas, cfg.optim.clip) == (0.003, (0.8, 0.9), math.inf)
+    assert (cfg.train.epochs, cfg.augment) == (2, False)
 
 
 @pytest.mark.parametrize("recipe", [e.id for e in recipes()])
@@ -232,10 +254,24 @@ def test_a_planted_best_rate_is_found_and_infeasible_trials_have_no_score(tmp_pa
     assert lost
     assert all(t["value"] is None and t["point"]["optim.lr"] > 0.2 for t in lost)
     assert "optim.name adamw is ahead of optim.name sgd" in found["compared"][0]
-    assert "leaves 0 out" in found["compared"][0]
+    assert "excludes 0" in found["compared"][0]
     page = (tmp_path / "sweep" / "report.html").read_text()
     for words in ("Isolation plots", "non-finite steps", "trial 23"):
         assert words in page
+
+
+@pytest.mark.slow
+def test_the_bayesian_search_begins_evenly_and_then_stays_near_the_best(tmp_path: Path):
+    """In a SQLite file, which a second process joins."""
+    space = plan(tmp_path, trials=24, bayes=True, storage="study.db")
+    found = searched(tmp_path, BEST="1e-2")
+    assert (tmp_path / "study.db").stat().st_size > 0
+    rates = [t["point"]["optim.lr"] for t in found["trials"]]
+    assert rates[:8] == [space.point(n)["optim.lr"] for n in range(8)]
+    assert rates[8:] != [space.point(n)["optim.lr"] for n in range(8, 24)]
+    early, late = (statistics.fmean(abs(math.log10(r) + 2) for r in part) for part in (rates[:8], rates[-8:]))
+    assert late < early, rates
+    assert searched(tmp_path)["trials"] == found["trials"]
 
 
 @pytest.mark.slow
@@ -250,7 +286,7 @@ def test_a_range_that_was_cut_too_short_is_said(tmp_path: Path):
     assert found["wider_command"] == command
     assert f"next   {command}" in found["out"]
     assert command in (tmp_path / "sweep" / "report.html").read_text()
-    _, again = sweep.planned(shlex.split(command)[2:])  # it can be typed as it is
+    _, again = sweep.make_plan(shlex.split(command)[2:])  # it can be typed as it is
     (searched_again,) = again["declared"]["nuisance"]
     assert (searched_again["low"], searched_again["high"], searched_again["log"]) == (1e-5, 1e-2, True)
 
@@ -296,8 +332,8 @@ def test_a_real_sweep_its_page_and_a_study_with_changed_settings(tmp_path: Path)
     told = read(home / "trials" / f"{found['best']['number']:04d}" / "seed-0" / "summary.json")["test"]["metrics"][
         "accuracy"
     ]
-    assert f"On the test split (1,000 samples), told once and of this trial alone: {told:.4f}" in " ".join(
-        found["said"]
+    assert f"On the test split (1,000 samples), read once, for this trial alone: {told:.4f}" in " ".join(
+        found["summary"]
     )
     assert "test" not in found["trials"][0]
     assert (home / "report.html").is_file()
