@@ -59,6 +59,39 @@ def test_what_all_rows_share_makes_none_of_them_a_repetition(tmp_path: Path):
     assert any("repeat an earlier one" in words for words in told)
 
 
+SAME_IN = {
+    "cyrillic": (
+        "Какой сегодня флаг висит в городе номер {} у старых ворот",
+        "Сегодня там висит красный флаг с цифрой {} и белой полосой",
+    ),
+    "chinese": ("请问第{}号门今天挂着什么颜色的旗子", "第{}号门今天挂着红色的旗子上面有白色的条纹"),
+}
+
+
+@pytest.mark.parametrize("script", SAME_IN)
+def test_near_copies_are_found_in_every_script(script: str, tmp_path: Path):
+    """Prompts of conversations were kept with letters as \\u escapes, so that runs of four words were runs of four letters; a clause
+    of Chinese was one word."""
+    ask, say = SAME_IN[script]
+    words = (
+        [*"абвгдежзиклмнопрстуфхцчшщэюя"] if script == "cyrillic" else [*"天地人山水火木金土日月星风雨云雷电花草虫鱼鸟"]
+    )
+    rows = [{"messages": turns(f"{ask.format(i)} {' '.join(words[(i * k + k) % len(words)] * 3 for k in range(1, 9))}",
+                               say.format(i), "?", f"{i}")} for i in range(40)]  # fmt: skip
+    copied = [
+        {"messages": [*row["messages"][:3], {"role": "assistant", "content": f"{i} !"}]}
+        for i, row in enumerate(rows[:5])
+    ]
+    tokenizer = chat_models.tokenizer("llama3")
+    source = pairs.Source(path=str(written(tmp_path / "a.jsonl", rows + copied)))
+    chat = pairs.chat(tokenizer, source)
+    each = [one for row in rows + copied for one in chat.rows(row)]
+    assert "\\u" not in each[0]["prompt"]
+    assert ask[:3] in each[0]["prompt"]
+    gone = mixture.repeated(each, 0.8)
+    assert gone == {*range(40, 45)}, gone
+
+
 def test_a_later_answer_of_a_long_conversation_is_no_repetition_of_the_earlier_ones(tmp_path: Path):
     """Qwen3's template makes each answer a row of its own, which holds all turns before it."""
     rows = [{"messages": turns(*(f"{('please tell me fact', 'it is the number')[k % 2]} {k * i + k} about the thing {i * 13} today"

@@ -55,7 +55,7 @@ def test_what_a_token_earns_and_its_advantage(rollout):
     assert not white[~valid].any()
 
 
-def test_the_price_follows_the_distance():
+def test_the_coefficient_follows_the_kl():
     one = Controller(0.2, 6.0, 0.1)
     one.update(60.0)
     assert one.value == pytest.approx(0.22)

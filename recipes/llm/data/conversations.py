@@ -71,7 +71,12 @@ def rows(row: dict[str, Any], chat: Any) -> list[dict[str, str]]:
     if all(whole.startswith(text) for text, _ in earlier):
         return [found]
     each = [one for _, one in (*earlier, (whole, found))]
-    return [one | {"prompt": json.dumps(json.loads(one["prompt"]) | {"alone": True})} for one in each]
+    return [one | {"prompt": as_prompt(json.loads(one["prompt"]) | {"alone": True})} for one in each]
+
+
+def as_prompt(conversation: dict[str, Any]) -> str:
+    """The turns before an answer as the text that `Chat.given` reads. Letters stay letters: rows are compared, counted and shown by it."""
+    return json.dumps(conversation, ensure_ascii=False)
 
 
 def answers(turns: list[dict[str, Any]]) -> list[int]:
@@ -83,7 +88,7 @@ def answers(turns: list[dict[str, Any]]) -> list[int]:
 def _upto(row: dict[str, Any], chat: Any, k: int) -> tuple[str, dict[str, str]]:
     """(text up to the end of the answer in turn k, the row in which it is the last one)."""
     turns = row["messages"]
-    prompt = json.dumps({key: row[key] for key in ("messages", "tools") if key in row} | {"messages": turns[:k]})
+    prompt = as_prompt({key: row[key] for key in ("messages", "tools") if key in row} | {"messages": turns[:k]})
     try:
         opening, said = chat.spoken(chat.turns(prompt), turns[k], prompt)
     except BadRow as fault:
