@@ -8,6 +8,7 @@ import pytest
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.gate import pick
 from trainworthy.recipes.llm.data import documents, files, mixture, pairs
+from trainworthy.recipes.llm.gates import rendering
 
 from tests.helpers import language
 from tests.llm import chat_models
@@ -184,3 +185,13 @@ def test_rows_of_texts_that_cannot_be_read_are_counted_together(tmp_path: Path):
             "line 303 (text: str, not text)",
         ):
             assert words in notes["left out of train"], notes
+
+
+def test_a_long_example_is_shown_from_both_ends():
+    """A row of 2,000 tokens would fill the terminal; its roles and the end of its answer are at the ends."""
+    long = f"<|im_start|>user\n{'a word ' * 500}[[{'an answer ' * 500}<|im_end|>]]"
+    assert rendering.excerpt("short") == "short"
+    found = rendering.excerpt(long)
+    assert len(found) < 700
+    assert found.startswith("<|im_start|>user")
+    assert found.endswith("<|im_end|>]]")

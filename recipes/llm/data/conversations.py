@@ -29,7 +29,8 @@ def fault(turns: Any) -> str:
         return wrong
     roles = [turn["role"] for turn in turns]
     if "user" not in roles or "assistant" not in roles[roles.index("user") :]:
-        return f"no answer to learn: its turns are {', '.join(dict.fromkeys(roles)) or 'none'}"
+        told = f"its turns are {', '.join(dict.fromkeys(roles))}" if roles else "it has no turns"
+        return f"no answer to learn: {told}"
     return ""
 
 
