@@ -1,6 +1,7 @@
 """Renders tiles: PNG bytes for the report, contact sheets for the run folder."""
 
 import io
+import warnings
 from pathlib import Path
 
 import torch
@@ -43,4 +44,8 @@ def contact_sheet(tiles: list[Tile], path: Path, *, columns: int = 8) -> None:
     axes.set(xlim=(0, wide * columns), ylim=(high * rows, 0), aspect="auto")
     axes.set_axis_off()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing from font"
+        )  # Chinese, say: the report has the captions as text
+        figure.savefig(path, dpi=110)

@@ -24,12 +24,15 @@ LENGTHS, CUT = (
     30,
     0.05,
 )  # different lengths that texts must have, and the share that ends at the longest, to call them cut
+# Scripts whose words no space parts: Thai, Lao, Burmese, Khmer, Chinese and Japanese
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+WORD = re.compile(rf"(?=\w)[{UNSPACED}]|[^\W{UNSPACED}]+")
 LISTS = {"texts": "exclude_texts.json", "chunks": f"exclude_chunks_min{MIN}.json"}
 
 
 def words(text: str) -> list[str]:
-    """Return the words, without case and punctuation."""
-    return re.findall(r"\w+", text.casefold())
+    """Return the words, without case and punctuation. In scripts without spaces each sign is one: a clause is no word."""
+    return WORD.findall(text.casefold())
 
 
 def normal(text: str) -> str:

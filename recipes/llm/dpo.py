@@ -58,7 +58,7 @@ class Config(loading.LoRA, core.Config):
     reference."""
     loss: Literal["sigmoid", "sigmoid_norm", "hinge", "ipo", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard",
                   "apo_zero", "apo_down", "discopop"] = "sigmoid"  # fmt: skip
-    """DPO's own loss, or another one by TRL's name (`preference_gates.LOSSES` has formulas and sources)."""
+    """DPO's own loss, or another one by TRL's name (formulas and sources: recipes/llm/gates/preference.py)."""
     label_smoothing: float = 1e-3
     """Assumed fraction of swapped pairs, for `robust` (usually 0.1) and `exo_pair` (1e-3) only."""
     metric: Literal["accuracy", "likelier", "margin", "loss"] = "accuracy"
@@ -107,6 +107,8 @@ def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
         data[name].notes = {f"left out of {name}": "; ".join(told)} if told else {}
     data["train"].notes |= {"rows that cannot be used": "; ".join(bad)} if bad else {}
     data["train"].notes |= preferences.described(data["train"].rows, chat, sizes[0], limit)
+    data["train"].notes |= loading.rate_told(cfg.lora_rank, cfg.optim.lr, usual="1e-6 to 1e-5")
+    data["train"].notes |= pairs.passes(cfg.data.path, len(data["train"].rows), cfg.train)
     return data
 
 

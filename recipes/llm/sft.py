@@ -107,8 +107,7 @@ def read(cfg: Config, chat: pairs.Chat) -> dict[str, pairs.Pairs]:
     data["train"].notes |= {"rows": ";\n       ".join(told)} if told else {}
     data["train"].notes |= pairs.described(data["train"].rows, chat, sizes[0], limit)
     data["train"].notes |= loading.rate_told(cfg.lora_rank, cfg.optim.lr)
-    if cfg.data.path != "docstrings":
-        data["train"].notes |= pairs.passes(len(data["train"].rows), cfg.train.epochs, cfg.train.batch_size)
+    data["train"].notes |= pairs.passes(cfg.data.path, len(data["train"].rows), cfg.train)
     return data
 
 

@@ -291,7 +291,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
             if told["approx_kl"] > cfg.far:
                 break
         controller.update(told["kl"])
-        run.log("policy", told | {"kl_price": controller.value, "passes": i + 1})
+        run.log("policy", told | {"kl_coef": controller.value, "update_epochs": i + 1})
         policy.observe(rollout["return"][rollout["valid"]])
         if cfg.stop_hacked and not run.plan:
             watch.stop(told, step.index + 1)

@@ -138,12 +138,12 @@ def adapted(model: nn.Module, lora: LoRA, *, head: str = "", alpha: int = 0, tas
     return get_peft_model(model, config)
 
 
-def rate_told(lora_rank: int, peak: float) -> dict[str, str]:
-    """What to say of a rate for adapters that all weights would get."""
+def rate_told(lora_rank: int, peak: float, usual: str = "1e-5 to 2e-5") -> dict[str, str]:
+    """What to say of a rate for adapters that all weights would get. `usual`: that of all weights, from lowest to highest."""
     if lora_rank or peak <= 1e-4:
         return {}
     return {
-        "rate": f"all weights train at a peak of {peak:g}; usual for a pretrained model: 1e-5 to 2e-5 (--optim.lr 2e-5)"
+        "rate": f"all weights train at a peak of {peak:g}; usual for a pretrained model: {usual} (--optim.lr {usual.split()[-1]})"
     }
 
 

@@ -42,7 +42,7 @@ from trainworthy import core
 class Config(LoRA, core.Config):
     """Settings of vlm/instruct."""
 
-    data: folders.Where = field(default_factory=folders.Where)
+    data: folders.Source = field(default_factory=folders.Source)
     align: Phase = field(default_factory=Phase)
     instruct: Phase = field(default_factory=Phase)
     unfreeze: Phase = field(default_factory=Phase)
@@ -92,7 +92,7 @@ def tiny() -> Config:
 def full() -> Config:
     """Rates of LLaVA for its projector, of LoRA for the language model; bf16."""
     return Config(
-        data=folders.Where(path="pictures", longest=2048),
+        data=folders.Source(path="pictures", longest=2048),
         align=Phase(epochs=1, batch_size=256, lr=1e-3),
         instruct=Phase(epochs=1, batch_size=128, lr=2e-5),
         unfreeze=Phase(epochs=0, batch_size=128, lr=2e-6),
@@ -112,14 +112,14 @@ def full() -> Config:
 def read(split: str, where: tuple, model: str, words: tuple[str, str, str], reads: tuple) -> Questions:
     """Images with questions as rows of tokens, tokenised once per process. `words`: the language model, its chat template and the end of its
     turns; `reads`: description of the model for the report."""
-    path, pairs, held_out, val, longest, max_bad = where
+    path, pairs, held_out, val, longest, max_bad, images = where
     if path == "scenes":
         source = Scenes(split, pairs if split == "train" else held_out)
         source.image = cache(source.image)  # 80 MB at most; gates read the same images repeatedly
     else:
-        source = folders.load(path, split, val, max_bad)
+        source = folders.load(path, split, val, max_bad, images)
     if model:
-        alone = source if isinstance(source, conversations.Talks) else conversations.Apart(source)
+        alone = source if isinstance(source, conversations.Conversations) else conversations.SingleQuestions(source)
         return hub.Templated(alone, model, takes=reads, longest=longest)
     features, side = reads
     return Questions(source, language.tokenizer(*words), features=features, side=side, longest=longest)

@@ -8,6 +8,7 @@ import pytest
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.gate import pick
 from trainworthy.recipes.llm.data import documents, files, mixture, pairs
+from trainworthy.recipes.llm.gates import rendering
 
 from tests.helpers import language
 from tests.llm import chat_models
@@ -57,6 +58,39 @@ def test_what_all_rows_share_makes_none_of_them_a_repetition(tmp_path: Path):
     train, val, told = read(written(tmp_path / "b.jsonl", rows + rows[:5]), chat_models.tokenizer("qwen3"))
     assert len(train) + len(val) <= 65 - 1, told  # exact copies still go (those held out may be kept twice)
     assert any("repeat an earlier one" in words for words in told)
+
+
+SAME_IN = {
+    "cyrillic": (
+        "Какой сегодня флаг висит в городе номер {} у старых ворот",
+        "Сегодня там висит красный флаг с цифрой {} и белой полосой",
+    ),
+    "chinese": ("请问第{}号门今天挂着什么颜色的旗子", "第{}号门今天挂着红色的旗子上面有白色的条纹"),
+}
+
+
+@pytest.mark.parametrize("script", SAME_IN)
+def test_near_copies_are_found_in_every_script(script: str, tmp_path: Path):
+    """Prompts of conversations were kept with letters as \\u escapes, so that runs of four words were runs of four letters; a clause
+    of Chinese was one word."""
+    ask, say = SAME_IN[script]
+    words = (
+        [*"абвгдежзиклмнопрстуфхцчшщэюя"] if script == "cyrillic" else [*"天地人山水火木金土日月星风雨云雷电花草虫鱼鸟"]
+    )
+    rows = [{"messages": turns(f"{ask.format(i)} {' '.join(words[(i * k + k) % len(words)] * 3 for k in range(1, 9))}",
+                               say.format(i), "?", f"{i}")} for i in range(40)]  # fmt: skip
+    copied = [
+        {"messages": [*row["messages"][:3], {"role": "assistant", "content": f"{i} !"}]}
+        for i, row in enumerate(rows[:5])
+    ]
+    tokenizer = chat_models.tokenizer("llama3")
+    source = pairs.Source(path=str(written(tmp_path / "a.jsonl", rows + copied)))
+    chat = pairs.chat(tokenizer, source)
+    each = [one for row in rows + copied for one in chat.rows(row)]
+    assert "\\u" not in each[0]["prompt"]
+    assert ask[:3] in each[0]["prompt"]
+    gone = mixture.repeated(each, 0.8)
+    assert gone == {*range(40, 45)}, gone
 
 
 def test_a_later_answer_of_a_long_conversation_is_no_repetition_of_the_earlier_ones(tmp_path: Path):
@@ -151,3 +185,13 @@ def test_rows_of_texts_that_cannot_be_read_are_counted_together(tmp_path: Path):
             "line 303 (text: str, not text)",
         ):
             assert words in notes["left out of train"], notes
+
+
+def test_a_long_example_is_shown_from_both_ends():
+    """A row of 2,000 tokens would fill the terminal; its roles and the end of its answer are at the ends."""
+    long = f"<|im_start|>user\n{'a word ' * 500}[[{'an answer ' * 500}<|im_end|>]]"
+    assert rendering.excerpt("short") == "short"
+    found = rendering.excerpt(long)
+    assert len(found) < 700
+    assert found.startswith("<|im_start|>user")
+    assert found.endswith("<|im_end|>]]")

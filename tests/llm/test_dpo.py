@@ -211,6 +211,40 @@ def test_monitors_tell_a_collapse_from_what_is_normal():
     assert not preference.moved_reference.judge(history(-40.0, -45.0, moved=-1.0)).ok
 
 
+CITIES, COLOURS = (
+    ("Oslo", "Lima", "Rome", "Bern", "Riga", "Doha", "Kyiv", "Quito"),
+    ("red", "blue", "green", "white", "black"),
+)
+
+
+@pytest.mark.verify
+def test_a_collapse_is_said_by_the_command(net: Path, tmp_path: Path):
+    """L9: a rate that is too high and a beta that is too low, on answers that differ in a word, after `llm/sft` on the chosen ones. The
+    chosen answers become as unlikely as the rejected ones (measured: -62.7 and -62.5 nats, 3.4 a token). A lower rate and no alarm."""
+    opt = ("--model", net, "--lora-rank", "0", "--data.system", "", "--data.held-out", "16", "--data.max-length", "96",
+           "--train.batch-size", "8", "--gates.no-enabled", "--run.no-tensorboard")  # fmt: skip
+    rows = [{"prompt": f"flag of {CITIES[i % 8]} {i}?", "chosen": f"It is {COLOURS[i % 5]} there.",
+             "rejected": f"It is {COLOURS[(i + 1 + i // 5 % 4) % 5]} there."} for i in range(240)]  # fmt: skip
+    taught = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows]
+    done = trainworthy("run", "llm/sft", *opt, "--data.path", written(tmp_path / "taught.jsonl", taught), "--data.near", "0",
+                       "--optim.lr", "3e-3", "--train.epochs", "4", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    own = (*opt, "--init-from", run_folder(tmp_path), "--data.path", written(tmp_path / "pairs.jsonl", rows))
+    for name, settings in (("fine", ("--optim.lr", "1e-4")), ("collapsed", ("--optim.lr", "3e-3", "--beta", "0.01"))):
+        (cwd := tmp_path / name).mkdir()
+        done = trainworthy(
+            "run", "llm/dpo", *own, *settings, "--train.epochs", "1", "--train.eval-every", "0.5", cwd=cwd
+        )
+        assert done.returncode == 0, done.stderr
+        monitors = {m["id"]: m for m in read(run_folder(cwd) / "monitors.json")["monitors"]}
+        said = "advice likelihood" in " ".join(done.stdout.split())
+        assert (monitors["likelihood"]["verdict"], said) == (("pass", False) if name == "fine" else ("advice", True)), (
+            done.stdout
+        )
+    last = read(run_folder(cwd) / "epoch_metrics.jsonl")[-1]
+    assert last["val/chosen"] < last["val/reference/chosen"] - 2 * last["val/tokens"], last
+
+
 def test_the_best_checkpoint_may_be_chosen_by_the_loss(net: Path, tmp_path: Path):
     """Through the command; gates keep the share of preferred answers, whose best value is known."""
     cfg = dpo.Config(metric="loss", loss="ipo", beta=0.5)

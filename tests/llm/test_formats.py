@@ -152,6 +152,19 @@ def test_metrics_by_name():
     assert (lowest.floor, lowest.ceiling) == (300.0, 1.0)
 
 
+def test_a_metric_of_one_s_own_is_a_module_s_or_a_file_s(tmp_path: Path):
+    """The same names as `--reward` takes; a file that raises when it is imported is an error that says so."""
+    file = tmp_path / "mine.py"
+    file.write_text("def share(said, wanted):\n    return len({*said} & {*wanted}) / 4\n")
+    assert metrics.score(f"{file}:share")("abcd", "abxy") == 0.5
+    assert metrics.key(f"{file}:share") == "share"
+    (tmp_path / "raises.py").write_text("1 / 0\n")
+    with pytest.raises(UserError, match=r"raised while it was imported(?s:.*)ZeroDivisionError"):
+        metrics.score(f"{tmp_path / 'raises.py'}:share")
+    with pytest.raises(UserError, match="cannot be found"):
+        metrics.score(f"{tmp_path / 'gone.py'}:share")
+
+
 # ------------------------------------------------------------------------------------------------------------- arithmetic
 @pytest.mark.parametrize(("answer", "said", "right"), [
     ("1/2", "3/2", False), (r"\frac{1}{2}", r"\frac{5}{2}", False), ("10", "2^10", False), ("1/2", "0.5", True),

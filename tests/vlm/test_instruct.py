@@ -279,19 +279,19 @@ def test_a_conversation_is_read_as_it_is_written(talked):
     ({"images": [{"bytes": ""}], "messages": messages("any red ?", "no")}, "a picture is a dict"),
 ], ids=lambda v: v if isinstance(v, str) else "")  # fmt: skip
 def test_what_is_no_conversation(line, why):
-    with pytest.raises(conversations.Wrong, match=why):
-        conversations.talk(line)
+    with pytest.raises(conversations.BadLine, match=why):
+        conversations.conversation(line)
 
 
 def test_talks_without_a_picture_are_counted(talked):
     line = {"messages": messages("any red ?", "no")}
-    alone = conversations.Talks(
-        talked, [conversations.talk(line), conversations.talk(spoken(0, "train"))], ("any red ?",)
+    alone = conversations.Conversations(
+        talked, [conversations.conversation(line), conversations.conversation(spoken(0, "train"))], ("any red ?",)
     )
     assert len(alone) == 1
     assert "1 of 2 conversations have no picture" in alone.note
     with pytest.raises(core.UserError, match="1 of 1 conversations have no picture"):
-        conversations.Talks(talked, [conversations.talk(line)], ())
+        conversations.Conversations(talked, [conversations.conversation(line)], ())
 
 
 def test_pictures_of_a_row_are_its_own(hub, talked):
@@ -388,6 +388,34 @@ def test_bad_lines_are_left_out_and_counted(hub, launch, tmp_path):
     for said in (f"2 of {n} lines of", f"line {n - 2}: not JSON", f"line {n - 1}: a picture cannot be read (gone.png",
                  "answer is no text, or empty", "end with a question that has no answer"):  # fmt: skip
         assert said in shown, done.stdout
+
+
+def test_one_json_list_as_llava_publishes_it(hub, launch, tmp_path):
+    """`--data.path` is the file, `--data.images` the folder that it names pictures from; a twentieth of the pictures is held out."""
+    (tmp_path / "pictures").mkdir()
+    row = {"conversations": turns("<image>\nany red ?", "no")}
+    names = [f"{i}.jpg" for i in range(120)]
+    for name in names:
+        shutil.copy(hub / "data" / "train-0.jpg", tmp_path / "pictures" / name)
+    rows = [{"id": name, "image": name, **row} for name in names]
+    file, talk = tmp_path / "llava.json", {"conversations": turns("who are you ?", "no")}
+    file.write_text(json.dumps([*rows, talk, {"image": "gone.jpg", **row}], indent=1))
+    own = (*small(hub), "--data.path", str(file), "--data.images", str(tmp_path / "pictures"))
+    done = launch("data", *own, HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.shown
+    shown = " ".join(done.stdout.split())
+    assert "1 of 122 rows of" in shown, done.stdout
+    assert "row 122: a picture cannot be read (gone.jpg" in shown
+    assert "1 of" in shown
+    assert "conversations have no picture and are left out" in shown
+    splits = [folders.load(str(file), split, "", 0.01, str(tmp_path / "pictures")) for split in ("train", "val")]
+    assert sum(map(len, splits)) == 120
+    assert 0 < len(splits[1]) < 20
+    file.with_name("train.json").write_text(json.dumps(rows))  # a folder with such a file is one with train.jsonl
+    assert len(folders.load(str(tmp_path), "train", "0.1", images=str(tmp_path / "pictures"))) > 90
+    file.write_text(json.dumps(rows)[:-9])
+    refused(launch("check", *own, HF_HUB_OFFLINE="1"), "llava.json")
+    refused(launch("check", *own[:-1], "nowhere", HF_HUB_OFFLINE="1"), "nowhere: there is no such folder")
 
 
 def test_a_share_of_the_pictures_or_a_file_is_held_out(hub, launch, tmp_path):

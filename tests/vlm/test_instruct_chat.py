@@ -94,7 +94,7 @@ def test_prompts_end_where_answers_begin(hub):
         "images": ["train-0.jpg", "train-2.jpg"],
         "messages": messages("<image>any red ?", "no", "<image>and here ?", "yes"),
     }
-    talks = conversations.Talks(hub / "data", [conversations.talk(line)], ("a",))
+    talks = conversations.Conversations(hub / "data", [conversations.conversation(line)], ("a",))
     data = questions.Questions(talks, words, features=2, side=32, longest=500)
     asked = questions.prompts(data.collate([data.get(0, None)]))
     texts = [words.decode([i for i in row.tolist() if i > 0]) for row in asked.batch["ids"]]

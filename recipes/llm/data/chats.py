@@ -194,7 +194,7 @@ class Chat:
         found = self.given(prompt)
         last = found["messages"][-1]
         last["content"] = f"{last['content']} {more}"
-        return json.dumps(found) if self.conversations else last["content"]
+        return conversations.as_prompt(found) if self.conversations else last["content"]
 
 
 def any_conversation(rows: Iterable[dict[str, Any]]) -> bool:

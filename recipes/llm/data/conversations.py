@@ -29,7 +29,8 @@ def fault(turns: Any) -> str:
         return wrong
     roles = [turn["role"] for turn in turns]
     if "user" not in roles or "assistant" not in roles[roles.index("user") :]:
-        return f"no answer to learn: its turns are {', '.join(dict.fromkeys(roles)) or 'none'}"
+        told = f"its turns are {', '.join(dict.fromkeys(roles))}" if roles else "it has no turns"
+        return f"no answer to learn: {told}"
     return ""
 
 
@@ -71,7 +72,12 @@ def rows(row: dict[str, Any], chat: Any) -> list[dict[str, str]]:
     if all(whole.startswith(text) for text, _ in earlier):
         return [found]
     each = [one for _, one in (*earlier, (whole, found))]
-    return [one | {"prompt": json.dumps(json.loads(one["prompt"]) | {"alone": True})} for one in each]
+    return [one | {"prompt": as_prompt(json.loads(one["prompt"]) | {"alone": True})} for one in each]
+
+
+def as_prompt(conversation: dict[str, Any]) -> str:
+    """The turns before an answer as the text that `Chat.given` reads. Letters stay letters: rows are compared, counted and shown by it."""
+    return json.dumps(conversation, ensure_ascii=False)
 
 
 def answers(turns: list[dict[str, Any]]) -> list[int]:
@@ -83,7 +89,7 @@ def answers(turns: list[dict[str, Any]]) -> list[int]:
 def _upto(row: dict[str, Any], chat: Any, k: int) -> tuple[str, dict[str, str]]:
     """(text up to the end of the answer in turn k, the row in which it is the last one)."""
     turns = row["messages"]
-    prompt = json.dumps({key: row[key] for key in ("messages", "tools") if key in row} | {"messages": turns[:k]})
+    prompt = as_prompt({key: row[key] for key in ("messages", "tools") if key in row} | {"messages": turns[:k]})
     try:
         opening, said = chat.spoken(chat.turns(prompt), turns[k], prompt)
     except BadRow as fault:

@@ -285,13 +285,15 @@ def turns(prompts: tuple[str, ...], chat: Chat) -> str:
     return f"{sum(len(t) + 1 for t in each) / len(each):.1f} a row on average; roles {', '.join(roles)}"
 
 
-def passes(rows: int, epochs: float, batch_size: int) -> dict[str, str]:
-    """Return a note if the preset, made for other data, ends before a whole epoch."""
-    if epochs >= 1:
+def passes(path: str, rows: int, train: Any) -> dict[str, str]:
+    """Return a note if the preset, made for the packaged data, ends before a whole epoch of a user's."""
+    if path == "docstrings" or train.epochs >= 1:
         return {}
-    steps = max(1, math.ceil(epochs * rows / batch_size))
-    return {"training": f"{epochs:g} epochs: {min(rows, steps * batch_size):,} of {rows:,} rows, in {steps:,} steps; --train.epochs 3 reads all of "
-                        "them three times"}  # fmt: skip
+    steps = max(1, math.ceil(train.epochs * rows / train.batch_size))
+    read = min(rows, steps * train.batch_size)
+    return {
+        "training": f"{train.epochs:g} epochs: {read:,} of {rows:,} rows, in {steps:,} steps; --train.epochs 3 reads all of them three times"
+    }
 
 
 def percentiles(sizes: list[int], limit: int) -> str:

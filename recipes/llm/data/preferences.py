@@ -1,6 +1,5 @@
 """Prompts with two answers, one of them preferred: where they come from, and how a chat model reads them."""
 
-import json
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,7 +9,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 from trainworthy.core.data import texts
-from trainworthy.recipes.llm.data import docstrings, formats, pairs
+from trainworthy.recipes.llm.data import conversations, docstrings, formats, pairs
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.shared import hub
 
@@ -91,7 +90,7 @@ def rendered(row: dict[str, Any], chat: pairs.Chat) -> dict[str, str]:
     found = formats.preference(row)
     chat.unmarked(*(found[k] for k in COLUMNS))
     if "messages" in found:
-        found["prompt"] = json.dumps({k: found.pop(k) for k in ("messages", "tools") if k in found})
+        found["prompt"] = conversations.as_prompt({k: found.pop(k) for k in ("messages", "tools") if k in found})
     for key in ("chosen", "rejected"):
         turn = {"role": "assistant", "content": found[key]}
         if chat.form.fault or "<" in found[key] or "messages" in row or found["prompt"][:1] == "{":

@@ -14,15 +14,15 @@ from functools import cache
 
 import numpy as np
 from torch import Tensor
+from trainworthy.core.data import texts
 from trainworthy.core.report.intervals import bootstrap, wilson
+from trainworthy.recipes.shared import functions
 
 from trainworthy import core
 
 Score = Callable[[str, str], float]
-UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF), (0x2E80, 0x30FF), (0x3400, 0x9FFF), (0xF900, 0xFAFF),
-            (0x20000, 0x3FFFF))  # fmt: skip
-"""Code points of scripts whose words no space parts: Thai, Lao, Burmese, Khmer, Chinese and Japanese."""
-NAMES = "exact, f1, rouge1, rouge2, rouge (ROUGE-L), bleu, chrf, perplexity, or module:function"
+UNSPACED = re.compile(f"[{texts.UNSPACED}]")
+NAMES = "exact, f1, rouge1, rouge2, rouge (ROUGE-L), bleu, chrf, perplexity, module:function or file.py:function"
 
 
 def words(text: str) -> list[str]:
@@ -33,7 +33,7 @@ def words(text: str) -> list[str]:
     kind = ""  # of the word that is being read: letters, digits, or none
     for sign in unicodedata.normalize("NFC", text):
         category = unicodedata.category(sign)
-        if any(first <= ord(sign) <= last for first, last in UNSPACED) and category[0] in "LMN":
+        if UNSPACED.match(sign) and category[0] in "LMN":
             new, now = category[0] != "M", ""  # a mark belongs to the sign before it
         else:
             now = {"L": "letters", "M": "letters", "N": "digits"}.get(category[0], "")
@@ -169,14 +169,9 @@ def score(name: str) -> Score:
             raise core.UserError(f"--metric {name} needs the package 'sacrebleu', which is not installed",
                                  next="pip install 'trainworthy[llm]'")  # fmt: skip
         return KNOWN[name]
-    module, _, function = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), function) if function else None
-    except (ImportError, AttributeError, ValueError) as error:
-        raise core.UserError(f"--metric {name} cannot be found", got=f"{type(error).__name__}: {error}", needed=NAMES,
-                             cause="a name with a slip, or a module that is not on PYTHONPATH") from None  # fmt: skip
-    if not callable(found):
+    if ":" not in name:
         raise core.UserError(f"--metric {name}: no such metric", needed=NAMES)
+    found = functions.imported(name, "--metric", NAMES)
 
     def own(said: str, wanted: str) -> float:
         try:

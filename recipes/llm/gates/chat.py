@@ -14,7 +14,7 @@ from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.llm.data.pairs import IGNORED, Chat
-from trainworthy.recipes.llm.gates.rendering import answered, quoting, reference, rows, rows_of, shown
+from trainworthy.recipes.llm.gates.rendering import answered, excerpt, quoting, reference, rows, rows_of, shown
 from trainworthy.recipes.llm.models import loading
 
 SAMPLES = 3
@@ -84,7 +84,7 @@ def template(chat: Chat, answers: tuple[str, ...]) -> Gate:
                 )
                 here, there = (chat.tokenizer.decode(x[max(0, at - 4) : at + 6]) for x in (ids, due))
                 wrong.append(f"{i} differs from token {at} on: {here!r}, the template gives {there!r}")
-        example = shown(chat.tokenizer, batch)[-1]
+        example = excerpt(shown(chat.tokenizer, batch)[-1])
         return Finding(
             not wrong, "; ".join(wrong) or f"{len(indices)} examples equal the template's rendering, e.g. {example!r}",
             "the ids of the tokenizer's own apply_chat_template, up to the end of the answer",
@@ -136,7 +136,7 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
                 )
         # the token that each scored state predicts
         said_for = torch.where(read.roll(1, dims=1), batch["input_ids"], IGNORED)
-        example = shown(chat.tokenizer, {**batch, "labels": said_for})[0]
+        example = excerpt(shown(chat.tokenizer, {**batch, "labels": said_for})[0])
         return Finding(
             not wrong, "; ".join(wrong) or f"{sum(share) / len(share):.0%} of the tokens are scored: {example!r}",
             "only the completion and its end-of-turn token have a gradient",

@@ -218,10 +218,12 @@ def likelihood(history: list[dict[str, float]]) -> Finding:
     """Both answers usually lose log-probability. It is a fault if the chosen ones lose much, and nearly as much as the rejected ones."""
     last = history[-1]
     lost = {k: last[f"val/reference/{k}"] - last[f"val/{k}"] for k in ("chosen", "rejected")}  # nats per answer
-    sunk = lost["chosen"] / last["val/tokens"] > SUNK and lost["chosen"] > 0.5 * lost["rejected"]
+    each = lost["chosen"] / last["val/tokens"]  # nats per token
+    sunk = each > SUNK and lost["chosen"] > 0.5 * lost["rejected"]
     return Finding(
         not sunk,
-        f"log-probability of held-out chosen answers {-lost['chosen']:+.1f} nats, of rejected ones {-lost['rejected']:+.1f}",
+        f"log-probability of held-out chosen answers {-lost['chosen']:+.1f} nats ({-each:+.2f} per token), of rejected ones "
+        f"{-lost['rejected']:+.1f}",
         f"chosen ones lose at most {SUNK:g} nat per token, or less than half of what the rejected lose",
         "a lower --optim.lr, a higher --beta, fewer epochs; fine-tune on the chosen answers first",
         evidence=lost,

@@ -6,6 +6,8 @@ from torch import Tensor
 from trainworthy.recipes.llm.data.pairs import IGNORED, Chat
 from trainworthy.recipes.llm.data.templates import REFUSED, shared
 
+ENDS = 300  # characters
+
 
 def rows_of(batch: dict) -> dict:
     """Return the tensors of a batch with one text per row. Of (B, 2, T), two answers to each prompt, all first answers come before all
@@ -30,6 +32,11 @@ def _marked(tokenizer: Any, ids: list[int], scored: list[bool]) -> str:
             inside = now
         text += tokenizer.decode([token])
     return text + "]]" * inside
+
+
+def excerpt(text: str) -> str:
+    """A rendered example for a message: of a long one both ends, where the roles and the end of the answer are."""
+    return text if len(text) <= 2 * ENDS else f"{text[:ENDS]} ... {text[-ENDS:]}"
 
 
 def reference(chat: Chat, prompt: str, completion: str) -> tuple[list[int], list[int]]:

@@ -24,7 +24,7 @@ OPENED = 5000  # pictures that are opened before training
 ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 
 
-class Talk(NamedTuple):
+class Conversation(NamedTuple):
     """One conversation."""
 
     pictures: tuple[str, ...]
@@ -35,15 +35,15 @@ class Talk(NamedTuple):
     """Whether a last question without an answer was left off."""
 
 
-class Wrong(ValueError):
+class BadLine(ValueError):
     """Why a line is not a conversation."""
 
 
-def talk(line: dict[str, Any]) -> Talk:
-    """Parse a line with `conversations` or `messages`. Raises `Wrong`."""
+def conversation(line: dict[str, Any]) -> Conversation:
+    """Parse a line with `conversations` or `messages`. Raises `BadLine`."""
     name = "messages" if "messages" in line else "conversations"
     if not isinstance(line[name], list) or not all(isinstance(turn, dict) for turn in line[name]):
-        raise Wrong(f"{name} is {type(line[name]).__name__}, not a list of turns")
+        raise BadLine(f"{name} is {type(line[name]).__name__}, not a list of turns")
     told = line.get("images", line.get("image", []))
     pictures, own, said, system = [told] if isinstance(told, str) else list(told or ()), [], [], ""
     for k, turn in enumerate(line[name]):
@@ -53,28 +53,28 @@ def talk(line: dict[str, Any]) -> Talk:
         if role == "system" and not k:
             system = text
         elif role != ("user", "assistant")[len(said) % 2]:
-            raise Wrong(
+            raise BadLine(
                 f"turn {k} is of {turn.get('role', turn.get('from'))!r}: a user and the assistant take turns, the user first"
             )
         elif not text.strip():
-            raise Wrong(f"turn {k}, of the {role}, is empty")
+            raise BadLine(f"turn {k}, of the {role}, is empty")
         elif role == "assistant" and PLACE in text:
-            raise Wrong(f"turn {k}: {PLACE} in an answer")
+            raise BadLine(f"turn {k}: {PLACE} in an answer")
         else:
             said.append(text)
     unanswered = len(said) % 2 == 1  # a last question without an answer is left off, and counted
     said = said[: len(said) // 2 * 2]
     if not said:
-        raise Wrong("it has no answer")
+        raise BadLine("it has no answer")
     pictures = pictures or own
     if not all(isinstance(p, str) for p in pictures):
-        raise Wrong(f"a picture is a {type(pictures[0]).__name__}, not a path")
+        raise BadLine(f"a picture is a {type(pictures[0]).__name__}, not a path")
     places = sum(text.count(PLACE) for text in said) + system.count(PLACE)
     if pictures and not places:
         said[0] = PLACE * len(pictures) + said[0]
     elif len(pictures) != places:
-        raise Wrong(f"{places} {PLACE} for {len(pictures)} pictures")
-    return Talk(tuple(pictures), tuple(zip(said[::2], said[1::2], strict=True)), system, unanswered)
+        raise BadLine(f"{places} {PLACE} for {len(pictures)} pictures")
+    return Conversation(tuple(pictures), tuple(zip(said[::2], said[1::2], strict=True)), system, unanswered)
 
 
 def _content(content: Any, k: int) -> tuple[str, list[str]]:
@@ -82,7 +82,7 @@ def _content(content: Any, k: int) -> tuple[str, list[str]]:
     if isinstance(content, str):
         return content, []
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise Wrong(f"turn {k} says {content!r:.40}, neither a text nor a list of parts")
+        raise BadLine(f"turn {k} says {content!r:.40}, neither a text nor a list of parts")
     text, own = "", []
     for part in content:
         if part.get("type") == "text" and isinstance(part.get("text"), str):
@@ -91,14 +91,14 @@ def _content(content: Any, k: int) -> tuple[str, list[str]]:
             text += PLACE
             own += [part[key] for key in ("path", "image", "url") if part.get(key)][:1]
         else:
-            raise Wrong(f"turn {k} has a part of type {part.get('type')!r}: text and image are known")
+            raise BadLine(f"turn {k} has a part of type {part.get('type')!r}: text and image are known")
     return text, own
 
 
-class Talks:
+class Conversations:
     """Conversations of one split, with their images. Those without an image are left out and counted: they belong to llm/sft."""
 
-    def __init__(self, root: Path, talks: list[Talk], kinds: tuple[str, ...]):
+    def __init__(self, root: Path, talks: list[Conversation], kinds: tuple[str, ...]):
         self.talks = [t for t in talks if t.pictures]
         self.kinds, self.root, self.note = kinds, root, ""
         if out := len(talks) - len(self.talks):
@@ -143,7 +143,7 @@ def plain(question: str) -> str:
     return question.replace(PLACE, "").strip()
 
 
-class Apart:
+class SingleQuestions:
     """A source with independent questions about one image, each as its own conversation."""
 
     note = ""

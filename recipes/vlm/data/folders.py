@@ -1,9 +1,10 @@
 """Pictures with questions of one's own: a folder with train.jsonl, a line for each question or conversation, and val.jsonl, or a
-share of train.jsonl that is held out. Lines of test.jsonl, if it is there, are evaluated once, at the end.
+share of train.jsonl that is held out. Lines of test.jsonl, if it is there, are evaluated once, at the end. Files may also be one JSON
+list (train.json), and the path may be such a file, as LLaVA publishes its data.
 
 {"image": "photos/0001.jpg", "question": "how many cats?", "answer": "two"}; lines about one picture become one sample. A line may
 have "pair": a name that two lines share which ask the same about a picture and its counterfactual. Lines with `conversations` or
-`messages` are read by talks.py.
+`messages` are read by conversations.py.
 """
 
 import json
@@ -19,34 +20,48 @@ from torch import Tensor
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.llm.data import files
 from trainworthy.recipes.shared import hub
-from trainworthy.recipes.vlm.data.conversations import Talk, Talks, Wrong, examined, looked_over, opened, plain, talk
+from trainworthy.recipes.vlm.data.conversations import (
+    BadLine,
+    Conversation,
+    Conversations,
+    conversation,
+    examined,
+    looked_over,
+    opened,
+    plain,
+)
 from trainworthy.recipes.vlm.data.rows import PLACE, Asked
 
 COLUMNS = ("image", "question", "answer")
+HELD_OUT = 0.05  # share of the pictures of a single file, without --data.val
 SORTS = 20  # number of different questions up to which each is a kind of its own in the tables
 
 
 @dataclass
-class Where:
+class Source:
     """Which images and questions."""
 
     path: str = "scenes"
-    """`scenes` (built-in composites of digits), or a folder with train.jsonl and val.jsonl."""
+    """`scenes` (built-in composites of digits), a folder with train.jsonl and val.jsonl, or one file (.jsonl, or LLaVA's .json)."""
     pairs: int = 3000
     """Number of training scenes, each with its counterfactual."""
     held_out: int = 250
     """Number of validation scenes of other digits, each with its counterfactual."""
     val: str = ""
-    """Validation lines of your own folder: a file like train.jsonl, or a share of its images such as 0.1. Default: val.jsonl."""
+    """Validation lines of your own folder: a file like train.jsonl, or a share of its images such as 0.1. Default: val.jsonl; 0.05 of
+    a single file."""
     longest: int = 128
     """Largest number of tokens of a sample, its image included. Longer samples are left out whole and counted, never cut."""
     max_bad: float = 0.01
     """Share of a file's lines that may be unusable (no answer, no text, a picture that cannot be read); they are left out, counted and
     named."""
+    images: str = ""
+    """Folder from which the lines name their pictures. Default: the folder of the lines."""
 
     def __post_init__(self):
         if self.path != "scenes" and Path(self.path).exists():
             self.path = str(Path(self.path).resolve())  # resumable from any folder
+        self.images = self.images and str(Path(self.images).resolve())
         if self.val and self.path == "scenes":
             raise UserError("--data.val is for pictures of your own", got=self.val, needed="--data.path FOLDER")
         if self.val and Path(self.val).exists():
@@ -57,10 +72,11 @@ class Where:
 
 @dataclass
 class Lines:
-    """The lines of one file: those that can be used, and what is wrong with the others."""
+    """The lines of one file, or the rows of a JSON list: those that can be used, and what is wrong with the others."""
 
     file: Path
-    good: list[Talk | dict[str, str]] = field(default_factory=list)
+    unit: str = "line"
+    good: list[Conversation | dict[str, str]] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     """Of each good line, from 1."""
     wrong: list[tuple[int, str]] = field(default_factory=list)
@@ -69,13 +85,22 @@ class Lines:
     @property
     def told(self) -> str:
         """How many lines cannot be used."""
-        return f"{len(self.wrong):,} of {len(self.wrong) + len(self.good):,} lines of {self.file}"
+        return f"{len(self.wrong):,} of {len(self.wrong) + len(self.good):,} {self.unit}s of {self.file}"
+
+    @property
+    def kinds(self) -> list[str]:
+        """What is wrong with lines, each kind with its first line, the commonest first."""
+        each: dict[str, list[tuple[int, str]]] = {}
+        for number, why in self.wrong:  # numbers, names and texts of a line do not make another kind
+            each.setdefault(re.sub(r"\(.*\)|'[^']*'|\d+", "", why), []).append((number, why))
+        return [f"{self.unit} {found[0][0]}{f' and {len(found) - 1:,} more' if len(found) > 1 else ''}: {found[0][1]}"
+                for found in sorted(each.values(), key=len, reverse=True)]  # fmt: skip
 
     @property
     def note(self) -> str:
         """What to report of lines that are left out, and of questions that are."""
-        said = [f"{self.told} left out: {'; '.join(kinds(self.wrong))}"] if self.wrong else []
-        talks = [line for line in self.good if isinstance(line, Talk)]
+        said = [f"{self.told} left out: {'; '.join(self.kinds)}"] if self.wrong else []
+        talks = [line for line in self.good if isinstance(line, Conversation)]
         if cut := sum(line.unanswered for line in talks):
             said.append(
                 f"{cut:,} of {len(talks):,} conversations of {self.file.name} end with a question that has no answer: it is left off"
@@ -115,46 +140,59 @@ class Folder:
         return self.found[self.names[index]]
 
 
-def load(path: str, split: str, val: str = "", max_bad: float = 0.0) -> Folder | Talks:
+def load(path: str, split: str, val: str = "", max_bad: float = 0.0, images: str = "") -> Folder | Conversations:
     """Load `train`, `val` or `test` of a folder; all splits share the kinds of questions. One conversation makes all lines conversations.
-    `val`, `max_bad`: see Where."""
-    both, notes = splits(Path(path), val, max_bad)
-    found = _source(Path(path), split, both)
+    `val`, `max_bad`, `images`: see Source."""
+    if images and not Path(images).is_dir():
+        raise UserError(f"--data.images {images}: there is no such folder", needed="the folder of the pictures")
+    root = Path(path)
+    pictures = Path(images) if images else root.parent if root.is_file() else root
+    both, notes = splits(root, val, max_bad, pictures)
+    found = _source(pictures, split, both)
     found.left_out = notes.get(split, "")
     return found
 
 
-def _source(path: Path, split: str, both: dict[str, list[Talk | dict[str, str]]]) -> Folder | Talks:
+def _source(path: Path, split: str, both: dict[str, list[Conversation | dict[str, str]]]) -> Folder | Conversations:
     every = [line for found in both.values() for line in found]
-    if any(isinstance(line, Talk) for line in every):
-        texts = list(dict.fromkeys(plain(q) for line in every for q, _ in _talk(line).turns))
+    if any(isinstance(line, Conversation) for line in every):
+        texts = list(dict.fromkeys(plain(q) for line in every for q, _ in _as_conversation(line).turns))
         kinds = tuple(texts) if len(texts) <= SORTS else ("question",)
-        return Talks(path, [_talk(line) for line in both[split]], kinds)
+        return Conversations(path, [_as_conversation(line) for line in both[split]], kinds)
     return Folder(path, both[split], list(dict.fromkeys(line["question"] for line in every)))
 
 
 def tested(path: str) -> tuple[str, ...]:
     """Return ("test",) if there are samples that no setting was chosen on: further scenes of the held-out digits, or test.jsonl."""
-    return ("test",) if path == "scenes" or (Path(path) / "test.jsonl").is_file() else ()
+    return ("test",) if path == "scenes" or lines_of(Path(path), "test").is_file() else ()
+
+
+def lines_of(root: Path, split: str) -> Path:
+    """Return the file with the lines of a split: SPLIT.jsonl, or SPLIT.json where only that is in the folder."""
+    lines, rows = root / f"{split}.jsonl", root / f"{split}.json"
+    return rows if rows.is_file() and not lines.is_file() else lines
 
 
 @cache
-def splits(root: Path, val: str, max_bad: float) -> tuple[dict[str, list[Talk | dict[str, str]]], dict[str, str]]:
+def splits(
+    root: Path, val: str, max_bad: float, pictures: Path
+) -> tuple[dict[str, list[Conversation | dict[str, str]]], dict[str, str]]:
     """Return the lines of each split, `train`, `val` and, if the folder has it, `test`; and what to report of each split's file."""
+    single = root.is_file()
     try:
-        share = float(val or "nan")
+        share = float(val or (HELD_OUT if single else "nan"))
     except ValueError:
         share = None
     if share is not None and not math.isnan(share) and not 0 < share < 1:
         raise UserError(
             f"--data.val {val}", needed="a file like train.jsonl, or a share of its pictures between 0 and 1"
         )
-    files = {"train": root / "train.jsonl"}
+    files = {"train": root if single else lines_of(root, "train")}
     if share is None or math.isnan(share):
-        files["val"] = Path(val) if share is None else root / "val.jsonl"
-    if (root / "test.jsonl").is_file():
-        files["test"] = root / "test.jsonl"
-    found = usable(root, {split: parse(file) for split, file in files.items()}, max_bad)
+        files["val"] = Path(val) if share is None else lines_of(root, "val")
+    if lines_of(root, "test").is_file():
+        files["test"] = lines_of(root, "test")
+    found = usable(pictures, {split: parse(file) for split, file in files.items()}, max_bad)
     lines, notes = {split: one.good for split, one in found.items()}, {split: one.note for split, one in found.items()}
     if "val" not in lines:
         learn = lines["train"]
@@ -177,7 +215,7 @@ def usable(root: Path, found: dict[str, Lines], max_bad: float) -> dict[str, Lin
     refused = [one for one in found.values() if len(one.wrong) > max_bad * (len(one.wrong) + len(one.good))]
     if refused:
         share = max(len(one.wrong) / (len(one.wrong) + len(one.good)) for one in refused)
-        said = [f"{one.file.name}, " * (len(refused) > 1) + kind for one in refused for kind in kinds(one.wrong)]
+        said = [f"{one.file.name}, " * (len(refused) > 1) + kind for one in refused for kind in one.kinds]
         raise UserError(
             f"{' and '.join(one.told for one in refused)} cannot be used",
             got="\n".join(said), needed="image, question and answer, each a text; or conversations, or messages, of users and answers in turn; "
@@ -187,20 +225,11 @@ def usable(root: Path, found: dict[str, Lines], max_bad: float) -> dict[str, Lin
     return found
 
 
-def kinds(wrong: list[tuple[int, str]]) -> list[str]:
-    """Return what is wrong with lines, each kind with its first line, the commonest first."""
-    each: dict[str, list[tuple[int, str]]] = {}
-    for number, why in wrong:  # numbers, names and texts of a line do not make another kind
-        each.setdefault(re.sub(r"\(.*\)|'[^']*'|\d+", "", why), []).append((number, why))
-    return [f"line {found[0][0]}{f' and {len(found) - 1:,} more' if len(found) > 1 else ''}: {found[0][1]}"
-            for found in sorted(each.values(), key=len, reverse=True)]  # fmt: skip
+def _pictures(line: Conversation | dict[str, str]) -> tuple[str, ...]:
+    return line.pictures if isinstance(line, Conversation) else (line["image"],)
 
 
-def _pictures(line: Talk | dict[str, str]) -> tuple[str, ...]:
-    return line.pictures if isinstance(line, Talk) else (line["image"],)
-
-
-def held_out(lines: list[Talk | dict[str, str]], share: float) -> list[bool]:
+def held_out(lines: list[Conversation | dict[str, str]], share: float) -> list[bool]:
     """Return whether each line is held out. Lines with the same image or pair go to one split, by the image's name alone."""
     group: dict[str, str] = {}
 
@@ -211,9 +240,12 @@ def held_out(lines: list[Talk | dict[str, str]], share: float) -> list[bool]:
 
     keys = [_pictures(line) for line in lines]
     for line, pictures in zip(lines, keys, strict=True):
-        linked = [*pictures, *([f"pair {line['pair']}"] if not isinstance(line, Talk) and "pair" in line else [])]
-        first, *others = sorted({root(name) for name in linked})
-        group |= dict.fromkeys(others, first)
+        linked = [
+            *pictures,
+            *([f"pair {line['pair']}"] if not isinstance(line, Conversation) and "pair" in line else []),
+        ]
+        roots = sorted({root(name) for name in linked})  # none for a conversation without a picture
+        group |= dict.fromkeys(roots[1:], roots[0]) if roots else {}
     out = [zlib.crc32(root(pictures[0]).encode()) % 1000 < 1000 * share if pictures else False for pictures in keys]
     if len(set(out)) < 2:
         raise UserError(f"--data.val {share:g} holds out {sum(out):,} of {len(out):,} lines",
@@ -222,41 +254,47 @@ def held_out(lines: list[Talk | dict[str, str]], share: float) -> list[bool]:
     return out
 
 
-def _talk(line: Talk | dict[str, str]) -> Talk:
-    return line if isinstance(line, Talk) else Talk((line["image"],), ((PLACE + line["question"], line["answer"]),))
+def _as_conversation(line: Conversation | dict[str, str]) -> Conversation:
+    return (
+        line
+        if isinstance(line, Conversation)
+        else Conversation((line["image"],), ((PLACE + line["question"], line["answer"]),))
+    )
 
 
-def read(file: Path) -> list[Talk | dict[str, str]]:
+def read(file: Path) -> list[Conversation | dict[str, str]]:
     """Return the lines of one file; raises UserError if one cannot be used. Pictures are not looked for."""
     found = parse(file)
     if found.wrong:
-        raise UserError(f"{found.told} cannot be used", got="\n".join(kinds(found.wrong)))
+        raise UserError(f"{found.told} cannot be used", got="\n".join(found.kinds))
     return found.good
 
 
 def parse(file: Path) -> Lines:
     """Return the lines of one file: conversations, or questions with their columns, and what is wrong with the others."""
     if not file.is_file():
-        raise UserError(f"there is no {file}", needed="a folder with train.jsonl and val.jsonl (or --data.val), pictures next to them",
+        raise UserError(f"there is no {file}", needed="a folder with train.jsonl and val.jsonl (or --data.val), pictures next to them "
+                        "(or in --data.images), or a file",
                         next='a line: {"image": "a.jpg", "question": "how many cats?", "answer": "two"}')  # fmt: skip
-    found = Lines(file)
     try:
-        text_of = files.text_of(file)
+        text = files.text_of(file)
+        whole = text.lstrip()[:1] == "["
+        found, rows = Lines(file, "row" if whole else "line"), json.loads(text) if whole else text.split("\n")
     except ValueError as error:
         raise hub.unreadable(file, error) from None
-    for number, text in enumerate(text_of.split("\n"), 1):
-        if not text.strip():
+    for number, row in enumerate(rows, 1):
+        if isinstance(row, str) and not row.strip():
             continue
         try:
-            line = json.loads(text)
+            line = json.loads(row) if found.unit == "line" else row
             if files.halves(line):
-                raise Wrong("a text has half of a character (a lone surrogate)")
+                raise BadLine("a text has half of a character (a lone surrogate)")
             talks = isinstance(line, dict) and {"conversations", "messages"} & line.keys()
-            found.good.append(talk(line) if talks else _question(line))
+            found.good.append(conversation(line) if talks else _question(line))
             found.numbers.append(number)
         except json.JSONDecodeError as error:
-            found.wrong.append((number, f"not JSON ({error}: {text[:60]})"))
-        except Wrong as why:
+            found.wrong.append((number, f"not JSON ({error}: {row[:60]})"))
+        except BadLine as why:
             found.wrong.append((number, str(why)))
     if not found.good and not found.wrong:
         raise UserError(f"{file} is empty", needed="a line for each question")
@@ -266,11 +304,11 @@ def parse(file: Path) -> Lines:
 def _question(line: Any) -> dict[str, str]:
     columns = line.keys() if isinstance(line, dict) else ()
     if missing := [c for c in COLUMNS if c not in columns]:
-        raise Wrong(f"no {' and no '.join(missing)} (it has {', '.join(columns) or type(line).__name__})")
+        raise BadLine(f"no {' and no '.join(missing)} (it has {', '.join(columns) or type(line).__name__})")
     if wrong := [c for c in COLUMNS if not (isinstance(line[c], str) and line[c].strip())]:
-        raise Wrong(f"{wrong[0]} is no text, or empty ({wrong[0]} {line[wrong[0]]!r})")
+        raise BadLine(f"{wrong[0]} is no text, or empty ({wrong[0]} {line[wrong[0]]!r})")
     question, answer = line["question"], line["answer"]
     if question.count(PLACE) > 1 or PLACE in answer or not plain(question):
-        raise Wrong(f"a picture has one place, before its question; several pictures are a conversation: images and messages "
+        raise BadLine(f"a picture has one place, before its question; several pictures are a conversation: images and messages "
                     f"({question!r}, answer {answer!r})"[:260])  # fmt: skip
     return {**line, "question": plain(question)}

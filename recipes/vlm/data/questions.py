@@ -13,7 +13,7 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.vlm.data import turns
-from trainworthy.recipes.vlm.data.conversations import Apart, Talks
+from trainworthy.recipes.vlm.data.conversations import Conversations, SingleQuestions
 from trainworthy.recipes.vlm.data.rows import FILL, IGNORE, IMAGE, Asked, chain, numbered, pack, right, together
 
 from trainworthy import core
@@ -37,7 +37,7 @@ class Source(Protocol):
     def asked(self, index: int) -> list[Asked]: ...
 
     def image(self, index: int) -> Tensor:
-        """Return the image of all these questions; Talks and Apart have `images` and `system` instead."""
+        """Return the image of all these questions; Conversations and SingleQuestions have `images` and `system` instead."""
 
 
 def verdicts(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
@@ -97,7 +97,7 @@ class Questions(core.Data):
 
     def __init__(self, source: Source, tokenizer: Any, *, features: int, side: int, longest: int):
         self.source, self.tokenizer, self.side, self.features = source, tokenizer, side, features
-        self.chat, self.talks = turns.chat(tokenizer), isinstance(source, (Talks, Apart))
+        self.chat, self.talks = turns.chat(tokenizer), isinstance(source, (Conversations, SingleQuestions))
         self.end = self.chat.form.end if self.chat else tokenizer.eos_token
         self.ends = self.chat.ends if self.chat else [tokenizer.eos_token_id]
         self.fields = {"image": core.Field("input", low=0.0, high=1.0), "labels": core.Field("target")}

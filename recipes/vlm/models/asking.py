@@ -47,12 +47,15 @@ class Asker:
     apart: str
     """What is between a picture's place and a question that is no conversation, as in training."""
     most: int
+    images: str = ""
+    """`--data.images` of the run; without it a file names pictures from its own folder."""
     unspoken = "it answers questions about pictures"
     noun = "answers"
 
     def read(self, file: Path) -> list[dict[str, Any]]:
         """Return the rows of a file with the conversation that each asks. One message lists every bad row."""
-        return speaking.usable(file, lambda row: self._row(row, file.absolute().parent), "", what="asked",
+        root = Path(self.images) if self.images and Path(self.images).is_dir() else file.absolute().parent
+        return speaking.usable(file, lambda row: self._row(row, root), "", what="asked",
                                needed="image (a path next to the file) and question, or messages with images")  # fmt: skip
 
     def _row(self, row: dict[str, Any], root: Path) -> dict[str, Any]:
@@ -67,17 +70,17 @@ class Asker:
                         due = turns.pop()
                         due = due.get("content", due.get("value"))
                     turns = [*turns, {"role": "assistant", "content": ANYTHING}]
-                talk = conversations.talk(row | {name: turns})
+                talk = conversations.conversation(row | {name: turns})
             else:
                 if not (
                     isinstance(row.get("image"), str)
                     and isinstance(row.get("question"), str)
                     and row["question"].strip()
                 ):
-                    raise conversations.Wrong(f"no image and question (it has {', '.join(row)})")
+                    raise conversations.BadLine(f"no image and question (it has {', '.join(row)})")
                 asked = f"{PLACE}{self.apart}{conversations.plain(row['question'])}"
-                talk = conversations.Talk((row["image"],), ((asked, ANYTHING),))
-        except conversations.Wrong as fault:
+                talk = conversations.Conversation((row["image"],), ((asked, ANYTHING),))
+        except conversations.BadLine as fault:
             raise BadRow(str(fault)) from None
         if not talk.pictures:
             raise BadRow("no picture")
@@ -96,7 +99,7 @@ class Asker:
         """Yield each row with the answer to its last question, `size` of them at once."""
         for i in range(0, len(rows), size):
             some = rows[i : i + size]
-            data = self.made(conversations.Talks(some[0]["root"], [one["talk"] for one in some], ("question",)))
+            data = self.made(conversations.Conversations(some[0]["root"], [one["talk"] for one in some], ("question",)))
             batch = to_device(data.collate([data.get(k, None) for k in range(len(data))]), self.device)
             asked = questions.prompts(batch)
             with torch.inference_mode():
@@ -126,4 +129,4 @@ def asker(cfg: Any, export: Path, towers: type[nn.Module]) -> Asker:
         model = towers(Eyes(export / "vision.pt2", about["side"]), nn.Identity(), language.whole(folder))
         made = lambda source: Questions(source, words, features=model.features, side=about["side"], longest=LONGEST)  # noqa: E731
     apart = "" if about["conversations"] or cfg.model else "\n"
-    return Asker(str(export), model.to(device).eval(), device, made, apart, about["max_new_tokens"])
+    return Asker(str(export), model.to(device).eval(), device, made, apart, about["max_new_tokens"], cfg.data.images)

@@ -15,8 +15,7 @@ from zlib import crc32
 import torch
 from trainworthy.recipes.llm.data import formats, pairs
 from trainworthy.recipes.llm.models import loading
-from trainworthy.recipes.rl.language.data.rewards import imported
-from trainworthy.recipes.shared import hub
+from trainworthy.recipes.shared import functions, hub
 
 from trainworthy import core
 
@@ -210,7 +209,9 @@ class Weighted:
 
 def _one(name: str) -> Reward:
     """One function by its name."""
-    return exact if name == "exact" else imported(name, "--reward", "exact, module:function or file.py:function")
+    return (
+        exact if name == "exact" else functions.imported(name, "--reward", "exact, module:function or file.py:function")
+    )
 
 
 def guarded(function: Reward, name: str, fail: Callable[[str], Exception]) -> Reward:

@@ -4,7 +4,6 @@ A reward is a function `reward(prompts, completions) -> list of numbers`, one pe
 of different lengths, the empty text, and scrambled texts.
 """
 
-import importlib.util
 import math
 import random
 import re
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.shared import hub
+from trainworthy.recipes.shared import functions, hub
 
 Reward = Callable[[list[str], list[str]], list[float]]
 FEWEST = 6  # words in a sentence
@@ -64,26 +63,9 @@ def load(name: str, setting: str = "--reward") -> Reward:
         return OWN[short]
     if Path(name).is_dir():
         return Model(hub.locate(name, setting, packaged="module:function"))
-    return imported(name, setting, "sentence, module:function, file.py:function, or the folder of a reward model")
-
-
-def imported(name: str, setting: str, wanted: str) -> Callable:
-    """Return the function that `module:function` or `file.py:function` names."""
-    where, _, function = name.rpartition(":")
-    try:
-        if where.endswith(".py"):
-            spec = importlib.util.spec_from_file_location("own_reward", where)
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(where)
-        found = getattr(module, function)
-    except (ImportError, AttributeError, ValueError, FileNotFoundError) as error:
-        raise UserError(f"{setting} {name} cannot be found", got=f"{type(error).__name__}: {error}", needed=wanted,
-                        next="a file's own path (./rewards.py:function) needs no import path") from None  # fmt: skip
-    if not callable(found):
-        raise UserError(f"{setting} {name} is not a function", got=type(found).__name__, needed=wanted)
-    return found
+    return functions.imported(
+        name, setting, "sentence, module:function, file.py:function, or the folder of a reward model"
+    )
 
 
 def nets(reward: Reward) -> dict[str, nn.Module]:
