@@ -54,14 +54,20 @@ def _pattern(weight: Tensor, loss: Tensor, own: Tensor, sample: Tensor) -> str:
     if dead.any():
         share, lost, kept = dead.double().mean().item(), loss[dead], loss[~dead]
         if lost.min() >= kept.max():
-            return f"the loss is clamped: the {share:.0%} of places whose loss is above {kept.max():.3g} get no gradient"
+            return (
+                f"the loss is clamped: the {share:.0%} of places whose loss is above {kept.max():.3g} get no gradient"
+            )
         if lost.max() <= kept.min():
             return f"the {share:.0%} of places whose loss is below {kept.min():.3g} get no gradient"
-        without = {c: dead[own == c].double().mean().item() for c in own.unique().tolist() if (own == c).sum() >= FEWEST}
+        without = {
+            c: dead[own == c].double().mean().item() for c in own.unique().tolist() if (own == c).sum() >= FEWEST
+        }
         out = [c for c, s in without.items() if s >= MOSTLY]
         if out and all(s <= HARDLY for c, s in without.items() if c not in out) and len(out) < len(without):
             names = ", ".join(map(str, out[:5]))
-            return f"class {names} gets no gradient at {min(without[c] for c in out):.0%} of its places: its weight is 0"
+            return (
+                f"class {names} gets no gradient at {min(without[c] for c in out):.0%} of its places: its weight is 0"
+            )
         return f"{share:.0%} of places get no gradient"
     if means := _constant_within(weight, own):
         low, high = min(means, key=lambda c: means[c]), max(means, key=lambda c: means[c])
