@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.modes import in_mode
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates import gate
+from trainworthy.core.gates import gate, place_weights
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.recipe.stage import Stage, batch_size
@@ -103,10 +103,28 @@ def compared(
     out = Comparison(batch_size(batch), own=own)
     for term, statement in due.items():
         fault, said, cause, _ = compare(term, statement, got[term], whole[term], model, limit(run, 1e-4))
+        if fault and cause == f"{term}: {UNKNOWN}" and (found := _places(run, stage, batch, term, state)):
+            cause = f"{term}: {found}"
         out.wrong += [fault] * bool(fault)
         out.said += [said] * bool(said)
         out.causes += [cause] * bool(cause)
     return out
+
+
+def _places(run: Any, stage: Stage, batch: dict, term: str, state: Callable[[], Statements]) -> str:
+    """Which places of the output a term weighs otherwise than its formula, or nothing."""
+
+    def total() -> Tensor:
+        return stage.loss(stage.model, batch)[term].float()
+
+    def due() -> Tensor:
+        return next(iter(state()[term].right.values())).float().sum()
+
+    try:
+        with run.autocast():
+            return place_weights.named(stage.model, total, due, limit(run, 1e-4))
+    except KeyError:  # the loss names its terms otherwise than the formula
+        return ""
 
 
 def row(batch: dict, i: int) -> dict:

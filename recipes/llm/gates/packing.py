@@ -122,15 +122,32 @@ def asked(context: GateContext) -> Finding:
         "; ".join(wrong) or f"{due.total()} tokens of {len(documents)} documents in {len(ids)} rows, each a target once; {got.total()} of "
         f"{ids.numel()} positions have a target",
         "every token of a document except its first is a target exactly once, also its end token; no target across documents or in padding",
-        seen_first(
-            (lost.total() > due.total() / 2, "labels are shifted in the data and once more in the loss, or not at all"),
-            (bool(extra) and not lost, "the first token of a document is the target after the previous document's end: mask labels where a "
-             "document begins"),
-            (bool(lost) and not extra and all(b == data.tokenizer.eos_token_id for _, b in lost), "the end token is masked because it is "
-             "also the pad: mask by length, never by id (the model then never stops)"),
-            (bool(extra) != bool(lost), "tokens that two windows share are targets twice, or documents that were cut lose their tails")),
+        _likely_causes(documents, ids, due, got, data.tokenizer.eos_token_id),
         evidence={"due": due.total(), "lost": lost.total(), "extra": extra.total()},
         batch=batch,
+    )  # fmt: skip
+
+
+def _likely_causes(documents: list[np.ndarray], ids: Tensor, due: Counter, got: Counter, eos: int) -> str:
+    """Causes of targets that are not those of the documents, those whose symptom is measured first. `due`, `got`: pairs (token, target)."""
+    lost, extra = due - got, got - due
+    moved: Counter = Counter()
+    for d in documents:
+        moved += Counter(zip(d[:-2].tolist(), d[2:].tolist(), strict=True)) + Counter(
+            zip(d.tolist(), d.tolist(), strict=True)
+        )
+    shifted = (extra & moved).total() > due.total() / 2
+    only_ends = bool(lost) and all(b == eos for _, b in lost)
+    in_rows = Counter(zip(ids[:, :-1].flatten().tolist(), ids[:, 1:].flatten().tolist(), strict=True))
+    ignored = bool(lost) and not shifted and not only_ends and not lost - in_rows
+    return seen_first(
+        (shifted, "labels are shifted in the data and once more in the loss, or not at all"),
+        (ignored, "tokens get no gradient from the loss: their losses are clamped, weighted with 0 or left out"),
+        (bool(extra) and not lost, "the first token of a document is the target after the previous document's end: mask labels where a "
+         "document begins"),
+        (only_ends and not extra, "the end token is masked because it is also the pad: mask by length, never by id (the model then never "
+         "stops)"),
+        (bool(extra) != bool(lost), "tokens that two windows share are targets twice, or documents that were cut lose their tails"),
     )  # fmt: skip
 
 
