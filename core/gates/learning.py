@@ -12,14 +12,14 @@ from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate, named_causes
 from trainworthy.core.gates.dependence_causes import of_blind_answers
 from trainworthy.core.gates.diagnosis import ratio
-from trainworthy.core.gates.gate import GateContext, fetch, pick, pieces, total_loss, train_set
+from trainworthy.core.gates.gate import GateContext, fetch, loss_of_parts, pick, pieces, total_loss, train_set
 from trainworthy.core.gates.mixture import dependency as dependency
 from trainworthy.core.gates.norms import layers
 from trainworthy.core.gates.shuffled import reaches
 from trainworthy.core.gates.tiny import skill as skill
 from trainworthy.core.gates.tiny import tiny_data as tiny_data
 from trainworthy.core.loop.run import Plan, Run, evaluating
-from trainworthy.core.recipe.stage import Expect, Stage, View, batch_size, categorical
+from trainworthy.core.recipe.stage import Expect, Stage, View, categorical
 
 OVERFIT_SAMPLES = 8
 PATIENCE = 30.0  # seconds of the first training of eight samples above which no other rate is tried
@@ -47,13 +47,12 @@ def initial_loss(context: GateContext) -> Finding:
     data = train_set(stage)
     indices = pick(data, stage.expect.at_most(256, times=16), context.cfg.run.seed)
     most = len(indices) if stage.expect.couplings else run.cfg.train.eval_batch_size  # no more at once than evaluations
-    batches = [fetch(data, some, context.cfg.run.seed, run.device) for some in pieces(indices, most)]
+    parts = pieces(indices, most)
     with evaluating(stage.model):
-        measured = total_loss(run, stage, *batches).item()
+        measured = loss_of_parts(run, stage, lambda some: fetch(data, some, context.cfg.run.seed, run.device), parts)
     if callable(expected):
-        whole = batches[0] if len(batches) == 1 else fetch(data, indices, context.cfg.run.seed, run.device)
-        expected = _on(whole, expected)
-    tolerance, n = 0.1 * expected, batch_size(batches[0])
+        expected = _on(fetch(data, indices, context.cfg.run.seed, run.device), expected)
+    tolerance, n = 0.1 * expected, len(parts[0])
     factors = {
         f"the loss is summed over the {n} samples of the batch: it is not divided": n,
         f"the loss is divided by the {n} samples of the batch twice": 1 / n,

@@ -17,7 +17,7 @@ def cut(one: Estimate, processes: int, kind: str) -> Estimate:
 
     Each process holds a part of parameters, EMA, gradients and moments. Added, at most: the parameters that are gathered (of `full` two
     units, one computes and one arrives, and what is in no unit; of `grad` all) and the gradients that wait to be reduced (as
-    many; all if a step has several micro-batches). Activations stay. In bf16 units are gathered in bf16, in place of the copies of
+    many; all if a step has several micro-batches). Activations stay, at their peak. In bf16 units are gathered in bf16, in place of the copies of
     the weights that autocast makes.
     """
     if processes == 1 or kind == shard.NONE:
@@ -28,14 +28,14 @@ def cut(one: Estimate, processes: int, kind: str) -> Estimate:
     held = (one.weights + one.average + one.gradients + one.optimizer) // processes
     still = (one.weights + one.average + one.optimizer) // processes
     own = one.weights + one.average + one.optimizer + one.frozen
-    evaluation = one.evaluation and max(0, one.evaluation - own) + still + one.frozen + there
+    evaluation = one.evaluation and max(0, one.evaluation - own - one.halves) + still + one.frozen + there
     return replace(
         one,
         weights=one.weights // processes,
         average=one.average // processes,
         gradients=one.gradients // processes,
         optimizer=one.optimizer // processes,
-        training=held + one.frozen + max(0, one.activations - one.halves) + gathered + waiting,
+        training=held + one.frozen + max(0, one.computing - one.halves) + gathered + waiting,
         evaluation=evaluation,
     )
 
