@@ -1,6 +1,6 @@
 """What gates hold in memory: bytes of live floating-point tensors at every gate, and when the full run is built.
 
-    python bench/gate_memory.py RECIPE [settings of `trainworthy run`] [--json FILE] [--who [GATE]] [--only ID,...] [--host] [--stand-in FOLDER]
+    python bench/gate_memory.py RECIPE [settings of `trainworthy run`] [--json FILE] [--who [GATE,...]] [--only ID,...] [--host] [--stand-in FOLDER]
 
 Runs the real command in this process, on the CPU, until the recipe's `train()` has ended, and counts there. How: a dispatch mode sees
 the output of every operation, a weak reference to its storage tells when that is freed; the number of bytes is a sum of storages,
@@ -13,7 +13,7 @@ compute with them until they are back. With `--host` they count, as on a CPU.
 The unit of all columns is the model's parameters in their own precision. Training with AdamW takes four (weights, gradient, two
 moments) and its activations. `training` is the peak of the full run, from its build to the end of the recipe's `train()`, with its
 evaluations. `--only` leaves out all gates but these. `--who` lists the lines of code that made what is alive at the peak of the
-highest gate (or of GATE), and when the full run is built. `--stand-in` replaces large models by the smoke tests' tiny ones, which
+highest gate (or of each GATE), and when the full run is built. `--stand-in` replaces large models by the smoke tests' tiny ones, which
 are written into FOLDER; their weights are random, so a gate that fails counts and stops nothing.
 """
 
@@ -81,6 +81,16 @@ class Attributed(LiveBytes):
         return super().restart()
 
 
+def in_file(tensor: torch.Tensor) -> bool:
+    """Return whether the tensor's memory is a part of a file (safetensors maps the files that it reads; torch does not know)."""
+    place, maps = tensor.data_ptr(), Path("/proc/self/maps")
+    for line in maps.read_text().splitlines() if maps.is_file() else ():
+        begin, end = (int(x, 16) for x in line.split()[0].split("-"))
+        if begin <= place < end:
+            return len(line.split()) > 5 and line.split()[5].startswith("/")
+    return False
+
+
 class Ended(BaseException):
     """The recipe's `train()` has ended: all is measured."""
 
@@ -113,7 +123,7 @@ def counted(
     memory = Attributed(who)
     found |= {"gates": {}, "who": {}}
     prove, make, end, snapshot = runner._check, stages.Part.build, Run.end, checkpoint.snapshot
-    every = order.of_stage
+    every, build = order.of_stage, gate.build
 
     def judged(one, context) -> Any:
         before = memory.restart()
@@ -131,6 +141,13 @@ def counted(
             found["start"], found["who"]["start"] = memory.restart(), memory.sites()
         stage = make(part, run, previous)
         found["weights"] = sum(p.numel() * p.element_size() for p in stage.model.parameters())
+        return stage
+
+    def rehearsed(run: Run, make: Callable[[Run], Stage]) -> Stage:
+        stage = build(run, make)
+        for tensor in (stage.pretrained or {}).values():
+            if in_file(tensor):
+                memory.forget(tensor)
         return stage
 
     def ended(run: Run, stage: Stage) -> None:
@@ -153,6 +170,7 @@ def counted(
     with (
         mock.patch.object(runner, "_check", judged),
         mock.patch.object(stages.Part, "build", built),
+        mock.patch.object(gate, "build", rehearsed),
         mock.patch.object(Run, "end", ended),
         mock.patch.object(order, "of_stage", chosen),
         mock.patch.object(checkpoint, "snapshot", uncounted(snapshot)),
@@ -194,7 +212,7 @@ def main() -> None:
     parser.add_argument("recipe")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", default="", metavar="ID,...")
-    parser.add_argument("--who", nargs="?", const="highest", metavar="GATE")
+    parser.add_argument("--who", nargs="?", const="highest", metavar="GATE,...")
     parser.add_argument("--host", action="store_true")
     parser.add_argument("--stand-in", type=Path)
     args, settings = parser.parse_known_args()
@@ -219,7 +237,7 @@ def main() -> None:
     worst = max(found["gates"], key=lambda name: found["gates"][name][1])
     print(f"  highest of the gates over training: {found['gates'][worst][1] / found['training']:.2f} ({worst})")
     if args.who:
-        for name in (worst if args.who == "highest" else args.who, "start", "training"):
+        for name in (*(worst if args.who == "highest" else args.who).split(","), "start", "training"):
             print(f"\n{name}")
             for site, size in who[name].most_common(25):
                 print(f"  {size / unit:8.2f}  {site}")

@@ -44,6 +44,12 @@ class LiveBytes(TorchDispatchMode):
         self.live += size
         self.peak = max(self.peak, self.live)
 
+    def forget(self, tensor: Tensor) -> None:
+        """Leave the storage of `tensor` out from here on."""
+        key = id(tensor.untyped_storage())
+        if key in self._sizes:
+            self._freed(key, self._sizes[key][0])
+
     def _freed(self, key: int, ref: weakref.ref) -> None:
         if key in self._sizes and self._sizes[key][0] is ref:
             self.live -= self._sizes.pop(key)[1]

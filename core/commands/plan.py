@@ -173,7 +173,9 @@ def plan(
     rows, phases = [], list(config.phases(cfg))
     for index, whole in enumerate(found):
         one = spread.cut(whole, processes, cfg.run.shard)
-        row = asdict(one) | {"activations": whole.activations, "gates": gates(whole), "fits": None, "change": []}
+        cut = processes > 1 and cfg.run.shard != "none"
+        rest = max(0, whole.computing - whole.halves) if cut else whole.activations
+        row = asdict(one) | {"activations": rest, "gates": gates(whole), "fits": None, "change": []}
         phase = getattr(cfg, phases[index]) if index < len(phases) else cfg.train
         row["disk"] = (cfg.run.keep_checkpoints + 1) * one.checkpoint + cfg.run.keep_best * one.best
         row["batch"] = phase.batch_size

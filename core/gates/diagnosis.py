@@ -13,6 +13,7 @@ from trainworthy.core.loop.optim import exact
 
 SAME = 1e-2  # relative; above another processor's rounding, below the effect of new dropout draws
 MOST = 50_000_000  # gradient entries; larger models get no copies
+STRIDE, ENTRIES = 7, 1_000_000  # kept of a gradient until the next step: a seventh, or about so many entries
 
 Vector = list[Tensor]
 
@@ -34,8 +35,8 @@ class Candidates:
     got: Vector
     own: Vector
     """Gradient of the loss on the step's batch."""
-    before: Vector | None
-    """Gradient that the optimiser got at the step before."""
+    before: Tensor | None
+    """Entries (`sample`) of the gradient that the optimiser got at the step before."""
     stale: Vector | None
     """Gradient of the loss at the step before."""
     parts: list[Vector] = field(default_factory=list)
@@ -50,16 +51,19 @@ def experiments(c: Candidates) -> list[Experiment]:
     """Compare every available candidate; the best fit comes first."""
     found: list[Experiment] = []
 
-    def compare(equals: str, cause: str, candidate: Vector | None, *, clipped: bool = False) -> None:
+    def compare(
+        equals: str, cause: str, candidate: Vector | None, *, clipped: bool = False, got: Vector = c.got
+    ) -> None:
         """`clipped`: clipping may have changed the length, so compare the direction."""
         if candidate is not None:
-            difference = _difference(_unit(c.got), _unit(candidate)) if clipped else _difference(c.got, candidate)
+            difference = _difference(_unit(got), _unit(candidate)) if clipped else _difference(got, candidate)
             found.append(Experiment(cause, equals, difference))
 
     n = len(c.parts)
-    if c.before is not None:
+    if c.before is not None and (some := sample(c.got)).any():
         added = "zero_grad() is missing: the gradients of earlier steps are added"
-        compare("the loss's own plus what it got at the step before", added, _add(c.own, c.before), clipped=True)
+        both = sample(c.own) + c.before.to(some)
+        compare("the loss's own plus what it got at the step before", added, [both], clipped=True, got=[some])
     late = "step() comes before backward(): the optimiser is a step behind"
     compare("that of the batch before", late, c.stale, clipped=True)
     for i, part in enumerate(c.parts):
@@ -112,6 +116,12 @@ def small(vector: Vector) -> bool:
     return sum(t.numel() for t in vector) <= MOST
 
 
+def sample(vector: Vector) -> Tensor:
+    """Return evenly spaced entries of a gradient, (n,): enough to compare directions, and little to keep until the next step."""
+    stride = max(STRIDE, sum(t.numel() for t in vector) // ENTRIES)
+    return torch.cat([t.flatten()[::stride] for t in vector])
+
+
 def _difference(a: Vector, b: Vector) -> float:
     gap = sum((exact(x) - exact(y)).square().sum() for x, y in zip(a, b, strict=True)).sqrt()
     size = max(sum(exact(x).square().sum() for x in v).sqrt() for v in (a, b))
@@ -135,10 +145,6 @@ def _unit(a: Vector) -> Vector:
 
 def _scaled(a: Vector, factor: float) -> Vector:
     return [x * factor for x in a]
-
-
-def _add(a: Vector, b: Vector) -> Vector:
-    return [x + y for x, y in zip(a, b, strict=True)]
 
 
 def rolled(batch: dict, targets: list[str]) -> dict | None:

@@ -86,12 +86,14 @@ class GateContext:
     """The stage before this one: none, one that the gates trained on eight samples, or one that this run has
     trained."""
     memo: dict[str, Any] = field(default_factory=dict)
+    here: set[str] = field(default_factory=set)
+    """Entries of `memo` whose weights are on the device."""
     frozen: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
     """Frozen weights by module and name, which all builds share (`share`)."""
 
-    def build(self, plan: Plan) -> tuple[Run, Stage]:
-        """Build a run and a stage as the full run will; frozen weights are in memory once for all builds."""
-        run = Run(self.cfg, self.accelerator, plan=plan)
+    def build(self, plan: Plan, cfg: config.Config | None = None) -> tuple[Run, Stage]:
+        """Build a run and a stage as the full run will, or by other settings; frozen weights are in memory once for all builds."""
+        run = Run(cfg or self.cfg, self.accelerator, plan=plan)
         stage = build(run, self.make)
         if run.shard == shard.NONE:
             share(stage, self.frozen)
@@ -112,18 +114,30 @@ class GateContext:
         return self.memo["look"][1] if "look" in self.memo else self.look()[1]
 
     def once(self, key: str, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, computed once for all gates. A stage in it is not trained any more."""
+        """Return the result of `make`, computed once for all gates. A stage in it is not trained any more. While `make` works,
+        the stages that this gate has asked for already are on the host."""
         if key not in self.memo:
-            self.memo[key] = make()
-            for stage in _stages(self.memo[key]):
-                release(stage)
+            asked_for = [*self.here]
+            self.put_away()
+            try:
+                self.memo[key] = make()
+                for stage in _stages(self.memo[key]):
+                    release(stage)
+            finally:
+                for earlier in asked_for:
+                    self._fetch(earlier)
+        self._fetch(key)
+        return self.memo[key]
+
+    def _fetch(self, key: str) -> None:
+        self.here.add(key)
         for stage in _stages(self.memo[key]):
             move(stage, self.accelerator.device)
-        return self.memo[key]
 
     def put_away(self) -> None:
         """Keep the weights of the stages that gates share on the host until a gate asks for them. Called before each
         gate."""
+        self.here.clear()
         for made in self.memo.values():
             for stage in _stages(made):
                 move(stage, HOST)
@@ -158,7 +172,7 @@ def move(stage: Stage, device: torch.device) -> None:
 def changing_models(stage: Stage) -> list[nn.Module]:
     """Return the models of a stage that change in training."""
     others = (getattr(one, "net", None) for one in stage.state.values())
-    return [stage.model, stage.eval_model, *(net for net in others if isinstance(net, nn.Module))]
+    return [stage.model, stage.eval_model, *(net for net in others if isinstance(net, nn.Module)), *stage.copies]
 
 
 def share(stage: Stage, known: dict[tuple[str, str], torch.Tensor]) -> None:
@@ -351,3 +365,17 @@ def total_loss(run: Run, stage: Stage, *batches: dict) -> torch.Tensor:
             )
         sums = {t: s if t not in sums else sums[t] + s for t, s in terms.items()}
     return functools.reduce(torch.add, (s / denominator(t, counts) for t, s in sums.items()))
+
+
+def loss_of_parts(run: Run, stage: Stage, read: Callable[[list[int]], dict], parts: list[list[int]]) -> float:
+    """Return the mean loss of a batch that is read in parts, of which one at a time is in memory: first for the denominators,
+    then for the loss."""
+    if len(parts) == 1:
+        return total_loss(run, stage, read(parts[0])).item()
+    counts = summed([stage.counts(read(part)) for part in parts])
+    total = 0.0
+    for part in parts:
+        with run.autocast():
+            terms = stage.loss(stage.model, read(part))
+        total += sum((s / denominator(t, counts)).item() for t, s in terms.items())
+    return total

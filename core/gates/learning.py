@@ -13,10 +13,10 @@ from trainworthy.core.gates import gate, named_causes
 from trainworthy.core.gates.batch_norm import layers
 from trainworthy.core.gates.dependence_causes import of_blind_answers
 from trainworthy.core.gates.diagnosis import ratio
-from trainworthy.core.gates.gate import GateContext, fetch, pick, split_evenly, total_loss, train_set
+from trainworthy.core.gates.gate import GateContext, fetch, loss_of_parts, pick, split_evenly, total_loss, train_set
 from trainworthy.core.gates.null_model import reaches
 from trainworthy.core.loop.run import Plan, Run, evaluating
-from trainworthy.core.recipe.stage import Expect, Stage, View, batch_size, categorical
+from trainworthy.core.recipe.stage import Expect, Stage, View, categorical
 
 OVERFIT_SAMPLES = 8
 PATIENCE = 30.0  # seconds of the first training of eight samples above which no other rate is tried
@@ -44,13 +44,12 @@ def initial_loss(context: GateContext) -> Finding:
     data = train_set(stage)
     indices = pick(data, stage.expect.at_most(256, times=16), context.cfg.run.seed)
     most = len(indices) if stage.expect.couplings else run.cfg.train.eval_batch_size  # no more at once than evaluations
-    batches = [fetch(data, some, context.cfg.run.seed, run.device) for some in split_evenly(indices, most)]
+    parts = split_evenly(indices, most)
     with evaluating(stage.model):
-        measured = total_loss(run, stage, *batches).item()
+        measured = loss_of_parts(run, stage, lambda some: fetch(data, some, context.cfg.run.seed, run.device), parts)
     if callable(expected):
-        whole = batches[0] if len(batches) == 1 else fetch(data, indices, context.cfg.run.seed, run.device)
-        expected = _on(whole, expected)
-    tolerance, n = 0.1 * expected, batch_size(batches[0])
+        expected = _on(fetch(data, indices, context.cfg.run.seed, run.device), expected)
+    tolerance, n = 0.1 * expected, len(parts[0])
     factors = {
         f"the loss is summed over the {n} samples of the batch: it is not divided": n,
         f"the loss is divided by the {n} samples of the batch twice": 1 / n,

@@ -13,7 +13,7 @@ from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import loader
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.gate import GateContext, build, fetch, own_size, pick, split_evenly, total_loss, train_set
+from trainworthy.core.gates.gate import GateContext, fetch, own_size, pick, split_evenly, total_loss, train_set
 from trainworthy.core.gates.recorder import rehearsed, training_samples
 from trainworthy.core.loop import optim
 from trainworthy.core.loop.lr_finder import Band, LRFinder
@@ -69,8 +69,7 @@ def _seen(context: GateContext) -> Seen:
         )
         units = FEW_UNITS if context.expect.gate_batch_size else UNITS
         size = max(1 if context.expect.gate_batch_size else 8, context.accelerator.num_processes * cfg.train.accumulate)
-        run = Run(cfg, context.accelerator, plan=Plan(steps=units, batch_size=size))
-        stage = build(run, context.make)
+        run, stage = context.build(Plan(steps=units, batch_size=size), cfg)
         names = {id(o): name for name, o in stage.optimizers.items()}
         seen = Seen(
             {n: [float(g.get("peak_lr", g["lr"])) for g in o.param_groups] for n, o in stage.optimizers.items()}, units

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from trainworthy.core.base import seeds
 from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.verdict import Skip
-from trainworthy.core.gates.diagnosis import Candidates, Experiment, experiments, rolled, small
+from trainworthy.core.gates.diagnosis import Candidates, Experiment, experiments, rolled, sample, small
 from trainworthy.core.gates.gate import GateContext, micro_batch_sizes
 from trainworthy.core.gates.shared_memory import shared
 from trainworthy.core.loop.checkpoint import Segment
@@ -24,7 +24,8 @@ from trainworthy.core.loop.run import Plan, Run, Step
 from trainworthy.core.loop.update import denominator, over_ranks, summed
 from trainworthy.core.recipe.stage import Data, Field, Stage, batch_size
 
-STEPS, BATCH, SPOTS = 4, 16, 4096
+STEPS, BATCH = 4, 16
+SPOTS, SHARE = 4096, 16  # entries of a tensor that must move: a sixteenth (64 or more), at most so many
 
 
 @dataclass
@@ -69,7 +70,7 @@ class Recorder:
         self._names = {id(p): n for n, p in stage.model.named_parameters()}
         self._busy = False
         self._before: dict[str, tuple[Tensor, Tensor]] = {}
-        self._last: tuple[list[str], list[Tensor]] | None = None  # of the step before: names, the optimiser's gradients
+        self._last: tuple[list[str], Tensor] | None = None  # names, entries of the last step's gradient
         self._previous: Step | None = None
         self._wrapped: list[Data] = []
         self._ask = getattr(stage, "ask", None) if "train" not in stage.data else None
@@ -161,7 +162,8 @@ class Recorder:
             self.record.received[name] = max(self.record.received.get(name, 0.0), size)
             # The largest entry: a regular grid can hit only kernel corners, which get no gradient on a 1x1 map
             if size > 0:
-                grad, spots = p.grad.flatten().abs().topk(min(SPOTS, p.numel()))
+                count = min(p.numel(), SPOTS, max(64, p.numel() // SHARE))
+                grad, spots = p.grad.flatten().abs().topk(count)
                 live = spots[grad > 1e-3 * grad[0]]
                 self._before[name] = (live, p.detach().flatten()[live].clone())
         batches = self.run.current and (self.run.current.batches or self.run.used_batches)
@@ -215,7 +217,7 @@ class Recorder:
         odd = abs(found["norm"] - want * clip) > 0.01 * want * clip and abs(found["norm"] - want) > 0.01 * want
         if (found["cosine"] < 0.99 or odd) and not self.record.experiments and small(fresh):
             same = self._last is not None and self._last[0] == list(params)
-            before = [g.to(run.device) for g in self._last[1]] if same else None
+            before = self._last[1] if same else None
             stale = None  # with step() first, the weights have not changed since that batch
             if self._previous and self._previous.batches and self._previous is not step:
                 (stale,) = self._own(self._previous.batches, weights, self._previous)
@@ -230,8 +232,7 @@ class Recorder:
 
             some = self._own(batches, weights, step, each=True) if len(batches) > 1 and run.world == 1 else []
             self.record.experiments = experiments(Candidates(got_now, fresh, before, stale, some, local, neighbours))
-        if small(fresh):
-            self._last = (list(params), [g.to("cpu", copy=True) for g in got_now])
+        self._last = (list(params), sample(got_now).cpu())
         return found
 
     def _own(

@@ -339,6 +339,8 @@ class Stage:
     """The domain's own monitors, in addition to core's, for faults that only the evaluations of a whole run can
     show."""
 
+    copies = cast("Sequence[nn.Module]", ())
+    """Copies of models that gates keep with the stage; no field."""
     wrapped = cast("tuple[nn.Module, nn.Module] | None", None)
     """(model, the module whose forward is its loss), once it is trained; no field: a copy of the stage wraps its own model."""
 

@@ -24,7 +24,7 @@ from trainworthy.core.session import stages, token_rows
 from trainworthy.core.session.simulation import LONGEST, Simulation, TooLong, simulated
 
 STEPS = 2  # the second one finds the optimiser's state
-LONGEST_EVALUATION = 30.0  # seconds of its simulation
+LONGEST_EVALUATION = 30.0  # processor seconds of its simulation
 
 
 @dataclass
@@ -50,6 +50,9 @@ class Estimate:
     """Of an optimiser step, on each process."""
     training: int
     """Peak of an optimiser step, with all of the above."""
+    computing: int
+    """Peak of what is neither weights, EMA, frozen modules, gradients nor optimiser's state: more than `activations` where a backward
+    pass frees fewer bytes of activations than it makes of gradients, so that `training` has its peak at its end."""
     largest: tuple[tuple[int, ...], str, int]
     """Shape, type and bytes of the largest tensor that the steps make."""
     flops: float
@@ -113,7 +116,7 @@ def _estimate(
     pieces = min(2, t.accumulate)  # the second one finds the first one's gradients
     plan = Plan(steps=STEPS, batch_size=pieces * micro, sizes=[micro] * pieces)
     run = Run(part.cfg, accelerator, plan=plan)
-    memory.ends = time.monotonic() + LONGEST
+    memory.ends = time.process_time() + LONGEST
     stage = part.build(run, previous)
     shard.assert_supported(recipe.id, [stage], part.cfg, precision=run.precision)
     limit = getattr(getattr(part.cfg, "data", None), "max_length", 0)
@@ -123,6 +126,8 @@ def _estimate(
     if not reads:
         plan.sizes = None
     total = _steps(part.cfg, run, stage, samples, known=not longest)
+    for p in stage.parameters().values():
+        p.register_post_accumulate_grad_hook(memory.gradient)
     memory.flops, memory.largest = 0.0, ((), "", 0)
     memory.restart()
     try:
@@ -133,7 +138,7 @@ def _estimate(
     except Exception as error:
         missing.append(f"a training step: {_describe(error)}")
     memory.ends = math.inf
-    training, flops, largest = memory.peak, memory.flops, memory.largest
+    training, flops, largest, apart = memory.peak, memory.flops, memory.largest, memory.without_gradients
     tokens = token_rows.tokens(stage.data["train"], micro) if reads else 0
     ours = _size([*stage.model.state_dict().values(), *stage.model.buffers()])
     average = 0 if stage.ema_model is None else _size(stage.ema_model.state_dict().values())
@@ -142,7 +147,8 @@ def _estimate(
     state = _size(x for o in stage.optimizers.values() for x in tree_leaves(list(o.state.values())))
     buckets = processes > 1 and part.cfg.run.shard == shard.NONE  # DDP's copy of the gradients
     gradients = _size(trained) * (2 if buckets else 1)
-    least = ours + average + frozen + gradients + state
+    held = ours + average + frozen + state
+    least = held + gradients
     for p in trained:
         p.grad = None
     evaluation = _evaluation(run, stage, memory, t.eval_batch_size, missing)
@@ -152,7 +158,7 @@ def _estimate(
         stage=part.name, parameters=sum(p.numel() for p in stage.model.parameters()), trained=sum(p.numel() for p in trained),
         weights=ours, average=average, frozen=frozen, gradients=gradients, optimizer=state, micro_batch=micro,
         micro_batches=t.accumulate if reads else 1, training=max(least, training + (_size(trained) if buckets else 0)), largest=largest,
-        flops=processes * flops / STEPS * (t.accumulate / pieces if reads else 1), steps=total, tokens=tokens,
+        computing=max(0, apart - held), flops=processes * flops / STEPS * (t.accumulate / pieces if reads else 1), steps=total, tokens=tokens,
         gate_batch=stage.expect.gate_batch_size or t.batch_size, **_units(stage, run), checkpoint=kept + state + inside, best=kept,
         evaluation=evaluation, cache=_cache(stage, part.cfg), missing=missing,
     )  # fmt: skip
@@ -164,7 +170,7 @@ def _evaluation(run: Run, stage: Stage, memory: Simulation, batch_size: int, mis
     if val is None or not len(val):
         return None
     memory.restart()
-    memory.ends = time.monotonic() + LONGEST_EVALUATION
+    memory.ends = time.process_time() + LONGEST_EVALUATION
     try:
         run.measure(stage, View(val, range(min(len(val), batch_size))))
         peak = memory.peak

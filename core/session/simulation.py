@@ -4,6 +4,7 @@ import contextlib
 import copy
 import importlib.util
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -16,8 +17,8 @@ from torch.utils.flop_counter import flop_registry
 from trainworthy.core.base import planning
 from trainworthy.core.base.live_bytes import LiveBytes
 
-LONGEST = 120.0
-"""Seconds of a simulation."""
+LONGEST = 900.0
+"""Processor seconds of building a stage and simulating its steps."""
 GENERATED = 3
 """Tokens of a generation that are simulated."""
 aten = torch.ops.aten
@@ -46,10 +47,14 @@ class Simulation(LiveBytes):
     def __init__(self, mode: FakeTensorMode):
         super().__init__()
         self.mode, self.flops, self.largest = mode, 0.0, ((), "", 0)
-        self.ends = time.monotonic() + LONGEST
+        self.without_gradients = 0
+        """Peak of what is alive besides the gradients of parameters, which fill up while a backward pass frees activations."""
+        self._gradients: dict[int, int] = {}  # storages of gradients: bytes
+        self._in_gradients = 0
+        self.ends = time.process_time() + LONGEST
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
-        if time.monotonic() > self.ends:
+        if time.process_time() > self.ends:
             raise TooLong("it takes too long")
         if args and isinstance(args[0], FakeTensor):
             if func is aten._local_scalar_dense.default:
@@ -83,9 +88,27 @@ class Simulation(LiveBytes):
 
     def count(self, tensor: Tensor) -> None:
         super().count(tensor)
+        self.without_gradients = max(self.without_gradients, self.live - self._in_gradients)
         size = tensor.numel() * tensor.element_size()
         if size > self.largest[2]:
             self.largest = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), size)
+
+    def gradient(self, parameter: Tensor) -> None:
+        """Note that a gradient was added to this parameter's: the hook after each accumulation."""
+        assert parameter.grad is not None
+        key = id(parameter.grad.untyped_storage())
+        if key in self._sizes and key not in self._gradients:
+            self._gradients[key] = self._sizes[key][1]
+            self._in_gradients += self._sizes[key][1]
+
+    def restart(self) -> int:
+        self.without_gradients = 0
+        return super().restart()
+
+    def _freed(self, key: int, ref: weakref.ref) -> None:
+        super()._freed(key, ref)
+        if key not in self._sizes:
+            self._in_gradients -= self._gradients.pop(key, 0)
 
     def _positions(self, indices: list[Tensor | None]) -> list[Tensor | None]:
         """Return indices without masks: of a real mask its positions, of a fake one all of them (at most)."""

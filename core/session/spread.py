@@ -28,14 +28,14 @@ def cut(one: Estimate, processes: int, kind: str) -> Estimate:
     held = (one.weights + one.average + one.gradients + one.optimizer) // processes
     still = (one.weights + one.average + one.optimizer) // processes
     own = one.weights + one.average + one.optimizer + one.frozen
-    evaluation = one.evaluation and max(0, one.evaluation - own) + still + one.frozen + there
+    evaluation = one.evaluation and max(0, one.evaluation - own - one.halves) + still + one.frozen + there
     return replace(
         one,
         weights=one.weights // processes,
         average=one.average // processes,
         gradients=one.gradients // processes,
         optimizer=one.optimizer // processes,
-        training=held + one.frozen + max(0, one.activations - one.halves) + gathered + waiting,
+        training=held + one.frozen + max(0, one.computing - one.halves) + gathered + waiting,
         evaluation=evaluation,
     )
 

@@ -138,7 +138,7 @@ def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) 
     model = latents.make(cfg.vae, images.shape[1], side)
     shape = latents.shape(model, side, len(cfg.widths) - 1)
     rows = {"train": learn, "val": held_out} | ({} if tested is None else {"test": tested})
-    data = {name: latents.Pictures(images[i], labels[i], classes, shape) for name, i in rows.items()}
+    data = {name: latents.Pictures(pictures.Rows(images, i), labels[i], classes, shape) for name, i in rows.items()}
     classifier = pictures.classifier(cfg.data)
     data["train"].notes = {**notes, "classifier": classifier.description}
     trip = latents.RoundTrip(run, classifier, found)
@@ -190,13 +190,16 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
     vae = previous.eval_model.to(run.device).eval()
     middles = latents.cached(vae, images)
     z = pipeline.scaled(latents.measured(vae, middles[learn]), middles)
-    train_data = Noised(z[learn], images[learn], labels[learn], classes, process, cfg.conditioning_dropout_prob)
-    val_data = Noised(z[held_out], images[held_out], labels[held_out], classes, process, cfg.conditioning_dropout_prob)
+    z = latents.shared(z)
+
+    def part(chosen: Tensor) -> Noised:
+        rows, own = pictures.Rows(z, chosen), pictures.Rows(images, chosen)
+        return Noised(rows, own, labels[chosen], classes, process, cfg.conditioning_dropout_prob)
+
+    train_data, val_data = part(learn), part(held_out)
     data = {"train": train_data, "val": val_data}
     if tested is not None:
-        data["test"] = Noised(
-            z[tested], images[tested], labels[tested], classes, process, cfg.conditioning_dropout_prob
-        )
+        data["test"] = part(tested)
         data["test"].split = "test"
 
     def make_model() -> nn.Module:

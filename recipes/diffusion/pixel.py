@@ -129,11 +129,15 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     found = pictures.read(cfg.data)
     images, labels, classes, learn, held_out, notes, tested = found
     process, n, asked = Process(cfg.noise), len(classes), cfg.sampling
-    train_data = Noised(images[learn], labels[learn], classes, process, cfg.conditioning_dropout_prob)
-    val_data = Noised(images[held_out], labels[held_out], classes, process, cfg.conditioning_dropout_prob)
+    train_data = Noised(pictures.Rows(images, learn), labels[learn], classes, process, cfg.conditioning_dropout_prob)
+    val_data = Noised(
+        pictures.Rows(images, held_out), labels[held_out], classes, process, cfg.conditioning_dropout_prob
+    )
     data = {"train": train_data, "val": val_data}
     if tested is not None:
-        data["test"] = Noised(images[tested], labels[tested], classes, process, cfg.conditioning_dropout_prob)
+        data["test"] = Noised(
+            pictures.Rows(images, tested), labels[tested], classes, process, cfg.conditioning_dropout_prob
+        )
         data["test"].split = "test"
 
     model = make_model(cfg, images.shape[1], n)

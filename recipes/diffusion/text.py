@@ -97,7 +97,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     process = Process(parts.noise, "latent", float("inf"), parts.scheduler)
     process.asked = "asked"
     vae = parts.vae.to(run.device).eval()
-    z = pipeline.scaled(vae, latents.cached(vae, found.images))
+    z = latents.shared(pipeline.scaled(vae, latents.cached(vae, found.images)))
     train_data, val_data = (
         captions.Noised(z, found, i, process, cfg.conditioning_dropout_prob) for i in (found.learn, found.held_out)
     )

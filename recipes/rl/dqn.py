@@ -10,7 +10,6 @@ iteration and never in an evaluation. Replay buffer, target network and environm
 return of evaluation episodes with greedy actions.
 """
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from trainworthy.recipes.rl.control.data.replay import Replay, Target, fits
 from trainworthy.recipes.rl.control.evaluation import episode_pictures, episodes
 from trainworthy.recipes.rl.control.gates import agents as gates
 from trainworthy.recipes.rl.control.gates import definitions, formulas, monitors
-from trainworthy.recipes.rl.control.models.nets import Layers, Running, mlp
+from trainworthy.recipes.rl.control.models.nets import Layers, Running, built_again, mlp
 
 from trainworthy import core
 
@@ -221,7 +220,6 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     n_obs, n_actions, _ = environments.sizes(cfg.env, Discrete, stack=cfg.frame_stack)
     solved, ceiling = environments.limits(cfg.env)
     policy = Policy(n_obs, n_actions, cfg.hidden_sizes, cfg.dueling)
-    untrained = copy.deepcopy(policy).eval()
     envs = Environments(cfg.env, cfg.num_envs, seed=cfg.run.seed, stack=cfg.frame_stack, rank=run.rank, world=run.world)
     play, tiles, shown = episode_pictures.views(cfg.env, cfg.frame_stack)
 
@@ -238,7 +236,9 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return model(observation.to(run.device)).argmax(-1).cpu()
 
     def baselines() -> dict[str, dict[str, float]]:
-        returned, _ = play(val_data.starts, lambda o: act(untrained.to(run.device), o))
+        make = lambda: Policy(n_obs, n_actions, cfg.hidden_sizes, cfg.dueling)  # noqa: E731
+        untrained = built_again(make, cfg.run.seed).to(run.device)
+        returned, _ = play(val_data.starts, lambda o: act(untrained, o))
         return {"random actions": {"return": floor}, "untrained policy": {"return": returned.mean().item()}}
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:

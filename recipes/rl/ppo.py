@@ -9,7 +9,6 @@ and never in an evaluation. The result is the return of evaluation episodes with
 continuous: the environment selects one of `HEADS`.
 """
 
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from trainworthy.recipes.rl.control.gates import agents as gates
 from trainworthy.recipes.rl.control.gates import definitions, formulas, monitors
 from trainworthy.recipes.rl.control.models.heads import HEADS
 from trainworthy.recipes.rl.control.models.memory import Memory, Remembering, fits, player
-from trainworthy.recipes.rl.control.models.nets import Running, mlp
+from trainworthy.recipes.rl.control.models.nets import Running, built_again, mlp
 
 from trainworthy import core
 
@@ -205,7 +204,6 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     solved, ceiling = environments.limits(cfg.env)
     fits(cfg.rnn_hidden_size, cfg.frame_stack, cfg.num_steps, cfg.train.batch_size, run.world)
     policy = Policy(n_obs, HEADS[space](size), cfg.hidden_sizes, cfg.rnn_hidden_size)
-    untrained = copy.deepcopy(policy).eval()
     envs = Environments(cfg.env, cfg.num_envs, seed=cfg.run.seed, stack=cfg.frame_stack, rank=run.rank, world=run.world)
     play, tiles, shown = episode_pictures.views(cfg.env, cfg.frame_stack)
 
@@ -231,7 +229,8 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return model.act(observation.to(run.device)).cpu()
 
     def baselines() -> dict[str, dict[str, float]]:
-        returned, _ = play(val_data.starts, player(act, untrained.to(run.device)))
+        make = lambda: Policy(n_obs, HEADS[space](size), cfg.hidden_sizes, cfg.rnn_hidden_size)  # noqa: E731
+        returned, _ = play(val_data.starts, player(act, built_again(make, cfg.run.seed).to(run.device)))
         return {"random actions": {"return": floor}, "untrained policy": {"return": returned.mean().item()}}
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:

@@ -11,7 +11,6 @@ iteration and never in an evaluation. Replay buffer, targets and environments ar
 evaluation episodes with mean actions.
 """
 
-import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from trainworthy.recipes.rl.control.data.replay import Replay, Target
 from trainworthy.recipes.rl.control.evaluation import episode_pictures, episodes
 from trainworthy.recipes.rl.control.gates import agents as gates
 from trainworthy.recipes.rl.control.gates import definitions, formulas, monitors
-from trainworthy.recipes.rl.control.models.nets import Running, Side, mlp
+from trainworthy.recipes.rl.control.models.nets import Running, Side, built_again, mlp
 
 from trainworthy import core
 
@@ -209,7 +208,6 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     n_obs, n_act, _ = environments.sizes(cfg.env, Box, stack=cfg.frame_stack)
     solved, ceiling = environments.limits(cfg.env)
     policy = Policy(n_obs, n_act, cfg.hidden_sizes, cfg.init_temperature)
-    untrained = copy.deepcopy(policy).eval()
     envs = Environments(cfg.env, cfg.num_envs, seed=cfg.run.seed, stack=cfg.frame_stack, rank=run.rank, world=run.world)
     play, tiles, shown = episode_pictures.views(cfg.env, cfg.frame_stack)
 
@@ -233,7 +231,9 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return model(observation.to(run.device)).cpu()
 
     def baselines() -> dict[str, dict[str, float]]:
-        returned, _ = play(val_data.starts, lambda o: act(untrained.to(run.device), o))
+        make = lambda: Policy(n_obs, n_act, cfg.hidden_sizes, cfg.init_temperature)  # noqa: E731
+        untrained = built_again(make, cfg.run.seed).to(run.device)
+        returned, _ = play(val_data.starts, lambda o: act(untrained, o))
         return {"random actions": {"return": floor}, "untrained policy": {"return": returned.mean().item()}}
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:

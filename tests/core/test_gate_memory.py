@@ -24,6 +24,13 @@ SMALL = {
     "rl/ppo": "--num-steps 32 --train.batch-size 64 --train.max-steps 6",
     "rl/dqn": "--gradient-steps 4 --train.max-steps 6",  # its replay buffer is most of what training holds
 }
+LARGE = {
+    "rl/sac": "--gradient-steps 4 --train.max-steps 6",
+    "rl/rlhf": "--stand-in {}/models",
+    "diffusion/pixel": "--stand-in {}/models --train.batch-size 16 --train.epochs 0.02",
+    "diffusion/text": "--stand-in {}/models",
+}
+"""Recipes whose gates held more than training at some time: two replay buffers, copies of gradients, a copy of the data for each build."""
 GATES = "wiring,accumulation,resume,average,target-rate"
 PEAK, LEFT, KEPT = 1.1, 0.02, 2.2
 """Highest gate over training; and, in units of the model's weights, what is alive at the start of training and before a gate.
@@ -51,6 +58,14 @@ def test_gates_take_as_much_memory_as_training_and_leave_none(recipe, tmp_path):
     assert found["gates"][worst][1] <= PEAK * found["training"], f"{worst}: {found['gates'][worst][1]:,} bytes"
     assert max(before for before, _ in found["gates"].values()) <= KEPT * found["weights"]
     assert found["start"] <= LEFT * found["weights"]
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("recipe", LARGE)
+def test_gates_of_large_recipes_take_as_much_memory_as_training(recipe, tmp_path):
+    found = counted(tmp_path, f"{recipe} {LARGE[recipe].format(tmp_path)}", f"schema,schedule,loader,{GATES}")
+    worst = max(found["gates"], key=lambda name: found["gates"][name][1])
+    assert found["gates"][worst][1] <= PEAK * found["training"], f"{worst}: {found['gates'][worst][1]:,} bytes"
 
 
 def test_gates_divide_their_batches_like_a_run_of_small_ones(tmp_path):
@@ -125,6 +140,24 @@ def test_frozen_weights_of_all_builds_are_in_memory_once():
     assert {n for n, place in places(first).items() if place == places(other)[n]} == same - {"base.bias"}
     assert places(first)["file"] != places(first)["base.weight"]  # a gate compares them
     assert not {*places(copied(first)).values()} & {places(first)[n] for n in ("base.weight", "base.bias")}
+
+
+def test_what_a_gate_asked_for_is_on_the_host_while_another_stage_is_made(monkeypatch):
+    """And on the device again afterwards, because the gate still reads it."""
+    places: list[tuple[str, str]] = []
+    monkeypatch.setattr(gate, "move", lambda stage, device: places.append((stage.name, device.type)))
+    monkeypatch.setattr(gate, "HOST", torch.device("meta"))
+    first, second = built(), built()
+    second.name = "two"
+    context = gate.GateContext(None, SimpleNamespace(device=torch.device("cpu")), None, None, Path(), {}, {})
+    context.once("look", lambda: (None, first))
+    places.clear()
+    context.once("rehearsal", lambda: places.append(("two", "made")) or (None, second))
+    assert places == [("one", "meta"), ("two", "made"), ("one", "cpu"), ("two", "cpu")]
+    places.clear()
+    context.put_away()
+    context.once("look", lambda: (None, first))
+    assert places == [("one", "meta"), ("two", "meta"), ("one", "cpu")]
 
 
 def test_shared_weights_stay_where_they_are_and_can_be_given_memory_of_their_own(monkeypatch):

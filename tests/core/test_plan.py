@@ -114,7 +114,7 @@ def test_processes_share_the_operations_and_with_shard_the_memory():
     assert [getattr(cut, k) for k in ("weights", "gradients", "optimizer")] == [
         getattr(whole, k) // 2 for k in ("weights", "gradients", "optimizer")
     ]
-    held = (whole.weights + whole.gradients + whole.optimizer) // 2 + whole.activations
+    held = (whole.weights + whole.gradients + whole.optimizer) // 2 + whole.computing
     assert (
         cut.training == held + (whole.outside + 2 * whole.unit) + whole.gradients
     )  # two micro-batches: whole gradients wait
@@ -124,6 +124,31 @@ def test_processes_share_the_operations_and_with_shard_the_memory():
     assert spread.exchanged(whole, 2, "full") == (2 * 2 * whole.weights + 4 * whole.trained) / 2
     assert spread.exchanged(whole, 2, "grad") == (2 * whole.weights + 4 * whole.trained) / 2
     assert spread.exchanged(whole, 2, "none") == 4 * whole.trained
+
+
+def test_activations_count_at_their_peak_if_gradients_are_in_shards():
+    """Short rows and wide blocks: gradients outgrow the activations, so the whole model's peak is after the backward pass, when no
+    activation is left. A shard's peak is before it."""
+    wide = ("--hidden-size", "256", "--num-hidden-layers", "6", "--data.context", "16", "--data.stride", "8")
+    recipe, cfg = parsed("llm/pretrain", *wide, "--train.batch-size", "8", "--shard", "full")
+    (one,) = estimate.estimates(recipe, cfg, processes=8)
+    kept = 6 * 16 * 256 * 4  # at least the input of each block, of one row
+    assert one.activations < one.gradients / 4
+    assert one.computing > max(kept, 1.2 * one.activations)
+    cut = spread.cut(one, 8, "full")
+    assert cut.training > (one.weights + one.gradients + one.optimizer) // 8 + one.computing
+
+
+def test_an_evaluation_in_shards_holds_no_copies_of_all_weights_in_bf16():
+    """Autocast keeps one of each weight of a whole model; shards are gathered in bf16."""
+    recipe, cfg = parsed("llm/pretrain", *SMALL, "--train.batch-size", "16", "--shard", "full", "--train.precision", "bf16",
+                         "--train.eval-batch-size", "1")  # fmt: skip
+    (one,) = estimate.estimates(recipe, cfg, processes=2)
+    assert one.halves > 0
+    held = one.weights + one.optimizer
+    assert one.evaluation > held + one.halves
+    cut = spread.cut(one, 2, "full")
+    assert cut.evaluation == one.evaluation - one.halves - held + held // 2 + one.outside + one.unit
 
 
 def test_a_recipe_that_cannot_be_sharded_is_not_planned_so():

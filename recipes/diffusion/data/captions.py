@@ -224,7 +224,7 @@ class Noised(Data):
     """Each split has its own evaluation noise."""
 
     def __init__(self, latents: Tensor, found: Captioned, chosen: Tensor, process: Process, drop: float):
-        self.latents, self.images = latents[chosen], found.images[chosen]
+        self.latents, self.images = source.Rows(latents, chosen), source.Rows(found.images, chosen)
         self.labels, self.asked, self.captions = found.labels[chosen], found.asked[chosen], found.captions
         self.small = source.small(self.images)
         self.process, self.drop, self.null = process, drop, len(found.captions)

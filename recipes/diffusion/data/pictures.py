@@ -13,6 +13,7 @@ import torchvision
 from diffusers.utils import logging
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.weak import WeakIdKeyDictionary
 from torchvision.transforms import v2
 from trainworthy.core import Tile
 from trainworthy.core.base import seeds
@@ -25,6 +26,8 @@ from trainworthy.recipes.vision.data import pictures as labelled
 logging.disable_progress_bar()  # progress bars for two small files are noise
 LEAST = 5000
 """Pictures; fewer are decoded again in each process."""
+REDUCED: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Pictures: what they were, and the reduced ones."""
 
 
 @dataclass
@@ -77,9 +80,35 @@ def _resized(images: labelled.Pictures, side: int, n: int) -> Tensor:
     return torch.from_numpy(np.load(folder / "pictures.npy", mmap_mode="c"))
 
 
-def small(images: Tensor, side: int = 32) -> Tensor:
-    """Return images (N, C, H, H) reduced to `side` pixels if they are larger: enough to classify them."""
-    return F.adaptive_avg_pool2d(images, side) if images.shape[-1] > side else images
+class Rows:
+    """Some rows of a tensor without a copy of them: every split of every build reads the same memory."""
+
+    def __init__(self, whole: Tensor, chosen: Tensor):
+        self.whole, self.chosen = whole, chosen
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return len(self.chosen), *self.whole.shape[1:]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.whole[self.chosen[index]]
+
+
+def small(images: Tensor | Rows, side: int = 32) -> Tensor | Rows:
+    """Return images (N, C, H, H) reduced to `side` pixels if they are larger: enough to classify them. Of rows, all are reduced once."""
+    if images.shape[-1] <= side:
+        return images
+    if not isinstance(images, Rows):
+        return F.adaptive_avg_pool2d(images, side)
+    whole = images.whole
+    owner = whole if whole._base is None else whole._base  # grey pictures are expanded anew in each build
+    key = (whole._version, whole.shape, side)
+    if owner not in REDUCED or REDUCED[owner][0] != key:
+        REDUCED[owner] = (key, F.adaptive_avg_pool2d(whole, side))
+    return Rows(REDUCED[owner][1], images.chosen)
 
 
 def fixed_draws(split: str, index: int) -> torch.Generator:

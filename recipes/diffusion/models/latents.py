@@ -1,6 +1,7 @@
 """Latents of an autoencoder: its measured scaling factors, encoding each picture once, and reconstruction quality."""
 
 import math
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,8 @@ KEPT: dict[str, Tensor] = {}
 """Cached latents by (autoencoder, pictures): gates rebuild the stage with the same autoencoder."""
 MARKS: dict[tuple, tuple[Tensor, str]] = {}
 """Digests of pictures by their place in memory."""
+SHARED: list[weakref.ref[Tensor]] = []
+"""Scaled latents that a stage still reads."""
 
 
 def make(cfg: Vae, channels: int, side: int) -> AutoencoderKL:
@@ -102,6 +105,15 @@ def cached(vae: nn.Module, images: Tensor) -> Tensor:
         device = next(vae.parameters()).device
         KEPT[key] = torch.cat([pipeline.middle(vae, x.to(device)).cpu() for x in images.split(at_once(images))])
     return KEPT[key]
+
+
+def shared(z: Tensor) -> Tensor:
+    """Return the scaled latents of an earlier build if they are the same and in use, so that all builds hold them once; else `z`."""
+    for ref in SHARED:
+        if (known := ref()) is not None and known.shape == z.shape and torch.equal(known, z):
+            return known
+    SHARED[:] = [*(ref for ref in SHARED if ref() is not None), weakref.ref(z)]
+    return z
 
 
 def measured(vae: nn.Module, middles: Tensor) -> nn.Module:

@@ -99,6 +99,7 @@ def _rehearse(context: GateContext) -> Seen:
         stage.model.__dict__.pop("sample", None)
     if not out.batch:
         raise Skip("no update in the second iteration (see wiring)")
+    stage.copies = [net for net in {id(n): n for n in (*out.begins, out.model, out.target)}.values() if net is not None]
     out.steps = {k: _everywhere(run, torch.stack([r[k] for r in rows])) for k in rows[0]}
     return out
 

@@ -38,19 +38,28 @@ def _renewed(context: GateContext, due: float) -> Finding:
     target, own = stage.state.get("target"), stage.loss
     if not hasattr(target, "net"):
         raise Skip("no 'target' in what is saved")
-    shares, last, seen_units = [], {}, [0]
+    shares, seen_units = [], [0]
+    before: list[Tensor] = []  # the target's parameters at the previous update: the one copy of them that is kept
+    mark: list[int] = []
 
+    @torch.no_grad()
     def watch(model: nn.Module) -> None:
-        """Return the share by which the target moved towards the net since the previous update."""
-        now, net = (torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (target.net, model))
-        if last and int(fingerprint(net)) == last["net"]:
+        """Note the share by which the target moved towards the net since the previous update."""
+        pairs = list(zip(target.net.parameters(), model.parameters(), strict=True))
+        now = [int(fingerprint(net)) for _, net in pairs]
+        if now == mark:
             return  # another part of the same batch
-        mark = int(fingerprint(net))
-        if last:
-            way = net.sub_(last["target"])  # the copy contains the net after its update
-            moved = last["target"].neg_().add_(now)
-            shares.append((moved @ way / (way @ way).clamp_min(1e-30)).item())
-        last.update(target=now, net=mark)
+        mark[:] = now
+        if not before:
+            before.extend(mine.detach().clone() for mine, _ in pairs)
+            return
+        moved = square = torch.zeros(())
+        for (mine, net), old in zip(pairs, before, strict=True):
+            way = (net - old).flatten()  # the copy contains the net after its update
+            moved = moved + ((mine - old).flatten() @ way).cpu()
+            square = square + (way @ way).cpu()
+            old.copy_(mine)
+        shares.append((moved / square.clamp_min(1e-30)).item())
 
     def enough(_stage: Stage, unit: int) -> bool:
         seen_units[0] = unit

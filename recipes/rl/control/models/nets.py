@@ -1,10 +1,12 @@
 """Parts of policies: MLPs, and running statistics that are saved with the weights."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.base import seeds
 from trainworthy.core.loop.optim import exact
 
 
@@ -76,3 +78,10 @@ def mlp(*sizes: int, activation: type[nn.Module] = nn.Tanh) -> Layers:
         nn.init.zeros_(linear.bias)
         layers += [linear, activation()]
     return Layers(*layers[:-1])
+
+
+def built_again(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Return a policy as it was before training, built from the run's seed: no copy of it is kept while the run trains."""
+    with torch.random.fork_rng():
+        seeds.seed_global(seed, "build")
+        return make().eval()
