@@ -116,12 +116,8 @@ def show(found: dict[str, Any], console: Console, lists: Exclusions | None) -> N
     ):
         rows.append((label, *(value(s) for s in splits.values())))
     console.say(table(rows))
-    notes: dict[str, list[str]] = {}  # note -> the splits that have it
-    for name, split in splits.items():
-        for what, text in split["notes"].items():
-            notes.setdefault(f"{what}: {text}", []).append(name)
-    if notes:
-        console.say("\n" + "\n".join(f"  {', '.join(names)}: {note}" for note, names in notes.items()))
+    if notes := inventory.merge_notes({name: s["notes"] for name, s in splits.items()}):
+        console.say("\n" + "\n".join(f"  {note}" for note in notes))
     for key in next(iter(splits.values()))["fields"]:
         show_field(key, {name: s["fields"][key] for name, s in splits.items()}, console)
     if "overlap" in found:

@@ -71,6 +71,15 @@ class Scan:
         return self.indices[self.kept[row]]
 
 
+def merge_notes(notes: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the notes of all splits as lines that name their splits; what several splits share is one line."""
+    found: dict[str, list[str]] = {}
+    for split, own in notes.items():
+        for what, text in own.items():
+            found.setdefault(f"{what}: {text}", []).append(split)
+    return [f"{', '.join(splits)}: {note}" for note, splits in found.items()]
+
+
 def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = False, samples: int | None = None,
          hash_all: bool | None = None, tick: Callable[[int], None] = lambda done: None) -> Scan:  # fmt: skip
     """Read evenly spaced samples of `data`: as many as `seconds` allow (at least 2,000), or `samples`, or everything.

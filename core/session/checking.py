@@ -50,7 +50,9 @@ def check_stage(
     base = recipes.fingerprint(s.recipe, cfg, "", **about)
     report_data(s, context, stage, base)
     counts = " / ".join(f"{x.total:,} {name}" for name, x in context.scans.items())
-    counts += "".join(f"\n       {k}: {v}" for x in context.scans.values() for k, v in x.notes.items())
+    counts += "".join(
+        f"\n       {note}" for note in inventory.merge_notes({k: x.notes for k, x in context.scans.items()})
+    )
     title = f"\nstage  {part.name}, {part.index + 1} of {part.of}\n" if part.of > 1 else ""
     chosen = [g for g in order.of_stage(stage, sharded=sharded) if not only or g.id in only]
     if not cfg.gates.enabled and not only:

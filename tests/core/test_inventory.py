@@ -225,3 +225,16 @@ def test_pairs_are_named_by_sample_where_only_some_are_compared(monkeypatch):
     train, val = inventory.scan("train", Rows(rows)), inventory.scan("val", Rows(held))
     assert train.kept == list(range(0, 100, 4))
     assert inventory.overlap(train, val)["near_pairs"] == [(8, 40)]
+
+
+def test_a_note_of_several_splits_is_one_line():
+    notes = {
+        "train": {"left out": "2 rows", "rate": "8 kHz"},
+        "val": {"left out": "1 row", "rate": "8 kHz"},
+        "test": {},
+    }
+    assert inventory.merge_notes(notes) == [
+        "train: left out: 2 rows",
+        "train, val: rate: 8 kHz",
+        "val: left out: 1 row",
+    ]
