@@ -400,12 +400,12 @@ def test_waived_and_remembered_gates_show_it(folder: Path):
 
 
 def test_predictions_without_a_truth_are_not_called_so(folder: Path):
-    """Episodes of a policy have none: what stands below each is how good its recipe counts it."""
+    """Episodes of a policy have none: what stands below each is the score that its recipe gives it."""
     assert "the prediction is right" in page(folder)
     shutil.rmtree(folder / "previews" / "val")
     text = page(folder)
     assert "the prediction is right" not in text
-    assert "how good it is" in text
+    assert "its score from 0% to 100%" in text
 
 
 def test_monitors_have_their_own_table_and_their_advice_comes_among_the_next_steps(folder: Path):

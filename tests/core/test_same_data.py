@@ -153,7 +153,7 @@ def test_resume_without_one_whole_checkpoint_changes_nothing(copy: Path, launch)
         "step-20: incomplete",
         "step-8: manifest.json cannot be understood",
     )
-    refused(launch, copy, "is whole", *named)
+    refused(launch, copy, "is complete", *named)
     shutil.rmtree(copy / "checkpoints")
     refused(launch, copy, "has no checkpoints")
 
@@ -181,7 +181,7 @@ def test_checkpoints_of_another_seed_or_recipe_are_refused(copy: Path, unfinishe
     ("file", "words"),
     [
         ("environment.json", "with which sources this run was started"),
-        ("data.json", "with which data this run was started"),
+        ("data.json", "the data of this run's start are unknown"),
     ],
 )
 def test_resume_knows_nothing_of_a_run_whose_notes_are_gone(file: str, words: str, copy: Path, launch):
