@@ -55,3 +55,5 @@ PLANTS = [
     Plant("weight-over-itself", "entries", "C7", STAGES, staged(WEIGHTS), ("weight: the loss reads it", "cancels out"),
           harm="the weights of the samples do nothing"),
 ]  # fmt: skip
+
+RELATIVES = ["averaged-once-an-epoch"]  # a minute; ramp-starts-again is of the same gate

@@ -99,10 +99,12 @@ def refused(launch: Callable[..., Done], folder: Path, *words: str, argv: tuple[
 
 
 # ------------------------------------------------------------------------------------------------------ remembered passes
-def test_remembered_passes_cover_all_data_and_late_imports(tmp_path: Path):
-    fork = write_fork(tmp_path)
-    quick = [a for a in QUICK if a != "--gates.no-enabled"]
-    cache = {"TRAINWORTHY_CACHE": str(tmp_path / "cache")}
+PROVED = [a for a in QUICK if a != "--gates.no-enabled"]
+
+
+def test_remembered_passes_cover_all_data(tmp_path: Path):
+    write_fork(tmp_path)
+    quick, cache = PROVED, {"TRAINWORTHY_CACHE": str(tmp_path / "cache")}
     first = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
     assert "gates passed" in first.stdout, first.stderr
     again = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
@@ -113,7 +115,14 @@ def test_remembered_passes_cover_all_data_and_late_imports(tmp_path: Path):
     leaked = trainworthy("run", "mine.py", *quick, *waived, cwd=tmp_path, **cache)
     assert leaked.returncode == 3, leaked.stdout
     assert "488 exact" in leaked.stdout
-    (tmp_path / "changed").unlink()
+
+
+@pytest.mark.verify
+def test_remembered_passes_cover_weights_and_late_imports(tmp_path: Path):
+    fork = write_fork(tmp_path)
+    quick, cache = PROVED, {"TRAINWORTHY_CACHE": str(tmp_path / "cache")}
+    first = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
+    assert "gates passed" in first.stdout, first.stderr
     torch.save(torch.full((16, 1, 5, 5), torch.nan), tmp_path / "weights.pt")
     damaged = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
     assert damaged.returncode == 3, damaged.stdout

@@ -46,6 +46,7 @@ PLANTS = [
         harm="the teacher follows its student"),
 ]  # fmt: skip
 RELATIVES = [
+    "mean-over-classes",
     "temperature-not-squared",
     "teacher-in-the-students-scale",
     "teacher-wavers",
