@@ -214,8 +214,8 @@ def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_sampl
     kind = settings.get("optim", {}).get("schedule", "constant")
     ended, decays, over = epoch >= 0.99 * planned, kind in ("cosine", "linear", "wsd"), ""
     if ended and decays:
-        over = f" The {kind} schedule has ended: more epochs need a longer schedule, not a longer run (a new run with, say, "
-        over += f"--train.epochs {2 * planned:g})."
+        over = f" The {kind} schedule has ended: more epochs need a longer schedule, not a longer run."
+    longer = f" For example a new run with --train.epochs {2 * planned:g}." if over else ""
     loss = np.array([number(r.get("train/loss")) for r in t.rows])
     then, now = float(loss[t.best]), float(loss[-WINDOW:].mean())
     lost = t.sign * (t.values[t.best] - t.values[-WINDOW:].mean())
@@ -242,7 +242,7 @@ def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_sampl
             text + "generated samples) per evaluation, or --seeds 5.",
         )
     if worse and (held := _held_out_loss(t)):
-        text = f"{seen} The loss on held-out data still falls ({held}).{over}"
+        text = f"{seen} The loss on held-out data still falls ({held}).{over}{longer}"
         return Advice("Change the schedule: it has not finished learning", text)
     if worse:
         why = (
@@ -254,7 +254,7 @@ def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_sampl
     if improved > t.needed and not t.levelled:
         ahead = t.span if ended else min(t.span, planned - epoch)
         text = f"{seen} If that line went on, it would reach {num(landing(t, summary, ahead))} after {ahead:.3g} more epochs "
-        text += f"(a direction, not a forecast: curves bend).{over}"
+        text += f"(a direction, not a forecast: curves bend).{over}{longer}"
         title = "Change the schedule" if over else "Continue"
         return Advice(f"{title}: it is still improving", text)
     rates = [max((number(v) for k, v in r.items() if k == "lr" or k.startswith("lr/")), default=0.0) for r in t.rows]
