@@ -34,6 +34,8 @@ from trainworthy.recipes.shared import hub
 
 from trainworthy import core
 
+EVERY = 0.03  # epochs between evaluations in `tiny`
+
 
 # ------------------------------------------------------------------------------------------------------------- settings
 @dataclass
@@ -68,14 +70,15 @@ class Config(loading.LoRA, core.Config):
 
     def __post_init__(self):
         self.model = hub.folder(self.model)
+        pairs.paced(self, EVERY)
 
 
 def tiny() -> Config:
     """SmolLM2-135M on two CPU cores: 60 steps of 4 pairs."""
     return Config(
-        train=Train(epochs=0.06, batch_size=4, eval_batch_size=16, eval_every=0.03),
+        train=Train(epochs=0.06, batch_size=4, eval_batch_size=16, eval_every=EVERY),
         optim=Optim(lr=5e-4, warmup=0.1, weight_decay=0.0),
-        run=RunSettings(save_every=0.03),
+        run=RunSettings(save_every=EVERY),
     )
 
 

@@ -31,8 +31,11 @@ from trainworthy.recipes.llm.gates import chat as gates
 from trainworthy.recipes.llm.gates import preference, splits
 from trainworthy.recipes.llm.gates import reward as reward_gates
 from trainworthy.recipes.llm.models import loading, scoring
+from trainworthy.recipes.shared import hub
 
 from trainworthy import core
+
+EVERY = 0.06  # epochs between evaluations in `tiny`
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
@@ -61,14 +64,18 @@ class Config(loading.LoRA, core.Config):
     """Export the full model with merged adapters, fp32. Otherwise only adapters and head are exported: users must then set
     `num_labels=1` and the pad token, or get other rewards."""
 
+    def __post_init__(self):
+        self.model = hub.folder(self.model)
+        pairs.paced(self, EVERY)
+
 
 def tiny() -> Config:
     """SmolLM2-135M on two CPU cores: 129 steps of 4 pairs."""
     return Config(
         data=preferences.Source(held_out=0),  # all 238: a standard error of two points and a half
-        train=Train(epochs=0.12, batch_size=4, eval_batch_size=16, eval_every=0.06),
+        train=Train(epochs=0.12, batch_size=4, eval_batch_size=16, eval_every=EVERY),
         optim=Optim(lr=2e-3, warmup=0.1, weight_decay=0.0),
-        run=RunSettings(save_every=0.06),
+        run=RunSettings(save_every=EVERY),
     )
 
 

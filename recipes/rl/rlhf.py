@@ -30,7 +30,7 @@ from trainworthy.recipes.rl.language.gates import rlhf_monitors
 from trainworthy.recipes.rl.language.kl_control import Controller, Watch
 from trainworthy.recipes.rl.language.models import loading as models
 from trainworthy.recipes.rl.language.models.policy import Writer, own, scored, shape, texts
-from trainworthy.recipes.shared import language_models
+from trainworthy.recipes.shared import hub, language_models
 
 from trainworthy import core
 
@@ -85,6 +85,9 @@ class Config(language_models.LoRA, core.Config):
     stop_hacked: bool = True
     """Stop a run whose reward rises while its completions degenerate."""
 
+    def __post_init__(self):
+        self.model = hub.folder(self.model)
+
 
 def tiny() -> Config:
     """A small Llama on two CPU cores."""
@@ -111,8 +114,7 @@ def full() -> Config:
 # ------------------------------------------------------------------------------------------------------------- rollouts
 @torch.no_grad()
 def collect(cfg: Config, run: core.Run, stage: core.Stage, unit: int) -> dict[str, Tensor]:
-    """Collect one rollout of the current policy over all processes: (rollout, ...) each. Draws depend on (seed, iteration,
-    prompt) alone."""
+    """Collect one rollout of the policy over all processes: (rollout, ...) each. Draws depend on (seed, iteration, prompt) alone."""
     policy, reference, prompts = stage.model, stage.frozen_modules["reference"], stage.data["prompts"]
     stream = loader.Stream(len(prompts), cfg.run.seed, order=prompts.order)
     keys = stream.keys(unit * cfg.rollout_batch_size, (unit + 1) * cfg.rollout_batch_size)
@@ -135,8 +137,7 @@ def collect(cfg: Config, run: core.Run, stage: core.Stage, unit: int) -> dict[st
 
 
 def slices(cfg: Config, run: core.Run) -> int:
-    """Completions whose log-probabilities are computed at once: those of a micro-batch, so that a rollout needs no more memory than
-    a step."""
+    """Completions whose log-probabilities are computed at once: a micro-batch, so that a rollout needs no more memory than a step."""
     return max(1, cfg.train.batch_size // (cfg.train.accumulate * run.world))
 
 

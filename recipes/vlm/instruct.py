@@ -58,8 +58,7 @@ class Config(LoRA, core.Config):
     eos_token: str = ""
     """Token that ends an answer, if it differs from the tokenizer's eos and the template does not show it."""
     model: str = ""
-    """A vision-language model of the hub, by name or folder, instead of these two, with its own projector, template and
-    processor."""
+    """A vision-language model of the hub, by name or folder, instead of these two, with its own projector, template, processor."""
     lora_rank: int = 0
     """Rank of LoRA adapters on the language model; 0 trains all of it. Usual peaks of its rate (--language-lr): 1e-4 to 2e-4 for
     adapters, 1e-5 to 2e-5 for all of it."""
@@ -75,6 +74,9 @@ class Config(LoRA, core.Config):
     """Units between the projector's two layers."""
     language_lr: float = 5e-4
     """Peak learning rate of the language model in `instruct`; the projector's is --instruct.lr."""
+
+    def __post_init__(self):
+        self.encoder, self.language, self.model = map(language.folder, (self.encoder, self.language, self.model))
 
 
 def tiny() -> Config:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
+from trainworthy.core.base import config
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.run import Plan
-from trainworthy.recipes.llm import dpo
+from trainworthy.recipes.llm import dpo, reward
 from trainworthy.recipes.llm.data import pairs, preferences
 from trainworthy.recipes.llm.gates import preference
 from trainworthy.recipes.llm.models import loading
@@ -211,6 +212,27 @@ def test_monitors_tell_a_collapse_from_what_is_normal():
     assert not preference.moved_reference.judge(history(-40.0, -45.0, moved=-1.0)).ok
 
 
+@pytest.mark.parametrize("recipe", [dpo, reward], ids=["dpo", "reward"])
+def test_whole_epochs_of_a_user_s_data_are_evaluated_twice_an_epoch(recipe, tmp_path: Path, monkeypatch):
+    """The preset's interval is a part of an epoch of 4,278 pairs: of 220 pairs it was two steps, 101 evaluations in three epochs."""
+
+    def intervals(path: str, epochs: float, every: float) -> tuple[float, float]:
+        train, run = config.Train(epochs=epochs, eval_every=every), config.RunSettings(save_every=every)
+        cfg = recipe.Config(data=preferences.Source(path=path), train=train, run=run)
+        return cfg.train.eval_every, cfg.run.save_every
+
+    assert intervals("own.jsonl", 3, recipe.EVERY) == (0.5, 0.5)
+    assert (
+        intervals("own.jsonl", 0.1, recipe.EVERY)
+        == intervals("docstrings", 3, recipe.EVERY)
+        == (recipe.EVERY, recipe.EVERY)
+    )
+    assert intervals("own.jsonl", 3, 0.2) == (0.2, 0.2)
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert recipe.Config(model="model").model == str(tmp_path / "model")  # a run can be asked from another folder
+
+
 CITIES, COLOURS = (
     ("Oslo", "Lima", "Rome", "Bern", "Riga", "Doha", "Kyiv", "Quito"),
     ("red", "blue", "green", "white", "black"),
@@ -220,7 +242,8 @@ CITIES, COLOURS = (
 @pytest.mark.verify
 def test_a_collapse_is_said_by_the_command(net: Path, tmp_path: Path):
     """L9: a rate that is too high and a beta that is too low, on answers that differ in a word, after `llm/sft` on the chosen ones. The
-    chosen answers become as unlikely as the rejected ones (measured: -62.7 and -62.5 nats, 3.4 a token). A lower rate and no alarm."""
+    chosen answers become as unlikely as the rejected ones: 1.7 nats a token in one epoch, 3.4 in two (measured). A lower rate and no
+    alarm."""
     opt = ("--model", net, "--lora-rank", "0", "--data.system", "", "--data.held-out", "16", "--data.max-length", "96",
            "--train.batch-size", "8", "--gates.no-enabled", "--run.no-tensorboard")  # fmt: skip
     rows = [{"prompt": f"flag of {CITIES[i % 8]} {i}?", "chosen": f"It is {COLOURS[i % 5]} there.",
@@ -242,7 +265,7 @@ def test_a_collapse_is_said_by_the_command(net: Path, tmp_path: Path):
             done.stdout
         )
     last = read(run_folder(cwd) / "epoch_metrics.jsonl")[-1]
-    assert last["val/chosen"] < last["val/reference/chosen"] - 2 * last["val/tokens"], last
+    assert last["val/chosen"] < last["val/reference/chosen"] - 1.5 * last["val/tokens"], last
 
 
 def test_the_best_checkpoint_may_be_chosen_by_the_loss(net: Path, tmp_path: Path):

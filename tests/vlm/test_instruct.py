@@ -411,6 +411,7 @@ def test_one_json_list_as_llava_publishes_it(hub, launch, tmp_path):
     splits = [folders.load(str(file), split, "", 0.01, str(tmp_path / "pictures")) for split in ("train", "val")]
     assert sum(map(len, splits)) == 120
     assert 0 < len(splits[1]) < 20
+    refused(launch("data", *own[:-2], HF_HUB_OFFLINE="1"), "--data.images FOLDER: no picture is found from")
     file.with_name("train.json").write_text(json.dumps(rows))  # a folder with such a file is one with train.jsonl
     assert len(folders.load(str(tmp_path), "train", "0.1", images=str(tmp_path / "pictures"))) > 90
     file.write_text(json.dumps(rows)[:-9])

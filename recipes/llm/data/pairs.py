@@ -296,6 +296,15 @@ def passes(path: str, rows: int, train: Any) -> dict[str, str]:
     }
 
 
+def paced(cfg: Any, every: float) -> None:
+    """`every`, the preset's interval of evaluations and checkpoints in epochs, belongs to a part of an epoch of the packaged data. In
+    whole epochs of a user's data it becomes half an epoch: there would be an evaluation every few steps."""
+    if cfg.data.path == "docstrings" or cfg.train.epochs < 1:
+        return
+    cfg.train.eval_every = 0.5 if cfg.train.eval_every == every else cfg.train.eval_every
+    cfg.run.save_every = 0.5 if cfg.run.save_every == every else cfg.run.save_every
+
+
 def percentiles(sizes: list[int], limit: int) -> str:
     """Return a note on lengths."""
     order = sorted(sizes) or [0]

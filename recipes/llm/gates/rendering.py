@@ -1,5 +1,6 @@
 """How rows and answers of a chat are rendered, to compare what a trainer reads with, and to show."""
 
+from itertools import groupby
 from typing import Any
 
 from torch import Tensor
@@ -25,13 +26,10 @@ def shown(tokenizer: Any, batch: dict) -> list[str]:
 
 
 def _marked(tokenizer: Any, ids: list[int], scored: list[bool]) -> str:
-    text, inside = "", False
-    for token, now in zip(ids, scored, strict=True):
-        if now != inside:
-            text += "[[" if now else "]]"
-            inside = now
-        text += tokenizer.decode([token])
-    return text + "]]" * inside
+    """Runs of tokens are decoded together: one sign may be several tokens."""
+    runs = groupby(zip(ids, scored, strict=True), key=lambda pair: pair[1])
+    texts = [(tokenizer.decode([token for token, _ in run]), inside) for inside, run in runs]
+    return "".join(f"[[{text}]]" if inside else text for text, inside in texts)
 
 
 def excerpt(text: str) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from trainworthy.recipes.llm.data import formats, pairs, preferences
 from trainworthy.recipes.llm.models import loading, speaking
+from trainworthy.recipes.shared import language_models
 
 ANSWERS = {"completion": "reward", "chosen": "chosen_reward", "rejected": "rejected_reward"}
 """{column with an answer: column of the output with its reward}."""
@@ -72,7 +73,7 @@ def scorer(cfg: Any, export: Path) -> Scorer:
     else:
         from transformers import AutoModelForSequenceClassification
 
-        model = AutoModelForSequenceClassification.from_pretrained(export, dtype=torch.float32)
+        model = language_models.read(AutoModelForSequenceClassification, str(export), torch.float32)[0]
     system = formats.system(cfg.data.system, cfg.data.path, preferences.SYSTEM)
     chat = pairs.Chat(tokenizer, system, conversations=True, every_turn=False)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -216,11 +216,13 @@ def usable(root: Path, found: dict[str, Lines], max_bad: float) -> dict[str, Lin
     if refused:
         share = max(len(one.wrong) / (len(one.wrong) + len(one.good)) for one in refused)
         said = [f"{one.file.name}, " * (len(refused) > 1) + kind for one in refused for kind in one.kinds]
+        lost = bool(bad) and not any(name not in bad for some in names for name in some)
+        other = f"--data.images FOLDER: no picture is found from {root}" if lost else "correct or convert them"
         raise UserError(
             f"{' and '.join(one.told for one in refused)} cannot be used",
             got="\n".join(said), needed="image, question and answer, each a text; or conversations, or messages, of users and answers in turn; "
             f"pictures that Pillow opens; at most {max_bad:.1%} of other lines (--data.max-bad)",
-            next=f"--data.max-bad {math.ceil(1000 * share) / 1000:.3f} leaves them out" if share < 0.5 else "correct or convert them",
+            next=f"--data.max-bad {math.ceil(1000 * share) / 1000:.3f} leaves them out" if share < 0.5 else other,
         )  # fmt: skip
     return found
 

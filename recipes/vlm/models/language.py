@@ -32,6 +32,11 @@ def tokenizer(name: str, chat_template: str = "", eos_token: str = "") -> Any:
     return loading.tokenizer(path(name), chat_template, eos_token)
 
 
+def folder(name: str) -> str:
+    """Return a model's folder with its absolute path, so that a run can be resumed and asked from anywhere; another name unchanged."""
+    return name if name in ("", "words", "cells") else hub.folder(name)
+
+
 def path(name: str) -> str:
     """Return what `from_pretrained` reads."""
     return str(words.folder()) if name == "words" else hub.locate(name, "--language", packaged="words")

@@ -18,7 +18,9 @@ class Hub(nn.Module):
     def __init__(self, name: str, layer: int = -2):
         super().__init__()
         from transformers import AutoImageProcessor, AutoModel
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
         path = hub.locate(name, "--encoder", packaged="cells", needs=("preprocessor_config.json",))
         model, processor = AutoModel.from_pretrained(path), AutoImageProcessor.from_pretrained(path)
         self.net = model.vision_model if "vision_config" in model.config.to_dict() else model
