@@ -126,8 +126,7 @@ def _estimate(
     if not reads:
         plan.sizes = None
     total = _steps(part.cfg, run, stage, samples, known=not longest)
-    for p in stage.parameters().values():
-        p.register_post_accumulate_grad_hook(memory.gradient)
+    _note_gradients(stage, memory)
     memory.flops, memory.largest = 0.0, ((), "", 0)
     memory.restart()
     try:
@@ -161,6 +160,11 @@ def _estimate(
         gate_batch=stage.expect.gate_batch_size or t.batch_size, **_units(stage, run), checkpoint=kept + state + inside, best=kept,
         evaluation=evaluation, cache=_cache(stage, part.cfg), missing=missing,
     )  # fmt: skip
+
+
+def _note_gradients(stage: Stage, memory: Simulation) -> None:
+    for p in stage.parameters().values():
+        p.register_post_accumulate_grad_hook(memory.gradient)
 
 
 def _saved(stage: Stage) -> tuple[int, int]:
