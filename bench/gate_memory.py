@@ -72,7 +72,7 @@ class Attributed(LiveBytes):
     def sites(self) -> collections.Counter:
         """Bytes alive by the lines that made them."""
         found: collections.Counter = collections.Counter()
-        for key, (_, size) in self._sizes.items():
+        for key, (_, size) in self.sizes.items():
             found[self._sites.get(key, "?")] += size
         return found
 

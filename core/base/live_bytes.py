@@ -20,7 +20,7 @@ class LiveBytes(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.live = self.peak = 0
-        self._sizes: dict[int, tuple[weakref.ref, int]] = {}
+        self.sizes: dict[int, tuple[weakref.ref, int]] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -38,21 +38,21 @@ class LiveBytes(TorchDispatchMode):
         key, size = id(storage), storage.nbytes()
         if not isinstance(size, int):  # a size that a loaded program leaves open: it describes a tensor, and holds none
             return
-        if storage.filename is not None or (key in self._sizes and self._sizes[key][0]() is storage):
+        if storage.filename is not None or (key in self.sizes and self.sizes[key][0]() is storage):
             return
-        self._sizes[key] = (weakref.ref(storage, functools.partial(self._freed, key)), size)
+        self.sizes[key] = (weakref.ref(storage, functools.partial(self._freed, key)), size)
         self.live += size
         self.peak = max(self.peak, self.live)
 
     def forget(self, tensor: Tensor) -> None:
         """Leave the storage of `tensor` out from here on."""
         key = id(tensor.untyped_storage())
-        if key in self._sizes:
-            self._freed(key, self._sizes[key][0])
+        if key in self.sizes:
+            self._freed(key, self.sizes[key][0])
 
     def _freed(self, key: int, ref: weakref.ref) -> None:
-        if key in self._sizes and self._sizes[key][0] is ref:
-            self.live -= self._sizes.pop(key)[1]
+        if key in self.sizes and self.sizes[key][0] is ref:
+            self.live -= self.sizes.pop(key)[1]
 
     def restart(self) -> int:
         """Begin a new peak here; return what is alive now."""

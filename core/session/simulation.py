@@ -97,9 +97,9 @@ class Simulation(LiveBytes):
         """Note that a gradient was added to this parameter's: the hook after each accumulation."""
         assert parameter.grad is not None
         key = id(parameter.grad.untyped_storage())
-        if key in self._sizes and key not in self._gradients:
-            self._gradients[key] = self._sizes[key][1]
-            self._in_gradients += self._sizes[key][1]
+        if key in self.sizes and key not in self._gradients:
+            self._gradients[key] = self.sizes[key][1]
+            self._in_gradients += self.sizes[key][1]
 
     def restart(self) -> int:
         self.without_gradients = 0
@@ -107,7 +107,7 @@ class Simulation(LiveBytes):
 
     def _freed(self, key: int, ref: weakref.ref) -> None:
         super()._freed(key, ref)
-        if key not in self._sizes:
+        if key not in self.sizes:
             self._in_gradients -= self._gradients.pop(key, 0)
 
     def _positions(self, indices: list[Tensor | None]) -> list[Tensor | None]:
