@@ -27,6 +27,7 @@ from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.verdict import Verdict
 from trainworthy.core.guard import events, interventions, invariants, judging
+from trainworthy.core.guard.checks import CHECKS, OF_SCRIPTS, finding, skip
 from trainworthy.core.guard.child import uncompiled
 from trainworthy.core.guard.control import Control, Plan
 from trainworthy.core.guard.observer import Observer
@@ -86,7 +87,7 @@ class Ended(BaseException):
 
 def known() -> list[str]:
     """Return the ids of the checks that can be chosen or waived."""
-    return [*invariants.NEEDED, *interventions.NEEDED]
+    return [id for id in CHECKS if id not in OF_SCRIPTS]
 
 
 def prove(
@@ -190,16 +191,16 @@ class _LoopGuard(Guard):
         if not watch.record["backwards"]:
             raise UserError("the loop made no backward()", needed="run= trains the models", got=watch.record["why"])
 
-    def _verdict(self, found: dict, needed: dict[str, str], seconds: float) -> None:
+    def _verdict(self, found: dict, seconds: float = 0.0) -> None:
         reason = next(
             (getattr(self.expect, f) for f, id in PASSED.items() if id == found["id"] and getattr(self.expect, f)), ""
         )
         if reason:
-            found = {"id": found["id"], "skip": f"declared: {reason}"}
+            found = skip(found["id"], f"declared: {reason}")
         elif "--batches" in found.get("skip", ""):
             found = {**found, "skip": "the Loop has no batches= to change"}
         self.values["--because"] = self.reasons.get(found["id"], "")
-        super()._verdict(found, needed, seconds)
+        super()._verdict(found, seconds)
 
     # --- rehearsals
 
@@ -317,15 +318,15 @@ class _LoopGuard(Guard):
         if goal is not None:
             found[-1] = self._goal(eight.record, float(goal))  # type: ignore[arg-type]  # a Loop takes a number
         for one in found:
-            self._verdict(one, interventions.NEEDED, (time.monotonic() - began) / len(found))
+            self._verdict(one, (time.monotonic() - began) / len(found))
 
     def _goal(self, eight: dict, goal: float) -> dict:
         """Compare the loop's own evaluation of eight samples that it has trained on with `expect.overfit_metric`."""
         if not eight or not eight["scores"] or eight.get("raised"):
             why = eight.get("raised") if eight else "the Loop has no batches= to change"
-            return invariants.skip("metric", why or "evaluate() returned nothing in the rehearsal on eight samples")
+            return skip("metric", why or "evaluate() returned nothing in the rehearsal on eight samples")
         if not eight["eight"]:
-            return invariants.skip("metric", "evaluate() did not get the eight samples: it draws from no DataLoader and "
+            return skip("metric", "evaluate() did not get the eight samples: it draws from no DataLoader and "
                                    "eval_batches is not set, or its batches have another structure")  # fmt: skip
         got = eight["scores"][-1]
         ok = got >= goal if self.higher else got <= goal
@@ -334,7 +335,7 @@ class _LoopGuard(Guard):
         )
         cause = ("evaluate() prepares or counts samples differently from training (transform, mode, axis, another model)\n"
                  "the rate is too low, or expect.overfit_steps too few")  # fmt: skip
-        return invariants.finding("metric", f"{words}{'at least' if self.higher else 'at most'} {goal:g} is declared",
+        return finding("metric", f"{words}{'at least' if self.higher else 'at most'} {goal:g} is declared",
                                   "" if ok else cause)  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.guard import invariants
+from trainworthy.core.guard.checks import finding
 from trainworthy.core.guard.control import Control
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import Pass, alive, spots
@@ -117,14 +118,14 @@ def by_hand(seen: Watcher, loop: "Loop") -> dict | None:
     rows = {name: row for name, row in seen.first.items() if not name.startswith(calm or ("\0",))}
     still = [name for name, (p, where, old) in rows.items() if torch.equal(p.detach().flatten()[where], old)]
     if not rows:
-        return invariants.finding(
+        return finding(
             "wiring",
             "no parameter of the models gets a gradient",
             "the loss is computed by other models, or cut off by detach() or no_grad()",
         )
     cause = "p = p - lr * p.grad makes a new tensor: p -= lr * p.grad, under torch.no_grad(); or no step is made at all"
     text = f"{len(still)} of {len(rows)} tensors get a gradient and never move: {invariants.listed(still)}"
-    return invariants.finding("wiring", text if still else f"{len(rows)} tensors get gradients and move, without an optimiser",
+    return finding("wiring", text if still else f"{len(rows)} tensors get gradients and move, without an optimiser",
                               cause if still else "")  # fmt: skip
 
 
@@ -135,13 +136,13 @@ def leftovers(seen: Watcher, loop: "Loop") -> dict | None:
         return None
     where = "in the closure" if invariants.stepped(seen) else "by hand"
     if seen.leftover >= max(2, 0.5 * seen.moves):
-        return invariants.finding(
+        return finding(
             "gradients", f"after {seen.leftover} of {seen.moves} updates {where} the next backward() adds to their gradients",
             "the gradients are not cleared before backward(): optimizer.zero_grad(), model.zero_grad() or p.grad = None",
         )  # fmt: skip
     if invariants.stepped(seen):
         return None
-    return invariants.finding("gradients", f"{seen.moves} updates {where}, each with its own gradients")
+    return finding("gradients", f"{seen.moves} updates {where}, each with its own gradients")
 
 
 def frozen(seen: Watcher, loop: "Loop") -> dict | None:
@@ -160,6 +161,6 @@ def frozen(seen: Watcher, loop: "Loop") -> dict | None:
     wrong += [f"{len(others)} tensors are frozen and not declared: {invariants.listed(others)}"] * bool(others)
     causes = ["requires_grad was switched on again, or freezing has no effect: p.requires_grad_(False)"] * bool(moved)
     causes += ["a prefix is missing in expect.frozen, or too much was frozen"] * bool(others)
-    return invariants.finding(
+    return finding(
         "frozen", "; ".join(wrong) or f"{len(mine)} tensors declared frozen stay as they are", "\n".join(causes)
     )

@@ -2,7 +2,8 @@
 
 from torch import nn
 from trainworthy.core.guard import drawn
-from trainworthy.core.guard.invariants import finding, listed, moved_now, names, skip, stepped, tops
+from trainworthy.core.guard.checks import finding, skip
+from trainworthy.core.guard.invariants import listed, moved_now, names, stepped, tops
 from trainworthy.core.guard.observer import Observer, kept_by_reference
 from trainworthy.core.guard.records import DROPS, NORMS
 
@@ -44,7 +45,7 @@ def frozen(seen: Observer) -> dict:
     moved = [called.get(i, "?") for g in groups for i in g.frozen_moved]
     if moved:
         wrong.append(f"{len(moved)} frozen tensors moved at step(): {listed(moved)}")
-        causes.append("they hold an old gradient or momentum: leave frozen parameters out of the optimiser")
+        causes.append("the optimiser still holds a gradient or momentum of theirs: leave frozen parameters out of it")
     received = {i for g in groups for i in g.received}
     if not wrong and (fault := drawn.frozen_base(seen.drawn_weights, list(seen.roots.values()), received)):
         wrong, causes = [fault[0]], [fault[1]]
@@ -55,6 +56,7 @@ def frozen(seen: Observer) -> dict:
 
 
 EACH = "between the steps"
+SUMMED = 1.8  # factor of a sum of two models' weights over one of them, about
 
 
 def evaluations(seen: Observer) -> list[tuple[str, list[tuple[int, bool, int, int]]]]:
@@ -132,7 +134,10 @@ def matters(module: nn.Module) -> bool:
 def evaluated(seen: Observer) -> dict:
     """Check that the evaluated model, including running statistics, has changed since training began, and that its
     inputs have the scale of training's."""
-    trained = {i for _, i, _ in seen.grad_modes}
+    received = {i for g in seen.groups.values() for i in g.received} | seen.leaves.keys()
+    trained = {
+        i for i in {i for _, i, _ in seen.grad_modes} if any(id(p) in received for p in seen.roots[i].parameters())
+    }
     rows = {c[0] for _, calls in evaluations(seen) for c in calls}
     if not rows:
         return skip("evaluated", "no evaluation with a model call was seen")
@@ -143,8 +148,8 @@ def evaluated(seen: Observer) -> dict:
     for i in copies - trained:
         other = seen.roots[i]
         shape = [tuple(p.shape) for p in other.parameters()]
-        twin = next((m for m in learner if [tuple(p.shape) for p in m.parameters()] == shape), None)
-        if twin is None or {id(p) for p in other.parameters()} & {id(p) for p in twin.parameters()}:
+        alike = [m for m in learner if [tuple(p.shape) for p in m.parameters()] == shape]
+        if not alike or {id(p) for p in other.parameters()} & {id(p) for p in alike[0].parameters()}:
             continue
         kept = [seen.snap[id(p)] for p in other.parameters() if id(p) in seen.snap]
         steps = max((g.steps for g in stepped(seen)), default=0)
@@ -152,30 +157,42 @@ def evaluated(seen: Observer) -> dict:
             kept
             and steps >= 8
             and not any(moved_now(seen, p) for p, _ in kept)
-            and any(moved_now(seen, p) for p in twin.parameters())
+            and any(moved_now(seen, p) for p in alike[0].parameters())
         ):
             return finding(
                 "evaluated",
                 "the evaluated model is a copy that has not moved since training began",
-                "an average (EMA) that is never updated, or an evaluation of another object than the trained one",
+                "an average (EMA) is never updated, or the evaluation uses another object than the one that trains",
             )
-        bare = [
-            m
-            for m in other.modules()
-            if isinstance(m, NORMS) and m.track_running_stats and not int(m.num_batches_tracked)
-        ]
-        full = [
-            m
-            for m in twin.modules()
-            if isinstance(m, NORMS) and m.track_running_stats and int(m.num_batches_tracked) > 3
-        ]
+        bare = [m for m in tracking(other) if not int(m.num_batches_tracked)]
+        full = [m for m in tracking(alike[0]) if int(m.num_batches_tracked) > 3]
         if bare and full and not any(m.training for m in bare):
             return finding(
                 "evaluated",
                 "the evaluated average holds batch norm's initial statistics, the trained model does not",
                 "the average (EMA) copies parameters and forgets buffers",
             )
+        if (times := larger(other, alike)) > SUMMED and any(moved_now(seen, p) for p, _ in kept):
+            return finding(
+                "evaluated",
+                f"the weights of the evaluated model are at least {times:.2g} times as large as those of the models that train",
+                "an average of weights is a sum: the division by their number is missing, or is outside of the loop over the entries",
+            )
     return scales(seen, rows & trained)
+
+
+def tracking(model: nn.Module) -> list:
+    """Return its batch norms with running statistics."""
+    return [m for m in model.modules() if isinstance(m, NORMS) and m.track_running_stats]
+
+
+def larger(model: nn.Module, others: list[nn.Module]) -> float:
+    """Return by which factor each weight matrix of a model is larger than that of all others, at least."""
+    rows = [x for x in zip(*(m.parameters() for m in (model, *others)), strict=True) if x[0].dim() > 1]
+    return min(
+        (float(a.detach().norm() / max(b.detach().norm() for b in rest).clamp_min(1e-12)) for a, *rest in rows),
+        default=0.0,
+    )
 
 
 def scales(seen: Observer, both: set[int]) -> dict:
@@ -204,7 +221,7 @@ def state(seen: Observer) -> dict:
     if seen.self_loads:
         return finding(
             "state",
-            "load_state_dict() got the model's own tensors: nothing was brought back",
+            "load_state_dict() got the model's own tensors: nothing was restored",
             "the best weights were kept as a reference: copy.deepcopy(model.state_dict())",
         )
     step = seen.by_reference or kept_by_reference(seen)
@@ -212,7 +229,7 @@ def state(seen: Observer) -> dict:
         return finding(
             "state",
             f"a state_dict taken after step {step} is still held and changes with the weights",
-            "it is a reference, not a copy: copy.deepcopy(model.state_dict())",
+            "state_dict() returns references, not copies: use copy.deepcopy(model.state_dict())",
         )
     if seen.empty_saves:
         return finding(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from trainworthy.core.base.modes import in_mode
 from trainworthy.core.guard import rows as sample_rows
-from trainworthy.core.guard.invariants import finding, skip
+from trainworthy.core.guard.checks import finding, skip
 from trainworthy.core.guard.records import bare, logits_of
 from trainworthy.core.guard.targets import fits, tokens_of
 
@@ -25,19 +25,16 @@ SEEN = 1e-4  # mean change of the outputs, in units of their spread; healthy mod
 class Again:
     """Calls a model in eval mode with one input replaced."""
 
-    def __init__(self, seen: Any, module: nn.Module, args: tuple, kwargs: dict, place: Tensor, pick: Callable):
-        self.seen, self.module, self.given, self.place, self.pick = seen, bare(module), (args, kwargs), place, pick
+    def __init__(self, module: nn.Module, args: tuple, kwargs: dict, place: Tensor, pick: Callable):
+        self.module, self.given, self.place, self.pick = bare(module), (args, kwargs), place, pick
 
     def __call__(self, value: Tensor) -> Tensor | None:
         args, kwargs = replaced(self.given, self.place, value)
-        self.seen.busy = True
         try:
             with in_mode(self.module, training=False), torch.no_grad():
                 return self.pick(self.module(*args, **kwargs))
         except Exception:
             return None
-        finally:
-            self.seen.busy = False
 
 
 def replaced(given: Any, old: Tensor, new: Tensor) -> Any:
@@ -59,13 +56,13 @@ def change(call: Again, value: Tensor, axis: int, half: int, *, early: bool) -> 
     return float((other - first).narrow(axis, start, size).float().abs().mean()) / spread
 
 
-def follows_only_the_past(seen: Any, module: nn.Module, args: tuple, kwargs: dict, x: Tensor) -> bool:
+def follows_only_the_past(module: nn.Module, args: tuple, kwargs: dict, x: Tensor) -> bool:
     """Return whether an output follows the input at its own and at earlier places, and at no later one."""
 
     def same_shape(out: Any) -> Tensor | None:
         return next((y for y in tree_leaves(out) if isinstance(y, Tensor) and y.shape == x.shape), None)
 
-    call = Again(seen, module, args, kwargs, x, same_shape)
+    call = Again(module, args, kwargs, x, same_shape)
     for axis in (1, 0) if x.dim() > 2 else (1,):
         half = x.shape[axis] // 2
         late, early = x.clone(), x.clone()
@@ -103,7 +100,7 @@ def sees_the_same_place(seen: Any) -> bool | None:
     ids = tokens_of(module, args, kwargs)
     if ids is None:
         return None
-    call, found = Again(seen, module, args, kwargs, ids, lambda out: scores_of(out, ids)), []
+    call, found = Again(module, args, kwargs, ids, lambda out: scores_of(out, ids)), []
     for axis in (0, 1):
         half = ids.shape[axis] // 2
         if half:
@@ -130,7 +127,7 @@ def sees_ahead(seen: Any) -> dict | None:
     if axis is None or ids.shape[axis] < 4:
         return None
     half = ids.shape[axis] // 2
-    call = Again(seen, module, args, kwargs, ids, lambda out: scores_of(out, ids))
+    call = Again(module, args, kwargs, ids, lambda out: scores_of(out, ids))
     seen_ahead = change(call, permuted(ids, axis, half), axis, half, early=True)
     if seen_ahead is None or any(p.dtype in (torch.bfloat16, torch.float16) for p in module.parameters()):
         return None
@@ -142,6 +139,18 @@ def sees_ahead(seen: Any) -> dict | None:
     return finding("dependency", told, cause if seen_ahead > SEEN else "")
 
 
+def gradient(module: nn.Module, given: tuple, x: Tensor, pick: Callable) -> Tensor | None:
+    """Return the gradient by the input `x` of a random sum of the outputs that `pick` chooses, in eval mode; None where there is none."""
+    inner, leaf = bare(module), x.detach().clone().requires_grad_(True)
+    try:
+        args, kwargs = replaced(given, x, leaf)
+        with in_mode(inner, training=False), torch.backends.cudnn.flags(enabled=False), torch.enable_grad():
+            out = [y for y in pick(inner(*args, **kwargs)) if isinstance(y, Tensor) and y.requires_grad]
+            return torch.autograd.grad(sum((y * torch.randn_like(y)).sum() for y in out), leaf, allow_unused=True)[0]
+    except Exception:
+        return None
+
+
 def ignores_samples(seen: Any) -> dict | None:
     """Check that the samples of a classifier's input reach its outputs."""
     if seen.classified is None:
@@ -151,20 +160,12 @@ def ignores_samples(seen: Any) -> dict | None:
              None)  # fmt: skip
     if x is None or len(x) < 32:
         return None
-    leaf = x.detach().clone().requires_grad_(True)
-    inner = bare(module)
-    seen.busy = True
-    try:
-        given, named = replaced((args, kwargs), x, leaf)
-        with in_mode(inner, training=False), torch.enable_grad():
-            out = logits_of(inner(*given, **named))
-            if out is None or len(out) != len(x) or not out.requires_grad:
-                return None
-            (grad,) = torch.autograd.grad((out * torch.randn_like(out)).sum(), leaf, allow_unused=True)
-    except Exception:
-        return None
-    finally:
-        seen.busy = False
+
+    def classified(out: Any) -> list[Tensor]:
+        scores = logits_of(out)
+        return [scores] if scores is not None and len(scores) == len(x) else []
+
+    grad = gradient(module, (args, kwargs), x, classified)
     if grad is None:
         return None
     without = int((grad.flatten(1) == 0).all(1).sum())
@@ -181,18 +182,7 @@ def ignores_places(seen: Any) -> dict | None:
     x = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()), None)
     if x is None or x.dim() != 3 or x.shape[1] < 4 or len(x) < 4:
         return None
-    leaf = x.detach().clone().requires_grad_(True)
-    inner = bare(module)
-    seen.busy = True
-    try:
-        given, named = replaced((args, kwargs), x, leaf)
-        with in_mode(inner, training=False), torch.backends.cudnn.flags(enabled=False), torch.enable_grad():
-            out = [y for y in tree_leaves(inner(*given, **named)) if isinstance(y, Tensor) and y.requires_grad]
-            (grad,) = torch.autograd.grad(sum((y * torch.randn_like(y)).sum() for y in out), leaf, allow_unused=True)
-    except Exception:
-        return None
-    finally:
-        seen.busy = False
+    grad = gradient(module, (args, kwargs), x, tree_leaves)
     if grad is None:
         return None
     reach = (grad != 0).any(2).any(0)
@@ -221,7 +211,7 @@ def unread(seen: Any) -> dict | None:
             varied = isinstance(x, Tensor) and x.dim() > 0 and len(x) > 3 and len(x.unique()) > 2
             if not varied or GIVEN.search(name) or torch.equal(other := x.detach().roll(1, 0), x):
                 continue
-            found = [same_outputs(seen, module, (args, kwargs), x, other, seed) for seed in range(3)]
+            found = [same_outputs(module, (args, kwargs), x, other, seed) for seed in range(3)]
             count += False in found
             if found == [True] * 3:
                 ignored.append(f"input {name} {tuple(x.shape)} of {type(module).__name__} reaches no output")
@@ -232,10 +222,9 @@ def unread(seen: Any) -> dict | None:
     return finding("dependency", told, cause)
 
 
-def same_outputs(seen: Any, module: nn.Module, given: tuple, x: Tensor, other: Tensor, seed: int) -> bool | None:
+def same_outputs(module: nn.Module, given: tuple, x: Tensor, other: Tensor, seed: int) -> bool | None:
     """Return whether a model's outputs are the same with `other` in place of `x`; None where it cannot be called."""
     inner, outs, before = bare(module), [], (random.getstate(), np.random.get_state())
-    seen.busy = True
     try:
         for value in (x, other):
             torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
@@ -245,7 +234,6 @@ def same_outputs(seen: Any, module: nn.Module, given: tuple, x: Tensor, other: T
     except Exception:
         return None
     finally:
-        seen.busy = False
         random.setstate(before[0]), np.random.set_state(before[1])
     if not outs[0] or len(outs[0]) != len(outs[1]):
         return None
@@ -260,7 +248,7 @@ def orderless(seen: Any) -> dict | None:
     ids = tokens_of(module, args, kwargs)
     if ids is None or ids.shape[1] < 8:
         return None
-    call = Again(seen, module, args, kwargs, ids, lambda out: scores_of(out, ids))
+    call = Again(module, args, kwargs, ids, lambda out: scores_of(out, ids))
     order = torch.randperm(ids.shape[1], generator=torch.Generator().manual_seed(0)).to(ids.device)
     first, again, moved, changed = (call(x) for x in (ids, ids, ids[:, order], permuted(ids, 1, ids.shape[1] // 2)))
     if first is None or again is None or moved is None or changed is None or not torch.equal(first, again):
@@ -278,14 +266,6 @@ def orderless(seen: Any) -> dict | None:
 def dependency(seen: Any) -> dict:
     """Check that in eval mode an output depends on its own sample alone, and never on later tokens."""
     rows = []
-    if seen.together:
-        worst = max(seen.together.values())
-        cause = (
-            "the model mixes samples: an axis is wrong (softmax, normalisation or attention over the batch; "
-            "batch_first=True is missing), or a view() mixes rows"
-        )
-        told = f"outputs change by {worst:.2g} of their spread without the other half of the batch"
-        rows.append(finding("dependency", told, cause if worst > 0.05 else ""))
     if seen.scrambled:
         cause = "view() or reshape() where permute() or transpose() is meant: places and channels are mixed"
         rows.append(finding("dependency", seen.scrambled, cause))

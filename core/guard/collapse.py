@@ -49,13 +49,10 @@ def judge(seen: Any) -> tuple[tuple[str, str] | None, str]:
         with in_mode(inner, training=False), torch.no_grad():
             return float(inner(*changed, **named))
 
-    inner, seen.busy = bare(module), True
-    try:
-        with torch.random.fork_rng(devices=[]):
-            mixed = [exchanged(x) if isinstance(x, Tensor) and x.dim() else x for x in leaves]
-            own, other = call(leaves), call(mixed)
-    finally:
-        seen.busy = False
+    inner = bare(module)
+    with torch.random.fork_rng(devices=[]):
+        mixed = [exchanged(x) if isinstance(x, Tensor) and x.dim() else x for x in leaves]
+        own, other = call(leaves), call(mixed)
     told = f"loss {start:.3g} -> {own:.3g}, {other:.3g} with the entries of every input exchanged"
     if not 0 <= own < CLOSED * start:
         return None, ""

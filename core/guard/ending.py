@@ -7,16 +7,12 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 from trainworthy.core.guard import behaviour
+from trainworthy.core.guard.checks import finding, skip
 from trainworthy.core.guard.control import ENDED
 from trainworthy.core.guard.following import Evaluation, Following, inside, kind, known
-from trainworthy.core.guard.invariants import finding, skip
 from trainworthy.core.guard.records import Group
 
 QUALITY = ("learning",)  # the training before was short
-NEEDED = {
-    "later": "a training after the first one passes the same checks",
-    "ending": "to the script's end: optimisers hold the model that trains, evaluations get training's scale, the best weights are kept",
-}
 Fault = tuple[str, str]
 EMPTY = 4  # steps in a row without a gradient
 SCALE = 3.0  # outside of the range of training's batches by this factor
@@ -102,7 +98,7 @@ def scales(seen: Following) -> Fault | None:
             return (
                 f"inputs of the evaluation after step {steps[0]} of {seen.steps}: mean {mean:.3g}, std {std:.3g}; "
                 f"in training mean {other[0]:.3g}, std {other[1]:.3g}",
-                "this evaluation's data are scaled or normalised otherwise than the training data, or not at all",
+                "this evaluation's data are scaled or normalised differently from the training data, or not at all",
             )
     return None
 

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import torch
 from trainworthy.core.guard import causality, objectives, pairing, supervision
+from trainworthy.core.guard.checks import finding, skip
 from trainworthy.core.guard.fits import binary_right, correlation, r_squared
-from trainworthy.core.guard.invariants import finding, skip
 from trainworthy.core.guard.objectives import Fault
 from trainworthy.core.guard.observer import Observer
 
 SHIFTS = {
     0: (
         "every target is the token that the model sees at the same place",
-        "the shift by one is missing, or the mask is the wrong way round: it copies its input",
+        "the shift by one is missing, or the mask is inverted: the model copies its input",
     ),
     2: ("targets run two tokens ahead of the input", "labels are shifted by hand and again inside the loss"),
     3: ("targets run three tokens ahead of the input", "labels are shifted several times"),
@@ -56,7 +56,7 @@ def targets(seen: Observer) -> dict:
         return binary_targets([r for r in seen.calls if "low" in r])
     if fault := supervision.class_weights(rows) or supervision.masked_elsewhere(rows):
         return finding("targets", *fault)
-    if fault := lost(rows, "calls of the loss") or shifted(rows, seen) or one_class(rows):
+    if fault := lost(rows, "calls of the loss") or shifted(rows, seen) or one_class(rows) or positive_first(rows):
         return finding("targets", *fault)
     inside = [r["inside"] for r in rows if "inside" in r]
     if (
@@ -155,14 +155,26 @@ def upside_down(rows: list[dict]) -> Fault | None:
 
 
 def one_class(rows: list[dict]) -> Fault | None:
-    """Find targets that are all the same."""
+    """Find targets that are all the same, unless a contrastive loss has put the positive into one column of its own scores."""
     distinct = set().union(*(r["distinct"] for r in rows))
     count = sum(r["scored"] for r in rows)
-    if len(distinct) != 1 or count < 64 or len(rows) < 4:
+    if len(distinct) != 1 or count < 64 or len(rows) < 4 or not all(r.get("layer", True) for r in rows):
         return None
     return (
         f"all {count:,} targets are {next(iter(distinct))}",
-        "labels are lost on the way (a folder read wrong, an index on the wrong axis), or one token is scored alone",
+        "labels are lost between the data and the loss (a folder is read wrongly, an index is on the wrong axis), or a single token is scored",
+    )
+
+
+def positive_first(rows: list[dict]) -> Fault | None:
+    """Find targets that count the rows of a batch, while the first column has high scores in the first calls. In scores of a batch
+    with itself the positive of row i is in column i; where negatives come from a queue, all positives are in column 0."""
+    first = [r.get("first", 0.0) for r in rows[:3]]
+    if len(rows) < 4 or min(first) < 0.6 or not all("first" in r for r in rows[:8]):
+        return None
+    return (
+        f"the targets of every batch are 0, 1, 2, ..., and the score of column 0 is among the highest tenth in {min(first):.0%} of the rows",
+        "the positive is in column 0 of these scores: labels = torch.zeros(len(scores)) and not torch.arange()",
     )
 
 
@@ -178,7 +190,7 @@ def loss_input(seen: Observer) -> dict:
             fix = "log_softmax is meant" if name in ("nll_loss", "kl_div") else f"remove the {cause} before the loss"
             return finding(
                 "loss-input",
-                f"{name} gets probabilities in all {len(rows)} calls and wants {wants}",
+                f"{name} gets probabilities in all {len(rows)} calls and needs {wants}",
                 f"a {cause} before a loss that has its own: {fix}",
             )
         if len(over := [r for r in seen.calls if r["loss"] == name and "over_batch" in r]) >= 3 and all(
@@ -193,8 +205,8 @@ def loss_input(seen: Observer) -> dict:
         if len(raw) >= 3 and all(raw):
             return finding(
                 "loss-input",
-                f"{name} gets scores whose exponentials do not sum to 1 in all {len(raw)} calls, and wants logarithms of probabilities",
-                "log_softmax over the classes is missing before the loss: it falls below zero and teaches nothing",
+                f"{name} gets scores whose exponentials do not sum to 1 in all {len(raw)} calls, and needs logarithms of probabilities",
+                "log_softmax over the classes is missing before the loss: the loss falls below zero, and the model learns nothing",
             )
     kinds = Counter(r["loss"] for r in seen.calls)
     return finding("loss-input", ", ".join(f"{k}: {n} calls" for k, n in kinds.items()))
@@ -236,7 +248,7 @@ def renamed(seen: Observer) -> Fault | None:
     return (
         f"{as_it_is:.2f} right in the evaluation and {trained:.2f} in training; with {moved} of {int(known.sum())} classes "
         f"numbered otherwise {new:.2f} of {int(held.sum())} other samples of the evaluation",
-        "training and evaluation number their classes otherwise: one mapping from names to numbers for both",
+        "training and evaluation number their classes differently: use one mapping from names to numbers for both",
     )
 
 
@@ -264,9 +276,7 @@ def learning(seen: Observer) -> dict:
         error = (right * (1 - right) * (1 / n + 1 / seen_n)) ** 0.5
         told = f"{right:.2f} of the last {n} training samples right when first seen, then {got:.2f} of {seen_n} in the evaluation"
         if right - got > max(0.25, 6 * error) and got < 0.6 * right:
-            return finding(
-                "learning", told, "the evaluation's labels, classes or transforms are others than training's"
-            )
+            return finding("learning", told, "the evaluation's labels, classes or transforms differ from training's")
         return finding("learning", told)
     return finding("learning", f"{right:.2f} of the last {n} training samples right when first seen")
 

@@ -4,7 +4,8 @@ own gradients, once."""
 import torch
 from torch import nn
 from trainworthy.core.base.doubles import to_double
-from trainworthy.core.guard.invariants import finding, listed, moved_now, names, skip, stepped, tops
+from trainworthy.core.guard.checks import finding, skip
+from trainworthy.core.guard.invariants import listed, moved_now, names, stepped, tops
 from trainworthy.core.guard.objectives import dropped_terms, unrestored
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import CLOSE, Group

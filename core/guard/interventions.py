@@ -3,13 +3,8 @@
 import math
 import re
 
+from trainworthy.core.guard.checks import LEARNING, finding, skip
 from trainworthy.core.guard.fits import BINARY
-
-NEEDED = {
-    "overfit": "on the same eight samples the loss gets lower than with each other's inputs",
-    "signal": "new samples are answered better than by the most frequent class, once eight can be memorised; numbers follow their targets",
-    "metric": "eight memorised samples are right in the evaluation, and in the score that the script prints",
-}
 
 CONSTANT = "the input does not reach the output (overwritten, zeroed, averaged over the batch)"
 
@@ -22,32 +17,28 @@ def judge(watch: dict, eight: dict, others: dict, output: str = "") -> list[dict
     if fit.get("spread") and len(fit["spread"]) >= 12 and max(fit["spread"]) < 1e-6 and not facts.get("declared"):
         told = f"{fit['kind']}: in {len(fit['spread'])} calls the outputs were the same for all samples of a batch"
         why = "the input does not reach the output"
-        return [passed("overfit", told, CONSTANT), {"id": "signal", "skip": why}, {"id": "metric", "skip": why}]
+        return [finding("overfit", told, CONSTANT), skip("signal", why), skip("metric", why)]
     if why:
-        found: list[dict] = [{"id": id, "skip": why} for id in NEEDED]
+        found = none(why)
         if eight and eight.get("why") != "it raised" and eight.get("facts"):
             found[-1] = against(eight["facts"], output) or found[-1]
         return found
     for name, one in (("eight", eight), ("others", others)):
         if not one or one.get("why") == "it raised":
-            return [
-                {"id": id, "skip": f"the rehearsal '{name}' did not run: {one.get('raised', 'no record')}"[:200]}
-                for id in NEEDED
-            ]
+            return none(f"the rehearsal '{name}' did not run: {one.get('raised', 'no record')}"[:200])
     if not others["facts"].get("changed"):
-        return [
-            {"id": id, "skip": "which entry of a batch is the target, and which are inputs, is not clear"}
-            for id in NEEDED
-        ]
+        return none("which entry of a batch is the target, and which are inputs, is not clear")
     if facts.get("fit") and not facts.get("declared"):
         own, exchanged = eight["facts"], others["facts"]
         if not own.get("fit") or not exchanged.get("fit"):
-            return [
-                {"id": id, "skip": "on eight samples the loss gets other targets than those of the batch"}
-                for id in NEEDED
-            ]
+            return none("on eight samples the loss gets other targets than those of the batch")
         return [closing(own["fit"], exchanged["fit"]), response(facts, own), agreement(own, output)]
     return [overfit(eight["facts"], others["facts"]), signal(facts, eight["facts"]), metric(eight["facts"], output)]
+
+
+def none(why: str) -> list[dict]:
+    """Return the results where none of the three applies."""
+    return [skip(id, why) for id in LEARNING]
 
 
 def unsuitable(facts: dict) -> str:
@@ -80,41 +71,23 @@ def overfit(own: dict, others: dict) -> dict:
     a, b = own["nll"], others["nll"]
     n = min(len(a), len(b))
     if n < 12:
-        return {"id": "overfit", "skip": f"only {n} losses on eight samples"}
+        return skip("overfit", f"only {n} losses on eight samples")
     start, end, blind = a[0], tail(a), tail(b)
     right = tail(own["train_accuracy"])
     told = f"loss {start:.3g} -> {end:.3g} on eight samples, {blind:.3g} with each other's inputs"
     told += f"; {right:.2f} right" if own["train_accuracy"] else ""
     if end < 0.8 * blind or end < 0.1 * start:
-        return {
-            "id": "overfit",
-            "ok": True,
-            "measured": told,
-            "cause": "",
-            "evidence": {"own": a[:500], "others": b[:500]},
-        }
+        return finding("overfit", told, own=a[:500], others=b[:500])
     if own.get("mixed") and end < 0.95 * blind:
-        return {"id": "overfit", "skip": f"{told}: each sample has two targets, so the loss does not close"}
+        return skip("overfit", f"{told}: each sample has two targets, so the loss does not close")
     if not math.isfinite(end) or end > 3 * start:
-        return {
-            "id": "overfit",
-            "skip": f"{told}: the rehearsal on eight samples diverged, and says nothing on their labels",
-        }
+        return skip("overfit", f"{told}: the rehearsal on eight samples diverged, and says nothing on their labels")
     if end > 0.9 * start and n < 100:
-        return {"id": "overfit", "skip": f"{told}: the rate is too low for {n} steps to say"}
+        return skip("overfit", f"{told}: the rate is too low for {n} steps to say")
     if end > 0.95 * start and blind > 0.95 * start:
-        return {"id": "overfit", "skip": f"{told}: nothing is learnt in {n} steps, the rate may still be rising"}
-    cause = (
-        "labels do not belong to their inputs inside the loop (shuffled, rolled or mixed wrongly)\n"
-        "the input does not reach the output (overwritten, zeroed, averaged over the batch)"
-    )
-    return {
-        "id": "overfit",
-        "ok": False,
-        "measured": told,
-        "cause": cause,
-        "evidence": {"own": a[:500], "others": b[:500]},
-    }
+        return skip("overfit", f"{told}: nothing is learnt in {n} steps, the rate may still be rising")
+    cause = f"labels do not belong to their inputs inside the loop (shuffled, rolled or mixed wrongly)\n{CONSTANT}"
+    return finding("overfit", told, cause, own=a[:500], others=b[:500])
 
 
 def signal(watch: dict, eight: dict) -> dict:
@@ -123,35 +96,27 @@ def signal(watch: dict, eight: dict) -> dict:
     memorised = tail(eight["train_accuracy"]) > 0.9 and tail(eight["nll"]) < 0.3 * eight["nll"][0]
     enough = watch["epochs"] >= 2 and watch["steps"] >= max(60, 0.8 * eight["steps"])
     if not memorised or not enough or not watch["eval_seen"] or watch["majority"] > 0.5:
-        return {
-            "id": "signal",
-            "skip": f"{watch['steps']} steps, {watch['epochs']:.1f} epochs: too early to say, or not evaluated by class",
-        }
+        why = f"{watch['steps']} steps, {watch['epochs']:.1f} epochs: too early to say, or not evaluated by class"
+        return skip("signal", why)
     n, chance = watch["eval_seen"][-1], watch["majority"]
     got = max(watch["eval_right"][-1], watch["eval_right_batch"][-1]) / n
     error = (chance * (1 - chance) / n) ** 0.5
     told = f"{got:.3f} of {n} evaluated samples right after {watch['epochs']:.1f} epochs, the most frequent class has {chance:.3f}"
     if got > chance + 3 * error:
-        return {"id": "signal", "ok": True, "measured": told, "cause": "", "evidence": {}}
+        return finding("signal", told)
     near = watch.get("neighbours") or [0.0, 1, 1.0]
     late = tail(watch["train_accuracy"])
     if near[0] > near[2] + 3 * (near[2] * (1 - near[2]) / near[1]) ** 0.5 and late < chance + 0.15:
-        return {
-            "id": "signal",
-            "skip": f"{told}; the labels do belong to the inputs (the nearest other input has the same class in "
+        return skip(
+            "signal",
+            f"{told}; the labels do belong to the inputs (the nearest other input has the same class in "
             f"{near[0]:.2f}): the model learns slowly, --steps 400 --seconds 30 looks longer",
-        }
+        )
     cause = (
         "labels do not belong to their inputs in the data (one of both was sorted, shuffled or filtered alone)\n"
-        "training and validation number their classes otherwise"
+        "training and validation number their classes differently"
     )
-    return {
-        "id": "signal",
-        "ok": False,
-        "measured": f"{told}; eight samples were memorised in {eight['steps']} steps",
-        "cause": cause,
-        "evidence": {},
-    }
+    return finding("signal", f"{told}; eight samples were memorised in {eight['steps']} steps", cause)
 
 
 def metric(own: dict, output: str) -> dict:
@@ -160,30 +125,20 @@ def metric(own: dict, output: str) -> dict:
     seen = own["eval_seen"]
     known = own["before_eval"][-1] if seen else []
     if not known or known[0] < 0.99 or known[1] > 0.2 * own["nll"][0]:
-        return {"id": "metric", "skip": "the eight samples were not memorised, or not evaluated"}
+        return skip("metric", "the eight samples were not memorised, or not evaluated")
     got = own["eval_right"][-1] / seen[-1]
     settled = own["eval_right_batch"][-1] / seen[-1]
-    if max(got, settled) < 0.7:
-        return {
-            "id": "metric",
-            "ok": False,
-            "measured": f"{got:.2f} right in the evaluation of the eight memorised samples",
-            "cause": "the evaluation feeds its inputs otherwise than training does (transform, scale, channel order, mode)",
-            "evidence": {},
-        }
-    told = printed(output, own.get("said", []))
     words = f"{got:.2f} right in the evaluation of the eight memorised samples"
+    if max(got, settled) < 0.7:
+        cause = "the evaluation prepares its inputs differently from training (transform, scale, channel order, mode)"
+        return finding("metric", words, cause)
+    told = printed(output, own.get("said", []))
     if told is None or got < 0.95:
-        return {"id": "metric", "ok": True, "measured": words, "cause": "", "evidence": {}}
+        return finding("metric", words)
     if told < got - 0.25:
-        return {
-            "id": "metric",
-            "ok": False,
-            "measured": f"{words}, and the script prints an accuracy of {told:.3g}",
-            "cause": "the script counts wrongly (another axis, shifted labels, a wrong denominator)",
-            "evidence": {},
-        }
-    return {"id": "metric", "ok": True, "measured": f"{words}; printed: {told:.3g}", "cause": "", "evidence": {}}
+        cause = "the script counts wrongly (another axis, shifted labels, a wrong denominator)"
+        return finding("metric", f"{words}, and the script prints an accuracy of {told:.3g}", cause)
+    return finding("metric", f"{words}; printed: {told:.3g}")
 
 
 def printed(output: str, said: list[int]) -> float | None:
@@ -209,35 +164,29 @@ def repeatable(facts: dict, output: str) -> bool:
     )
 
 
-def passed(id: str, told: str, cause: str = "", **evidence: list) -> dict:
-    """Return a result; `cause` makes it a failure."""
-    return {"id": id, "ok": not cause, "measured": told, "cause": cause, "evidence": evidence}
-
-
 def closing(own: dict, others: dict) -> dict:
     """`overfit` for losses without class numbers. A loss that closes slowly is no fault: only outputs that are the same for all
     inputs are, and outputs that follow the inputs as well as they follow each other's."""
     a, b = own["left"], others["left"]
     n = min(len(a), len(b))
     if n < 12:
-        return {"id": "overfit", "skip": f"only {n} losses on eight samples"}
+        return skip("overfit", f"only {n} losses on eight samples")
     ctc = own["kind"] == "ctc_loss"
     constant = math.inf if ctc else tail(own["blind"])
     start, end, blind = min(a[0], constant), tail(a), tail(b)
     told = f"{own['kind']}: {a[0]:.3g} -> {end:.3g} on eight samples, {blind:.3g} with each other's inputs"
     told += "" if ctc else f", {constant:.3g} with the best constant"
     if not math.isfinite(start + end + blind) or not constant > 1e-12:
-        return {"id": "overfit", "skip": f"{told}: the eight targets are the same, or the loss is not finite"}
+        return skip("overfit", f"{told}: the eight targets are the same, or the loss is not finite")
     if end < 0.8 * blind or end < 0.1 * start:
-        return passed("overfit", told, own=a[:500], others=b[:500])
+        return finding("overfit", told, own=a[:500], others=b[:500])
     if max(own["spread"]) < 1e-6:
-        return passed(
-            "overfit", f"{told}; the outputs are the same for all eight samples", CONSTANT, own=a[:500], others=b[:500]
-        )
+        told += "; the outputs are the same for all eight samples"
+        return finding("overfit", told, CONSTANT, own=a[:500], others=b[:500])
     if ctc or n < 100 or end > 1.1 * constant or tail(own["spread"]) < 0.05 or end < 0.95 * blind:
-        return {"id": "overfit", "skip": f"{told}: it learns too slowly to say in {n} steps"}
+        return skip("overfit", f"{told}: it learns too slowly to say in {n} steps")
     cause = "targets do not belong to their inputs inside the loop (shuffled, rolled or mixed wrongly)"
-    return passed("overfit", told, cause, own=a[:500], others=b[:500])
+    return finding("overfit", told, cause, own=a[:500], others=b[:500])
 
 
 def response(watch: dict, eight: dict) -> dict:
@@ -246,25 +195,23 @@ def response(watch: dict, eight: dict) -> dict:
     fit, closed = watch["fit"], eight["fit"]
     a = closed["left"]
     if fit["kind"] == "ctc_loss" or len(a) < 12 or tail(a) > 0.3 * min(a[0], tail(closed["blind"])):
-        return {"id": "signal", "skip": "eight samples were not memorised: too early to say"}
+        return skip("signal", "eight samples were not memorised: too early to say")
     half = len(fit["left"]) // 2
     own, other = (sum(fit[k][half:]) / max(1, len(fit[k][half:])) for k in ("left", "other"))
     told = f"{fit['kind']} {own:.3g} in training, {other:.3g} with other rows' targets"
     if not watch["eval_correlation"]:
-        return {"id": "signal", "skip": f"{told}; no evaluation was seen whose outputs could be compared with targets"}
+        return skip("signal", f"{told}; no evaluation was seen whose outputs could be compared with targets")
     found, n = watch["eval_correlation"][-1]
     told += f"; in the evaluation outputs and targets of {n} samples correlate by {found:.2f}"
     error = 3 / max(1, n) ** 0.5
     if found > error:
-        return passed("signal", told)
+        return finding("signal", told)
     early = watch["epochs"] < 2 or watch["steps"] < max(60, 0.8 * eight["steps"])
     if early or found > error / 2 or abs(found) + error > 0.3 or own < 0.85 * other:
-        return {
-            "id": "signal",
-            "skip": f"{told}: {watch['steps']} steps, {watch['epochs']:.1f} epochs and these samples are too few to say",
-        }
+        why = f"{watch['steps']} steps, {watch['epochs']:.1f} epochs and these samples are too few to say"
+        return skip("signal", f"{told}: {why}")
     cause = "targets do not belong to their inputs in the data (one of both was sorted, shuffled or filtered alone)"
-    return passed("signal", f"{told}; eight samples were memorised in {eight['steps']} steps", cause)
+    return finding("signal", f"{told}; eight samples were memorised in {eight['steps']} steps", cause)
 
 
 def agreement(own: dict, output: str) -> dict:
@@ -275,20 +222,17 @@ def agreement(own: dict, output: str) -> dict:
     got = own["eval_binary"] if fit["kind"] in BINARY else own["eval_r2"]
     what = "right" if fit["kind"] in BINARY else "of the variance explained"
     if not close or not own["one_source"] or not got or got[-1] is None:
-        return against(own, output) or {
-            "id": "metric",
-            "skip": "the eight samples were not memorised, or not evaluated",
-        }
+        return against(own, output) or skip("metric", "the eight samples were not memorised, or not evaluated")
     words = f"{got[-1]:.2f} {what} in the evaluation of the eight memorised samples"
     said = own.get("said") and scores(spoken(output, own["said"]))
     told = said and said.get("acc" if fit["kind"] in BINARY else "r2")
     if got[-1] < 0.8 or told is None or not said:
-        return against(own, output) or passed("metric", words)
+        return against(own, output) or finding("metric", words)
     name = "an accuracy" if fit["kind"] in BINARY else "an R2"
     if told < got[-1] - 0.4:
         cause = "the script computes its score from other numbers (another unit or scale, other rows, another threshold or axis)"
-        return passed("metric", f"{words}, and the script prints {name} of {told:.3g}", cause)
-    return passed("metric", f"{words}; printed: {told:.3g}")
+        return finding("metric", f"{words}, and the script prints {name} of {told:.3g}", cause)
+    return finding("metric", f"{words}; printed: {told:.3g}")
 
 
 def against(own: dict, output: str) -> dict | None:
@@ -300,8 +244,8 @@ def against(own: dict, output: str) -> dict | None:
         return None
     told = f"the loss on eight samples has closed, and the script prints an AUC of {auc:.3g} for them"
     if auc > 0.25:
-        return passed("metric", told) if auc > 0.9 else None
-    return passed(
+        return finding("metric", told) if auc > 0.9 else None
+    return finding(
         "metric", told, "labels mean the opposite in the loss and in the evaluation, or the score has the wrong sign"
     )
 

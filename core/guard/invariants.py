@@ -1,46 +1,16 @@
 """Checks that hold for any training loop, on one observed run: wiring, gradients, modes, schedule, frozen, evaluated
 model.
 
-Each check returns a dict with `id`, `ok`, `measured`, `cause` (empty if ok) or `skip`; `NEEDED` holds what it needs.
+Each check returns `checks.finding(...)` or `checks.skip(...)`.
 """
 
 import gc
-from typing import Any
 
 import torch
 from torch import nn
+from trainworthy.core.guard.checks import finding
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import Group
-
-NEEDED = {
-    "finite": "losses and gradients are finite",
-    "wiring": "every parameter of a trained model that gets a gradient is in an optimiser, and the other way round; weights move",
-    "gradients": "each step() uses the gradients of the backward() calls since the step before, all of them, once",
-    "clipping": "gradients are clipped between backward() and step(), after unscale_()",
-    "schedule": "the rate is positive, and at the end of the first of several epochs at least a tenth of its peak",
-    "frozen": "what was frozen does not move, what was unfrozen is in an optimiser",
-    "modes": "train mode while training; no dropout and no batch statistics while evaluating",
-    "evaluated": "the model that is evaluated is the one that trains, on inputs of the same scale",
-    "dependency": "in eval mode the output of a sample depends on that sample alone, and of a token on no later one",
-    "targets": "targets vary, are not their own inputs, are paired with one prediction each, and belong to its input",
-    "direction": "an attack raises the loss; a generator moves its samples towards what the critic takes for real; a policy follows the rewards",
-    "noise": "signal and noise are weighted by deviations, and the net gets the time that its input was noised to",
-    "loss-input": "cross_entropy and the losses with logits get logits, nll_loss and kl_div get logarithms",
-    "samples": "another order every epoch, every sample can be drawn, none of them in validation too, both encoded alike",
-    "passes": "batches that are drawn are learnt from",
-    "state": "a kept state_dict is a copy, and a saved one is not empty",
-    "learning": "the evaluation is about as good as training was on samples that it saw for the first time",
-}
-
-
-def finding(id: str, measured: str, cause: str = "", **evidence: Any) -> dict:
-    """Return a check's result; `cause` makes it a failure."""
-    return {"id": id, "ok": not cause, "measured": measured, "cause": cause, "evidence": evidence}
-
-
-def skip(id: str, why: str) -> dict:
-    """Return the result of a check that does not apply."""
-    return {"id": id, "skip": why}
 
 
 def stepped(seen: Observer) -> list[Group]:

@@ -7,6 +7,7 @@ import torch
 from trainworthy.core.guard import (
     behaviour,
     causality,
+    checks,
     ending,
     facts,
     following,
@@ -54,7 +55,7 @@ def judge(seen: Observer, plan: Any) -> dict[str, Any]:
                 found.append(one(seen))
         except Exception as error:
             found.append(
-                invariants.skip(
+                checks.skip(
                     one.__name__.replace("_", "-"), f"could not be judged: {type(error).__name__}: {error}"[:300]
                 )
             )

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from trainworthy.core.guard.fits import BINARY
 from trainworthy.core.guard.functions import COMPARED
 from trainworthy.core.guard.records import CLOSE, point
-from trainworthy.core.guard.targets import describe, tokens_of
+from trainworthy.core.guard.targets import describe, of_a_layer, tokens_of
 
 
 class Losses:
@@ -37,6 +37,8 @@ class Losses:
             with torch.no_grad():
                 row = {"step": self.steps, **describe(name, input.detach(), target.detach(), kwargs, self.last_root)}
                 rows.append(row)
+                if train and len(row.get("distinct", ())) == 1:
+                    row["layer"] = of_a_layer(input)
                 if train and self.last_root is not None:
                     self._note(row, input, target, out)
         finally:

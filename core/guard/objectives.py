@@ -4,10 +4,10 @@ targets, drawn noise."""
 from typing import Any
 
 import torch
-from trainworthy.core.guard import collapse, conditions, latent, penalties, terms
-from trainworthy.core.guard import credit as credits
+from trainworthy.core.guard import collapse, conditions, credit, latent, penalties, terms
 from trainworthy.core.guard.causality import follows_only_the_past
-from trainworthy.core.guard.invariants import finding, names, skip, stepped, tops
+from trainworthy.core.guard.checks import finding, skip
+from trainworthy.core.guard.invariants import names, stepped, tops
 from trainworthy.core.guard.regression import misfit, rank_correlation
 
 Fault = tuple[str, str]  # what was measured, and its cause
@@ -16,9 +16,18 @@ Fault = tuple[str, str]  # what was measured, and its cause
 def direction(seen: Any) -> dict:
     """Check that an attack raises the loss, that a generator moves towards what its critic takes for real, and that a
     policy's actions are weighed by the rewards that follow them."""
+    one = seen.evidence
+    rows = [
+        attacks(seen),
+        adversaries(seen),
+        conditions.judge(seen),
+        credit.judge(one.credit),
+        latent.judge(one.latent),
+    ]
+    penalty = penalties.penalty(one.penalties) or penalties.embeddings(one.penalties)
+    rows += [(penalty, ""), terms.judge(one.loss_terms), collapse.judge(seen)]
     wrong, told = [], []
-    for check in (attacks, adversaries, conditioned, credit, divergence, penalty, signs, collapse.judge):
-        fault, text = check(seen)
+    for fault, text in rows:
         wrong += [fault] if fault else []
         told += [text] if text else []
     if wrong:
@@ -71,32 +80,6 @@ def adversaries(seen: Any) -> tuple[Fault | None, str]:
             ), ""
         return None, "critic and generator pull in opposite directions"
     return None, ""
-
-
-def conditioned(seen: Any) -> tuple[Fault | None, str]:
-    """Compare the labels of a generator with those of its critic."""
-    return conditions.judge(seen)
-
-
-def credit(seen: Any) -> tuple[Fault | None, str]:
-    """Compare the weights of a policy's actions with the rewards that followed them."""
-    return credits.judge(seen.evidence.credit)
-
-
-def divergence(seen: Any) -> tuple[Fault | None, str]:
-    """Compare a variational autoencoder's loss with theory."""
-    return latent.judge(seen.evidence.latent)
-
-
-def signs(seen: Any) -> tuple[Fault | None, str]:
-    """Check that no term of a loss pushes the outputs away from the targets."""
-    return terms.judge(seen.evidence.loss_terms)
-
-
-def penalty(seen: Any) -> tuple[Fault | None, str]:
-    """Check that penalties on gradients and normalisations of embeddings are taken for each sample."""
-    one = seen.evidence.penalties
-    return penalties.penalty(one) or penalties.embeddings(one), ""
 
 
 def text_along_batch(seen: Any) -> Fault | None:
@@ -153,7 +136,7 @@ def copied(seen: Any) -> Fault | None:
         )
     if one.copies < 2 or one.copies < one.pairs or one.copied is None or seen.control is None:
         return None
-    if follows_only_the_past(seen, *one.copied):
+    if follows_only_the_past(*one.copied):
         return (
             "every target is the input at the same place, and the model sees that place and the ones before it",
             "the shift by one is missing: it learns to copy the present value",
@@ -200,7 +183,7 @@ def unrestored(seen: Any) -> Fault | None:
     one = seen.evidence
     if one.unrestored >= 4 and not one.restored:
         return (
-            f"at {one.unrestored} steps the weights were moved between two backward() calls and were not brought back",
+            f"at {one.unrestored} steps the weights were moved between two backward() calls and were not restored",
             "the ascent step of sharpness-aware minimisation must be subtracted again before the update",
         )
     return None

@@ -26,7 +26,6 @@ from trainworthy.core.guard.records import (
     Group,
     Pass,
     Sched,
-    alone,
     bare,
     class_target,
     fingerprint,
@@ -69,7 +68,9 @@ class Observer(Updates, Losses):
         self.inputs: dict[str, list[tuple[int, int, float, float]]] = {"train": [], "eval": []}
         self.evaluated: dict[int, int] = {}
         self.grad_modes: list[tuple[int, int, bool]] = []
-        self.held: list[tuple[Any, Any, int]] = []
+        self.held: list[
+            tuple[Any, Any, int, int]
+        ] = []  # a state_dict, its module, the step, changes of its weights so far
         self.saved: set[int] = set()
         self.self_loads = self.batch_calls = 0
         self.by_reference: int | None = None  # the step after which a state_dict was taken that is held and not copied
@@ -82,7 +83,6 @@ class Observer(Updates, Losses):
         self.labels: list[dict] = []  # labels that a model got as an argument
         self.counts: dict[int, int] = {}  # calls of each module within the first call of its root
         self.calm_prints: set[int] = set()  # what models were called with, without gradients
-        self.together: dict[int, float] = {}  # root -> change of its outputs without the other samples of the batch
         self.epochs = self.planned = 0  # epochs and steps of the run, by the script's own variables
         self.rates_by_hand: list = []  # functions of the script that may compute a rate
         self.points: list[tuple[Tensor, Tensor]] = []  # inputs and classes of the first pass, for their neighbours
@@ -285,14 +285,8 @@ class Observer(Updates, Losses):
             one.answers.append((target.cpu(), logits.argmax(1).cpu()))
         hits = int((logits.argmax(1) == target).sum())
         one.right += hits
-        if id(module) not in self.together and not module.training and len(target) >= 4:
-            self.busy = True
-            try:
-                change = alone(bare(module), args, kwargs, logits)
-            finally:
-                self.busy = False
-            if change is not None:
-                self.together[id(module)] = change
+        if not module.training and len(target) >= 4:
+            self.rows.scored.setdefault(id(module), (module, args, kwargs, len(target)))
         norms = [m for m in module.modules() if isinstance(m, NORMS) and not m.training and m.track_running_stats]
         if not norms:
             one.right_batch += hits
@@ -335,7 +329,7 @@ class Observer(Updates, Losses):
             self.by_reference = self.by_reference or kept_by_reference(self)  # before the next one replaces it
             self.held = [row for row in self.held if row[0]() is not None] or self.held[-1:]
             try:
-                self.held.append((weakref.ref(state), weakref.ref(module), self.steps))
+                self.held.append((weakref.ref(state), weakref.ref(module), self.steps, changes(module)))
             except TypeError:
                 return
 
@@ -372,11 +366,18 @@ class Observer(Updates, Losses):
             )
 
 
+def changes(module: nn.Module) -> int:
+    """Return how often a module's weights were changed in place."""
+    return sum(p._version for p in module.parameters())
+
+
 def kept_by_reference(seen: Observer) -> int | None:
-    """Return the step after which a state_dict was taken that is still held, and changes with the weights."""
-    for ref, owner, step in seen.held:
+    """Return the step after which a state_dict was taken that is still held, and has changed with the weights."""
+    for ref, owner, step, then in seen.held:
         kept, module = ref(), owner()
         if kept is None or module is None or id(kept) in seen.saved or seen.steps - step < 3 or not kept:
+            continue
+        if changes(module) == then:  # another model trains (clients of one server)
             continue
         own = {p.data_ptr() for p in (*module.parameters(), *module.buffers())}
         if all(v.data_ptr() in own for v in kept.values() if isinstance(v, Tensor) and v.numel()):

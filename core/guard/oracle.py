@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from trainworthy.core.guard.interventions import passed, printed, scores, spoken
+from trainworthy.core.guard.checks import finding
+from trainworthy.core.guard.interventions import printed, scores, spoken
 from trainworthy.core.guard.records import used
 
 SURE = 10.0  # logits of an answer
@@ -144,8 +145,8 @@ def judge(rows: list[dict], output: str) -> dict | None:
             cause = "the script counts wrongly (another axis, shifted labels, a wrong denominator, a threshold of another scale)"
             if wrong[name] > value:
                 cause = "the score has the wrong sign, or labels mean the opposite in it"
-            return passed("metric", f"the script prints {told[-1]}", cause)
-    return passed("metric", f"the script prints {'; '.join(told)}") if told else None
+            return finding("metric", f"the script prints {told[-1]}", cause)
+    return finding("metric", f"the script prints {'; '.join(told)}") if told else None
 
 
 def values(output: str, said: list[int]) -> dict[str, float]:

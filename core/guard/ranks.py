@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from trainworthy.core.guard.checks import finding, skip
 from trainworthy.core.guard.observer import Observer
 
 GRACE = 1.0  # seconds until a rank ends after another one raised
 JOIN = 6.0  # seconds that rank 0 waits for the records of the others
-NEEDED = "the same weights on every rank after every step, different batches"
 
 
 def environment(count: int) -> dict[str, str]:
@@ -128,9 +128,9 @@ def judge(record: dict[str, Any]) -> dict:
     traces = [f.get("trace") or [] for f in found]
     steps = min(len(t) for t in traces)
     if any(None in t for t in traces):
-        return {"id": "ranks", "skip": "each rank holds a part of the weights (sharded)"}
+        return skip("ranks", "each rank holds a part of the weights (sharded)")
     if steps < 4:
-        return {"id": "ranks", "skip": f"only {max(0, steps - 1)} optimiser steps were seen on every rank"}
+        return skip("ranks", f"only {max(0, steps - 1)} optimiser steps were seen on every rank")
     wrong, causes = [], []
     apart = [max(difference(traces[0][s], t[s]) for t in traces[1:]) for s in range(steps)]
     off = [s for s, d in enumerate(apart) if d > 1e-6]
@@ -155,10 +155,9 @@ def judge(record: dict[str, Any]) -> dict:
     bad = [rank for rank, f in enumerate(found) if rank and f.get("nonfinite")]
     if bad:
         wrong.append(f"the loss is not finite on rank {bad[0]}")
-        causes.append("its part of the data: a logarithm or root of zero, a division by an empty count")
+        causes.append("this rank's part of the data: a logarithm or root of zero, a division by an empty count")
     told = f"{len(every)} ranks hold the same weights after {steps - 1} steps, and train on different batches"
-    return {"id": "ranks", "ok": not wrong, "measured": "; ".join(wrong) or told, "cause": "\n".join(causes),
-            "evidence": {"difference": apart}}  # fmt: skip
+    return finding("ranks", "; ".join(wrong) or told, "\n".join(causes), difference=apart)
 
 
 def difference(a: list[list[float]], b: list[list[float]]) -> float:

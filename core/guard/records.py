@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 CLOSE = 8  # backward passes, steps and calls of each phase that are measured in detail
@@ -208,29 +208,6 @@ def on_gradient(x: Tensor, function: Callable[[Tensor], None]) -> None:
             function(grad.detach())
 
     x.register_hook(hook)
-
-
-def alone(module: nn.Module, args: tuple, kwargs: dict, logits: Tensor) -> float | None:
-    """Return how much the outputs of half of a batch change without the other half, in units of the outputs' spread; None
-    where that cannot be computed or the outputs are random."""
-    n, half = len(logits), len(logits) // 2
-    leaves, spec = tree_flatten((args, kwargs))
-    tensors = [x for x in leaves if isinstance(x, Tensor)]
-    if any(x.shape[:2] == (n, n) for x in tensors) or not any(x.dim() and len(x) == n for x in tensors):
-        return None
-    parts = [x[:half] if isinstance(x, Tensor) and x.dim() and len(x) == n else x for x in leaves]
-    try:
-        with torch.no_grad():
-            few_args, few_kwargs = tree_unflatten(parts, spec)
-            few, again = logits_of(module(*few_args, **few_kwargs)), logits_of(module(*args, **kwargs))
-    except Exception:
-        return None
-    spread = float(logits.float().std())
-    if few is None or again is None or len(few) != half or again.shape != logits.shape or not spread > 0:
-        return None
-    if float((again - logits).abs().max()) > 1e-3 * spread:
-        return None
-    return float((few - logits[:half]).abs().max()) / spread
 
 
 def point(target: Tensor, given: tuple) -> list[tuple[Tensor, Tensor]]:

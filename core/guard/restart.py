@@ -7,12 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from trainworthy.core.base.doubles import to_double
+from trainworthy.core.guard.checks import finding, skip
 from trainworthy.core.guard.ranks import difference
 from trainworthy.core.guard.records import PARAMETERS, VALUES, weights
 
-NEEDED = {
-    "resume": "after a restart weights, batch statistics, optimiser state and learning rate are those of the checkpoint"
-}
 SAVES = 8  # snapshots that are kept: the last ones
 EXACT = 1e-3  # relative; a checkpoint may be written in bf16 or fp16
 CAUSES = {
@@ -88,24 +86,17 @@ def judge(watch: dict[str, Any], again: dict[str, Any], words: str) -> dict[str,
         cause = (
             "what was saved does not fit what is loaded (names, shapes, types), or --restart names the wrong argument"
         )
-        return {"id": "resume", "ok": False, "measured": text, "cause": cause, "evidence": {}}
+        return finding("resume", text, cause)
     if not begin:
         why = again.get("raised") or again.get("why") or "no record"
-        return {"id": "resume", "skip": f"started again with {words}, the script did not train: {why}"[:300]}
+        return skip("resume", f"started again with {words}, the script did not train: {why}"[:300])
     rows = [(wrong(one, begin), one) for one in watch["restart"]["saves"]]
     faults, one = min(reversed(rows), key=lambda row: (sum(k in ("weights", "buffers") for k in row[0]), len(row[0])))
     told = f"saved after step {one['steps']}, started again with {words}"
     if not faults:
         kinds = ["weights", *["batch statistics"] * bool(one["buffers"]), "optimiser state", "rate"]
-        return {
-            "id": "resume",
-            "ok": True,
-            "measured": f"{told}: the same {', '.join(kinds)}",
-            "cause": "",
-            "evidence": {},
-        }
-    return {"id": "resume", "ok": False, "measured": f"{told}: {'; '.join(faults.values())}",
-            "cause": "\n".join(CAUSES[k] for k in faults), "evidence": {}}  # fmt: skip
+        return finding("resume", f"{told}: the same {', '.join(kinds)}")
+    return finding("resume", f"{told}: {'; '.join(faults.values())}", "\n".join(CAUSES[k] for k in faults))
 
 
 def wrong(kept: dict[str, Any], begin: dict[str, Any]) -> dict[str, str]:

@@ -17,15 +17,17 @@ LOOKS, ENOUGH = 16, 4  # model calls whose inputs are read; of these, how many m
 MOST = 2_000_000  # entries of a view
 HALVES = 8  # models that are called again
 MIXED = 0.05  # change of an output, in units of the outputs' spread
+Call = tuple[nn.Module, tuple, dict, int]  # a model, its arguments, and the samples in them
 
 
 class Rows:
-    """Inputs that are views across samples, and one call of each model with a whole batch."""
+    """Inputs that are views across samples, and a call of each model with a whole batch, in training and in evaluation."""
 
     def __init__(self) -> None:
         self.looks, self.crossed = 0, 0
         self.told = ""
-        self.calls: dict[int, tuple[nn.Module, tuple, dict, int]] = {}
+        self.calls: dict[int, Call] = {}
+        self.scored: dict[int, Call] = {}  # calls in eval mode whose outputs are classified
 
     def root(self, module: nn.Module, args: tuple, kwargs: dict, batches: Iterable[list], size: int) -> None:
         """Note a model's call in training. `batches`: entries of the last batches; `size`: samples in one."""
@@ -43,8 +45,9 @@ class Rows:
 
 
 def crossing(g: Tensor, x: Tensor) -> str:
-    """Return how a model's input `g`, a view of the batch's entry `x`, gives the samples other rows than they have; empty where
-    it does not. A view may cut or join rows, but what has as many rows as there are samples has one for each."""
+    """Return how a model's input `g`, a view of the batch's entry `x`, gives the samples other rows than they have, or exchanges
+    the lengths of their axes without moving entries; empty where it does not. A view may cut or join rows, but what has as many
+    rows as there are samples has one for each."""
     n, home = len(x), x if g._base is None else g._base
     if not x.is_contiguous() or g.shape == x.shape or g.numel() > MOST or n not in g.shape[:2]:
         return ""
@@ -57,6 +60,9 @@ def crossing(g: Tensor, x: Tensor) -> str:
     elif g.untyped_storage().data_ptr() != x.untyped_storage().data_ptr():
         return ""
     if len(g) == n and g.stride(0) == x.stride(0):
+        wide = [[k for k in y.shape if k > 1] for y in (g, x)]
+        if wide[0] != wide[1] and sorted(wide[0]) == sorted(wide[1]) and g.is_contiguous():
+            return f"an input {tuple(g.shape)} is a view of the batch's {tuple(x.shape)}: it has other entries in each place"
         return ""
     samples = torch.full((), g.storage_offset() - x.storage_offset())
     for axis, (length, stride) in enumerate(zip(g.shape, g.stride(), strict=True)):
@@ -124,22 +130,22 @@ def outputs(out: Any, size: int) -> list[Tensor]:
 
 
 def judge(seen: Any) -> list[tuple[str, str]]:
-    """Return what was measured on models that were not evaluated by class, and its cause; the cause is empty if all is well."""
+    """Return what was measured, and its cause; the cause is empty if all is well."""
     one, found = seen.rows, []
     if one.crossed >= ENOUGH and one.crossed >= 0.5 * one.looks:
         found.append(
-            (one.told, "view() or reshape() where a column, transpose() or unbind() is meant: samples are mixed")
+            (
+                one.told,
+                "view() or reshape() where a column, transpose(), permute() or unbind() is meant: samples or places are mixed",
+            )
         )
     changes = {}
-    for key, (module, args, kwargs, size) in one.calls.items():
-        if key not in seen.downstream:  # a critic may compare samples
-            seen.busy = True
-            try:
-                change = halved(module, args, kwargs, size)
-            finally:
-                seen.busy = False
-            if change is not None:
-                changes[type(module).__name__] = change
+    trained = [call for key, call in one.calls.items() if key not in seen.downstream]  # a critic may compare samples
+    for module, args, kwargs, size in (*trained, *one.scored.values()):
+        change = halved(module, args, kwargs, size)
+        if change is not None:
+            name = type(module).__name__
+            changes[name] = max(change, changes.get(name, 0.0))
     if changes:
         name = max(changes, key=lambda k: changes[k])
         cause = (

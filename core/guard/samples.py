@@ -13,8 +13,8 @@ from torch.utils.data.distributed import DistributedSampler
 from torch.utils.data.sampler import SequentialSampler
 from trainworthy.core.guard import columns
 from trainworthy.core.guard.alignment import turned_apart
+from trainworthy.core.guard.checks import finding, skip
 from trainworthy.core.guard.collating import mispaired
-from trainworthy.core.guard.invariants import finding, skip
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import Pass
 from trainworthy.core.guard.supervision import sampler_weights
@@ -261,7 +261,7 @@ def passes(seen: Observer) -> dict:
             return finding(
                 "passes",
                 f"each of {len(short)} epochs ended after 1 of {short[0].length} batches",
-                "a return or break stands inside the loop over batches",
+                "a return or break is inside the loop over batches",
             )
     one = train[0]
     if one.backwards >= 8 and one.got >= 1.9 * one.backwards and one.calls <= 0.6 * one.got:

@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from trainworthy.core.guard.invariants import finding, skip, stepped
+from trainworthy.core.guard.checks import finding, skip
+from trainworthy.core.guard.invariants import stepped
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import CLOSE
 

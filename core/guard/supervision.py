@@ -122,7 +122,7 @@ def masked_elsewhere(rows: list[dict]) -> Fault | None:
     if hit < 50 or hit < 0.5 * n or other / rest < 0.25 * hit / n:
         return None
     return (
-        f"token {rows[0]['token']}, never a target, stands at {hit / n:.0%} of the places that are scored and at {other / rest:.0%} of the others",
+        f"token {rows[0]['token']}, which is never a target, is at {hit / n:.0%} of the scored places and at {other / rest:.0%} of the others",
         "more tokens are masked than are predicted: the mask is not restricted to the chosen places",
     )
 

@@ -33,6 +33,8 @@ def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple
         rows = torch.nonzero(flat != ignore).flatten()[:4096]
         row["nll"] = float(-logs[rows, flat[rows]].mean()) if len(rows) else 0.0
         row["shift"] = shifts(flat, ignore, root)
+        if input.dim() == 2 and 8 <= len(flat) < row["classes"] and torch.equal(flat.cpu(), torch.arange(len(flat))):
+            row["first"] = float((input[:, 0] > input.float().quantile(0.9, dim=1)).float().mean())
         row["masking"] = masking(tokens_of(*root) if root else None, flat, flat != ignore)
         weight = kwargs.get("weight")
         if isinstance(weight, Tensor) and weight.shape == (row["classes"],) and "counts" in row:
@@ -97,6 +99,20 @@ def looks_like_probabilities(name: str, x: Tensor) -> bool | None:
     if name == "kl_div":
         return bool((x.float().sum(-1) - 1).abs().max() < 1e-2) and x.shape[-1] > 1
     return name == "binary_cross_entropy_with_logits" and high > low
+
+
+def of_a_layer(scores: Tensor) -> bool:
+    """Return whether class scores come from a layer with weights, and not from products of embeddings with each other."""
+    node = chain_end(scores.grad_fn)
+    below = [chain_end(n) for n, _ in node.next_functions] if node is not None else []
+    return any(hasattr(n, "variable") and n.variable.dim() > 1 for n in below)
+
+
+def chain_end(node: Any) -> Any:
+    """Follow a graph from a node to the first one that has no input or several inputs."""
+    while node is not None and len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+    return node
 
 
 def shifts(flat: Tensor, ignore: int, root: tuple | None) -> list[int] | None:

@@ -8,43 +8,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch  # before any fork: a rehearsal then starts with it
+import torch  # noqa: F401  before any fork: a rehearsal then starts with it
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.verdict import Kind, Verdict
 from trainworthy.core.gates.runner import _show
 from trainworthy.core.guard import ending, interventions, invariants, oracle, ranks, rehearsal, restart, sandbox
+from trainworthy.core.guard.checks import CHECKS, LEARNING, finding, skip, verdict
 from trainworthy.core.guard.control import Plan
 from trainworthy.core.guard.rehearsal import Outcome
 from trainworthy.core.guard.target import Target
 
-TITLES = {
-    "finite": "numbers stay finite",
-    "wiring": "graph and optimiser hold the same tensors",
-    "gradients": "each step uses its own gradients",
-    "clipping": "clipping at its moment",
-    "schedule": "the pace of the learning rate",
-    "frozen": "frozen stays frozen",
-    "modes": "train and eval mode",
-    "evaluated": "the trained model is evaluated",
-    "dependency": "each output depends on its own sample",
-    "targets": "targets that can be learnt",
-    "direction": "losses push in the right direction",
-    "noise": "noised inputs and their time fit",
-    "loss-input": "losses get what they want",
-    "samples": "order, coverage and split of the samples",
-    "passes": "batches are learnt from",
-    "state": "kept weights are copies",
-    "learning": "training and evaluation agree on new samples",
-    "signal": "the data teach something",
-    "overfit": "eight samples can be memorised by their inputs",
-    "metric": "memorised samples score perfectly",
-    "ending": "the script's end",
-    "later": "a training after the first one",
-    "resume": "a checkpoint brings the run back",
-    "ranks": "processes train one model on different data",
-    "files": "the user's files are as before",
-}
 LINES = 12
 
 
@@ -58,9 +32,9 @@ class Guard:
         self.console, self.work, self.out = console, work, out
         self.only = [x for x in values["--only"].split(",") if x]
         self.waived = [x for x in values["--waive"].split(",") if x]
-        unknown = [x for x in (*self.only, *self.waived) if x not in TITLES]
+        unknown = [x for x in (*self.only, *self.waived) if x not in CHECKS]
         if unknown:
-            raise UserError(f"no check '{unknown[0]}'", needed=", ".join(TITLES))
+            raise UserError(f"no check '{unknown[0]}'", needed=", ".join(CHECKS))
         self.verdicts: list[Verdict] = []
 
     def run(self) -> list[Verdict]:
@@ -87,10 +61,10 @@ class Guard:
         if r.get("error"):
             self.console.say(r["error"])
         for found in r.get("findings", []):
-            self._verdict(found, invariants.NEEDED, found.get("seconds", 0.0))
+            self._verdict(found, found.get("seconds", 0.0))
         if r.get("ranks"):
-            self._verdict(ranks.judge(r), {"ranks": ranks.NEEDED}, 0.0)
-        if self.interventions and not (self.only and set(interventions.NEEDED).isdisjoint(self.only)):
+            self._verdict(ranks.judge(r))
+        if self.interventions and not (self.only and set(LEARNING).isdisjoint(self.only)):
             self._intervene(watch)
         if self.interventions and not (self.only and not {"ending", "later"} & set(self.only)):
             self._end(watch)
@@ -114,10 +88,10 @@ class Guard:
         self.console.say(
             f"       {counts[0]} of {len(self.verdicts)} checks passed, {counts[1]} skipped, {seconds:.1f} s"
         )
-        learning = [v for v in self.verdicts if v.id in interventions.NEEDED]
+        learning = [v for v in self.verdicts if v.id in LEARNING]
         if learning and all(v.verdict == "skip" for v in learning):
             self.console.say(
-                f"       not tested: whether the loop learns ({', '.join(interventions.NEEDED)}): {learning[0].reason}"
+                f"       not tested: whether the loop learns ({', '.join(LEARNING)}): {learning[0].reason}"
             )
         if failed:
             self.console.say(
@@ -202,28 +176,12 @@ class Guard:
                 next=again,
             )
 
-    def _verdict(self, found: dict, needed: dict[str, str], seconds: float) -> None:
-        id = found["id"]
-        if self.only and id not in self.only:
+    def _verdict(self, found: dict, seconds: float = 0.0) -> None:
+        if self.only and found["id"] not in self.only:
             return
-        if "skip" in found:
-            verdict = Verdict(id, "", TITLES[id], "skip", "", "", "", round(seconds, 2), reason=found["skip"])
-        else:
-            kind: Kind = "pass" if found["ok"] else "waived" if id in self.waived else "fail"
-            verdict = Verdict(
-                id,
-                "",
-                TITLES[id],
-                kind,
-                found["measured"],
-                needed[id],
-                found["cause"],
-                round(seconds, 2),
-                evidence=found.get("evidence", {}),
-                reason=self.values["--because"] or "waived" if kind == "waived" else "",
-            )
-        self.verdicts.append(verdict)
-        _show(verdict, self.console)
+        failed: Kind = "waived" if found["id"] in self.waived else "fail"
+        self.verdicts.append(verdict(found, failed, seconds, self.values["--because"] or "waived"))
+        _show(self.verdicts[-1], self.console)
 
     def _intervene(self, watch: Outcome) -> None:
         """Eight samples and each other's inputs, side by side."""
@@ -244,7 +202,7 @@ class Guard:
         if "skip" in found[-1] and not watch.record.get("ranks"):
             found[-1] = self._answer(watch) or found[-1]
         for one in found:
-            self._verdict(one, interventions.NEEDED, (time.monotonic() - began) / len(found))
+            self._verdict(one, (time.monotonic() - began) / len(found))
 
     def _answer(self, watch: Outcome) -> dict | None:
         """Right and wrong answers in the script's own evaluation, where it evaluates over a loader and prints a score."""
@@ -264,7 +222,7 @@ class Guard:
         elif any(v.blocks for v in self.verdicts):
             why = "other checks failed"
         if why:
-            return self._verdict({"id": "ending", "skip": why}, ending.NEEDED, 0.0)
+            return self._verdict(skip("ending", why))
         limit = max(4.0, 2 * float(self.values["--seconds"]))
         more = {"limit": limit, "restart": False}
         done = self._rehearse(self._plan("end", steps=10**9, most=10**9, **more))
@@ -272,18 +230,18 @@ class Guard:
             more["whole"] = True
             done = self._rehearse(self._plan("end", steps=10**9, most=10**9, **more))
         found = ending.answer(watch.record, done.record, done.late, limit)
-        self._verdict(found, ending.NEEDED, time.monotonic() - began)
+        self._verdict(found, time.monotonic() - began)
         if number := done.record.get("later", 0):
             began = time.monotonic()
             plan = self._plan("later", **(more | {"later": number, "limit": max(30.0, 2.5 * limit)}))
-            self._verdict(ending.second(self._rehearse(plan).record), ending.NEEDED, time.monotonic() - began)
+            self._verdict(ending.second(self._rehearse(plan).record), time.monotonic() - began)
 
     def _restart(self, watch: Outcome) -> None:
         """Start the script again from the last file that it saved, and compare what it holds at its first backward()."""
         began, saves = time.monotonic(), watch.record.get("restart", {}).get("saves")
         if not saves:
             why = "the script saved nothing with torch.save in the rehearsal: --steps 400 --seconds 60 looks longer"
-            return self._verdict({"id": "resume", "skip": why}, restart.NEEDED, 0.0)
+            return self._verdict(skip("resume", why))
         path = saves[-1]["path"].removeprefix(str(self.work / "watch" / "scratch"))
         words = self.values["--restart"].replace("{checkpoint}", path).replace("{folder}", os.path.dirname(path))
         original = self.target
@@ -293,28 +251,14 @@ class Guard:
         finally:
             self.target = original
         found = restart.judge(watch.record, again.record, words)
-        return self._verdict(found, restart.NEEDED, time.monotonic() - began)
+        return self._verdict(found, time.monotonic() - began)
 
     def _files(self, before: dict, watch: Outcome) -> None:
         """What changed in the working directory although writes are redirected."""
         mine = str(self.out)
         different = [p for p in sandbox.changed(before, sandbox.snapshot(Path.cwd())) if not p.startswith(mine)]
         held = watch.record.get("written", [])
+        told = f"{len(held)} files written went to a scratch folder"
         if different:
-            found = {
-                "id": "files",
-                "ok": True,
-                "cause": "",
-                "measured": f"could not be held back: {invariants.listed(different)}",
-            }
-        else:
-            found = {
-                "id": "files",
-                "ok": True,
-                "cause": "",
-                "measured": f"{len(held)} files written went to a scratch folder",
-            }
-        self._verdict(found, {"files": "what the script writes is held back"}, 0.0)
-
-
-assert torch
+            told = f"could not be held back: {invariants.listed(different)}"
+        self._verdict(finding("files", told))

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from trainworthy.core.base.errors import Stop
-from trainworthy.core.base.verdict import Kind, Verdict
-from trainworthy.core.guard import events, invariants, judging
+from trainworthy.core.base.verdict import Verdict
+from trainworthy.core.guard import events, judging
+from trainworthy.core.guard.checks import verdict
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import Pass
 from trainworthy.core.monitoring.metrics import MetricsTracker
@@ -246,23 +247,12 @@ def watch(folder: str | Path | None = None, *, stop: bool = False, say: Any = pr
 def verdicts(seen: Light, say: Any) -> list[Verdict]:
     """The checks of `guard` that need no second rehearsal, on the run that was; advice, never a block."""
     from trainworthy.core.guard.control import Plan
-    from trainworthy.core.guard.verdicts import TITLES
 
     found = judging.judge(seen, Plan("watch"))["findings"]
-    out = []
     for one in found:
-        if "skip" in one:
-            out.append(Verdict(one["id"], "", TITLES[one["id"]], "skip", "", "", "", 0.0, reason=one["skip"]))
-            continue
-        kind: Kind = "pass" if one["ok"] else "advice"
-        out.append(
-            Verdict(
-                one["id"], "", TITLES[one["id"]], kind, one["measured"], invariants.NEEDED[one["id"]], one["cause"], 0.0
-            )
-        )
-        if not one["ok"]:
+        if not one.get("ok", True):
             say(f"  watch: {one['id']}: {one['measured']}\n         likely cause: {one['cause'].splitlines()[0]}")
-    return out
+    return [verdict(one, "advice") for one in found]
 
 
 def summary(found: list[Verdict]) -> str:

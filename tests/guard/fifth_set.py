@@ -2,7 +2,7 @@
 """Bugs and healthy variants of the twelve scripts in scripts/fifth, by somebody who had not read the checks (2026-11-25, the fifth such set).
 
 Half A: the first byte of the id's SHA-256 is even. It is open while checks are mended; half B is in fifth_set_heldout.py.
-Harm is NOT measured yet, for no bug of either half: `python -m tests.guard.fifth_harm` runs each script with and without its bugs
+Harm is NOT measured yet, for no bug of either half: `python -m tests.guard.harm` runs each script with and without its bugs
 at seeds 0 and 1. A bug without clear harm must be dropped before the set is scored.
 "seen often" is the writer's own experience; a source with a number was looked up. The other sources were not looked up.
 """

@@ -287,7 +287,7 @@ BUGS = {
     ("by_hand", "labels-shuffled"): ("overfit", "labels do not belong to their inputs"),
     ("lbfgs", "zero-grad"): ("gradients", "in the closure"),
     ("lbfgs", "optimizer-of-a-copy"): ("wiring", "a copy of the model's parameters"),
-    ("masked_lm", "mask-inverted"): ("targets", "the mask is the wrong way round"),
+    ("masked_lm", "mask-inverted"): ("targets", "the mask is inverted"),
     ("masked_lm", "train-mode"): ("modes", "model.eval() is missing"),
     ("generator", "labels-shuffled"): ("overfit", "labels do not belong to their inputs"),
     ("regression", "goals-shuffled"): ("overfit", "labels do not belong to their inputs"),

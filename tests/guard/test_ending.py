@@ -86,7 +86,7 @@ BUGS = {
     "optimiser-of-the-teacher": (("optimizer = torch.optim.Adam(student.parameters(), lr=1e-3)\n", ""),),
 }  # fmt: skip
 WORDS = {
-    "other-scale": "scaled or normalised otherwise",
+    "other-scale": "scaled or normalised differently",
     "worst-kept": "the wrong direction",
     "not-loaded": "load_state_dict() is missing",
     "dropout-in-test": "model.eval() is missing before this evaluation",
@@ -94,7 +94,7 @@ WORDS = {
 }
 COMMON = {
     "keras_trainer--best_mode": "the wrong direction",
-    "keras_trainer--test_scale": "scaled or normalised otherwise",
+    "keras_trainer--test_scale": "scaled or normalised differently",
     "kfold_tabular--optimizer_once": "the optimiser of the one before",
     "sentiment--vocab_again": "another vocabulary",
 }

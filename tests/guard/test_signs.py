@@ -207,16 +207,21 @@ def test_an_input_that_is_read_twice():
         assert unread(SimpleNamespace(several={0: call}, busy=False))["ok"] == both
 
 
-def test_a_best_state_that_is_replaced_by_the_next_one():
-    """At the end of the rehearsal the last one is too young to be judged: the one before it was held."""
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_best_state_that_is_replaced_by_the_next_one(trains: bool):
+    """At the end of the rehearsal the last one is too young to be judged: the one before it was held. A model that does not train
+    any more (a client of federated averaging) may hold its own."""
     model, seen = nn.Linear(3, 2), Observer()
     best = None
     for step in (5, 20, 35):
         seen.steps = step
+        if trains:
+            with torch.no_grad():
+                model.weight.add_(1.0)
         state = model.state_dict()
         seen.state(model, state)
         best = state
-    assert seen.by_reference == 5
+    assert seen.by_reference == (5 if trains else None)
     assert best is not None
     assert kept_by_reference(seen) is None
 

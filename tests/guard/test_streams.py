@@ -117,7 +117,7 @@ def test_guard_rehearses_batches_of_a_generator(launch, tmp_path):
     """Through the command: arrays that a generator yields are exchanged like a loader's batches; labels that were shuffled alone
     are found."""
     (tmp_path / "train.py").write_text(GENERATOR)
-    done = launch("guard", "--seconds", "0.5", "train.py")
+    done = launch("guard", "--seconds", "0.5", "--steps", "80", "train.py")
     assert done.returncode == 0, done.shown
     for check in ("overfit", "signal", "metric", "learning", "evaluated"):
         assert re.search(f"pass +{check}", done.stdout), done.shown
@@ -125,7 +125,7 @@ def test_guard_rehearses_batches_of_a_generator(launch, tmp_path):
 
 def test_guard_stops_labels_that_a_generator_gets_shuffled(tmp_path):
     source = patched(GENERATOR, ("\n\n\ndef data_iter", "\nrng.shuffle(y)\n\n\ndef data_iter"))
-    verdicts, output, _ = guard(source, tmp_path, **{"--seconds": "1"})
+    verdicts, output, _ = guard(source, tmp_path, **{"--seconds": "1", "--steps": "80"})
     assert failed(verdicts) == ["signal"], output
 
 

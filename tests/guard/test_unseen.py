@@ -11,6 +11,7 @@ from tests.guard import (
     fifth_set,
     fifth_set_heldout,
     outside,
+    sixth_set,
     unseen,
     unseen_heldout,
 )
@@ -25,7 +26,7 @@ HALVES = {
     "fifth set": (fifth_set, fifth_set_heldout),
 }
 PATCHES = [p for halves in HALVES.values() for half in halves for p in (*half.BUGS, *half.HEALTHY)]
-PATCHES += [*outside.HALF_A, *outside.HALF_B]
+PATCHES += [*outside.HALF_A, *outside.HALF_B, *sixth_set.BUGS]
 
 
 @pytest.mark.parametrize("number", range(len(PATCHES)))

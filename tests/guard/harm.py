@@ -1,6 +1,6 @@
-"""Harm of the fifth set: each script is run whole, unchanged and with every patch, at two seeds.
+"""Harm of the bugs of the fifth and sixth set: each script is run whole, unchanged and with every patch, at two seeds.
 
-`python -m tests.guard.fifth_harm [SCRIPT | ID ...]` prints one line for each run: id, seed, final number, seconds.
+`python -m tests.guard.harm [SCRIPT | ID ...]` prints one line for each run: id, seed, final number, seconds.
 The final number is the last `FINAL name=value` that the script prints. Where a bug changes the script's own
 evaluation, the code in `HONEST` is run after the script and prints another `FINAL`.
 """
@@ -14,17 +14,17 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.guard import fifth_set, fifth_set_heldout
+from tests.guard import fifth_set, fifth_set_heldout, sixth_set
 from tests.helpers.patches import patched
 
-SCRIPTS = Path(__file__).parent / "scripts" / "fifth"
+SETS = (fifth_set, fifth_set_heldout, sixth_set)
 SEEDS = (0, 1)
 
 
 def with_seed(text: str, seed: int) -> str:
-    """The script with its seed replaced: `SEED = 0`, `seed: 0` or `manual_seed(0)`."""
+    """The script with its seed replaced: `SEED = 0` in any case, `seed: 0` or `manual_seed(0)`."""
     return re.sub(
-        r"""((?:SEED = |"seed": |seed=|"--seed", type=int, default=|manual_seed\())0\b""", rf"\g<1>{seed}", text
+        r"""((?:(?i:seed = )|"seed": |seed=|"--seed", type=int, default=|manual_seed\())0\b""", rf"\g<1>{seed}", text
     )
 
 
@@ -70,13 +70,13 @@ def main(wanted: list[str]) -> None:
     torch.set_num_threads(1)
     if any("hf_" in name for name in wanted) or not wanted:
         import transformers  # noqa: F401
-    patches = [p for half in (fifth_set, fifth_set_heldout) for p in (*half.BUGS, *half.HEALTHY)]
-    honest = {**fifth_set.HONEST, **fifth_set_heldout.HONEST}
+    patches = [p for half in SETS for p in (*half.BUGS, *half.HEALTHY)]
+    honest = {id: code for one in SETS for id, code in one.HONEST.items()}
     for name in sorted({Path(p.script).name for p in patches}):
         own = [p for p in patches if Path(p.script).name == name]
         chosen = [p for p in own if not wanted or p.id in wanted or name.removesuffix(".py") in wanted]
-        companions = {file: (SCRIPTS / file).read_text() for file in fifth_set.COMPANIONS.get(name, ())}
-        healthy = (SCRIPTS / name).read_text()
+        companions = {file: (own[0].path.parent / file).read_text() for file in fifth_set.COMPANIONS.get(name, ())}
+        healthy = own[0].path.read_text()
         for seed in SEEDS if chosen else ():
             endings = {honest.get(p.id, "") for p in chosen}
             runs = [(f"{name.removesuffix('.py')} (unchanged{', honest' if e else ''})", healthy, e) for e in endings]
