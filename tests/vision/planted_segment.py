@@ -75,7 +75,7 @@ PLANTS = [
         "each = [segmentation.scores(confusion_matrix(model, core.View(data, [i])), classes) for i in range(len(data))]\n"
         "        return {k: sum(e.get(k, 1.0) for e in each) / len(each) for k in each[0]}\n",
         ("all pixels together", "counts first"), harm="windows with hardly an object decide the result"),
-    bug("seg-loss-clamped", "formula", "V5", CE, CE + ".clamp_max(1.0)", ("the loss is clamped", "get no gradient"),
+    bug("seg-loss-clamped", "formula", "V5", CE, CE + ".clamp_max(0.7)", ("the loss is clamped", "get no gradient"),
         harm="pixels that are clearly wrong get no gradient from the cross-entropy"),
     bug("seg-dice-by-sigmoid", "formula", "V5", "dice(logits.softmax(1), mask)", "dice(logits.sigmoid(), mask)",
         ("dice", "a softmax is meant"), harm="classes no longer exclude each other in half of the loss; its start is the same"),
