@@ -13,7 +13,7 @@ from trainworthy.core.gates.fed import fed_differently
 from trainworthy.core.gates.gate import GateContext, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.gates.named_causes import Training, of_batches, of_draws
-from trainworthy.core.gates.recorder import Record, rehearsed, tensors
+from trainworthy.core.gates.recorder import Record, fingerprint, rehearsed, tensors
 from trainworthy.core.loop.run import Run
 from trainworthy.core.recipe.stage import Data, Stage, View
 
@@ -41,7 +41,9 @@ def evaluation(context: GateContext) -> Finding:
         run, stage, _ = overfitted(context)
     val = stage.data["val"]
     view = View(val, pick(val, min(len(val), stage.expect.at_most(250, times=2)), context.cfg.run.seed))
-    before = {n: t.detach().clone() for n, t in tensors(stage, ("state",)).items()}
+    before = {
+        n: fingerprint(t) for n, t in tensors(stage, ("state",)).items()
+    }  # copies would need as much memory again
     modes = {n: m.training for n, m in stage.eval_model.named_modules()}
 
     def measure(seed: int, size: int) -> dict[str, float]:
@@ -124,7 +126,7 @@ def _unequal(
 def _changed_by_evaluation(before: dict[str, Tensor], stage: Stage, training: Training) -> tuple[str, str] | None:
     """(what is wrong, cause) of tensors that an evaluation changed."""
     after = tensors(stage, ("state",))
-    changed = [n for n, t in before.items() if n not in after or not torch.equal(t, after[n])]
+    changed = [n for n, t in before.items() if n not in after or not torch.equal(t, fingerprint(after[n]))]
     if not changed:
         return None
     running = sorted({n for n in training.seen if n and changed[0].startswith(("model." + n, n))})
