@@ -152,7 +152,8 @@ def _estimate(
     for p in trained:
         p.grad = None
     evaluation = _evaluation(run, stage, memory, t.eval_batch_size, missing)
-    kept = _size(v for n, v in stage.model.state_dict().items() if n not in stage.not_saved)
+    elsewhere = stage.not_saved
+    kept = _size(v for n, v in stage.model.state_dict().items() if n not in elsewhere)
     inside = _size(x for s in stage.state.values() for x in tree_leaves(s.state_dict()))
     return stage, Estimate(
         stage=part.name, parameters=sum(p.numel() for p in stage.model.parameters()), trained=sum(p.numel() for p in trained),
