@@ -126,8 +126,7 @@ def _estimate(
     if not reads:
         plan.sizes = None
     total = _steps(part.cfg, run, stage, samples, known=not longest)
-    for p in stage.parameters().values():
-        p.register_post_accumulate_grad_hook(memory.gradient)
+    _note_gradients(stage, memory)
     memory.flops, memory.largest = 0.0, ((), "", 0)
     memory.restart()
     try:
@@ -152,9 +151,7 @@ def _estimate(
     for p in trained:
         p.grad = None
     evaluation = _evaluation(run, stage, memory, t.eval_batch_size, missing)
-    elsewhere = stage.not_saved
-    kept = _size(v for n, v in stage.model.state_dict().items() if n not in elsewhere)
-    inside = _size(x for s in stage.state.values() for x in tree_leaves(s.state_dict()))
+    kept, inside = _saved(stage)
     return stage, Estimate(
         stage=part.name, parameters=sum(p.numel() for p in stage.model.parameters()), trained=sum(p.numel() for p in trained),
         weights=ours, average=average, frozen=frozen, gradients=gradients, optimizer=state, micro_batch=micro,
@@ -163,6 +160,18 @@ def _estimate(
         gate_batch=stage.expect.gate_batch_size or t.batch_size, **_units(stage, run), checkpoint=kept + state + inside, best=kept,
         evaluation=evaluation, cache=_cache(stage, part.cfg), missing=missing,
     )  # fmt: skip
+
+
+def _note_gradients(stage: Stage, memory: Simulation) -> None:
+    for p in stage.parameters().values():
+        p.register_post_accumulate_grad_hook(memory.gradient)
+
+
+def _saved(stage: Stage) -> tuple[int, int]:
+    """Return the bytes of the model and of other objects in a checkpoint."""
+    elsewhere = stage.not_saved  # walks the whole model: asked once
+    kept = _size(v for n, v in stage.model.state_dict().items() if n not in elsewhere)
+    return kept, _size(x for s in stage.state.values() for x in tree_leaves(s.state_dict()))
 
 
 def _evaluation(run: Run, stage: Stage, memory: Simulation, batch_size: int, missing: list[str]) -> int | None:
