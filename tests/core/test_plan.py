@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -177,6 +178,14 @@ def test_an_evaluation_in_shards_holds_no_copies_of_all_weights_in_bf16():
     assert one.evaluation > held + one.halves
     cut = spread.cut(one, 2, "full")
     assert cut.evaluation == one.evaluation - one.halves - held + held // 2 + one.outside + one.unit
+
+
+def test_weights_in_16_bits_are_not_halved_again():
+    """A frozen base under adapters: it is gathered as it is."""
+    model = nn.ModuleList([nn.Sequential(nn.Linear(4, 4)).bfloat16(), nn.Sequential(nn.Linear(4, 4))])
+    stage = SimpleNamespace(model=model, shard_units=lambda net: [*net], data={"train": []})
+    run = SimpleNamespace(cfg=SimpleNamespace(run=SimpleNamespace(shard="full")), precision="bf16")
+    assert estimate._units(stage, run)["halves"] == 20 * 4 // 2
 
 
 def test_a_recipe_that_cannot_be_sharded_is_not_planned_so():
