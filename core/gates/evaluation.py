@@ -13,7 +13,7 @@ from trainworthy.core.gates.gate import GateContext, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.gates.model_inputs import compare_inputs
 from trainworthy.core.gates.named_causes import of_batches, of_draws, random_in_training
-from trainworthy.core.gates.recorder import Record, rehearsed, tensors
+from trainworthy.core.gates.recorder import Record, fingerprint, rehearsed, tensors
 from trainworthy.core.loop.run import Run
 from trainworthy.core.recipe.stage import Data, Stage, View
 
@@ -41,7 +41,8 @@ def evaluation(context: GateContext) -> Finding:
         run, stage, _ = overfitted(context)
     val = stage.data["val"]
     view = View(val, pick(val, min(len(val), stage.expect.at_most(250, times=2)), context.cfg.run.seed))
-    before = {n: t.detach().clone() for n, t in tensors(stage, ("state",)).items()}
+    # Fingerprints: copies would need as much memory again
+    before = {n: fingerprint(t) for n, t in tensors(stage, ("state",)).items()}
     modes = {n: m.training for n, m in stage.eval_model.named_modules()}
 
     def measure(seed: int, size: int) -> dict[str, float]:
@@ -121,7 +122,7 @@ def _unequal(
 def _changed_by_evaluation(before: dict[str, Tensor], stage: Stage, training: list[str]) -> tuple[str, str] | None:
     """(what is wrong, cause) of tensors that an evaluation changed."""
     after = tensors(stage, ("state",))
-    changed = [n for n, t in before.items() if n not in after or not torch.equal(t, after[n])]
+    changed = [n for n, t in before.items() if n not in after or not torch.equal(t, fingerprint(after[n]))]
     if not changed:
         return None
     running = sorted({n for n in training if n and changed[0].startswith(("model." + n, n))})

@@ -38,9 +38,8 @@ def compare_inputs(run: Run, stage: Stage, indices: list[int]) -> tuple[str, str
         stage.loss(stage.model, fetch(view, list(range(len(view))), None, run.device))
     with _received(stage.eval_model) as scored:
         run.measure(stage, view, probe=True)
-    for name, mine in learnt.items():
-        theirs = _rows(scored.get(name, []), len(view))
-        mine = _rows(mine, len(view))
+    for name in [*learnt]:
+        mine, theirs = (_rows(found.pop(name, []), len(view)) for found in (learnt, scored))
         if mine is None or theirs is None or mine.shape != theirs.shape:
             continue
         if fault := _differ(mine, theirs):
@@ -103,9 +102,13 @@ def _differ(mine: Tensor, theirs: Tensor) -> tuple[str, str] | None:
         said = " ".join(map(str, order))
         return (f"channels in the loss and in the evaluation that match in the order {said}",
                 f"loss and evaluation order the channels differently ({said}): RGB read as BGR, or the reverse")  # fmt: skip
-    a, b = (to_double(x).flatten(1) for x in (mine, theirs))
-    (ma, mb), (sa, sb) = ((x.mean(1) for x in (a, b)), (x.std(1).clamp_min(1e-12) for x in (a, b)))
-    alike = ((a - ma[:, None]) * (b - mb[:, None])).mean(1) / (sa * sb)
+    each = []
+    for row, other in zip(mine, theirs, strict=True):  # one by one: doubles of all are twice the batch
+        a, b = (to_double(x).flatten() for x in (row, other))
+        means, deviations = [x.mean() for x in (a, b)], [x.std().clamp_min(1e-12) for x in (a, b)]
+        same = ((a - means[0]) * (b - means[1])).mean() / (deviations[0] * deviations[1])
+        each.append(torch.stack([*means, *deviations, same]))
+    ma, mb, sa, sb, alike = torch.stack(each, 1)
     if alike.median() < ALIKE:
         return None
     scale, shift = (sa / sb).median().item(), ((ma - mb).abs() / sb).median().item()

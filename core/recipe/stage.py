@@ -253,7 +253,7 @@ def batch_size(batch: dict[str, Any]) -> int:
 def rows(model: nn.Module) -> list[nn.Module]:
     """Return the outermost modules with layers of their own that are in a row of modules: the blocks of most models."""
     if isinstance(model, (nn.ModuleList, nn.Sequential)):
-        blocks = [child for child in model if any(child.children())]
+        blocks = [child for child in model.children() if any(child.children())]  # diffusers puts None into some lists
         if blocks:
             return blocks
     return [block for child in model.children() for block in rows(child)]

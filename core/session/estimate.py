@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -75,7 +76,7 @@ class Estimate:
     outside: int = 0
     """Parameters in no such unit: embeddings, head."""
     halves: int = 0
-    """Bytes of the units' weights in bf16, if `--shard` gathers them so and autocast makes no copies of them."""
+    """Bytes that the units' fp32 weights lose where `--shard` gathers them in bf16; then autocast makes no copies of them."""
     missing: list[str] = field(default_factory=list)
     """What could not be simulated, and why."""
 
@@ -222,12 +223,12 @@ def _units(stage: Stage, run: Run) -> dict[str, int]:
         return {"unit": 0, "outside": 0}
     units = [list(unit.parameters()) for unit in stage.shard_units(stage.model)]
     inside = {id(p) for unit in units for p in unit}
-    within = _size(p for p in stage.model.parameters() if id(p) in inside)
+    wide = _size(p for p in stage.model.parameters() if id(p) in inside and p.dtype == torch.float32)
     halves = run.cfg.run.shard != shard.NONE and shard.gathers_halves(stage, run.precision)
     return {
         "unit": max(map(_size, units), default=0),
         "outside": _size(p for p in stage.model.parameters() if id(p) not in inside),
-        "halves": within // 2 if halves else 0,
+        "halves": wide // 2 if halves else 0,  # of weights in 16 bits already there are no copies
     }
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import importlib.util
+import sys
 import time
 import weakref
 from collections.abc import Iterator
@@ -159,7 +160,8 @@ def simulated() -> Iterator[Simulation]:
                 if p is not None:
                     if id(p) not in known:
                         new = fn(p.detach())
-                        known[id(p)] = p if new.dtype == p.dtype else nn.Parameter(new, p.requires_grad)
+                        same = new.dtype == p.dtype and new.device == p.device  # a copy on `meta` only asks for shapes
+                        known[id(p)] = p if same else nn.Parameter(new, p.requires_grad)
                     one._parameters[name] = known[id(p)]
             for name, buffer in one._buffers.items():
                 if buffer is not None:
@@ -191,6 +193,10 @@ def _unread() -> list[Any]:
 
         patches.append(mock.patch.object(PreTrainedModel, "from_pretrained", classmethod(_from_config)))
         patches += _generating()
+    if "diffusers" in sys.modules:  # the recipe has imported it
+        from diffusers import ModelMixin
+
+        patches.append(mock.patch.object(ModelMixin, "from_pretrained", classmethod(_from_diffusers_config)))
     if importlib.util.find_spec("torchvision"):
         from torchvision import models
 
@@ -212,6 +218,13 @@ def _from_config(cls: type, name: Any, *_: Any, config: Any = None, dtype: Any =
     model.config.name_or_path = model.name_or_path = str(name)
     nothing = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set(), "error_msgs": []}
     return (model, nothing) if how.get("output_loading_info") else model
+
+
+def _from_diffusers_config(cls: type, name: Any, *_: Any, torch_dtype: Any = None, **how: Any) -> Any:
+    """Return what diffusers' `from_pretrained` does, with fake weights."""
+    where = {k: how[k] for k in ("subfolder", "cache_dir", "revision", "local_files_only", "token") if k in how}
+    model = cls.from_config(cls.load_config(name, **where))
+    return (model.to(torch_dtype) if isinstance(torch_dtype, torch.dtype) else model).eval()
 
 
 def _generating() -> list[Any]:

@@ -82,7 +82,9 @@ class Noised(core.Data):
     split = "val"
     """Each split has its own evaluation noise."""
 
-    def __init__(self, images: Tensor, labels: Tensor, classes: tuple[str, ...], process: Process, drop: float):
+    def __init__(
+        self, images: Tensor | pictures.Rows, labels: Tensor, classes: tuple[str, ...], process: Process, drop: float
+    ):
         self.images, self.labels, self.process, self.drop, self.null = images, labels, process, drop, len(classes)
         self.fields = {
             "image": core.Field("source", low=-1.0, high=1.0),

@@ -1,17 +1,24 @@
 """trainworthy plan: its estimates are the peaks of real steps; what cannot fit is refused before it begins."""
 
+import copy
 import json
 import re
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import nn
 from trainworthy.core.base import config
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import plan
 from trainworthy.core.recipe import loading
 from trainworthy.core.session import estimate, spread
+from trainworthy.core.session.simulation import simulated
 
 from tests.conftest import ROOT
 from tests.helpers.commands import trainworthy
@@ -39,6 +46,28 @@ def test_the_estimate_is_the_peak_of_real_steps(name):
     kinds = found.weights + found.average + found.frozen + found.gradients + found.optimizer + found.activations
     assert kinds == found.training > 3 * found.weights
     assert found.optimizer >= 2 * found.gradients * 0.99  # AdamW
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("name", ["diffusion/latent", "diffusion/text", "rl/sac", "vision/detect"])
+def test_the_estimate_is_the_peak_of_real_steps_in_each_stage(name, tmp_path):
+    """These copy a model to the device `meta`, or read it by diffusers."""
+    words = [name, "--stand-in", str(tmp_path / "models"), "--json", str(tmp_path / "found")]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "plan.py"), *words], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    for row in json.loads((tmp_path / "found").read_text()):
+        assert row["estimated"] == pytest.approx(row["measured"], rel=0.15), row
+
+
+def test_a_stand_in_for_weights_has_the_shape_of_a_copy_on_meta():
+    """Detectors ask such a copy for the sizes of their feature maps."""
+    with simulated():
+        net = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        ghost = copy.deepcopy(net).to("meta")
+        assert ghost(torch.zeros(1, 3, 32, 20, device="meta")).shape == (1, 8, 16, 10)
+        assert net.weight.device.type == "cpu"
 
 
 def test_what_does_not_fit_gets_settings_that_help(tmp_path):
@@ -149,6 +178,14 @@ def test_an_evaluation_in_shards_holds_no_copies_of_all_weights_in_bf16():
     assert one.evaluation > held + one.halves
     cut = spread.cut(one, 2, "full")
     assert cut.evaluation == one.evaluation - one.halves - held + held // 2 + one.outside + one.unit
+
+
+def test_weights_in_16_bits_are_not_halved_again():
+    """A frozen base under adapters: it is gathered as it is."""
+    model = nn.ModuleList([nn.Sequential(nn.Linear(4, 4)).bfloat16(), nn.Sequential(nn.Linear(4, 4))])
+    stage = SimpleNamespace(model=model, shard_units=lambda net: [*net], data={"train": []})
+    run = SimpleNamespace(cfg=SimpleNamespace(run=SimpleNamespace(shard="full")), precision="bf16")
+    assert estimate._units(stage, run)["halves"] == 20 * 4 // 2
 
 
 def test_a_recipe_that_cannot_be_sharded_is_not_planned_so():

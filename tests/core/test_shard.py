@@ -347,3 +347,13 @@ def test_one_process_has_nothing_to_shard_and_says_so(launch):
     done = launch("run", "vision/classify", "--shard", "full", "--max-steps", "3", *QUICK)
     assert done.returncode == 0, done.shown
     assert "one process, so nothing to shard" in done.stdout
+
+
+def test_a_list_of_blocks_may_have_gaps():
+    """diffusers puts None where a block has no attention."""
+    from torch import nn
+    from trainworthy.core.recipe.stage import rows as blocks
+
+    block = nn.Sequential(nn.Linear(2, 2))
+    model = nn.ModuleDict({"attentions": nn.ModuleList([None]), "resnets": nn.ModuleList([None, block])})
+    assert blocks(model) == [block]
