@@ -90,7 +90,7 @@ def known() -> list[str]:
     return [id for id in CHECKS if id not in OF_SCRIPTS]
 
 
-def prove(
+def check(
     factory: Callable[[], Loop],
     built: list[Loop],
     only: Sequence[str],

@@ -282,12 +282,12 @@ def _held_out_loss(t: Trend) -> str:
 
 def landing(t: Trend, summary: dict[str, Any], ahead: float) -> float:
     """Extrapolate the line by `ahead` epochs, at most as far as it looks back, within the metric's range."""
-    ends = [summary[k] for k in ("floor", "ceiling") if summary.get(k) is not None]
-    ends = ends if len(ends) == 2 else [0.0, 1.0] if t.how.startswith("binomial") else [-math.inf, math.inf]
-    low, high = (
-        min(*ends, float(t.values.min())),
-        max(*ends, float(t.values.max())),
-    )  # chance is no bound: some runs are worse
+    low, high = (summary.get(k) for k in (("floor", "ceiling") if t.sign > 0 else ("ceiling", "floor")))
+    if low is None and high is None and t.how.startswith("binomial"):
+        low, high = 0.0, 1.0
+    # Chance is no bound: some runs are worse
+    low = -math.inf if low is None else min(low, float(t.values.min()))
+    high = math.inf if high is None else max(high, float(t.values.max()))
     return min(max(t.end + t.slope * min(ahead, t.span), low), high)
 
 
