@@ -43,7 +43,7 @@ def test_sharded_it_trains_what_copies_train_and_metrics_are_those_of_one_proces
         assert (recipe in WHOLE) == ("sharding" not in one)
         if recipe not in WHOLE:
             assert one["sharding"].startswith("pass: "), one
-            assert "parameters in 2 parts" in one["sharding"]
+            assert "parameters on 2 processes" in one["sharding"]
 
 
 @pytest.mark.verify

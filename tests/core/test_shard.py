@@ -130,7 +130,7 @@ def test_the_gates_of_a_sharded_run_are_quiet_on_a_healthy_recipe(launch):
     assert done.returncode == 0, done.shown
     assert "on the whole model in each process; the gate `sharding` compares" in done.stdout
     assert [(v["id"], v["verdict"]) for v in done.verdicts()] == [(k, "pass") for k in ("wiring", "resume", "sharding")]
-    assert "parameters in 2 parts" in done.verdicts()[-1]["measured"]
+    assert "parameters on 2 processes" in done.verdicts()[-1]["measured"]
 
 
 @pytest.mark.slow
