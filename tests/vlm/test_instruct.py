@@ -101,7 +101,7 @@ def test_parts_learn_at_rates_of_their_own():
         "language.decay": 2e-5,
         "language.no_decay": 2e-5,
     }
-    with pytest.raises(core.UserError, match="no rate"):
+    with pytest.raises(core.UserError, match="no learning rate"):
         core.make_optimizer(towers, core.Optim(), {"projector": 1e-3})
 
 
