@@ -24,7 +24,7 @@ RELATIVES: list[str] = collected("planted_*.py", "RELATIVES")
 QUICK = ("--gates.no-enabled", "--train.epochs", "0.5", "--run.no-tensorboard")  # 32 steps of the bare run
 
 
-A_GATE = 2
+A_GATE = 1
 """Planted bugs of a gate that `make test` runs."""
 
 

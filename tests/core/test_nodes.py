@@ -122,6 +122,7 @@ def test_two_hosts_with_a_network_between_them_train_what_two_processes_train(mo
 
 # -------------------------------------------------------------------------------------------------------------- restarts
 @pytest.mark.slow
+@pytest.mark.verify
 def test_a_killed_rank_is_started_again_and_nothing_changes(fork, tmp_path: Path):
     """At a random step of 20. A checkpoint that was still being written is not used, so the one before counts, too."""
     straight = trainworthy("run", "vision/classify", *QUICK, *EACH, "-n", 2, "--run.out", "straight", cwd=tmp_path)

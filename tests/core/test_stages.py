@@ -210,6 +210,7 @@ PHASES = (
 )
 
 
+@pytest.mark.verify
 def test_a_rung_goes_on_from_a_run_and_stands_by_itself(fork, launch, tmp_path: Path):
     """Of a finished run, then of that fallback; stopped and resumed it is the same, though what it stands on is gone."""
     fork(PHASES, FALLBACKS)

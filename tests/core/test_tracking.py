@@ -75,7 +75,8 @@ def test_a_tracker_that_fails_does_not_stop_the_run(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"), [("wadnb", "one of: mlflow, trackio, wandb"), ("trackio", "no key"), ("wandb", "pip install wandb")]
+    ("asked", "words"),
+    [("wadnb", "one of: mlflow, trackio, wandb"), ("trackio", "no key"), ("wandb", "pip install wandb")],
 )
 def test_told_before_anything_is_spent(asked: str, words: str, tmp_path: Path):
     env = package(tmp_path, init='raise RuntimeError("no key")')
