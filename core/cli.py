@@ -103,8 +103,8 @@ def main() -> None:
             from trainworthy.core.base.config import unknown
 
             raise unknown(f"command '{argv[0]}'", argv[0], commands, next="trainworthy --help")
-        helps = {"-h", "--help"} & {*argv[1:]}
-        if helps and (len(argv) == 2 or argv[0] in ("bugs", "break")):  # elsewhere RECIPE --help lists its settings
+        own = argv[1 : argv.index("--")] if "--" in argv else argv[1:]  # behind `--`: a guarded script's
+        if {"-h", "--help"} & {*own} and (len(argv) == 2 or argv[0] not in OF_RECIPES):
             print(page(argv[0]))
             return
         commands[argv[0]](argv)
@@ -118,6 +118,10 @@ def main() -> None:
         stop = error if isinstance(error, Stop) else not_permitted(error)
         print(f"error: {stop}", file=sys.stderr)
         sys.exit(stop.exit_code)
+
+
+OF_RECIPES = ("run", "check", "resume", "data", "lr", "batch", "profile", "plan", "config", "sweep")
+"""Commands whose `RECIPE --help` lists the settings of the recipe."""
 
 
 def page(command: str) -> str:

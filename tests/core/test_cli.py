@@ -122,6 +122,16 @@ def test_output_may_be_cut_off(tmp_path: Path):
     assert (len(done.stdout), done.stderr) == (20, "")
 
 
+@pytest.mark.parametrize(
+    "argv",
+    ["list --running --help", "board x -h", "repro x --help", "guard train.py --help -- --help", "report x --help"],
+)
+def test_help_is_shown_wherever_it_is_asked_for(argv: str, tmp_path: Path):
+    done = installed(*argv.split(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: trainworthy {argv.split()[0]}")
+
+
 def test_help_shows_every_setting_with_its_docstring(tmp_path: Path):
     done = installed("run", "vision/classify", "--help", cwd=tmp_path)
     assert done.returncode == 0
