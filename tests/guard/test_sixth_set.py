@@ -11,7 +11,10 @@ from tests.guard.test_guard import failed
 from tests.helpers.patches import patched
 
 HEALTHY = sorted(p.stem for p in (SCRIPTS / "sixth").glob("*.py"))
-NAMED: dict[str, str] = {}
+NAMED = {
+    "pointnet--points_by_view": "view() or reshape() where",
+    "tagger--tags_not_sorted": "a batch's rows are sorted or filtered",
+}
 """Bugs that are stopped -> words of the cause that is named."""
 
 
