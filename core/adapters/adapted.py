@@ -59,7 +59,7 @@ def skips(script: "Script") -> dict[str, str]:
 def adapted(gate: Gate, subject: Subject) -> Gate:
     """Return the same gate for a script: inapplicable checks are skipped, and causes use the script's terms."""
 
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         if reason := subject.skips.get(gate.id):
             raise Skip(reason)
         if subject.own_loop:
@@ -69,7 +69,7 @@ def adapted(gate: Gate, subject: Subject) -> Gate:
         finding.remedy = own or finding.remedy
         return finding
 
-    return replace(gate, check=prove)
+    return replace(gate, check=check)
 
 
 def _clip(context: GateContext) -> float:

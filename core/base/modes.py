@@ -1,9 +1,10 @@
-"""Train and eval mode of a module for a while."""
+"""Train and eval mode of a module, and hooks, for a while."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 
 @contextmanager
@@ -16,3 +17,12 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Register hooks (a generator registers them one by one) inside; remove them after, also those before one that raised."""
+    with ExitStack() as registered:
+        for handle in handles:
+            registered.enter_context(handle)
+        yield

@@ -45,7 +45,6 @@ def contact_sheet(tiles: list[Tile], path: Path, *, columns: int = 8) -> None:
     axes.set_axis_off()
     path.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Glyph .* missing from font"
-        )  # Chinese, say: the report has the captions as text
+        # Chinese, say: the report has the captions as text
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure.savefig(path, dpi=110)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from trainworthy.core.base.modes import hooked
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext
@@ -44,14 +45,12 @@ def by_batch(model: nn.Module) -> Iterator[None]:
 
     found = layers(model).values()
     kept = [(m, m.momentum, m.num_batches_tracked.clone()) for m in found]
-    hooks = [m.register_forward_pre_hook(train) for m in found]
     for m in found:
         m.momentum = 0.0
     try:
-        yield
+        with hooked(m.register_forward_pre_hook(train) for m in found):
+            yield
     finally:
-        for hook in hooks:
-            hook.remove()
         for m, momentum, tracked in kept:
             m.momentum = momentum
             m.num_batches_tracked.copy_(tracked)
@@ -128,8 +127,6 @@ def _one_step(context: GateContext) -> tuple[Stage, dict[str, list[int]]]:
 
         return hook
 
-    with contextlib.ExitStack() as hooks:
-        for name, module in layers(stage.model).items():
-            hooks.enter_context(module.register_forward_pre_hook(count(name)))
+    with hooked(m.register_forward_pre_hook(count(name)) for name, m in layers(stage.model).items()):
         context.train(context.cfg, run, stage)
     return stage, seen

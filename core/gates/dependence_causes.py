@@ -1,6 +1,5 @@
 """Finds where samples of a batch influence each other, and what a model answers from that ignores its input."""
 
-import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.base.modes import hooked
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 
@@ -46,10 +46,11 @@ class Mixture:
         key = tuple(indices)
         if key not in self.calls:
             found: list[tuple[str, Rows, Rows]] = []
-            with contextlib.ExitStack() as hooks:
-                for n, m in self.stage.model.named_modules():
-                    record = lambda _, given, out, n=n: found.append((n, _rows(given), _rows(out)))  # noqa: E731
-                    hooks.enter_context(m.register_forward_hook(record))
+
+            def record(name: str) -> Callable:
+                return lambda _, given, out: found.append((name, _rows(given), _rows(out)))
+
+            with hooked(m.register_forward_hook(record(name)) for name, m in self.stage.model.named_modules()):
                 self.loss(indices)
             self.calls[key] = found
         return self.calls[key]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from trainworthy.core.base import seeds
+from trainworthy.core.base.modes import hooked
 from trainworthy.core.gates.gate import fetch, pick
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage
@@ -165,9 +166,8 @@ def _calls(stage: Stage, ask: Callable[[], float], n: int) -> list[_Call]:
 
         return hook
 
-    with contextlib.ExitStack() as hooks:
-        for name, module in stage.model.named_modules():
-            hooks.enter_context(module.register_forward_pre_hook(listen(name), with_kwargs=True))
+    named = stage.model.named_modules()
+    with hooked(m.register_forward_pre_hook(listen(name), with_kwargs=True) for name, m in named):
         ask()
     return found
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from trainworthy.core.base.modes import in_mode
+from trainworthy.core.base.modes import hooked, in_mode
 from trainworthy.core.gates.diagnosis import MOST
 from trainworthy.core.recipe.stage import Field
 
@@ -181,11 +181,12 @@ def random_in_training(model: nn.Module) -> Iterator[list[str]]:
     """Yield a list that collects the dropout and batch norm modules which run in train mode inside."""
     kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
     seen: list[str] = []
-    with contextlib.ExitStack() as hooks:
-        for name, module in model.named_modules():
-            if isinstance(module, kinds):
-                note = lambda m, _, name=name: seen.append(name) if m.training else None  # noqa: E731
-                hooks.enter_context(module.register_forward_pre_hook(note))
+
+    def note(name: str) -> Callable:
+        return lambda module, _: seen.append(name) if module.training else None
+
+    found = [(name, m) for name, m in model.named_modules() if isinstance(m, kinds)]
+    with hooked(m.register_forward_pre_hook(note(name)) for name, m in found):
         yield seen
 
 

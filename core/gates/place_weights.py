@@ -121,13 +121,9 @@ def _slopes(model: nn.Module, compute: Callable[[], Tensor]) -> Tensor | None:
         out.logits = seen[-1]
         return out
 
-    hook = model.register_forward_hook(keep)
-    try:
-        with torch.enable_grad(), in_mode(model, training=False):
-            total = compute()
-            if len(seen) != 1 or not total.requires_grad:
-                return None
-            slope = torch.autograd.grad(total, seen[0], allow_unused=True)[0]
-    finally:
-        hook.remove()
+    with model.register_forward_hook(keep), torch.enable_grad(), in_mode(model, training=False):
+        total = compute()
+        if len(seen) != 1 or not total.requires_grad:
+            return None
+        slope = torch.autograd.grad(total, seen[0], allow_unused=True)[0]
     return None if slope is None else slope.detach().float()

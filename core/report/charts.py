@@ -68,9 +68,8 @@ def render(chart: Chart, colours: dict[str, str], kind: str) -> bytes:
             axes.legend(frameon=False, labelcolor=colours["ink"], fontsize=8, handlelength=1.2)
         out = io.BytesIO()
         if kind == "png":
-            figure.suptitle(
-                chart.title, color=colours["ink"], x=0.02, ha="left", size="medium"
-            )  # above a legend that is above the axes
+            # The figure's, not the axes': above a legend that is above the axes
+            figure.suptitle(chart.title, color=colours["ink"], x=0.02, ha="left", size="medium")
         more = {"transparent": True, "metadata": {"Date": None}} if kind == "svg" else {}
         figure.savefig(out, format=kind, dpi=160, **more)
     return out.getvalue()

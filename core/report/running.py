@@ -49,10 +49,8 @@ def is_held(lock: Path) -> bool:
     if fcntl is None:
         newest = max((p.stat().st_mtime for p in lock.parent.glob("*")), default=0.0)
         return time.time() - newest < STALE and not (lock.parent / "summary.json").exists()
-    with (
-        contextlib.suppress(OSError),
-        open(lock) as file,
-    ):  # a shared lock needs no right to write: it may be another user's run
+    # A shared lock needs no right to write: it may be another user's run
+    with contextlib.suppress(OSError), open(lock) as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
+from trainworthy.core.base.modes import hooked
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import gate
@@ -227,11 +228,8 @@ def causal(context: GateContext) -> Finding:
             stage.loss(stage.model, one)
         return heard[0], seen[0]
 
-    try:
+    with hooked(hooks):
         (ids, before), (moved, after) = states(batch), states(_last_token_exchanged(batch))
-    finally:
-        for hook in hooks:
-            hook.remove()
     if (
         ids.shape != moved.shape
         or before.shape != after.shape

@@ -189,7 +189,8 @@ def shares(pixels: Tensor, classes: Sequence[str], shown: int = 10) -> str:
         **{f"class {name}" if name.isdigit() else name: pixels[c].item() for c, name in enumerate(classes)},
         "void": pixels[IGNORE].item(),
     }
-    ranked = sorted(((name, n / pixels.sum().item()) for name, n in named.items() if n), key=lambda x: -x[1])
+    total = pixels.sum().item()
+    ranked = sorted(((name, n / total) for name, n in named.items() if n), key=lambda x: -x[1])
     more = [f"{len(ranked) - shown} more"] if len(ranked) > shown else []
     return ", ".join(
         [f"{name} {share:.2%}" if share < 0.01 else f"{name} {share:.0%}" for name, share in ranked[:shown]] + more

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.base.doubles import to_double
+from trainworthy.core.base.modes import hooked
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, fetch, pick
@@ -330,13 +331,9 @@ def _first_input(model: nn.Module, images: Tensor) -> Tensor:
     """Return the input of the first module that has weights."""
     kept: list[Tensor] = []
     leaves = [m for m in model.modules() if any(True for _ in m.parameters(recurse=False)) and not list(m.children())]
-    hooks = [m.register_forward_pre_hook(lambda _, args: kept.append(args[0].detach())) for m in leaves]
-    try:
-        with evaluating(model), torch.no_grad():
-            model(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    keep = (m.register_forward_pre_hook(lambda _, args: kept.append(args[0].detach())) for m in leaves)
+    with hooked(keep), evaluating(model), torch.no_grad():
+        model(images)
     return kept[0]
 
 

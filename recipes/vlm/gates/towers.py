@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base.modes import hooked
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, micro_batch_sizes
@@ -58,11 +59,8 @@ def watched(context: GateContext) -> Watched:
 
         hooks = [stage.model.encoder.register_forward_pre_hook(look)]
         hooks += [o.register_step_post_hook(compare) for o in stage.optimizers.values()]
-        try:
+        with hooked(hooks):
             context.train(context.cfg, run, stage)
-        finally:
-            for hook in hooks:
-                hook.remove()
         return found
 
     return context.once("vlm towers", rehearse)
