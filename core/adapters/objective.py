@@ -68,11 +68,8 @@ def recognise(
     with contextlib.suppress(Exception), torch.no_grad():  # an unknown loss may raise anything in this experiment
         batch, labels = batches[0]
         answers: list[Tensor] = []
-        hook = model.register_forward_hook(lambda _, __, out: answers.append(out))
-        try:
+        with model.register_forward_hook(lambda _, __, out: answers.append(out)):
             loss(model, batch)
-        finally:
-            hook.remove()
         if not answers or not isinstance(answers[0], Tensor) or answers[0].shape[:-1] != labels.shape:
             return found
         classes, device = answers[0].shape[-1], answers[0].device

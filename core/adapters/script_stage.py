@@ -154,8 +154,7 @@ def train(cfg: config.Config, run: Run, stage: _ScriptStage) -> None:
         return
     val, steps, pairing = stage.data["val"], run.steps(stage), _Pairing(run, stage)
     shown = View(val, range(min(SHOWN, len(val))))
-    hook = script.optimizer.register_step_post_hook(pairing.stepped)
-    try:
+    with script.optimizer.register_step_post_hook(pairing.stepped):
         while True:
             pairing.start()
             batches = _Batches(run, stage, steps, pairing)
@@ -165,8 +164,6 @@ def train(cfg: config.Config, run: Run, stage: _ScriptStage) -> None:
             if batches.due:
                 with torch.no_grad():  # as the script does after its pass; keep the mode that this leaves
                     script.metric(script.model, _loader(cfg, stage, shown))
-    finally:
-        hook.remove()
 
 
 def _loader(cfg: config.Config, stage: _ScriptStage, data: Data) -> DataLoader:

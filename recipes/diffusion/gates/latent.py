@@ -191,11 +191,8 @@ def _sampling_paths(asked: Objective, run: Run, stage: Stage, batch: dict, ask: 
 def _decoded(vae: nn.Module, make: Callable[[], Tensor]) -> tuple[Tensor, Tensor | None]:
     """Return (the picture that `make` makes, in 0 .. 255; the last input of the decoder of `vae`, if it ran)."""
     given: list[Tensor] = []
-    hook = vae.decoder.register_forward_pre_hook(lambda _, args: given.append(args[0].detach()[:1]))
-    try:
+    with vae.decoder.register_forward_pre_hook(lambda _, args: given.append(args[0].detach()[:1])):
         made = make()
-    finally:
-        hook.remove()
     shown = source.tiles(made.clamp(-1, 1), [""])[0].image if made.is_floating_point() else made
     return shown.float(), given[-1] if given else None
 

@@ -188,11 +188,8 @@ def trained(context: GateContext) -> tuple[Run, Stage, Seen]:
                     seen.hidden += other
                     seen.null |= {c for c, o in zip(given.tolist(), other, strict=True) if o}
 
-            hook = stage.model.register_forward_pre_hook(note, with_kwargs=True)
-            try:
+            with stage.model.register_forward_pre_hook(note, with_kwargs=True):
                 return own(model, batch)
-            finally:
-                hook.remove()
 
         stage.loss = loss
         context.train(context.cfg, run, stage)
@@ -263,17 +260,17 @@ def _by_formula(context: GateContext, asked: Objective, weight: Tensor) -> tuple
     the net after sixty steps of train(), one sample per batch."""
     _, stage, _ = trained(context)
     net, few, worst, outputs = stage.model, min(16, len(asked.timestep)), 0.0, []
-    hook = net.register_forward_hook(lambda _, args, out: outputs.append(to_double(out.sample.detach())))
-    try:
-        with evaluating(net), torch.no_grad():
-            for i in range(few):
-                one = {k: v[i : i + 1] if isinstance(v, Tensor) else v for k, v in asked.batch.items()}
-                loss = sum(stage.loss(net, one).values()).item()
-                error = (outputs[-1][0] - to_double(asked.target[i])).square().mean().item()
-                due = weight[i].item() * error
-                worst = max(worst, abs(loss - due) / max(abs(due), 1e-4))
-    finally:
-        hook.remove()
+    with (
+        net.register_forward_hook(lambda _, args, out: outputs.append(to_double(out.sample.detach()))),
+        evaluating(net),
+        torch.no_grad(),
+    ):
+        for i in range(few):
+            one = {k: v[i : i + 1] if isinstance(v, Tensor) else v for k, v in asked.batch.items()}
+            loss = sum(stage.loss(net, one).values()).item()
+            error = (outputs[-1][0] - to_double(asked.target[i])).square().mean().item()
+            due = weight[i].item() * error
+            worst = max(worst, abs(loss - due) / max(abs(due), 1e-4))
     return worst, few
 
 

@@ -40,10 +40,9 @@ def prompt(context: GateContext) -> Finding:
     told: list[Tensor] = []
     with evaluating(stage.eval_model):
         null = torch.full_like(batch["asked"], val.null)
-        hook = stage.eval_model.unet.register_forward_pre_hook(lambda _, args: told.append(args[2]))
-        stage.eval_model(batch["noisy"], batch["timestep"], batch["asked"])
-        stage.eval_model(batch["noisy"], batch["timestep"], null)
-        hook.remove()
+        with stage.eval_model.unet.register_forward_pre_hook(lambda _, args: told.append(args[2])):
+            stage.eval_model(batch["noisy"], batch["timestep"], batch["asked"])
+            stage.eval_model(batch["noisy"], batch["timestep"], null)
         with tempfile.TemporaryDirectory() as name:
             stage.export(Path(name))
             pipe = DiffusionPipeline.from_pretrained(name).to(run.device)

@@ -172,15 +172,14 @@ def teacher(context: GateContext) -> Finding:
     run, stage = context.build(Plan(steps=1))
     own, data, asked = stage.frozen_modules["teacher"], stage.data["train"], []
     batch = fetch(data, pick(data, LISTENED, context.cfg.run.seed), None, run.device)
-    hook = own.proj_out.register_forward_hook(lambda _module, _args, out: asked.append((out.detach(), own.training)))
     losses: list[float] = []
-    try:
-        with evaluating(stage.model):
-            for draws in range(2):
-                seeds.seed_global(draws)
-                losses.append(sum(v.item() for v in _loss(run, stage)(stage.model, batch).values()))
-    finally:
-        hook.remove()
+    with (
+        own.proj_out.register_forward_hook(lambda _module, _args, out: asked.append((out.detach(), own.training))),
+        evaluating(stage.model),
+    ):
+        for draws in range(2):
+            seeds.seed_global(draws)
+            losses.append(sum(v.item() for v in _loss(run, stage)(stage.model, batch).values()))
     if not asked:
         return Finding(
             False, "the loss never calls the teacher", "teacher logits for every token", "targets come from elsewhere"

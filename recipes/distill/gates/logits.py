@@ -30,15 +30,14 @@ def teacher(classifier: Classifier) -> Gate:
         run, stage, _ = overfitted(context)
         val, asked = stage.data["val"], []
         batch = fetch(val, pick(val, min(SAMPLES, len(val)), context.cfg.run.seed), None, run.device)
-        hook = classifier.head.register_forward_hook(lambda _module, _args, out: asked.append(out.detach()))
         losses: list[Tensor] = []
-        try:
-            with evaluating(stage.model):
-                for draws in range(2):
-                    seeds.seed_global(draws)
-                    losses.append(sum(stage.loss(stage.model, batch).values()))
-        finally:
-            hook.remove()
+        with (
+            classifier.head.register_forward_hook(lambda _module, _args, out: asked.append(out.detach())),
+            evaluating(stage.model),
+        ):
+            for draws in range(2):
+                seeds.seed_global(draws)
+                losses.append(sum(stage.loss(stage.model, batch).values()))
         if not asked:
             return Finding(
                 False,

@@ -46,13 +46,10 @@ def felt(run: Run, stage: Stage, batch: dict) -> Tensor:
         if out.last_hidden_state.requires_grad:  # a reference model has no gradient
             states.append(out.last_hidden_state)
 
-    hook = backbone(stage.model).register_forward_hook(keep)
-    try:
+    with backbone(stage.model).register_forward_hook(keep):
         with torch.enable_grad(), run.autocast():
             total = sum(stage.loss(stage.model, batch).values())
         grads = torch.autograd.grad(total, states, allow_unused=True)  # no gradient is left on the weights
-    finally:
-        hook.remove()
     return sum(g.abs().sum(-1) for g in grads if g is not None) > 0
 
 
@@ -289,12 +286,8 @@ def heard(model: nn.Module, *, once: bool = False) -> Iterator[list[Tensor]]:
         if once:
             raise Enough
 
-    hook = model.get_input_embeddings().register_forward_hook(listen)
-    try:
-        with contextlib.suppress(Enough):
-            yield seen
-    finally:
-        hook.remove()
+    with model.get_input_embeddings().register_forward_hook(listen), contextlib.suppress(Enough):
+        yield seen
 
 
 def asked(chat: Chat) -> Gate:
@@ -350,15 +343,14 @@ def padding() -> Gate:
         def see(rows: list[int]) -> tuple[list[str], float, Tensor]:
             """Return (answers, loss, scores (rows, V) of the first token of each answer)."""
             batch, first = fetch(data, rows, None, run.device), []
-            hook = stage.model.get_output_embeddings().register_forward_hook(
-                lambda _module, _args, out: first.append(out[:, -1].float())
-            )
-            try:
-                with evaluating(stage.model), run.autocast():
-                    answers = [t.caption for t in stage.predict(stage.model, batch)]
-                    return answers, sum(stage.loss(stage.model, batch).values()).item(), first[0]
-            finally:
-                hook.remove()
+            head = stage.model.get_output_embeddings()
+            with (
+                head.register_forward_hook(lambda _module, _args, out: first.append(out[:, -1].float())),
+                evaluating(stage.model),
+                run.autocast(),
+            ):
+                answers = [t.caption for t in stage.predict(stage.model, batch)]
+                return answers, sum(stage.loss(stage.model, batch).values()).item(), first[0]
 
         rows = list(range(min(SAMPLES, len(data))))
         together, loss, scores = see(rows)

@@ -36,11 +36,8 @@ def heard(model: nn.Module, shift: float = 0.0) -> Iterator[list[Tensor]]:
         found.append(out + shift)
         return found[-1]
 
-    hook = model.get_output_embeddings().register_forward_hook(keep)
-    try:
+    with model.get_output_embeddings().register_forward_hook(keep):
         yield found
-    finally:
-        hook.remove()
 
 
 def felt(stage: Stage, batch: dict, shift: float = 0.0) -> tuple[Tensor, Tensor]:

@@ -87,13 +87,9 @@ def _pulls(context: GateContext, stage: Stage, batch: dict) -> str:
         seen.append(out.detach().requires_grad_())
         return seen[-1]
 
-    hook = stage.model.register_forward_hook(keep)
-    try:
-        with torch.enable_grad():
-            total = sum(stage.loss(stage.model, batch).values())
-            slopes = torch.autograd.grad(total, seen, allow_unused=True) if seen and total.requires_grad else ()
-    finally:
-        hook.remove()
+    with stage.model.register_forward_hook(keep), torch.enable_grad():
+        total = sum(stage.loss(stage.model, batch).values())
+        slopes = torch.autograd.grad(total, seen, allow_unused=True) if seen and total.requires_grad else ()
     found = [(logits, slope) for logits, slope in zip(seen, slopes, strict=bool(slopes)) if slope is not None]
     if not found or "label2" in batch:
         return ""

@@ -85,11 +85,8 @@ def generating(model: nn.Module, n: int) -> Iterator[list[Tensor]]:
             over.append(True)
 
     bare = model.get_base_model() if hasattr(model, "peft_config") else model
-    hook = bare.register_forward_hook(listen, with_kwargs=True)
-    try:
+    with bare.register_forward_hook(listen, with_kwargs=True):
         yield seen
-    finally:
-        hook.remove()
 
 
 def alone(u: Unit, temperature: float) -> list[Tensor]:

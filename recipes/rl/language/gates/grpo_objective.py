@@ -33,13 +33,10 @@ def scored(s: Subject) -> Gate:
             if out.last_hidden_state.requires_grad:  # a reference's do not
                 states.append(out.last_hidden_state)
 
-        hook = backbone(u.stage.model).register_forward_hook(keep)
-        try:
+        with backbone(u.stage.model).register_forward_hook(keep):
             with in_mode(u.stage.model, training=True), u.run.autocast():
                 total = sum(u.stage.loss(u.stage.model, batch).values())
             grads = torch.autograd.grad(total, states, allow_unused=True)  # nothing is left on the weights
-        finally:
-            hook.remove()
         felt = sum(g.abs().sum(-1) for g in grads if g is not None) > 0  # (rows, T)
         width = batch["prompt_ids"].shape[1]
         for row, i in enumerate(picked):
