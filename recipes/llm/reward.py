@@ -111,6 +111,7 @@ def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
     data["train"].notes |= {"rows that cannot be used": "; ".join(bad)} if bad else {}
     data["train"].notes |= preferences.described(data["train"].rows, chat, sizes[0], limit)
     data["train"].notes |= pairs.passes(cfg.data.path, len(data["train"].rows), cfg.train)
+    data["train"].notes |= loading.rate_told(cfg, cfg.optim.lr)
     return data
 
 

@@ -106,7 +106,7 @@ def read(cfg: Config, chat: pairs.Chat) -> dict[str, pairs.Pairs]:
         data[name].notes = {f"too long in {name}": long} if long else {}
     data["train"].notes |= {"rows": ";\n       ".join(told)} if told else {}
     data["train"].notes |= pairs.described(data["train"].rows, chat, sizes[0], limit)
-    data["train"].notes |= loading.rate_told(cfg.lora_rank, cfg.optim.lr)
+    data["train"].notes |= loading.rate_told(cfg, cfg.optim.lr)
     data["train"].notes |= pairs.passes(cfg.data.path, len(data["train"].rows), cfg.train)
     return data
 

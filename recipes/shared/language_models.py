@@ -138,12 +138,19 @@ def adapted(model: nn.Module, lora: LoRA, *, head: str = "", alpha: int = 0, tas
     return get_peft_model(model, config)
 
 
-def rate_told(lora_rank: int, peak: float, usual: str = "1e-5 to 2e-5") -> dict[str, str]:
-    """What to say of a rate for adapters that all weights would get. `usual`: that of all weights, from lowest to highest."""
-    if lora_rank or peak <= 1e-4:
+def rate_told(lora: LoRA, peak: float, usual: str = "1e-5 to 2e-5") -> dict[str, str]:
+    """What to say of a rate for adapters that all weights would get, and of adapters whose scale makes it another rate: Adam moves a weight
+    by the rate whatever its gradient, and the scale multiplies what that does. `usual`: rates of all weights, from lowest to highest."""
+    if not lora.lora_rank:
+        return {} if peak <= 1e-4 else {
+            "rate": f"all weights train at a peak of {peak:g}; usual for a pretrained model: {usual} (--optim.lr {usual.split()[-1]})"
+        }  # fmt: skip
+    scale = lora.lora_alpha / lora.lora_rank
+    if lora.use_rslora or not lora.lora_alpha or 1 / 8 <= scale <= 16:
         return {}
     return {
-        "rate": f"all weights train at a peak of {peak:g}; usual for a pretrained model: {usual} (--optim.lr {usual.split()[-1]})"
+        "adapters": f"scaled by {scale:.3g} (--lora-alpha {lora.lora_alpha:g}, rank {lora.lora_rank}); usual: 1 or 2, an alpha of once or twice "
+        f"the rank (--lora-alpha {2 * lora.lora_rank})"
     }
 
 
