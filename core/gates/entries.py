@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from trainworthy.core.base import seeds
+from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import gate
@@ -50,7 +51,8 @@ def entries(context: GateContext) -> Finding:
     sample another sample's value. The loss must change
     - with an entry that is declared as input or target, unless the loss or the evaluation reads it by name (labels that
       a mask hides in these samples are no fault);
-    - with a declared input and with any float that the loss reads by name (by any bit, or by more than rounding).
+    - with a declared input and with any float that the loss reads by name (by any bit, or by more than rounding), unless another
+      entry that matters is made from it (the clean image under the noise, where the noise is predicted).
     Uses the rehearsed model, because an untrained head may hide the input."""
     run, stage, record = rehearsed(context)
     if stage.expect.random_loss:
@@ -142,11 +144,30 @@ def _faults(
         name, role = path[-1], roles.get(path[-1])
         value = batch[name] if len(path) == 1 else None
         cancels = value is not None and (value.is_floating_point() or (role == "input" and not changes[path]))
-        if name in read and cancels:
+        if name in read and cancels and not _carried(batch, name, changes, silent):
             wrong[path] = "the loss reads it, and its value makes no difference"
         elif role in ("input", "target") and name not in {*read, *excused}:
             wrong[path] = f"declared as {role}, and neither the loss nor the evaluation reads it"
     return wrong
+
+
+def _carried(batch: dict, name: str, changes: dict[Path, float], silent: set[Path]) -> bool:
+    """Whether an entry that matters is, sample by sample, a sum of this one and others of the same shape."""
+    same = [
+        k
+        for k, v in batch.items()
+        if isinstance(v, Tensor) and v.is_floating_point() and v.shape == batch[name].shape and v[0].numel() > 8
+    ]
+    for whole in (k for k in same if k != name and (k,) in changes and (k,) not in silent):
+        parts = [k for k in same if k != whole]
+        columns = torch.stack([to_double(batch[k]).flatten(1) for k in parts], -1)  # (B, D, parts)
+        fit = torch.linalg.lstsq(columns, to_double(batch[whole]).flatten(1)[..., None])
+        left = (columns @ fit.solution)[..., 0] - to_double(batch[whole]).flatten(1)
+        sums = left.norm(dim=1) <= 1e-3 * to_double(batch[whole]).flatten(1).norm(dim=1)
+        share = fit.solution[:, parts.index(name), 0].abs()
+        if sums.all() and (share > 0.01).any():
+            return True
+    return False
 
 
 def _confirm(wrong: dict[Path, str], loss: Loss, data: Data) -> dict[Path, str]:
