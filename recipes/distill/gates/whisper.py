@@ -10,7 +10,7 @@ from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.gates.learning import OVERFIT_SAMPLES, overfitted
-from trainworthy.core.gates.named_causes import seen_first
+from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.monitoring.monitors import Monitor, monitor
@@ -147,7 +147,7 @@ def counted(context: GateContext) -> Finding:
         f"padding changes the loss by {abs(again - first) / first:.0e}; loss of the teacher's own features {equal:.2f}, of 1.5 times them "
         f"{larger:.2f}, of a tenth {small:.2f}, of a tenth in another direction {astray:.2f}",
         "padding changes nothing; 1.5 times the features cost at least 0.05 more; another direction costs at least 1.6 times as much",
-        seen_first(
+        order_causes(
             (abs(again - first) > 1e-3 * first, "a term is not masked, or is divided by the whole length: silence is learnt"),
             (larger - equal < 0.05, "the loss is cosine alone: the scale does not count"),
             (astray - small < 0.6 * small, "the loss is squared error alone: direction hardly counts while features are small")),
@@ -175,7 +175,7 @@ def magnitude(context: GateContext) -> Finding:
     return Finding(
         ok, f"the student's norm over the teacher's: {size:.2f} before training ({spread:.2f} around the mean), {late:.2f} after eight samples",
         "0.5 to 2 before (0.1 to 4 around the mean), 0.8 to 1.25 after",
-        seen_first(
+        order_causes(
             (not 0.1 <= spread <= 4, "the output scale does not start at the teacher's standard deviation (1.35 is Whisper base's, 1.1 "
              "tiny.en's)"),
             (not 0.5 <= size <= 2, "there is no offset for each position: most of a frame is the mean of its position"),

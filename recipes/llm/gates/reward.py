@@ -17,7 +17,7 @@ from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, pick
 from trainworthy.core.gates.learning import overfitted
-from trainworthy.core.gates.named_causes import seen_first
+from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Metric, View
@@ -125,7 +125,7 @@ def place(chat: Chat) -> Gate:
             not wrong,
             "; ".join(wrong[:3]) or f"{len(read)} answers, each read at the {chat.tokenizer.decode([answer[-1]])!r} that ends it",
             "only the token that ends the answer has a gradient",
-            seen_first(
+            order_causes(
                 (bool(wrong) and not padding and not several, "the pad is also the end of a turn: the last token that is not the pad is the "
                  "one before it"),
                 (padding, "the model's pad_token_id is not the pad that the collator writes: the reward is that of padding"),
