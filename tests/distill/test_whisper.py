@@ -318,7 +318,7 @@ def test_a_decoder_that_loops_is_told_and_can_be_kept_from_it():
 
 
 def test_the_monitor_of_repetition():
-    found = [gates.repetition.judge([{"val/repetition": share}]) for share in (0.02, 0.2)]
+    found = [gates.repetition.check([{"val/repetition": share}]) for share in (0.02, 0.2)]
     assert [f.ok for f in found] == [True, False]
     assert "20.0% of the transcripts" in found[1].measured
 
@@ -355,7 +355,7 @@ FLAT = [1.20, 1.17, 1.01, 1.09]
     ids=["deaf", "flat", "learning", "learnt", "collapsed", "by heart", "early"],
 )
 def test_a_rung_is_advised_where_the_curves_say_so(history, advised: bool):
-    found = gates.ladder("head").judge(history)
+    found = gates.ladder("head").check(history)
     assert (not found.ok) == advised
     assert found.ok or found.evidence["fallback"] == "head"
 

@@ -242,13 +242,13 @@ def test_rouge_by_its_orders_and_a_package_that_is_missing(monkeypatch: pytest.M
 
 
 def test_answers_that_are_cut_are_told_with_their_share():
-    found = loss.ended(10).judge([{"val/perplexity": 3.0}, {"val/stops": 0.75}])
+    found = loss.ended(10).check([{"val/perplexity": 3.0}, {"val/stops": 0.75}])
     assert not found.ok
     assert "75%" in found.measured
     assert "25% are cut" in found.measured
     assert "--max-new-tokens 20" in found.remedy
     with pytest.raises(Skip):
-        loss.ended(10).judge([{"val/perplexity": 3.0}])
+        loss.ended(10).check([{"val/perplexity": 3.0}])
 
 
 # -------------------------------------------------------------------------------------------------------------------- chat

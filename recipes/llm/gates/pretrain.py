@@ -108,7 +108,7 @@ def z(weight: float) -> Gate:
     title = "z-loss is weight x log^2 Z of the raw logits, in value and gradient"
 
     @gate("z-loss", rows="L6", title=title, reads="data model loss")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """A short run does not show a z-loss at its usual weight. So the gate compares the gradient of the recipe's loss with respect to the
         logits, as they are and with 10 added to each, which does not change the cross-entropy."""
         if not weight:
@@ -144,7 +144,7 @@ def z(weight: float) -> Gate:
             evidence={"added": added, "gap": gap, "own": own},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 @gate(

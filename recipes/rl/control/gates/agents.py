@@ -41,7 +41,7 @@ def targets_gate(subject: Subject) -> Gate:
     """Return the gate that compares the value targets of a first rollout with the returns that follow from the probe's rule."""
 
     @gate("targets", rows="R5", title="the value targets of a first rollout equal the analytic returns")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         wrong, shown, cause, under = [], [], "", ", ".join(f"{k} {v:g}" for k, v in subject.exact.items())
         for name in ("constant", "delay") if subject.exact else ("constant",):
             batches = learnt(context, subject, name, units=1, **subject.exact).batches
@@ -73,7 +73,7 @@ def targets_gate(subject: Subject) -> Gate:
             "the discount is missing, or applied twice", evidence={"known": shown}, cause=cause,
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def changed_rewards(pairs: list[tuple[float, float]]) -> str:
@@ -91,7 +91,7 @@ def lag_gate(subject: Subject) -> Gate:
     """Return the gate that checks that targets lag behind the net that learns from them."""
 
     @gate("target", rows="R5", title="targets do not change with every update of the online network")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         result = learnt(context, subject, "delay", units=1, **subject.estimated)
         # Its target is the value of the second step, listed before it.
         first = answers(subject, "delay")[0][1].to(result.run.device)
@@ -107,7 +107,7 @@ def lag_gate(subject: Subject) -> Gate:
             evidence={"targets": targets.tolist(), "values": values.tolist()},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def exploration_gate(subject: Subject) -> Gate:
@@ -116,7 +116,7 @@ def exploration_gate(subject: Subject) -> Gate:
     @gate(
         "exploration", rows="R4", title="actions in training move from exploration to the learnt policy", symptom=True
     )
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         rewards = learnt(context, subject, "action", units=20).rewards
         share = {unit: (torch.cat(some) > 0).double().mean().item() for unit, some in rewards.items()}
         first, last = share[0], share[max(share)]
@@ -129,7 +129,7 @@ def exploration_gate(subject: Subject) -> Gate:
             "the better action is not learnt at all (see probe-action)", evidence={"share": list(share.values())},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def _why_unexplored(first: float, last: float) -> str:
@@ -147,7 +147,7 @@ def next_action_gate(subject: Subject) -> Gate:
     """Return the gate on targets' actions. Only the second of two steps is rewarded, so targets of the first must not depend on its action."""
 
     @gate("next-action", rows="R5", title="a target uses the value of the next action")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         batches = learnt(context, subject, "later", units=12, noted=11, **subject.estimated).batches
         rows = {k: torch.cat([b[k] for b in batches]).cpu().double() for k in ("observation", "action", "return")}
         first = (rows["observation"] == 0).all(-1)
@@ -161,14 +161,14 @@ def next_action_gate(subject: Subject) -> Gate:
             evidence={"slope": slope, "rows": len(found)},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def lower_gate(subject: Subject) -> Gate:
     """Return the gate that lowers one critic at a time. Targets and policy loss must follow the lowered one."""
 
     @gate("lower-critic", rows="R5", title="targets and policy use the lowest of several critics")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         def fall(critics: Any, i: int) -> None:
             with torch.no_grad():
                 critics[i][-1].bias -= FALL
@@ -199,7 +199,7 @@ def lower_gate(subject: Subject) -> Gate:
             "the policy loss uses one critic only", evidence={"targets": targets, "policy": gains},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 @gate("density", rows="R5", title="an action's log-probability includes the transforms of the drawn number")
@@ -231,7 +231,7 @@ def entropy_gate(subject: Subject) -> Gate:
     """Return the gate on the entropy bonus: without differences in reward, the policy must keep its entropy."""
 
     @gate("entropy", rows="R5", title="a policy without rewards keeps its entropy")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         result = learnt(context, subject, "constant", units=20)
         observations = known(subject, result.stage.model, "constant", 1)[0].expand(512, -1).to(result.run.device)
         noise = torch.randn(512, 1, generator=torch.Generator().manual_seed(0)).to(result.run.device)
@@ -243,7 +243,7 @@ def entropy_gate(subject: Subject) -> Gate:
             "the temperature moves in the wrong direction, or below 0",
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def whitening_gate(subject: Subject) -> Gate:
@@ -251,7 +251,7 @@ def whitening_gate(subject: Subject) -> Gate:
     rollouts that differ only in the reward scale, by a factor of 1,000."""
 
     @gate("whitening", rows="R3", title="advantages are whitened before the loss, at any reward scale")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         loud, louder = (learnt(context, subject, name, units=1, batch=64) for name in ("loud", "louder"))
         if not loud.gradient or "advantage" not in loud.batches[0]:
             raise Skip("no loss term 'policy', or no 'advantage' in the batches")
@@ -274,7 +274,7 @@ def whitening_gate(subject: Subject) -> Gate:
             evidence={"means": means, "standard_deviations": spreads, "ratio": ratio, "cosine": cosine},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def memory_gate(subject: Subject) -> Gate:
@@ -286,7 +286,7 @@ def memory_gate(subject: Subject) -> Gate:
         rows="R4 R5",
         title="recurrent state is reset between episodes, and sequences keep their order in time",
     )
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         if not getattr(context.cfg, "rnn_hidden_size", 0):
             raise Skip("the policy is not recurrent (--rnn-hidden-size 0)")
         ratios: list[Tensor] = []
@@ -315,7 +315,7 @@ def memory_gate(subject: Subject) -> Gate:
             evidence={"off": apart, "spread": spread},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 # ----------------------------------------------------------------------------------------------------------- environments

@@ -189,7 +189,7 @@ def probe_gate(subject: Subject, name: str, rows: str, title: str, remedy: str) 
     """Return the gate that trains a probe with the recipe's own loop and compares what it learnt with the known answer."""
 
     @gate(f"probe-{name}", rows=rows, title=title, symptom=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         stack = context.cfg.frame_stack if name == "memory" else 1
         if name == "memory" and stack == 1 and not getattr(context.cfg, "rnn_hidden_size", 0):
             raise Skip("the policy has no memory (--frame-stack 1)")
@@ -218,7 +218,7 @@ def probe_gate(subject: Subject, name: str, rows: str, title: str, remedy: str) 
             evidence={"observations": observations.tolist(), "values": found, "known": values.tolist(), "off": apart},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def few(values: Any) -> str:

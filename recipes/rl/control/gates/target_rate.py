@@ -21,14 +21,14 @@ def target_rate_gate(lag: Callable[[Any], float] | None) -> Gate:
     title = "the target network is updated more than once in the run, and less often than the online network"
 
     @gate("target-rate", rows="R5", title=title, explains=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Measures how far the target network moves towards the net in each update, over a few rollouts at the run's own settings (the probe
         gates use others), and scales it to the updates of the whole run."""
         if lag is None:
             raise Skip("no target network")
         return _renewed(context, lag(context.cfg))
 
-    return prove
+    return check
 
 
 def _renewed(context: GateContext, due: float) -> Finding:
