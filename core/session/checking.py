@@ -17,7 +17,7 @@ from trainworthy.core.loop.precision import precision
 from trainworthy.core.loop.weights import sketch
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Stage
-from trainworthy.core.session import environment, ledger, stages
+from trainworthy.core.session import environment, gate_cache, stages
 from trainworthy.core.session.session import Session, explain_data_errors, together
 
 
@@ -82,9 +82,9 @@ def check_stage(
         late = (late if known else {}) | recipes.late(s.recipe, code)
         environment.note_sources(s.folder, s.recipe, late)
         if not failed and not only:
-            ledger.write(mark, verdicts, late)
+            gate_cache.write(mark, verdicts, late)
             if not context.deep:
-                ledger.keep_extent(base, inventory.identity(context.scans))
+                gate_cache.keep_extent(base, inventory.identity(context.scans))
     if failed:
         raise _failed(s, context, failed, of=len(verdicts))
     if not all(v.remembered for one, v in zip(chosen, verdicts, strict=True) if one.lasting):
@@ -97,8 +97,8 @@ def check_stage(
 
 def _remembered(s: Session, cfg: config.Config, mark: str) -> tuple[str, dict, dict]:
     """Return rank 0's `mark`, the verdicts that are stored under it, and the sources that were imported late then."""
-    use_ledger = cfg.gates.remember and s.folder.parent.name != "checks"
-    known, late = ledger.read(mark) if use_ledger else ({}, {})
+    use_cache = cfg.gates.remember and s.folder.parent.name != "checks"
+    known, late = gate_cache.read(mark) if use_cache else ({}, {})
     known = known if recipes.unchanged(s.recipe, late) else {}
     return *agreed(s.accelerator, (mark, known)), late
 
@@ -129,7 +129,7 @@ def report_data(s: Session, context: gates.GateContext, stage: Stage, base: str)
         "it trained, or --force", cause="it was removed, edited, or not copied with the run",
         next=f"trainworthy resume {s.folder} --force")  # fmt: skip
     together(s.accelerator, unknown)
-    extent = {} if context.deep else agreed(s.accelerator, then or ledger.extent(base))
+    extent = {} if context.deep else agreed(s.accelerator, then or gate_cache.extent(base))
     with explain_data_errors(s.recipe, s.cfg):
         context.scans = inventory.read_all(stage.data, everything=context.deep, before=extent)
     now = inventory.identity(context.scans)

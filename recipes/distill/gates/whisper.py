@@ -15,7 +15,7 @@ from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.monitoring.monitors import Monitor, monitor
 from trainworthy.core.recipe.stage import Data, Stage, View
-from trainworthy.recipes.distill.data import lessons
+from trainworthy.recipes.distill.data import recordings
 from trainworthy.recipes.distill.evaluation.measures import speech
 from trainworthy.recipes.distill.gates import feature_formula
 from trainworthy.recipes.distill.models.heads import reader
@@ -41,7 +41,7 @@ def read(run: Run, stage: Stage, batch: dict, canvas: Callable[[Tensor], Tensor]
     return {k: (v / counts.get(k, counts.get("*"))).item() for k, v in terms.items()}
 
 
-# ------------------------------------------------------------------------------------------------------------ the lessons
+# --------------------------------------------------------------------------------------------------------- the recordings
 @gate(
     "lessons",
     rows="W6",
@@ -124,7 +124,7 @@ def counted(context: GateContext) -> Finding:
     batch = fetch(stage.data["train"], pick(stage.data["train"], 4, seed), seed, run.device)
     theirs, mask, draws = batch["features"], speech(batch)[..., None], torch.Generator().manual_seed(seed)
     noise = torch.randn(theirs.shape, generator=draws).to(theirs.device)
-    longer = torch.nn.functional.pad(batch["envelope"], (0, 0, 0, 10))[:, : lessons.FPS * context.cfg.data.seconds]
+    longer = torch.nn.functional.pad(batch["envelope"], (0, 0, 0, 10))[:, : recordings.FPS * context.cfg.data.seconds]
     padded = {**batch, "features": torch.where(mask, theirs, noise), "envelope": longer}
     first, again = sum(read(run, stage, batch).values()), sum(read(run, stage, padded).values())
 
@@ -223,11 +223,14 @@ def alignment(context: GateContext) -> Finding:
     with evaluating(stage.model):
         moved = (stage.model(changed) - stage.model(one)).float().norm(dim=-1)  # (8, frames)
     peak = to_double(moved.argmax(1)) / whisper.FRAMES_PER_SECOND
-    at = to_double(places) / lessons.FPS
+    at = to_double(places) / recordings.FPS
     late = (peak - at).median().item()
     rate = ((peak - peak.mean()) * (at - at.mean())).sum().item() / (at - at.mean()).square().sum().item()
     seconds = (
-        (batch["envelope"].any(-1).sum(1) / lessons.FPS - batch["span"] / whisper.FRAMES_PER_SECOND).abs().max().item()
+        (batch["envelope"].any(-1).sum(1) / recordings.FPS - batch["span"] / whisper.FRAMES_PER_SECOND)
+        .abs()
+        .max()
+        .item()
     )
     ok = abs(late) <= 0.1 and abs(rate - 1) <= 0.1 and seconds <= 0.1
     return Finding(

@@ -19,7 +19,7 @@ from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import boxes
-from trainworthy.recipes.vision.gates import objectives, pictures
+from trainworthy.recipes.vision.gates import objective, pictures
 from trainworthy.recipes.vision.gates.boxes import MEANINGS, PAINTED, SAMPLES, Change, lie_on, painted, twin
 from trainworthy.recipes.vision.models import detectors
 
@@ -340,4 +340,4 @@ def reached(context: GateContext) -> Finding:
     )  # fmt: skip
 
 
-DETECTING = [lie_on, precision, own_pixels, suppression, reached, pictures.scale, objectives.DETECT]
+DETECTING = [lie_on, precision, own_pixels, suppression, reached, pictures.scale, objective.DETECT]

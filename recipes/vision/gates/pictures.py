@@ -21,7 +21,7 @@ from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import masks
 from trainworthy.recipes.vision.data.masks import IGNORE
 from trainworthy.recipes.vision.evaluation import segmentation
-from trainworthy.recipes.vision.gates import objectives
+from trainworthy.recipes.vision.gates import objective
 from trainworthy.recipes.vision.gates.together import outputs, together
 
 SAMPLES, WINDOWS = 16, 200
@@ -337,7 +337,7 @@ def _first_input(model: nn.Module, images: Tensor) -> Tensor:
     return kept[0]
 
 
-SEGMENTING = [labels, scored, together, scale, objectives.SEGMENT]
+SEGMENTING = [labels, scored, together, scale, objective.SEGMENT]
 
 
 # --------------------------------------------------------------------------------------------------------------- monitors
