@@ -122,24 +122,24 @@ def counted(
     bytes. `random`: the weights are, so gates may fail."""
     memory = Attributed(who)
     found |= {"gates": {}, "who": {}}
-    prove, make, end, snapshot = runner._check, stages.Part.build, Run.end, checkpoint.snapshot
+    check, make, end, snapshot = runner._check, stages.StageSpec.build, Run.end, checkpoint.snapshot
     every, build = order.of_stage, gate.build
 
     def judged(one, context) -> Any:
         before = memory.restart()
-        verdict = prove(one, context)
+        verdict = check(one, context)
         found["gates"][f"{context.stage}/{one.id}"] = (before, memory.peak)
         found["who"][f"{context.stage}/{one.id}"] = memory.at_peak
         if random and verdict.verdict == "fail":
             verdict.verdict, verdict.reason = "skip", f"random weights: {verdict.measured}"
         return verdict
 
-    def built(part: stages.Part, run: Run, previous: Stage | None) -> Stage:
+    def built(spec: stages.StageSpec, run: Run, previous: Stage | None) -> Stage:
         if run.plan is not None:
-            return make(part, run, previous)
+            return make(spec, run, previous)
         if "start" not in found:
             found["start"], found["who"]["start"] = memory.restart(), memory.sites()
-        stage = make(part, run, previous)
+        stage = make(spec, run, previous)
         found["weights"] = sum(p.numel() * p.element_size() for p in stage.model.parameters())
         return stage
 
@@ -169,7 +169,7 @@ def counted(
 
     with (
         mock.patch.object(runner, "_check", judged),
-        mock.patch.object(stages.Part, "build", built),
+        mock.patch.object(stages.StageSpec, "build", built),
         mock.patch.object(gate, "build", rehearsed),
         mock.patch.object(Run, "end", ended),
         mock.patch.object(order, "of_stage", chosen),

@@ -281,10 +281,10 @@ def detected(export: Path, torch) -> float:
 
 def transcribed(export: Path, torch) -> float:
     """Word error rate of the held-out sentences: the exported student, read by Whisper as it was published."""
-    from trainworthy.recipes.distill.data import lessons
+    from trainworthy.recipes.distill.data import recordings
     from trainworthy.recipes.shared import whisper
 
-    said = lessons.load(lessons.Source())
+    said = recordings.load(recordings.Source())
     held_out = said.held_out.nonzero()[:, 0].tolist()
     net, envelopes = program(export), torch.stack([said.read(i)[0] for i in held_out])
     features = torch.cat([net(part) for part in envelopes.split(25)])

@@ -30,9 +30,9 @@ def main() -> None:
     loaded, accelerator = loading.load("diffusion/latent"), Accelerator(cpu=True)
     cfg, _ = config.parse(loaded.module, [], prog="bench")
     started = time.process_time()
-    (_, first), (part, stage) = stages.untrained(loaded, cfg, accelerator)
+    (_, first), (spec, stage) = stages.untrained(loaded, cfg, accelerator)
     built = time.process_time() - started
-    data, size, run = stage.data["train"], part.cfg.train.batch_size, Run(part.cfg, accelerator, plan=Plan(steps=1))
+    data, size, run = stage.data["train"], spec.cfg.train.batch_size, Run(spec.cfg, accelerator, plan=Plan(steps=1))
     seconds: dict[str, list[float]] = {"cached": [], "encoded": []}
     for _ in range(args.rounds):
         for name, taken in seconds.items():

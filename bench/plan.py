@@ -33,13 +33,13 @@ def measured(recipe: loading.Recipe, cfg: config.Config) -> list[int]:
     """Peak of live bytes in two optimiser steps of each stage. A later one starts from what the one before has become by then."""
     peaks, stage = [], None
     with LiveBytes() as memory:
-        for part in stages.parts(recipe, cfg):
-            t = part.cfg.train
+        for spec in stages.specs(recipe, cfg):
+            t = spec.cfg.train
             micro, pieces = max(1, -(-t.batch_size // t.accumulate)), min(2, t.accumulate)
             plan = Plan(steps=estimate.STEPS, batch_size=pieces * micro, sizes=[micro] * pieces)
-            run = Run(part.cfg, Accelerator(cpu=True), plan=plan)
+            run = Run(spec.cfg, Accelerator(cpu=True), plan=plan)
             before = stage  # a run holds it, too, while the next one trains
-            stage = part.build(run, before)
+            stage = spec.build(run, before)
             if "train" not in stage.data:
                 plan.sizes = None
             frozen = (p for m in stage.frozen_modules.values() for p in m.parameters())
@@ -47,7 +47,7 @@ def measured(recipe: loading.Recipe, cfg: config.Config) -> list[int]:
                 memory.count(parameter.data)
             memory.restart()
             with estimate.without_evaluation(stage):
-                recipe.module.train(part.cfg, run, stage)
+                recipe.module.train(spec.cfg, run, stage)
             peaks.append(memory.peak)
             for parameter in stage.parameters().values():
                 parameter.grad = None

@@ -17,7 +17,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from trainworthy.recipes.distill.data import arrays, lessons  # noqa: E402
+from trainworthy.recipes.distill.data import arrays, recordings  # noqa: E402
 from trainworthy.recipes.shared import speech, whisper  # noqa: E402
 
 N, SECONDS = 24, 6
@@ -35,23 +35,25 @@ NEVER_SAID = (
 
 def spoken(texts: list[str], **how: str | int) -> list[np.ndarray]:
     """The sentences said by espeak-ng, at 16 kHz."""
-    return [lessons.Recording(speech.say(t, **how), speech.RATE, t, 0).at_16k() for t in texts]
+    return [recordings.Recording(speech.say(t, **how), speech.RATE, t, 0).at_16k() for t in texts]
 
 
 def written(program, teacher: whisper.Whisper, waves: list[np.ndarray]) -> list[str]:
     """What the teacher's decoder reads from the student's features."""
-    envelopes = torch.zeros(len(waves), SECONDS * lessons.FPS, lessons.CHANNELS)
+    envelopes = torch.zeros(len(waves), SECONDS * recordings.FPS, recordings.CHANNELS)
     for row, wave in zip(envelopes, waves, strict=True):
-        heard = lessons.envelope(wave)
+        heard = recordings.envelope(wave)
         row[: len(heard)] = heard
     return teacher.write(program(envelopes))
 
 
 def recorded(folder: Path) -> tuple[list[str], list[np.ndarray]]:
     """The transcripts and sounds of a folder that fit the canvas."""
-    rows = arrays.rows(folder, arrays.table(folder / "metadata.csv", lessons.LAYOUT), rate=lessons.FPS, teacher=None)
-    pairs = [(row.text, lessons.sound(row).at_16k()) for row in rows]
-    fit = [(text, wave) for text, wave in pairs if not lessons.unfit(wave, SECONDS)]
+    rows = arrays.rows(
+        folder, arrays.table(folder / "metadata.csv", recordings.LAYOUT), rate=recordings.FPS, teacher=None
+    )
+    pairs = [(row.text, recordings.sound(row).at_16k()) for row in rows]
+    fit = [(text, wave) for text, wave in pairs if not recordings.unfit(wave, SECONDS)]
     return [text for text, _ in fit], [wave for _, wave in fit]
 
 
@@ -63,7 +65,7 @@ def main() -> None:
     args = parser.parse_args()
     programs = [torch.export.load(path / "model.pt2").module() for path in args.exports]
     teacher = whisper.load(json.loads((args.exports[0] / "config.json").read_text())["teacher"], SECONDS)
-    held_out = [t for i, t in enumerate(speech.sentences(440)) if i % lessons.HELD_OUT == 0][:N]
+    held_out = [t for i, t in enumerate(speech.sentences(440)) if i % recordings.HELD_OUT == 0][:N]
     kinds = {
         "held out, as learnt from": (held_out, spoken(held_out)),
         "at 160 words a minute": (held_out, spoken(held_out, words_per_minute=160)),

@@ -121,12 +121,12 @@ def short_run(recipe: str, seed: int, steps: int, settings: list[str], trace: li
             cfg.train.eval_every, cfg.train.patience = 1e9, 0.0
             torch.set_num_threads(cfg.run.threads or int(os.environ.get("OMP_NUM_THREADS", "1")))
             accelerator, previous = Accelerator(), None
-            for part in stages.parts(loaded, cfg):
-                run = Run(part.cfg, accelerator, tracker=losses)
-                stage = part.build(run, previous)
+            for spec in stages.specs(loaded, cfg):
+                run = Run(spec.cfg, accelerator, tracker=losses)
+                stage = spec.build(run, previous)
                 result.metric, result.higher_is_better = stage.metric.name, stage.metric.higher_is_better
                 result.floor, result.ceiling = float(stage.metric.floor), float(stage.metric.ceiling)
-                loaded.module.train(part.cfg, run, stage)
+                loaded.module.train(spec.cfg, run, stage)
                 run.end(stage)
                 previous = stage
             history = run.journal.history

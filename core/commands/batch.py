@@ -98,10 +98,10 @@ def measured(rest: list[str]) -> dict[str, Any]:
         )
     with session_lock(session):
         write_start(session)
-        part = stages.parts(loaded, cfg)[0]
-        session = replace(session, cfg=part.cfg)
+        spec = stages.specs(loaded, cfg)[0]
+        session = replace(session, cfg=spec.cfg)
         with explain_data_errors(loaded, cfg):
-            stage = part.untrained(session.accelerator)
+            stage = spec.untrained(session.accelerator)
         if "train" not in stage.data:
             raise UserError("batch measures samples of a training set", got=f"{stage.name}, whose loop makes its own",
                             next="choose by trial: --train.batch-size, --train.accumulate")  # fmt: skip

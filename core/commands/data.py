@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
         s = session
         with session_lock(s), reported(s):
             write_start(s)
-            stage = stages.parts(loaded, cfg)[0].untrained(s.accelerator)
+            stage = stages.specs(loaded, cfg)[0].untrained(s.accelerator)
             if not s.main:  # only rank 0 reads
                 return
             scans = {name: read(name, data, samples, s.console) for name, data in stage.data.items()}

@@ -14,7 +14,7 @@ from trainworthy.core.loop.run import Plan
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.session import process_end, stages
 from trainworthy.core.session.session import Session, open_session, session_lock, write_start
-from trainworthy.core.session.stages import Part
+from trainworthy.core.session.stages import StageSpec
 
 STEPS = 200
 
@@ -40,7 +40,7 @@ def tested(argv: list[str]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     with session_lock(session):
         write_start(session)
-        for part, context in stages.contexts(session):
+        for spec, context in stages.contexts(session):
             run, stage = context.build(Plan(steps=1))
             made = "" if "train" in stage.data else "no training set: the loop makes its own samples"
             if stage.expect.range_test or made or len(stage.optimizers) > 1:
@@ -48,21 +48,21 @@ def tested(argv: list[str]) -> dict[str, Any]:
                 session.console.say(f"lr     {stage.name}: no range test: {why}")
                 rows.append({"stage": stage.name, "tested": False, "why": why})
                 continue
-            spread = rates.spread(part.cfg.optim.lr)
+            spread = rates.spread(spec.cfg.optim.lr)
             finder = rates.sweep(run, stage, **spread, steps=int(asked or STEPS))
-            on = f"{len(finder.rates)} fresh batches of {part.cfg.train.batch_size}"
-            rows.append(tell(session, part, stage.name, finder, on))
+            on = f"{len(finder.rates)} fresh batches of {spec.cfg.train.batch_size}"
+            rows.append(tell(session, spec, stage.name, finder, on))
             if finder.suggested_lr() is None:
                 one = rates.sweep(run, stage, **spread, steps=rates.STEPS, only=0)
                 on = "one batch again and again, without the noise between batches"
-                rows.append(tell(session, part, f"{stage.name}-one-batch", one, on))
+                rows.append(tell(session, spec, f"{stage.name}-one-batch", one, on))
     return {"folder": str(session.folder), "stages": rows}
 
 
-def tell(session: Session, part: Part, name: str, finder: LRFinder, on: str) -> dict[str, Any]:
+def tell(session: Session, spec: StageSpec, name: str, finder: LRFinder, on: str) -> dict[str, Any]:
     """Print the result of a test, write plot and numbers, and return it."""
-    rate, band, cfg = finder.suggested_lr(), finder.band(), part.cfg
-    said = {"stage": name, "tested": True, "setting": f"{part.name}.lr" if part.of > 1 else "optim.lr", "suggestion": rate,
+    rate, band, cfg = finder.suggested_lr(), finder.band(), spec.cfg
+    said = {"stage": name, "tested": True, "setting": f"{spec.name}.lr" if spec.of > 1 else "optim.lr", "suggestion": rate,
             "configured": cfg.optim.lr, "verdict": finder.verdict,
             "falls_from": band.low if rate else None, "usable_to": band.high if rate else None,
             "blew_up": band.blew_up if rate else None}  # fmt: skip
@@ -89,7 +89,7 @@ def tell(session: Session, part: Part, name: str, finder: LRFinder, on: str) -> 
         say("  next          a larger --train.batch-size or more --steps (less noise), or trainworthy check")
         return said
     top = f"blows up at {band.high:.2g}" if band.blew_up else f"still falls at {band.high:.2g}, the last tried"
-    flag = f"--{part.name}.lr" if part.of > 1 else "--optim.lr"
+    flag = f"--{spec.name}.lr" if spec.of > 1 else "--optim.lr"
     again = ["trainworthy", "run", *masking.words(session.argv), flag, f"{rate:.1e}"]
     say(f"  the loss      falls from {band.low:.2g} on and {top}; {finder.verdict}")
     say(f"  suggestion    {rate:.1e}, a third of the rate of steepest descent (configured: {cfg.optim.lr:g})")

@@ -200,7 +200,7 @@ def main(argv: list[str]) -> None:
         s = open_session(loaded, cfg, preset, rest, kind="checks")
         with session_lock(s):
             write_start(s)
-            found = [one(s, part, context, steps or STEPS) for part, context in stages.contexts(s)]
+            found = [one(s, spec, context, steps or STEPS) for spec, context in stages.contexts(s)]
         if s.main:
             (s.folder / "profile.json").write_text(json.dumps(found, indent=1))
             s.console.say(
@@ -221,34 +221,34 @@ def of_run(rest: list[str]) -> list[str]:
     return [args_of(folder)["recipe"], "--config", str(folder / "args.json"), *rest[1:]]
 
 
-def one(s: Session, part: stages.Part, context: Any, steps: int) -> dict[str, Any]:
+def one(s: Session, spec: stages.StageSpec, context: Any, steps: int) -> dict[str, Any]:
     """Profile one stage and say what was found."""
-    name = f"-{part.name}" if part.of > 1 else ""
+    name = f"-{spec.name}" if spec.of > 1 else ""
     watch = Watch(steps, s.accelerator.device, s.folder / f"trace{name}.json.gz" if s.main else None)
     with watch.timed_data(), contextlib.ExitStack() as stack:
         run, stage = context.build(Plan(steps=WARM + 2 * steps + 1, watch=watch))
-        if not part.cfg.train.compile:  # hooks would cut the compiled graph
+        if not spec.cfg.train.compile:  # hooks would cut the compiled graph
             stack.enter_context(
                 module_times.marked({"model": stage.model, **stage.frozen_modules}, lambda: watch.profiling)
             )
-        s.recipe.module.train(part.cfg, run, stage)
+        s.recipe.module.train(spec.cfg, run, stage)
     if not watch.profiled or watch.counter is None:
         raise UserError(
-            f"{part.name} ended before the profiled steps", needed=f"{WARM + 2 * steps + 1} steps of its train()"
+            f"{spec.name} ended before the profiled steps", needed=f"{WARM + 2 * steps + 1} steps of its train()"
         )
     m = watch.measured()
     if m.flops:
-        m.attainable = attainable(s.accelerator.device, precision(part.cfg, s.accelerator))
-    own, cfg = "train" not in stage.data, part.cfg
+        m.attainable = attainable(s.accelerator.device, precision(spec.cfg, s.accelerator))
+    own, cfg = "train" not in stage.data, spec.cfg
     settings = Settings(cfg.loader.workers, cfg.train.accumulate, cfg.train.compile, precision(cfg, s.accelerator),
                         getattr(cfg, "num_envs", 0), own_samples=own)  # fmt: skip
     verdict = find_bottleneck(m, settings)
     if s.main:
-        show(s.console, part.name, m, verdict, 0 if own else cfg.train.batch_size)
+        show(s.console, spec.name, m, verdict, 0 if own else cfg.train.batch_size)
     total = sum(o.seconds for o in m.operations) or 1.0
     top = [{**asdict(o), "kind": o.kind, "share": o.seconds / total} for o in m.operations[:20]]
     return {
-        "stage": part.name,
+        "stage": spec.name,
         **verdict,
         **{k: v for k, v in asdict(m).items() if k not in ("operations", "modules")},
         "operations": top,

@@ -181,7 +181,7 @@ def data_of(folder: Path, args: dict[str, Any], data: dict[str, Any], *, read: b
     try:
         loaded = loading.load(args["recipe"])
         cfg = config.read_args(folder / "args.json", loaded.module.Config)
-        stage = stages.parts(loaded, cfg)[0].untrained(Accelerator(cpu=True))
+        stage = stages.specs(loaded, cfg)[0].untrained(Accelerator(cpu=True))
         return Compared(
             "data", shown, contents.changes(before, inventory.identity(inventory.read_all(stage.data, before=before)))
         )

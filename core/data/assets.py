@@ -24,7 +24,7 @@ except ImportError:  # Windows has no fcntl
 
 
 def cache_dir() -> Path:
-    """Return the folder of downloads and of the ledger of passed gates: $TRAINWORTHY_CACHE, else
+    """Return the folder of downloads and of passed gates: $TRAINWORTHY_CACHE, else
     ~/.cache/trainworthy; for a user without a home, a folder of that user among the temporary files."""
     if given := os.environ.get("TRAINWORTHY_CACHE"):
         return Path(given)

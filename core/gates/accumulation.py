@@ -17,7 +17,7 @@ from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.diagnosis import multiple
 from trainworthy.core.gates.gate import GateContext, fetch
-from trainworthy.core.gates.named_causes import of_division
+from trainworthy.core.gates.named_causes import explain_micro_batches
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.precision import precision
 from trainworthy.core.loop.run import Plan, evaluating
@@ -111,7 +111,9 @@ def _why_divided(
         with evaluating(stage.model), run.autocast():
             sums = [stage.loss(stage.model, fetch(data, [0] * n, 0, run.device)) for n in (2, 4)]
         means = all(abs(float(sums[1][k]) - float(v)) <= 1e-3 * abs(float(v)) for k, v in sums[0].items())
-    return of_division(_difference(got, first), multiple(got, whole), len(sizes), mean=means, equal_agree=equal_agree)
+    return explain_micro_batches(
+        _difference(got, first), multiple(got, whole), len(sizes), mean=means, equal_agree=equal_agree
+    )
 
 
 def _difference(grads: list[Tensor], whole: list[Tensor]) -> float:

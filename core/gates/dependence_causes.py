@@ -56,7 +56,7 @@ class Mixture:
         return self.calls[key]
 
 
-def of_mixture(m: Mixture, indices: Sequence[int], *, mean: bool) -> str:
+def explain_mixed_samples(m: Mixture, indices: Sequence[int], *, mean: bool) -> str:
     """Return which experiment explains that the batch's loss or gradients are not those of its samples."""
     if mean:
         whole, rows = m.loss(indices), sum(m.loss([i]) for i in indices)
@@ -158,7 +158,7 @@ class Exchanged(View):
         return {**own, **{k: other[k] for k in self.entries if k in other}}
 
 
-def of_blind_answers(
+def explain_answers_without_input(
     view: View, measure: Callable[[View], float], untrained: Callable[[], float], reaches: Callable[[float], bool]
 ) -> str:
     """Return where a model that ignores its input has its answers from. `measure(view)`: its metric; `untrained()`: the metric of an

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.dependence_causes import Mixture, of_mixture
+from trainworthy.core.gates.dependence_causes import Mixture, explain_mixed_samples
 from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.gates.lookahead import LIMIT as AHEAD
 from trainworthy.core.gates.lookahead import lookahead
@@ -95,7 +95,7 @@ def _why(run: Run, data: Data, seed: int, limit: float, stage: Stage, double: bo
         return ""
     indices = pick(data, max(2, stage.expect.at_most(4)), seed)
     mixture = Mixture(run, stage, data, lambda some: _read(run, data, list(some), seed, double), limit)
-    return of_mixture(mixture, indices, mean=mean)
+    return explain_mixed_samples(mixture, indices, mean=mean)
 
 
 def _whole_batch(

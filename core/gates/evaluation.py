@@ -12,7 +12,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, pick
 from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.gates.model_inputs import compare_inputs
-from trainworthy.core.gates.named_causes import of_batches, of_draws, random_in_training
+from trainworthy.core.gates.named_causes import explain_batched_metric, explain_random_evaluation, random_in_training
 from trainworthy.core.gates.recorder import Record, fingerprint, rehearsed, tensors
 from trainworthy.core.loop.run import Run
 from trainworthy.core.recipe.stage import Data, Stage, View
@@ -107,7 +107,7 @@ def _unequal(
     if differs:
         k = differs[0]
         keeps = not training and _same_samples(view) and again()[k] != first[k]
-        cause = KEPT if keeps else of_draws(_same_samples(view), training)
+        cause = KEPT if keeps else explain_random_evaluation(_same_samples(view), training)
         return f"two evaluations of the same weights differ: {k} {first[k]:.5f} and {second[k]:.5f}", cause
     limit = 1e-3 if run.precision == "fp32" else 5e-2  # kernels for other shapes round differently
     k = next((k for k in first if abs(first[k] - cut_other[k]) > limit * max(1.0, abs(first[k]))), None)
@@ -116,7 +116,7 @@ def _unequal(
     parts = [range(a, min(a + other, len(view))) for a in range(0, len(view), other)]
     alone = [run.measure(stage, View(view, part)).get(k, math.nan) for part in parts]
     return (f"{k} depends on the evaluation batch size: {first[k]:.5f} at {size}, {cut_other[k]:.5f} at {other}",
-            of_batches(cut_other[k], alone, [len(part) for part in parts]))  # fmt: skip
+            explain_batched_metric(cut_other[k], alone, [len(part) for part in parts]))  # fmt: skip
 
 
 def _changed_by_evaluation(before: dict[str, Tensor], stage: Stage, training: list[str]) -> tuple[str, str] | None:

@@ -11,7 +11,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate, named_causes
 from trainworthy.core.gates.batch_norm import layers
-from trainworthy.core.gates.dependence_causes import of_blind_answers
+from trainworthy.core.gates.dependence_causes import explain_answers_without_input
 from trainworthy.core.gates.diagnosis import ratio
 from trainworthy.core.gates.gate import GateContext, fetch, loss_of_parts, pick, split_evenly, total_loss, train_set
 from trainworthy.core.gates.null_model import reaches
@@ -61,7 +61,7 @@ def initial_loss(context: GateContext) -> Finding:
         half = fetch(data, indices[: max(1, n // 2)], context.cfg.run.seed, run.device)
         with evaluating(stage.model):
             of_half = total_loss(run, stage, half).item()
-        why = named_causes.of_even_odds(measured, of_half, expected, n)
+        why = named_causes.explain_uniform_outputs(measured, of_half, expected, n)
     return Finding(
         not wrong, f"loss {measured:.3f} before training", f"{expected:.3f} within {tolerance:.2f}",
         "the last layer's initial weights are too large, so logits differ between classes (use zero or small "
@@ -232,12 +232,14 @@ def _why_not(context: GateContext, stage: Stage, found: dict) -> str:
     inputs = [k for k, f in fields.items() if f.role == "input"]
     why = ""
     if stage.pretrained and stage.expect.frozen:
-        why = named_causes.of_untrained(context.look()[1].model, found["batch"])
-    why = why or named_causes.of_no_memory(stage.model, lambda b: total_loss(run, stage, b), found["batch"], inputs)
+        why = named_causes.explain_untrained_base(context.look()[1].model, found["batch"])
+    why = why or named_causes.explain_ignored_input(
+        stage.model, lambda b: total_loss(run, stage, b), found["batch"], inputs
+    )
     target = categorical(stage.data["train"])
     if not why and target:
         smoothing = float(getattr(context.cfg, "label_smoothing", 0.0))
-        why = named_causes.of_softmax_twice(found["loss"], len(fields[target].classes), smoothing)
+        why = named_causes.explain_double_softmax(found["loss"], len(fields[target].classes), smoothing)
     if why:
         return why
     if context.expect.gate_batch_size or found["seconds"] > PATIENCE:  # expensive samples: no further training
@@ -322,11 +324,13 @@ def _why_blind(context: GateContext, run: Run, stage: Stage, view: View, found: 
         fresh_run, fresh = context.build(Plan(steps=1))
         return fresh_run.measure(fresh, view, probe=True)[metric.name]
 
-    why = of_blind_answers(view, measure, untrained, lambda value: reaches(metric, value, bar))
+    why = explain_answers_without_input(view, measure, untrained, lambda value: reaches(metric, value, bar))
     inputs = [k for k, f in view.fields.items() if f.role == "input"]
     lost = (
         ""
         if view.blank
-        else named_causes.of_no_memory(stage.model, lambda b: total_loss(run, stage, b), found["batch"], inputs)
+        else named_causes.explain_ignored_input(
+            stage.model, lambda b: total_loss(run, stage, b), found["batch"], inputs
+        )
     )
     return f"{why}; {lost}" if why and lost else why or lost

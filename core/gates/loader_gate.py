@@ -21,7 +21,7 @@ from trainworthy.core.data import loader
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.accumulation import over_two_processes
 from trainworthy.core.gates.gate import GateContext, build
-from trainworthy.core.gates.named_causes import seen_first
+from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Data, Stage, View
@@ -164,7 +164,7 @@ def _check_reading(context: GateContext, folder: Path) -> Finding:
         not wrong, "; ".join(wrong) or f"{order_shown}; {random_part}; equal samples from {read_by} and for two processes",
         "each sample once per epoch, in another order each time; its random draws depend on (seed, epoch, index) alone and differ "
         "between epochs and samples; every process has the same data set and reads its own part",
-        seen_first(
+        order_causes(
             (repeated, "get() draws from a generator of its own (made in __init__ or at import, numpy's): every worker has a copy and "
              "repeats it"),
             ("the same in both epochs" in told or "random streams" in told or bool(differ and not repeated),

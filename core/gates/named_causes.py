@@ -20,12 +20,12 @@ BYTE = 255
 
 
 # ----------------------------------------------------------------------------------------------------------------- data
-def seen_first(*causes: tuple[bool, str]) -> str:
+def order_causes(*causes: tuple[bool, str]) -> str:
     """Return the causes, one per line, given as (whether its symptom was measured, cause). Those with a measured symptom come first."""
     return "\n".join(text for _, text in sorted(causes, key=lambda one: not one[0]))
 
 
-def of_labels(spec: Field, found: dict[str, Any], empty_elsewhere: Sequence[set[str]]) -> str:
+def explain_labels(spec: Field, found: dict[str, Any], empty_elsewhere: Sequence[set[str]]) -> str:
     """Return the cause of invalid class ids, or of classes without a sample. `empty_elsewhere`: classes without a sample in each other
     split."""
     classes = list(spec.classes or ())
@@ -47,7 +47,7 @@ def of_labels(spec: Field, found: dict[str, Any], empty_elsewhere: Sequence[set[
     return f"the split, or a filter after it, leaves {some} out: draw the split at random, or from each class"
 
 
-def of_range(spec: Field, found: dict[str, Any]) -> str:
+def explain_range(spec: Field, found: dict[str, Any]) -> str:
     """Return the cause of values outside their declared range, or in a small part of it."""
     if spec.low is None or spec.high is None or "max" not in found:
         return ""
@@ -61,7 +61,7 @@ def of_range(spec: Field, found: dict[str, Any]) -> str:
     return ""
 
 
-def of_splits(train: dict[str, Any], val: dict[str, Any], spec: Field) -> str:
+def explain_split_scales(train: dict[str, Any], val: dict[str, Any], spec: Field) -> str:
     """Return the cause of inputs on another scale in validation than in training."""
     if spec.low is not None and spec.high is not None:
         pairs = list(zip(train["mean"], train["std"], val["mean"], val["std"], strict=True))
@@ -77,7 +77,7 @@ def of_splits(train: dict[str, Any], val: dict[str, Any], spec: Field) -> str:
     return "the splits are read by different code, or are different data: validation inputs are on another scale"
 
 
-def of_paths(mean: float, std: float, other_mean: float, other_std: float) -> str:
+def explain_path_scales(mean: float, std: float, other_mean: float, other_std: float) -> str:
     """Return the cause of inputs on another scale on the training path than on the evaluation path."""
     ratio = std / other_std if other_std else 0.0
     for factor, how in ((BYTE, f"lacks a division by {BYTE}"), (1 / BYTE, f"divides by {BYTE} once more")):
@@ -91,7 +91,7 @@ def of_paths(mean: float, std: float, other_mean: float, other_std: float) -> st
 
 
 # ----------------------------------------------------------------------------------------------------------- first loss
-def of_even_odds(measured: float, half: float, expected: float, samples: int) -> str:
+def explain_uniform_outputs(measured: float, half: float, expected: float, samples: int) -> str:
     """Return the cause of an untrained loss that is the logarithm of another number than that of the classes. `half`: the loss of half
     of the samples. It is the same if all outputs are equally likely, and differs otherwise."""
     heads, due, fewer = (round(math.exp(x)) if 0 < x < 20 else 0 for x in (measured, expected, half))
@@ -107,7 +107,7 @@ def of_even_odds(measured: float, half: float, expected: float, samples: int) ->
 
 
 # -------------------------------------------------------------------------------------------------------------- overfit
-def of_no_memory(model: nn.Module, loss: Callable[[dict], Tensor], batch: dict, inputs: Sequence[str]) -> str:
+def explain_ignored_input(model: nn.Module, loss: Callable[[dict], Tensor], batch: dict, inputs: Sequence[str]) -> str:
     """Return why samples are not memorised, if their gradient does not depend on which input belongs to which sample."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     turned = {k: batch[k].roll(1, 0) for k in inputs if isinstance(batch.get(k), Tensor) and batch[k].ndim}
@@ -131,7 +131,7 @@ def of_no_memory(model: nn.Module, loss: Callable[[dict], Tensor], batch: dict, 
     return ""
 
 
-def of_untrained(model: nn.Module, batch: dict) -> str:
+def explain_untrained_base(model: nn.Module, batch: dict) -> str:
     """Return why adapters do not memorise samples, if the untrained language model below them gives all tokens the same probability."""
     ids = batch.get("input_ids")
     if not hasattr(model, "get_output_embeddings") or not isinstance(ids, Tensor):
@@ -145,7 +145,7 @@ def of_untrained(model: nn.Module, batch: dict) -> str:
             "largest possible); adapters do not change that: --lora-rank 0, or a trained --model")  # fmt: skip
 
 
-def of_softmax_twice(reached: float, classes: int, smoothing: float) -> str:
+def explain_double_softmax(reached: float, classes: int, smoothing: float) -> str:
     """Return the cause of a loss that stops at the lowest cross-entropy of probabilities: ln(e + n - 1) - 1 for n classes, without
     smoothing."""
     if classes < 2:
@@ -158,7 +158,7 @@ def of_softmax_twice(reached: float, classes: int, smoothing: float) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------- evaluation
-def of_batches(whole: float, parts: Sequence[float], sizes: Sequence[int]) -> str:
+def explain_batched_metric(whole: float, parts: Sequence[float], sizes: Sequence[int]) -> str:
     """Return how `whole`, a metric that depends on the evaluation's batches, follows from `parts`, the metrics of each batch alone."""
     if len(parts) < 2 or max(parts) - min(parts) <= SAME * max(map(abs, parts)):
         return ""
@@ -190,7 +190,7 @@ def random_in_training(model: nn.Module) -> Iterator[list[str]]:
         yield seen
 
 
-def of_draws(same_samples: bool, training: Sequence[str]) -> str:
+def explain_random_evaluation(same_samples: bool, training: Sequence[str]) -> str:
     """Return the cause of two evaluations that differ."""
     if not same_samples:
         return "random augmentation on the evaluation path: two reads of the same samples differ"
@@ -202,7 +202,9 @@ def of_draws(same_samples: bool, training: Sequence[str]) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------- accumulation
-def of_division(gaps_of_first: float, factor: float | None, parts: int, *, mean: bool, equal_agree: bool) -> str:
+def explain_micro_batches(
+    gaps_of_first: float, factor: float | None, parts: int, *, mean: bool, equal_agree: bool
+) -> str:
     """Return the cause of a gradient that depends on the division into micro-batches. `gaps_of_first`: its relative difference from the gradient of
     the first micro-batch alone; `factor`: the multiple of the whole batch's gradient that it is; `mean`: the loss of twice as many
     equal samples is the same; `equal_agree`: micro-batches of equal size give the whole batch's gradient."""

@@ -15,7 +15,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.diagnosis import diagnosed
 from trainworthy.core.gates.gate import GateContext
-from trainworthy.core.gates.named_causes import seen_first
+from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.core.gates.recorder import STEPS, Record, fingerprints, rehearsal_plan, rehearsed
 from trainworthy.core.gates.resume_causes import Watch, first_cause, saved
 from trainworthy.core.loop.optim import exact
@@ -116,7 +116,7 @@ def wiring(context: GateContext) -> Finding:
 
 def _likely(*, unlisted: bool, untouched: bool, added: bool, unmoved: bool) -> str:
     """Return the causes of parameters that do not train as they should, first those whose symptom was measured."""
-    return seen_first(
+    return order_causes(
         (unlisted, "the optimiser was built over a part of the model, before it was replaced, or over more than it (a frozen teacher)"),
         (untouched, "a detach(), no_grad() or argmax cuts the graph"),
         (added, "zero_grad() is missing: gradients of earlier steps are added"),

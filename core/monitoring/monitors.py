@@ -271,7 +271,7 @@ class Monitor:
     id: str
     rows: str
     title: str
-    judge: "Callable[[list[dict[str, float]]], Finding]"
+    check: "Callable[[list[dict[str, float]]], Finding]"
     """Rows of epoch_metrics (`epoch`, `step`, `train/...`, `val/...`), at least one -> finding; advice if it is not ok.
     The report recommends first the fallback in evidence["fallback"]. A cause in evidence["stop"] stops the run at this
     evaluation (exit 4)."""
@@ -279,7 +279,7 @@ class Monitor:
 
 def monitor(id: str, *, rows: str, title: str) -> "Callable[[Callable[[list[dict]], Finding]], Monitor]":
     """Turn a function of the evaluations so far into a monitor."""
-    return lambda judge: Monitor(id, rows, title, judge)
+    return lambda check: Monitor(id, rows, title, check)
 
 
 def _own(one: Monitor, history: list[dict[str, float]]) -> "Verdict":
@@ -287,7 +287,7 @@ def _own(one: Monitor, history: list[dict[str, float]]) -> "Verdict":
     if not history:
         return _skip("no evaluation yet", which)[0]
     try:
-        found = one.judge(history)
+        found = one.check(history)
     except Exception as error:  # an error in a fork's monitor must not lose the trained weights
         return verdict(
             which,

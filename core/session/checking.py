@@ -17,7 +17,7 @@ from trainworthy.core.loop.precision import precision
 from trainworthy.core.loop.weights import sketch
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Stage
-from trainworthy.core.session import environment, ledger, stages
+from trainworthy.core.session import environment, gate_cache, stages
 from trainworthy.core.session.session import Session, explain_data_errors, together
 
 
@@ -26,24 +26,24 @@ def check_stages(session: Session, *, only: tuple[str, ...], deep: bool, stage: 
     gates trained it on eight samples. Raises GateFailed before the full run. `stage`: only that one."""
     with gates.quick_collections():
         _check_each(session, only, deep, stage)
-    if stage and stage not in (known := [p.name for p in stages.parts(session.recipe, session.cfg)]):
+    if stage and stage not in (known := [p.name for p in stages.specs(session.recipe, session.cfg)]):
         raise config.unknown(f"stage '{stage}'", stage, known)
 
 
 def _check_each(session: Session, only: tuple[str, ...], deep: bool, stage: str) -> None:
-    for part, context in stages.contexts(session, deep=deep):
-        if stage in ("", part.name):
-            check_stage(session, part, context, only)
+    for spec, context in stages.contexts(session, deep=deep):
+        if stage in ("", spec.name):
+            check_stage(session, spec, context, only)
 
 
 def check_stage(
-    session: Session, part: stages.Part, context: gates.GateContext, only: tuple[str, ...], mark: str = ""
+    session: Session, spec: stages.StageSpec, context: gates.GateContext, only: tuple[str, ...], mark: str = ""
 ) -> None:
     """Write the data report of one stage, then run its gates. `mark` separates different starts with equal settings."""
-    s, cfg = session, part.cfg
+    s, cfg = session, spec.cfg
     _, stage = context.look()
     code = recipes.sources(s.recipe)
-    about = {"processes": s.accelerator.num_processes, "stage": part.name, "start": s.start and s.start.sha256, "before": mark,
+    about = {"processes": s.accelerator.num_processes, "stage": spec.name, "start": s.start and s.start.sha256, "before": mark,
              "device": kind_of(s.accelerator.device), "precision": precision(cfg, s.accelerator)}  # fmt: skip
     sharded = shard.mode(cfg, s.accelerator.num_processes) != shard.NONE
     about |= {"shard": cfg.run.shard} if sharded else {}
@@ -53,14 +53,14 @@ def check_stage(
     counts += "".join(
         f"\n       {note}" for note in inventory.merge_notes({k: x.notes for k, x in context.scans.items()})
     )
-    title = f"\nstage  {part.name}, {part.index + 1} of {part.of}\n" if part.of > 1 else ""
+    title = f"\nstage  {spec.name}, {spec.index + 1} of {spec.of}\n" if spec.of > 1 else ""
     chosen = [g for g in order.of_stage(stage, sharded=sharded) if not only or g.id in only]
     if not cfg.gates.enabled and not only:
         s.console.say(f"{title}data   {counts}\ngates  OFF (--gates.no-enabled): nothing is checked", style="yellow")
         if copies := context.data_report.get("overlap", {}).get("exact"):
             s.console.say(f"       {copies:,} validation samples are copies of training samples", style="yellow")
         if s.main:
-            keep(s, part, [], enabled=False)
+            keep(s, spec, [], enabled=False)
         return
     everything_read = json.dumps([inventory.identity(context.scans), [x.digests for x in context.scans.values()]])
     modules = {"model": stage.model, **stage.frozen_modules}  # a pretrained model may change under the same name
@@ -78,13 +78,13 @@ def check_stage(
     s.accelerator.free_memory()  # accelerate keeps every model that it wrapped
     failed = [v for v in verdicts if v.blocks]
     if s.main:
-        keep(s, part, verdicts, enabled=True, fingerprint=mark)
+        keep(s, spec, verdicts, enabled=True, fingerprint=mark)
         late = (late if known else {}) | recipes.late(s.recipe, code)
         environment.note_sources(s.folder, s.recipe, late)
         if not failed and not only:
-            ledger.write(mark, verdicts, late)
+            gate_cache.write(mark, verdicts, late)
             if not context.deep:
-                ledger.keep_extent(base, inventory.identity(context.scans))
+                gate_cache.keep_extent(base, inventory.identity(context.scans))
     if failed:
         raise _failed(s, context, failed, of=len(verdicts))
     if not all(v.remembered for one, v in zip(chosen, verdicts, strict=True) if one.lasting):
@@ -97,8 +97,8 @@ def check_stage(
 
 def _remembered(s: Session, cfg: config.Config, mark: str) -> tuple[str, dict, dict]:
     """Return rank 0's `mark`, the verdicts that are stored under it, and the sources that were imported late then."""
-    use_ledger = cfg.gates.remember and s.folder.parent.name != "checks"
-    known, late = ledger.read(mark) if use_ledger else ({}, {})
+    use_cache = cfg.gates.remember and s.folder.parent.name != "checks"
+    known, late = gate_cache.read(mark) if use_cache else ({}, {})
     known = known if recipes.unchanged(s.recipe, late) else {}
     return *agreed(s.accelerator, (mark, known)), late
 
@@ -129,7 +129,7 @@ def report_data(s: Session, context: gates.GateContext, stage: Stage, base: str)
         "it trained, or --force", cause="it was removed, edited, or not copied with the run",
         next=f"trainworthy resume {s.folder} --force")  # fmt: skip
     together(s.accelerator, unknown)
-    extent = {} if context.deep else agreed(s.accelerator, then or ledger.extent(base))
+    extent = {} if context.deep else agreed(s.accelerator, then or gate_cache.extent(base))
     with explain_data_errors(s.recipe, s.cfg):
         context.scans = inventory.read_all(stage.data, everything=context.deep, before=extent)
     now = inventory.identity(context.scans)
@@ -149,7 +149,7 @@ def report_data(s: Session, context: gates.GateContext, stage: Stage, base: str)
         write_whole(path, json.dumps(context.data_report | {"identity": before | {context.follows: now}}, indent=1))
 
 
-def keep(s: Session, part: stages.Part, verdicts: list[gates.Verdict], **more: Any) -> None:
+def keep(s: Session, spec: stages.StageSpec, verdicts: list[gates.Verdict], **more: Any) -> None:
     """Write gates.json: the stage's to its folder, all stages' to the run folder."""
-    for folder in {part.folder(s.folder), s.folder}:
-        gates.write(folder / "gates.json", verdicts, stage=part.name, **more)
+    for folder in {spec.folder(s.folder), s.folder}:
+        gates.write(folder / "gates.json", verdicts, stage=spec.name, **more)

@@ -96,15 +96,15 @@ def estimates(
     accelerator, found = Accelerator(cpu=True), []
     with simulated() as memory:
         previous = None
-        for part in stages.parts(recipe, cfg):
-            previous, one = _estimate(recipe, part, previous, memory, accelerator, processes, longest, samples)
+        for spec in stages.specs(recipe, cfg):
+            previous, one = _estimate(recipe, spec, previous, memory, accelerator, processes, longest, samples)
             found.append(one)
     return found
 
 
 def _estimate(
     recipe: Recipe,
-    part: stages.Part,
+    spec: stages.StageSpec,
     previous: Stage | None,
     memory: Simulation,
     accelerator: Accelerator,
@@ -112,27 +112,27 @@ def _estimate(
     longest: bool,
     samples: int | None,
 ) -> tuple[Stage, Estimate]:
-    t, missing = part.cfg.train, []
+    t, missing = spec.cfg.train, []
     micro = max(1, -(-t.batch_size // (processes * t.accumulate)))
     pieces = min(2, t.accumulate)  # the second one finds the first one's gradients
     plan = Plan(steps=STEPS, batch_size=pieces * micro, sizes=[micro] * pieces)
-    run = Run(part.cfg, accelerator, plan=plan)
+    run = Run(spec.cfg, accelerator, plan=plan)
     memory.ends = time.process_time() + LONGEST
-    stage = part.build(run, previous)
-    shard.assert_supported(recipe.id, [stage], part.cfg, precision=run.precision)
-    limit = getattr(getattr(part.cfg, "data", None), "max_length", 0)
+    stage = spec.build(run, previous)
+    shard.assert_supported(recipe.id, [stage], spec.cfg, precision=run.precision)
+    limit = getattr(getattr(spec.cfg, "data", None), "max_length", 0)
     reads = "train" in stage.data
     if longest and limit and reads:
         stage.data["train"] = token_rows.Longest(stage.data["train"], limit)
     if not reads:
         plan.sizes = None
-    total = _steps(part.cfg, run, stage, samples, known=not longest)
+    total = _steps(spec.cfg, run, stage, samples, known=not longest)
     _note_gradients(stage, memory)
     memory.flops, memory.largest = 0.0, ((), "", 0)
     memory.restart()
     try:
         with without_evaluation(stage):
-            recipe.module.train(part.cfg, run, stage)
+            recipe.module.train(spec.cfg, run, stage)
     except Stop:
         raise
     except Exception as error:
@@ -145,7 +145,7 @@ def _estimate(
     frozen = _size(t for m in stage.frozen_modules.values() for t in m.state_dict().values())
     trained = list(stage.parameters().values())
     state = _size(x for o in stage.optimizers.values() for x in tree_leaves(list(o.state.values())))
-    buckets = processes > 1 and part.cfg.run.shard == shard.NONE  # DDP's copy of the gradients
+    buckets = processes > 1 and spec.cfg.run.shard == shard.NONE  # DDP's copy of the gradients
     gradients = _size(trained) * (2 if buckets else 1)
     held = ours + average + frozen + state
     least = held + gradients
@@ -154,12 +154,12 @@ def _estimate(
     evaluation = _evaluation(run, stage, memory, t.eval_batch_size, missing)
     kept, inside = _saved(stage)
     return stage, Estimate(
-        stage=part.name, parameters=sum(p.numel() for p in stage.model.parameters()), trained=sum(p.numel() for p in trained),
+        stage=spec.name, parameters=sum(p.numel() for p in stage.model.parameters()), trained=sum(p.numel() for p in trained),
         weights=ours, average=average, frozen=frozen, gradients=gradients, optimizer=state, micro_batch=micro,
         micro_batches=t.accumulate if reads else 1, training=max(least, training + (_size(trained) if buckets else 0)), largest=largest,
         computing=max(0, apart - held), flops=processes * flops / STEPS * (t.accumulate / pieces if reads else 1), steps=total, tokens=tokens,
         gate_batch=stage.expect.gate_batch_size or t.batch_size, **_units(stage, run), checkpoint=kept + state + inside, best=kept,
-        evaluation=evaluation, cache=_cache(stage, part.cfg), missing=missing,
+        evaluation=evaluation, cache=_cache(stage, spec.cfg), missing=missing,
     )  # fmt: skip
 
 

@@ -55,8 +55,8 @@ def build_last(recipe: Recipe, names: Sequence[str], files: list[Path], cfg: con
     """Build the stage of the last fallback as it starts (without a fallback: the recipe's last stage, untrained)."""
     if not names:
         stage = None
-        for part in stages.parts(recipe, cfg):
-            stage = part.make(part.cfg, run, stage)
+        for spec in stages.specs(recipe, cfg):
+            stage = spec.make(spec.cfg, run, stage)
         return stage
     previous, file = build_last(recipe, names[:-1], files, cfg, run), files[len(names) - 1]
     load_into(previous.eval_model, load_weights(file), where=str(file), without=previous.not_saved)
@@ -67,7 +67,7 @@ def build_last(recipe: Recipe, names: Sequence[str], files: list[Path], cfg: con
 def final_weights(folder: Path, recipe: Recipe, cfg: config.Config) -> Path:
     """Return the file with the weights that the run in `folder` passes on: its newest checkpoint, or its best
     evaluation if its Phase sets that. They are the model's weights; an EMA starts anew."""
-    last = stages.parts(recipe, cfg)[-1]
+    last = stages.specs(recipe, cfg)[-1]
     home = folder / "checkpoints" / last.name
     with closing(Checkpoints(home)) as checkpoints:
         if (phase := config.phases(cfg).get(last.name)) and phase.hand_on == "best":

@@ -133,16 +133,16 @@ def check_settings(
 ) -> init_from.Start | None:
     """Raise for invalid values and unknown gates before a folder is made; report what --init-from loaded."""
     known, start = [g.id for g in order.ORDER], None
-    for part in stages.parts(loaded, cfg):
-        settings_check.check_values(part.cfg, processes=accelerator.num_processes)
+    for spec in stages.specs(loaded, cfg):
+        settings_check.check_values(spec.cfg, processes=accelerator.num_processes)
     with explain_data_errors(loaded, cfg):
         built = stages.untrained(loaded, cfg, accelerator)
     shard.assert_supported(loaded.id, [stage for _, stage in built], cfg, precision=precision(cfg, accelerator))
-    memory_check.check(loaded, cfg, accelerator, [(part.name, stage) for part, stage in built])
-    for part, stage in built:
+    memory_check.check(loaded, cfg, accelerator, [(spec.name, stage) for spec, stage in built])
+    for spec, stage in built:
         known += [g.id for g in order.of_stage(stage, sharded=shard.mode(cfg, accelerator.num_processes) != shard.NONE)]
-        if part.cfg.init_from:
-            start = init_from.report(stage, Path(part.cfg.init_from), trust_pickle=cfg.trust_pickle)
+        if spec.cfg.init_from:
+            start = init_from.report(stage, Path(spec.cfg.init_from), trust_pickle=cfg.trust_pickle)
         if "train" in stage.data and len(stage.data["train"]) < 2:
             raise UserError(
                 "the training set is too small", got=f"{len(stage.data['train'])} sample(s)", needed="2 or more"
@@ -281,11 +281,11 @@ def write_start(session: Session) -> None:
     s = session
     if not s.main:
         return
-    *earlier, last = stages.parts(s.recipe, s.cfg)
-    for part in earlier:
-        stage_folder = part.folder(s.folder)
+    *earlier, last = stages.specs(s.recipe, s.cfg)
+    for spec in earlier:
+        stage_folder = spec.folder(s.folder)
         stage_folder.mkdir(parents=True, exist_ok=True)
-        _write_args(replace(s, cfg=part.cfg), stage_folder, stage=part.name)
+        _write_args(replace(s, cfg=spec.cfg), stage_folder, stage=spec.name)
     own, fallbacks = masking.settings(config.to_dict(last.cfg)), s.recipe.fallbacks
     more = {"last_stage": {k: own[k] for k in ("train", "optim")}} if earlier or fallbacks else {}
     _write_args(s, s.folder, **more, **({"fallbacks": fallbacks, "stage": last.name} if fallbacks else {}))

@@ -26,8 +26,8 @@ Maker = Callable[[config.Config, Run, Stage | None], Stage]
 
 
 @dataclass
-class Part:
-    """One stage of a recipe before it is built."""
+class StageSpec:
+    """One stage of a recipe, before it is built: its name, settings and stage function."""
 
     name: str
     make: Maker
@@ -53,41 +53,41 @@ class Part:
         """Build the stage once, for inspection."""
         return self.build(Run(self.cfg, accelerator, plan=Plan(steps=1)), previous)
 
-    def maker(self, previous: Callable[[], Stage] | None) -> Callable[[Run], Stage]:
+    def factory(self, previous: Callable[[], Stage] | None) -> Callable[[Run], Stage]:
         """Return the function that builds it for the gates, each time from a fresh copy of the stage before."""
         return lambda run: self.make(self.cfg, run, copied(previous()) if previous else None)
 
 
-def parts(recipe: Recipe, cfg: config.Config) -> list[Part]:
+def specs(recipe: Recipe, cfg: config.Config) -> list[StageSpec]:
     """Return the stages in order. With several, each is a function named like its settings in Config. A stage with 0
     epochs is left out."""
     makers = recipe.module.STAGES
     if len(makers) == 1 and makers[0].__name__ not in config.phases(cfg):
-        return [Part(makers[0].__name__, makers[0], cfg, 0, 1)]
+        return [StageSpec(makers[0].__name__, makers[0], cfg, 0, 1)]
     known = config.phases(cfg)
     makers = [m for m in makers if m.__name__ not in known or known[m.__name__].epochs != 0]
     if not makers:
         raise UserError(
             "no stage is left", got="0 epochs of each", needed=" or ".join(f"--{name}.epochs" for name in known)
         )
-    return [Part(m.__name__, m, config.of_stage(cfg, m.__name__, i), i, len(makers)) for i, m in enumerate(makers)]
+    return [StageSpec(m.__name__, m, config.of_stage(cfg, m.__name__, i), i, len(makers)) for i, m in enumerate(makers)]
 
 
-def untrained(recipe: Recipe, cfg: config.Config, accelerator: Accelerator) -> list[tuple[Part, Stage]]:
+def untrained(recipe: Recipe, cfg: config.Config, accelerator: Accelerator) -> list[tuple[StageSpec, Stage]]:
     """Build every stage once, each from the untrained stage before."""
-    built: list[tuple[Part, Stage]] = []
-    for part in parts(recipe, cfg):
-        built.append((part, part.untrained(accelerator, built[-1][1] if built else None)))
+    built: list[tuple[StageSpec, Stage]] = []
+    for spec in specs(recipe, cfg):
+        built.append((spec, spec.untrained(accelerator, built[-1][1] if built else None)))
     return built
 
 
-def contexts(session: "Session", *, deep: bool = False) -> Iterator[tuple[Part, gates.GateContext]]:
+def contexts(session: "Session", *, deep: bool = False) -> Iterator[tuple[StageSpec, gates.GateContext]]:
     """Yield every stage with the gates' input. A later stage starts from the one before, trained on eight samples when
     first needed."""
     before: Callable[[], Stage] | None = None
-    for part in parts(session.recipe, session.cfg):
-        one = context(session, part, before, follows="rehearsed" if before else "none", deep=deep)
-        yield part, one
+    for spec in specs(session.recipe, session.cfg):
+        one = context(session, spec, before, follows="rehearsed" if before else "none", deep=deep)
+        yield spec, one
         before = functools.cache(functools.partial(_handed_on, one))
 
 
@@ -99,21 +99,21 @@ def _handed_on(context: gates.GateContext) -> Stage:
 
 
 def context(
-    session: "Session", part: Part, before: Callable[[], Stage] | None, *, follows: str, deep: bool
+    session: "Session", spec: StageSpec, before: Callable[[], Stage] | None, *, follows: str, deep: bool
 ) -> gates.GateContext:
     """Return the input of one stage's gates."""
     s = session
     half = os.environ.get("TRAINWORTHY_HALF")
     argv = [s.recipe.target, *s.argv[1:]]  # a fork's full path, so that a repro runs from any folder
-    argv += ["--stage", part.name] if part.of > 1 else []
+    argv += ["--stage", spec.name] if spec.of > 1 else []
     fallback = ["-m", "trainworthy.launch", "resume", str(s.folder.absolute())]  # `check` lacks a fallback's weights
     again = (
         (lambda gate: f"sys.exit(subprocess.run([sys.executable, *{fallback!r}]).returncode)")
         if s.recipe.fallbacks
         else None
     )
-    return gates.GateContext(part.cfg, s.accelerator, part.maker(before), s.recipe.module.train, part.folder(s.folder), {}, {}, argv,
-                       deep, Path(half) if half else None, again, stage=part.name, follows=follows)  # fmt: skip
+    return gates.GateContext(spec.cfg, s.accelerator, spec.factory(before), s.recipe.module.train, spec.folder(s.folder), {}, {}, argv,
+                       deep, Path(half) if half else None, again, stage=spec.name, follows=follows)  # fmt: skip
 
 
 def copied(stage: Stage) -> Stage:

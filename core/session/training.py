@@ -30,7 +30,7 @@ def train(session: Session, interrupts: Interrupts) -> None:
     """Train every stage from its seed or its newest checkpoint; then evaluate, export and report."""
     previous: Stage | None = None
     done = 0
-    for part in stages.parts(session.recipe, session.cfg):
+    for spec in stages.specs(session.recipe, session.cfg):
         if previous is not None:
 
             def trained(stage: Stage = previous) -> Stage:
@@ -40,21 +40,21 @@ def train(session: Session, interrupts: Interrupts) -> None:
             # No variable holds the context: its stages would live while this one trains
             with gates.quick_collections():
                 check_stage(
-                    session, part, stages.context(session, part, trained, follows="trained", deep=False), (), mark=mark
+                    session, spec, stages.context(session, spec, trained, follows="trained", deep=False), (), mark=mark
                 )
-        previous, done = train_stage(session, part, previous, done, interrupts)
+        previous, done = train_stage(session, spec, previous, done, interrupts)
 
 
 def train_stage(
-    session: Session, part: stages.Part, previous: Stage | None, done: int, interrupts: Interrupts
+    session: Session, spec: stages.StageSpec, previous: Stage | None, done: int, interrupts: Interrupts
 ) -> tuple[Stage, int]:
     """Train one stage to its end; return (the stage with the weights that it passes on, steps of all stages so far).
     `done`: steps of earlier stages."""
-    cfg, folder = part.cfg, part.folder(session.folder)
+    cfg, folder = spec.cfg, spec.folder(session.folder)
     s = replace(session, cfg=cfg, folder=folder)
     one = run_of(s, session, done)
-    stage = part.build(one, previous)
-    print_length(s, one, stage, f"{part.name}: " if part.of > 1 else "")
+    stage = spec.build(one, previous)
+    print_length(s, one, stage, f"{spec.name}: " if spec.of > 1 else "")
     follow_evaluations(s, one, stage)
     if folder == session.folder:
         one.journal.healthy = bands.watch(folder, stage.metric)
@@ -75,7 +75,7 @@ def train_stage(
     one.console.end_bar()
     one.wait_for_checkpoints()
     # A resumed run has already evaluated its earlier stages
-    ended = part.last or not (folder / "summary.json").exists()
+    ended = spec.last or not (folder / "summary.json").exists()
 
     def whole() -> Stage:
         """The same stage with whole weights, for the report and the export."""
@@ -83,18 +83,18 @@ def train_stage(
             return stage
         alone = replace(cfg, run=replace(cfg.run, shard="none"))
         plain = Run(alone, s.accelerator, folder=folder, console=s.console)
-        return shard.gathered_stage(stage, part.build(plain, previous))
+        return shard.gathered_stage(stage, spec.build(plain, previous))
 
     result = finish(s, one, stage, whole) if agreed(s.accelerator, ended) else {}
-    if not part.last and config.phases(cfg)[part.name].hand_on == "best":
+    if not spec.last and config.phases(cfg)[spec.name].hand_on == "best":
         load_best(one, stage)
-    if not part.last:
+    if not spec.last:
         stage = whole()  # the next stage builds on it, and shards what it keeps
     one.close()
     one.after_eval = None  # it holds the watcher's samples
     if s.main and result:
         print_result(s, stage, result, cost_of=session.folder)
-    if s.main and part.last:
+    if s.main and spec.last:
         hint = f"\nnext   {command}" if (command := query_command(s.recipe.module, s.folder)) else ""
         s.console.say(
             f"\nreport {s.folder / 'report.html'}\ncard   {s.folder / 'card.md'}\nexport {s.folder / 'export'}{hint}"

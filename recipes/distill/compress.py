@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from trainworthy.core.base.config import Loader, Optim, Train
 from trainworthy.core.recipe.stage import View
-from trainworthy.recipes.distill.data import lessons, transcripts
+from trainworthy.recipes.distill.data import recordings, transcripts
 from trainworthy.recipes.distill.evaluation import pictures
 from trainworthy.recipes.distill.gates import compress as gates
 from trainworthy.recipes.shared import whisper
@@ -154,7 +154,7 @@ def clock(one: whisper.Whisper, waves: list, device: torch.device) -> list[float
 def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
     teacher = whisper.load(cfg.data.teacher, cfg.data.seconds)
-    tested = lessons.test_source(cfg.data)
+    tested = recordings.test_source(cfg.data)
     with run.accelerator.local_main_process_first():  # one process makes the transcripts, the others wait
         source, further = transcripts.load(cfg.data), tested and transcripts.load(*tested)
     learn, held_out, told = source.split(cfg.data.max_wer)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.base.config import Loader, Optim, Phase, Train
 from trainworthy.core.recipe.stage import View
-from trainworthy.recipes.distill.data import lessons
+from trainworthy.recipes.distill.data import recordings
 from trainworthy.recipes.distill.evaluation import pictures
 from trainworthy.recipes.distill.evaluation.measures import Measures, speech
 from trainworthy.recipes.distill.gates import whisper as gates
@@ -33,7 +33,7 @@ from trainworthy import core
 class Config(core.Config):
     """Settings of distill/whisper."""
 
-    data: lessons.Source = field(default_factory=lessons.Source)
+    data: recordings.Source = field(default_factory=recordings.Source)
     SEARCH_RANGES = "mse=0.1:10 cosine=0.1:10"
     features: Phase = field(default_factory=Phase)
     task: Phase = field(default_factory=Phase)
@@ -72,7 +72,7 @@ def tiny() -> Config:
 def full() -> Config:
     """Whisper base.en on your own recordings, with its full window; an accelerator, bf16."""
     return Config(
-        data=lessons.Source(path="recordings", teacher="openai/whisper-base.en", seconds=30),
+        data=recordings.Source(path="recordings", teacher="openai/whisper-base.en", seconds=30),
         width=384,
         depth=8,
         features=Phase(epochs=60, batch_size=64, lr=1e-3, hand_on="best"),
@@ -88,7 +88,7 @@ def full() -> Config:
 class Heard(core.Data):
     """Envelopes (20 x seconds, 16) with the teacher's features (50 x seconds, width) and the spoken words as ids."""
 
-    def __init__(self, source: lessons.Lessons, which: list[int], teacher: whisper.Whisper):
+    def __init__(self, source: recordings.Recordings, which: list[int], teacher: whisper.Whisper):
         self.source, self.which = source, which
         self.ids = [teacher.ids(text) for text in source.texts]
         self.shape = (teacher.frames, teacher.width), max(map(len, self.ids)), teacher.end
@@ -129,9 +129,9 @@ def prepare(cfg: Config, run: core.Run) -> tuple[whisper.Whisper, dict[str, Hear
             "the student is not cut into heads of 32", got=f"--width {cfg.width}", needed="a multiple of 32"
         )
     teacher = replace(whisper.load(cfg.data.teacher, cfg.data.seconds), no_repeat=cfg.no_repeat)
-    tested = lessons.test_source(cfg.data)
+    tested = recordings.test_source(cfg.data)
     with run.accelerator.local_main_process_first():  # one process makes the data, the others wait
-        source, further = lessons.load(cfg.data), tested and lessons.load(*tested)
+        source, further = recordings.load(cfg.data), tested and recordings.load(*tested)
     learn, held_out = ((source.held_out == k).nonzero()[:, 0].tolist() for k in (False, True))
     data = {"train": Heard(source, learn, teacher), "val": Heard(source, held_out, teacher)}
     if further:

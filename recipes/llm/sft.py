@@ -27,7 +27,7 @@ from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.data import formats, pairs
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.llm.gates import chat as gates
-from trainworthy.recipes.llm.gates import loss
+from trainworthy.recipes.llm.gates import objective
 from trainworthy.recipes.llm.models import loading, quantized, speaking
 from trainworthy.recipes.shared import hub
 
@@ -272,9 +272,9 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         expect=core.Expect(new_parameters=new, frozen=("base_model.",) if cfg.lora_rank else (), overfit_steps=40, gate_batch_size=2,
                            overfit_longer=cfg.data.path != "docstrings"),
         pretrained=loading.from_file(trainer.model, path),
-        gates=[*[quantized.four_bit] * cfg.load_in_4bit, *gates.of(chat, packed=cfg.packing), loss.objective(chat),
-               *(loss.exported(chat, name, load, untrained) for name, load in exports(cfg, path).items())],
-        monitors=[loss.ended(longest)],
+        gates=[*[quantized.four_bit] * cfg.load_in_4bit, *gates.of(chat, packed=cfg.packing), objective.objective(chat),
+               *(objective.exported(chat, name, load, untrained) for name, load in exports(cfg, path).items())],
+        monitors=[objective.ended(longest)],
         baselines=baselines,
         preview=preview,
         predict=predict,
@@ -289,7 +289,7 @@ def speaker(cfg: Config, export: Path) -> speaking.Speaker:
     return speaking.chatting(cfg, export, formats.system(cfg.data.system, cfg.data.path, pairs.SYSTEM))
 
 
-def exports(cfg: Config, path: str) -> loss.Loaders:
+def exports(cfg: Config, path: str) -> objective.Loaders:
     """How a user loads what `export` writes. An adapter on four bits answers like training on that machine's kernels alone; its
     merged copy is compared."""
     from transformers import AutoModelForCausalLM

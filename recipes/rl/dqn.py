@@ -104,11 +104,11 @@ def full() -> Config:
 
 # ------------------------------------------------------------------------------------------------------------- rollouts
 @torch.no_grad()
-def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, unit: int, epsilon: float) -> dict:
+def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, iteration: int, epsilon: float) -> dict:
     """Collect one iteration's steps with the current policy: (steps, envs of this process, ...) each. Draws depend on (seed, iteration)
     alone."""
-    length = cfg.num_steps if unit else max(cfg.num_steps, cfg.learning_starts // cfg.num_envs)
-    draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "actions", unit))
+    length = cfg.num_steps if iteration else max(cfg.num_steps, cfg.learning_starts // cfg.num_envs)
+    draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "actions", iteration))
     at_random = torch.randint(policy.n_actions, (length, envs.n), generator=draws)[:, envs.mine.start : envs.mine.stop]
     chance = torch.rand(length, envs.n, generator=draws)[:, envs.mine.start : envs.mine.stop]
     steps = []
@@ -149,10 +149,10 @@ def returns(cfg: Config, policy: "Policy", target: "Policy", rows: dict[str, Ten
 
 @torch.no_grad()
 def minibatches(
-    cfg: Config, run: core.Run, policy: "Policy", target: "Policy", replay: Replay, unit: int, progress: float
+    cfg: Config, run: core.Run, policy: "Policy", target: "Policy", replay: Replay, iteration: int, progress: float
 ) -> Iterator[dict]:
     """Yield minibatches from the replay buffer with their current targets, relative to the return scale."""
-    draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "minibatches", unit))
+    draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "minibatches", iteration))
     size, at_once = (
         cfg.train.batch_size,
         1 if cfg.prioritized_replay_alpha else cfg.gradient_steps,

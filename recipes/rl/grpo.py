@@ -89,7 +89,7 @@ class Config(loading.LoRA, core.Config):
 
 
 def tiny() -> Config:
-    """SmolLM2-135M on two CPU cores: 24 units of 4 sums, 8 answers each."""
+    """SmolLM2-135M on two CPU cores: 24 iterations of 4 sums, 8 answers each."""
     return Config(
         train=Train(epochs=24, batch_size=32, eval_batch_size=50, eval_every=12),
         optim=Optim(lr=5e-4, warmup=0.1, weight_decay=0.0),
@@ -150,7 +150,7 @@ def make_trainer(cfg: Config, run: core.Run, path: str, asker: problems.Asker, r
         router_aux_loss_coef=0.0,  # a mean over a micro-batch: the loss would depend on the cut
         beta=cfg.beta,
         use_bias_correction_kl=True,
-        loss_type="dapo",  # a mean over all tokens of a unit: the same however it is cut
+        loss_type="dapo",  # a mean over all tokens of an iteration: independent of the micro-batches
         scale_rewards="group",
         bf16=False,  # core's autocast: --train.precision
         use_cpu=run.device.type == "cpu",
@@ -198,14 +198,16 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     start: dict[str, Tensor] = {}  # of --init-from: what is trained, as it was
     stream = Stream(len(data["questions"]), cfg.run.seed, order=data["questions"].order)
 
-    def ask(unit: int) -> list[dict]:
-        """This process's questions, each once for every answer; which they are is a function of (seed, unit) alone."""
+    def ask(iteration: int) -> list[dict]:
+        """This process's questions, each once for every answer; which they are is a function of (seed, iteration) alone."""
         trainer.beta = controller.value if controller else cfg.beta  # a resumed run goes on with the one that it saved
         n = cfg.train.batch_size // cfg.num_generations
         if run.plan:  # one is enough where a gate looks at rates alone, and asks for less than a group
             whole = (run.plan.batch_size or cfg.num_generations) >= cfg.num_generations
             n = min(n, max(cfg.rehearsed if whole else 1, run.world))
-        keys = stream.keys(unit * n, (unit + 1) * n)[run.rank * n // run.world : (run.rank + 1) * n // run.world]
+        keys = stream.keys(iteration * n, (iteration + 1) * n)[
+            run.rank * n // run.world : (run.rank + 1) * n // run.world
+        ]
         mine = [data["questions"].get(i, None) for _, i in keys for _ in range(cfg.num_generations)]
         return [{**row, "question": row["prompt"], "prompt": asker.put(row["prompt"])} for row in mine]
 
@@ -285,7 +287,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
             new_parameters=new,
             frozen=("base_model.",) if cfg.lora_rank else (),
             loss_may_rise="the samples are the policy's own, and advantages sum to nothing",
-            schedule="several updates to a unit" if cfg.num_iterations > 1 else "",
+            schedule="several updates per iteration" if cfg.num_iterations > 1 else "",
             gate_batch_size=8,
         ),
         pretrained=loading.from_file(trainer.model, path),
@@ -312,7 +314,7 @@ STAGES = [grpo]
 
 # ----------------------------------------------------------------------------------------------------------------- loop
 def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
-    """TRL's own loop over core's units; the gates rehearse this very function."""
+    """TRL's own loop over core's iterations; the gates rehearse this very function."""
     hosted.train(run, stage, eval_every=cfg.train.eval_every)
 
 

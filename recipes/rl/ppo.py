@@ -98,10 +98,10 @@ def full() -> Config:
 
 # ------------------------------------------------------------------------------------------------------------- rollouts
 @torch.no_grad()
-def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, unit: int) -> dict[str, Tensor]:
+def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, iteration: int) -> dict[str, Tensor]:
     """Collect one rollout of the current policy: (num_steps, envs of this process, ...) each. Draws depend on (seed, iteration)
     alone."""
-    draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "actions", unit))
+    draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "actions", iteration))
     noise = policy.head.noise(cfg.num_steps, envs.n, generator=draws)[:, envs.mine.start : envs.mine.stop].to(run.device)  # fmt: skip
     steps = []
     for t in range(cfg.num_steps):
@@ -130,7 +130,7 @@ def gae(
 
 
 def minibatches(
-    cfg: Config, run: core.Run, policy: "Policy", envs: Environments, rollout: dict, unit: int
+    cfg: Config, run: core.Run, policy: "Policy", envs: Environments, rollout: dict, iteration: int
 ) -> Iterator[dict]:
     """Yield the rollout in minibatches, in a new order each pass. Advantages are normalised in each; values are relative to the
     return scale."""
@@ -138,7 +138,7 @@ def minibatches(
     rows = {k: rollout[k].flatten(0, 1) for k in ("observation", "action", "log_prob", "advantage")}
     rows |= {k: rollout[k].flatten() / size for k in ("return", "value")}
     for i in range(cfg.update_epochs):
-        order = seeds.permutation(cfg.num_steps * cfg.num_envs // whole, cfg.run.seed, "minibatches", unit, i)
+        order = seeds.permutation(cfg.num_steps * cfg.num_envs // whole, cfg.run.seed, "minibatches", iteration, i)
         for chosen in order.split(cfg.train.batch_size // whole):
             own = envs.rows(chosen)
             batch = {k: v[own] for k, v in rows.items()}

@@ -113,11 +113,11 @@ def full() -> Config:
 
 # ------------------------------------------------------------------------------------------------------------- rollouts
 @torch.no_grad()
-def collect(cfg: Config, run: core.Run, stage: core.Stage, unit: int) -> dict[str, Tensor]:
+def collect(cfg: Config, run: core.Run, stage: core.Stage, iteration: int) -> dict[str, Tensor]:
     """Collect one rollout of the policy over all processes: (rollout, ...) each. Draws depend on (seed, iteration, prompt) alone."""
     policy, reference, prompts = stage.model, stage.frozen_modules["reference"], stage.data["prompts"]
     stream = loader.Stream(len(prompts), cfg.run.seed, order=prompts.order)
-    keys = stream.keys(unit * cfg.rollout_batch_size, (unit + 1) * cfg.rollout_batch_size)
+    keys = stream.keys(iteration * cfg.rollout_batch_size, (iteration + 1) * cfg.rollout_batch_size)
     mine = keys[run.rank * len(keys) // run.world : (run.rank + 1) * len(keys) // run.world]
     known = loader.Keyed(prompts, cfg.run.seed)
     batch = loader.to_device(prompts.collate([known[key] for key in mine]), run.device)
@@ -165,11 +165,11 @@ def whitened(x: Tensor, valid: Tensor) -> Tensor:
     return (x - some.mean()) / (some.std() + 1e-8) * valid
 
 
-def minibatches(cfg: Config, run: core.Run, policy: Writer, rollout: dict, unit: int, i: int) -> Iterator[dict]:
+def minibatches(cfg: Config, run: core.Run, policy: Writer, rollout: dict, iteration: int, i: int) -> Iterator[dict]:
     """Yield the rollout in minibatches, in a new order each pass; values are relative to the return scale."""
     rows = {k: rollout[k] for k in ("input_ids", "mask", "said", "valid", "log_prob", "advantage")}
     rows |= {k: rollout[k] / policy.returns.rms for k in ("return", "value")}
-    order = seeds.permutation(cfg.rollout_batch_size, cfg.run.seed, "minibatches", unit, i).to(run.device)
+    order = seeds.permutation(cfg.rollout_batch_size, cfg.run.seed, "minibatches", iteration, i).to(run.device)
     for chosen in order.split(cfg.train.batch_size):
         mine = chosen[run.rank * len(chosen) // run.world : (run.rank + 1) * len(chosen) // run.world]
         yield {k: v[mine] for k, v in rows.items()}

@@ -99,17 +99,17 @@ def full() -> Config:
 
 # ------------------------------------------------------------------------------------------------------------- rollouts
 @torch.no_grad()
-def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, unit: int) -> dict[str, Tensor]:
+def collect(cfg: Config, run: core.Run, policy: "Policy", envs: Environments, iteration: int) -> dict[str, Tensor]:
     """Collect one iteration's steps with the current policy: (steps, envs of this process, ...) each. Draws depend on (seed, iteration)
     alone."""
-    length = cfg.num_steps if unit else max(cfg.num_steps, cfg.learning_starts // cfg.num_envs)
-    draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "actions", unit))
+    length = cfg.num_steps if iteration else max(cfg.num_steps, cfg.learning_starts // cfg.num_envs)
+    draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "actions", iteration))
     even = 2 * torch.rand(length, envs.n, policy.n_act, generator=draws)[:, envs.mine.start : envs.mine.stop] - 1
     noise = torch.randn(length, envs.n, policy.n_act, generator=draws)[:, envs.mine.start : envs.mine.stop]
     steps = []
     for t in range(length):
         observation = envs.observation.to(run.device)
-        action = policy.sample(observation, noise[t].to(run.device))[0] if unit else even[t].to(run.device)
+        action = policy.sample(observation, noise[t].to(run.device))[0] if iteration else even[t].to(run.device)
         followed = {k: v.to(run.device) for k, v in envs.step(action).items()}
         steps.append({"observation": observation, "action": action, **followed})
     return {k: torch.stack([s[k] for s in steps]) for k in steps[0]}
@@ -127,10 +127,10 @@ def returns(cfg: Config, policy: "Policy", target: "Policy", steps: dict[str, Te
 
 @torch.no_grad()
 def minibatches(
-    cfg: Config, run: core.Run, policy: "Policy", target: "Policy", replay: Replay, unit: int
+    cfg: Config, run: core.Run, policy: "Policy", target: "Policy", replay: Replay, iteration: int
 ) -> Iterator[dict]:
     """Yield minibatches from the replay buffer with their current targets, relative to the reward scale, and their noise."""
-    draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "minibatches", unit))
+    draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "minibatches", iteration))
     size = cfg.train.batch_size
     mine = slice(run.rank * size // run.world, (run.rank + 1) * size // run.world)
     places, noises = [], []

@@ -35,7 +35,7 @@ def reported(more: Callable[[Tensor, Tensor], dict[str, float]] = lambda images,
     title = "every number that the evaluation reports equals its definition"
 
     @gate("reported", rows="C12", title=title, reads="data model evaluate train")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Evaluates the overfit model on held-out samples, and computes each number again from the answers to each sample alone."""
         run, stage, _ = overfitted(context)
         data, seed = stage.data["val"], context.cfg.run.seed
@@ -67,4 +67,4 @@ def reported(more: Callable[[Tensor, Tensor], dict[str, float]] = lambda images,
             cause=f"{turned[0]} is 1 minus its definition: a comparison is inverted" if turned else "",
         )  # fmt: skip
 
-    return prove
+    return check

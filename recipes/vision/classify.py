@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
 from trainworthy.recipes.shared import digits, further_digits
 from trainworthy.recipes.vision.data import balancing, mixing, pictures
-from trainworthy.recipes.vision.gates import objectives
+from trainworthy.recipes.vision.gates import objective
 from trainworthy.recipes.vision.gates import pictures as gates
 from trainworthy.recipes.vision.models import exporting, hub_nets, zoo
 
@@ -297,7 +297,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         export=export,
         confusion=confusion,
         exported=exporting.of_classes(run),
-        gates=[gates.scale, *[gates.balance] * (cfg.balance.by in ("weights", "sampler")), objectives.CLASSIFY],
+        gates=[gates.scale, *[gates.balance] * (cfg.balance.by in ("weights", "sampler")), objective.CLASSIFY],
         monitors=[gates.forgotten_class],
     )  # fmt: skip
 

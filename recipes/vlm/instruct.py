@@ -24,7 +24,7 @@ from trainworthy.core.base.config import Optim, Phase, RunSettings, Train
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
-from trainworthy.recipes.llm.gates.loss import ended
+from trainworthy.recipes.llm.gates.objective import ended
 from trainworthy.recipes.llm.models.loading import ends_with
 from trainworthy.recipes.shared.language_models import Attention, LoRA, attend
 from trainworthy.recipes.vlm.data import conversations, folders, rows, turns

@@ -17,11 +17,11 @@ def context(folder: Path) -> SimpleNamespace:
 
 
 def gate(id: str, ok: bool, ran: list[str], **marks: bool) -> Gate:
-    def prove(_proof) -> Finding:
+    def check(_context) -> Finding:
         ran.append(id)
         return Finding(ok, f"{id} measured", "", f"{id} cause\n{id} second cause")
 
-    return Gate(id, "C1", id, prove, **marks)
+    return Gate(id, "C1", id, check, **marks)
 
 
 def test_a_failed_symptom_names_the_first_gate_that_explains_it(tmp_path: Path, capsys):

@@ -145,7 +145,7 @@ def test_list_card_report_and_seeds_say_that_gates_were_off(launch, tmp_path: Pa
 
 
 def test_gate_seconds_are_those_of_runs_that_proved():
-    """A resumed run takes its passes from the ledger at 0 seconds: its figure is left out, not averaged in."""
+    """A resumed run takes its passes from the gate cache at 0 seconds: its figure is left out, not averaged in."""
 
     def run(*remembered: str, enabled: bool = True, seconds: float = 8.0) -> dict:
         return {"enabled": enabled, "seconds": seconds, "gates": [{"remembered": r} for r in remembered]}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from trainworthy.core.gates import named_causes
-from trainworthy.core.gates.dependence_causes import Mixture, of_mixture
+from trainworthy.core.gates.dependence_causes import Mixture, explain_mixed_samples
 from trainworthy.core.gates.resume_causes import Watch, first_cause
 from trainworthy.core.recipe.stage import Data, Field
 
@@ -171,7 +171,7 @@ def test_a_mixture_that_no_experiment_fits_gets_no_cause():
     stage = SimpleNamespace(model=net, loss=loss)
     run = SimpleNamespace(autocast=contextlib.nullcontext)
     mixture = Mixture(run, stage, data, lambda some: data.collate([data.get(i, None) for i in some]), 1e-3)
-    assert of_mixture(mixture, [0, 1, 2, 3], mean=False).startswith("no experiment explains it")
+    assert explain_mixed_samples(mixture, [0, 1, 2, 3], mean=False).startswith("no experiment explains it")
 
 
 class TensorPairs(Data):
@@ -195,17 +195,19 @@ def test_every_case_is_a_plant():
 def test_a_number_that_fits_no_known_fault_names_none():
     """The fixed list stands: a cause that is not supported would be worse."""
     wide = Field("input", low=0.0, high=1.0)
-    assert named_causes.of_range(wide, {"min": 0.0, "max": 3.0}) == ""
-    assert named_causes.of_range(wide, {"min": 0.0, "max": 255.0})
-    assert named_causes.of_paths(0.13, 0.31, 0.3, 0.9) == ""
+    assert named_causes.explain_range(wide, {"min": 0.0, "max": 3.0}) == ""
+    assert named_causes.explain_range(wide, {"min": 0.0, "max": 255.0})
+    assert named_causes.explain_path_scales(0.13, 0.31, 0.3, 0.9) == ""
     accident = math.log(16973)  # of a head that starts too large: the other half of the samples has another loss
-    assert named_causes.of_even_odds(accident, accident + 0.1, math.log(10), 256) == ""
-    assert "ln 16973" in named_causes.of_even_odds(accident, accident, math.log(10), 256)
-    assert named_causes.of_even_odds(math.log(10) * 1.2, math.log(10) * 1.2, math.log(10), 256) == ""
-    assert named_causes.of_softmax_twice(1.8, 10, 0.1) == ""
-    assert named_causes.of_batches(0.5, [0.4, 0.7, 0.1], [4, 4, 4]) == ""
-    assert named_causes.of_batches(0.5, [0.4, 0.6], [4, 4]) == ""  # the mean over batches is the mean over samples here
-    assert named_causes.of_division(0.5, None, 2, mean=False, equal_agree=False) == ""
+    assert named_causes.explain_uniform_outputs(accident, accident + 0.1, math.log(10), 256) == ""
+    assert "ln 16973" in named_causes.explain_uniform_outputs(accident, accident, math.log(10), 256)
+    assert named_causes.explain_uniform_outputs(math.log(10) * 1.2, math.log(10) * 1.2, math.log(10), 256) == ""
+    assert named_causes.explain_double_softmax(1.8, 10, 0.1) == ""
+    assert named_causes.explain_batched_metric(0.5, [0.4, 0.7, 0.1], [4, 4, 4]) == ""
+    assert (
+        named_causes.explain_batched_metric(0.5, [0.4, 0.6], [4, 4]) == ""
+    )  # the mean over batches is the mean over samples here
+    assert named_causes.explain_micro_batches(0.5, None, 2, mean=False, equal_agree=False) == ""
 
 
 def test_a_net_that_reads_its_input_is_not_said_to_be_deaf():
@@ -216,7 +218,9 @@ def test_a_net_that_reads_its_input_is_not_said_to_be_deaf():
     batch = {"x": torch.randn(8, 4), "y": torch.arange(8) % 3}
 
     def said(net: nn.Module) -> str:
-        return named_causes.of_no_memory(net, lambda b: nn.functional.cross_entropy(net(b["x"]), b["y"]), batch, ["x"])
+        return named_causes.explain_ignored_input(
+            net, lambda b: nn.functional.cross_entropy(net(b["x"]), b["y"]), batch, ["x"]
+        )
 
     assert said(net) == ""
     assert net.training

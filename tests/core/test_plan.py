@@ -237,7 +237,7 @@ def test_a_model_larger_than_the_device_is_refused_before_anything_runs(tmp_path
 
     recipe, cfg = parsed("vision/classify")
     accelerator = Accelerator(cpu=True)
-    built = [(part.name, stage) for part, stage in stages.untrained(recipe, cfg, accelerator)]
+    built = [(spec.name, stage) for spec, stage in stages.untrained(recipe, cfg, accelerator)]
     size = sum(p.numel() * 4 for p in built[0][1].model.parameters())
     assert memory_check.at_least(built[0][1]) == 4 * size  # weights, gradients, two moments
     memory_check.check(recipe, cfg, accelerator, built)

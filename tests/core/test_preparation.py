@@ -23,10 +23,10 @@ def twice(recipe: str, settings: list[str], calls: list) -> tuple[Stage, Stage, 
     """Two builds of a recipe's stage, and the number of `calls` that each made."""
     known = loading.load(recipe)
     cfg, _ = config.parse(known.module, settings, prog=recipe)
-    (part,), accelerator, counts, found = stages.parts(known, cfg), Accelerator(cpu=True), [], []
+    (spec,), accelerator, counts, found = stages.specs(known, cfg), Accelerator(cpu=True), [], []
     for _ in range(2):
         calls.clear()
-        found.append(part.untrained(accelerator))
+        found.append(spec.untrained(accelerator))
         counts.append(len(calls))
     return *found, *counts
 

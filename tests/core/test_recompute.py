@@ -35,7 +35,7 @@ def built(name: str, *words: str):
     recipe = loading.load(name)
     cfg, _ = config.parse(recipe.module, ["--loader.workers", "0", *words], prog=name)
     run = Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1))
-    return run, stages.parts(recipe, cfg)[0].build(run, None)
+    return run, stages.specs(recipe, cfg)[0].build(run, None)
 
 
 def step(name: str, *words: str) -> tuple[dict[str, torch.Tensor], int]:

@@ -8,7 +8,7 @@ import torch
 from trainworthy.recipes.diffusion.data import captions, pictures
 from trainworthy.recipes.diffusion.flow import Noised
 from trainworthy.recipes.diffusion.models.flow_noise import Noise, Process
-from trainworthy.recipes.distill.data import lessons
+from trainworthy.recipes.distill.data import recordings
 from trainworthy.recipes.llm.data import documents
 from trainworthy.recipes.shared import digits, further_digits, speech
 
@@ -51,18 +51,18 @@ def test_a_generators_test_set_has_other_pictures_and_other_noise():
 
 
 def test_further_sentences_are_the_test_set_of_synthesised_speech(tmp_path):
-    source, skip = lessons.test_source(lessons.Source())
+    source, skip = recordings.test_source(recordings.Source())
     every = speech.sentences(source.sentences)
     assert (skip, len(every)) == (440, 528)
     assert every[:skip] == speech.sentences(440)
     assert not set(every[skip:]) & set(every[:skip])
-    assert lessons.test_source(lessons.Source(sentences=60)) is None, "12 sentences would be no measurement"
-    assert lessons.test_source(lessons.Source(sentences=speech.MOST)) is None
-    own = lessons.Source(path=str(tmp_path))
-    assert lessons.test_source(own) is None
+    assert recordings.test_source(recordings.Source(sentences=60)) is None, "12 sentences would be no measurement"
+    assert recordings.test_source(recordings.Source(sentences=speech.MOST)) is None
+    own = recordings.Source(path=str(tmp_path))
+    assert recordings.test_source(own) is None
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "metadata.csv").write_text("file_name,transcription\n")
-    assert lessons.test_source(own) == (lessons.Source(path=str(tmp_path / "test")), 0)
+    assert recordings.test_source(own) == (recordings.Source(path=str(tmp_path / "test")), 0)
 
 
 def corpus(n: int) -> documents.Corpus:

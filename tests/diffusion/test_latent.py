@@ -127,7 +127,7 @@ torch.save(made.images, "made.pt")
 def test_an_autoencoder_below_the_bar_is_refused_once_it_is_trained(tmp_path: Path):
     """An untrained one, as what stage one left and as what eight samples made of it: only the first can be evaluated."""
     loaded, accelerator = loading.load("diffusion/latent"), Accelerator(cpu=True)
-    first, second = stages.parts(
+    first, second = stages.specs(
         loaded, config.parse(loaded.module, ["--sampling.num-inference-steps", "4"], prog="test")[0]
     )
     before, found = first.untrained(accelerator), {}

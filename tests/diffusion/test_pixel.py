@@ -184,8 +184,8 @@ def test_monitors_say_what_only_a_trained_net_shows(monitor: Monitor, key: str, 
         "val/sampler_difference": 0.03,
         "val/matched": 0.5,
     }
-    assert monitor.judge([first, good]).ok
-    found = monitor.judge([first, {**good, key: bad}])
+    assert monitor.check([first, good]).ok
+    found = monitor.check([first, {**good, key: bad}])
     assert not found.ok
     assert not [w for w in words if w not in found.measured + found.remedy], found
 

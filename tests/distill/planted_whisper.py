@@ -1,4 +1,4 @@
-"""Bugs planted in a fork of distill/whisper. A small set of lessons shows them all; those of the first stage need nothing else."""
+"""Bugs planted in a fork of distill/whisper. A small set of recordings shows them all; those of the first stage need nothing else."""
 
 from tests.helpers.plant import Plant
 

@@ -1,4 +1,4 @@
-"""distill/whisper from a sensor's own arrays: the same lessons as from their sound, files read ahead, and what is wrong with tables
+"""distill/whisper from a sensor's own arrays: the same training pairs as from their sound, files read ahead, and what is wrong with tables
 and files."""
 
 import csv
@@ -14,7 +14,7 @@ from scipy.signal import resample_poly
 from trainworthy.core.base.config import Loader
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import loader
-from trainworthy.recipes.distill.data import arrays, lessons
+from trainworthy.recipes.distill.data import arrays, recordings
 from trainworthy.recipes.distill.whisper import Heard
 from trainworthy.recipes.shared import speech, whisper
 
@@ -34,14 +34,14 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i, text in enumerate(speech.sentences(FEW)):
         wave = resample_poly(speech.say(text), RATE, speech.RATE).astype(np.float32)
         soundfile.write(root / f"{i}.wav", wave, RATE, subtype="FLOAT")
-        frames = lessons.envelope(wave).numpy()
+        frames = recordings.envelope(wave).numpy()
         np.save(root / f"{i}.npy", frames.reshape(len(frames), 4, 4))  # as a small picture
         rows.append(
             {
                 "file_name": f"{i}.wav",
                 "transcription": text,
                 "array": f"{i}.npy",
-                "rate": lessons.FPS,
+                "rate": recordings.FPS,
                 "frames": len(frames),
             }
         )
@@ -84,8 +84,8 @@ def replaced(root: Path, name: str, array: np.ndarray) -> None:
     np.save(root / name, array)
 
 
-def lessons_of(root: Path, **more) -> lessons.Lessons:
-    return lessons.load(lessons.Source(path=str(root), **more))
+def recordings_of(root: Path, **more) -> recordings.Recordings:
+    return recordings.load(recordings.Source(path=str(root), **more))
 
 
 # ---------------------------------------------------------------------------------------------------------- the samples
@@ -95,7 +95,7 @@ def test_an_array_of_the_sensor_gives_the_lessons_of_its_sound(spoken: Path, cha
     def without(root: Path, rows: list[dict]) -> None:
         rows[:] = [{k: row[k] for k in COLUMNS[:2]} for row in rows]
 
-    theirs, ours = lessons_of(changed(without)), lessons_of(spoken)
+    theirs, ours = recordings_of(changed(without)), recordings_of(spoken)
     teacher = whisper.load("tiny.en", 6)
     which = list(range(len(theirs.texts)))
     assert ours.texts == theirs.texts
@@ -106,7 +106,7 @@ def test_an_array_of_the_sensor_gives_the_lessons_of_its_sound(spoken: Path, cha
         assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
     keys = [[(0, i) for i in which[s : s + 4]] for s in range(0, len(which), 4)]
 
-    def read(source: lessons.Lessons, threads: int) -> list[dict]:
+    def read(source: recordings.Recordings, threads: int) -> list[dict]:
         settings = Loader(threads=threads, window=8)
         data = Heard(source, which, teacher)
         return list(loader.batches(data, keys, seed=0, settings=settings, device=torch.device("cpu")))
@@ -127,7 +127,7 @@ def test_frames_of_zeros_are_frames(tmp_path: Path):
 
 def test_lines_of_a_group_stay_together(spoken: Path):
     lines = [{**row, "group": f"speaker {i % 6}"} for i, row in enumerate(rows_of(spoken))]
-    found = arrays.rows(spoken, lines, rate=lessons.FPS, teacher=None)
+    found = arrays.rows(spoken, lines, rate=recordings.FPS, teacher=None)
     assert [row.group for row in found] == [i % 6 for i in range(FEW)]
 
 
@@ -153,7 +153,7 @@ def test_stopped_and_resumed_with_threads_is_the_same_run(spoken: Path, tmp_path
 # ------------------------------------------------------------------------------------------------------------ the table
 def refused(root: Path, pattern: str, **more) -> None:
     with pytest.raises(UserError, match=pattern):
-        lessons_of(root, **more)
+        recordings_of(root, **more)
 
 
 def test_what_validation_asks_about_is_not_learnt(spoken: Path, changed, tmp_path: Path):
@@ -166,13 +166,13 @@ def test_what_validation_asks_about_is_not_learnt(spoken: Path, changed, tmp_pat
 
     root = changed(listed)
     teacher, lines = whisper.load("tiny.en", 6), rows_of(root)
-    found = arrays.rows(root, lines, rate=lessons.FPS, teacher=teacher)
-    kept, out = arrays.allowed(root, found, held_out=lessons.HELD_OUT)
+    found = arrays.rows(root, lines, rate=recordings.FPS, teacher=teacher)
+    kept, out = arrays.allowed(root, found, held_out=recordings.HELD_OUT)
     gone = [row.line - 2 for row in found if row not in kept]
     assert {3, 6} <= set(gone)
     assert (out, 0 in gone) == (len(gone), False)
     assert [row.group for row in kept] == [i for i in range(FEW) if i not in gone]
-    story = lessons_of(root).story
+    story = recordings_of(root).story
     assert story["excluded"] == f"{out} that validation asks about"
     assert f"of {FEW - out} recordings" in story["lessons"]
 
@@ -280,7 +280,7 @@ def test_a_file_that_cannot_be_used(changed, how: Change):
 
 def test_below_the_share_they_are_left_out_counted_and_named(changed):
     root = changed(lambda root, rows: (not_finite(root, rows), (root / "9.npy").unlink()))
-    story = lessons_of(root, max_bad=0.1).story
+    story = recordings_of(root, max_bad=0.1).story
     assert story["arrays left out"] == "2 of 24: 2.npy (line 4) is not finite; 9.npy (line 11) is missing"
     assert "of 22 recordings" in story["lessons"]
 

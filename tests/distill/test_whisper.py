@@ -1,4 +1,4 @@
-"""distill/whisper: lessons from recordings of one's own, what is wrong with recordings, weights and tokenizers, the export."""
+"""distill/whisper: training pairs from recordings of one's own, what is wrong with recordings, weights and tokenizers, the export."""
 
 import csv
 import json
@@ -13,7 +13,7 @@ import soundfile
 import torch
 from safetensors.torch import load_file
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.distill.data import lessons
+from trainworthy.recipes.distill.data import recordings
 from trainworthy.recipes.distill.evaluation import measures
 from trainworthy.recipes.distill.gates import whisper as gates
 from trainworthy.recipes.distill.models import ctc
@@ -32,8 +32,8 @@ def noise(seconds: float, loud: float = 0.1, rate: int = RATE) -> np.ndarray:
 
 
 @pytest.fixture
-def recordings(tmp_path: Path) -> Callable[..., Path]:
-    """`recordings({name: (wave, rate, text)}, columns=...)`: a folder in the hub's audiofolder layout."""
+def recorded(tmp_path: Path) -> Callable[..., Path]:
+    """`recorded({name: (wave, rate, text)}, columns=...)`: a folder in the hub's audiofolder layout."""
 
     def write(
         files: dict[str, tuple[np.ndarray, int, str]], columns: tuple[str, str] = ("file_name", "transcription")
@@ -57,9 +57,9 @@ def spoken() -> dict[str, tuple[np.ndarray, int, str]]:
     return {f"{i}.wav": (speech.say(t), speech.RATE, t) for i, t in enumerate(speech.sentences(24))}
 
 
-def test_recordings_of_ones_own(recordings, spoken, launch):
+def test_recordings_of_ones_own(recorded, spoken, launch):
     """A folder with transcripts trains both stages; what teaches nothing is counted; the export is heard by transformers alone."""
-    folder = recordings({**spoken, "silent.wav": (noise(2, 1e-5), RATE, "Nothing."), "short.flac": (noise(0.1), RATE, "Oh."),
+    folder = recorded({**spoken, "silent.wav": (noise(2, 1e-5), RATE, "Nothing."), "short.flac": (noise(0.1), RATE, "Oh."),
                          "long.wav": (noise(7), RATE, "A long story."), "empty.wav": (noise(0), 22_050, "Oh."),
                          "clipped.wav": (np.clip(noise(2, 0.8), -1, 1), RATE, "Loud."),
                          "broken.wav": (np.where(np.arange(2 * RATE) == 9, np.nan, noise(2)), RATE, "Nan.")})  # fmt: skip
@@ -95,8 +95,8 @@ def heard_by_the_library_alone(export: Path) -> None:
     program = torch.export.load(export / "model.pt2").module()
     model = WhisperForConditionalGeneration.from_pretrained(export / "whisper", dtype=torch.float32)
     tokenizer = WhisperTokenizerFast.from_pretrained(export / "whisper")
-    envelope = torch.zeros(3, 120, lessons.CHANNELS)
-    envelope[:, :60] = lessons.envelope(noise(3))
+    envelope = torch.zeros(3, 120, recordings.CHANNELS)
+    envelope[:, :60] = recordings.envelope(noise(3))
     features = program(envelope)
     assert features.shape == (3, 300, 384)
     torch.testing.assert_close(program(envelope[:1]), features[:1])
@@ -108,8 +108,8 @@ def heard_by_the_library_alone(export: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input
-def test_no_transcripts(recordings, launch):
-    folder = recordings({"a.wav": (noise(1), RATE, "Hello.")})
+def test_no_transcripts(recorded, launch):
+    folder = recorded({"a.wav": (noise(1), RATE, "Hello.")})
     (folder / "metadata.csv").unlink()
     done = launch("check", "distill/whisper", "--data.path", str(folder), "--only", "schema")
     assert done.returncode == 2, done.shown
@@ -117,31 +117,31 @@ def test_no_transcripts(recordings, launch):
     assert "file_name and transcription" in done.stderr
 
 
-def lessons_of(folder: Path) -> lessons.Lessons:
-    return lessons.load(lessons.Source(path=str(folder)))
+def recordings_of(folder: Path) -> recordings.Recordings:
+    return recordings.load(recordings.Source(path=str(folder)))
 
 
-def test_wrong_columns(recordings):
-    folder = recordings({"a.wav": (noise(1), RATE, "Hello.")}, columns=("path", "sentence"))
+def test_wrong_columns(recorded):
+    folder = recorded({"a.wav": (noise(1), RATE, "Hello.")}, columns=("path", "sentence"))
     with pytest.raises(UserError, match=r"lacks a column(?s:.*)path, sentence(?s:.*)file_name and transcription"):
-        lessons_of(folder)
+        recordings_of(folder)
 
 
-def test_a_rate_below_what_the_teacher_hears(recordings):
+def test_a_rate_below_what_the_teacher_hears(recorded):
     with pytest.raises(UserError, match=r"a\.wav has too low a rate(?s:.*)8,000(?s:.*)16,000 or more"):
-        lessons_of(recordings({"a.wav": (noise(1, rate=8_000), 8_000, "Hello.")}))
+        recordings_of(recorded({"a.wav": (noise(1, rate=8_000), 8_000, "Hello.")}))
 
 
-def test_a_file_that_is_no_audio(recordings):
-    folder = recordings({"a.wav": (noise(1), RATE, "Hello.")})
+def test_a_file_that_is_no_audio(recorded):
+    folder = recorded({"a.wav": (noise(1), RATE, "Hello.")})
     (folder / "a.wav").write_text("hello")
     with pytest.raises(UserError, match=r"a\.wav cannot be read as audio"):
-        lessons_of(folder)
+        recordings_of(folder)
 
 
-def test_a_file_that_is_not_there(recordings, launch):
+def test_a_file_that_is_not_there(recorded, launch):
     """Through the command: exit 2 and one message."""
-    folder = recordings({f"{i}.wav": (noise(1), RATE, "Hello.") for i in range(3)})
+    folder = recorded({f"{i}.wav": (noise(1), RATE, "Hello.") for i in range(3)})
     (folder / "1.wav").unlink()
     told_of(
         launch("check", "distill/whisper", "--data.path", str(folder), "--only", "schema"),
@@ -155,10 +155,10 @@ def told_of(done, *said: str) -> None:
     assert not [w for w in said if w not in done.stderr], done.stderr
 
 
-def test_nothing_but_silence(recordings):
-    folder = recordings({f"{i}.wav": (noise(1, 0.0), RATE, "Hello.") for i in range(12)})
-    with pytest.raises(UserError, match=r"too few lessons are left(?s:.*)0 of 12: 12 silent"):
-        lessons_of(folder)
+def test_nothing_but_silence(recorded):
+    folder = recorded({f"{i}.wav": (noise(1, 0.0), RATE, "Hello.") for i in range(12)})
+    with pytest.raises(UserError, match=r"too few recordings are left(?s:.*)0 of 12: 12 silent"):
+        recordings_of(folder)
 
 
 def test_no_espeak(monkeypatch):
@@ -196,7 +196,7 @@ def test_a_multilingual_teacher(tmp_path: Path):
         "<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"
     ]  # fmt: skip
     texts = speech.sentences(2)
-    heard = teacher.hear([lessons.Recording(speech.say(t), speech.RATE, t, 0).at_16k() for t in texts])
+    heard = teacher.hear([recordings.Recording(speech.say(t), speech.RATE, t, 0).at_16k() for t in texts])
     said = teacher.write(heard)
     assert whisper.word_error_rate(texts, said) <= 0.2
     whisper.save(teacher, tmp_path)
@@ -261,9 +261,9 @@ def test_a_width_that_is_not_cut_into_heads(launch):
 
 def test_a_recording_that_is_clipped_or_empty():
     loud = np.clip(noise(2, 0.8), -1, 1)
-    assert lessons.unfit(loud, 6) == "clipped"
-    assert lessons.unfit(np.clip(noise(2, 0.3), -1, 1), 6) == ""
-    assert lessons.unfit(noise(0), 6) == "shorter than 0.3 s"
+    assert recordings.unfit(loud, 6) == "clipped"
+    assert recordings.unfit(np.clip(noise(2, 0.3), -1, 1), 6) == ""
+    assert recordings.unfit(noise(0), 6) == "shorter than 0.3 s"
 
 
 # ---------------------------------------------------------------------------------------------------------- its parts
@@ -282,8 +282,8 @@ def test_the_sensor_keeps_time():
     """A click at 1 s is loudest in frame 20 of the sensor, whatever stands around it."""
     wave = noise(3, 1e-4)
     wave[RATE : RATE + 80] += noise(0.005, 0.5)
-    envelope = lessons.envelope(wave)
-    assert envelope.shape == (60, lessons.CHANNELS)
+    envelope = recordings.envelope(wave)
+    assert envelope.shape == (60, recordings.CHANNELS)
     assert envelope.mean(1).argmax() == 20
 
 
@@ -318,7 +318,7 @@ def test_a_decoder_that_loops_is_told_and_can_be_kept_from_it():
 
 
 def test_the_monitor_of_repetition():
-    found = [gates.repetition.judge([{"val/repetition": share}]) for share in (0.02, 0.2)]
+    found = [gates.repetition.check([{"val/repetition": share}]) for share in (0.02, 0.2)]
     assert [f.ok for f in found] == [True, False]
     assert "20.0% of the transcripts" in found[1].measured
 
@@ -349,13 +349,13 @@ FLAT = [1.20, 1.17, 1.01, 1.09]
         (curve([1.31, 0.65, 0.36, 0.16], 0.36, 1.0, 0.8), False),  # width 32 without blocks: it is still learning
         (curve([0.07, 0.02, 0.01, 0.01], 0.28, 1.0, 0.1), False),  # the same at the end
         (curve(FLAT, 0.0, 0.02, 2.5), False),  # collapsed: the first stage has to be better
-        (curve([0.5, 0.4, 0.4, 0.4], nats=0.05), False),  # learnt by heart: more lessons
+        (curve([0.5, 0.4, 0.4, 0.4], nats=0.05), False),  # memorised: more recordings are needed
         (curve([1.2, 1.2]), False),  # too early to say
     ],
     ids=["deaf", "flat", "learning", "learnt", "collapsed", "by heart", "early"],
 )
 def test_a_rung_is_advised_where_the_curves_say_so(history, advised: bool):
-    found = gates.ladder("head").judge(history)
+    found = gates.ladder("head").check(history)
     assert (not found.ok) == advised
     assert found.ok or found.evidence["fallback"] == "head"
 
@@ -407,7 +407,7 @@ def test_letters_that_stay_blank_are_told(launch):
     metrics = read(done.folder() / "summary.json")["metrics"]
     assert metrics["blank"] > 0.95, metrics
     program = torch.export.load(done.folder() / "export" / "model.pt2").module()
-    assert program(torch.zeros(3, 120, lessons.CHANNELS)).shape == (3, 300, 1 + len(ctc.LETTERS))
+    assert program(torch.zeros(3, 120, recordings.CHANNELS)).shape == (3, 300, 1 + len(ctc.LETTERS))
     refused = launch("resume", str(done.folder()), "--fallback", "head")
     assert (refused.returncode, "no decoder to open" in refused.stderr) == (2, True), refused.shown
 

@@ -50,9 +50,9 @@ def judged(recipe: str, argv: list[str], accelerator: Accelerator, asked: dict[s
     """Print a line for each stage of a recipe."""
     loaded, before = loading.load(recipe), None
     cfg = config.parse(loaded.module, [*argv, "--shard", asked["shard"]], prog="parts")[0]
-    for part in stages.parts(loaded, cfg):
-        context = GateContext(part.cfg, accelerator, part.maker(before), loaded.module.train, folder / part.name, {}, {},
-                      stage=part.name, follows="rehearsed" if before else "none")  # fmt: skip
+    for spec in stages.specs(loaded, cfg):
+        context = GateContext(spec.cfg, accelerator, spec.factory(before), loaded.module.train, folder / spec.name, {}, {},
+                      stage=spec.name, follows="rehearsed" if before else "none")  # fmt: skip
         context.folder.mkdir(parents=True, exist_ok=True)
         found: dict[str, Any] = {}
         started = time.process_time()
@@ -67,7 +67,7 @@ def judged(recipe: str, argv: list[str], accelerator: Accelerator, asked: dict[s
         before = functools.cache(lambda context=context: context.build(Plan(steps=1))[1])
         found["cpu_s"] = round(time.process_time() - started, 1)
         if accelerator.is_main_process:
-            print(json.dumps({"recipe": recipe, "stage": part.name, **found}), flush=True)
+            print(json.dumps({"recipe": recipe, "stage": spec.name, **found}), flush=True)
 
 
 def _proved(one: Gate, context: GateContext) -> str:

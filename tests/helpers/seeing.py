@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from trainworthy.recipes.vlm.models import words
+from trainworthy.recipes.vlm.models import small_language_model
 
 
 def write(home: Path) -> Path:
@@ -27,7 +27,7 @@ def write(home: Path) -> Path:
     CLIPModel(CLIPConfig(text_config=CLIPTextConfig(**small, vocab_size=99).to_dict(), vision_config=vision.to_dict(),
                          projection_dim=16)).save_pretrained(home / "clip")  # fmt: skip
     CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=32).save_pretrained(home / "clip")
-    tokenizer = words.vocabulary()
+    tokenizer = small_language_model.vocabulary()
     LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **small, eos_token_id=2)).save_pretrained(home / "llama")
     tokenizer.save_pretrained(home / "llama")
     data = home / "data"
@@ -72,7 +72,7 @@ def talkative(home: Path, *, steps: int = 250, train: int = 256, val: int = 64) 
     from tests.helpers import language
 
     torch.manual_seed(0)
-    folder = words.folder()
+    folder = small_language_model.folder()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "user", "assistant"]})
     tokenizer.chat_template = language.TEMPLATE

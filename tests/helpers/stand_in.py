@@ -188,9 +188,9 @@ def judged(recipe: str, argv: list[str], ids: tuple[str, ...] = ()) -> dict[str,
     cfg = config.parse(loaded.module, argv, prog="stand-in")[0]
     with stand_in() as accelerator, tempfile.TemporaryDirectory() as folder:
         before = None
-        for part in stages.parts(loaded, cfg):
-            context = GateContext(part.cfg, accelerator, part.maker(before), loaded.module.train, Path(folder) / part.name, {}, {},
-                          stage=part.name, follows="rehearsed" if before else "none")  # fmt: skip
+        for spec in stages.specs(loaded, cfg):
+            context = GateContext(spec.cfg, accelerator, spec.factory(before), loaded.module.train, Path(folder) / spec.name, {}, {},
+                          stage=spec.name, follows="rehearsed" if before else "none")  # fmt: skip
             context.folder.mkdir(parents=True)
             for one in order.of_stage(context.look()[1]):
                 if one.id in ids or (not ids and one.id not in LEFT_OUT):
@@ -198,10 +198,10 @@ def judged(recipe: str, argv: list[str], ids: tuple[str, ...] = ()) -> dict[str,
                     assert all(isinstance(p, OnDevice) for p in context.look()[1].model.parameters())
                     context.put_away()
                     started = time.process_time()
-                    found[f"{part.name} {one.id}"] = said = _said(one, context)
+                    found[f"{spec.name} {one.id}"] = said = _said(one, context)
                     if os.environ.get("STAND_IN_TRACE"):
                         print(
-                            f"{part.name} {one.id}: {said[:300]} ({time.process_time() - started:.1f} s)",
+                            f"{spec.name} {one.id}: {said[:300]} ({time.process_time() - started:.1f} s)",
                             file=sys.stderr,
                             flush=True,
                         )

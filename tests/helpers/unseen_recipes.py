@@ -167,7 +167,7 @@ BUGS = [
         "rlhf-same-prompts",
         "rl/rlhf",
         "recipes/rl/rlhf.py",
-        "stream.keys(unit * cfg.rollout_batch_size, (unit + 1) * cfg.rollout_batch_size)",
+        "stream.keys(iteration * cfg.rollout_batch_size, (iteration + 1) * cfg.rollout_batch_size)",
         "stream.keys(0, cfg.rollout_batch_size)",
         "data",
         "common (iterator made anew in each iteration)",

@@ -205,11 +205,11 @@ def test_monitors_tell_a_collapse_from_what_is_normal():
         return [{**start, "val/chosen": -40.0, "val/rejected": -45.0},
                 {**start, "val/reference/chosen": -40.0 + moved, "val/chosen": chosen, "val/rejected": rejected}]  # fmt: skip
 
-    assert preference.likelihood.judge(history(-46.0, -78.0)).ok  # measured on a healthy run: 6 nats and 33
-    assert preference.likelihood.judge(history(-38.0, -60.0)).ok
-    assert not preference.likelihood.judge(history(-140.0, -160.0)).ok
-    assert preference.moved_reference.judge(history(-40.0, -45.0)).ok
-    assert not preference.moved_reference.judge(history(-40.0, -45.0, moved=-1.0)).ok
+    assert preference.likelihood.check(history(-46.0, -78.0)).ok  # measured on a healthy run: 6 nats and 33
+    assert preference.likelihood.check(history(-38.0, -60.0)).ok
+    assert not preference.likelihood.check(history(-140.0, -160.0)).ok
+    assert preference.moved_reference.check(history(-40.0, -45.0)).ok
+    assert not preference.moved_reference.check(history(-40.0, -45.0, moved=-1.0)).ok
 
 
 @pytest.mark.parametrize("recipe", [dpo, reward], ids=["dpo", "reward"])

@@ -18,7 +18,7 @@ from trainworthy.core.base.verdict import Skip
 from trainworthy.core.report.intervals import bootstrap
 from trainworthy.recipes.llm.data import documents, formats, pairs, preferences
 from trainworthy.recipes.llm.evaluation import metrics
-from trainworthy.recipes.llm.gates import loss
+from trainworthy.recipes.llm.gates import objective
 from trainworthy.recipes.shared import language_models
 
 from tests.conftest import ROOT
@@ -242,13 +242,13 @@ def test_rouge_by_its_orders_and_a_package_that_is_missing(monkeypatch: pytest.M
 
 
 def test_answers_that_are_cut_are_told_with_their_share():
-    found = loss.ended(10).judge([{"val/perplexity": 3.0}, {"val/stops": 0.75}])
+    found = objective.ended(10).check([{"val/perplexity": 3.0}, {"val/stops": 0.75}])
     assert not found.ok
     assert "75%" in found.measured
     assert "25% are cut" in found.measured
     assert "--max-new-tokens 20" in found.remedy
     with pytest.raises(Skip):
-        loss.ended(10).judge([{"val/perplexity": 3.0}])
+        objective.ended(10).check([{"val/perplexity": 3.0}])
 
 
 # -------------------------------------------------------------------------------------------------------------------- chat

@@ -138,7 +138,7 @@ def test_a_reward_that_counts_tokens_is_told():
 
     def judged(rewards: Tensor, sizes: Tensor) -> bool:
         history = [{"val/follows_length": calibration.follows(rewards, sizes)}]
-        return reward.follows_length.judge(history).ok
+        return reward.follows_length.check(history).ok
 
     longer = sizes.sort(1, descending=True).values  # what is preferred is longer in every pair
     assert calibration.follows(0.3 * sizes, sizes) == pytest.approx(1.0)

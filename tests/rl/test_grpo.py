@@ -269,24 +269,24 @@ def test_monitors_ask_to_stop_where_they_are_sure(name: str):
     cfg = SimpleNamespace(num_iterations=1, beta=0.1, target_kl=0.0, stop_hacked=True)
     one = {m.id: m for m in grpo_monitors.monitors(cfg, 200)}[name]
     wrong, fine = (rows_of(**case) for case in STOPS[name])
-    assert one.judge(wrong).evidence.get("stop"), one.judge(wrong)
-    assert "stop" not in one.judge(wrong[:1]).evidence
-    assert "stop" not in one.judge(fine).evidence
+    assert one.check(wrong).evidence.get("stop"), one.check(wrong)
+    assert "stop" not in one.check(wrong[:1]).evidence
+    assert "stop" not in one.check(fine).evidence
     cfg.stop_hacked = False
     one = {m.id: m for m in grpo_monitors.monitors(cfg, 200)}[name]
-    assert not one.judge(wrong).ok
-    assert "stop" not in one.judge(wrong).evidence
+    assert not one.check(wrong).ok
+    assert "stop" not in one.check(wrong).evidence
 
 
 def test_the_kl_must_end_near_its_target():
     """A target that is far below 1 nat a token: too far is advised at 1.2 times, and stops at 4 times where nothing is gained."""
-    judged = grpo_monitors.drift(0.1, 0.05).judge
-    assert judged(rows_of([0.3, 0.3, 0.3], kl=[0.0, 0.09, 0.055])).ok
-    late = judged(rows_of([0.3, 0.3, 0.3], kl=[0.0, 0.09, 0.1]))
+    check = grpo_monitors.drift(0.1, 0.05).check
+    assert check(rows_of([0.3, 0.3, 0.3], kl=[0.0, 0.09, 0.055])).ok
+    late = check(rows_of([0.3, 0.3, 0.3], kl=[0.0, 0.09, 0.1]))
     assert not late.ok
     assert "stop" not in late.evidence
-    assert judged(rows_of([0.3, 0.3, 0.3], kl=[0.0, 0.3, 0.4])).evidence["stop"]
-    assert "stop" not in judged(rows_of([0.3, 0.5, 0.7], kl=[0.0, 0.3, 0.4])).evidence
+    assert check(rows_of([0.3, 0.3, 0.3], kl=[0.0, 0.3, 0.4])).evidence["stop"]
+    assert "stop" not in check(rows_of([0.3, 0.5, 0.7], kl=[0.0, 0.3, 0.4])).evidence
 
 
 @pytest.mark.parametrize(("settings", "words"), [
@@ -520,11 +520,11 @@ def test_monitors_tell_a_hole_in_the_reward():
         return [{"train/trainer/reward": earned, "val/accuracy": right} for earned, right in rows]
 
     reward = grpo_monitors.hacked(200)
-    assert reward.judge(history((0.2, 0.3), (0.6, 0.5))).ok
-    assert not reward.judge(history((0.1, 0.4), (0.4, 0.14))).ok
+    assert reward.check(history((0.2, 0.3), (0.6, 0.5))).ok
+    assert not reward.check(history((0.1, 0.4), (0.4, 0.14))).ok
     still = [{"train/trainer/frac_reward_zero_std": 0.4}, {"train/trainer/frac_reward_zero_std": 0.95}]
-    assert not grpo_monitors.still_groups.judge(still).ok
-    assert grpo_monitors.still_groups.judge(still[:1]).ok
+    assert not grpo_monitors.still_groups.check(still).ok
+    assert grpo_monitors.still_groups.check(still[:1]).ok
 
 
 def test_a_control_earns_what_others_earned():

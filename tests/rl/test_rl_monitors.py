@@ -30,7 +30,7 @@ def history(n: int = 10, **changed) -> list[dict[str, float]]:
 
 def advised(rows: list[dict[str, float]], ceiling: float = CEILING) -> list[str]:
     found = monitors.monitors(FLOOR, ceiling, ratio=True, actions=ACTIONS, capacity=CAPACITY)
-    return [m.id for m in found if not m.judge(rows).ok]
+    return [m.id for m in found if not m.check(rows).ok]
 
 
 @pytest.mark.parametrize("ceiling", [CEILING, math.inf])

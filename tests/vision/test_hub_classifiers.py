@@ -72,7 +72,7 @@ def test_its_export_is_read_by_from_pretrained(tmp_path):
     recipe = loading.load("vision/classify")
     words = ["--model", str(folder), "--weights", "DEFAULT", "--image-size", "48", "--loader.workers", "0"]
     cfg, _ = config.parse(recipe.module, words, prog="vision/classify")
-    stage = stages.parts(recipe, cfg)[0].build(Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1)), None)
+    stage = stages.specs(recipe, cfg)[0].build(Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1)), None)
     with torch.no_grad():
         torch.nn.init.normal_(stage.model.net.classifier.weight)
     picture = stage.data["val"].images[0]

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from trainworthy.core.gates import formula
 from trainworthy.core.recipe.stage import Expect
-from trainworthy.recipes.vision.gates import objectives
+from trainworthy.recipes.vision.gates import objective
 
 N = 10
 CFG = SimpleNamespace(label_smoothing=0.1, balance=SimpleNamespace(by="none", gamma=2.0))
@@ -25,7 +25,7 @@ def compared(loss, *, cfg=CFG, more=None) -> formula.Comparison:
         model=net, expect=Expect(), loss=lambda m, b: {"ce": loss(m(b["image"]), b["label"])}
     )  # fmt: skip
     run = SimpleNamespace(autocast=contextlib.nullcontext, precision="fp32")
-    return formula.compared(run, stage, batch, lambda: objectives.classify(SimpleNamespace(cfg=cfg), stage, batch))
+    return formula.compared(run, stage, batch, lambda: objective.classify(SimpleNamespace(cfg=cfg), stage, batch))
 
 
 def nll(x, y):
@@ -84,5 +84,5 @@ def test_mixed_pictures_have_mixed_targets():
     batch = {"image": torch.randn(8, 12), "label": torch.arange(8), "label2": torch.arange(8).flip(0), "lam": share}
     target = share[:, None] * F.one_hot(batch["label"], N) + (1 - share[:, None]) * F.one_hot(batch["label2"], N)
     due = F.cross_entropy(net(batch["image"]), target, label_smoothing=0.1, reduction="none")
-    stated = objectives.classify(SimpleNamespace(cfg=CFG), SimpleNamespace(model=net), batch)["ce"]
+    stated = objective.classify(SimpleNamespace(cfg=CFG), SimpleNamespace(model=net), batch)["ce"]
     assert torch.allclose(next(iter(stated.right.values())), due)

@@ -214,8 +214,8 @@ def test_void_no_object_and_small_pictures_are_legal(tmp_path):
 def test_a_class_that_is_never_found_is_named():
     """The monitor `forgotten`, of the segmenter and of vision/classify."""
     rows = [{"val/recall/nothing": 0.99, "val/recall/nucleus": 0.4}]
-    assert pictures.forgotten.judge(rows).ok
-    found = pictures.forgotten.judge([*rows, {"val/recall/nothing": 1.0, "val/recall/nucleus": 0.0}])
+    assert pictures.forgotten.check(rows).ok
+    found = pictures.forgotten.check([*rows, {"val/recall/nothing": 1.0, "val/recall/nucleus": 0.0}])
     assert not found.ok
     assert "nucleus" in found.measured
 

@@ -14,7 +14,7 @@ from trainworthy.recipes.vision.data.pictures import decode
 from trainworthy.recipes.vlm import instruct
 from trainworthy.recipes.vlm.data import conversations, folders, questions, rows, scenes
 from trainworthy.recipes.vlm.data.rows import Asked
-from trainworthy.recipes.vlm.models import words
+from trainworthy.recipes.vlm.models import small_language_model
 
 from tests.helpers import seeing
 from tests.helpers.commands import read
@@ -36,8 +36,8 @@ def talker() -> nn.Module:
 # ------------------------------------------------------------------------------------------------------------------ rows
 def test_each_question_is_answered_as_if_it_stood_alone(talker):
     """Packed in one row, filled up, or alone: the same logits; and `right` is what greedy decoding says."""
-    tokenizer = words.vocabulary()
-    batch = words.stories(tokenizer, "train", range(12))
+    tokenizer = small_language_model.vocabulary()
+    batch = small_language_model.stories(tokenizer, "train", range(12))
     embed = talker.get_input_embeddings()
     with torch.no_grad():
         packed = rows.answer(talker, embed(batch["ids"]), batch)
@@ -63,7 +63,7 @@ def test_each_question_is_answered_as_if_it_stood_alone(talker):
 
 def test_a_row_is_never_cut():
     """What does not fit is left out whole, and counted."""
-    tokenizer = words.vocabulary()
+    tokenizer = small_language_model.vocabulary()
     data = questions.Questions(SCENES, tokenizer, features=16, side=64, longest=38)
     assert len(data) == len(SCENES)
     assert not data.notes
@@ -252,7 +252,7 @@ def talked(hub) -> Path:
 
 def test_a_conversation_is_read_as_it_is_written(talked):
     """Places where the text has them, every answer scored with its end and nothing else; a lone question reads as ever."""
-    source, tokenizer = folders.load(str(talked), "train"), words.vocabulary()
+    source, tokenizer = folders.load(str(talked), "train"), small_language_model.vocabulary()
     data = questions.Questions(source, tokenizer, features=4, side=32, longest=64)
     assert [data.pictures(i) for i in range(4)] == [1, 2, 2, 3]
     shown = [tokenizer.decode(row["ids"].clamp_min(0)).replace("<pad> <pad> <pad> <pad>", "#") for row in data.rows[:4]]
@@ -301,7 +301,7 @@ def test_pictures_of_a_row_are_its_own(hub, talked):
     torch.manual_seed(0)
     model = instruct.make_model(cfg).eval()
     source = folders.load(str(talked), "train")
-    data = questions.Questions(source, words.vocabulary(), features=model.features, side=32, longest=128)
+    data = questions.Questions(source, small_language_model.vocabulary(), features=model.features, side=32, longest=128)
     with torch.no_grad():
         whole = model(data.collate([data.get(i, None) for i in range(4)]))
         for i in range(4):

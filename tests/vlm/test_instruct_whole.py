@@ -7,7 +7,7 @@ import torch
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.vlm.data import folders, rows
 from trainworthy.recipes.vlm.models import hub as whole
-from trainworthy.recipes.vlm.models import words
+from trainworthy.recipes.vlm.models import small_language_model
 
 from tests.helpers.commands import read
 from tests.vlm.test_instruct import hub, refused, talked  # noqa: F401
@@ -32,7 +32,7 @@ def llava(folder: Path) -> None:
         LlavaProcessor,
     )
 
-    tokenizer = words.vocabulary()
+    tokenizer = small_language_model.vocabulary()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>", "USER", "ASSISTANT", ":"]})
     pictures = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=32)
     LlavaProcessor(pictures, tokenizer, patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1,
@@ -52,7 +52,7 @@ def idefics(folder: Path) -> None:
         Idefics3Processor,
     )
 
-    tokenizer = words.vocabulary()
+    tokenizer = small_language_model.vocabulary()
     tokenizer.add_special_tokens({"additional_special_tokens": ["User", "Assistant", ":", "<global-img>", "\n", *(
         f"<row_{i + 1}_col_{j + 1}>" for i in range(6) for j in range(6))]})  # fmt: skip
     pictures = Idefics3ImageProcessor(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
@@ -79,7 +79,7 @@ def qwen(folder: Path) -> None:
         Qwen2VLVideoProcessor,
     )
 
-    tokenizer = words.vocabulary()
+    tokenizer = small_language_model.vocabulary()
     marks = {name: f"<|{name}|>" for name in ("image_pad", "video_pad", "vision_start", "vision_end")}
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", *marks.values(), "system", "user",
                                                                 "assistant"]})  # fmt: skip

@@ -9,7 +9,7 @@ from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, pick, release, unshare
-from trainworthy.core.gates.named_causes import seen_first
+from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.core.gates.stored_weights import REMEMBERED, SMALL, UPDATES, between, copied, flat, remembered
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage, View
@@ -104,7 +104,7 @@ def average(context: GateContext) -> Finding:
         not wrong, f"{'; '.join(wrong)}; {lag}" if wrong else f"{lag}; evaluation and export use the average",
         f"each average between the last one and the weights, with a decay of at most {cfg.ema:g}, at the end of the ramp at least "
         f"{due:.4f}; the average is evaluated and exported",
-        seen_first(
+        order_causes(
             (any("not updated" in w or "between the old" in w for w in wrong), "the EMA update is missing in train(), or comes before the "
              "optimiser's step"),
             (any("decay" in w for w in wrong), "the decay's ramp restarts at every update, or stops below --ema: the counter of updates "

@@ -17,7 +17,7 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import formula, gate
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
-from trainworthy.core.gates.named_causes import seen_first
+from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.diffusion.data import pictures as source
@@ -64,7 +64,7 @@ def latent_scale(context: GateContext) -> Finding:
         f"{slope:.4g} and offset {offset:+.3f}, by its config {due[0]:.4g} and {due[1]:+.3f}",
         f"a mean within {MEAN:g}, a deviation of {STD[0]:g} to {STD[1]:g}; a difference of at most {FRESH:g}; factor and offset as in its "
         "config",
-        seen_first(
+        order_causes(
             (same and off <= FRESH, "another autoencoder's factor (0.18215 is Stable Diffusion's, and what diffusers assumes of any), or "
              "measured before training ended: 1 / deviation of its own latents, now"),
             (not same and off <= FRESH, "multiplied where it should divide, or twice; a shift that is not taken away"),
@@ -123,7 +123,7 @@ def round_trip(classifier: Classifier | None, needed: float, ask: walks.Ask = wa
             + f"; exported scaling_factor {shipped:.4g}",
             f"{needed:g} dB, {READ:.0%} of what it reads of the pictures; rms of pictures at most {BACK:g}, of what is decoded "
             f"{FACTOR:.0%}",
-            seen_first(
+            order_causes(
                 (judged and not good, "the autoencoder is not good enough: --autoencoder.epochs, wider --vae.widths, more --vae.channels, "
                  "less --vae.kl"),
                 (bool(off - {"the export"}), "latents are decoded without dividing by the scaling factor, or with the shift at another "

@@ -19,7 +19,7 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
-from trainworthy.core.gates.named_causes import seen_first
+from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Stage, View
@@ -134,7 +134,7 @@ def noise_process(
             f"most {LEFT:.0%} of the signal left where sampling begins; {stage.metric.name} at least {floor:.2f}; the same scheduler "
             "in evaluation and export; a timestep for each sample, at least "
             f"{' '.join(f'{0.4 * s:.0%}' for s in declared.tolist())} in each quarter of the sampler's schedule",
-            seen_first(
+            order_causes(
                 (not undoes or bool(strays), "the sampler is not built from the training scheduler's config: another schedule, shift, "
                  "number of timesteps or prediction type"),
                 (not undoes, "the target has another sign or form than the scheduler inverts"),
@@ -235,7 +235,7 @@ def hidden_class(context: GateContext) -> Finding:
         f"{losses[0]:.3f} with the class and {losses[1]:.3f} without; the predictions differ by {apart:.1%}",
         f"dropped in {due:.0%} +- {slack:.1%}, always replaced by the same value, which is no class; a loss below {enough:.3f} "
         "without it; different predictions",
-        seen_first(
+        order_causes(
             (share == 0 or abs(share - due) > slack, "the drop mask is drawn but not applied to the net's input"),
             (apart <= 1e-3, "the class never reaches the net"),
             (bool(seen.null) and null < classes, "the null class is a real class")),
@@ -302,7 +302,7 @@ def weighting(context: GateContext) -> Finding:
         f"{expected[i]:.3f}); the losses of {of} single samples by at most {apart_from:.1%}; "
         f"the distribution of {n:,} timesteps by at most {apart:.3f}",
         f"at most 2% at every level and for every sample; at most {limit:.3f} for the distribution",
-        seen_first(
+        order_causes(
             (gap[i].item() > 0.02, "the weight is that of another prediction type: min(SNR, gamma) over SNR is min-SNR for the noise, "
              "over SNR + 1 for the velocity"),
             (apart_from > 0.02, "the weight belongs to another sample's timestep, or to the reversed schedule"),

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.assets import built
-from trainworthy.recipes.distill.data import arrays, lessons
+from trainworthy.recipes.distill.data import arrays, recordings
 from trainworthy.recipes.shared import speech, whisper
 
 from trainworthy import core
@@ -72,7 +72,7 @@ class Transcripts:
     def wave(self, index: int) -> np.ndarray:
         """Return the samples (n,) float32 at 16 kHz."""
         if self.waves is None:
-            return lessons.sound(arrays.Row(0, Path(self.files[index]), "", None, 0, 0)).at_16k()
+            return recordings.sound(arrays.Row(0, Path(self.files[index]), "", None, 0, 0)).at_16k()
         start = self.starts[index]
         return self.waves[start : start + int(self.spans[index])].numpy().astype(np.float32) / FULL
 
@@ -89,9 +89,9 @@ class Transcripts:
             if val
             else "nothing is held out",
         }
-        if len(learn) < lessons.HELD_OUT or not val:
+        if len(learn) < recordings.HELD_OUT or not val:
             raise UserError("too few recordings are left", got=told["labels"],
-                            needed=f"{lessons.HELD_OUT} to learn from, some held out",
+                            needed=f"{recordings.HELD_OUT} to learn from, some held out",
                             cause="transcripts of other recordings, another language, silence, --data.seconds, --data.max-wer",
                             next="listen to one, and compare it with its transcript")  # fmt: skip
         return learn, val, told
@@ -122,14 +122,14 @@ def _make(source: Source, into: Path, skip: int) -> None:
     """Transcribe every audible recording with the teacher, a batch at a time."""
     teacher, rows, left_out = whisper.load(source.teacher, source.seconds), [], Counter()
     if source.path == "synthesised":
-        readers = lessons.synthesised(source.sentences)[skip:]
+        readers = recordings.synthesised(source.sentences)[skip:]
     else:
         root = Path(source.path)
-        table = arrays.table(root / "metadata.csv", lessons.LAYOUT)
-        rows = arrays.rows(root, table, rate=lessons.FPS, teacher=teacher)
-        rows, excluded = arrays.allowed(root, rows, held_out=lessons.HELD_OUT)
+        table = arrays.table(root / "metadata.csv", recordings.LAYOUT)
+        rows = arrays.rows(root, table, rate=recordings.FPS, teacher=teacher)
+        rows, excluded = arrays.allowed(root, rows, held_out=recordings.HELD_OUT)
         left_out += Counter({"that validation asks about": excluded})
-        readers = [lambda row=row: lessons.sound(row) for row in rows]
+        readers = [lambda row=row: recordings.sound(row) for row in rows]
     batch, kept = [], []
 
     def write() -> None:
@@ -138,22 +138,22 @@ def _make(source: Source, into: Path, skip: int) -> None:
         )
         for (i, one, wave), text in zip(batch, texts, strict=True):
             sound = None if rows else torch.from_numpy((wave.clip(-1, 1) * FULL).round().astype(np.int16))
-            kept.append((i, one.text, text, one.group % lessons.HELD_OUT == 0, len(wave), sound))
+            kept.append((i, one.text, text, one.group % recordings.HELD_OUT == 0, len(wave), sound))
         batch.clear()
 
     for i, reader in enumerate(readers):
         one = reader()
-        if reason := lessons.unfit(wave := one.at_16k(), source.seconds):
+        if reason := recordings.unfit(wave := one.at_16k(), source.seconds):
             left_out[reason] += 1
             continue
         batch.append((i, one, wave))
-        if len(batch) == lessons.BATCH:
+        if len(batch) == recordings.BATCH:
             write()
     if batch:
         write()
     if not kept:
         raise UserError("no recording can be heard", got=", ".join(f"{n} {why}" for why, n in left_out.items()) or "none at all",
-                        needed=f"{lessons.SHORTEST:g} to {source.seconds} s of sound that is not silent")  # fmt: skip
+                        needed=f"{recordings.SHORTEST:g} to {source.seconds} s of sound that is not silent")  # fmt: skip
     where, said, wrote, held_out, spans, sounds = zip(*kept, strict=True)
     tensors = {"spans": torch.tensor(spans), "held_out": torch.tensor(held_out)}
     if not rows:

@@ -10,7 +10,7 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, fetch, pick
-from trainworthy.core.gates.named_causes import seen_first
+from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.distill.gates.whisper import read, vocabulary
@@ -95,7 +95,7 @@ def labels(context: GateContext) -> Finding:
         f"'{pairs[worst][1]}' for '{pairs[worst][0]}'); the teacher transcribes {len(other)} of {len(again)} differently from the same "
         f"sound{example}",
         f"none, and at most {allowed}",
-        seen_first(
+        order_causes(
             (over > 0 and len(other) <= allowed, "labels were not filtered by their word error rate (--data.max-wer), or were compared "
              "with other transcripts"),
             (len(other) > allowed, "labels belong to other recordings, to another teacher, or to another sound than the student gets")),
@@ -194,7 +194,7 @@ def teacher(context: GateContext) -> Finding:
         same >= SAME and change <= MOVED and not training,
         f"{same:.1%} of the labels' ids are the teacher's most likely ones; computed twice, a batch's loss differs by {change:.0e}; "
         f"{training} of the teacher's modules are in train mode", f"at least {SAME:.0%}, at most {MOVED:g}, none",
-        seen_first(
+        order_causes(
             (same < SAME and change <= MOVED and not training, "teacher and student get different recordings, or spectrograms of different "
              "scale"),
             (same < SAME and change <= MOVED and not training, "labels of another teacher, or ids of another tokenizer"),

@@ -10,12 +10,12 @@ from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.gates.learning import OVERFIT_SAMPLES, overfitted
-from trainworthy.core.gates.named_causes import seen_first
+from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.monitoring.monitors import Monitor, monitor
 from trainworthy.core.recipe.stage import Data, Stage, View
-from trainworthy.recipes.distill.data import lessons
+from trainworthy.recipes.distill.data import recordings
 from trainworthy.recipes.distill.evaluation.measures import speech
 from trainworthy.recipes.distill.gates import feature_formula
 from trainworthy.recipes.distill.models.heads import reader
@@ -41,7 +41,7 @@ def read(run: Run, stage: Stage, batch: dict, canvas: Callable[[Tensor], Tensor]
     return {k: (v / counts.get(k, counts.get("*"))).item() for k, v in terms.items()}
 
 
-# ------------------------------------------------------------------------------------------------------------ the lessons
+# --------------------------------------------------------------------------------------------------------- the recordings
 @gate(
     "lessons",
     rows="W6",
@@ -124,7 +124,7 @@ def counted(context: GateContext) -> Finding:
     batch = fetch(stage.data["train"], pick(stage.data["train"], 4, seed), seed, run.device)
     theirs, mask, draws = batch["features"], speech(batch)[..., None], torch.Generator().manual_seed(seed)
     noise = torch.randn(theirs.shape, generator=draws).to(theirs.device)
-    longer = torch.nn.functional.pad(batch["envelope"], (0, 0, 0, 10))[:, : lessons.FPS * context.cfg.data.seconds]
+    longer = torch.nn.functional.pad(batch["envelope"], (0, 0, 0, 10))[:, : recordings.FPS * context.cfg.data.seconds]
     padded = {**batch, "features": torch.where(mask, theirs, noise), "envelope": longer}
     first, again = sum(read(run, stage, batch).values()), sum(read(run, stage, padded).values())
 
@@ -147,7 +147,7 @@ def counted(context: GateContext) -> Finding:
         f"padding changes the loss by {abs(again - first) / first:.0e}; loss of the teacher's own features {equal:.2f}, of 1.5 times them "
         f"{larger:.2f}, of a tenth {small:.2f}, of a tenth in another direction {astray:.2f}",
         "padding changes nothing; 1.5 times the features cost at least 0.05 more; another direction costs at least 1.6 times as much",
-        seen_first(
+        order_causes(
             (abs(again - first) > 1e-3 * first, "a term is not masked, or is divided by the whole length: silence is learnt"),
             (larger - equal < 0.05, "the loss is cosine alone: the scale does not count"),
             (astray - small < 0.6 * small, "the loss is squared error alone: direction hardly counts while features are small")),
@@ -175,7 +175,7 @@ def magnitude(context: GateContext) -> Finding:
     return Finding(
         ok, f"the student's norm over the teacher's: {size:.2f} before training ({spread:.2f} around the mean), {late:.2f} after eight samples",
         "0.5 to 2 before (0.1 to 4 around the mean), 0.8 to 1.25 after",
-        seen_first(
+        order_causes(
             (not 0.1 <= spread <= 4, "the output scale does not start at the teacher's standard deviation (1.35 is Whisper base's, 1.1 "
              "tiny.en's)"),
             (not 0.5 <= size <= 2, "there is no offset for each position: most of a frame is the mean of its position"),
@@ -223,11 +223,14 @@ def alignment(context: GateContext) -> Finding:
     with evaluating(stage.model):
         moved = (stage.model(changed) - stage.model(one)).float().norm(dim=-1)  # (8, frames)
     peak = to_double(moved.argmax(1)) / whisper.FRAMES_PER_SECOND
-    at = to_double(places) / lessons.FPS
+    at = to_double(places) / recordings.FPS
     late = (peak - at).median().item()
     rate = ((peak - peak.mean()) * (at - at.mean())).sum().item() / (at - at.mean()).square().sum().item()
     seconds = (
-        (batch["envelope"].any(-1).sum(1) / lessons.FPS - batch["span"] / whisper.FRAMES_PER_SECOND).abs().max().item()
+        (batch["envelope"].any(-1).sum(1) / recordings.FPS - batch["span"] / whisper.FRAMES_PER_SECOND)
+        .abs()
+        .max()
+        .item()
     )
     ok = abs(late) <= 0.1 and abs(rate - 1) <= 0.1 and seconds <= 0.1
     return Finding(

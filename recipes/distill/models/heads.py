@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from trainworthy.recipes.distill.data import lessons
+from trainworthy.recipes.distill.data import recordings
 from trainworthy.recipes.shared import whisper
 
 from trainworthy import core
@@ -37,13 +37,17 @@ def reader(model: Callable[[Tensor], Tensor], teacher: whisper.Whisper) -> whisp
     return replace(teacher, model=model.head) if isinstance(model, Opened) else teacher
 
 
-def sensed(source: lessons.Lessons) -> str:
+def sensed(source: recordings.Recordings) -> str:
     """Return what an exported program reads."""
     shape = f"float32 (B, {source.length}, {len(source.ears_mean)})"
-    return f"{shape}: {source.sensor} at {lessons.FPS} frames a second, zeros after the end (of sound: lessons.py)"
+    return (
+        f"{shape}: {source.sensor} at {recordings.FPS} frames a second, zeros after the end (of sound: recordings.py)"
+    )
 
 
-def export(folder: Path, model: nn.Module, teacher: whisper.Whisper, cfg: core.Config, source: lessons.Lessons) -> None:
+def export(
+    folder: Path, model: nn.Module, teacher: whisper.Whisper, cfg: core.Config, source: recordings.Recordings
+) -> None:
     """Save the student (model.safetensors, and model.pt2, which runs without this project) and the Whisper whose encoder it replaces."""
     student = model.student if isinstance(model, Opened) else model
     output = f"float32 (B, {teacher.frames}, {teacher.width}): encoder_outputs of whisper/"

@@ -62,7 +62,7 @@ def some(data: Data, seed: int) -> list[int]:
 
 def template(chat: Chat, answers: tuple[str, ...]) -> Gate:
     @gate("template", rows="L8", title="the chat template is applied exactly once, without extra tokens", reads="data")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Compares the ids that reach the model with the tokenizer's own rendering of the same turns."""
         run, stage = context.look()
         data, wrong = stage.data["train"], []
@@ -91,7 +91,7 @@ def template(chat: Chat, answers: tuple[str, ...]) -> Gate:
             evidence={"example": example}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
@@ -103,7 +103,7 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
         return chat.tokenizer.decode([ids[p + 1] for p in sorted(places)[:12] if p + 1 < len(ids)])
 
     @gate("scored", rows="L2 L3", title=title, reads="data model loss train", explains=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Reads the scored tokens from the loss's gradient with respect to the last hidden states: each state predicts the next token. So it
         measures what the loss does, whatever the labels are."""
         run, stage = context.look()
@@ -146,7 +146,7 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
             evidence={"share": share, "example": example}, batch=batch,
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 @gate(
@@ -294,7 +294,7 @@ def asked(chat: Chat) -> Gate:
     title = "evaluations use the same prompts as training"
 
     @gate("prompts", rows="L8 L1", title=title, reads="data model loss evaluate")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Compares the ids that `evaluate` generates from with those that the loss sees before the answer of the same samples. The loss is
         aborted after its input is recorded."""
         run, stage = context.look()
@@ -324,14 +324,14 @@ def asked(chat: Chat) -> Gate:
             evidence={"generated_from": generated},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def padding() -> Gate:
     title = "answers and losses in a batch equal those of each sample alone"
 
     @gate("padding", rows="L1", title=title, reads="data model loss evaluate")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Compares answers and loss of the overfit model, whose answers are certain, on a padded batch of three prompts and on each prompt
         alone."""
         run, stage, found = overfitted(context)
@@ -378,4 +378,4 @@ def padding() -> Gate:
             evidence={"together": together, "alone": [a for a, _, _ in alone], "scores": moved},
         )  # fmt: skip
 
-    return prove
+    return check

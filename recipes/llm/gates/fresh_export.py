@@ -31,7 +31,7 @@ def exported(base: str, tokenizer: Any, lm: Callable[[nn.Module], nn.Module] = l
     title = "the export, loaded in a fresh process, gives the log-probabilities of the trained model"
 
     @gate("exported", rows="C18 L5", title=title, reads="model export optimizers state loss counts train")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Exports the rehearsed model, whose weights have moved. A process that imports nothing of this project loads it with transformers
         and peft. Its log-probabilities are compared on random tokens, relative to what the rehearsal changed."""
         run, stage, _ = rehearsed(context)
@@ -83,4 +83,4 @@ def exported(base: str, tokenizer: Any, lm: Callable[[nn.Module], nn.Module] = l
             exported_weights.check(context) if found is None else found
         )  # the outputs hardly changed: compare the files
 
-    return prove
+    return check

@@ -44,7 +44,7 @@ def phases(find: Callable[[GateContext], tuple[Run, Stage, Tensor, int]]) -> Gat
     """Return the gate. `find` returns (run, stage, ids (1, T) of a text, length in use)."""
 
     @gate("phases", rows="L5", title="rotary phases are exact at the longest position in use", reads="data model train")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Attention with rotary positions depends on distances only, so shifting a short text must not change the logits. Phases kept in
         half precision satisfy this at small positions only."""
         run, stage, ids, length = find(context)
@@ -66,4 +66,4 @@ def phases(find: Callable[[GateContext], tuple[Run, Stage, Tensor, int]]) -> Gat
             evidence=gaps,
         )  # fmt: skip
 
-    return prove
+    return check

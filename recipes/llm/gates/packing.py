@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, fetch, own_size
-from trainworthy.core.gates.named_causes import seen_first
+from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
@@ -137,7 +137,7 @@ def _likely_causes(documents: list[np.ndarray], ids: Tensor, due: Counter, got: 
     only_ends = bool(lost) and all(b == eos for _, b in lost)
     in_rows = Counter(zip(ids[:, :-1].flatten().tolist(), ids[:, 1:].flatten().tolist(), strict=True))
     ignored = bool(lost) and not shifted and not only_ends and not lost - in_rows
-    return seen_first(
+    return order_causes(
         (shifted, "labels are shifted in the data and once more in the loss, or not at all"),
         (ignored, "tokens get no gradient from the loss: their losses are clamped, weighted with 0 or left out"),
         (bool(extra) and not lost, "the first token of a document is the target after the previous document's end: mask labels where a "

@@ -108,7 +108,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
         return said.gather(-1, ids[0, len(before) :, None].cpu()).sum().item(), len(after)
 
     @gate("preference", rows="L9", title=title, reads="data model loss train", explains=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Compares the loss of two pairs, before training and after eight pairs were memorised, with the formula. Its log-probabilities come
         from each answer alone, for the policy and for the reference, which is the initial model built again."""
         _, start = context.look()
@@ -166,7 +166,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
             if off and max(*gaps, abs(moved)) <= limit else "",
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 FEATURES: dict[str, Callable[[str, str], float]] = {

@@ -14,7 +14,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import formula, gate
 from trainworthy.core.gates.diagnosis import ratio
 from trainworthy.core.gates.gate import Gate, GateContext
-from trainworthy.core.gates.named_causes import seen_first
+from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
@@ -108,7 +108,7 @@ def z(weight: float) -> Gate:
     title = "z-loss is weight x log^2 Z of the raw logits, in value and gradient"
 
     @gate("z-loss", rows="L6", title=title, reads="data model loss")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """A short run does not show a z-loss at its usual weight. So the gate compares the gradient of the recipe's loss with respect to the
         logits, as they are and with 10 added to each, which does not change the cross-entropy."""
         if not weight:
@@ -144,7 +144,7 @@ def z(weight: float) -> Gate:
             evidence={"added": added, "gap": gap, "own": own},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 @gate(
@@ -198,7 +198,7 @@ def perplexity(context: GateContext) -> Finding:
     return Finding(
         not wrong, "; ".join(wrong) or f"{shown} on {len(documents)} documents of {tokens} tokens, equal to those token by token",
         f"equal within {limit:g} for every batch size",
-        why + seen_first(
+        why + order_causes(
             (steady, "tokens that two windows share are counted twice, or windows restart without the tokens before them"),
             (not steady, "a mean of means: sum nats and tokens over all batches, divide once"),
             (True, "padding, or the first token of a document, is counted; bytes are those of another tokenizer or text")),

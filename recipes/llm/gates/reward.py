@@ -17,7 +17,7 @@ from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, pick
 from trainworthy.core.gates.learning import overfitted
-from trainworthy.core.gates.named_causes import seen_first
+from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Metric, View
@@ -74,7 +74,7 @@ def lengths(chat: Chat) -> Gate:
     title = "the preferred answer is not simply the longer one"
 
     @gate("lengths", rows="R1", title=title, reads="data")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Counts the pairs that a reward of the number of tokens alone would rank correctly."""
         _, stage = context.look()
         data = stage.data["train"]
@@ -90,14 +90,14 @@ def lengths(chat: Chat) -> Gate:
             evidence={"share": share},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def place(chat: Chat) -> Gate:
     title = "the reward is read at the token that ends the answer, and nowhere else"
 
     @gate("place", rows="L2 L3", title=title, reads="data model loss train", explains=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Reads where the loss of the overfit model has a gradient with respect to the last hidden states. This is what the loss does,
         whatever pad token and configuration say. The head of an overfit model is no longer zero."""
         run, stage, _ = overfitted(context)
@@ -125,7 +125,7 @@ def place(chat: Chat) -> Gate:
             not wrong,
             "; ".join(wrong[:3]) or f"{len(read)} answers, each read at the {chat.tokenizer.decode([answer[-1]])!r} that ends it",
             "only the token that ends the answer has a gradient",
-            seen_first(
+            order_causes(
                 (bool(wrong) and not padding and not several, "the pad is also the end of a turn: the last token that is not the pad is the "
                  "one before it"),
                 (padding, "the model's pad_token_id is not the pad that the collator writes: the reward is that of padding"),
@@ -134,7 +134,7 @@ def place(chat: Chat) -> Gate:
             evidence={"read": [r.nonzero().flatten().tolist() for r in read]}, batch=batch,
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def bradley_terry(chat: Chat, cfg: Any) -> Gate:
@@ -149,7 +149,7 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
         )
 
     @gate("bradley-terry", rows="R1 L1", title=title, reads="data model loss evaluate train", explains=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Compares the loss before training and after a few pairs were memorised, in order and exchanged, with the formula. Its rewards come
         from each answer alone, without padding. The evaluation's margin is compared, too."""
         _, start = context.look()
@@ -185,14 +185,14 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
             evidence={"gaps": gaps},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def exported(chat: Chat) -> Gate:
     title = "the exported model, loaded from its files, gives the same rewards"
 
     @gate("exported", rows="L5", title=title, reads="data model export train")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Compares rewards of the overfit model's answers, each alone, with those of its export in one batch, padded by the exported
         tokenizer on either side."""
         from transformers import AutoTokenizer
@@ -227,7 +227,7 @@ def exported(chat: Chat) -> Gate:
             evidence={"gaps": gaps},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def _few(rewards: Tensor) -> str:

@@ -15,7 +15,7 @@ def held_out(source: Any) -> Gate:
     @gate(
         "splits", rows="C6", title="validation and test are as large as the settings say", reads="data", explains=True
     )
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Checks the sizes of the splits: exchanged splits have no row in common, so `leakage` does not notice."""
         data = context.look()[1].data
         sizes = {name: len(one) for name, one in data.items()}
@@ -34,4 +34,4 @@ def held_out(source: Any) -> Gate:
             evidence={"sizes": sizes, "most": most},
         )  # fmt: skip
 
-    return prove
+    return check

@@ -99,11 +99,11 @@ class Watch:
         said = f"the reward rose from {reward:.3g} to {told['reward']:.3g}, and for {int(self.odd)} iterations: {', '.join(wrong)}"
         return said if self.odd >= IN_A_ROW else ""
 
-    def stop(self, told: dict[str, float], unit: int) -> None:
+    def stop(self, told: dict[str, float], iteration: int) -> None:
         """Record a rollout, and end the run if something is wrong."""
         if said := self.see(told):
             raise Stop(
-                f"the reward is being hacked (R1): {said}; the run stopped itself at iteration {unit}\n"
+                f"the reward is being hacked (R1): {said}; the run stopped itself at iteration {iteration}\n"
                 "  likely cause: a reward with a hole, and a KL coefficient that is missing, too small or too slow to adapt\n"
                 "  next:         read the samples of the report; correct the reward, or keep the policy near its start (--init-kl-coef 0.2)\n"
                 "                (--no-stop-hacked goes on all the same)"

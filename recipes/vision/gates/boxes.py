@@ -9,7 +9,7 @@ from torchvision.ops import box_iou
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, fetch
-from trainworthy.core.gates.named_causes import seen_first
+from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.recipes.vision.data import boxes
 
 PAINTED, SAMPLES = 32, 32
@@ -120,7 +120,7 @@ def lie_on(context: GateContext) -> Finding:
     return Finding(
         not wrong, told_wrong or f"painted rectangles match their boxes, IoU at least {min(told):.2f}",
         f"an IoU of at least {AS_ONE} with the painted rectangle for 90% of the boxes",
-        seen_first(
+        order_causes(
             ("format" in told_wrong or "as x" in told_wrong, "the file has another box format than the reader assumes (COCO has x, y, w, "
              "h); convert once, when the file is read"),
             ("mirrored" in told_wrong or "times as large" in told_wrong, "the picture is resized, mirrored or cropped and its boxes are "

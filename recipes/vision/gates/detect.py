@@ -19,7 +19,7 @@ from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import boxes
-from trainworthy.recipes.vision.gates import objectives, pictures
+from trainworthy.recipes.vision.gates import objective, pictures
 from trainworthy.recipes.vision.gates.boxes import MEANINGS, PAINTED, SAMPLES, Change, lie_on, painted, twin
 from trainworthy.recipes.vision.models import detectors
 
@@ -108,7 +108,7 @@ def precision(context: GateContext) -> Finding:
             change: Callable[[dict], dict] = dict, data: boxes.Boxed = data, indices: list[int] = indices
         ) -> float:
             return run.measure(
-                pictures.judging(stage, Knowing(data, indices, run.device, change)), View(data, indices)
+                pictures.with_net(stage, Knowing(data, indices, run.device, change)), View(data, indices)
             )[name]
 
         best = value()
@@ -203,7 +203,7 @@ def own_pixels(context: GateContext) -> Finding:
                 sized = {"scale": torch.ones(2), "size": torch.tensor([train.side, train.side])}
                 changes[f"boxes that {why}"] = lambda said, change=change, sized=sized: {
                     k: v for k, v in meaning(change, train.side)(said | sized).items() if k not in sized}  # fmt: skip
-        altered = {why: pictures.judging(stage, Altered(stage.eval_model, change)) for why, change in changes.items()}
+        altered = {why: pictures.with_net(stage, Altered(stage.eval_model, change)) for why, change in changes.items()}
         tried = {why: run.measure(other, data)[name] for why, other in altered.items()}
         likely = max(tried, key=tried.get)
         because = f"; {tried[likely]:.3f} with {likely}" if tried[likely] > value + 0.2 else ""
@@ -340,4 +340,4 @@ def reached(context: GateContext) -> Finding:
     )  # fmt: skip
 
 
-DETECTING = [lie_on, precision, own_pixels, suppression, reached, pictures.scale, objectives.DETECT]
+DETECTING = [lie_on, precision, own_pixels, suppression, reached, pictures.scale, objective.DETECT]

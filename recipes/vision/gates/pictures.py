@@ -21,7 +21,7 @@ from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import masks
 from trainworthy.recipes.vision.data.masks import IGNORE
 from trainworthy.recipes.vision.evaluation import segmentation
-from trainworthy.recipes.vision.gates import objectives
+from trainworthy.recipes.vision.gates import objective
 from trainworthy.recipes.vision.gates.together import outputs, together
 
 SAMPLES, WINDOWS = 16, 200
@@ -172,11 +172,11 @@ def key(image: Tensor) -> bytes:
     return image.cpu().numpy().tobytes()
 
 
-def judging(stage: Stage, net: nn.Module) -> Stage:
+def with_net(stage: Stage, net: nn.Module) -> Stage:
     """Return the stage with another net to evaluate."""
-    judged = copy.copy(stage)
-    judged.model, judged.ema_model = net, None
-    return judged
+    other = copy.copy(stage)
+    other.model, other.ema_model = net, None
+    return other
 
 
 class Voided(View):
@@ -214,7 +214,7 @@ def scored(context: GateContext) -> Finding:
     name = stage.metric.name
 
     def value(**how: int) -> float:
-        return run.measure(judging(stage, Knowing(truth, n, **how)), held_out)[name]
+        return run.measure(with_net(stage, Knowing(truth, n, **how)), held_out)[name]
 
     best = value()
     if abs(best - stage.metric.ceiling) > 1e-3:
@@ -286,7 +286,7 @@ def _unlike_stored(run: Run, stage: Stage, data: masks.Windows, n: int) -> list[
                 part = mask[top : top + data.window, left : left + data.window]
                 asked["mask"][at, : part.shape[0], : part.shape[1]] = part
     name, cells = stage.metric.name, data.window**2
-    got = run.measure(judging(stage, Knowing(asked, n)), View(data, indices))[name]
+    got = run.measure(with_net(stage, Knowing(asked, n)), View(data, indices))[name]
     best = segmentation.scores(counts, [str(c) for c in range(n)])[name]
     small, large = (f"{w}x{h}" for h, w in (data.sizes[chosen[0]], data.stored_sizes[chosen[0]]))
     if got > 1 - 1e-4 and best < 1 - OUTLINES:
@@ -337,7 +337,7 @@ def _first_input(model: nn.Module, images: Tensor) -> Tensor:
     return kept[0]
 
 
-SEGMENTING = [labels, scored, together, scale, objectives.SEGMENT]
+SEGMENTING = [labels, scored, together, scale, objective.SEGMENT]
 
 
 # --------------------------------------------------------------------------------------------------------------- monitors
@@ -345,7 +345,7 @@ def _every_class(remedy: str) -> Monitor:
     """Return a monitor of each class's recall at the last evaluation."""
 
     @monitor("forgotten", rows="V6", title="every class is predicted")
-    def judge(history: list[dict[str, float]]) -> Finding:
+    def check(history: list[dict[str, float]]) -> Finding:
         recall = {k.removeprefix("val/recall/"): v for k, v in history[-1].items() if k.startswith("val/recall/")}
         never = [c for c, r in recall.items() if r < 0.01]
         worst = min(recall, key=recall.get) if recall else ""
@@ -355,7 +355,7 @@ def _every_class(remedy: str) -> Monitor:
             "a recall above 1% for every class that occurs", remedy, evidence={"recall": recall},
         )  # fmt: skip
 
-    return judge
+    return check
 
 
 forgotten = _every_class("a rare class against a large background: --dice, --focal, or more windows in which it occurs")

@@ -9,7 +9,7 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, fetch, pick
-from trainworthy.core.gates.named_causes import seen_first
+from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.core.loop.run import evaluating
 from trainworthy.recipes.vision.data.masks import IGNORE
 
@@ -80,7 +80,7 @@ def together(context: GateContext) -> Finding:
     return Finding(
         not wrong, "; ".join(wrong) or f"pictures painted from their masks match them (lowest correlation {' '.join(told)})",
         f"a correlation of {AS_ONE} in 90% of the windows of both paths, and no new ids",
-        seen_first(
+        order_causes(
             (any("does not match" in w for w in wrong), "picture and mask get different random draws: pass both to one transform "
              "(tv_tensors), or draw once for both"),
             (any("evaluation path" in w and "does not match" in w for w in wrong), "the picture is resized, rotated or padded and its mask is not"),

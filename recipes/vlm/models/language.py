@@ -1,5 +1,5 @@
-"""Language models, all in classes of transformers, so that one code path trains, saves and loads them. `words` is the small one of words.py;
-any other name is the hub's, or a folder in its layout."""
+"""Language models, all in classes of transformers, so that one code path trains, saves and loads them. `words` is the model of
+small_language_model.py; any other name is the hub's, or a folder in its layout."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from trainworthy.recipes.llm.models import loading
 from trainworthy.recipes.shared import hub, language_models
-from trainworthy.recipes.vlm.models import words
+from trainworthy.recipes.vlm.models import small_language_model
 
 
 def load(name: str, lora: language_models.LoRA) -> nn.Module:
@@ -39,12 +39,12 @@ def folder(name: str) -> str:
 
 def path(name: str) -> str:
     """Return what `from_pretrained` reads."""
-    return str(words.folder()) if name == "words" else hub.locate(name, "--language", packaged="words")
+    return str(small_language_model.folder()) if name == "words" else hub.locate(name, "--language", packaged="words")
 
 
 def weights(name: str, model: nn.Module) -> dict[str, Tensor]:
     """Return the file of our own model by the names of `model`, which adapters change; None for hub models."""
-    file = load_file(words.folder() / "model.safetensors") if name == "words" else {}
+    file = load_file(small_language_model.folder() / "model.safetensors") if name == "words" else {}
     plain = {k: k.removeprefix("base_model.model.").replace(".base_layer", "") for k in model.state_dict()}
     return {k: file[v] for k, v in plain.items() if v in file}
 
@@ -84,5 +84,7 @@ def told(name: str) -> str:
     """Return its source, and its own accuracy."""
     if name != "words":
         return name
-    share, seconds = (json.loads((words.folder() / f"{n}.json").read_text()) for n in ("result", "seconds"))
+    share, seconds = (
+        json.loads((small_language_model.folder() / f"{n}.json").read_text()) for n in ("result", "seconds")
+    )
     return f"answers {share:.1%} of the questions about scenes described in words; built once, {seconds:.0f} s"

@@ -1,5 +1,5 @@
 """Vision encoders: images (B, 3, side, side) in [0, 1] -> features (B, n, width), one per patch. They own their normalisation and are never
-trained here. `cells` is the small one of cells.py; any other name is the hub's, or a folder."""
+trained here. `cells` is the encoder of small_vision_encoder.py; any other name is the hub's, or a folder."""
 
 import json
 
@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.shared import hub
-from trainworthy.recipes.vlm.models import cells
+from trainworthy.recipes.vlm.models import small_vision_encoder
 
 
 class Hub(nn.Module):
@@ -47,7 +47,7 @@ class Hub(nn.Module):
 def load(name: str, layer: int = -2) -> nn.Module:
     """Return the encoder, frozen and in eval mode; for hub models, with the output of that `layer`."""
     if name == "cells":
-        encoder = cells.Cells()
+        encoder = small_vision_encoder.Cells()
         encoder.load_state_dict(weights(name))
     else:
         encoder = Hub(name, layer)
@@ -56,13 +56,15 @@ def load(name: str, layer: int = -2) -> nn.Module:
 
 def weights(name: str) -> dict[str, Tensor]:
     """Return the file of our own encoder; None for hub models."""
-    return load_file(cells.folder() / "encoder.safetensors") if name == "cells" else {}
+    return load_file(small_vision_encoder.folder() / "encoder.safetensors") if name == "cells" else {}
 
 
 def told(name: str) -> str:
     """Return its source, and its own accuracy."""
     if name != "cells":
         return name
-    share, seconds = (json.loads((cells.folder() / f"{n}.json").read_text()) for n in ("result", "seconds"))
+    share, seconds = (
+        json.loads((small_vision_encoder.folder() / f"{n}.json").read_text()) for n in ("result", "seconds")
+    )
     return (f"reads {share['digit']:.1%} of held-out digits and {share['colour']:.1%} of their colours by itself; "
             f"built once, {seconds:.0f} s")  # fmt: skip

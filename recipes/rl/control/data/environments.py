@@ -189,10 +189,10 @@ class Environments:
         begun = [self._seed(i) if now else None for i, now in enumerate(which)]
         with blamed(self.name):
             observation, _ = self.vector.reset(seed=begun, options={"reset_mask": which})
-        self._judge(observation=observation)
+        self._validate(observation=observation)
         self.observation = torch.from_numpy(observation).float()
 
-    def _judge(self, **seen: np.ndarray) -> None:
+    def _validate(self, **seen: np.ndarray) -> None:
         """Raise Stop for non-finite values: running statistics would never recover."""
         for what, values in seen.items():
             if not np.isfinite(values).all():
@@ -213,7 +213,7 @@ class Environments:
             history.append(action)
         with blamed(self.name):
             observation, reward, terminated, truncated, _ = self.vector.step(chosen + self.first_action)
-        self._judge(observation=observation, reward=reward)
+        self._validate(observation=observation, reward=reward)
         self.returned += reward
         done = terminated | truncated
         followed = {"reward": torch.from_numpy(reward).float(), "next_observation": torch.from_numpy(observation).float(),

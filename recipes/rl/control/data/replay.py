@@ -46,12 +46,12 @@ class Replay:
         """Free the steps: the buffer is not used any more."""
         self.rows, self.priority = {}, self.priority[:0].clone()
 
-    def age(self, unit: int) -> float:
+    def age(self, iteration: int) -> float:
         """Return the mean age of the held steps, in rollouts."""
-        return unit - to_double(self.born[: len(self)]).mean().item()
+        return iteration - to_double(self.born[: len(self)]).mean().item()
 
-    def add(self, stretch: dict[str, Tensor], unit: int) -> None:
-        """Copy in consecutive steps (length, n, ...) of rollout `unit`, over the oldest ones."""
+    def add(self, stretch: dict[str, Tensor], iteration: int) -> None:
+        """Copy in consecutive steps (length, n, ...) of rollout `iteration`, over the oldest ones."""
         newest = {k: stretch[k][-self.steps :] for k in KEPT}
         length, skipped = len(newest["reward"]), max(0, len(stretch["reward"]) - self.steps)
         if not self.rows:
@@ -59,7 +59,7 @@ class Replay:
         at = (torch.arange(length, device=self.device) + self.added + skipped) % self.steps
         for k, v in newest.items():
             self.rows[k][at] = v
-        self.born[at.cpu()] = unit
+        self.born[at.cpu()] = iteration
         self.priority[at] = (
             self.priority.max() if self.added else 1.0
         )  # new steps get the highest priority until they are drawn

@@ -41,10 +41,10 @@ def targets_gate(subject: Subject) -> Gate:
     """Return the gate that compares the value targets of a first rollout with the returns that follow from the probe's rule."""
 
     @gate("targets", rows="R5", title="the value targets of a first rollout equal the analytic returns")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         wrong, shown, cause, under = [], [], "", ", ".join(f"{k} {v:g}" for k, v in subject.exact.items())
         for name in ("constant", "delay") if subject.exact else ("constant",):
-            batches = learnt(context, subject, name, units=1, **subject.exact).batches
+            batches = learnt(context, subject, name, rollouts=1, **subject.exact).batches
             got = torch.cat([b["return"] for b in batches]).float().cpu().unique()
             known = answers(subject, name)[1]
             gap = (got[:, None] - known).abs().min(1).values
@@ -55,7 +55,7 @@ def targets_gate(subject: Subject) -> Gate:
                     f"{name}: targets such as {few(got[gap > LIMIT][:3])}; analytically only {few(sorted(known.tolist()))} occur"
                 )
         rule = PROBES["both"]["rule"]
-        for batch in learnt(context, subject, "both", units=1, **subject.exact).batches:
+        for batch in learnt(context, subject, "both", rollouts=1, **subject.exact).batches:
             action = (1 + batch["action"].flatten().clamp(-1, 1)) / 2 if subject.box else batch["action"]
             rows = torch.stack([batch["observation"][:, 0], action, batch["return"]], 1).tolist()
             pairs = [(rule(round(signal), chosen, 0), got) for signal, chosen, got in rows]
@@ -73,7 +73,7 @@ def targets_gate(subject: Subject) -> Gate:
             "the discount is missing, or applied twice", evidence={"known": shown}, cause=cause,
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def changed_rewards(pairs: list[tuple[float, float]]) -> str:
@@ -91,8 +91,8 @@ def lag_gate(subject: Subject) -> Gate:
     """Return the gate that checks that targets lag behind the net that learns from them."""
 
     @gate("target", rows="R5", title="targets do not change with every update of the online network")
-    def prove(context: GateContext) -> Finding:
-        result = learnt(context, subject, "delay", units=1, **subject.estimated)
+    def check(context: GateContext) -> Finding:
+        result = learnt(context, subject, "delay", rollouts=1, **subject.estimated)
         # Its target is the value of the second step, listed before it.
         first = answers(subject, "delay")[0][1].to(result.run.device)
         whole = [{k: result.run.gather(b[k]) for k in ("observation", "return")} for b in result.batches]
@@ -107,7 +107,7 @@ def lag_gate(subject: Subject) -> Gate:
             evidence={"targets": targets.tolist(), "values": values.tolist()},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def exploration_gate(subject: Subject) -> Gate:
@@ -116,9 +116,9 @@ def exploration_gate(subject: Subject) -> Gate:
     @gate(
         "exploration", rows="R4", title="actions in training move from exploration to the learnt policy", symptom=True
     )
-    def prove(context: GateContext) -> Finding:
-        rewards = learnt(context, subject, "action", units=20).rewards
-        share = {unit: (torch.cat(some) > 0).double().mean().item() for unit, some in rewards.items()}
+    def check(context: GateContext) -> Finding:
+        rewards = learnt(context, subject, "action", rollouts=20).rewards
+        share = {iteration: (torch.cat(some) > 0).double().mean().item() for iteration, some in rewards.items()}
         first, last = share[0], share[max(share)]
         return Finding(
             0.02 <= first <= 0.98 and last >= 0.75,
@@ -129,7 +129,7 @@ def exploration_gate(subject: Subject) -> Gate:
             "the better action is not learnt at all (see probe-action)", evidence={"share": list(share.values())},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def _why_unexplored(first: float, last: float) -> str:
@@ -147,8 +147,8 @@ def next_action_gate(subject: Subject) -> Gate:
     """Return the gate on targets' actions. Only the second of two steps is rewarded, so targets of the first must not depend on its action."""
 
     @gate("next-action", rows="R5", title="a target uses the value of the next action")
-    def prove(context: GateContext) -> Finding:
-        batches = learnt(context, subject, "later", units=12, noted=11, **subject.estimated).batches
+    def check(context: GateContext) -> Finding:
+        batches = learnt(context, subject, "later", rollouts=12, noted=11, **subject.estimated).batches
         rows = {k: torch.cat([b[k] for b in batches]).cpu().double() for k in ("observation", "action", "return")}
         first = (rows["observation"] == 0).all(-1)
         action, found = rows["action"].view(len(first), -1)[first, 0], rows["return"][first]
@@ -161,14 +161,14 @@ def next_action_gate(subject: Subject) -> Gate:
             evidence={"slope": slope, "rows": len(found)},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def lower_gate(subject: Subject) -> Gate:
     """Return the gate that lowers one critic at a time. Targets and policy loss must follow the lowered one."""
 
     @gate("lower-critic", rows="R5", title="targets and policy use the lowest of several critics")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         def fall(critics: Any, i: int) -> None:
             with torch.no_grad():
                 critics[i][-1].bias -= FALL
@@ -176,11 +176,11 @@ def lower_gate(subject: Subject) -> Gate:
         def target(i: int | None = None) -> float:
             """Return the target of the first of two steps, in the first update, after critic `i` of the target network was lowered."""
             lowered = None if i is None else lambda stage: fall(stage.state["target"].net.critics, i)
-            result = learnt(context, subject, "delay", units=1, before=lowered)
+            result = learnt(context, subject, "delay", rollouts=1, before=lowered)
             rows = {k: result.run.gather(result.batches[0][k]).cpu() for k in ("observation", "return")}
             return rows["return"][(rows["observation"] == answers(subject, "delay")[0][1]).all(-1)].mean().item()
 
-        result = learnt(context, subject, "constant", units=1)
+        result = learnt(context, subject, "constant", rollouts=1)
         model, batch = result.stage.model, result.batches[0]
         if not hasattr(model, "critics") or "target" not in result.stage.state:
             raise Skip("the model has no `critics`, or stage.state no 'target'")
@@ -199,7 +199,7 @@ def lower_gate(subject: Subject) -> Gate:
             "the policy loss uses one critic only", evidence={"targets": targets, "policy": gains},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 @gate("density", rows="R5", title="an action's log-probability includes the transforms of the drawn number")
@@ -231,8 +231,8 @@ def entropy_gate(subject: Subject) -> Gate:
     """Return the gate on the entropy bonus: without differences in reward, the policy must keep its entropy."""
 
     @gate("entropy", rows="R5", title="a policy without rewards keeps its entropy")
-    def prove(context: GateContext) -> Finding:
-        result = learnt(context, subject, "constant", units=20)
+    def check(context: GateContext) -> Finding:
+        result = learnt(context, subject, "constant", rollouts=20)
         observations = known(subject, result.stage.model, "constant", 1)[0].expand(512, -1).to(result.run.device)
         noise = torch.randn(512, 1, generator=torch.Generator().manual_seed(0)).to(result.run.device)
         with torch.no_grad():
@@ -243,7 +243,7 @@ def entropy_gate(subject: Subject) -> Gate:
             "the temperature moves in the wrong direction, or below 0",
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def whitening_gate(subject: Subject) -> Gate:
@@ -251,8 +251,8 @@ def whitening_gate(subject: Subject) -> Gate:
     rollouts that differ only in the reward scale, by a factor of 1,000."""
 
     @gate("whitening", rows="R3", title="advantages are whitened before the loss, at any reward scale")
-    def prove(context: GateContext) -> Finding:
-        loud, louder = (learnt(context, subject, name, units=1, batch=64) for name in ("loud", "louder"))
+    def check(context: GateContext) -> Finding:
+        loud, louder = (learnt(context, subject, name, rollouts=1, batch=64) for name in ("loud", "louder"))
         if not loud.gradient or "advantage" not in loud.batches[0]:
             raise Skip("no loss term 'policy', or no 'advantage' in the batches")
         advantages = [loud.run.gather(b["advantage"]) for b in loud.batches]
@@ -274,7 +274,7 @@ def whitening_gate(subject: Subject) -> Gate:
             evidence={"means": means, "standard_deviations": spreads, "ratio": ratio, "cosine": cosine},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def memory_gate(subject: Subject) -> Gate:
@@ -286,7 +286,7 @@ def memory_gate(subject: Subject) -> Gate:
         rows="R4 R5",
         title="recurrent state is reset between episodes, and sequences keep their order in time",
     )
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         if not getattr(context.cfg, "rnn_hidden_size", 0):
             raise Skip("the policy is not recurrent (--rnn-hidden-size 0)")
         ratios: list[Tensor] = []
@@ -297,7 +297,7 @@ def memory_gate(subject: Subject) -> Gate:
             term = loss(model, batch | {"advantage": one})["policy"]
             ratios.append(torch.autograd.grad(-term, one)[0])
 
-        result = learnt(context, subject, "memory", units=13, noted=12, look=look)
+        result = learnt(context, subject, "memory", rollouts=13, noted=12, look=look)
         batches, limit = result.batches, 1e-4 if result.run.precision == "fp32" else 5e-2
         apart = ratios[0].log().abs().max().item()
         rows, value = (torch.cat([b[k] for b in batches]) for k in ("observation", "value"))
@@ -315,7 +315,7 @@ def memory_gate(subject: Subject) -> Gate:
             evidence={"off": apart, "spread": spread},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 # ----------------------------------------------------------------------------------------------------------- environments

@@ -90,7 +90,7 @@ def ppo(cfg: Any, seen: "Seen") -> Compared:
     """Generalised advantage estimates (Schulman 2016, equation 16) at the configured gamma and lambda, and the stored rollout in the last
     pass over it. Values may be estimated again at the beginning of a pass."""
     rows, places = rows_of(seen)
-    first = seen.unit.index(1)
+    first = seen.iteration.index(1)
     places = [[(t, i) for t, i in some if t >= first] for some in places]
     out = unplayed(places)
     if out["observations and actions"][0]:

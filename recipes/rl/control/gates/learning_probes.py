@@ -16,7 +16,7 @@ from trainworthy.recipes.rl.control.data.probes import PROBES
 from trainworthy.recipes.rl.control.models.memory import Remembering, after, beginning
 
 Make = Callable[[Any, Run], Stage]
-UNITS = 60  # rollouts of 8 environments x 16 steps
+ROLLOUTS = 60  # rollouts of 8 environments x 16 steps
 # Checked after every third rollout; four checks in a row must be close, because a value may only pass by the answer.
 EVERY, IN_A_ROW = 3, 4
 CLOSE = 0.1  # largest error of a learnt value, as a share of the largest value
@@ -69,7 +69,7 @@ def learnt(
     subject: Subject,
     name: str,
     *,
-    units: int = UNITS,
+    rollouts: int = ROLLOUTS,
     noted: int = 0,
     batch: int = 32,
     stack: int = 1,
@@ -79,7 +79,7 @@ def learnt(
 ) -> Learnt:
     """Run the recipe's own `train()` on a probe, at a learning rate that suits probes.
 
-    With the default number of `units` (rollouts), training stops as soon as the answer is learnt; with fewer, all are made. Batches of
+    With the default number of `rollouts`, training stops as soon as the answer is learnt; with fewer, all are made. Batches of
     rollout `noted` are kept. `look` gets the loss, the model and the first of these batches. `before` may change the stage first.
     Except for the probe "memory", the newest observation determines the answer."""
     cfg, id = context.cfg, f"probe/{name}{'-box' * subject.box}-v0"
@@ -87,12 +87,12 @@ def learnt(
                   train=replace(cfg.train, batch_size=batch, accumulate=1), **subject.settings | settings)  # fmt: skip
     close: list[bool] = []
 
-    def enough(stage: Stage, unit: int) -> bool:
-        if unit % EVERY == 0 and units == UNITS:
+    def enough(stage: Stage, iteration: int) -> bool:
+        if iteration % EVERY == 0 and rollouts == ROLLOUTS:
             close.append(off(subject, stage, name, stack) <= CLOSE / 2)
         return len(close) >= IN_A_ROW and all(close[-IN_A_ROW:])
 
-    run = Run(cfg, context.accelerator, plan=Plan(steps=units, peak=True, watch=enough))
+    run = Run(cfg, context.accelerator, plan=Plan(steps=rollouts, peak=True, watch=enough))
     stage = build(run, lambda run: subject.make(cfg, run))
     if before:
         before(stage)
@@ -189,7 +189,7 @@ def probe_gate(subject: Subject, name: str, rows: str, title: str, remedy: str) 
     """Return the gate that trains a probe with the recipe's own loop and compares what it learnt with the known answer."""
 
     @gate(f"probe-{name}", rows=rows, title=title, symptom=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         stack = context.cfg.frame_stack if name == "memory" else 1
         if name == "memory" and stack == 1 and not getattr(context.cfg, "rnn_hidden_size", 0):
             raise Skip("the policy has no memory (--frame-stack 1)")
@@ -214,11 +214,11 @@ def probe_gate(subject: Subject, name: str, rows: str, title: str, remedy: str) 
             else f"at least {1 - 3 * CLOSE:.1f} each" + f", and a return of at least {EARNED:g}" * (name == "memory")
         )
         return Finding(
-            apart <= CLOSE and earned >= EARNED, f"{shown} after {run.step} rollouts", f"{needed}, within {UNITS} rollouts", remedy,
+            apart <= CLOSE and earned >= EARNED, f"{shown} after {run.step} rollouts", f"{needed}, within {ROLLOUTS} rollouts", remedy,
             evidence={"observations": observations.tolist(), "values": found, "known": values.tolist(), "off": apart},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def few(values: Any) -> str:

@@ -111,7 +111,7 @@ def kept(floor: float) -> Monitor:
     """Return the monitor of the return after its peak."""
 
     @monitor("return", rows="R6", title="the policy keeps its best return")
-    def judge(history: Rows) -> Finding:
+    def check(history: Rows) -> Finding:
         best = max(history, key=lambda row: row["val/return"])
         peak, last = best["val/return"], history[-1]["val/return"]
         learnt = peak - floor > best["val/return_sd"]
@@ -123,7 +123,7 @@ def kept(floor: float) -> Monitor:
             evidence={"peak": peak, "last": last, "lost": lost},
         )  # fmt: skip
 
-    return judge
+    return check
 
 
 def values(floor: float, ceiling: float) -> Monitor:
@@ -131,7 +131,7 @@ def values(floor: float, ceiling: float) -> Monitor:
     fall."""
 
     @monitor("values", rows="R5", title="the value function explains the returns")
-    def judge(history: Rows) -> Finding:
+    def check(history: Rows) -> Finding:
         seen = curve(history, "explained_variance")
         late = seen[len(seen) // 2 :] or [0.0]
         share = sum(late) / len(late)
@@ -142,14 +142,14 @@ def values(floor: float, ceiling: float) -> Monitor:
             "term dominates; run the probe gates again", evidence={"explained_variance": seen},
         )  # fmt: skip
 
-    return judge
+    return check
 
 
 def undecided(floor: float, ceiling: float, actions: int) -> Monitor:
     """Return the monitor of exploration: entropy must not vanish before the policy is good."""
 
     @monitor("entropy", rows="R1", title="the policy keeps exploring until it has learnt")
-    def judge(history: Rows) -> Finding:
+    def check(history: Rows) -> Finding:
         rows = [r for r in history if "train/policy/entropy" in r]
         share = [r["train/policy/entropy"] / math.log(actions) for r in rows]
         early = [i for i, r in enumerate(rows) if share[i] < DECIDED and r["epoch"] <= history[-1]["epoch"] / 2]
@@ -168,14 +168,14 @@ def undecided(floor: float, ceiling: float, actions: int) -> Monitor:
             evidence={"share": share},
         )  # fmt: skip
 
-    return judge
+    return check
 
 
 def far() -> Monitor:
     """Return the monitor of the policy's change over one iteration's updates (mean over the iterations of an evaluation)."""
 
     @monitor("policy-steps", rows="R3", title="an iteration's updates change the policy, and not too far")
-    def judge(history: Rows) -> Finding:
+    def check(history: Rows) -> Finding:
         kl, clipped = curve(history, "approx_kl"), curve(history, "clip_fraction")
         most, share = max(kl, default=0.0), sum(clipped) / max(len(clipped), 1)
         still = most < NOWHERE
@@ -190,14 +190,14 @@ def far() -> Monitor:
                 "of the new to the old policy, and is it clipped?" if runaway else ""},
         )  # fmt: skip
 
-    return judge
+    return check
 
 
 def fresh(capacity: int) -> Monitor:
     """Return the monitor of the replay buffer's mean age. It grows without bound if new transitions are not added."""
 
     @monitor("replay", rows="R4", title="the replay buffer holds the newest transitions")
-    def judge(history: Rows) -> Finding:
+    def check(history: Rows) -> Finding:
         age = curve(history, "replay_age")
         oldest = max(age, default=0.0)
         return Finding(
@@ -207,4 +207,4 @@ def fresh(capacity: int) -> Monitor:
             evidence={"age": age},
         )  # fmt: skip
 
-    return judge
+    return check

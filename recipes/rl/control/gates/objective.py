@@ -32,7 +32,7 @@ def formula_gate(formula: Callable | None) -> Gate:
     title = "each term of the loss is its formula, sample by sample, with the formula's gradient"
 
     @gate("formula", rows="R3 R5", title=title, explains=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Compares the last batch of two rollouts with recipes/rl/control/gates/formulas.py: the value of each sample and the gradient of the sum.
         Stored numbers get noise, so that old and new policy differ and every clip is active."""
         if formula is None:
@@ -46,7 +46,7 @@ def formula_gate(formula: Callable | None) -> Gate:
             evidence={"compared": one.said, "own": one.own}, batch=one.batch, cause=stated_by.known(one.causes),
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 @dataclass
@@ -114,7 +114,7 @@ def _moved(batch: dict, seed: int) -> dict:
 # --------------------------------------------------------------------------------------------------------------- entries
 def entries_gate(unread: Callable[[Any], dict[str, str]], formula: Callable | None) -> Gate:
     @gate("entries", rows="R5", title="the loss depends on every entry of the batch")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Changes one entry of a real batch at a time: noise of its own scale for floats, exchange between samples for others."""
         found = seen(context)
         run, stage, batch, why = found.run, found.stage, found.batch, unread(context.cfg)
@@ -153,7 +153,7 @@ def entries_gate(unread: Callable[[Any], dict[str, str]], formula: Callable | No
             evidence={"change": moved}, batch=batch,
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def _spare(context: GateContext, formula: Callable | None, batch: dict, key: str, other: Tensor) -> bool:
@@ -186,7 +186,7 @@ def returns_gate(targets: Callable | None) -> Gate:
     title = "training targets equal their definition, computed step by step from the played transitions"
 
     @gate("returns", rows="R4 R5", title=title, explains=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Searches rows of the last batch of two rollouts, at the run's own settings, among the steps of the environments."""
         if targets is None:
             raise Skip("there is no definition of these targets (`targets=` of gates.Subject)")
@@ -210,7 +210,7 @@ def returns_gate(targets: Callable | None) -> Gate:
             evidence={k: v for k, (v, _) in compared.items()}, batch=found.batch,
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def too_small(stage: Stage, cfg: Any) -> str:

@@ -24,7 +24,7 @@ class Seen:
     stage: Stage
     steps: dict[str, Tensor] = field(default_factory=dict)
     """Steps of the environments, (steps, environments, ...) on the CPU: observation, action, reward, ..."""
-    unit: list[int] = field(default_factory=list)
+    iteration: list[int] = field(default_factory=list)
     """The rollout of each step."""
     begins: list[nn.Module] = field(default_factory=list)
     """The model at the start of the second rollout, and of each later pass over its samples; none with a replay buffer."""
@@ -63,7 +63,7 @@ def _rehearse(context: GateContext) -> Seen:
     def stepped(actions: Tensor) -> dict[str, Tensor]:
         before = envs.observation.clone()
         followed = step(actions)
-        out.unit.append(run.step)
+        out.iteration.append(run.step)
         rows.append(
             {
                 "observation": before,

@@ -21,24 +21,26 @@ def target_rate_gate(lag: Callable[[Any], float] | None) -> Gate:
     title = "the target network is updated more than once in the run, and less often than the online network"
 
     @gate("target-rate", rows="R5", title=title, explains=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Measures how far the target network moves towards the net in each update, over a few rollouts at the run's own settings (the probe
         gates use others), and scales it to the updates of the whole run."""
         if lag is None:
             raise Skip("no target network")
         return _renewed(context, lag(context.cfg))
 
-    return prove
+    return check
 
 
 def _renewed(context: GateContext, due: float) -> Finding:
     total = Run(context.cfg, context.accelerator).total_steps(context.peek())
-    units = min(LOOK, total)
-    run, stage = context.build(Plan(steps=units, peak=True, watch=lambda stage, unit: enough(stage, unit)))
+    iterations = min(LOOK, total)
+    run, stage = context.build(
+        Plan(steps=iterations, peak=True, watch=lambda stage, iteration: enough(stage, iteration))
+    )
     target, own = stage.state.get("target"), stage.loss
     if not hasattr(target, "net"):
         raise Skip("no 'target' in what is saved")
-    shares, seen_units = [], [0]
+    shares, seen_iterations = [], [0]
     before: list[Tensor] = []  # the target's parameters at the previous update: the one copy of them that is kept
     mark: list[int] = []
 
@@ -61,8 +63,8 @@ def _renewed(context: GateContext, due: float) -> Finding:
             old.copy_(mine)
         shares.append((moved / square.clamp_min(1e-30)).item())
 
-    def enough(_stage: Stage, unit: int) -> bool:
-        seen_units[0] = unit
+    def enough(_stage: Stage, iteration: int) -> bool:
+        seen_iterations[0] = iteration
         return len(shares) >= 4 * due or sum(s > 0 for s in shares) >= 16
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
@@ -74,7 +76,7 @@ def _renewed(context: GateContext, due: float) -> Finding:
     context.train(context.cfg, run, stage)
     if not shares:
         raise Skip("no updates to watch (see wiring)")
-    return _verdict(shares, due, (len(shares) + 1) / seen_units[0], total)
+    return _verdict(shares, due, (len(shares) + 1) / seen_iterations[0], total)
 
 
 def _verdict(shares: list[float], due: float, updates: float, total: int) -> Finding:

@@ -95,7 +95,7 @@ def _read(settings: tuple, tokenizer: Any, new_tokens: int) -> dict[str, Prompts
         others = fits[source.held_out : 2 * source.held_out] if name == "val" else []  # no setting is chosen on these
         fits = fits[: source.held_out] if name == "val" else fits
         if not fits:
-            raise core.UserError(f"--data.path {source.path}: no prompts to {'judge by' if name == 'val' else 'learn from'}",
+            raise core.UserError(f"--data.path {source.path}: no prompts to {'evaluate on' if name == 'val' else 'learn from'}",
                                  needed="texts of a few words")  # fmt: skip
         for split, some in ((name, fits), ("test", others)):
             if some:

@@ -138,7 +138,7 @@ class Probe:
     """A property that a reward must have."""
 
     id: str
-    judge: Callable[[Reward, Sample], str]
+    check: Callable[[Reward, Sample], str]
     """Return what is wrong, or ""."""
 
 
@@ -217,7 +217,7 @@ PROBES = [Probe(f.__name__, f) for f in (answers, repeats, constant, empty, leng
 
 def fault(reward: Reward, sample: Sample) -> str:
     """Return the result of the first probe that fails, or ""."""
-    return next((said for probe in PROBES if (said := probe.judge(reward, sample))), "")
+    return next((said for probe in PROBES if (said := probe.check(reward, sample))), "")
 
 
 def of_nothing(reward: Reward, prompts: list[str]) -> float:

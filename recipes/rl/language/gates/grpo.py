@@ -33,7 +33,7 @@ def gates(s: Subject, base: str) -> list[Gate]:
         objective(s),
         formula_gate(s),
         prompts(s),
-        judge(s),
+        accuracy(s),
         fresh_export.exported(base, s.asker.tokenizer),
     ]
 
@@ -43,7 +43,7 @@ def rewards(s: Subject) -> Gate:
     title = "the reward prefers right answers, and for their content"
 
     @gate("rewards", rows="R1", title=title, reads="data")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Calls the declared reward function with right answers, other questions' answers of the same length, empty answers and long wrong
         ones: alone, in a batch and in another order."""
         rows = context.look()[1].data["questions"].rows[: 20 * TRIED]
@@ -86,7 +86,7 @@ def rewards(s: Subject) -> Gate:
             evidence={"mean": mean},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def _reward_faults(
@@ -125,7 +125,7 @@ def questions(s: Subject) -> Gate:
     title = "no held-out question is in the training set or in the prompt's examples"
 
     @gate("questions", rows="C6", title=title, reads="data")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Compares prompts and sources of both splits, without case and spaces, and the solved questions that precede each prompt."""
         data = context.look()[1].data
 
@@ -147,7 +147,7 @@ def questions(s: Subject) -> Gate:
             "split by source: two wordings of one question have one source\nthe held-out file is a part of the training file",
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 # -------------------------------------------------------------------------------------------------------------- samples
@@ -155,7 +155,7 @@ def samples(s: Subject) -> Gate:
     title = "training uses the policy's own answers, up to their end token"
 
     @gate("samples", rows="L1 L3", title=title, reads="data model loss train", explains=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Compares the distributions that the first tokens were drawn from with those of each answer alone, without padding. Compares the
         log-probability of the sampled answers with its expected value (the entropy of the same distributions), by prompt length.
         Checks where each answer ends."""
@@ -200,7 +200,7 @@ def samples(s: Subject) -> Gate:
             "prompt, which has no padding, is answered as it is alone" if far_off and max(apart) not in far_off else "",
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def drawn_elsewhere(u: Unit, said: list[Tensor], temperature: float) -> dict[int, float]:
@@ -218,7 +218,7 @@ def advantages(s: Subject) -> Gate:
     title = "an answer's advantage is its reward relative to its group"
 
     @gate("advantages", rows="R1", title=title, reads="data model loss train", explains=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Computes the declared reward of each answer alone, minus its group's mean, divided by the group's standard deviation."""
         u = unit(s, context)
         said = [s.asker.tokenizer.decode(after, skip_special_tokens=True) for _, after in u.ids]
@@ -259,7 +259,7 @@ def advantages(s: Subject) -> Gate:
             evidence={"rewards": own, "got": got.flatten().tolist(), "due": due.flatten().tolist()}, batch=u.batch,
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 # ----------------------------------------------------------------------------------------------------------- evaluation
@@ -267,7 +267,7 @@ def prompts(s: Subject) -> Gate:
     title = "evaluation prompts equal training prompts, in a batch and alone"
 
     @gate("prompts", rows="L1 L8", title=title, reads="data model loss evaluate")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Compares the ids that enter the embedding while `evaluate` generates with the prompt of training, and greedy answers to three
         prompts of different lengths in one batch with those of each alone."""
         u, wrong = unit(s, context), []
@@ -296,14 +296,14 @@ def prompts(s: Subject) -> Gate:
             evidence={"together": together, "alone": single},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
-def judge(s: Subject) -> Gate:
+def accuracy(s: Subject) -> Gate:
     title = "known answers get the right accuracy"
 
     @gate("accuracy", rows="R1", title=title, reads="data evaluate metric")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Runs `evaluate` with a policy that returns prepared answers: right, right after a calculation, corrected to a wrong one, empty."""
         run, stage = context.look()
         rows = stage.data["val"].rows[:8]
@@ -342,4 +342,4 @@ def judge(s: Subject) -> Gate:
             evidence={"answers": [text for text, _ in told], "got": got, "due": due},
         )  # fmt: skip
 
-    return prove
+    return check

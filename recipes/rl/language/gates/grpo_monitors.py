@@ -19,17 +19,17 @@ def monitors(cfg: Any, held_out: int) -> list[Monitor]:
     noise = 2 * (0.5 / held_out) ** 0.5  # two standard errors of a difference at one half
     found = [hacked(held_out), still_groups, lengths(noise), decided(noise)]
     found += [clipped] * (cfg.num_iterations > 1) + [drift(noise, cfg.target_kl)] * (cfg.beta > 0)
-    return found if cfg.stop_hacked else [replace(m, judge=_telling(m)) for m in found]
+    return found if cfg.stop_hacked else [replace(m, check=_telling(m)) for m in found]
 
 
 def _telling(one: Monitor) -> Callable[[History], Finding]:
-    """Return the monitor's judgement without its request to stop the run."""
+    """Return the monitor's finding without its request to stop the run."""
 
-    def judged(history: History) -> Finding:
-        found = one.judge(history)
+    def check(history: History) -> Finding:
+        found = one.check(history)
         return replace(found, evidence={k: v for k, v in found.evidence.items() if k != "stop"})
 
-    return judged
+    return check
 
 
 def logged(history: History, name: str) -> list[float]:
@@ -53,7 +53,7 @@ def hacked(held_out: int) -> Monitor:
     noise = 2 * (0.5 / held_out) ** 0.5  # two standard errors of a difference at one half
 
     @monitor("reward", rows="R1", title="answers with higher reward are right more often")
-    def judged(history: History) -> Finding:
+    def check(history: History) -> Finding:
         earned, right = logged(history, "reward"), [row["val/accuracy"] for row in history]
         fell = max(right) - right[-1] > noise
         top = right.index(max(right))
@@ -70,7 +70,7 @@ def hacked(held_out: int) -> Monitor:
             | ({"stop": "the reward rises for something else than right answers"} if stop else {}),
         )  # fmt: skip
 
-    return judged
+    return check
 
 
 @monitor("groups", rows="R1", title="rewards differ within groups")
@@ -90,7 +90,7 @@ def lengths(noise: float) -> Monitor:
     """Return the monitor of answers that become longer, or are cut, and are right no more often."""
 
     @monitor("lengths", rows="L3", title="answers end by themselves, and do not grow")
-    def judged(history: History) -> Finding:
+    def check(history: History) -> Finding:
         """Watches the share of answers that are cut at the limit, and the mean length."""
         cut, mean = logged(history, "completions/clipped_ratio"), logged(history, "completions/mean_length")
         endless = cut[0] < 0.5 and lately(cut, lambda value: value > 0.9)
@@ -102,14 +102,14 @@ def lengths(noise: float) -> Monitor:
             evidence={"cut": cut, "mean": mean} | ({"stop": "the reward grows with length"} if stop else {}),
         )  # fmt: skip
 
-    return judged
+    return check
 
 
 def decided(noise: float) -> Monitor:
     """Return the monitor of a policy that becomes certain of its answers before they are right."""
 
     @monitor("entropy", rows="R1", title="the policy keeps exploring while it learns")
-    def judged(history: History) -> Finding:
+    def check(history: History) -> Finding:
         """Watches the entropy of a token (nats). If it vanishes early, the policy tries nothing new."""
         seen, share = logged(history, "entropy"), logged(history, "frac_reward_zero_std")
         gone = seen[-1] < CERTAIN * seen[0] and history[-1]["val/accuracy"] < 0.9
@@ -121,7 +121,7 @@ def decided(noise: float) -> Monitor:
             | ({"stop": "the rate is too high, or one answer gets the reward for every question"} if stop else {}),
         )  # fmt: skip
 
-    return judged
+    return check
 
 
 @monitor("clip", rows="R1", title="an iteration's updates stay within the clipping range")
@@ -136,7 +136,7 @@ def drift(noise: float, target: float) -> Monitor:
     """A policy that leaves its reference and is right no more often. With a `target` the KL must end near it."""
 
     @monitor("kl", rows="R2", title="the policy stays near its reference")
-    def judged(history: History) -> Finding:
+    def check(history: History) -> Finding:
         """KL to the reference, nats a token."""
         seen, beta = logged(history, "kl"), logged(history, "beta")
         tail = seen[-max(1, len(seen) // 3) :]
@@ -153,4 +153,4 @@ def drift(noise: float, target: float) -> Monitor:
             | ({"stop": "--beta is too low for this rate and this reward"} if stop else {}),
         )  # fmt: skip
 
-    return judged
+    return check

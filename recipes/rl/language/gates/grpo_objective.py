@@ -22,7 +22,7 @@ def scored(s: Subject) -> Gate:
     title = "the answer and the token that ends it are scored, and nothing else"
 
     @gate("scored", rows="L2 L3", title=title, reads="data model loss train", explains=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Reads where the loss has a gradient with respect to the last hidden states: each state predicts the next token."""
         u, wrong, states = unit(s, context), [], []
         picked = [0, len(u.rows) - 1]  # a padded prompt and one that is not
@@ -57,14 +57,14 @@ def scored(s: Subject) -> Gate:
             batch=batch,
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def objective(s: Subject) -> Gate:
     title = "the loss is the declared one, with each answer computed alone"
 
     @gate("objective", rows="R1 L1", title=title, reads="data model loss train", explains=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Compares the recipe's loss of a padded batch with the formula. Its log-probabilities come from each answer alone, without padding,
         from plain logits. Advantages and the older policy are made up, so that every branch of the clip is used. Before training, the
         reference must equal the policy."""
@@ -105,12 +105,12 @@ def objective(s: Subject) -> Gate:
             evidence={"got": got, "due": due, "gap": gap},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def formula_gate(s: Subject) -> Gate:
     @gate("formula", rows="R1 L1", title=formula.TITLE, reads="data model loss train", explains=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Compares the loss of each answer, and the gradient of all, with the formula: on answers and weights of the last rehearsed iteration,
         with advantages and an older policy made up as in `objective`. A gradient of the wrong sign changes no value of the loss."""
         run, stage, record = rehearsed(context)
@@ -144,7 +144,7 @@ def formula_gate(s: Subject) -> Gate:
             evidence={"compared": one.said}, cause=formula.known(one.causes),
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def _few(batch: dict) -> dict[str, Tensor]:

@@ -111,7 +111,7 @@ def reward_gate(reward: Reward) -> Gate:
     title = "the reward accepts any text, distinguishes texts, and depends on more than length"
 
     @gate("reward", rows="R1", title=title, reads="data model")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Runs the probes of rewards.py on texts of the untrained policy, complete and cut short, and on empty texts."""
         run, stage = context.look()
         prompts = stage.data["prompts"]
@@ -136,7 +136,7 @@ def reward_gate(reward: Reward) -> Gate:
             evidence={"texts": texts[:8]},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 @gate(
@@ -250,7 +250,7 @@ def returns_gate(reward: Reward) -> Gate:
     title = "token rewards are the final reward minus the KL penalty; advantages are whitened over answers"
 
     @gate("returns", rows="L2 R2 R3", title=title, reads="data model loss state train", explains=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Compares returns and advantages of two iterations with their definition. A token's reward is -KL coefficient x (log p - log p of
         the initial model), of each answer computed alone; the last token also gets the reward. Advantages are the definition's sums,
         whitened over the tokens of all answers."""
@@ -303,7 +303,7 @@ def returns_gate(reward: Reward) -> Gate:
             evidence={"shown": shown},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 @gate(

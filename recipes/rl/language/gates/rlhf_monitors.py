@@ -33,7 +33,7 @@ def held(target: float) -> Monitor:
     """Return the monitor of the KL divergence from the reference at the end."""
 
     @monitor("kl", rows="R2", title="the policy's KL to its reference stays near the target")
-    def judge(history: Rows) -> Finding:
+    def check(history: Rows) -> Finding:
         last, most = late(history, "kl", 3), max(curve(history, "kl"), default=0.0)
         return Finding(
             last <= BEYOND * target, f"KL {last:.3g} nats a completion over the last third, {most:.3g} at most",
@@ -42,14 +42,14 @@ def held(target: float) -> Monitor:
             evidence={"kl": curve(history, "kl")},
         )  # fmt: skip
 
-    return judge
+    return check
 
 
 def texts(watch: Watch) -> Monitor:
     """Return the monitor of repetition and length while the reward rises."""
 
     @monitor("hacking", rows="R1", title="completions with higher reward are still meaningful text")
-    def judge(history: Rows) -> Finding:
+    def check(history: Rows) -> Finding:
         reward, distinct, tokens = watch.first.tolist()
         now = {k: late(history, k, 5) for k in ("reward", "distinct", "tokens")}
         wrong = [f"{k} {now[k]:.3g} instead of {start:.3g}" for k, start, share in
@@ -62,7 +62,7 @@ def texts(watch: Watch) -> Monitor:
             "a reward with a hole: read the samples and correct it, or use a lower --target-kl", evidence=now,
         )  # fmt: skip
 
-    return judge
+    return check
 
 
 @monitor("entropy", rows="R1", title="the policy keeps exploring until the end")

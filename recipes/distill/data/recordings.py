@@ -1,7 +1,7 @@
 """Training data of the student: recordings as a low-cost sensor gives them, with the teacher's features of the same sound.
 
-A recording is kept only if the teacher's transcript of it is correct (else a misheard word would be taught) and if it is audible. Made
-once and cached.
+A recording is kept only if it is audible and the teacher transcribes it correctly; otherwise the student would learn misheard words.
+The set is made once and cached.
 """
 
 import itertools
@@ -25,7 +25,7 @@ from trainworthy.core.data.loader import ahead
 from trainworthy.recipes.distill.data import arrays
 from trainworthy.recipes.shared import speech, whisper
 
-VERSION = 2  # version of the cached files: another number makes everybody's lessons again
+VERSION = 2  # version of the cached files: another number makes them again for everybody
 # The sensor: frames per second, bands, samples of each window (100 ms, half overlapping).
 FPS, CHANNELS, WINDOW = 20, 16, 1600
 LOWEST, HIGHEST = 80.0, 7_000.0  # Hz, ends of the bands, evenly spaced in mel
@@ -63,7 +63,7 @@ class Source:
 
 
 @dataclass
-class Lessons:
+class Recordings:
     """The student's inputs, in the order of the recordings: in memory, or your own arrays in their files."""
 
     spans: Tensor
@@ -216,8 +216,8 @@ def test_source(source: Any) -> tuple[Any, int] | None:
     return (replace(source, sentences=n + more), n) if more >= FEWEST_TESTED else None
 
 
-def load(source: Source, skip: int = 0) -> Lessons:
-    """Return the lessons of a source without its first `skip` sentences: from the cache, or made now."""
+def load(source: Source, skip: int = 0) -> Recordings:
+    """Return the kept recordings of a source, without its first `skip` sentences. They are made on first use, then cached."""
     key = {**asdict(source), "version": VERSION, "sensor": [FPS, CHANNELS, WINDOW, LOWEST, HIGHEST, FLOOR]}
     key |= {"skip": skip} if skip else {}
     if source.path == "synthesised":
@@ -227,14 +227,14 @@ def load(source: Source, skip: int = 0) -> Lessons:
         files = sorted((str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns) for p in path.rglob("*"))
         key |= {"path": str(path), "files": files, "clipped": CLIPPED}
     made = built("distill-lessons", key, lambda folder: _make(source, folder, skip))
-    return Lessons(
+    return Recordings(
         folder=made, **load_file(made / "lessons.safetensors"), **json.loads((made / "lessons.json").read_text())
     )
 
 
 def _make(source: Source, into: Path, skip: int) -> None:
     """Run the teacher on every recording, and keep those that it transcribes correctly from the student's window. Memory is bounded, except
-    for the lessons themselves if they have no arrays."""
+    for the kept recordings themselves if they have no arrays."""
     teacher, told = whisper.load(source.teacher, source.seconds), {}
     if source.path == "synthesised":
         readers = synthesised(source.sentences)[skip:]
@@ -265,7 +265,7 @@ def _make(source: Source, into: Path, skip: int) -> None:
 
 
 def _kept(one: "Heard", file: Path) -> "Heard":
-    """Return what stays in memory of a lesson: half precision, nothing after its end; with an array, the teacher's frames go to a file."""
+    """Return what stays in memory of a recording: half precision, nothing after its end; with an array, the teacher's frames go to a file."""
     span, half = len(one.features), one.features.half()
     if one.array is not None:
         np.save(file, half.numpy())
@@ -273,7 +273,7 @@ def _kept(one: "Heard", file: Path) -> "Heard":
 
 
 def _write(kept: list["Heard"], rest: Tensor, story: dict[str, str], into: Path, length: int) -> None:
-    """Write lessons.safetensors and lessons.json: the fields of `Lessons`."""
+    """Write lessons.safetensors and lessons.json: the fields of `Recordings`."""
     own = {"arrays": [str(one.array) for one in kept]} if kept[0].array is not None else {}
     words = {"texts": [one.text for one in kept], "story": story, "length": length, **own}
     tensors = {"spans": torch.tensor([one.span for one in kept]), "rest": rest,
@@ -283,7 +283,7 @@ def _write(kept: list["Heard"], rest: Tensor, story: dict[str, str], into: Path,
         for row, one in zip(tensors["envelopes"], kept, strict=True):
             row[: len(one.envelope)] = one.envelope
         tensors["features"] = torch.cat([one.features for one in kept])
-    found = Lessons(folder=into, **tensors, **words)
+    found = Recordings(folder=into, **tensors, **words)
     found.describe()
     tensors |= {name: getattr(found, name) for name in ("mean", "std", "ears_mean", "ears_std")}
     save_file(tensors, into / "lessons.safetensors")
@@ -358,7 +358,7 @@ def unfit(wave: np.ndarray, seconds: int) -> str:
 def _check(kept: int, n: int, left_out: Counter, source: Source) -> None:
     if kept < 2 * HELD_OUT:
         raise UserError(
-            "too few lessons are left", got=f"{kept} of {n}: " + (", ".join(f"{c} {why}" for why, c in left_out.items()) or "-"),
+            "too few recordings are left", got=f"{kept} of {n}: " + (", ".join(f"{c} {why}" for why, c in left_out.items()) or "-"),
             needed=f"{2 * HELD_OUT} or more recordings of {SHORTEST:g} to {source.seconds} s that {source.teacher} hears right",
             cause="silent or clipped audio, transcripts of other recordings, another language, --data.seconds",
             next="listen to one, and compare it with its transcript",

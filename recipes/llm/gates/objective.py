@@ -25,7 +25,7 @@ def objective(chat: Chat) -> Gate:
     title = "the loss is the negative log-likelihood of each answer alone"
 
     @gate("objective", rows="L2 L3 L1", title=title, reads="data model loss train", explains=True)
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Compares the recipe's loss of a batch with log-probabilities from plain logits: each sample alone, without padding or mask, with
         ids and answers from the tokenizer's own template. If they differ, it also computes the loss with known bugs."""
         run, stage = context.look()
@@ -57,7 +57,7 @@ def objective(chat: Chat) -> Gate:
             evidence={"loss": got, "due": whole, "gap": gap, "alternatives": sums},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 RIGHT = "the answers as they are"
@@ -91,7 +91,7 @@ def exported(
     }.get(name, "the export, loaded from its files, gives the log-probabilities of the trained model")
 
     @gate(name, rows="L5", title=title, reads="data model export train")
-    def prove(context: GateContext) -> Finding:
+    def check(context: GateContext) -> Finding:
         """Compares log-probabilities of the overfit model and of its export at each answer token, relative to what training changed."""
         run, stage, found = overfitted(context)
         if sum(p.numel() for p in stage.model.parameters()) > BIGGEST:
@@ -131,7 +131,7 @@ def exported(
             evidence={"gap": gap},
         )  # fmt: skip
 
-    return prove
+    return check
 
 
 def unended(model: nn.Module, chat: Chat) -> list[str]:
@@ -148,7 +148,7 @@ def ended(longest: int) -> Monitor:
     """Return the monitor of answers that are cut at `longest` tokens."""
 
     @monitor("ends", rows="L3", title="held-out answers end by themselves")
-    def judged(history: list[dict[str, float]]) -> Finding:
+    def check(history: list[dict[str, float]]) -> Finding:
         """Reads the share of answers that ended by themselves at the last evaluation that generated some."""
         seen = [row["val/stops"] for row in history if "val/stops" in row]
         if not seen:  # with --metric perplexity, a run that stopped early
@@ -161,4 +161,4 @@ def ended(longest: int) -> Monitor:
             evidence={"stops": seen},
         )  # fmt: skip
 
-    return judged
+    return check
