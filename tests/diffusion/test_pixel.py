@@ -27,6 +27,13 @@ SHORT = ("--train.epochs", "0.3", "--sampling.every", "50", "--sampling.num-infe
 
 
 # ------------------------------------------------------------------------------------------------------------- formulas
+def test_the_clean_picture_may_reach_the_loss_through_the_noisy_one_alone(launch):
+    """Where the noise is predicted, the loss has no use for the clean picture: `entries` stopped this objective."""
+    done = launch("check", "diffusion/pixel", "--noise.prediction-type", "epsilon", "--only", "entries")
+    assert done.returncode == 0, done.shown
+    assert "pass   entries       relative change of the loss by entry: image 0," in done.stdout, done.shown
+
+
 @pytest.mark.parametrize(("prediction", "plus"), [("epsilon", 0), ("v_prediction", 1)])
 def test_min_snr_weights_are_those_of_diffusers_examples(prediction: str, plus: int):
     """min(SNR, 5) over SNR for the noise, over SNR + 1 for the velocity (examples/text_to_image/train_text_to_image.py)."""
