@@ -94,6 +94,9 @@ class Updates:
             self.control.backward(self)
 
     since_step = True
+    in_use: list[torch.optim.Optimizer] = []
+    """Those that made steps since the last one was met. In a rehearsal they outlive the function that made them: it may return before they
+    are judged."""
 
     def _live(self, group: Group, n: int = 3) -> list[Tensor]:
         """Return up to three parameters with a non-zero gradient, from a few candidates."""
@@ -135,6 +138,7 @@ class Updates:
                   for p in m._parameters.values() if p is not None and not p.requires_grad}  # fmt: skip
         own = {id(p) for p in params if not p.requires_grad}
         self.groups[id(it)] = Group(weakref.ref(it), own, asleep)
+        self.in_use = []
 
     def scaled(self, factor: float) -> None:
         self._scaler = factor
@@ -190,6 +194,8 @@ class Updates:
 
     def step(self, it: torch.optim.Optimizer) -> None:
         group = self.groups[id(it)]
+        if self.control is not None and not any(one is it for one in self.in_use):
+            self.in_use.append(it)
         rate = max((float(g.get("lr", 0.0)) for g in it.param_groups), default=0.0)
         group.rates.append(rate)
         for p, where, old in group.before:
