@@ -227,7 +227,7 @@ def _schedules(seen: Any) -> None:
             finally:
                 seen.scheduling = inside
                 if not inside:
-                    seen.scheduler(self)
+                    seen.scheduler(self, inspect.currentframe())
 
         return run
 

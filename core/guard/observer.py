@@ -30,6 +30,7 @@ from trainworthy.core.guard.records import (
     class_target,
     fingerprint,
     logits_of,
+    own_frames,
     scrambled,
     used,
 )
@@ -48,6 +49,7 @@ class Observer(Updates, Losses):
         self.passes: list[Pass] = []
         self.recent: list[Pass] = []
         self.groups: dict[int, Group] = {}
+        self.in_use = []
         self.schedulers: list[Sched] = []
         self.plateaus: dict[str, str] = {}  # line that steps a ReduceLROnPlateau -> its mode
         self.roots: dict[int, nn.Module] = {}
@@ -310,10 +312,12 @@ class Observer(Updates, Losses):
 
     # --- schedulers, losses, states
 
-    def scheduler(self, it: Any) -> None:
+    def scheduler(self, it: Any, frame: Any = None) -> None:
         if any(s.it is it for s in self.schedulers):
             return
-        self.schedulers.append(Sched(it, getattr(it, "optimizer", None)))
+        own = next(own_frames(frame), None)
+        place = ("", 0) if own is None else (own.f_code.co_filename, own.f_lineno)
+        self.schedulers.append(Sched(it, getattr(it, "optimizer", None), place))
 
     def schedule(self, it: Any) -> None:
         for one in self.schedulers:

@@ -7,7 +7,7 @@ import re
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,6 +114,8 @@ class Sched:
 
     it: Any
     optimizer: Any
+    place: tuple[str, int] = ("", 0)
+    """File and line of the script that built it."""
     at: list[tuple[int, int]] = field(default_factory=list)
     """For each of its steps: optimiser steps so far, and model calls without gradients since the last one."""
 
@@ -152,19 +154,25 @@ RATE = re.compile(r"(?i)lr|rate|sched|warm|cosine|anneal|decay")
 SETTINGS = ("args", "opt", "opts", "cfg", "config", "conf", "hparams", "params", "self")
 
 
+def own_frames(frame: Any) -> Iterator[Any]:
+    """Yield the script's frames, the innermost first."""
+    while frame is not None:
+        if "site-packages" not in frame.f_code.co_filename and "/core/guard/" not in frame.f_code.co_filename:
+            yield frame
+        frame = frame.f_back
+
+
 def scopes_of(frame: Any) -> list[dict]:
     """Return the variables of the script's frames, and of the settings that they hold."""
     found = []
-    while frame is not None:
-        if "site-packages" not in frame.f_code.co_filename and "/core/guard/" not in frame.f_code.co_filename:
-            for scope in (frame.f_locals, frame.f_globals):
-                held = [v for k, v in list(scope.items()) if isinstance(k, str) and k.lower() in SETTINGS]
-                found += [
-                    scope,
-                    *(vars(v) for v in held if hasattr(v, "__dict__")),
-                    *(v for v in held if isinstance(v, dict)),
-                ]
-        frame = frame.f_back
+    for own in own_frames(frame):
+        for scope in (own.f_locals, own.f_globals):
+            held = [v for k, v in list(scope.items()) if isinstance(k, str) and k.lower() in SETTINGS]
+            found += [
+                scope,
+                *(vars(v) for v in held if hasattr(v, "__dict__")),
+                *(v for v in held if isinstance(v, dict)),
+            ]
     return found
 
 

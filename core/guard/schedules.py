@@ -1,8 +1,10 @@
 """The check of schedulers: what they are stepped by, and where that leads."""
 
+import ast
 import gc
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from trainworthy.core.guard.checks import finding, skip
@@ -88,7 +90,8 @@ def uncalled(seen: Observer, one: Any, train: list) -> dict | None:
     """A scheduler that is never stepped, or more often than there are updates."""
     several, mine = len(train) > 1, owner(seen, one)
     kind = type(one.it).__name__
-    still = not one.at and several and mine is not None and len(set(mine.rates)) <= 1 and not child(seen, one.it)
+    still = not one.at and several and mine is not None and len(set(mine.rates)) <= 1
+    still = still and not child(seen, one.it) and not has_step(*one.place)
     if still and len(train) > 2:
         return finding(
             "schedule", f"{kind} was never stepped in {len(train) - 1} epochs", "scheduler.step() is missing"
@@ -115,6 +118,25 @@ def uncalled(seen: Observer, one: Any, train: list) -> dict | None:
             "scheduler.step() is missing",
         )
     return None
+
+
+def has_step(file: str, line: int) -> bool:
+    """Whether the file calls `step()` of what is assigned in that line: in a branch that this rehearsal has not taken."""
+    try:
+        nodes = list(ast.walk(ast.parse(Path(file).read_text())))
+    except (OSError, SyntaxError, ValueError):
+        return False
+
+    def tail(node: Any) -> str:
+        return getattr(node, "attr", getattr(node, "id", ""))
+
+    assigned = [n for n in nodes if isinstance(n, ast.Assign) and n.lineno <= line <= (n.end_lineno or 0)]
+    calls = {
+        tail(n.func.value)
+        for n in nodes
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "step"
+    }
+    return any(tail(t) in calls - {""} for n in assigned for t in n.targets)
 
 
 def owner(seen: Observer, one: Any) -> Any:

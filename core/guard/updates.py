@@ -94,7 +94,7 @@ class Updates:
             self.control.backward(self)
 
     since_step = True
-    in_use: list[torch.optim.Optimizer] = []
+    in_use: list[torch.optim.Optimizer]
     """Those that made steps since the last one was met. In a rehearsal they outlive the function that made them: it may return before they
     are judged."""
 
