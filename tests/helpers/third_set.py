@@ -162,7 +162,7 @@ BUGS = [
         "fewer boxes, so that evaluation is faster",
         "pictures hold more objects than are kept: recall is capped, in evaluation and in the export's users' eyes",
         "by argument: recall cannot exceed two objects a picture; pictures hold more",
-        argv=("--most", "2"),
+        argv=("--detections-per-img", "2"),
     ),
     Case(
         "flow~average-at-evaluations",
