@@ -317,7 +317,7 @@ def of(seen: Observer) -> dict[str, Any]:
         "eval_correlation": [c for p in later if (c := correlation(p.pairs))],
         "eval_binary": [binary_right(p.pairs) for p in later],
         "changed": getattr(seen.control, "changed", 0),
-        "token_shift": any(r.get("shift") for r in rows),
+        "token_shift": any(r.get("shift") for r in (*rows, *seen.labels)),
         "trend": trend(seen.losses),
         "neighbours": neighbours(seen.points),
         "said": getattr(seen.control, "said", []),

@@ -43,7 +43,10 @@ def none(why: str) -> list[dict]:
 
 def unsuitable(facts: dict) -> str:
     """Return why the three cannot be compared; empty if they can."""
+    own_tokens = "the targets are the input's own tokens: there are no other inputs to give"
     if not facts.get("loss_calls") and not facts.get("declared"):  # declared: the caller named the target
+        if facts.get("token_shift"):
+            return own_tokens
         fit = facts.get("fit") or {}
         if fit.get("own"):
             return "the target is the model's own input: there are no other inputs to give"
@@ -54,7 +57,7 @@ def unsuitable(facts: dict) -> str:
     if facts.get("optimizers", 0) != 1 and not facts.get("one_loss"):
         return f"{facts.get('optimizers', 0)} optimisers: which loss should close is unknown"
     if facts.get("token_shift"):
-        return "the targets are the input's own tokens: there are no other inputs to give"
+        return own_tokens
     if not facts.get("loader"):
         return "no DataLoader feeds the loop (name the function that returns a batch: --batches NAME)"
     return ""

@@ -28,6 +28,7 @@ from trainworthy.core.guard.records import (
     Sched,
     bare,
     class_target,
+    current,
     fingerprint,
     logits_of,
     scrambled,
@@ -230,6 +231,7 @@ class Observer(Updates, Losses):
         else:
             self.gaps[-1].append(row)
         for one in self.recent:
+            one.ahead |= not one.calls and one.got > 1
             one.calls += 1
             one.no_grad_calls += not grad
             if len(one.modes) < 200:
@@ -276,7 +278,7 @@ class Observer(Updates, Losses):
         statistics."""
         target = class_target(used(one.recent, (*args, *kwargs.values())), out)
         if target is None:
-            pair = beside(out, tree_leaves(one.recent[-1]), (args, kwargs)) if one.recent else None
+            pair = beside(out, tree_leaves(current(one, (args, kwargs))), (args, kwargs))
             one.pairs += [pair] if pair is not None and len(one.pairs) < 64 else []
             return
         logits = logits_of(out)

@@ -68,7 +68,8 @@ class Regression:
         drawn = target.float()
         if drawn.numel() < 512 or abs(float(drawn.mean())) > 0.15 or abs(float(drawn.std()) - 1) > 0.15:
             return
-        for leaves in reversed(batches):
+        strange = None
+        for leaves in reversed(batches):  # a loop may have fetched the next batch already
             clean = next((x for x in leaves if x.is_floating_point() and len(x) == len(target)
                           and x.numel() == target.numel()), None)  # fmt: skip
             shares = None if clean is None else parts(noisy, clean.reshape(target.shape), drawn)
@@ -79,10 +80,11 @@ class Regression:
                     if x.numel() == len(target) and x.dim() in (1, 2):
                         self.told.setdefault(i, []).append(to_double(x.detach().flatten()))
                 return
-            if clean is not None and white(drawn):
+            if strange is None and clean is not None and white(drawn):
                 pair = torch.stack([to_double(noisy.flatten()), to_double(drawn.flatten())])
-                self.strange.append((float(torch.corrcoef(pair)[0, 1]), drawn.numel()))
-                return
+                strange = (float(torch.corrcoef(pair)[0, 1]), drawn.numel())
+        if strange is not None:
+            self.strange.append(strange)
 
 
 def white(x: Tensor) -> bool:

@@ -80,3 +80,188 @@ def test_a_missing_file_is_not_blamed_on_the_rehearsal(tmp_path):
         guard(source, tmp_path, interventions=False)
     assert "rows.csv" in str(error.value)
     assert "opens files in C" not in str(error.value)
+
+
+def test_a_letter_of_an_error_is_not_taken_for_a_written_folder(tmp_path):
+    source = "import os\nos.makedirs('o')\nopen('o/a', 'w').close()\nraise AttributeError('TPU')\n"
+    with pytest.raises(UserError) as error:
+        guard(source, tmp_path, interventions=False)
+    assert "TPU" in str(error.value)
+    assert "opens files in C" not in str(error.value)
+
+
+CACHE = """
+import os, torch
+from torch.nn.functional import cross_entropy
+cache = os.environ["HF_DATASETS_CACHE"]
+os.makedirs(cache, exist_ok=True)
+os.makedirs("logs/one")
+assert os.statvfs(cache).f_namemax and os.statvfs("logs/one").f_namemax
+open(os.path.join(cache, "rows"), "w").close()
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x, y in torch.utils.data.DataLoader([(torch.randn(4), i % 2) for i in range(64)], 8, shuffle=True):
+    optimizer.zero_grad()
+    cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+
+
+def test_a_cache_folder_may_be_new(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    verdicts, printed, _ = guard(CACHE, tmp_path / "here", interventions=False)
+    assert verdicts["finite"].verdict == "pass", printed
+    assert (tmp_path / "cache" / "rows").exists()
+    assert not (tmp_path / "here" / "logs").exists()
+
+
+TOKENIZER = """
+import importlib.util, os, torch
+assert importlib.util.find_spec("tokenizers")  # as libraries do that ask what is installed
+from tokenizers import Tokenizer, models
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x, y in torch.utils.data.DataLoader([(torch.randn(4), i % 2) for i in range(64)], 8, shuffle=True):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+os.makedirs("logs")
+Tokenizer(models.WordLevel({"a": 0}, "a")).save("logs/tokenizer.json")
+assert Tokenizer.from_file("logs/tokenizer.json").get_vocab_size() == 1
+"""
+
+
+def test_a_library_that_was_looked_up_before_its_import_is_redirected(launch, tmp_path):
+    """In a process of its own: where tokenizers was imported before, nothing is looked up."""
+    pytest.importorskip("tokenizers")
+    (tmp_path / "train.py").write_text(TOKENIZER)
+    done = launch("guard", "train.py", "--seconds", "1", "--no-interventions")
+    assert done.returncode == 0, done.shown
+    assert not (tmp_path / "logs").exists()
+
+
+AHEAD = """
+import torch
+from torch import nn
+from torch.nn.functional import kl_div, mse_loss
+torch.manual_seed(0)
+
+def ahead(loader):
+    batches = iter(loader)
+    now = next(batches)
+    for later in batches:
+        yield now
+        now = later
+    yield now
+
+def loader(*tensors, size=16, shuffle=True):
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*tensors), size, shuffle=shuffle)
+
+x = torch.randn(3200, 8)
+w = torch.randn(8, 4)
+"""
+"""A loop that fetches a batch while the one before is used, as Accelerate and CUDA prefetchers do."""
+
+REGRESSION = (
+    AHEAD
+    + """
+y = x @ torch.linspace(-1, 1, 8) + 0.1 * torch.randn(3200)
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1), nn.Flatten(0))
+optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+for epoch in range(4):
+    model.train()
+    for a, b in ahead(loader(x[:1200], y[:1200])):
+        optimizer.zero_grad()
+        mse_loss(model(a), b).backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        print("mse", sum(float(mse_loss(model(a), b)) for a, b in ahead(loader(x[1200:], y[1200:], size=50, shuffle=False))))
+"""
+)
+
+DISTILLED = (
+    AHEAD
+    + """
+model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for epoch in range(2):
+    for a, b in ahead(loader(x, (x @ w).argmax(1), size=32)):
+        target = (4 * a @ w).softmax(1)
+        optimizer.zero_grad()
+        kl_div(model(a).log_softmax(1), target, reduction="batchmean").backward()
+        optimizer.step()
+"""
+)
+
+DENOISED = (
+    AHEAD
+    + """
+shares = torch.cumprod(1 - torch.linspace(1e-3, 0.1, 100), 0)
+pictures = torch.randn(800, 1, 1, 1) + torch.linspace(-1, 1, 64).view(1, 1, 8, 8)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.time, self.last = nn.Conv2d(1, 16, 3, padding=1), nn.Embedding(100, 16), nn.Conv2d(16, 1, 3, padding=1)
+
+    def forward(self, x, t):
+        return self.last(nn.functional.silu(self.first(x) + self.time(t)[:, :, None, None]))
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for epoch in range(4):
+    for (a,) in ahead(loader(pictures, size=16)):
+        noise, t = torch.randn_like(a), torch.randint(100, (len(a),))
+        share = shares[t].view(-1, 1, 1, 1)
+        optimizer.zero_grad()
+        mse_loss(model(share.sqrt() * a + (1 - share).sqrt() * noise, t), noise).backward()
+        optimizer.step()
+"""
+)
+
+
+@pytest.mark.parametrize("check", ["targets", "noise"])
+def test_a_loop_may_fetch_its_batches_ahead(check: str, tmp_path):
+    """Soft targets are compared with the labels of their own batch, and noised inputs with their own samples."""
+    verdicts, printed, _ = guard({"targets": DISTILLED, "noise": DENOISED}[check], tmp_path, interventions=False)
+    assert not [v for v in verdicts.values() if v.blocks], printed
+    assert check == "targets" or "noisy inputs" in verdicts["noise"].measured, printed
+
+
+def test_faults_are_found_where_a_loop_fetches_ahead(tmp_path):
+    wrong = DISTILLED.replace("(4 * a @ w)", "(4 * a.flip(0) @ w)")
+    verdicts, printed, _ = guard(wrong, tmp_path / "a", interventions=False)
+    assert "soft targets are those of other samples" in verdicts["targets"].remedy, printed
+    wrong = DENOISED.replace("(1 - share).sqrt() * noise", "(1 - share) * noise")
+    verdicts, printed, _ = guard(wrong, tmp_path / "b", interventions=False)
+    assert "sqrt() is missing" in verdicts["noise"].remedy, printed
+
+
+def test_outputs_of_an_evaluation_meet_their_own_targets(tmp_path):
+    """One batch was fetched ahead: its numbers are not those of the outputs."""
+    verdicts, printed, _ = guard(REGRESSION, tmp_path)
+    assert verdicts["signal"].verdict == "pass", printed
+
+
+SLOW = """
+import time, torch
+from torch import nn
+model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+data = [(torch.randn(4), i % 2) for i in range(600)]
+for epoch in range(3):
+    for x, y in torch.utils.data.DataLoader(data, 10, shuffle=True):
+        time.sleep(0.3)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    with torch.no_grad():
+        print(sum(int((model(x).argmax(1) == y).sum()) for x, y in torch.utils.data.DataLoader(data[:80], 10)))
+"""
+
+
+def test_a_slow_script_is_followed_to_its_evaluation(tmp_path):
+    """Its 40 steps take as long as the wait for an evaluation."""
+    verdicts, printed, _ = guard(SLOW, tmp_path, interventions=False)
+    assert "model.eval() is missing" in verdicts["modes"].remedy, printed
