@@ -19,6 +19,7 @@ from trainworthy.core.guard.records import Pass
 EIGHT = 8
 ENDED = "the script ended"
 PART = 0.03  # of the time that is left: one pass over training data on the way to the script's end
+FEW = 12  # optimiser steps after which a slow script is cut
 WAIT = 8.0  # seconds after enough was trained until an evaluation must have begun
 AHEAD = 3  # steps between the announcement of a cut and the cut: ranks are less than that apart
 
@@ -97,6 +98,8 @@ class Control:
 
     def _done(self, units: int) -> bool:
         lasted = time.monotonic() - self.first
+        if self.plan.name == "watch" and units >= FEW and lasted > 0.6 * self.plan.limit:
+            return True  # a slow script: what is left of the time is for its evaluation
         return (
             units >= self.plan.most or (units >= self.plan.steps and lasted >= self.plan.seconds) or bool(self.closed)
         )

@@ -6,6 +6,7 @@ import re
 from trainworthy.core.guard.checks import LEARNING, finding, skip
 from trainworthy.core.guard.fits import BINARY
 
+FEW = 30  # losses on eight samples from which on one that does not close is a fault
 CONSTANT = "the input does not reach the output (overwritten, zeroed, averaged over the batch)"
 
 
@@ -81,6 +82,8 @@ def overfit(own: dict, others: dict) -> dict:
     told += f"; {right:.2f} right" if own["train_accuracy"] else ""
     if end < 0.8 * blind or end < 0.1 * start:
         return finding("overfit", told, own=a[:500], others=b[:500])
+    if n < FEW:
+        return skip("overfit", f"{told}: {n} steps are too few to say")
     if own.get("mixed") and end < 0.95 * blind:
         return skip("overfit", f"{told}: each sample has two targets, so the loss does not close")
     if not math.isfinite(end) or end > 3 * start:

@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 from trainworthy.core.guard import events
+from trainworthy.core.guard.batches import opened
 from trainworthy.core.guard.collapse import Collapse
 from trainworthy.core.guard.drawn import Drawn
 from trainworthy.core.guard.evidence import Evidence
@@ -149,7 +150,7 @@ class Observer(Updates, Losses):
     def batch(self, one: Pass, batch: Any) -> Any:
         one.got += 1
         if self.control is not None:
-            batch = self.control.batch(one, batch, self)
+            batch = self.control.batch(one, opened(batch), self)
         # a loop that was left by `break` drops its iterator, or takes it again (persistent workers)
         left = (None, one.source)
         self.recent = [p for p in self.recent if not (p.ended or p is one or (p.held and p.source in left))] + [one]

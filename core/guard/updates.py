@@ -109,6 +109,8 @@ class Updates:
         live = [p for p in parameters if p.grad is not None]
         ids = {id(p) for p in parameters}
         for group in self.groups.values():
+            if not ids:
+                group.clipped.append("none")
             if ids & {id(p) for p in group.parameters}:
                 state = (
                     "empty"

@@ -265,3 +265,67 @@ def test_a_slow_script_is_followed_to_its_evaluation(tmp_path):
     """Its 40 steps take as long as the wait for an evaluation."""
     verdicts, printed, _ = guard(SLOW, tmp_path, interventions=False)
     assert "model.eval() is missing" in verdicts["modes"].remedy, printed
+
+
+OWN_CLASS = """
+import torch
+from collections import UserDict
+from torch import nn
+torch.manual_seed(0)
+
+class Batch(UserDict):
+    def __init__(self, data, note):
+        super().__init__(data)
+        self.note = note
+
+def collate(rows):
+    return Batch({"x": torch.stack([r[0] for r in rows]), "labels": torch.stack([r[1] for r in rows])}, "own")
+
+x = torch.randn(800, 8)
+y = (x @ torch.randn(8, 3)).argmax(1)
+model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+rows = list(zip(x, y))
+for epoch in range(4):
+    for batch in torch.utils.data.DataLoader(rows[:600], 16, shuffle=True, collate_fn=collate):
+        assert batch.note == "own"
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch["x"]), batch["labels"]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        test = torch.utils.data.DataLoader(rows[600:], 50, collate_fn=collate)
+        hits = sum(int((model(b["x"]).argmax(1) == b["labels"]).sum()) for b in test)
+    print("accuracy", hits / 200)
+"""
+"""A batch of a class that is a dictionary by another name, as tokenizers of transformers return."""
+
+
+def test_batches_may_be_of_a_class_of_their_own(tmp_path):
+    verdicts, printed, _ = guard(OWN_CLASS, tmp_path / "a")
+    assert [verdicts[k].verdict for k in ("overfit", "signal", "metric")] == ["pass"] * 3, printed
+    wrong = OWN_CLASS.replace('batch["labels"])', 'batch["labels"][torch.randperm(len(batch["x"]))])')
+    verdicts, printed, _ = guard(wrong, tmp_path / "b")
+    assert any(v.blocks for v in verdicts.values()), printed
+
+
+READ_BEFORE = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+weights = filter(lambda p: p.requires_grad, model.parameters())
+optimizer = torch.optim.AdamW(weights, 1e-3)
+for x, y in torch.utils.data.DataLoader([(torch.randn(4), i % 2) for i in range(200)], 8, shuffle=True):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    nn.utils.clip_grad_norm_(weights, 1.0)
+    optimizer.step()
+"""
+"""diffusers' train_text_to_image_lora.py of August 2026: what is clipped was read by the optimiser."""
+
+
+def test_an_iterator_that_was_read_is_not_clipped(tmp_path):
+    verdicts, printed, _ = guard(READ_BEFORE, tmp_path / "a", interventions=False)
+    assert "clipping got no parameters" in verdicts["clipping"].measured, printed
+    healthy = READ_BEFORE.replace("filter(lambda p: p.requires_grad, model.parameters())", "list(model.parameters())")
+    verdicts, printed, _ = guard(healthy, tmp_path / "b", interventions=False)
+    assert verdicts["clipping"].verdict == "pass", printed
