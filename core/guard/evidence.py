@@ -199,6 +199,11 @@ class Evidence:
         self.regression.add(prediction, target, root, self.batches, inner)
 
     @harmless
+    def drew(self, out: Tensor) -> None:
+        """Note noise that the script drew."""
+        self.regression.drew(out)
+
+    @harmless
     def derived(self, found: Any) -> None:
         """Note gradients that a loss will hold."""
         self.penalties.gradient(found)

@@ -221,6 +221,27 @@ for epoch in range(4):
 )
 
 
+LATENT = DENOISED.replace(
+    "model = Net()", "encoder = nn.Conv2d(1, 4, 3, padding=1).requires_grad_(False)\nmodel = Net()"
+).replace("        noise, t =", "        a = encoder(a)\n        noise, t =")
+LATENT = LATENT.replace("nn.Conv2d(1, 16", "nn.Conv2d(4, 16").replace("nn.Conv2d(16, 1,", "nn.Conv2d(16, 4,")
+"""The samples that are noised are an encoder's outputs."""
+
+
+def test_noise_in_latents_is_compared_with_the_time_of_the_net(tmp_path):
+    verdicts, printed, _ = guard(LATENT, tmp_path / "a", interventions=False)
+    assert verdicts["noise"].verdict == "pass", printed
+    wrong = LATENT.replace("noise, t), noise)", "noise, torch.randint(100, (len(a),))), noise)")
+    verdicts, printed, _ = guard(wrong, tmp_path / "b", interventions=False)
+    assert "the time step is drawn twice" in verdicts["noise"].remedy, printed
+    wrong = LATENT.replace("t), noise)", "t), torch.randn_like(a))")
+    verdicts, printed, _ = guard(wrong, tmp_path / "c", interventions=False)
+    assert "the noise is drawn twice" in verdicts["noise"].remedy, printed
+    velocity = LATENT.replace("t), noise)", "t), share.sqrt() * noise - (1 - share).sqrt() * a)")
+    verdicts, printed, _ = guard(velocity, tmp_path / "d", interventions=False)
+    assert not verdicts["noise"].blocks, printed
+
+
 @pytest.mark.parametrize("check", ["targets", "noise"])
 def test_a_loop_may_fetch_its_batches_ahead(check: str, tmp_path):
     """Soft targets are compared with the labels of their own batch, and noised inputs with their own samples."""
