@@ -178,6 +178,14 @@ def evaluated(seen: Observer) -> dict:
                 f"the weights of the evaluated model are at least {times:.2g} times as large as those of the models that train",
                 "an average of weights is a sum: the division by their number is missing, or is outside of the loop over the entries",
             )
+    for i in rows & trained:
+        calls, still = seen.calm.get(i, [0, 0])
+        if calls >= 2 and still == calls and any(moved_now(seen, p) for p in seen.roots[i].parameters()):
+            return finding(
+                "evaluated",
+                f"in all {calls} calls of the evaluation the model had its initial weights, and trained on with others",
+                "an average (EMA) that is never updated is copied into the model for the evaluation",
+            )
     return scales(seen, rows & trained)
 
 

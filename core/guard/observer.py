@@ -104,6 +104,7 @@ class Observer(Updates, Losses):
         self.classified: tuple | None = None
         self.masked: tuple | None = None
         self._last: list[tuple[Tensor, int]] = []
+        self.calm: dict[int, list[int]] = {}  # root -> calls without gradients after a few steps; on initial weights
         self._plain_leaf, self._soft = False, (0, 0)
         self._hook: Any = None
         self._scaler: Any = None
@@ -231,6 +232,7 @@ class Observer(Updates, Losses):
             self.grad_modes.append((self.steps, id(module), module.training))
         else:
             self.gaps[-1].append(row)
+            self._calm(module)
         for one in self.recent:
             one.ahead |= not one.calls and one.got > 1
             one.calls += 1

@@ -350,3 +350,40 @@ def test_an_iterator_that_was_read_is_not_clipped(tmp_path):
     healthy = READ_BEFORE.replace("filter(lambda p: p.requires_grad, model.parameters())", "list(model.parameters())")
     verdicts, printed, _ = guard(healthy, tmp_path / "b", interventions=False)
     assert verdicts["clipping"].verdict == "pass", printed
+
+
+AVERAGE = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+x = torch.randn(900, 8)
+y = (x @ torch.randn(8, 3)).argmax(1)
+model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+average = [p.detach().clone() for p in model.parameters()]
+data = torch.utils.data.TensorDataset(x, y)
+for epoch in range(3):
+    for a, b in torch.utils.data.DataLoader(data, 16, shuffle=True):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(a), b).backward()
+        optimizer.step()
+        for m, p in zip(average, model.parameters()):
+            m.lerp_(p.detach(), 0.1)
+    stored = [p.detach().clone() for p in model.parameters()]
+    with torch.no_grad():
+        for m, p in zip(average, model.parameters()):
+            p.copy_(m)
+        print(sum(int((model(a).argmax(1) == b).sum()) for a, b in torch.utils.data.DataLoader(data, 50)))
+        for s, p in zip(stored, model.parameters()):
+            p.copy_(s)
+"""
+"""diffusers' EMAModel: store, copy_to and restore around the evaluation."""
+
+
+def test_an_average_that_is_copied_into_the_model_is_updated(tmp_path):
+    verdicts, printed, _ = guard(AVERAGE, tmp_path / "a", interventions=False)
+    assert verdicts["evaluated"].verdict == "pass", printed
+    verdicts, printed, _ = guard(
+        AVERAGE.replace("m.lerp_(p.detach(), 0.1)", "pass"), tmp_path / "b", interventions=False
+    )
+    assert "initial weights" in verdicts["evaluated"].measured, printed
