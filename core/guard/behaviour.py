@@ -179,7 +179,7 @@ def evaluated(seen: Observer) -> dict:
                 "an average of weights is a sum: the division by their number is missing, or is outside of the loop over the entries",
             )
     for i in rows & trained:
-        calls, still = seen.calm.get(i, [0, 0])
+        calls, still = seen.resting.get(i, [0, 0])
         if calls >= 2 and still == calls and any(moved_now(seen, p) for p in seen.roots[i].parameters()):
             return finding(
                 "evaluated",

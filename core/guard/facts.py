@@ -318,6 +318,7 @@ def of(seen: Observer) -> dict[str, Any]:
         "eval_binary": [binary_right(p.pairs) for p in later],
         "changed": getattr(seen.control, "changed", 0),
         "token_shift": any(r.get("shift") for r in (*rows, *seen.labels)),
+        "forced": any(r.get("forced") for r in rows),
         "trend": trend(seen.losses),
         "neighbours": neighbours(seen.points),
         "said": getattr(seen.control, "said", []),

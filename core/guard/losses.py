@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from trainworthy.core.guard.fits import BINARY
 from trainworthy.core.guard.functions import COMPARED
 from trainworthy.core.guard.records import CLOSE, current, point
-from trainworthy.core.guard.targets import describe, of_a_layer, tokens_of
+from trainworthy.core.guard.targets import describe, forced, of_a_layer, tokens_of
 
 
 class Losses:
@@ -49,6 +49,7 @@ class Losses:
         """Keep what the checks of objectives and of causality need of a class loss in training."""
         given = next((x for x in self.last_root[1] if isinstance(x, Tensor)), None)
         fits = given is not None and target.dim() > 0 and len(given) == len(target)
+        row["forced"] = forced(target, *self.last_root)
         if row.get("soft"):
             if fits:
                 self.evidence.mixed(target, given)

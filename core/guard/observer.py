@@ -104,7 +104,7 @@ class Observer(Updates, Losses):
         self.classified: tuple | None = None
         self.masked: tuple | None = None
         self._last: list[tuple[Tensor, int]] = []
-        self.calm: dict[int, list[int]] = {}  # root -> calls without gradients after a few steps; on initial weights
+        self.resting: dict[int, list[int]] = {}  # root -> calls without gradients after a few steps; on initial weights
         self._plain_leaf, self._soft = False, (0, 0)
         self._hook: Any = None
         self._scaler: Any = None

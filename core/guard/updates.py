@@ -227,7 +227,7 @@ class Updates:
 
     def _calm(self, module: nn.Module) -> None:
         """Count the calls without gradients, and those of them in which the weights are the initial ones."""
-        row = self.calm.setdefault(id(module), [0, 0])
+        row = self.resting.setdefault(id(module), [0, 0])
         if self.steps >= CLOSE and row[0] < CALM and self.control is not None:
             known = [self.snap[id(p)] for p in module.parameters() if id(p) in self.snap and p.requires_grad]
             row[0] += bool(known)

@@ -157,7 +157,8 @@ class Guard:
                 re.search(rf"\b{word}\b", r["raised"]) for word in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
             ):
                 again = f"trainworthy guard --nproc 2 {name}"
-            brief = re.sub(r"\x1b\[[0-9;]*m", "", r["raised"]).strip().splitlines()[0]
+            raised = re.sub(r"\x1b\[[0-9;]*m", "", r["raised"]).strip().splitlines()
+            brief = f"{raised[0]} {raised[-1]}" if " in DataLoader worker process" in raised[0] else raised[0]
             rank = f" (rank {r['rank']})" if r.get("rank") else ""
             raise UserError(f"the script fails by itself{rank}: {brief}", got=r.get("where"),
                             cause=cause if files else "", next=again)  # fmt: skip
