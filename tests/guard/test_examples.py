@@ -279,3 +279,38 @@ def test_an_epoch_that_was_not_seen_to_its_end_has_the_length_of_its_loader(tmp_
     wrong = WARM_UP.replace("len(loader) - 1", "10 * len(loader)")
     verdicts, printed, _ = guard(wrong, tmp_path / "b", interventions=False)
     assert "warm-up is longer" in verdicts["schedule"].remedy, printed
+
+
+PREFERENCES = """
+import copy, torch
+from torch import nn
+torch.manual_seed(0)
+policy = nn.Sequential(nn.Embedding(32, 16), nn.Linear(16, 32))
+reference = copy.deepcopy(policy).requires_grad_(False)
+optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
+data = torch.randint(32, (400, 2, 8))
+
+def loss(x):
+    flat = x.flatten(0, 1)
+    one = policy(flat)[:, :-1].log_softmax(-1).gather(2, flat[:, 1:, None]).sum((1, 2))
+    with torch.no_grad():
+        two = reference(flat)[:, :-1].log_softmax(-1).gather(2, flat[:, 1:, None]).sum((1, 2))
+    return -nn.functional.logsigmoid((one - two).view(-1, 2).diff(dim=1)).mean()
+
+for epoch in range(3):
+    for x in torch.utils.data.DataLoader(data[:320], 8, shuffle=True):
+        optimizer.zero_grad()
+        loss(x).backward()
+        optimizer.step()
+    with torch.no_grad():
+        print(sum(float(loss(x)) for x in torch.utils.data.DataLoader(data[320:], 8)))
+"""
+"""TRL's DPO: the evaluation compares the policy with a reference that stays as it was."""
+
+
+def test_a_reference_beside_the_model_is_no_stale_copy(tmp_path):
+    verdicts, printed, _ = guard(PREFERENCES, tmp_path / "a", interventions=False)
+    assert not [v for v in verdicts.values() if v.blocks], printed
+    wrong = PREFERENCES.replace("float(loss(x))", "float(reference(x.flatten(0, 1)).std())")
+    verdicts, printed, _ = guard(wrong, tmp_path / "b", interventions=False)
+    assert "has not moved" in verdicts["evaluated"].measured, printed
