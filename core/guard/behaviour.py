@@ -145,7 +145,8 @@ def evaluated(seen: Observer) -> dict:
     copies = {c[0] for name, calls in evaluations(seen) if name != EACH for c in calls}  # each step's is a reference
     if not copies and not rows & trained:
         return skip("evaluated", "no evaluation was seen; a fixed model is called beside each step")
-    for i in copies - trained:
+    beside = references([[c[0] for c in calls] for _, calls in evaluations(seen)], trained)
+    for i in copies - trained - beside:
         other = seen.roots[i]
         shape = [tuple(p.shape) for p in other.parameters()]
         alike = [m for m in learner if [tuple(p.shape) for p in m.parameters()] == shape]
@@ -178,7 +179,26 @@ def evaluated(seen: Observer) -> dict:
                 f"the weights of the evaluated model are at least {times:.2g} times as large as those of the models that train",
                 "an average of weights is a sum: the division by their number is missing, or is outside of the loop over the entries",
             )
+    for i in rows & trained:
+        calls, still = seen.resting.get(i, [0, 0])
+        if calls >= 2 and still == calls and any(moved_now(seen, p) for p in seen.roots[i].parameters()):
+            return finding(
+                "evaluated",
+                f"in all {calls} calls of the evaluation the model had its initial weights, and trained on with others",
+                "an average (EMA) that is never updated is copied into the model for the evaluation",
+            )
     return scales(seen, rows & trained)
+
+
+def references(evaluations: list[list[int]], trained: set[int]) -> set[int]:
+    """Return the models that are called beside a trained one, batch by batch, and never alone: DPO compares with a reference."""
+    alone, beside = set(), set()
+    for calls in evaluations:
+        for i in set(calls) - trained:
+            places = [k for k, j in enumerate(calls) if j == i]
+            near = sum(not trained.isdisjoint(calls[max(0, k - 1) : k + 2]) for k in places)
+            (beside if near > 0.8 * len(places) else alone).add(i)
+    return beside - alone
 
 
 def tracking(model: nn.Module) -> list:

@@ -63,7 +63,7 @@ class Rehearsal:
             frames = [f for f in traceback.extract_tb(error.__traceback__) if "/core/guard/" not in f.filename]
             traceback.print_exc()
             where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-            self.finish("it raised", raised=f"{type(error).__name__}: {error}"[:2000], where=where)
+            self.finish("it raised", raised=shortened(f"{type(error).__name__}: {error}"), where=where)
             return 1
         self.finish(ENDED)
         return 0
@@ -154,6 +154,11 @@ class Rehearsal:
             return None
 
         return spawn
+
+
+def shortened(text: str) -> str:
+    """Return the beginning and the end of a message: that of a worker process ends with the error itself."""
+    return text if len(text) <= 2000 else f"{text[:1000]}\n{text[-1000:]}"
 
 
 def uncompiled(seen: Observer) -> Any:

@@ -19,6 +19,8 @@ from trainworthy.core.guard.records import Pass
 EIGHT = 8
 ENDED = "the script ended"
 PART = 0.03  # of the time that is left: one pass over training data on the way to the script's end
+FEW = 12  # optimiser steps after which a slow script is cut
+WAIT = 8.0  # seconds after enough was trained until an evaluation must have begun
 AHEAD = 3  # steps between the announcement of a cut and the cut: ranks are less than that apart
 
 
@@ -64,6 +66,7 @@ class Control:
         self.kept: dict[int, Any] = {}
         self.rng = np.random.default_rng(0)
         self.after = 0
+        self.since: float | None = None  # when enough was trained: slow scripts get the same time for their evaluation
         self.closed = ""
         self.changed = 0
         self.begin: Callable[[], None] = lambda: None  # called at the first backward()
@@ -95,6 +98,8 @@ class Control:
 
     def _done(self, units: int) -> bool:
         lasted = time.monotonic() - self.first
+        if self.plan.name == "watch" and units >= FEW and lasted > 0.6 * self.plan.limit:
+            return True  # a slow script: what is left of the time is for its evaluation
         return (
             units >= self.plan.most or (units >= self.plan.steps and lasted >= self.plan.seconds) or bool(self.closed)
         )
@@ -170,6 +175,7 @@ class Control:
             return self.stop("enough") if self.oracle.done() else None
         if not self.arrived or not self.enough(seen) or self.rank:
             return
+        self.since = time.monotonic() if self.since is None else self.since
         if not self.plan.evaluate:
             self.stop("enough")
         passes = [p for p in seen.passes if p.training]
@@ -182,8 +188,8 @@ class Control:
             self.stop("no evaluation in two epochs")
         if evaluated and seen.steps - evaluated[0] >= 6 and (not passes or not passes[0].was_cut):
             self.stop("enough")
-        if time.monotonic() - self.first > self.plan.seconds + 8:
-            self.stop("no evaluation yet")
+        if time.monotonic() - self.since > WAIT:
+            self.stop("enough" if evaluated else "no evaluation yet")
 
     def evaluations(self, seen: Observer) -> list[int]:
         """Return the optimiser steps before each evaluation: a pass without gradients, or several model calls without

@@ -19,7 +19,7 @@ from trainworthy.core.guard.credit import Credit
 from trainworthy.core.guard.latent import Latent
 from trainworthy.core.guard.mixing import Mixing
 from trainworthy.core.guard.penalties import Penalties
-from trainworthy.core.guard.records import CLOSE, Group, fingerprint, on_gradient
+from trainworthy.core.guard.records import CLOSE, Group, fingerprint, on_gradient, used
 from trainworthy.core.guard.regression import Regression
 from trainworthy.core.guard.targets import fits
 from trainworthy.core.guard.terms import Terms
@@ -51,6 +51,8 @@ class Evidence:
         self.open, self.error, self.backwards = True, "", 0
         self.calls: Counter = Counter()
         self.batches: deque = deque(maxlen=4)
+        self.places: deque = deque(maxlen=4)  # of these batches: address of a tensor -> which entry it is
+        self.current: list[Tensor] = []  # the batch that a model was last called with: loops may fetch ahead
         self.kept: list[Tensor] = []  # outputs of this batch: while they exist, their addresses are theirs
         self.sources: dict[int, int] = {}  # address of a tensor -> entry of the batch that it is, or was computed from
         self.called: set[int] = set()  # without a loader: what models were called with, with gradients
@@ -82,6 +84,7 @@ class Evidence:
         """Record nothing more."""
         self.open, self.kept, self.outputs = False, [], {}
         self.batches.clear()
+        self.current = []
 
     # --- data and models
 
@@ -90,8 +93,9 @@ class Evidence:
         """Note where the entries of a batch are."""
         leaves = tree_leaves(batch)
         self.batches.append([x for x in leaves if isinstance(x, Tensor)])
-        self.kept = []
-        self.sources = {x.data_ptr(): i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.numel()}
+        self.places.append({x.data_ptr(): i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.numel()})
+        self.kept, self.current = [], self.batches[-1]
+        self.sources = {at: i for places in self.places for at, i in places.items()}
 
     @harmless
     def root(self, seen: Any, module: nn.Module, args: tuple, kwargs: dict, out: Any, grad: bool) -> None:
@@ -102,6 +106,7 @@ class Evidence:
         if self.calls[id(module), grad] > CALLS:
             return
         if grad and module.training:
+            self.current = used(self.batches, (args, kwargs)) or self.current
             self._terms(module, out)
             self.latent.root(out)
             self.loss_terms.root(out)
@@ -194,6 +199,11 @@ class Evidence:
         self.regression.add(prediction, target, root, self.batches, inner)
 
     @harmless
+    def drew(self, out: Tensor) -> None:
+        """Note noise that the script drew."""
+        self.regression.drew(out)
+
+    @harmless
     def derived(self, found: Any) -> None:
         """Note gradients that a loss will hold."""
         self.penalties.gradient(found)
@@ -259,7 +269,7 @@ class Evidence:
         if len(roots) == 1:
             self.latent.look(roots[0])
             with contextlib.suppress(Exception):  # of a kind of graph that has no terms
-                self.loss_terms.look(roots[0], self.batches[-1] if self.batches else [])
+                self.loss_terms.look(roots[0], self.current)
 
     @harmless
     def before_backward(self, groups: list[Group], steps: int) -> None:

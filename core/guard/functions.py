@@ -120,6 +120,17 @@ def likelihoods(seen: Any) -> None:
 
         return run
 
+    def draw(original: Callable) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            out = original(*args, **kwargs)
+            if not seen.busy:
+                seen.evidence.drew(out)
+            return out
+
+        return run
+
+    for name in ("randn", "randn_like"):
+        replace(torch, name, draw)
     for owner in (F, torch.Tensor):
         replace(owner, "log_softmax", logarithms)
     for cls in (distributions.Categorical, distributions.Normal, distributions.MultivariateNormal):

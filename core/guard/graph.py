@@ -309,6 +309,10 @@ def clipping(seen: Observer) -> dict:
     if not calls:
         return skip("clipping", "nothing is clipped")
     words = {
+        "none": (
+            "clipping got no parameters",
+            "an iterator (filter(), model.parameters()) that the optimiser has read to its end: make it a list",
+        ),
         "empty": ("clipping found no gradients", "it is called before backward(), or after zero_grad()"),
         "late": ("clipping came after step()", "it is called after step(): nothing that trains is clipped"),
         "scaled": ("scaled gradients were clipped", "scaler.unscale_(optimizer) is missing before clip_grad_norm_"),

@@ -6,6 +6,7 @@ import re
 from trainworthy.core.guard.checks import LEARNING, finding, skip
 from trainworthy.core.guard.fits import BINARY
 
+FEW = 30  # losses on eight samples from which on one that does not close is a fault
 CONSTANT = "the input does not reach the output (overwritten, zeroed, averaged over the batch)"
 
 
@@ -43,7 +44,10 @@ def none(why: str) -> list[dict]:
 
 def unsuitable(facts: dict) -> str:
     """Return why the three cannot be compared; empty if they can."""
+    own_tokens = "the targets are the input's own tokens: there are no other inputs to give"
     if not facts.get("loss_calls") and not facts.get("declared"):  # declared: the caller named the target
+        if facts.get("token_shift"):
+            return own_tokens
         fit = facts.get("fit") or {}
         if fit.get("own"):
             return "the target is the model's own input: there are no other inputs to give"
@@ -54,7 +58,7 @@ def unsuitable(facts: dict) -> str:
     if facts.get("optimizers", 0) != 1 and not facts.get("one_loss"):
         return f"{facts.get('optimizers', 0)} optimisers: which loss should close is unknown"
     if facts.get("token_shift"):
-        return "the targets are the input's own tokens: there are no other inputs to give"
+        return own_tokens
     if not facts.get("loader"):
         return "no DataLoader feeds the loop (name the function that returns a batch: --batches NAME)"
     return ""
@@ -78,6 +82,10 @@ def overfit(own: dict, others: dict) -> dict:
     told += f"; {right:.2f} right" if own["train_accuracy"] else ""
     if end < 0.8 * blind or end < 0.1 * start:
         return finding("overfit", told, own=a[:500], others=b[:500])
+    if n < FEW:
+        return skip("overfit", f"{told}: {n} steps are too few to say")
+    if own.get("forced"):
+        return skip("overfit", f"{told}: the decoder gets the targets so far, and can memorise them without the input")
     if own.get("mixed") and end < 0.95 * blind:
         return skip("overfit", f"{told}: each sample has two targets, so the loss does not close")
     if not math.isfinite(end) or end > 3 * start:

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.guard.fits import BINARY
 from trainworthy.core.guard.functions import COMPARED
-from trainworthy.core.guard.records import CLOSE, point
-from trainworthy.core.guard.targets import describe, of_a_layer, tokens_of
+from trainworthy.core.guard.records import CLOSE, current, point
+from trainworthy.core.guard.targets import describe, forced, of_a_layer, tokens_of
 
 
 class Losses:
@@ -29,7 +29,8 @@ class Losses:
         if train and len(rows) < CLOSE:
             self._place(target)
         if train and self.recent and (name == "kl_div" or (target.is_floating_point() and name == "cross_entropy")):
-            self.soft.note(target.exp() if kwargs.get("log_target") else target, self.recent[-1].recent[-1])
+            batch = current(self.recent[-1], self.last_root or ())
+            self.soft.note(target.exp() if kwargs.get("log_target") else target, batch)
         if train and len(self.points) < 24 and sum(p.training for p in self.passes) <= 1 and self.last_root is not None:
             self.points += point(target, (*self.last_root[1], *self.last_root[2].values()))
         self.busy = True
@@ -48,6 +49,7 @@ class Losses:
         """Keep what the checks of objectives and of causality need of a class loss in training."""
         given = next((x for x in self.last_root[1] if isinstance(x, Tensor)), None)
         fits = given is not None and target.dim() > 0 and len(given) == len(target)
+        row["forced"] = forced(target, *self.last_root)
         if row.get("soft"):
             if fits:
                 self.evidence.mixed(target, given)

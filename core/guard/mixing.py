@@ -43,23 +43,23 @@ class Mixing:
             or not len(batches)
         ):
             return
-        inputs = [x for x in batches[-1] if x.shape == given.shape and x.is_floating_point()]
+        inputs = [x for batch in batches for x in batch if x.shape == given.shape and x.is_floating_point()]
         if not inputs or any(x.data_ptr() == given.data_ptr() for x in inputs):  # nothing is mixed
             return
         self.outputs += 1
-        batch, kept = [batches[-1]], out.detach()
+        last, kept = list(batches), out.detach()
 
         def differentiated(grad: Tensor) -> None:
             goal = recovered(kept, grad)
             if goal is not None:
-                self.add(goal, given, batch)
+                self.add(goal, given, last)
 
         on_gradient(out, differentiated)
 
     def logarithms(self, out: Tensor, given: Tensor, batches: Any) -> None:
         """Note the result of log_softmax: its gradient is the soft target with the sign reversed, however the loss is written."""
-        batch = [batches[-1]]
-        inputs = [x for x in batch[0] if x.shape == given.shape and x.is_floating_point()]
+        last = list(batches)
+        inputs = [x for batch in last for x in batch if x.shape == given.shape and x.is_floating_point()]
         if (
             self.outputs >= LOOKS
             or not 2 < out.shape[1] <= 1000
@@ -74,7 +74,7 @@ class Mixing:
                 t = t / t.sum(1, keepdim=True)
                 floor = t.amin(1, keepdim=True)  # label smoothing
                 t = (t - floor) / (1 - floor * t.shape[1])
-                self.add(torch.where(t < 0.01, torch.zeros_like(t), t), given, batch)
+                self.add(torch.where(t < 0.01, torch.zeros_like(t), t), given, last)
 
         on_gradient(out, differentiated)
 

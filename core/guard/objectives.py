@@ -199,6 +199,9 @@ def noise(seen: Any) -> dict:
             f"the target is drawn noise that is not in the model's input (correlation {sum(foreign) / len(foreign):.3f} in {len(foreign)} calls)",
             "the noise is drawn twice: once for the input and once for the loss",
         )
+    if not one.levels and (hidden := one.hidden.judge()):
+        told, fault, cause = hidden
+        return finding("noise", fault or told, cause)
     if not one.levels:
         return skip("noise", "no loss whose target is noise that was added to the batch")
     a, b = (torch.cat(x) for x in zip(*one.levels, strict=True))

@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 from trainworthy.core.guard import events
+from trainworthy.core.guard.batches import opened
 from trainworthy.core.guard.collapse import Collapse
 from trainworthy.core.guard.drawn import Drawn
 from trainworthy.core.guard.evidence import Evidence
@@ -28,6 +29,7 @@ from trainworthy.core.guard.records import (
     Sched,
     bare,
     class_target,
+    current,
     fingerprint,
     logits_of,
     own_frames,
@@ -104,6 +106,7 @@ class Observer(Updates, Losses):
         self.classified: tuple | None = None
         self.masked: tuple | None = None
         self._last: list[tuple[Tensor, int]] = []
+        self.resting: dict[int, list[int]] = {}  # root -> calls without gradients after a few steps; on initial weights
         self._plain_leaf, self._soft = False, (0, 0)
         self._hook: Any = None
         self._scaler: Any = None
@@ -150,7 +153,7 @@ class Observer(Updates, Losses):
     def batch(self, one: Pass, batch: Any) -> Any:
         one.got += 1
         if self.control is not None:
-            batch = self.control.batch(one, batch, self)
+            batch = self.control.batch(one, opened(batch), self)
         # a loop that was left by `break` drops its iterator, or takes it again (persistent workers)
         left = (None, one.source)
         self.recent = [p for p in self.recent if not (p.ended or p is one or (p.held and p.source in left))] + [one]
@@ -231,7 +234,9 @@ class Observer(Updates, Losses):
             self.grad_modes.append((self.steps, id(module), module.training))
         else:
             self.gaps[-1].append(row)
+            self._calm(module)
         for one in self.recent:
+            one.ahead |= not one.calls and one.got > 1
             one.calls += 1
             one.no_grad_calls += not grad
             if len(one.modes) < 200:
@@ -278,7 +283,7 @@ class Observer(Updates, Losses):
         statistics."""
         target = class_target(used(one.recent, (*args, *kwargs.values())), out)
         if target is None:
-            pair = beside(out, tree_leaves(one.recent[-1]), (args, kwargs)) if one.recent else None
+            pair = beside(out, tree_leaves(current(one, (args, kwargs))), (args, kwargs))
             one.pairs += [pair] if pair is not None and len(one.pairs) < 64 else []
             return
         logits = logits_of(out)

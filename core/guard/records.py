@@ -53,6 +53,8 @@ class Pass:
     held: Any = None
     """Weak reference to the iterator: its workers must end when the script drops it."""
     clock: float = field(default_factory=time.monotonic)
+    ahead: bool = False
+    """The loop had drawn several batches before it called a model (Accelerate, prefetching): the newest is not the one in use."""
 
     @property
     def source(self) -> Any:
@@ -268,6 +270,13 @@ def used(batches: deque, given: tuple) -> Any:
             if isinstance(x, Tensor) and any(x.shape == t.shape and bool((x.to(t) == t).all()) for t in tensors):
                 return batch
     return None
+
+
+def current(one: Pass, given: tuple) -> Any:
+    """Return the batch that a model was called with. If its inputs are none of a batch's, that is the newest one; None if the loop
+    fetches ahead."""
+    found = used(one.recent, given)
+    return one.recent[-1] if found is None and one.recent and not one.ahead else found
 
 
 VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")

@@ -1,5 +1,7 @@
 """Records pairs of predictions and float targets: inputs copied into the target, drawn noise, leaked columns."""
 
+import weakref
+from collections import deque
 from typing import Any
 
 import torch
@@ -22,6 +24,8 @@ class Regression:
         self.strange: list[
             tuple[float, int]
         ] = []  # correlation of drawn noise with an input that does not hold it, entries
+        self.draws: deque = deque(maxlen=8)  # the last noise that was drawn
+        self.hidden = Hidden()
 
     def add(self, prediction: Tensor, target: Tensor, root: tuple | None, batches: Any, inner: Any = ()) -> None:
         """Note one pair of a loss with gradients. `inner`: arguments of the modules within a model that computes its own loss."""
@@ -50,6 +54,16 @@ class Regression:
                 )
             self._noise(same.detach(), target, given, batches)
 
+    def drew(self, out: Tensor) -> None:
+        """Note noise."""
+        if isinstance(out, Tensor) and out.numel() >= 512 and self.pairs < PAIRS:
+            self.draws.append(weakref.ref(out))
+
+    def _drawn(self, target: Tensor) -> bool:
+        """Return whether a target is noise itself, and not computed from it."""
+        found = [x for ref in self.draws if (x := ref()) is not None]
+        return any(x.data_ptr() == target.data_ptr() and x.shape == target.shape for x in found)
+
     def _leak(self, given: list[Tensor], target: Tensor) -> None:
         """Note a target that is one of its own inputs."""
         flat = target.flatten()
@@ -68,7 +82,8 @@ class Regression:
         drawn = target.float()
         if drawn.numel() < 512 or abs(float(drawn.mean())) > 0.15 or abs(float(drawn.std()) - 1) > 0.15:
             return
-        for leaves in reversed(batches):
+        strange = None
+        for leaves in reversed(batches):  # a loop may have fetched the next batch already
             clean = next((x for x in leaves if x.is_floating_point() and len(x) == len(target)
                           and x.numel() == target.numel()), None)  # fmt: skip
             shares = None if clean is None else parts(noisy, clean.reshape(target.shape), drawn)
@@ -79,10 +94,54 @@ class Regression:
                     if x.numel() == len(target) and x.dim() in (1, 2):
                         self.told.setdefault(i, []).append(to_double(x.detach().flatten()))
                 return
-            if clean is not None and white(drawn):
+            if strange is None and clean is not None and white(drawn):
                 pair = torch.stack([to_double(noisy.flatten()), to_double(drawn.flatten())])
-                self.strange.append((float(torch.corrcoef(pair)[0, 1]), drawn.numel()))
-                return
+                strange = (float(torch.corrcoef(pair)[0, 1]), drawn.numel())
+        if strange is not None:
+            self.strange.append(strange)
+        elif target[0].numel() >= 128 and self._drawn(target):
+            self.hidden.add(noisy, drawn, given)
+
+
+class Hidden:
+    """Noise that was added to samples which are no entry of the batch (latents): its share in each input, and what the net gets besides."""
+
+    def __init__(self) -> None:
+        self.shares: list[Tensor] = []
+        self.told: dict[int, list[Tensor]] = {}
+        self.entries = 0  # of one sample
+
+    def add(self, noisy: Tensor, drawn: Tensor, given: list[Tensor]) -> None:
+        """Note one call."""
+        x, y = to_double(noisy.flatten(1)), to_double(drawn.flatten(1))
+        self.entries = x.shape[1]
+        self.shares.append((x * y).sum(1) / (y * y).sum(1))
+        for i, v in enumerate(given):
+            if v.numel() == len(x) and v.dim() in (1, 2):
+                self.told.setdefault(i, []).append(to_double(v.detach().flatten()))
+
+    def judge(self) -> tuple[str, str, str] | None:
+        """Return what was measured, and what is wrong and its cause if something is; None where there is too little to say."""
+        share = torch.cat(self.shares) if self.shares else torch.zeros(0)
+        if len(share) < 32 or len(self.shares) < 6:
+            return None
+        error = 4 / self.entries**0.5
+        told = f"{len(share)} inputs, share of the drawn noise {float(share.min()):.2f} to {float(share.max()):.2f}"
+        if abs(float(share.mean())) < error / len(share) ** 0.5 and float(share.abs().max()) < 2 * error:
+            return (
+                told,
+                f"the target is drawn noise that is not in the model's input ({told})",
+                "the noise is drawn twice: once for the input and once for the loss",
+            )
+        levels = [x for x in map(torch.cat, self.told.values()) if len(x) == len(share) and len(x.unique()) >= 16]
+        best = max((abs(rank_correlation(x, share)) for x in levels), default=1.0)
+        if len(share) >= 64 and float(share.std()) > error and best < 0.3:
+            return (
+                told,
+                f"{told}: it has nothing to do with the time that the net gets (rank correlation {best:.2f})",
+                "the time step is drawn twice: once to add the noise and once for the net",
+            )
+        return told, "", ""
 
 
 def white(x: Tensor) -> bool:

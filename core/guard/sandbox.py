@@ -72,7 +72,7 @@ class Sandbox:
         if isinstance(text, bytes):
             text = os.fsdecode(text)
         full = self.virtual(text)
-        if full.startswith((self.own, *self.caches, *OUTSIDE)):
+        if f"{full}/".startswith((f"{self.own}/", *self.caches, *OUTSIDE)):  # the folders themselves, too
             return None
         return self.scratch + full
 
@@ -141,7 +141,7 @@ class Sandbox:
             return real_open(path, flags, mode, dir_fd=dir_fd)
 
         os.open = opened
-        for name in ("stat", "lstat", "access", "readlink", "utime", "chmod"):
+        for name in ("stat", "lstat", "statvfs", "access", "readlink", "utime", "chmod"):
             setattr(os, name, self._first(getattr(os, name)))
         for name in ("listdir", "scandir"):
             setattr(os, name, self._listing(getattr(os, name), merge=name == "listdir"))
@@ -290,18 +290,27 @@ def after_import(wanted: str, patch: Callable[[Any], None]) -> None:
         return None
 
     class Finder:
-        """Finds the one module, and patches it after its execution."""
+        """Finds the one module, and patches it after its execution. Many libraries only ask whether a module can be found."""
+
+        inside = done = False
 
         def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-            if name != wanted:
+            if name != wanted or self.inside or self.done:
                 return None
-            sys.meta_path.remove(self)
-            spec = importlib.util.find_spec(name)
+            self.inside = True
+            try:
+                spec = importlib.util.find_spec(name)
+            finally:
+                self.inside = False
+            if spec is None or spec.loader is None:
+                return spec
             run = spec.loader.exec_module
 
             def execute(module: Any) -> None:
                 run(module)
-                patch(module)
+                if not self.done:
+                    self.done = True
+                    patch(module)
 
             spec.loader.exec_module = execute
             return spec

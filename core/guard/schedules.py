@@ -159,7 +159,10 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
             )
         return f"{kind}: {len(one.at)} steps in {seen.steps} updates"
     rates = mine.rates if mine is not None else []
-    updates = train[0].steps if not train[0].was_cut else round(length * train[0].steps / max(1, train[0].got))
+    whole = not train[0].was_cut and (
+        train[0].ended or several
+    )  # else the rehearsal's time was over in the first epoch
+    updates = train[0].steps if whole else round(length * train[0].steps / max(1, train[0].got))
     ahead: list[float] = []
     if updates and seen.control is not None:
         ahead = rates + foresee(one, 20_000, len(one.at) / max(1, seen.steps))

@@ -83,6 +83,15 @@ def argument(module: torch.nn.Module, args: tuple, kwargs: dict) -> dict[str, An
     return row
 
 
+def forced(target: Tensor, module: torch.nn.Module, args: tuple, kwargs: dict) -> bool:
+    """Return whether a model gets its targets (N, T) as an input, as the decoder of a translation does. Its `labels` are only for the
+    loss, unless it makes the decoder's input of them."""
+    config = getattr(getattr(module, "module", module), "config", None)
+    home, makes = target.untyped_storage().data_ptr(), bool(getattr(config, "is_encoder_decoder", False))
+    given = [(k, x) for k, x in (*enumerate(args), *kwargs.items()) if isinstance(x, Tensor) and x.dim() > 1]
+    return any(x.untyped_storage().data_ptr() == home and (k != "labels" or makes) for k, x in given)
+
+
 def looks_like_probabilities(name: str, x: Tensor) -> bool | None:
     """Return whether the values look like outputs of softmax or sigmoid, although the loss needs logits (or their
     logarithms). None: too few values."""

@@ -21,6 +21,8 @@ from trainworthy.core.guard.records import (
     weights,
 )
 
+CALM = 64  # calls of a model without gradients whose weights are compared with the initial ones
+
 
 class Updates:
     """The events between the loss and the new weights. `Observer` holds the attributes."""
@@ -112,6 +114,8 @@ class Updates:
         live = [p for p in parameters if p.grad is not None]
         ids = {id(p) for p in parameters}
         for group in self.groups.values():
+            if not ids:
+                group.clipped.append("none")
             if ids & {id(p) for p in group.parameters}:
                 state = (
                     "empty"
@@ -226,6 +230,14 @@ class Updates:
             one.steps += one.backwards > 0
         if self.control is not None:
             self.control.step(self)
+
+    def _calm(self, module: nn.Module) -> None:
+        """Count the calls without gradients, and those of them in which the weights are the initial ones."""
+        row = self.resting.setdefault(id(module), [0, 0])
+        if self.steps >= CLOSE and row[0] < CALM and self.control is not None:
+            known = [self.snap[id(p)] for p in module.parameters() if id(p) in self.snap and p.requires_grad]
+            row[0] += bool(known)
+            row[1] += bool(known) and all(torch.equal(p.detach().flatten()[:256], old) for p, old in known)
 
     def _trace(self) -> None:
         self.trace.append(weights(list(self.groups.values())))

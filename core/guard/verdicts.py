@@ -151,14 +151,14 @@ class Guard:
             how = f"signal {watch.signal}" if watch.signal else f"exit code {watch.code}"
             raise UserError(f"the script ended its own process ({how}) and left nothing to judge{said}", next=again)
         if r["why"] == "it raised":
-            own = [Path(w) for w in r["written"]]
-            files = any(w.name in r["raised"] or str(w.parent) in r["raised"] for w in own)
+            files = any(names_file(r["raised"], Path(w)) for w in r["written"])
             cause = "a library that opens files in C looks for what a rehearsal wrote elsewhere (docs/own-scripts.md)"
             if count == 1 and any(
                 re.search(rf"\b{word}\b", r["raised"]) for word in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
             ):
                 again = f"trainworthy guard --nproc 2 {name}"
-            brief = re.sub(r"\x1b\[[0-9;]*m", "", r["raised"]).strip().splitlines()[0]
+            raised = re.sub(r"\x1b\[[0-9;]*m", "", r["raised"]).strip().splitlines()
+            brief = f"{raised[0]} {raised[-1]}" if " in DataLoader worker process" in raised[0] else raised[0]
             rank = f" (rank {r['rank']})" if r.get("rank") else ""
             raise UserError(f"the script fails by itself{rank}: {brief}", got=r.get("where"),
                             cause=cause if files else "", next=again)  # fmt: skip
@@ -262,3 +262,10 @@ class Guard:
         if different:
             told = f"could not be held back: {invariants.listed(different)}"
         self._verdict(finding("files", told))
+
+
+def names_file(message: str, written: Path) -> bool:
+    """Return whether an error's message names a file that the script wrote, or its folder. Names without a dot are words."""
+    folder = [str(written.parent)] if len(written.parts) > 2 else []
+    names = [str(written), *folder, *([written.name] if "." in written.name else [])]
+    return any(re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", message) for name in names)

@@ -80,3 +80,76 @@ def test_a_missing_file_is_not_blamed_on_the_rehearsal(tmp_path):
         guard(source, tmp_path, interventions=False)
     assert "rows.csv" in str(error.value)
     assert "opens files in C" not in str(error.value)
+
+
+def test_a_letter_of_an_error_is_not_taken_for_a_written_folder(tmp_path):
+    source = "import os\nos.makedirs('o')\nopen('o/a', 'w').close()\nraise AttributeError('TPU')\n"
+    with pytest.raises(UserError) as error:
+        guard(source, tmp_path, interventions=False)
+    assert "TPU" in str(error.value)
+    assert "opens files in C" not in str(error.value)
+
+
+def test_an_error_in_a_worker_is_named(tmp_path):
+    source = """
+import torch
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, i):
+        raise ValueError("row is broken")
+next(iter(torch.utils.data.DataLoader(Rows(), 2, num_workers=1)))
+"""
+    with pytest.raises(UserError) as error:
+        guard(source, tmp_path, interventions=False)
+    assert "ValueError: row is broken" in str(error.value)
+
+
+CACHE = """
+import os, torch
+from torch.nn.functional import cross_entropy
+cache = os.environ["HF_DATASETS_CACHE"]
+os.makedirs(cache, exist_ok=True)
+os.makedirs("logs/one")
+assert os.statvfs(cache).f_namemax and os.statvfs("logs/one").f_namemax
+open(os.path.join(cache, "rows"), "w").close()
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x, y in torch.utils.data.DataLoader([(torch.randn(4), i % 2) for i in range(64)], 8, shuffle=True):
+    optimizer.zero_grad()
+    cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+
+
+def test_a_cache_folder_may_be_new(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    verdicts, printed, _ = guard(CACHE, tmp_path / "here", interventions=False)
+    assert verdicts["finite"].verdict == "pass", printed
+    assert (tmp_path / "cache" / "rows").exists()
+    assert not (tmp_path / "here" / "logs").exists()
+
+
+TOKENIZER = """
+import importlib.util, os, torch
+assert importlib.util.find_spec("tokenizers")  # as libraries do that ask what is installed
+from tokenizers import Tokenizer, models
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x, y in torch.utils.data.DataLoader([(torch.randn(4), i % 2) for i in range(64)], 8, shuffle=True):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+os.makedirs("logs")
+Tokenizer(models.WordLevel({"a": 0}, "a")).save("logs/tokenizer.json")
+assert Tokenizer.from_file("logs/tokenizer.json").get_vocab_size() == 1
+"""
+
+
+def test_a_library_that_was_looked_up_before_its_import_is_redirected(launch, tmp_path):
+    """In a process of its own: where tokenizers was imported before, nothing is looked up."""
+    pytest.importorskip("tokenizers")
+    (tmp_path / "train.py").write_text(TOKENIZER)
+    done = launch("guard", "train.py", "--seconds", "1", "--no-interventions")
+    assert done.returncode == 0, done.shown
+    assert not (tmp_path / "logs").exists()

@@ -1,0 +1,52 @@
+"""Batches of classes that are dictionaries by another name (`BatchEncoding` of transformers), opened for torch's pytree."""
+
+import contextlib
+from collections import UserDict
+from typing import Any
+
+from torch.utils import _pytree as pytree
+from trainworthy.core.guard.patches import undo_with
+
+
+class Shell:
+    """What such a batch is without its values."""
+
+    def __init__(self, batch: UserDict):
+        self.cls, self.keys = type(batch), tuple(batch.data)
+        self.rest = {k: v for k, v in vars(batch).items() if k != "data"}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shell) and (self.cls, self.keys) == (other.cls, other.keys)
+
+    def __hash__(self) -> int:
+        return hash((self.cls, self.keys))
+
+    def __repr__(self) -> str:
+        return f"{self.cls.__name__}{self.keys}"
+
+    def filled(self, values: Any) -> UserDict:
+        """Return a batch of this kind with other values."""
+        batch = self.cls.__new__(self.cls)
+        vars(batch).update(self.rest, data=dict(zip(self.keys, values, strict=True)))
+        return batch
+
+
+def opened(batch: Any) -> Any:
+    """Return the batch; `tree_leaves` finds the tensors in it, until the patches are removed."""
+    for _ in range(4):  # one in another
+        closed = {type(x) for x in pytree.tree_leaves(batch) if isinstance(x, UserDict)}
+        for cls in closed:
+            name = f"{cls.__module__}.{cls.__qualname__}"
+            pytree.register_pytree_node(
+                cls, lambda x: (list(x.data.values()), Shell(x)), lambda v, s: s.filled(v), serialized_type_name=name
+            )
+            undo_with(lambda cls=cls: closing(cls))
+        if not closed:
+            break
+    return batch
+
+
+def closing(cls: type) -> None:
+    """Take a class out of torch's registry, where that is possible."""
+    with contextlib.suppress(AttributeError, KeyError):
+        pytree._deregister_pytree_node(cls)
