@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SHARE, PART = 0.05, 0.1  # least difference of scores from 0 to 1; of other numbers, as a part of the untrained one
 DECIBELS = 0.4  # least difference of a PSNR
+LOW, FEW = 0.2, 0.005  # below LOW a score has to lose half, and at least FEW
 NOISE = 4.0  # deviations of the untrained score between its evaluations
 STEPS = 100  # optimiser steps before a run that was cut short says anything
 READINGS = 3
@@ -48,8 +49,16 @@ class Row:
     @property
     def margin(self) -> float:
         """The least difference that counts."""
-        least = SHARE if self.one.kind in BOUNDED else PART * abs(fmean(self.held))
-        least = DECIBELS if "snr" in self.one.name else least
+        kind, held = self.one.kind, abs(fmean(self.held))
+        least = PART * held
+        if kind in (*BOUNDED, "fit"):
+            least = SHARE if kind in BOUNDED else max(SHARE, least)
+        elif "snr" in self.one.name:
+            least = DECIBELS
+        elif kind == "score" and held < LOW:  # hits of a random order: a few samples decide
+            least = max(FEW, held / 2)
+        elif kind == "return" and len(self.held) < READINGS:  # how noisy it is, is unknown
+            least *= 5
         return max(least, NOISE * pstdev(self.held) if self.one.kind not in OBJECTIVES else 0.0)
 
     @property
@@ -174,7 +183,8 @@ def decides(row: Row, trained: dict, held: dict) -> bool:
         return False
     early = kind in ("overlap", "return") or trained["progress"]["several"]
     early = early or (kind == "accuracy" and fmean(row.held) > 0.6)
-    return whole or (not early and trained["steps"] >= STEPS)
+    steps = max(trained["steps"], trained["backwards"])  # no optimiser: weights that are moved by hand
+    return whole or (not early and steps >= STEPS)
 
 
 def cause(trained: "Outcome", held: "Outcome") -> str:

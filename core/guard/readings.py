@@ -16,9 +16,10 @@ KINDS = {
     ),
     "ranking": (1, [SCORES["auc"], r"c_?index", r"concordance\w*"]),
     "score": (
-        1, [SCORES["r2"], SCORES["ap"], r"ndcg\w*", r"mrr\w*", r"h(?:its?|r)(?:_?(?:rate|at))?(?:_?\d+)?", r"(?:recall|precision)_\d+",
-            r"p?snr", r"ssim", r"bleu\w*", r"rouge\w*", r"meteor", r"spearman\w*", r"pearson\w*", r"correlation"],
+        1, [SCORES["ap"], r"ndcg\w*", r"mrr\w*", r"h(?:its?|r)(?:_?(?:rate|at))?(?:_?\d+)?", r"(?:recall|precision)_\d+",
+            r"p?snr", r"ssim", r"bleu\w*", r"rouge\w*", r"meteor"],
     ),
+    "fit": (1, [SCORES["r2"], r"spearman\w*", r"pearson\w*", r"correlation"]),
     "return": (1, [r"rewards?", r"returns?"]),
     "error": (
         -1, [r"r?mse", r"mae", r"s?mape", r"rmsle", r"mean_rank", r"error(?:_rate)?", r"chamfer\w*", r"[wc]er", r"fid", r"kid", r"lpips",
@@ -34,9 +35,9 @@ BOUNDED = ("accuracy", "overlap", "ranking")
 OTHER = re.compile(
     r"(?:^|_)(?:best|min|max|lowest|highest|baseline|random|chance|naive|untrained|initial|before|previous|old|target|threshold|goal|"
     r"d|g|dis|disc|discriminator|critic|gen|generator|real|fake|domain|adv|adversarial|actor|policy|value|td|bellman|q|kl|"
-    r"neg|negative|minus|last_best|lr|time)(?:_|$)"
+    r"neg|negative|minus|std|var|lr|time)(?:_|$)"
 )
-"""Names of numbers that need not get better: of an opponent or a reference, the best so far."""
+"""Names of numbers that need not get better: of an opponent or a reference, the best so far, a spread."""
 HELD_OUT = re.compile(r"(?:^|_)(?:val|valid|validation|test|eval|evaluation|dev|held_?out|holdout)(?:_|$)")
 
 
@@ -56,6 +57,8 @@ def series(output: str) -> dict[str, Series]:
     """Return the numbers under a known name by the text before them in their line, its digits left out."""
     found: dict[str, Series] = {}
     for line in output.splitlines():
+        if "%|" in line:  # a progress bar ("Map: 40%|")
+            continue
         end, skipped = 0, -1
         for number in NUMBER.finditer(line[:2000]):
             before, label, begin = line[: number.start()], line[end : number.start()], number.start()

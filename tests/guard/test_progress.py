@@ -45,14 +45,16 @@ def test_a_name_says_which_way_is_better(label: str, kind: str, sign: int):
     assert kind_of(label)[1:] == (kind, sign)  # type: ignore[index]
 
 
-@pytest.mark.parametrize("label", ["best acc ", "D accuracy ", "critic loss ", "-elbo ", "epoch ", "lr ", "td_error "])
+@pytest.mark.parametrize(
+    "label", ["best acc ", "D accuracy ", "critic loss ", "-elbo ", "epoch ", "reward std ", "td_error "]
+)
 def test_numbers_that_need_not_get_better(label: str):
     assert kind_of(label) is None
 
 
 def test_a_place_of_the_output_is_one_series():
     """Training and validation are told apart by what is before them; fractions and percent are shares."""
-    output = "train: acc 50.0%\nval: acc 41.0%\ntrain: acc 60.0%\nval: acc 52.0%\nAccuracy: 30/60 (50%)\n"
+    output = "Map:  40%|####      | 4/10\ntrain: acc 50.0%\nval: acc 41.0%\ntrain: acc 60.0%\nval: acc 52.0%\nAccuracy: 30/60 (50%)\n"
     found = series(output)
     assert [(s.held_out, s.values) for s in found.values()] == [(False, [50, 60]), (True, [41, 52]), (False, [0.5])]
     rows = comparable(found, series(output.replace("52.0", "12.0")))
@@ -62,7 +64,12 @@ def test_a_place_of_the_output_is_one_series():
 def run(output: str, **more) -> Outcome:
     """A script that was followed to its end."""
     own = {"lengths": [], "cut": False, "several": False, "from_file": False, "moved": 0.0, "losses": [0.1, 0.01]}
-    record = {"why": ENDED, "steps": 500, "progress": own | {k: v for k, v in more.items() if k in own}}
+    record = {
+        "why": ENDED,
+        "steps": 500,
+        "backwards": 500,
+        "progress": own | {k: v for k, v in more.items() if k in own},
+    }
     return Outcome({**record, **{k: v for k, v in more.items() if k in record}}, output=output)
 
 
@@ -80,9 +87,13 @@ CASES = {
     "a class of 95%": (("acc", (0.8, 0.7, 0.7)), ("acc", (0.95, 0.95, 0.95)), {}, "skip"),
     "background": (("dice", (0.0, 0.0, 0.0)), ("dice", (0.3, 0.3, 0.3)), {"cut": True}, "skip"),
     "a return, cut short": (("return", (1, 1, 1)), ("return", (9, 9, 9)), {"why": "its time is over"}, "skip"),
+    "a few hits": (("hits@10", (0.012, 0.014, 0.01)), ("hits@10", (0.016, 0.016, 0.016)), {}, "skip"),
+    "r2 near zero": (("r2", (-0.04, -0.05, -0.04)), ("r2", (-0.01, -0.01, -0.01)), {}, "skip"),
+    "one noisy return, to the end": (("return", (6,)), ("return", (9,)), {}, "skip"),
     "a return, to the end": (("return", (1, 1, 1)), ("return", (9, 9, 9)), {}, "fail"),
     "several optimisers": (("fid", (90, 99)), ("fid", (50, 50)), {"several": True, "cut": True}, "skip"),
-    "few steps": (("mae", (9, 9, 9)), ("mae", (5, 5, 5)), {"steps": 20, "cut": True}, "skip"),
+    "few steps": (("mae", (9, 9, 9)), ("mae", (5, 5, 5)), {"steps": 20, "backwards": 20, "cut": True}, "skip"),
+    "no optimiser": (("mae", (9, 9, 9)), ("mae", (5, 5, 5)), {"steps": 0, "cut": True}, "fail"),
     "loaded weights": (("mae", (9, 9, 9)), ("mae", (5, 5, 5)), {"from_file": True}, "skip"),
     "weights that move by themselves": (("mae", (9, 9, 9)), ("mae", (5, 5, 5)), {"moved": 0.1}, "skip"),
     "not finite": (("mae", (9, float("nan"))), ("mae", (5, 5)), {}, "skip"),
