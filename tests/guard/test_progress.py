@@ -141,9 +141,8 @@ def test_guard_stops_what_makes_the_score_worse(name: str, tmp_path: Path):
 
 
 @pytest.mark.verify
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", sorted(p.stem for p in (SCRIPTS / "progress").glob("*.py")))
-def test_a_healthy_script_is_quiet(name: str, seed: int, tmp_path: Path):
-    source = re.sub(r"manual_seed\([01]\)", f"manual_seed({seed})", (SCRIPTS / "progress" / f"{name}.py").read_text())
-    verdicts, output, _ = guard(source, tmp_path, **{"--seconds": "6"})
+def test_a_healthy_script_is_quiet(name: str, tmp_path: Path):
+    source = (SCRIPTS / "progress" / f"{name}.py").read_text()
+    verdicts, output, _ = guard(source, tmp_path, **{"--seconds": "6", "--only": "progress"})
     assert not failed(verdicts), output
