@@ -74,6 +74,10 @@ CHECKS = {
         "the script's end",
         "to the script's end: optimisers hold the model that trains, evaluations get training's scale, the best weights are kept",
     ),
+    "progress": (
+        "training improves the printed score",
+        "the scores that the script prints are not worse than those of the same run with its weights as they were drawn",
+    ),
     "later": ("a training after the first one", "a training after the first one passes the same checks"),
     "resume": (
         "a checkpoint restores the run",
@@ -88,7 +92,7 @@ CHECKS = {
 """Of each check: its title, and what must hold."""
 LEARNING = ("overfit", "signal", "metric")
 """Checks that compare rehearsals on changed data."""
-OF_SCRIPTS = ("ending", "later", "resume", "ranks", "files")
+OF_SCRIPTS = ("ending", "progress", "later", "resume", "ranks", "files")
 """Checks of a whole script, which a `Loop` has not."""
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from trainworthy.core.guard import events, judging, ranks
-from trainworthy.core.guard.control import ENDED, Control, Plan
+from trainworthy.core.guard.control import ENDED, TO_THE_END, Control, Plan
 from trainworthy.core.guard.evidence import Evidence
 from trainworthy.core.guard.following import Following
 from trainworthy.core.guard.observer import Observer
@@ -36,7 +36,7 @@ class Rehearsal:
         self.sandbox = Sandbox(self.scratch)
         self.control = Control(plan, self.stop)
         self.control.begin = self.begin
-        self.seen = Following(self.control) if plan.name == "end" else Observer(self.control)
+        self.seen = Following(self.control) if plan.name in TO_THE_END else Observer(self.control)
         self.seen.restart = Restart() if plan.restart else None
         self.done, self.process, self.ended = False, os.getpid(), threading.RLock()
         self.rank, self.count, self.home = 0, 1, folder
@@ -80,8 +80,11 @@ class Rehearsal:
         sys.dont_write_bytecode = True
         seed = self.plan.seed
         if seed is not None:
+            seed += self.plan.reseed
             torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)
         events.install(self.seen)
+        if self.plan.reseed:
+            reseeded(self.plan.reseed)
         torch.compile = uncompiled(self.seen)
         torch.multiprocessing.spawn = self.spawned(torch.multiprocessing.spawn)
         self.sandbox.install()
@@ -169,3 +172,14 @@ def uncompiled(seen: Observer) -> Any:
         return (lambda m: m) if model is None else model
 
     return compile
+
+
+def reseeded(by: int) -> None:
+    """The script's own calls that set a seed set another one."""
+
+    def other(original: Any) -> Any:
+        return lambda seed=None, *args: original(seed + by if isinstance(seed, int) else seed, *args)
+
+    for owner, name in ((torch, "manual_seed"), (np.random, "seed"), (random, "seed")):
+        events.replace(owner, name, other)
+    events.imported_by_name()

@@ -18,6 +18,7 @@ from trainworthy.core.guard.records import Pass
 
 EIGHT = 8
 ENDED = "the script ended"
+TO_THE_END = ("end", "trained", "held")
 PART = 0.03  # of the time that is left: one pass over training data on the way to the script's end
 FEW = 12  # optimiser steps after which a slow script is cut
 WAIT = 8.0  # seconds after enough was trained until an evaluation must have begun
@@ -32,7 +33,8 @@ class Plan:
     """`watch`: the script's own data; `eight`: the same eight samples in every batch; `others`: these eight with each
     other's inputs; `blank`: these eight with zero inputs; `restart`: the script's own data, from a checkpoint; `end`: the script's own data,
     all passes cut short, to the end of the script; `later`: a training after the first one, with the passes before it cut short;
-    `oracle`: the script's own data, and right and wrong answers in its evaluations."""
+    `oracle`: the script's own data, and right and wrong answers in its evaluations; `trained` and `held`: as `end`, with passes of given
+    lengths, `held` with the weights as they were drawn."""
     steps: int = 40
     """Optimiser steps after which a training pass is cut (not before `seconds`)."""
     seconds: float = 6.0
@@ -50,6 +52,10 @@ class Plan:
     """Of `end` and `later`: passes without gradients are not cut short, because the script needs all that they compute."""
     later: int = 0
     """Of `later`: the number of the optimiser that the script builds for the training that is watched."""
+    lengths: list[int] | None = None
+    """Of `trained` and `held`: batches after which each pass is cut; 0: it is not."""
+    reseed: int = 0
+    """Is added to the seeds of torch, numpy and random that the script sets."""
     target: int | None = None
     """Index of the target among the batch's tensors; None: the only row of class numbers."""
     inputs: list[int] | None = None
@@ -118,7 +124,9 @@ class Control:
         return self.cut_at is not None and units >= self.cut_at
 
     def cut(self, one: Pass, seen: Observer) -> bool:
-        if self.plan.name == "end" or not self.arrived:
+        if self.plan.lengths is not None and one.number < len(self.plan.lengths):
+            return 0 < self.plan.lengths[one.number] <= one.got
+        if self.plan.name in TO_THE_END or not self.arrived:
             return self._short(one, seen)
         if one.training:
             # all loaders of the loop end together; the second epoch only shows its order and mode
@@ -215,7 +223,7 @@ class Control:
 
     def intervene(self, source: int, batch: Any) -> Any:
         """Return the plan's batch in place of `batch`."""
-        if self.plan.name in ("watch", "restart", "end", "later", "oracle"):
+        if self.plan.name in ("watch", "restart", "later", "oracle", *TO_THE_END):
             return batch
         first = self.kept.setdefault("train", batch)
         if signature(first) != signature(batch):  # a loader with other data

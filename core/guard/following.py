@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.guard.graph import pretrained
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import alive, class_target, fingerprint, used
 
@@ -102,6 +103,9 @@ class Following(Observer):
         self.streaks: dict[int, int] = {}
         self.trainings: dict[int, list] = {}  # optimiser -> its number, its first and last step, shapes of its tensors
         self.other = ""
+        self.holding = control is not None and control.plan.name == "held"
+        self.kept: list[tuple[Tensor, Tensor]] = []  # weights before an optimiser's step
+        self.from_file = False
 
     # --- optimisers
 
@@ -214,6 +218,7 @@ class Following(Observer):
         if row[1] is None:
             row[1], row[3] = self.steps, sorted(p.shape for p in group.parameters)
         row[2] = self.steps
+        self.kept = [(p, p.detach().clone()) for p in group.parameters] if self.holding else []
         if closure is not None or any(alive(p) for p in group.parameters):
             self.streaks[id(it)] = 0
             return
@@ -225,6 +230,23 @@ class Following(Observer):
                 self.streaks[id(it)] = self.streaks.get(id(it), 0) + 1
                 self.other = type(module).__name__
                 return
+
+    def step(self, it: torch.optim.Optimizer) -> None:
+        with torch.no_grad():
+            for p, value in self.kept:
+                p.copy_(value)
+        self.kept = []
+        super().step(it)
+
+    def backward(self) -> None:
+        if not self.backwards:
+            trained = [p for p, _ in self.leaves.values()]
+            self.from_file = any(id(p) in self.loaded for p in trained) or any(map(pretrained, self.roots.values()))
+        if self.holding and not self.groups:  # weights are moved by hand: gradients of zero do not move them
+            for p in [row[0] for row in (*self.leaves.values(), *self.others.values())]:
+                if p.grad is not None:
+                    p.grad.zero_()
+        super().backward()
 
     def load(self, module: nn.Module, state: Any, out: Any) -> None:
         super().load(module, state, out)

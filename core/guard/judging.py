@@ -14,6 +14,7 @@ from trainworthy.core.guard import (
     graph,
     invariants,
     objectives,
+    progress,
     samples,
     schedules,
 )
@@ -22,8 +23,10 @@ from trainworthy.core.guard.observer import Observer
 
 def judge(seen: Observer, plan: Any) -> dict[str, Any]:
     """Every judge's answer on one run; on a run with changed data only the facts that `interventions` compares."""
+    if plan.name in ("trained", "held"):
+        return {"progress": progress.facts(seen)}
     if isinstance(seen, following.Following):
-        return {"findings": [ending.judge(seen)], "later": seen.later()}
+        return {"findings": [ending.judge(seen)], "later": seen.later(), "progress": progress.facts(seen)}
     if plan.name == "oracle":
         return {"oracle": seen.control.oracle.facts()}
     if plan.name not in ("watch", "later"):

@@ -125,7 +125,7 @@ class Observer(Updates, Losses):
             length = len(loader)
         except TypeError:
             length = None
-        one = Pass(loader, length, self.steps, refreshing=self.refreshing)
+        one = Pass(loader, length, self.steps, len(self.passes), refreshing=self.refreshing)
         one.source = source
         self.passes.append(one)
         return one

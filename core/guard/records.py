@@ -29,6 +29,8 @@ class Pass:
     length: int | None
     started: int
     """Optimiser steps before it."""
+    number: int = 0
+    """Passes before it."""
     got: int = 0
     calls: int = 0
     no_grad_calls: int = 0

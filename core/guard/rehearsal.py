@@ -74,6 +74,8 @@ def start(target: Target, plan: Any, folder: Path, below: Path | None = None) ->
     """Fork a child that rehearses `target`; return its process id. `below`: files that an earlier rehearsal wrote
     before its first step."""
     folder.mkdir(parents=True, exist_ok=True)
+    for name in ("first-step", "record.json"):  # of an earlier rehearsal under this name
+        (folder / name).unlink(missing_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()

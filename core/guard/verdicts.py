@@ -13,7 +13,17 @@ from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.verdict import Kind, Verdict
 from trainworthy.core.gates.runner import _show
-from trainworthy.core.guard import ending, interventions, invariants, oracle, ranks, rehearsal, restart, sandbox
+from trainworthy.core.guard import (
+    ending,
+    interventions,
+    invariants,
+    oracle,
+    progress,
+    ranks,
+    rehearsal,
+    restart,
+    sandbox,
+)
 from trainworthy.core.guard.checks import CHECKS, LEARNING, finding, skip, verdict
 from trainworthy.core.guard.control import Plan
 from trainworthy.core.guard.rehearsal import Outcome
@@ -66,7 +76,7 @@ class Guard:
             self._verdict(ranks.judge(r))
         if self.interventions and not (self.only and set(LEARNING).isdisjoint(self.only)):
             self._intervene(watch)
-        if self.interventions and not (self.only and not {"ending", "later"} & set(self.only)):
+        if self.interventions and not (self.only and not {"ending", "progress", "later"} & set(self.only)):
             self._end(watch)
         if self.values.get("--restart"):
             self._restart(watch)
@@ -222,7 +232,8 @@ class Guard:
         elif any(v.blocks for v in self.verdicts):
             why = "other checks failed"
         if why:
-            return self._verdict(skip("ending", why))
+            self._verdict(skip("ending", why))
+            return self._verdict(skip("progress", why))
         limit = max(4.0, 2 * float(self.values["--seconds"]))
         more = {"limit": limit, "restart": False}
         done = self._rehearse(self._plan("end", steps=10**9, most=10**9, **more))
@@ -231,10 +242,26 @@ class Guard:
             done = self._rehearse(self._plan("end", steps=10**9, most=10**9, **more))
         found = ending.answer(watch.record, done.record, done.late, limit)
         self._verdict(found, time.monotonic() - began)
+        if not self.only or "progress" in self.only:
+            self._progress(done, more)
         if number := done.record.get("later", 0):
             began = time.monotonic()
             plan = self._plan("later", **(more | {"later": number, "limit": max(30.0, 2.5 * limit)}))
             self._verdict(ending.second(self._rehearse(plan).record), time.monotonic() - began)
+
+    def _progress(self, ended: Outcome, given: dict) -> None:
+        """Compare what the script prints with what it prints when its weights stay as they were drawn."""
+        began = time.monotonic()
+
+        def rehearse(*plans: tuple[str, dict]) -> list[Outcome]:
+            ready = [self._plan(name, steps=10**9, most=10**9, **(given | more)) for name, more in plans]
+            started = [(plan, *self._start(plan)) for plan in ready]
+            return [self._wait(pid, folder, plan) for plan, pid, folder in started]
+
+        if any(v.blocks for v in self.verdicts):
+            return self._verdict(skip("progress", "the check of the script's end failed"))
+        found = progress.judge(ended, rehearse, given["limit"])
+        return self._verdict(found, time.monotonic() - began)
 
     def _restart(self, watch: Outcome) -> None:
         """Start the script again from the last file that it saved, and compare what it holds at its first backward()."""
