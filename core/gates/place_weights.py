@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base.correlation import spearman
 from trainworthy.core.base.modes import in_mode
 
 MOST = 30_000_000  # scores that are compared; larger outputs are not
@@ -75,7 +76,7 @@ def _pattern(weight: Tensor, loss: Tensor, own: Tensor, sample: Tensor) -> str:
     if len(sample.unique()) < len(sample) and (means := _constant_within(weight, sample)):
         return f"samples are weighted, by {min(means.values()):.3g} to {max(means.values()):.3g}"
     if weight.max() - weight.min() > 0.01 * weight.max():
-        with_loss = _rank_correlation(weight, loss)
+        with_loss = spearman(weight, loss)
         if abs(with_loss) > ORDERED:
             more = "more" if with_loss > 0 else "less"
             return f"places weigh {more}, the higher their loss: {weight.min():.3g} to {weight.max():.3g} times the formula's weight"
@@ -90,11 +91,6 @@ def _constant_within(weight: Tensor, group: Tensor) -> dict[int, float]:
     if len(of) < 2 or max(means.values()) - min(means.values()) <= 0.01 * weight.max():
         return {}
     return means if all((w - w.mean()).abs().max() <= 0.01 * weight.max() for w in of.values()) else {}
-
-
-def _rank_correlation(a: Tensor, b: Tensor) -> float:
-    ranks = torch.stack([x.argsort().argsort().double() for x in (a, b)])
-    return torch.corrcoef(ranks)[0, 1].item()
 
 
 def _axis_of_classes(slope: Tensor) -> int | None:

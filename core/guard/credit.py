@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.records import on_gradient
 
@@ -192,7 +193,7 @@ def judge(one: Credit) -> tuple[tuple[str, str] | None, str]:
                     rows += x.tolist()
     if len(got) < 128 or one.again > 0.05 * len(one.where):
         return None, ""
-    follows, against = correlation(got, ahead), correlation(got, mirrored)
+    follows, against = pearson(got, ahead), pearson(got, mirrored)
     told = f"weights of {len(got)} actions: correlation with the rewards that follow {follows:.2f}, in mirrored time {against:.2f}"
     if follows < -0.6:
         cause = "the policy's loss has the wrong sign: actions before high rewards become rarer"
@@ -225,13 +226,16 @@ def critic(one: Credit) -> str:
             value, grad = one.values[key]
             if len(value) == len(weights):
                 first[key[0]] = weights, value, grad
-    left = [(rest(grad, weights), rest(grad, weights, value)) for weights, value, grad in first.values()]
+    left = [
+        (unexplained_share(grad, weights), unexplained_share(grad, weights, value))
+        for weights, value, grad in first.values()
+    ]
     if len(left) >= 3 and all(a > 3e-3 and b < 0.03 * a for a, b in left):
         return "the critic's targets lack its own values: advantages, and not returns (advantages + values)"
     return ""
 
 
-def rest(y: Tensor, *columns: Tensor) -> float:
+def unexplained_share(y: Tensor, *columns: Tensor) -> float:
     """Return what a linear fit leaves of y, as a share of its spread."""
     a = torch.stack([*columns, torch.ones_like(y)], 1)
     a = a / a.norm(dim=0).clamp_min(1e-30)
@@ -264,8 +268,3 @@ def left_over(y: np.ndarray, x: np.ndarray) -> np.ndarray:
     if np.std(x) == 0:
         return y - y.mean()
     return y - np.polyval(np.polyfit(x, y, 1), x)
-
-
-def correlation(a: list[float], b: list[float]) -> float:
-    """Pearson's; 0 where one is constant."""
-    return float(np.corrcoef(a, b)[0, 1]) if np.std(a) > 0 and np.std(b) > 0 else 0.0

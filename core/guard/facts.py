@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from trainworthy.core.guard import causality, objectives, pairing, supervision
 from trainworthy.core.guard.checks import finding, skip
-from trainworthy.core.guard.fits import binary_right, correlation, r_squared
+from trainworthy.core.guard.fits import binary_right, output_target_correlation, r_squared
 from trainworthy.core.guard.objectives import Fault
 from trainworthy.core.guard.observer import Observer
 
@@ -314,7 +314,7 @@ def of(seen: Observer) -> dict[str, Any]:
         "closed": bool(getattr(seen.control, "closed", "")),
         "one_source": len(getattr(seen.control, "kept", ())) == 1,
         "eval_r2": [r_squared(p.pairs) for p in later],
-        "eval_correlation": [c for p in later if (c := correlation(p.pairs))],
+        "eval_correlation": [c for p in later if (c := output_target_correlation(p.pairs))],
         "eval_binary": [binary_right(p.pairs) for p in later],
         "changed": getattr(seen.control, "changed", 0),
         "token_shift": any(r.get("shift") for r in (*rows, *seen.labels)),

@@ -154,7 +154,7 @@ def r_squared(pairs: list[tuple[Tensor, Tensor]]) -> float | None:
     return 1 - float(((p - y) ** 2).sum()) / wide if wide > 0 else None
 
 
-def correlation(pairs: list[tuple[Tensor, Tensor]]) -> list[float]:
+def output_target_correlation(pairs: list[tuple[Tensor, Tensor]]) -> list[float]:
     """Return Pearson's correlation of outputs and targets, and the number of samples; empty if one of them is constant."""
     if not pairs:
         return []

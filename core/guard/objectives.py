@@ -4,11 +4,12 @@ targets, drawn noise."""
 from typing import Any
 
 import torch
+from trainworthy.core.base.correlation import spearman
 from trainworthy.core.guard import collapse, conditions, credit, latent, penalties, terms
 from trainworthy.core.guard.causality import follows_only_the_past
 from trainworthy.core.guard.checks import finding, skip
 from trainworthy.core.guard.invariants import names, stepped, tops
-from trainworthy.core.guard.regression import misfit, rank_correlation
+from trainworthy.core.guard.regression import misfit
 
 Fault = tuple[str, str]  # what was measured, and its cause
 
@@ -223,7 +224,7 @@ def noise(seen: Any) -> dict:
             "the share of noise of one step is used where all steps up to it are meant: alphas_cumprod = torch.cumprod(alphas, 0)",
         )
     levels = [x for x in map(torch.cat, one.told.values()) if len(x) == len(b) and len(x.unique()) >= 16]
-    best = max((abs(rank_correlation(x, b)) for x in levels), default=1.0)
+    best = max((abs(spearman(x, b)) for x in levels), default=1.0)
     if len(b) >= 256 and len(b.unique()) >= 16 and best < 0.3:
         return finding(
             "noise",

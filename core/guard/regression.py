@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from trainworthy.core.base.correlation import spearman
 from trainworthy.core.base.doubles import to_double
 
 PAIRS = 24
@@ -134,7 +135,7 @@ class Hidden:
                 "the noise is drawn twice: once for the input and once for the loss",
             )
         levels = [x for x in map(torch.cat, self.told.values()) if len(x) == len(share) and len(x.unique()) >= 16]
-        best = max((abs(rank_correlation(x, share)) for x in levels), default=1.0)
+        best = max((abs(spearman(x, share)) for x in levels), default=1.0)
         if len(share) >= 64 and float(share.std()) > error and best < 0.3:
             return (
                 told,
@@ -173,9 +174,3 @@ def misfit(x: Tensor, y: Tensor) -> float:
     columns = torch.stack([x, torch.ones_like(x)], 1)
     left = columns @ torch.linalg.lstsq(columns, y[:, None]).solution - y[:, None]
     return float(left.std() / y.std().clamp_min(1e-12))
-
-
-def rank_correlation(x: Tensor, y: Tensor) -> float:
-    """Spearman's."""
-    ranks = torch.stack([v.argsort().argsort().double() for v in (x, y)])
-    return float(torch.corrcoef(ranks)[0, 1])

@@ -54,7 +54,7 @@ def locate(words: list[str], *, command: str = "guard") -> Target:
             sys.path.pop(0)
         if spec is None or not spec.origin:
             raise UserError(f"no module '{name}'", cause="-m looks from the working directory", next="ls")
-        return Target(Path(spec.origin), rest(words[2:]), name)
+        return Target(Path(spec.origin), script_arguments(words[2:]), name)
     path = Path(words[0])
     if not path.is_file():
         raise UserError(f"no script {path}", next="ls *.py")
@@ -62,10 +62,10 @@ def locate(words: list[str], *, command: str = "guard") -> Target:
         raise UserError(
             "guard needs a Python script", got=str(path), needed="a file ending in .py, or -m package.module"
         )
-    return Target(path.absolute(), rest(words[1:]))
+    return Target(path.absolute(), script_arguments(words[1:]))
 
 
-def rest(words: list[str]) -> list[str]:
+def script_arguments(words: list[str]) -> list[str]:
     """The script's own arguments."""
     return words[1:] if words[:1] == ["--"] else words
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.doubles import to_double
 
 LOOKS = 8  # backward() calls that are looked at
@@ -50,7 +51,7 @@ class Terms:
             return
         where = torch.linspace(0, target.numel() - 1, min(target.numel(), MOST)).long().to(target.device)
         o, y = (to_double(v.detach().flatten()[where]) for v in (outputs[0], target))
-        left = rest(y, o)
+        left = residual_of_curve(y, o)
         if float(left.var()) < OPEN * float(y.var()):
             return
         row = []
@@ -58,7 +59,9 @@ class Terms:
             (pull,) = torch.autograd.grad(
                 edge, outputs[0], loss.new_tensor(-sign), retain_graph=True, allow_unused=True
             )
-            row.append(0.0 if pull is None else correlation(rest(to_double(pull.detach().flatten()[where]), o), left))
+            row.append(
+                0.0 if pull is None else pearson(residual_of_curve(to_double(pull.detach().flatten()[where]), o), left)
+            )
         self.rows.append(row)
 
 
@@ -84,18 +87,11 @@ def wanted(x: Tensor, output: Tensor) -> Tensor | None:
     return None
 
 
-def rest(y: Tensor, o: Tensor) -> Tensor:
+def residual_of_curve(y: Tensor, o: Tensor) -> Tensor:
     """Return what a curve over the outputs leaves of y."""
     z = (o - o.mean()) / o.std().clamp_min(1e-12)
     a = torch.stack([torch.ones_like(z), z, z**2, z**3, z.sigmoid()], 1)
     return y - a @ torch.linalg.lstsq(a, y[:, None]).solution[:, 0]
-
-
-def correlation(a: Tensor, b: Tensor) -> float:
-    """Return Pearson's correlation; 0 where one is constant."""
-    x, y = (v - v.mean() for v in (to_double(v.detach().flatten()) for v in (a, b)))
-    size = float(x.norm() * y.norm())
-    return float(x @ y) / size if size > 0 else 0.0
 
 
 def judge(one: Terms) -> tuple[tuple[str, str] | None, str]:

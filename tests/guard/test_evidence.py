@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from trainworthy.core.base.correlation import pearson
 from trainworthy.core.guard import credit, latent, objectives
 from trainworthy.core.guard.evidence import Evidence
 from trainworthy.core.guard.mixing import Mixing, compare
@@ -155,7 +156,7 @@ def test_signs_of_gradients():
     assert objectives.sign([1.0] * 6) == 1
     assert objectives.sign([-0.9] * 6) == -1
     assert objectives.sign([1.0, -1.0] * 3) == objectives.sign([0.1] * 6) == objectives.sign([1.0] * 3) == 0
-    assert math.isclose(credit.correlation([1.0, 2.0], [1.0, 1.0]), 0.0)
+    assert math.isclose(pearson([1.0, 2.0], [1.0, 1.0]), 0.0)
 
 
 def read(rows: torch.Tensor) -> tuple[str, str] | None:

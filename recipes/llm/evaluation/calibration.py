@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from trainworthy.core.base.correlation import spearman
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.recipe.figures import Points
 
@@ -51,16 +52,4 @@ def follows(rewards: Tensor, sizes: Tensor) -> float:
     Ranks, because a reward that counts tokens saturates: one trained on length alone had 0.25 by differences of its margins (Pearson) and
     0.82 by ranks.
     """
-    return sum(_correlation(_ranks(a), _ranks(b)) for a, b in zip(rewards.T, sizes.T, strict=True)) / rewards.shape[1]
-
-
-def _correlation(a: Tensor, b: Tensor) -> float:
-    a, b = a - a.mean(), b - b.mean()
-    size = a.norm() * b.norm()
-    return (a @ b / size).item() if size > 0 else 0.0
-
-
-def _ranks(values: Tensor) -> Tensor:
-    """Return the rank of each value; ties share theirs, (N,)."""
-    _, place, n = values.unique(return_inverse=True, return_counts=True)
-    return (n.cumsum(0).double() - n / 2)[place]
+    return sum(spearman(a, b) for a, b in zip(rewards.T, sizes.T, strict=True)) / rewards.shape[1]
