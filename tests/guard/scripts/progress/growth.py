@@ -8,7 +8,7 @@ from sklearn.datasets import load_diabetes
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", force=True)
 torch.manual_seed(1)
 x, y = load_diabetes(return_X_y=True)
 x, y = torch.tensor(x / x.std(0), dtype=torch.float32), torch.tensor((y - y.mean()) / y.std(), dtype=torch.float32)
