@@ -4,7 +4,7 @@ import contextlib
 from collections import UserDict
 from typing import Any
 
-from torch.utils import _pytree as pytree
+from torch.utils._pytree import _deregister_pytree_node, register_pytree_node, tree_leaves
 from trainworthy.core.guard.patches import undo_with
 
 
@@ -34,10 +34,10 @@ class Shell:
 def opened(batch: Any) -> Any:
     """Return the batch; `tree_leaves` finds the tensors in it, until the patches are removed."""
     for _ in range(4):  # one in another
-        closed = {type(x) for x in pytree.tree_leaves(batch) if isinstance(x, UserDict)}
+        closed = {type(x) for x in tree_leaves(batch) if isinstance(x, UserDict)}
         for cls in closed:
             name = f"{cls.__module__}.{cls.__qualname__}"
-            pytree.register_pytree_node(
+            register_pytree_node(
                 cls, lambda x: (list(x.data.values()), Shell(x)), lambda v, s: s.filled(v), serialized_type_name=name
             )
             undo_with(lambda cls=cls: closing(cls))
@@ -49,4 +49,4 @@ def opened(batch: Any) -> Any:
 def closing(cls: type) -> None:
     """Take a class out of torch's registry, where that is possible."""
     with contextlib.suppress(AttributeError, KeyError):
-        pytree._deregister_pytree_node(cls)
+        _deregister_pytree_node(cls)

@@ -234,7 +234,7 @@ class Observer(Updates, Losses):
             self.grad_modes.append((self.steps, id(module), module.training))
         else:
             self.gaps[-1].append(row)
-            self._calm(module)
+            self.evaluated_with(module)
         for one in self.recent:
             one.ahead |= not one.calls and one.got > 1
             one.calls += 1

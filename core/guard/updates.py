@@ -231,7 +231,7 @@ class Updates:
         if self.control is not None:
             self.control.step(self)
 
-    def _calm(self, module: nn.Module) -> None:
+    def evaluated_with(self, module: nn.Module) -> None:
         """Count the calls without gradients, and those of them in which the weights are the initial ones."""
         row = self.resting.setdefault(id(module), [0, 0])
         if self.steps >= CLOSE and row[0] < CALM and self.control is not None:

@@ -32,6 +32,8 @@ NAMES = {
         "torch.optim.optimizer._global_optimizer_post_hooks",
         "torch.optim.optimizer._global_optimizer_pre_hooks",
         "torch.Tensor._base",
+        "torch.utils._pytree._deregister_pytree_node",
+        "torch.utils._pytree.register_pytree_node",
         "torch.utils._pytree.tree_flatten",
         "torch.utils._pytree.tree_flatten_with_path",
         "torch.utils._pytree.tree_leaves",
