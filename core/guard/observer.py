@@ -37,6 +37,7 @@ from trainworthy.core.guard.records import (
     used,
 )
 from trainworthy.core.guard.rows import Rows
+from trainworthy.core.guard.scales import Measures
 from trainworthy.core.guard.supervision import Soft
 from trainworthy.core.guard.updates import Updates
 
@@ -69,7 +70,7 @@ class Observer(Updates, Losses):
         self.eval_calls: list[dict] = []
         self.gaps: list[list[tuple[int, bool, int, int]]] = [[]]  # model calls under no_grad between optimiser steps
         self.snap: dict[int, tuple[Tensor, Tensor]] = {}
-        self.inputs: dict[str, list[tuple[int, int, float, float]]] = {"train": [], "eval": []}
+        self.inputs: dict[str, dict[int, Measures]] = {"train": {}, "eval": {}}  # of each model
         self.evaluated: dict[int, int] = {}
         self.grad_modes: list[tuple[int, int, bool]] = []
         self.held: list[
@@ -270,10 +271,8 @@ class Observer(Updates, Losses):
             return
         kind = "train" if one.backwards or (grad and not one.no_grad_calls) else "eval"
         x = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()), None)
-        if x is not None and x.dim() >= 2 and len(x.detach().flatten()[:4096].unique()) > 16:  # no mask
-            self.inputs[kind].append(
-                (id(module), x.dim(), float(x.detach().float().mean()), float(x.detach().float().std()))
-            )
+        if x is not None:
+            self.inputs[kind].setdefault(id(module), Measures()).read(x)
         if not grad or kind == "eval":
             self.evaluated[id(module)] = self.evaluated.get(id(module), 0) + 1
             self._score(one, module, args, kwargs, out)
