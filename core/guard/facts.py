@@ -317,6 +317,7 @@ def of(seen: Observer) -> dict[str, Any]:
         "eval_correlation": [c for p in later if (c := correlation(p.pairs))],
         "eval_binary": [binary_right(p.pairs) for p in later],
         "changed": getattr(seen.control, "changed", 0),
+        "unfit": getattr(seen.control, "unfit", ""),
         "token_shift": any(r.get("shift") for r in (*rows, *seen.labels)),
         "forced": any(r.get("forced") for r in rows),
         "trend": trend(seen.losses),
