@@ -19,6 +19,7 @@ from trainworthy.core.guard.collapse import Collapse
 from trainworthy.core.guard.drawn import Drawn
 from trainworthy.core.guard.evidence import Evidence
 from trainworthy.core.guard.fits import Fits, beside
+from trainworthy.core.guard.indexing import Indexed
 from trainworthy.core.guard.losses import Losses
 from trainworthy.core.guard.pairing import Pairing
 from trainworthy.core.guard.records import (
@@ -96,7 +97,7 @@ class Observer(Updates, Losses):
         self.batch_prints: list[int] = []
         self.evidence = Evidence()
         self.fits, self.pairing, self.rows, self.collapse = Fits(), Pairing(), Rows(), Collapse()
-        self.soft, self.drawn_weights = Soft(), Drawn()
+        self.soft, self.drawn_weights, self.indexed = Soft(), Drawn(), Indexed()
         self.restart: Any = None  # a restart.Restart, if one is rehearsed
         self.shifted: tuple | None = None  # a model's call whose targets are the next tokens, and these
         self.scrambled = ""  # a view() that mixes places and channels
@@ -250,6 +251,7 @@ class Observer(Updates, Losses):
             self.labels.append(argument(module, args, kwargs))
         if grad and self.control is not None and self.first_call is self.last_root:
             self.pairing.root(args, kwargs)
+            self.indexed.root(args, kwargs)
         if grad and self.control is not None and module.training:
             with contextlib.suppress(Exception):
                 size = getattr(self.recent[-1].loader, "batch_size", None) if self.recent else None

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from trainworthy.core.guard import control, interventions, joined, keeping, scales
+from trainworthy.core.guard import control, indexing, interventions, joined, keeping, scales
 
 from tests.guard import seventh_set
 from tests.guard.guarding import SCRIPTS, guard
@@ -15,11 +15,17 @@ ALIKE = SCRIPTS / "alike"
 NAMED = {
     "pixelcnn--other_scale_in_test": ("evaluated", "never occur in training"),
     "listnet--lowest_kept": ("ending", "the wrong direction"),
+    "mdn--targets_in_order": ("targets", "use the same indices for both"),
 }
 """Bugs that are stopped -> the check, and words that it prints."""
 PLANTED = {
     "unit_range": ("TensorDataset(x[1200:] * 2 - 1,", "TensorDataset(x[1200:],", "from 0 to 1 in evaluation"),
     "columns": ("(x[300:] - mean) / std", "x[300:] / x[300:].mean(0)", "normalised differently"),
+    "permuted": (
+        "y[rows]\n        shown = y[i : i + 50].mean()",
+        "y[i : i + 50]\n        shown = by.mean()",
+        "the same indices",
+    ),
     "levels": (
         "best_acc = max(best_acc, acc)",
         "best_acc = acc if epoch == 0 else min(best_acc, acc)",
@@ -52,7 +58,7 @@ def test_planted_scales_and_directions_are_stopped(name, tmp_path):
     old, new, words = PLANTED[name]
     source = (ALIKE / f"{name}.py").read_text()
     assert old in source
-    verdicts, output, _ = guard(source.replace(old, new), tmp_path, **{"--only": "evaluated,ending"})
+    verdicts, output, _ = guard(source.replace(old, new), tmp_path, **{"--only": "evaluated,ending,targets"})
     assert failed(verdicts), output
     assert words in output
 
@@ -140,3 +146,26 @@ def test_a_loss_near_that_of_a_constant_is_no_pass():
     found = interventions.closing(fit, fit | {"left": [2.0] * 41})
     assert "hardly learnt in 41 steps" in found["skip"]
     assert interventions.closing(fit | {"left": [1.05, *[0.3] * 40]}, fit | {"left": [2.0] * 41})["ok"]
+
+
+def read(rows_of_inputs, rows_of_targets):
+    """Eight steps of a loop whose batches hold these rows of two tensors which belong together."""
+    torch.manual_seed(0)
+    x = torch.randn(400, 2)
+    y, one = x[:, :1] + 0.1 * torch.randn(400, 1), indexing.Indexed()
+    for i in range(8):
+        order = torch.randperm(400)[:40]
+        one.steps.append(([indexing.Read(x, rows_of_inputs(i, order))], [indexing.Read(y, rows_of_targets(i, order))]))
+    return indexing.judge(one)
+
+
+def test_rows_that_are_read_apart():
+    """Other rows are a fault; the same rows and later ones are not."""
+    assert "other rows" in read(lambda i, o: o, lambda i, o: torch.arange(40 * i, 40 * i + 40))[0]
+    assert read(lambda i, o: o, lambda i, o: o) is None
+    assert read(lambda i, o: torch.arange(i, i + 40), lambda i, o: torch.arange(i + 50, i + 90)) is None
+
+
+def test_rows_that_do_not_belong_together_are_no_fault():
+    torch.manual_seed(0)
+    assert indexing.belonging(torch.randn(400, 2), torch.randn(400, 1)) > indexing.CLOSER
