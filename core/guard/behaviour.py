@@ -6,6 +6,7 @@ from trainworthy.core.guard.checks import finding, skip
 from trainworthy.core.guard.invariants import listed, moved_now, names, stepped, tops
 from trainworthy.core.guard.observer import Observer, kept_by_reference
 from trainworthy.core.guard.records import DROPS, NORMS
+from trainworthy.core.guard.scales import DIFFERENT, SCALE, fault
 
 
 def frozen(seen: Observer) -> dict:
@@ -216,22 +217,25 @@ def larger(model: nn.Module, others: list[nn.Module]) -> float:
 
 
 def scales(seen: Observer, both: set[int]) -> dict:
-    """Return mean and standard deviation of a model's inputs in training and in evaluation."""
-    for i in both:
-        a, b = ([(m, s) for k, _, m, s in seen.inputs[kind] if k == i and s == s] for kind in ("train", "eval"))
-        pictures = any(dim == 4 for k, dim, _, _ in seen.inputs["train"] if k == i)
+    """Compare a model's inputs in training and in evaluation."""
+    for i in both & seen.inputs["train"].keys() & seen.inputs["eval"].keys():
+        ours, theirs = seen.inputs["train"][i], seen.inputs["eval"][i]
+        a, b = ([row for row in one.rows if row[1] == row[1]] for one in (ours, theirs))
+        other = fault(ours, theirs)
         if len(a) < 3 or not b:
+            if other:
+                return finding("evaluated", other, DIFFERENT)
             continue
         mean_a, std_a, mean_b, std_b = (sum(x[j] for x in rows) / len(rows) for rows in (a, b) for j in (0, 1))
         spread = max(std_a, std_b)
         told = (
             f"inputs: mean {mean_a:.3g}, std {std_a:.3g} in training; mean {mean_b:.3g}, std {std_b:.3g} in evaluation"
         )
-        ratio = 1.9 if pictures else 3.0  # images of one kind have one scale; a time series may drift
+        ratio = 1.9 if ours.dim == 4 else SCALE  # images of one kind have one scale; a time series may drift
         if spread > ratio * min(std_a, std_b) or abs(mean_a - mean_b) > 2 * spread:
-            return finding(
-                "evaluated", told, "training and validation are normalised differently, or one is normalised twice"
-            )
+            return finding("evaluated", told, DIFFERENT)
+        if other:
+            return finding("evaluated", other, DIFFERENT)
         return finding("evaluated", f"the trained model; {told}")
     return finding("evaluated", "the trained model is evaluated")
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
+from trainworthy.core.guard.joined import arrange, joined, unfit
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.oracle import Oracle
 from trainworthy.core.guard.records import Pass
@@ -75,6 +76,7 @@ class Control:
         self.since: float | None = None  # when enough was trained: slow scripts get the same time for their evaluation
         self.closed = ""
         self.changed = 0
+        self.unfit = ""  # why the samples of a batch cannot be exchanged
         self.begin: Callable[[], None] = lambda: None  # called at the first backward()
         self.said: list[int] = []
         self.rank, self.home = 0, None  # of several processes; folder of rank 0
@@ -225,6 +227,9 @@ class Control:
         """Return the plan's batch in place of `batch`."""
         if self.plan.name in ("watch", "restart", "later", "oracle", *TO_THE_END):
             return batch
+        self.unfit = self.unfit or unfit(batch)
+        if self.unfit:
+            return batch
         first = self.kept.setdefault("train", batch)
         if signature(first) != signature(batch):  # a loader with other data
             first = self.kept.setdefault(source, batch)
@@ -241,9 +246,14 @@ class Control:
             return batch
         order = torch.from_numpy(self.rng.permutation(min(EIGHT, n)))
         where = order[torch.arange(n) % len(order)]
+
+        def mine(i: int) -> bool:
+            return i != target if self.plan.inputs is None else i in self.plan.inputs
+
+        whole, count = arrange(leaves, n, where.tolist(), mine)
+        self.changed += count
         for i, x in enumerate(leaves):
-            mine = i != target if self.plan.inputs is None else i in self.plan.inputs
-            if mine and isinstance(x, Tensor) and x.dim() and len(x) == n:
+            if mine(i) and i not in whole and isinstance(x, Tensor) and x.dim() and len(x) == n:
                 self.changed += 1
                 leaves[i] = torch.zeros_like(x) if self.plan.name == "blank" else x[where.to(x.device)]
         return tree_unflatten(leaves, spec)
@@ -274,8 +284,11 @@ def padded(x: Tensor) -> bool:
 
 
 def size_of(batch: Any) -> int:
-    """Return the number of samples in a batch: the first dimension of most of its tensors."""
-    lengths = [len(x) for x in tree_flatten(batch)[0] if isinstance(x, Tensor) and x.dim()]
+    """Return the number of samples in a batch: the first dimension of most of its tensors, if two or more agree."""
+    leaves = tree_flatten(batch)[0]
+    lengths = [len(x) for x in leaves if isinstance(x, Tensor) and x.dim()]
+    if len(set(lengths)) == len(lengths) > 2:  # no two entries agree: one may hold the ends of another's rows
+        return next((n for n in sorted(lengths) if joined(leaves, n)), max(set(lengths), key=lengths.count))
     return max(set(lengths), key=lengths.count) if lengths else 0
 
 
@@ -283,13 +296,12 @@ def same_eight(batch: Any, size: int) -> Any:
     """Return the first eight samples of `batch`, repeated up to `size`."""
     leaves, spec = tree_flatten(batch)
     n = size_of(batch)
-    lengths = [x for x in leaves if isinstance(x, Tensor) and x.shape == (n,) and x.dtype in (torch.int64, torch.int32)]
+    whole, _ = arrange(leaves, n, [k % min(EIGHT, n) for k in range(size)])
     for i, x in enumerate(leaves):
+        if i in whole:
+            continue
         if isinstance(x, Tensor) and x.dim() and len(x) == n:
             leaves[i] = x[torch.arange(size, device=x.device) % min(EIGHT, n)]
-        elif isinstance(x, Tensor) and x.dim() == 1 and (cuts := [c for c in lengths if int(c.sum()) == len(x)]):
-            parts = x.split(cuts[0].tolist())  # rows of different lengths, one after the other (CTC)
-            leaves[i] = torch.cat([parts[k % min(EIGHT, n)] for k in range(size)])
         elif isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] == n:  # time first
             leaves[i] = x[:, torch.arange(size, device=x.device) % min(EIGHT, n)]
     return tree_unflatten(leaves, spec)

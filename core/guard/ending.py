@@ -6,16 +6,16 @@ from collections import Counter
 
 import torch
 from torch import Tensor, nn
-from trainworthy.core.guard import behaviour
+from trainworthy.core.guard import behaviour, keeping
 from trainworthy.core.guard.checks import finding, skip
 from trainworthy.core.guard.control import ENDED
 from trainworthy.core.guard.following import Evaluation, Following, inside, kind, known
 from trainworthy.core.guard.records import Group
+from trainworthy.core.guard.scales import SCALE, fault
 
 QUALITY = ("learning",)  # the training before was short
 Fault = tuple[str, str]
 EMPTY = 4  # steps in a row without a gradient
-SCALE = 3.0  # outside of the range of training's batches by this factor
 PAIRS = 1000  # neighbouring tokens that two sources must have to be compared
 
 
@@ -27,9 +27,19 @@ def judge(seen: Following) -> dict:
     sources = len({(e.kind, e.source) for e in seen.evaluations})
     return finding(
         "ending",
-        f"followed to its end: {seen.steps} steps; evaluations: {len(seen.evaluations)}, sources of their data: {sources}, "
+        f"followed to its end: {length(seen)}; evaluations: {len(seen.evaluations)}, sources of their data: {sources}, "
         f"states loaded: {sum(not one.path for one in seen.loads)}",
     )
+
+
+def length(seen: Following) -> str:
+    """Return how many steps were made, and how many the script makes whose passes were cut short."""
+    cut = [p for p in seen.passes if p.training and p.was_cut]
+    more = sum(p.steps * (p.length / p.got - 1) for p in cut if p.length and p.got)
+    if not cut:
+        return f"{seen.steps} steps"
+    whole = f" of about {seen.steps + more:.0f}" if all(p.length for p in cut) else ""
+    return f"{seen.steps}{whole} steps, because {len(cut)} passes of training were cut short"
 
 
 def second(record: dict) -> dict:
@@ -49,7 +59,7 @@ def second(record: dict) -> dict:
     return finding("later", told, "\n".join(f["cause"] for f in wrong))
 
 
-def answer(watch: dict, record: dict, late: bool, seconds: float) -> dict:
+def answer(watch: dict, record: dict, late: bool, output: str, seconds: float) -> dict:
     """Return the verdict on the record of such a rehearsal; it is skipped where the script did not end."""
     if late or not record or record["why"] not in (ENDED, "it raised"):
         return skip(
@@ -60,7 +70,13 @@ def answer(watch: dict, record: dict, late: bool, seconds: float) -> dict:
         return skip("ending", f"with its passes over loaders cut short the script fails: {why}"[:300])
     if record["steps"] < max(1, min(4, watch["steps"])) or record.get("error"):
         return skip("ending", f"only {record['steps']} steps were made")
-    return record["findings"][0]
+    found = record["findings"][0]
+    told, cause = keeping.judge(record.get("rounds", []), output)
+    if not found.get("ok"):
+        return found
+    return finding(
+        "ending", f"{found['measured']}; {told or 'kept by a printed score: none'}" if not cause else told, cause
+    )
 
 
 def stranger(seen: Following) -> Fault | None:
@@ -79,26 +95,26 @@ def stranger(seen: Following) -> Fault | None:
 def scales(seen: Following) -> Fault | None:
     """Find an evaluation whose inputs have another scale than all batches of training."""
     for (what, *source), rows in seen.sources.items():
-        trained = seen.trained.get(what)
-        if (
-            trained is None
-            or len(trained.rows) < 4
-            or not rows.rows
-            or (source[0] == 0 and rows.losses < 0.5 * rows.calls)
-        ):
+        if what not in seen.trained or (source[0] == 0 and rows.losses < 0.5 * rows.calls):
             continue
-        low, high = min(s for _, s in trained.rows), max(s for _, s in trained.rows)
-        mean, std = (sum(r[i] for r in rows.rows) / len(rows.rows) for i in (0, 1))
-        nearest = min(abs(mean - m) for m, _ in trained.rows)
+        steps = sorted({e.step for e in seen.evaluations if e.kind == what and list(e.source) == source})
+        ours, theirs = seen.trained[what].measures, rows.measures
+        cause = "this evaluation's data are scaled or normalised differently from the training data, or not at all"
+        if told := fault(ours, theirs):
+            return f"evaluation after step {steps[0]} of {seen.steps}: {told}", cause
+        if len(ours.rows) < 4 or not theirs.rows:
+            continue
+        low, high = min(s for _, s in ours.rows), max(s for _, s in ours.rows)
+        mean, std = (sum(r[i] for r in theirs.rows) / len(theirs.rows) for i in (0, 1))
+        nearest = min(abs(mean - m) for m, _ in ours.rows)
         if std != std or high != high:
             continue
         if std > SCALE * high or std < low / SCALE or nearest > SCALE * max(std, high):
-            other = [sum(r[i] for r in trained.rows) / len(trained.rows) for i in (0, 1)]
-            steps = sorted({e.step for e in seen.evaluations if e.kind == what and list(e.source) == source})
+            other = [sum(r[i] for r in ours.rows) / len(ours.rows) for i in (0, 1)]
             return (
                 f"inputs of the evaluation after step {steps[0]} of {seen.steps}: mean {mean:.3g}, std {std:.3g}; "
                 f"in training mean {other[0]:.3g}, std {other[1]:.3g}",
-                "this evaluation's data are scaled or normalised differently from the training data, or not at all",
+                cause,
             )
     return None
 

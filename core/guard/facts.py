@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from trainworthy.core.guard import causality, objectives, pairing, supervision
+from trainworthy.core.guard import causality, indexing, objectives, pairing, supervision
 from trainworthy.core.guard.checks import finding, skip
 from trainworthy.core.guard.fits import binary_right, output_target_correlation, r_squared
 from trainworthy.core.guard.objectives import Fault
@@ -36,7 +36,7 @@ def targets(seen: Observer) -> dict:
     for check in (objectives.exchanged, objectives.copied, objectives.mixed, objectives.text_along_batch):
         if fault := check(seen):
             return finding("targets", *fault)
-    if fault := pairing.judge(seen.pairing):
+    if fault := pairing.judge(seen.pairing) or indexing.judge(seen.indexed):
         return finding("targets", *fault)
     rows = [r for r in seen.calls if r.get("n")]
     if not rows and seen.labels and seen.labels[0]["distinct"] + seen.labels[-1]["distinct"]:
@@ -317,6 +317,7 @@ def of(seen: Observer) -> dict[str, Any]:
         "eval_correlation": [c for p in later if (c := output_target_correlation(p.pairs))],
         "eval_binary": [binary_right(p.pairs) for p in later],
         "changed": getattr(seen.control, "changed", 0),
+        "unfit": getattr(seen.control, "unfit", ""),
         "token_shift": any(r.get("shift") for r in (*rows, *seen.labels)),
         "forced": any(r.get("forced") for r in rows),
         "trend": trend(seen.losses),

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.guard.graph import pretrained
+from trainworthy.core.guard.keeping import Rounds
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import alive, class_target, fingerprint, used
+from trainworthy.core.guard.scales import CALLS, Measures
 
 TOKENS = 60_000
-CALLS = 400  # measured calls of a source
 
 
 class Quiet:
@@ -65,9 +66,9 @@ class Load:
 
 @dataclass
 class Scales:
-    """Mean and standard deviation of each call's input."""
+    """What is kept of the inputs of a kind of model."""
 
-    rows: list[tuple[float, float]] = field(default_factory=list)
+    measures: Measures = field(default_factory=lambda: Measures(few=8))
     calls: int = 0
     losses: int = 0
     pairs: Counter = field(default_factory=Counter)
@@ -106,6 +107,7 @@ class Following(Observer):
         self.holding = control is not None and control.plan.name == "held"
         self.kept: list[tuple[Tensor, Tensor]] = []  # weights before an optimiser's step
         self.from_file = False
+        self.rounds = Rounds()
 
     # --- optimisers
 
@@ -131,8 +133,10 @@ class Following(Observer):
         x = next((x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.is_floating_point()), None)
         if torch.is_grad_enabled():
             self.now = None
+            self.rounds.training()
             rows = self.trained.setdefault(kind(module), Scales())
         elif self.steps and (one is None or (not one.backwards and one.calls < 4 * one.got)):
+            self.rounds.evaluation(self.steps)
             rows = self._evaluation(module, one, (args, kwargs))
         else:
             self.now = None
@@ -143,10 +147,8 @@ class Following(Observer):
         )
         if tokens is not None and tokens.dim() == 2 and tokens.shape[1] >= 4:
             rows.read(tokens)
-        if x is not None and x.dim() >= 2 and rows.calls <= CALLS:
-            part = x.detach().flatten()[: 2**18].float()
-            if len(part[:4096].unique()) > 8:  # no mask
-                rows.rows.append((float(part.mean()), float(part.std())))
+        if x is not None and rows.calls <= CALLS:
+            rows.measures.read(x)
 
     def _evaluation(self, module: nn.Module, one: Any, given: tuple) -> Scales:
         """Note a call without gradients. Without a loader, inputs are told apart by the evaluation that had them first."""

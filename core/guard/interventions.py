@@ -6,6 +6,7 @@ import re
 from trainworthy.core.guard.checks import LEARNING, finding, skip
 from trainworthy.core.guard.fits import BINARY
 
+LEARNT = 0.8  # of the loss that is left without the input
 FEW = 30  # losses on eight samples from which on one that does not close is a fault
 CONSTANT = "the input does not reach the output (overwritten, zeroed, averaged over the batch)"
 
@@ -27,6 +28,8 @@ def judge(watch: dict, eight: dict, others: dict, output: str = "") -> list[dict
     for name, one in (("eight", eight), ("others", others)):
         if not one or one.get("why") == "it raised":
             return none(f"the rehearsal '{name}' did not run: {one.get('raised', 'no record')}"[:200])
+    if unfit := eight["facts"].get("unfit"):
+        return none(unfit)
     if not others["facts"].get("changed"):
         return none("which entry of a batch is the target, and which are inputs, is not clear")
     if facts.get("fit") and not facts.get("declared"):
@@ -186,11 +189,13 @@ def closing(own: dict, others: dict) -> dict:
     told += "" if ctc else f", {constant:.3g} with the best constant"
     if not math.isfinite(start + end + blind) or not constant > 1e-12:
         return skip("overfit", f"{told}: the eight targets are the same, or the loss is not finite")
-    if end < 0.8 * blind or end < 0.1 * start:
+    if end < LEARNT * min(blind, constant) or end < 0.1 * start:
         return finding("overfit", told, own=a[:500], others=b[:500])
     if max(own["spread"]) < 1e-6:
         told += "; the outputs are the same for all eight samples"
         return finding("overfit", told, CONSTANT, own=a[:500], others=b[:500])
+    if end < LEARNT * blind:
+        return skip("overfit", f"{told}: hardly learnt in {n} steps, --seconds 30 trains longer")
     if ctc or n < 100 or end > 1.1 * constant or tail(own["spread"]) < 0.05 or end < 0.95 * blind:
         return skip("overfit", f"{told}: it learns too slowly to say in {n} steps")
     cause = "targets do not belong to their inputs inside the loop (shuffled, rolled or mixed wrongly)"

@@ -26,7 +26,13 @@ def judge(seen: Observer, plan: Any) -> dict[str, Any]:
     if plan.name in ("trained", "held"):
         return {"progress": progress.facts(seen)}
     if isinstance(seen, following.Following):
-        return {"findings": [ending.judge(seen)], "later": seen.later(), "progress": progress.facts(seen)}
+        kept = seen.rounds.rows if seen.held or seen.loads else []
+        return {
+            "findings": [ending.judge(seen)],
+            "rounds": kept,
+            "later": seen.later(),
+            "progress": progress.facts(seen),
+        }
     if plan.name == "oracle":
         return {"oracle": seen.control.oracle.facts()}
     if plan.name not in ("watch", "later"):

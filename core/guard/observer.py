@@ -19,6 +19,7 @@ from trainworthy.core.guard.collapse import Collapse
 from trainworthy.core.guard.drawn import Drawn
 from trainworthy.core.guard.evidence import Evidence
 from trainworthy.core.guard.fits import Fits, beside
+from trainworthy.core.guard.indexing import Indexed
 from trainworthy.core.guard.losses import Losses
 from trainworthy.core.guard.pairing import Pairing
 from trainworthy.core.guard.records import (
@@ -37,6 +38,7 @@ from trainworthy.core.guard.records import (
     used,
 )
 from trainworthy.core.guard.rows import Rows
+from trainworthy.core.guard.scales import Measures
 from trainworthy.core.guard.supervision import Soft
 from trainworthy.core.guard.updates import Updates
 
@@ -69,7 +71,7 @@ class Observer(Updates, Losses):
         self.eval_calls: list[dict] = []
         self.gaps: list[list[tuple[int, bool, int, int]]] = [[]]  # model calls under no_grad between optimiser steps
         self.snap: dict[int, tuple[Tensor, Tensor]] = {}
-        self.inputs: dict[str, list[tuple[int, int, float, float]]] = {"train": [], "eval": []}
+        self.inputs: dict[str, dict[int, Measures]] = {"train": {}, "eval": {}}  # of each model
         self.evaluated: dict[int, int] = {}
         self.grad_modes: list[tuple[int, int, bool]] = []
         self.held: list[
@@ -95,7 +97,7 @@ class Observer(Updates, Losses):
         self.batch_prints: list[int] = []
         self.evidence = Evidence()
         self.fits, self.pairing, self.rows, self.collapse = Fits(), Pairing(), Rows(), Collapse()
-        self.soft, self.drawn_weights = Soft(), Drawn()
+        self.soft, self.drawn_weights, self.indexed = Soft(), Drawn(), Indexed()
         self.restart: Any = None  # a restart.Restart, if one is rehearsed
         self.shifted: tuple | None = None  # a model's call whose targets are the next tokens, and these
         self.scrambled = ""  # a view() that mixes places and channels
@@ -249,6 +251,7 @@ class Observer(Updates, Losses):
             self.labels.append(argument(module, args, kwargs))
         if grad and self.control is not None and self.first_call is self.last_root:
             self.pairing.root(args, kwargs)
+            self.indexed.root(args, kwargs)
         if grad and self.control is not None and module.training:
             with contextlib.suppress(Exception):
                 size = getattr(self.recent[-1].loader, "batch_size", None) if self.recent else None
@@ -270,10 +273,8 @@ class Observer(Updates, Losses):
             return
         kind = "train" if one.backwards or (grad and not one.no_grad_calls) else "eval"
         x = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()), None)
-        if x is not None and x.dim() >= 2 and len(x.detach().flatten()[:4096].unique()) > 16:  # no mask
-            self.inputs[kind].append(
-                (id(module), x.dim(), float(x.detach().float().mean()), float(x.detach().float().std()))
-            )
+        if x is not None:
+            self.inputs[kind].setdefault(id(module), Measures()).read(x)
         if not grad or kind == "eval":
             self.evaluated[id(module)] = self.evaluated.get(id(module), 0) + 1
             self._score(one, module, args, kwargs, out)

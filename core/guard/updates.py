@@ -215,6 +215,8 @@ class Updates:
         self.steps += 1
         self.since, self.since_step = 0, True
         self._last = []
+        if self.control is not None:
+            self.indexed.step()
         self.gaps.append([])
         self.evidence.step(group)
         if self.steps == CLOSE and self.control is not None:

@@ -240,7 +240,7 @@ class Guard:
         if done.record.get("why") == "it raised":  # a pass that was cut may have computed what the script reads later
             more["whole"] = True
             done = self._rehearse(self._plan("end", steps=10**9, most=10**9, **more))
-        found = ending.answer(watch.record, done.record, done.late, limit)
+        found = ending.answer(watch.record, done.record, done.late, done.output, limit)
         self._verdict(found, time.monotonic() - began)
         if not self.only or "progress" in self.only:
             self._progress(done, more)
