@@ -6,7 +6,7 @@ from trainworthy.core.guard.checks import finding, skip
 from trainworthy.core.guard.invariants import listed, moved_now, names, stepped, tops
 from trainworthy.core.guard.observer import Observer, kept_by_reference
 from trainworthy.core.guard.records import DROPS, NORMS
-from trainworthy.core.guard.scales import DIFFERENT, SCALE, fault
+from trainworthy.core.guard.scales import DIFFERENT, SCALE, fault, goes_on
 
 
 def frozen(seen: Observer) -> dict:
@@ -232,7 +232,8 @@ def scales(seen: Observer, both: set[int]) -> dict:
             f"inputs: mean {mean_a:.3g}, std {std_a:.3g} in training; mean {mean_b:.3g}, std {std_b:.3g} in evaluation"
         )
         ratio = 1.9 if ours.dim == 4 else SCALE  # images of one kind have one scale; a time series may drift
-        if spread > ratio * min(std_a, std_b) or abs(mean_a - mean_b) > 2 * spread:
+        far = spread > ratio * min(std_a, std_b) or abs(mean_a - mean_b) > 2 * spread
+        if far and not goes_on(ours, theirs):
             return finding("evaluated", told, DIFFERENT)
         if other:
             return finding("evaluated", other, DIFFERENT)

@@ -11,7 +11,7 @@ from trainworthy.core.guard.checks import finding, skip
 from trainworthy.core.guard.control import ENDED
 from trainworthy.core.guard.following import Evaluation, Following, inside, kind, known
 from trainworthy.core.guard.records import Group
-from trainworthy.core.guard.scales import SCALE, fault
+from trainworthy.core.guard.scales import SCALE, fault, goes_on
 
 QUALITY = ("learning",)  # the training before was short
 Fault = tuple[str, str]
@@ -109,7 +109,8 @@ def scales(seen: Following) -> Fault | None:
         nearest = min(abs(mean - m) for m, _ in ours.rows)
         if std != std or high != high:
             continue
-        if std > SCALE * high or std < low / SCALE or nearest > SCALE * max(std, high):
+        far = std > SCALE * high or std < low / SCALE or nearest > SCALE * max(std, high)
+        if far and not goes_on(ours, theirs):
             other = [sum(r[i] for r in ours.rows) / len(ours.rows) for i in (0, 1)]
             return (
                 f"inputs of the evaluation after step {steps[0]} of {seen.steps}: mean {mean:.3g}, std {std:.3g}; "

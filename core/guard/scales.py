@@ -16,6 +16,7 @@ LEVELS = 16
 OFTEN = 0.2  # share of the values of inputs that have only a few
 RANGES = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0), (-0.5, 0.5))
 SCALE = 3.0
+SMOOTH = 0.5  # change from one place to the next, in standard deviations
 DIFFERENT = "training and validation are normalised differently, or one is normalised twice"
 
 
@@ -32,6 +33,8 @@ class Measures:
     values: Counter = field(default_factory=Counter)
     many: bool = False
     """One of the inputs had more than a few values."""
+    steps: list[float] = field(default_factory=list)
+    """Mean change from one place of an input (N, T) or (N, T, F) to the next, in standard deviations: below one half it is a series."""
     columns: dict[int, Tensor] = field(default_factory=dict)
     """By the number of columns: number, sum and sum of squares of their values, and in how many calls they had more than 8 of them."""
 
@@ -49,6 +52,9 @@ class Measures:
             return
         self.rows.append((float(part.mean()), float(part.std())))
         self.ends.append((float(part.min()), float(part.max())))
+        if x.dim() < 4 and x.shape[1] > 2 and self.rows[-1][1] > 0:
+            some = x.detach()[: max(1, READ // x[0].numel())].float()
+            self.steps.append(float(some.diff(dim=1).abs().mean()) / self.rows[-1][1])
         if x.dim() < 4 and x.shape[-1] <= WIDE:
             self._columns(x.detach().flatten(0, -2)[: READ // x.shape[-1]].double())
 
@@ -61,6 +67,18 @@ class Measures:
 def fault(trained: Measures, other: Measures) -> str:
     """Return how an evaluation's inputs differ in range, values or columns from training's; empty if they do not."""
     return ranges(trained, other) or levels(trained, other) or columns(trained, other)
+
+
+def goes_on(trained: Measures, other: Measures) -> bool:
+    """Return whether an evaluation's inputs are a series that begins within the values of training's and leaves them at one end: a split
+    in time of what grows or falls."""
+    both = [*trained.steps, *other.steps]
+    if not both or sorted(both)[len(both) // 2] > SMOOTH:
+        return False
+    (low, high), (least, most) = (
+        (min(a for a, _ in one.ends), max(b for _, b in one.ends)) for one in (trained, other)
+    )
+    return low <= least <= high < most or least < low <= most <= high
 
 
 def known_range(ends: list[tuple[float, float]]) -> tuple[float, float] | None:
@@ -113,7 +131,8 @@ def near(value: float, values: list[float]) -> bool:
 
 
 def columns(trained: Measures, other: Measures) -> str:
-    """Return how many columns have another scale; empty if fewer than half of those that are numbers, and not three, have."""
+    """Return how many columns have another scale; empty if fewer than half of those that are numbers, or not three, have, or all have
+    changed alike."""
     for width in trained.columns.keys() & other.columns.keys():
         a, b = trained.columns[width], other.columns[width]
         if min(float(a[0, 0]), float(b[0, 0])) < ROWS:
@@ -122,13 +141,19 @@ def columns(trained: Measures, other: Measures) -> str:
         numbers = (a[3] > 0) & (b[3] > 0) & (std_a > 0) & (std_b > 0)
         spread = torch.maximum(std_a, std_b)
         off = numbers & (((mean_a - mean_b).abs() > 2 * spread) | (spread > SCALE * torch.minimum(std_a, std_b)))
-        if int(off.sum()) >= max(3, 0.5 * int(numbers.sum())):
+        if int(off.sum()) >= max(3, 0.5 * int(numbers.sum())) and unlike(off, mean_a, std_a, mean_b, std_b):
             i = int(off.nonzero()[0])
             return (
                 f"{int(off.sum())} of {int(numbers.sum())} columns of the inputs have another scale in evaluation, the first of them mean "
                 f"{mean_b[i]:.3g}, std {std_b[i]:.3g}; in training mean {mean_a[i]:.3g}, std {std_a[i]:.3g}"
             )
     return ""
+
+
+def unlike(off: Tensor, mean_a: Tensor, std_a: Tensor, mean_b: Tensor, std_b: Tensor) -> bool:
+    """Return whether the columns differ in what happened to them. The lags of one series that grows are all shifted alike."""
+    shift, ratio = ((mean_b - mean_a) / std_a)[off], (std_b / std_a)[off]
+    return float(shift.max() - shift.min()) > 2 or float(ratio.max()) > SCALE * float(ratio.min())
 
 
 def moments(sums: Tensor) -> tuple[Tensor, Tensor]:

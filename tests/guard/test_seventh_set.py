@@ -21,6 +21,7 @@ NAMED = {
 PLANTED = {
     "unit_range": ("TensorDataset(x[1200:] * 2 - 1,", "TensorDataset(x[1200:],", "from 0 to 1 in evaluation"),
     "columns": ("(x[300:] - mean) / std", "x[300:] / x[300:].mean(0)", "normalised differently"),
+    "growing": ("windows(series[cut - 12 :])", "windows(raw[cut - 12 :])", "normalised differently"),
     "permuted": (
         "y[rows]\n        shown = y[i : i + 50].mean()",
         "y[i : i + 50]\n        shown = by.mean()",
@@ -92,6 +93,15 @@ def test_columns_of_another_scale_are_found_where_the_whole_has_the_same():
         theirs.read(torch.randn(32, 6) * wide.flip(0))
     assert "6 of 6 columns" in scales.fault(ours, theirs)
     assert not scales.fault(ours, same)
+
+
+def test_the_lags_of_a_series_that_grows_are_no_columns_of_another_scale():
+    series = torch.linspace(0, 1, 400) + 0.01 * torch.randn(400, generator=torch.Generator().manual_seed(0))
+    windows = series.unfold(0, 12, 1)  # (N, 12): the last ones are four deviations away, and vary a fourth
+    ours, theirs = scales.Measures(), scales.Measures()
+    ours.read(windows[:320])
+    theirs.read(windows[320:])
+    assert not scales.columns(ours, theirs)
 
 
 def test_few_values_are_compared_as_a_whole():
