@@ -212,9 +212,10 @@ def _schedules(seen: Any) -> None:
             finally:
                 seen.scheduling = inside
             if not inside:
-                if isinstance(self, schedulers.ReduceLROnPlateau):
+                waits = isinstance(self, schedulers.ReduceLROnPlateau)
+                if waits:
                     seen.plateau(self, written(inspect.currentframe()))
-                seen.schedule(self)
+                seen.schedule(self, placed=not waits and bool(args or kwargs))
             return out
 
         return run

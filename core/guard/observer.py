@@ -325,9 +325,10 @@ class Observer(Updates, Losses):
         place = ("", 0) if own is None else (own.f_code.co_filename, own.f_lineno)
         self.schedulers.append(Sched(it, getattr(it, "optimizer", None), place))
 
-    def schedule(self, it: Any) -> None:
+    def schedule(self, it: Any, *, placed: bool = False) -> None:
         for one in self.schedulers:
             if one.it is it:
+                one.placed |= placed
                 one.at.append((self.steps, len(self.gaps[-1])))
 
     def plateau(self, it: Any, line: str) -> None:

@@ -120,6 +120,8 @@ class Sched:
     optimizer: Any
     place: tuple[str, int] = ("", 0)
     """File and line of the script that built it."""
+    placed: bool = False
+    """Its step() is told the epoch, so that it does not count its calls."""
     at: list[tuple[int, int]] = field(default_factory=list)
     """For each of its steps: optimiser steps so far, and model calls without gradients since the last one."""
 

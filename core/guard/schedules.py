@@ -31,6 +31,9 @@ def schedule(seen: Observer) -> dict:
     length = max((p.length or 0 for p in train[:1]), default=0)
     told: list[str] = []
     for one in seen.schedulers:
+        if one.placed:
+            told.append(f"{type(one.it).__name__}: its step() is told the epoch, {len(one.at)} times")
+            continue
         found = uncalled(seen, one, train) or pace(seen, one, train, length)
         if isinstance(found, dict):
             return found

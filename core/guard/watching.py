@@ -61,9 +61,9 @@ class Light(Observer):
         self.points, self.last_root, self._last, self.recent = [], None, [], []
         self.epoch, self.calm = None, []
 
-    def schedule(self, it: Any) -> None:
+    def schedule(self, it: Any, *, placed: bool = False) -> None:
         self.scheduler(it)  # unless it is known: it may be older than the block
-        super().schedule(it)
+        super().schedule(it, placed=placed)
 
     def before_root(self, module: nn.Module, args: tuple, kwargs: dict) -> int | None:
         known = self.recent[-1].calls > 3 if self.recent else torch.is_grad_enabled() or len(self.gaps[-1]) > 3

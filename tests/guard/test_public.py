@@ -1,5 +1,7 @@
 """Shapes of public scripts that were stopped although they are healthy."""
 
+import re
+
 import pytest
 from trainworthy.core.base.errors import UserError
 
@@ -153,3 +155,47 @@ def test_a_library_that_was_looked_up_before_its_import_is_redirected(launch, tm
     done = launch("guard", "train.py", "--seconds", "1", "--no-interventions")
     assert done.returncode == 0, done.shown
     assert not (tmp_path / "logs").exists()
+
+
+SCHEDULERS = """
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, StepLR
+
+
+def main():
+    torch.manual_seed(0)
+    x = torch.randn(256, 8)
+    data = torch.utils.data.TensorDataset(x, (x.sum(1) > 0).long())
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    restarts = CosineAnnealingWarmRestarts(optimizer, 4)
+    scheduler = StepLR(optimizer, 1, 0.1)
+    best = 0.0
+    for epoch in range(8):
+        loader = torch.utils.data.DataLoader(data, 16, shuffle=True)
+        for i, (a, b) in enumerate(loader):
+            (cross_entropy(model(a), b) / 2).backward()
+            if i % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+            restarts.step(epoch + i / len(loader))
+        with torch.no_grad():
+            accuracy = (model(x).argmax(1) == data.tensors[1]).float().mean().item()
+        if accuracy < best - 0.5:
+            scheduler.step()
+        best = max(best, accuracy)
+
+
+main()
+"""
+
+
+def test_schedulers_that_wait_or_are_told_the_epoch(tmp_path):
+    """A step() in a branch that is not reached is not missing, and one that is told the epoch may be called at every micro-batch. The
+    function that made the optimiser has returned when it is judged."""
+    verdicts, output, _ = guard(SCHEDULERS, tmp_path, **{"--only": "schedule,wiring,gradients"})
+    assert [v.verdict for v in verdicts.values() if v.id in ("schedule", "wiring", "gradients")] == ["pass"] * 3, output
+    never = re.sub(r"(scheduler|restarts)\.step\(.*\)", "pass", SCHEDULERS)
+    assert "was never stepped" in guard(never, tmp_path, **{"--only": "schedule"})[1]
