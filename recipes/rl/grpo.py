@@ -205,11 +205,9 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         if run.plan:  # one is enough where a gate looks at rates alone, and asks for less than a group
             whole = (run.plan.batch_size or cfg.num_generations) >= cfg.num_generations
             n = min(n, max(cfg.rehearsed if whole else 1, run.world))
-        keys = stream.keys(iteration * n, (iteration + 1) * n)[
-            run.rank * n // run.world : (run.rank + 1) * n // run.world
-        ]
-        mine = [data["questions"].get(i, None) for _, i in keys for _ in range(cfg.num_generations)]
-        return [{**row, "question": row["prompt"], "prompt": asker.put(row["prompt"])} for row in mine]
+        keys = stream.keys(iteration * n, iteration * n + n)[run.rank * n // run.world : (run.rank + 1) * n // run.world]
+        rows = [data["questions"].get(i, None) for _, i in keys for _ in range(cfg.num_generations)]
+        return [{**row, "question": row["prompt"], "prompt": asker.put(row["prompt"])} for row in rows]
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         """Sum over the tokens of the answers; the trainer's own is a mean over as many as it is told of."""
