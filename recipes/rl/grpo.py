@@ -198,14 +198,14 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     start: dict[str, Tensor] = {}  # of --init-from: what is trained, as it was
     stream = Stream(len(data["questions"]), cfg.run.seed, order=data["questions"].order)
 
-    def ask(iteration: int) -> list[dict]:
-        """This process's questions, each once for every answer; which they are is a function of (seed, iteration) alone."""
+    def ask(step: int) -> list[dict]:
+        """This process's questions, each once for every answer; which they are is a function of (seed, step) alone."""
         trainer.beta = controller.value if controller else cfg.beta  # a resumed run goes on with the one that it saved
         n = cfg.train.batch_size // cfg.num_generations
         if run.plan:  # one is enough where a gate looks at rates alone, and asks for less than a group
             whole = (run.plan.batch_size or cfg.num_generations) >= cfg.num_generations
             n = min(n, max(cfg.rehearsed if whole else 1, run.world))
-        keys = stream.keys(iteration * n, iteration * n + n)[run.rank * n // run.world : (run.rank + 1) * n // run.world]
+        keys = stream.keys(step * n, (step + 1) * n)[run.rank * n // run.world : (run.rank + 1) * n // run.world]
         rows = [data["questions"].get(i, None) for _, i in keys for _ in range(cfg.num_generations)]
         return [{**row, "question": row["prompt"], "prompt": asker.put(row["prompt"])} for row in rows]
 
