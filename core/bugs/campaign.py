@@ -59,7 +59,7 @@ class Campaign:
         self._lock = threading.Lock()
         self.rows = read(self.home)
         self._children: set[subprocess.Popen] = set()
-        self._stopping = False
+        self._stopping = self._starting = False
 
     def known(self, key: str) -> Row | None:
         """Return the journal's row of a finished case."""
@@ -71,8 +71,8 @@ class Campaign:
         if not todo:
             return
         with ThreadPoolExecutor(self.jobs) as pool:
-            waiting = {pool.submit(run): key for key, run in todo}
             try:
+                waiting = {pool.submit(run): key for key, run in todo}
                 for n, done in enumerate(as_completed(waiting), 1):
                     self.note({"key": waiting[done], **done.result()})
                     self.say(f"  {n:>4} of {len(todo)}  {summary_line(self.rows[-1])}")
@@ -102,6 +102,9 @@ class Campaign:
         def first(number: int, frame: object) -> None:
             for each in handled:
                 signal.signal(each, signal.SIG_IGN)
+            if self._starting:  # the child that starts in this thread is not known yet
+                self._stopping = True
+                return
             raise KeyboardInterrupt
 
         for number in handled:
@@ -120,13 +123,18 @@ class Campaign:
         env = {**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200", **env}
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / "output.log"
+        mine = threading.current_thread() is threading.main_thread()
         with open(log, "a") as out:
+            self._starting |= mine
             child = subprocess.Popen([sys.executable, "-m", *command], cwd=folder, stdout=out, stderr=subprocess.STDOUT,
                                      stdin=subprocess.DEVNULL, env=env, start_new_session=True)  # fmt: skip
         self._children.add(child)
+        self._starting &= not mine
         try:
             if self._stopping:
                 kill(child)
+            if self._stopping and mine:
+                raise KeyboardInterrupt
             code = child.wait(limit)
         except subprocess.TimeoutExpired:
             kill(child)
