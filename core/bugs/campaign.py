@@ -124,12 +124,14 @@ class Campaign:
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / "output.log"
         mine = threading.current_thread() is threading.main_thread()
-        with open(log, "a") as out:
-            self._starting |= mine
-            child = subprocess.Popen([sys.executable, "-m", *command], cwd=folder, stdout=out, stderr=subprocess.STDOUT,
-                                     stdin=subprocess.DEVNULL, env=env, start_new_session=True)  # fmt: skip
-        self._children.add(child)
-        self._starting &= not mine
+        self._starting |= mine
+        try:
+            with open(log, "a") as out:
+                child = subprocess.Popen([sys.executable, "-m", *command], cwd=folder, stdout=out, stderr=subprocess.STDOUT,
+                                         stdin=subprocess.DEVNULL, env=env, start_new_session=True)  # fmt: skip
+            self._children.add(child)
+        finally:  # or no later signal would end anything
+            self._starting &= not mine
         try:
             if self._stopping:
                 kill(child)

@@ -161,11 +161,11 @@ def _carried(batch: dict, name: str, changes: dict[Path, float], silent: set[Pat
     for whole in (k for k in same if k != name and (k,) in changes and (k,) not in silent):
         parts = [k for k in same if k != whole]
         columns = torch.stack([to_double(batch[k]).flatten(1) for k in parts], -1)  # (B, D, parts)
-        fit = torch.linalg.lstsq(columns, to_double(batch[whole]).flatten(1)[..., None])
-        left = (columns @ fit.solution)[..., 0] - to_double(batch[whole]).flatten(1)
-        sums = left.norm(dim=1) <= 1e-3 * to_double(batch[whole]).flatten(1).norm(dim=1)
-        share = fit.solution[:, parts.index(name), 0].abs()
-        if sums.all() and (share > 0.01).any():
+        rows = to_double(batch[whole]).flatten(1)
+        shares = torch.linalg.lstsq(columns, rows[..., None]).solution  # (B, parts, 1)
+        left = (columns @ shares)[..., 0] - rows
+        sums = left.norm(dim=1) <= 1e-3 * rows.norm(dim=1)
+        if sums.all() and (shares[:, parts.index(name)].abs() > 0.01).any():
             return True
     return False
 

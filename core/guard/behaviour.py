@@ -234,7 +234,7 @@ def scales(seen: Observer, both: set[int]) -> dict:
         ratio = 1.9 if ours.dim == 4 else SCALE  # images of one kind have one scale; a time series may drift
         far = spread > ratio * min(std_a, std_b) or abs(mean_a - mean_b) > 2 * spread
         if far and not goes_on(ours, theirs):
-            return finding("evaluated", told, DIFFERENT)
+            other = told
         if other:
             return finding("evaluated", other, DIFFERENT)
         return finding("evaluated", f"the trained model; {told}")

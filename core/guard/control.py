@@ -2,7 +2,6 @@
 ends."""
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from trainworthy.core.guard.joined import arrange, joined, unfit
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.oracle import Oracle
-from trainworthy.core.guard.records import Pass
+from trainworthy.core.guard.records import Pass, written
 
 EIGHT = 8
 ENDED = "the script ended"
@@ -257,15 +256,6 @@ class Control:
                 self.changed += 1
                 leaves[i] = torch.zeros_like(x) if self.plan.name == "blank" else x[where.to(x.device)]
         return tree_unflatten(leaves, spec)
-
-
-def written() -> int:
-    """How much has been printed so far; 0 where the output is no file."""
-    sys.stdout.flush()
-    try:
-        return os.lseek(1, 0, os.SEEK_CUR)
-    except OSError:
-        return 0
 
 
 def signature(batch: Any) -> tuple:

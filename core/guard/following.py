@@ -14,7 +14,7 @@ from trainworthy.core.guard.graph import pretrained
 from trainworthy.core.guard.keeping import Rounds
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import alive, class_target, fingerprint, used
-from trainworthy.core.guard.scales import CALLS, Measures
+from trainworthy.core.guard.scales import Measures
 
 TOKENS = 60_000
 
@@ -147,7 +147,7 @@ class Following(Observer):
         )
         if tokens is not None and tokens.dim() == 2 and tokens.shape[1] >= 4:
             rows.read(tokens)
-        if x is not None and rows.calls <= CALLS:
+        if x is not None:
             rows.measures.read(x)
 
     def _evaluation(self, module: nn.Module, one: Any, given: tuple) -> Scales:

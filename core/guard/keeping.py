@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from trainworthy.core.guard.readings import Series, series
-from trainworthy.core.guard.records import own_frames
+from trainworthy.core.guard.records import own_frames, written
 
 BEST = re.compile(r"(?i)(?:^|_)best(?:_|$)|^best(?=[A-Z])")
 OTHER = re.compile(r"(?i)epoch|step|iter|idx|index|state|path|time|params|weights")
@@ -39,13 +39,6 @@ class Rounds:
         row["said"][1] = written()
         if row["said"][1] > row["said"][0]:
             self.rows.append(row | {"best": best_numbers(inspect.currentframe())})
-
-
-def written() -> int:
-    """Return how much was printed so far."""
-    from trainworthy.core.guard import control  # it imports the observer
-
-    return control.written()
 
 
 def best_numbers(frame: Any) -> dict[str, float]:

@@ -3,7 +3,9 @@
 import contextlib
 import hashlib
 import math
+import os
 import re
+import sys
 import time
 import weakref
 from collections import deque
@@ -158,6 +160,15 @@ EPOCHS = re.compile(r"(?i)(n|num|max|total|train)?_?(train|training)?_?epochs")
 STEPS = re.compile(r"(?i)(n|num|max|total|train)_?(train|training)?_?(iters?|iterations|steps|updates)")
 RATE = re.compile(r"(?i)lr|rate|sched|warm|cosine|anneal|decay")
 SETTINGS = ("args", "opt", "opts", "cfg", "config", "conf", "hparams", "params", "self")
+
+
+def written() -> int:
+    """How much has been printed so far; 0 where the output is no file."""
+    sys.stdout.flush()
+    try:
+        return os.lseek(1, 0, os.SEEK_CUR)
+    except OSError:
+        return 0
 
 
 def own_frames(frame: Any) -> Iterator[Any]:

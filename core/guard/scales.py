@@ -26,6 +26,7 @@ class Measures:
 
     few: int = LEVELS
     """Inputs with at most so many distinct values have no scale: masks, levels."""
+    calls: int = 0
     dim: int = 0
     rows: list[tuple[float, float]] = field(default_factory=list)
     """Mean and standard deviation of each call's input."""
@@ -40,7 +41,8 @@ class Measures:
 
     def read(self, x: Tensor) -> None:
         """Note one input."""
-        if x.dim() < 2 or not x.numel() or len(self.ends) >= CALLS:
+        self.calls += 1
+        if x.dim() < 2 or not x.numel() or self.calls > CALLS:
             return
         part = x.detach().flatten()[:READ].float()
         distinct, count = part[:HEAD].unique(return_counts=True)
