@@ -292,8 +292,8 @@ BUGS = [
         "by argument: an answer's advantage says whether its question was easy",
         edits=(
             (
-                '        mine = [data["questions"].get(i, None) for _, i in keys for _ in range(cfg.num_generations)]\n',
-                '        mine = [data["questions"].get(i, None) for _ in range(cfg.num_generations) for _, i in keys]\n',
+                '        rows = [data["questions"].get(i, None) for _, i in keys for _ in range(cfg.num_generations)]\n',
+                '        rows = [data["questions"].get(i, None) for _ in range(cfg.num_generations) for _, i in keys]\n',
             ),
         ),
     ),
