@@ -25,9 +25,9 @@ def of_stage(stage: Stage, *, sharded: bool = False) -> list[Gate]:
     """Return all gates of a stage: core's, those that only recipes have, the recipe's own, the one of sharded runs, and
     the export's if the recipe declares how it is loaded. A recipe's gate replaces one of core's with the same id."""
     own = {g.id for g in stage.gates}
-    general = [stored_weights.storage, entries, *([stored_weights.average] if stage.ema_model is not None else [])]
+    general = [stored_weights.storage, entries, *([stored_weights.ema] if stage.ema_model is not None else [])]
     if "train" not in stage.data and set(stage.data) - {"val", "test"}:
-        general.append(loader_gate.walk)
+        general.append(loader_gate.new_samples)
     if sharded:
         general.append(sharding)
     last = (

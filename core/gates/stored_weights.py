@@ -53,12 +53,12 @@ def storage(context: GateContext) -> Finding:
 
 # --------------------------------------------------------------------------------------------------------------- average
 @gate(
-    "average",
+    "ema",
     rows="C12",
     title="the average of the weights is updated, over a suitable number of steps",
     reads="model optimizers ema_model state train",
 )
-def average(context: GateContext) -> Finding:
+def ema(context: GateContext) -> Finding:
     """Weights and average after each of four rehearsed steps: the average must lie between its last value and the
     weights. Then the object that keeps it is updated as often as the whole run will (at most 2,000 times): by the end
     it must remember a fifteenth of the updates, or as much as the decay that its keeper declares, and hardly anything of

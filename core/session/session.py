@@ -149,6 +149,8 @@ def check_settings(
             )
         assert_validation_size(stage, cfg)
     for name in names:
+        if name not in known and (now := config.renamed(name, known)):
+            raise UserError(f"the gate '{name}' has a new name", needed=now, next="docs/migration.md")
         if name not in known:
             raise config.unknown(f"gate '{name}'", name, known, next=f"trainworthy check {loaded.target}")
     return start

@@ -49,6 +49,7 @@ FORK_WITHOUT = {
         (("run", "none.py"), ("no recipe file none.py",)),
         (("run", "vision/classify", "--run.out", "/proc/none"), ("cannot be written", "--run.out")),
         (("check", "vision/classify", "--only", "over-fit"), ("unknown gate 'over-fit'", "overfit")),
+        (("check", "vision/segment", "--only", "together"), ("new name", "joint-transforms", "docs/migration.md")),
         (("run", "vision/classify", "-n", "none"), ("-n needs a number",)),
         (("run", "vision/classify", "--accelerate-config", "none.yaml"), ("no accelerate config none.yaml",)),
         (("fork", "vision/classify", "mine.txt"), ("ending in .py",)),

@@ -12,6 +12,6 @@ VARIANTS = [
     Healthy("flow-unconditional", ("--conditioning-dropout-prob", "0", "--sampling.guidance-scale", "1"), recipe=FLOW,
             naive="the condition is never dropped", may_skip=("terms", "init", "fabricated", "hidden-class")),
     Healthy("flow-no-average", ("--ema", "0"), recipe=FLOW, naive="raw weights are sampled",
-            may_skip=("terms", "init", "fabricated", "average")),
+            may_skip=("terms", "init", "fabricated", "ema")),
 ]  # fmt: skip
 SAMPLED = ()

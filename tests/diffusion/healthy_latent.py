@@ -25,7 +25,7 @@ VARIANTS = [
             naive="the factor is missing"),
     Healthy("latent-epsilon", ("--noise.prediction-type", "epsilon"), recipe=LATENT, may_skip=SKIPPED),
     Healthy("latent-two-channels", ("--vae.channels", "2"), recipe=LATENT, may_skip=SKIPPED),
-    Healthy("latent-no-average", ("--ema", "0"), recipe=LATENT, naive="raw weights are sampled", may_skip=(*SKIPPED, "average")),
+    Healthy("latent-no-average", ("--ema", "0"), recipe=LATENT, naive="raw weights are sampled", may_skip=(*SKIPPED, "ema")),
     Healthy("latent-unconditional", ("--conditioning-dropout-prob", "0", "--sampling.guidance-scale", "1"), recipe=LATENT,
             naive="the condition is never dropped", may_skip=(*SKIPPED, "hidden-class")),
 ]  # fmt: skip

@@ -72,9 +72,9 @@ PLANTS = [
     bug("autoencoder-trains-on", "wiring", "C3", OPTIMIZER, OPTIMIZER.replace(
             "optimizer(model,", "optimizer(nn.ModuleList([model, vae.requires_grad_()]),"),
         ("not part of the model", "frozen"), harm="cached latents are no longer this autoencoder's"),
-    bug("raw-weights-exported", "average", "DF2", EXPORTED, EXPORTED.replace("(ema.model if ema else model)", "model"),
+    bug("raw-weights-exported", "ema", "DF2", EXPORTED, EXPORTED.replace("(ema.model if ema else model)", "model"),
         ("exported", "not the average"), harm="what is shipped is not what was measured"),
-    bug("average-never-stepped", "average", "DF2", UPDATED, "            pass\n", ("average", "not updated"),
+    bug("average-never-stepped", "ema", "DF2", UPDATED, "            pass\n", ("average", "not updated"),
         source="huggingface/diffusers#5783", harm="what is sampled and exported is the initial weights"),
     bug("velocity-turned", "noise-process", "DF4", TARGET.replace('"image"', '"latent"'),
         TARGET.replace('"image"', '"latent"').replace("process.", "-process."), ("rms", "sign"), source="splitmeanflow#2",

@@ -21,14 +21,14 @@ def staged(body: str) -> str:
 
 
 PLANTS = [
-    Plant("dif-01-average-never-stepped", "average", "DF2", UPDATED, "            pass\n", ("average", "not updated"), recipe=PIXEL,
+    Plant("dif-01-average-never-stepped", "ema", "DF2", UPDATED, "            pass\n", ("average", "not updated"), recipe=PIXEL,
           source="huggingface/diffusers#5783", harm="what is sampled and exported is the initial weights"),
-    Plant("average-ramp-never-advances", "average", "DF2", UPDATED, '            stage.state["ema"].updates = 0\n' + UPDATED,
+    Plant("average-ramp-never-advances", "ema", "DF2", UPDATED, '            stage.state["ema"].updates = 0\n' + UPDATED,
           ("stays at 0.10", "ramp", "counter"), recipe=PIXEL, harm="the average is the newest weights, under another name"),
-    Plant("average-forgets-too-soon", "average", "DF2", "ema = core.Ema(model, cfg.ema) if cfg.ema else None\n",
+    Plant("average-forgets-too-soon", "ema", "DF2", "ema = core.Ema(model, cfg.ema) if cfg.ema else None\n",
           "ema = core.Ema(model, min(cfg.ema, 0.9)) if cfg.ema else None\n", ("1,500 updates", "0.9000", "stops below --ema"),
           recipe=PIXEL, harm="ten steps are averaged, not a thousand"),
-    Plant("fresh-net-exported-without-average", "average", "DF2", EXPORTED, EXPORTED.replace(
+    Plant("fresh-net-exported-without-average", "ema", "DF2", EXPORTED, EXPORTED.replace(
               "(ema.model if ema else model)", "make_model(cfg, images.shape[1], n)"), ("differ", "newly built"), recipe=PIXEL,
           argv=("--ema", "0"), harm="what is shipped was never trained"),
     Plant("dif-02-average-stays-in-the-model", "evaluation", "C12", EVALUATE,
@@ -39,10 +39,10 @@ PLANTS = [
           "found = pictures.read(cfg.data)\n    found = found._replace(images=(found.images + 1) / 2)\n",
           ("real pictures", "[-1, 1]"), recipe=PIXEL, source="mlcommons/training#721", harm="washed-out samples",
           before=("noise-process",), why="the sampler clips at another end than the pictures have"),
-    Plant("raw-weights-sampled", "average", "DF2", STAGES,
+    Plant("raw-weights-sampled", "ema", "DF2", STAGES,
           staged("own = stage.evaluate\n    stage.evaluate = lambda model, data: own(stage.model, data)"),
           ("evaluation", "raw weights"), recipe=PIXEL, harm="the number is of other weights than the export's"),
-    Plant("raw-weights-exported", "average", "DF2", EXPORTED, EXPORTED.replace("(ema.model if ema else model)", "model"),
+    Plant("raw-weights-exported", "ema", "DF2", EXPORTED, EXPORTED.replace("(ema.model if ema else model)", "model"),
           ("exported", "not the average"), recipe=PIXEL, harm="what is shipped is not what was measured"),
     Plant("dif-04-condition-never-dropped", "hidden-class", "DF5", HIDDEN, "condition = label\n", ("dropped in 0.0%", "drop mask"),
           recipe=PIXEL, source="lucidrains/DALLE2-pytorch#144", harm="guidance pushes away from what was never learnt"),

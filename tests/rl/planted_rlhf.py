@@ -25,7 +25,7 @@ def plant(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ..
 
 
 PLANTS = [
-    plant("rlhf-prompts-of-one-iteration", "walk", "C15",
+    plant("rlhf-prompts-of-one-iteration", "new-samples", "C15",
           "stream.keys(iteration * cfg.rollout_batch_size, (iteration + 1) * cfg.rollout_batch_size)", "stream.keys(0, cfg.rollout_batch_size)",
           ("restarts",), harm="the policy is trained on the first prompts alone"),
     plant("rlhf-exports-the-reference", "exported", "C18", "language_models.export(policy.lm, tokenizer, folder)",

@@ -25,7 +25,7 @@ def after(stage: str, body: str) -> str:
 
 
 PLANTS = [
-    Plant("vlm-features-viewed", "per-place", "X4", FEATURES,
+    Plant("vlm-features-viewed", "token-per-feature", "X4", FEATURES,
           "features = self.encoder(images)\n        features = self.projector(features.mT.reshape(features.shape))",
           ("changes", "embeddings", "permute"), recipe=VLM, argv=FIRST, harm="each place mixes channels of many"),
     Plant("vlm-01-places-scored", "answers", "X4", LOSS,
@@ -54,7 +54,7 @@ stage.optimizers["main"].add_param_group({"name": "stem", "params": [stage.model
     Plant("vlm-04-projector-frozen-with-the-tower", "towers", "X1", INSTRUCT_RATES,
           'rates = {"language": cfg.language_lr}\n', ("projector should learn", "parent"), recipe=VLM, argv=SECOND,
           source="hiyouga/LlamaFactory#6754", harm="the projector stays what stage one left"),
-    Plant("vlm-05-places-cut-with-their-features", "places", "X4", STAGES, after("align", """
+    Plant("vlm-05-places-cut-with-their-features", "image-tokens", "X4", STAGES, after("align", """
 for data in stage.data.values():
     whole = data.collate
     data.collate = lambda samples, whole=whole: {
@@ -62,7 +62,7 @@ for data in stage.data.values():
 stage.model.projector.register_forward_hook(lambda module, args, features: features[:, 7:])"""[1:]),
           ("without 9 image positions", "features with them"), recipe=VLM, argv=FIRST, source="huggingface/trl#5285",
           harm="what stood in the places that are gone is never seen"),
-    Plant("answers-cut", "places", "X4", STAGES, after("align", """
+    Plant("answers-cut", "image-tokens", "X4", STAGES, after("align", """
 for data in stage.data.values():
     whole = data.collate
     data.collate = lambda samples, whole=whole: {
@@ -87,7 +87,7 @@ for data in stage.data.values():
     Plant("language-model-hot", "rates", "X3", INSTRUCT_RATES,
           'rates = {"projector": cfg.optim.lr, "language": 100 * cfg.language_lr}\n', ("moves the language",), recipe=VLM,
           argv=SECOND, harm="what the language model knew is gone after a few steps"),
-    Plant("unbalanced-questions", "prior", "X5", SOURCE,
+    Plant("unbalanced-questions", "language-prior", "X5", SOURCE,
           '    ask = source.asked\n    usual = ("one", "no", "red")\n'
           "    source.asked = lambda i: [a for a in ask(i) if a.answer in usual] or ask(i)[:1]\n"
           + SOURCE, ("most common answer", "balanced"), recipe=VLM, argv=FIRST,
@@ -95,7 +95,7 @@ for data in stage.data.values():
     Plant("one-picture-for-all", "pairs", "X5", FEATURES,
           'features = self.projector(self.encoder(torch.full_like(images, 0.3)))',
           ("picture does not reach",), recipe=VLM, argv=SECOND, harm="answers from the language prior"),
-    Plant("answers-seen-ahead", "spoken", "C12", FORWARD,
+    Plant("answers-seen-ahead", "generation", "C12", FORWARD,
           "rows.seen = lambda segment, dtype: torch.zeros(len(segment), 1, *[segment.shape[1]] * 2, dtype=dtype)\n        "
           + FORWARD,
           ("are right when generated", "not causal"), recipe=VLM, argv=SECOND,

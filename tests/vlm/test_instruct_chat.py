@@ -239,14 +239,14 @@ def test_every_gate_passes_on_long_answers(talkative, launch):
     needed = {
         "overfit",
         "aligned",
-        "spoken",
+        "generation",
         "template",
         "prompts",
         "answers",
-        "places",
+        "image-tokens",
         "towers",
         "rates",
-        "prior",
+        "language-prior",
         "pairs",
     }
     assert {k for k, v in found.items() if v == "pass"} >= needed, found

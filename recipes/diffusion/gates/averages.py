@@ -1,4 +1,4 @@
-"""The gate `average`: the EMA that is sampled and exported follows the weights at its declared decay (DF2)."""
+"""The gate `ema`: the EMA that is sampled and exported follows the weights at its declared decay (DF2)."""
 
 import tempfile
 from pathlib import Path
@@ -38,12 +38,12 @@ def _difference(a: list[Tensor], b: list[Tensor]) -> float:
 
 
 @gate(
-    "average",
+    "ema",
     rows="DF2",
     title="samples and export use an EMA of the weights with the declared decay",
     reads="model evaluate optimizers ema_model state export train",
 )
-def average(context: GateContext) -> Finding:
+def ema(context: GateContext) -> Finding:
     """Measures the EMA's decay at each of six steps of train(); a ramp must advance. Then it makes as many updates as the run will (at
     most 2,000): by then the EMA must average over 1/15 of the run, or over as much as --ema allows. Finally it changes the raw weights:
     evaluation and export must not change."""

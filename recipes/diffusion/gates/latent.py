@@ -22,7 +22,7 @@ from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.diffusion.data import pictures as source
 from trainworthy.recipes.diffusion.gates import samples, walks
-from trainworthy.recipes.diffusion.gates.averages import average
+from trainworthy.recipes.diffusion.gates.averages import ema
 from trainworthy.recipes.diffusion.gates.objective import Knowing, Objective, clean_key, objective
 from trainworthy.recipes.diffusion.models import latents, pipeline
 from trainworthy.recipes.shared.classifier import Classifier
@@ -235,4 +235,4 @@ def of(classifier: Classifier, vae: nn.Module, needed: float) -> list[Gate]:
     """Return the gates of a recipe in the latents of `vae`, whose decoded samples `classifier` classifies."""
     process = samples.noise_process(decoding(classifier, vae))
     own = [latent_scale, round_trip(classifier, needed), process]
-    return [*own, samples.hidden_class, average, samples.weighting, samples.two_samplers]
+    return [*own, samples.hidden_class, ema, samples.weighting, samples.two_samplers]

@@ -24,7 +24,7 @@ from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Stage, View
 from trainworthy.recipes.diffusion.gates import walks
-from trainworthy.recipes.diffusion.gates.averages import average
+from trainworthy.recipes.diffusion.gates.averages import ema
 from trainworthy.recipes.diffusion.gates.objective import (
     FEW,
     Knowing,
@@ -360,7 +360,7 @@ def classifier_gate(classifier: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Ga
 
 def of(classifier: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[Gate]:
     """Return the gates of a recipe whose samples `classifier` classifies."""
-    return [classifier_gate(classifier), noise_process(classifier), hidden_class, average, weighting, two_samplers]
+    return [classifier_gate(classifier), noise_process(classifier), hidden_class, ema, weighting, two_samplers]
 
 
 # ------------------------------------------------------------------------------------------------------------- monitors

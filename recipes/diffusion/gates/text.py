@@ -15,7 +15,7 @@ from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.recipes.diffusion.gates import latent, samples, walks
-from trainworthy.recipes.diffusion.gates.averages import average
+from trainworthy.recipes.diffusion.gates.averages import ema
 from trainworthy.recipes.diffusion.gates.objective import Knowing
 from trainworthy.recipes.shared.classifier import Classifier
 
@@ -102,7 +102,7 @@ def of(classifier: Classifier | None, vae: nn.Module, needed: float, captions: t
     """Return the gates of a recipe in latents of `vae` with these `captions`. Without a classifier, samples are not classified."""
     back = latent.round_trip(classifier, needed, by_caption(captions))
     process = samples.noise_process(latent.decoding(classifier, vae), by_caption(captions))
-    own = [latent.latent_scale, back, process, samples.hidden_class, average, samples.weighting]
+    own = [latent.latent_scale, back, process, samples.hidden_class, ema, samples.weighting]
     return [*own, samples.two_samplers, prompt]
 
 

@@ -43,7 +43,7 @@ def read(run: Run, stage: Stage, batch: dict, canvas: Callable[[Tensor], Tensor]
 
 # --------------------------------------------------------------------------------------------------------- the recordings
 @gate(
-    "lessons",
+    "transcripts",
     rows="W6",
     title="the teacher transcribes the recordings correctly, and no recording is silent",
     reads="data model",
@@ -111,7 +111,7 @@ def vocabulary(context: GateContext) -> Finding:
 
 # --------------------------------------------------------------------------------------------------------------- the loss
 @gate(
-    "terms-hold",
+    "loss-terms",
     rows="W2",
     title="padding is in no loss term; magnitude and direction of features both count",
     reads="data loss counts",

@@ -306,8 +306,8 @@ def _doubles(said: dict) -> int:
 
 
 # ----------------------------------------------------------------------------------------------------------------- reached
-@gate("reached", rows="V4", title="every object is assigned an anchor or a location", reads="data model")
-def reached(context: GateContext) -> Finding:
+@gate("anchor-matching", rows="V4", title="every object is assigned an anchor or a location", reads="data model")
+def anchor_matching(context: GateContext) -> Finding:
     """Takes up to 2,000 training boxes on the canvas. The best IoU of each with any anchor must be at least 0.5. FCOS has no anchors:
     there each box needs a location that is assigned to it."""
     run, stage = context.look()
@@ -340,4 +340,4 @@ def reached(context: GateContext) -> Finding:
     )  # fmt: skip
 
 
-DETECTING = [lie_on, precision, own_pixels, suppression, reached, pictures.scale, objective.DETECT]
+DETECTING = [lie_on, precision, own_pixels, suppression, anchor_matching, pictures.scale, objective.DETECT]

@@ -22,7 +22,7 @@ from trainworthy.recipes.vision.data import masks
 from trainworthy.recipes.vision.data.masks import IGNORE
 from trainworthy.recipes.vision.evaluation import segmentation
 from trainworthy.recipes.vision.gates import objective
-from trainworthy.recipes.vision.gates.together import outputs, together
+from trainworthy.recipes.vision.gates.joint_transforms import joint_transforms, outputs
 
 SAMPLES, WINDOWS = 16, 200
 # Limits of the first layer's input: standard deviation of a channel, distance of its mean from 0.
@@ -337,7 +337,7 @@ def _first_input(model: nn.Module, images: Tensor) -> Tensor:
     return kept[0]
 
 
-SEGMENTING = [labels, scored, together, scale, objective.SEGMENT]
+SEGMENTING = [labels, scored, joint_transforms, scale, objective.SEGMENT]
 
 
 # --------------------------------------------------------------------------------------------------------------- monitors

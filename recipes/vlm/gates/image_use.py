@@ -69,8 +69,8 @@ def _nats(run: Run, stage: Stage, view: View) -> Tensor:
     return torch.cat(found)
 
 
-@gate("prior", rows="X5", title="questions alone do not predict the answers", reads="data")
-def prior(context: GateContext) -> Finding:
+@gate("language-prior", rows="X5", title="questions alone do not predict the answers", reads="data")
+def language_prior(context: GateContext) -> Finding:
     """Scores the most common training answer to each question on the validation images."""
     _, stage = context.build(Plan(steps=1))
     guess = questions.majority(stage.data["train"].source)

@@ -4,9 +4,9 @@ They require: a model with three parts `encoder`, `projector` and `language`; da
 """
 
 from trainworthy.core.gates.gate import Gate
-from trainworthy.recipes.vlm.gates.image_use import aligned, pairs, prior
-from trainworthy.recipes.vlm.gates.prompts import prompts, spoken, template
-from trainworthy.recipes.vlm.gates.scoring import answers_alone, per_place, places
+from trainworthy.recipes.vlm.gates.image_use import aligned, language_prior, pairs
+from trainworthy.recipes.vlm.gates.prompts import generation, prompts, template
+from trainworthy.recipes.vlm.gates.scoring import answers_alone, image_tokens, token_per_feature
 from trainworthy.recipes.vlm.gates.towers import rates, towers_gate
 
 LEARN = {
@@ -20,6 +20,6 @@ LEARN = {
 def gates(stage: str, towers: tuple[str, ...], *, first: bool) -> list[Gate]:
     """Return the towers of a stage by its name; for a stage that a fork has named, by its own `towers`. `first`: no stage comes before it."""
     learn = LEARN.get(stage, towers)
-    found = [towers_gate(learn), rates, places, per_place, template, answers_alone, prompts, spoken]
-    found = [*found, prior] if first else [aligned, *found]
+    found = [towers_gate(learn), rates, image_tokens, token_per_feature, template, answers_alone, prompts, generation]
+    found = [*found, language_prior] if first else [aligned, *found]
     return found if learn == ("projector",) else [*found, pairs]

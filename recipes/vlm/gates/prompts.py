@@ -108,8 +108,8 @@ def prompts(context: GateContext) -> Finding:
     )  # fmt: skip
 
 
-@gate("spoken", rows="C12 X5", title="accuracy is measured on the model's own generated answers")
-def spoken(context: GateContext) -> Finding:
+@gate("generation", rows="C12 X5", title="accuracy is measured on the model's own generated answers")
+def generation(context: GateContext) -> Finding:
     """Evaluation scores each token after the right tokens before it. This gate gives the model that memorised eight samples their questions
     alone, generates with transformers' `generate`, and compares the verdicts."""
     run, stage, _ = overfitted(context)

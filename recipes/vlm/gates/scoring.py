@@ -32,12 +32,12 @@ def _through(stage: Stage, run: Run, batch: dict, module: nn.Module) -> Tensor:
 
 
 @gate(
-    "places",
+    "image-tokens",
     rows="X4",
     title="every image feature has its position, every question its answer",
     reads="data model loss",
 )
-def places(context: GateContext) -> Finding:
+def image_tokens(context: GateContext) -> Finding:
     """Counts image positions in every row of the data set and in collated batches, and compares them with the features that the loss really
     uses."""
     run, stage, wrong, cut = *context.build(Plan(steps=1)), [], []
@@ -90,13 +90,13 @@ def _answers(labels: Tensor) -> int:
 
 
 @gate(
-    "per-place",
+    "token-per-feature",
     rows="X4",
     title="each image feature goes to exactly one position of the row",
     reads="data model",
     explains=True,
 )
-def per_place(context: GateContext) -> Finding:
+def token_per_feature(context: GateContext) -> Finding:
     """Changes one feature of the encoder: exactly one of the language model's input embeddings must change. A reshape that should be a
     transpose keeps the shape and mixes positions."""
     run, stage = context.look()

@@ -1,4 +1,4 @@
-"""The gate `together`: image and mask get the same crop, mirroring and resizing."""
+"""The gate `joint-transforms`: image and mask get the same crop, mirroring and resizing."""
 
 import copy
 from collections.abc import Sequence
@@ -46,13 +46,13 @@ class Painted(Sequence):
 
 
 @gate(
-    "together",
+    "joint-transforms",
     rows="V2 V5",
     title="image and mask get the same crop, mirroring and resizing",
     reads="data model",
     explains=True,
 )
-def together(context: GateContext) -> Finding:
+def joint_transforms(context: GateContext) -> Finding:
     """Sends pictures that show their own masks through both paths. Picture and mask must still agree in each window, and no other id may
     appear."""
     (run, stage), n, seed = context.look(), outputs(context), context.cfg.run.seed
