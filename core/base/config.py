@@ -201,8 +201,9 @@ def _from_command_line(
     for word in argv:
         name = word[2:].split("=")[0].replace("_", "-")
         if word.startswith("--") and name != "help" and name not in known:
-            now = renamed(name.removeprefix("no-").replace("-", "_"), {k.replace("-", "_") for k in known})
-            if now is not None:
+            fields = {k.replace("-", "_") for k in known}
+            olds = (old.replace("-", "_") for old in (name, name.removeprefix("no-")))
+            if now := next((new for old in olds if (new := renamed(old, fields))), None):
                 raise UserError(
                     f"--{name} has a new name", needed=f"--{now.replace('_', '-')}", next="docs/migration.md"
                 )

@@ -53,7 +53,7 @@ class Config(core.Config):
     words: Literal["decoder", "ctc"] = "decoder"
     """What turns features into words in the second stage: Whisper's frozen decoder, or a letter head (CTC) trained with the
     student."""
-    no_repeat: int = 0
+    no_repeat_ngram_size: int = 0
     """Length of n-grams that the decoder must not repeat; 0: no limit."""
 
 
@@ -128,7 +128,7 @@ def prepare(cfg: Config, run: core.Run) -> tuple[whisper.Whisper, dict[str, Hear
         raise core.UserError(
             "the student is not cut into heads of 32", got=f"--width {cfg.width}", needed="a multiple of 32"
         )
-    teacher = replace(whisper.load(cfg.data.teacher, cfg.data.seconds), no_repeat=cfg.no_repeat)
+    teacher = replace(whisper.load(cfg.data.teacher, cfg.data.seconds), no_repeat_ngram_size=cfg.no_repeat_ngram_size)
     tested = recordings.test_source(cfg.data)
     with run.accelerator.local_main_process_first():  # one process makes the data, the others wait
         source, further = recordings.load(cfg.data), tested and recordings.load(*tested)

@@ -207,7 +207,7 @@ class Whisper:
     model: WhisperForConditionalGeneration
     tokenizer: WhisperTokenizerFast
     seconds: int
-    no_repeat: int = 0
+    no_repeat_ngram_size: int = 0
     """Length of n-grams that its transcripts must not repeat; 0: no limit."""
 
     @property
@@ -276,9 +276,9 @@ class Whisper:
             cache, logits = out.past_key_values, out.logits[:, -1]
             if i == 0:
                 logits[:, first] = -torch.inf
-            if self.no_repeat:
+            if self.no_repeat_ngram_size:
                 for row, wrote in zip(logits, ids[:, len(self.prompt) :].tolist(), strict=True):
-                    row[followed(wrote, self.no_repeat)] = -torch.inf
+                    row[followed(wrote, self.no_repeat_ngram_size)] = -torch.inf
             step = torch.where(ended, self.end, logits.argmax(-1))[:, None]
             ids, ended = torch.cat([ids, step], 1), ended | (step[:, 0] == self.end)
             if ended.all():

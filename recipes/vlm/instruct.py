@@ -94,7 +94,7 @@ def tiny() -> Config:
 def full() -> Config:
     """Rates of LLaVA for its projector, of LoRA for the language model; bf16."""
     return Config(
-        data=folders.Source(path="pictures", longest=2048),
+        data=folders.Source(path="pictures", max_length=2048),
         align=Phase(epochs=1, batch_size=256, lr=1e-3),
         instruct=Phase(epochs=1, batch_size=128, lr=2e-5),
         unfreeze=Phase(epochs=0, batch_size=128, lr=2e-6),

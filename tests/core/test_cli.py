@@ -53,6 +53,7 @@ FORK_WITHOUT = {
         (("run", "vision/classify", "-n", "none"), ("-n needs a number",)),
         (("run", "vision/classify", "--accelerate-config", "none.yaml"), ("no accelerate config none.yaml",)),
         (("fork", "vision/classify", "mine.txt"), ("ending in .py",)),
+        (("run", "distill/whisper", "--no-repeat", "4"), ("new name", "--no-repeat-ngram-size")),
         (("lst",), ("unknown command 'lst'", "list")),
         (("list", "all"), ("list takes no arguments",)),
         (("report", "none"), ("needs a run folder",)),

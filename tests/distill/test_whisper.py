@@ -311,7 +311,7 @@ def test_a_decoder_that_loops_is_told_and_can_be_kept_from_it():
     """Noise instead of features: what the decoder writes of it loops; with a limit no four ids stand there twice."""
     teacher = whisper.load("tiny.en", 6)
     noise = 3 * torch.randn(4, teacher.frames, teacher.width, generator=torch.Generator().manual_seed(0))
-    free, kept = (replace(teacher, no_repeat=n).generate(noise, at_most=40)[:, 2:].tolist() for n in (0, 4))
+    free, kept = (replace(teacher, no_repeat_ngram_size=n).generate(noise, at_most=40)[:, 2:].tolist() for n in (0, 4))
     assert any(map(whisper.loops, free))
     bodies = [ids[: ids.index(teacher.end)] if teacher.end in ids else ids for ids in kept]
     assert not any(map(whisper.loops, bodies))

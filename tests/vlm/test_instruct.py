@@ -445,7 +445,7 @@ def test_a_share_of_the_pictures_or_a_file_is_held_out(hub, launch, tmp_path):
 
 
 @pytest.mark.parametrize(("argv", "said"), [
-    (("--data.longest", "20"), ("no sample fits", "--data.longest of at least", "left out")),
+    (("--data.max-length", "20"), ("no sample fits", "--data.max-length of at least", "left out")),
     (("--data.path", "nowhere"), ("there is no nowhere/train.jsonl", "train.jsonl and val.jsonl")),
     (("--encoder", "nobody/no-such-encoder"), ("--encoder nobody/no-such-encoder cannot be fetched", "--encoder FOLDER")),
     (("--language", "nobody/no-such-model"), ("--language nobody/no-such-model cannot be fetched", "--language FOLDER")),

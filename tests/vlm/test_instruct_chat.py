@@ -231,7 +231,7 @@ def talkative(tmp_path_factory) -> Path:
 @pytest.mark.verify
 def test_every_gate_passes_on_long_answers(talkative, launch):
     """A small language model that speaks in turns, conversations with long answers, none of the gates left out."""
-    asked = ("vlm/instruct", "--language", str(talkative / "chat"), "--data.path", str(talkative / "talks"), "--data.longest", "200",
+    asked = ("vlm/instruct", "--language", str(talkative / "chat"), "--data.path", str(talkative / "talks"), "--data.max-length", "200",
              "--run.no-tensorboard", "--run.threads", "1")  # fmt: skip
     done = launch("check", *asked, timeout=900)
     assert done.returncode == 0, done.shown

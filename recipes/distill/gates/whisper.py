@@ -306,7 +306,7 @@ def repetition(history: list[dict[str, float]]) -> Finding:
         share <= LOOPING, f"{share:.1%} of the transcripts repeat themselves or do not end", f"at most {LOOPING:.0%}",
         "the decoder cannot read the features and continues its own words: a longer first stage, more steps of the second\n"
         "recordings are longer than those of training\n"
-        "--no-repeat 4 forbids that four ids repeat: it improves the text, not the features",
+        "--no-repeat-ngram-size 4 forbids that four ids repeat: it improves the text, not the features",
         evidence={"repetition": [row["val/repetition"] for row in history]},
     )  # fmt: skip
 

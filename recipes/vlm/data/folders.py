@@ -50,7 +50,7 @@ class Source:
     val: str = ""
     """Validation lines of your own folder: a file like train.jsonl, or a share of its images such as 0.1. Default: val.jsonl; 0.05 of
     a single file."""
-    longest: int = 128
+    max_length: int = 128
     """Largest number of tokens of a sample, its image included. Longer samples are left out whole and counted, never cut."""
     max_bad: float = 0.01
     """Share of a file's lines that may be unusable (no answer, no text, a picture that cannot be read); they are left out, counted and

@@ -160,7 +160,7 @@ class Questions(core.Data):
         if not self.kept:
             least = self.made(min(out, key=lengths.__getitem__))["ids"]
             shown = f"{len(out):,} samples of more than {longest} tokens, {int((least == IMAGE).sum())} of the shortest its pictures'"
-            raise UserError("no sample fits", got=shown, needed=f"--data.longest of at least {len(least)}",
+            raise UserError("no sample fits", got=shown, needed=f"--data.max-length of at least {len(least)}",
                             cause="cutting them would cut the picture or the answer, so they are left out")  # fmt: skip
 
     @property
