@@ -207,11 +207,11 @@ def report(argv: list[str]) -> None:
     better = [w for w in argv if w in ("--higher-is-better", "--lower-is-better")]
     argv = [w for w in argv if w not in better]
     if len(argv) == 2:
-        from trainworthy.core.report import foreign
+        from trainworthy.core.report import other_tools
 
-        source = foreign.source_of(Path(argv[1]))
+        source = other_tools.source_of(Path(argv[1]))
         if source is not None:
-            home = foreign.read_foreign(source, metric=metric or "", higher="--higher" in better[0] if better else None)
+            home = other_tools.read_foreign(source, metric=metric or "", higher="--higher" in better[0] if better else None)
             argv = [argv[0], str(home)]
         elif metric or better:
             raise UserError(

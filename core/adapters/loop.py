@@ -72,7 +72,7 @@ class Loop:
 
 
 PASSED = {
-    "couplings": "dependency",
+    "batch_dependence": "dependency",
     "schedule": "schedule",
     "solvable_without_input": "overfit",
     "loss_may_rise": "overfit",

@@ -70,7 +70,7 @@ class Script:
     """Steps within which the model must memorise eight fixed samples."""
     frozen: tuple[str, ...] = ()
     """Name prefixes of parameters that are frozen on purpose."""
-    couplings: str = ""
+    batch_dependence: str = ""
     """Reason why samples of a batch influence each other (contrastive loss). Leave empty if they must not."""
 
 
@@ -251,7 +251,7 @@ def make_stage(factory: Callable[[], Script], folder: Path, found: Objective, ru
         metric=Metric(name, "", floor=floor, ceiling=ceiling, higher_is_better=script.higher_is_better), counts=counts,
         expect=Expect(initial_loss=script.initial_loss, loss_floor=script.loss_floor or found.floor,
                       overfit_steps=script.overfit_steps, overfit_longer=True,
-                      overfit_metric=floor + 0.95 * (ceiling - floor), frozen=tuple(script.frozen), couplings=script.couplings,
+                      overfit_metric=floor + 0.95 * (ceiling - floor), frozen=tuple(script.frozen), batch_dependence=script.batch_dependence,
                       schedule="train_loop is the script's own" if script.train_loop else ""),
         state={"checkpoint": _OwnCheckpoint(script, folder)} if script.save else {}, script=script,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
-from trainworthy.core.recipe.anatomy import SETTINGS, pieces
+from trainworthy.core.recipe.source_pieces import SETTINGS, pieces
 
 PARTS = ("loss", "counts", "data", "train", "evaluate", "optimizers", "state", "on_start")
 """Parts of a recipe that are mutated by default: loss, data, loop and evaluation."""

@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 
 from trainworthy.core.base.errors import GATE_FAILED, INTERRUPTED, Interrupted, UserError
-from trainworthy.core.bugs import lesson
+from trainworthy.core.bugs import demonstration
 from trainworthy.core.bugs.campaign import Campaign
 from trainworthy.core.commands import take_number
 from trainworthy.core.recipe.registry import find
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
         raise UserError("no recipe given", needed="a recipe of `trainworthy list`",
                         next="trainworthy break vision/classify")  # fmt: skip
     recipe, settings = find(left[0]).id, left[1:]
-    case, offered = lesson.choose(recipe, args.bug, random.Random())
+    case, offered = demonstration.choose(recipe, args.bug, random.Random())
     folder = args.to / recipe.replace("/", "-")
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -55,24 +55,24 @@ def main(argv: list[str]) -> None:
 
 
 def show(
-    campaign: Campaign, case: lesson.Case, offered: list[lesson.Case], folder: Path, seed: int, steps: int, yes: bool
+    campaign: Campaign, case: demonstration.Case, offered: list[demonstration.Case], folder: Path, seed: int, steps: int, yes: bool
 ) -> None:
     """Train both, ask, explain."""
     print(f"{case.recipe} and the same with a planted bug: {steps} steps each, without gates", flush=True)
-    fork, healthy, broken = lesson.runs(campaign, case, seed, steps)
-    print(f"\n{lesson.plot(healthy['losses'], broken['losses'])}\n\n  healthy       {lesson.ending(healthy)}"
-          f"\n  with the bug  {lesson.ending(broken)}")  # fmt: skip
-    lesson.picture(folder / "curves.png", case.recipe, healthy["losses"], broken["losses"])
+    fork, healthy, broken = demonstration.runs(campaign, case, seed, steps)
+    print(f"\n{demonstration.plot(healthy['losses'], broken['losses'])}\n\n  healthy       {demonstration.ending(healthy)}"
+          f"\n  with the bug  {demonstration.ending(broken)}")  # fmt: skip
+    demonstration.picture(folder / "curves.png", case.recipe, healthy["losses"], broken["losses"])
     print(f"  curves        {folder / 'curves.png'}", flush=True)
     if not yes and sys.stdin.isatty():
         ask(case.id, [c.id for c in offered])
     print(f"\nthe bug: {case.id}" + (f" (seen in {case.source})" if case.source else ""))
-    print("\n".join(f"  {line}" for line in lesson.patch(case, fork).splitlines()))
+    print("\n".join(f"  {line}" for line in demonstration.patch(case, fork).splitlines()))
     if case.harm:
         print(f"  harm: {case.harm}")
     print(f"\ntrainworthy check {folder / fork.name} --only {case.gate}", flush=True)
-    checked = lesson.stopped_by(campaign, case, fork, seed)
-    print("\n".join(lesson.reason(case, checked)), flush=True)
+    checked = demonstration.stopped_by(campaign, case, fork, seed)
+    print("\n".join(demonstration.reason(case, checked)), flush=True)
     if not checked.failed:
         sys.exit(GATE_FAILED)
 

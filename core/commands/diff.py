@@ -76,7 +76,7 @@ def compare(loaded: "Recipe", name: str, source: str, base: Entry, old: str) -> 
     """Print the differences, the gates concerned and the next command; return them."""
     from trainworthy.core import gates
     from trainworthy.core.gates import order
-    from trainworthy.core.recipe.anatomy import OF_GROUP, expectations, pieces
+    from trainworthy.core.recipe.source_pieces import OF_GROUP, expectations, pieces
 
     after = presets(loaded.module)
     before = values(base, old)

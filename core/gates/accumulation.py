@@ -33,8 +33,8 @@ def accumulation(context: GateContext) -> Finding:
     """Run one step of `train()` on the same global batch in equal micro-batches, in unequal ones, and undivided. The
     optimiser must get the gradient of the whole batch each time."""
     world, probe = context.accelerator.num_processes, context.peek()
-    if probe.expect.couplings:
-        raise Skip(f"declared: {probe.expect.couplings}")
+    if probe.expect.batch_dependence:
+        raise Skip(f"declared: {probe.expect.batch_dependence}")
     if probe.expect.nondeterministic:
         raise Skip(probe.expect.nondeterministic)
     each = max(4, probe.expect.at_most(8, times=2))

@@ -37,8 +37,8 @@ def dependency(context: GateContext) -> Finding:
     own loss, and the batch's loss must be the sum over its rows. Uses the rehearsed model, because a zero-initialised
     head hides everything."""
     run, stage, _ = rehearsed(context)
-    if stage.expect.couplings:
-        raise Skip(f"declared: {stage.expect.couplings}")
+    if stage.expect.batch_dependence:
+        raise Skip(f"declared: {stage.expect.batch_dependence}")
     limit = 1e-3 if run.precision == "fp32" else 5e-2
     data, seed = training_samples(context), context.cfg.run.seed
     used = [(stage, False)]  # the stage that was looked at last, and whether it is in double

@@ -70,7 +70,7 @@ def entries(context: GateContext) -> Finding:
         batch,
         roles,
         loss.read,
-        {*_read_by_evaluation(run, stage), *stage.expect.unread} if silent else set(),
+        {*_read_by_evaluation(run, stage), *stage.expect.unused_fields} if silent else set(),
     )
     data = stage.data.get("train")
     if wrong and data is not None and _samples(stage) < len(data) and not stage.expect.gate_batch_size:
@@ -84,7 +84,7 @@ def entries(context: GateContext) -> Finding:
         f"the loss changes by more than {_limit(run):g} (relative) when an entry is changed",
         "the entry cancels out (divided by itself, subtracted from itself), or is overwritten before it is used\n"
         "a weight, a mask or a condition is put in the batch and never used\n"
-        "on purpose: leave it out of the batch or out of `fields`, or name it in expect.unread",
+        "on purpose: leave it out of the batch or out of `fields`, or name it in expect.unused_fields",
         evidence={"changes": changes, "silent": sorted(".".join(p) for p in silent)},
         batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
     )  # fmt: skip

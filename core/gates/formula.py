@@ -53,8 +53,8 @@ def gate_of(state: Callable[[GateContext, Stage, dict], Statements], *, rows: st
     @gate("formula", rows=rows, title=TITLE, reads="data model loss counts train", explains=True)
     def check(context: GateContext) -> Finding:
         run, stage, _ = rehearsed(context)
-        if stage.expect.couplings:
-            raise Skip(f"declared: {stage.expect.couplings}")
+        if stage.expect.batch_dependence:
+            raise Skip(f"declared: {stage.expect.batch_dependence}")
         data, seed = stage.data["train"], context.cfg.run.seed
         batch = fetch(data, pick(data, stage.expect.at_most(SAMPLES), seed), seed, run.device)
         one, exact = compared(run, stage, batch, lambda: state(context, stage, batch)), limit(run, 1e-4)

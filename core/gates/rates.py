@@ -279,7 +279,7 @@ def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only:
     few = min(max(stage.expect.at_most(cfg.train.batch_size), BATCH[0]), BATCH[1], len(data))
     size = cfg.train.batch_size if fresh else few
     stream = loader.Stream(len(data), cfg.run.seed)
-    most = size if stage.expect.couplings else own_size(run)
+    most = size if stage.expect.batch_dependence else own_size(run)
     cuts = [split_evenly(stream.keys(i * size, (i + 1) * size), most) for i in (range(steps) if fresh else [only])]
     flat = loader.batches(
         data, (keys for cut in cuts for keys in cut), seed=cfg.run.seed, settings=config.Loader(), device=run.device

@@ -26,7 +26,7 @@ KEPT, EVALUATIONS, SHARE = 0.1, 3, 0.1  # lost: remaining progress, evaluations,
 
 
 # ------------------------------------------------------------------------------------------------- the metric while training
-def knows_nothing(metric: Metric, value: float) -> bool:
+def is_at_chance(metric: Metric, value: float) -> bool:
     """Return whether `value` is at chance level, within the fraction `CHANCE` of the range."""
     margin = CHANCE * (metric.ceiling - metric.floor)
     return not metric.better(value, metric.floor + (margin if math.isfinite(margin) else 0.0))
@@ -38,7 +38,7 @@ def nothing_learnt(metric: Metric, values: list[float], live: Live | None) -> bo
         live
         and len(values) > 1
         and not live.learns
-        and all(knows_nothing(metric, v) for v in values if not math.isnan(v))
+        and all(is_at_chance(metric, v) for v in values if not math.isnan(v))
     )
 
 
@@ -62,10 +62,10 @@ def lost(metric: Metric, history: list[tuple[int, float]], total: int) -> str:
             f"{share:.0%} of the gain over chance is left")  # fmt: skip
 
 
-def worthless(metric: Metric, value: float, best: float, others: dict[str, float]) -> str:
+def warning_of_result(metric: Metric, value: float, best: float, others: dict[str, float]) -> str:
     """Return why a result needs a warning; empty if it needs none. `others`: measured baselines that ignore the
     input."""
-    if math.isnan(value) or knows_nothing(metric, value):
+    if math.isnan(value) or is_at_chance(metric, value):
         return f"NO BETTER THAN CHANCE: {metric.name} {value:.4g}, chance {metric.floor:.4g}"
     for name, other in others.items():
         if not metric.better(value, other):

@@ -212,7 +212,7 @@ class Expect:
     expert)."""
     new_parameters: tuple[str, ...] = ()
     """Name prefixes of parameters that the pretrained weights lack on purpose (the head of another task)."""
-    couplings: str = ""
+    batch_dependence: str = ""
     """Reason why samples of a batch influence each other (contrastive loss). Leave empty if they must not."""
     random_loss: str = ""
     """Reason why two forwards of one batch under one seed may differ. Leave empty if they must not."""
@@ -231,7 +231,7 @@ class Expect:
     sampling: str = ""
     """Reason why a sample may occur twice in an epoch or the order may repeat (sampling with replacement, a curriculum,
     rollouts). Leave empty if an epoch holds every sample once, in a new order."""
-    unread: tuple[str, ...] = ()
+    unused_fields: tuple[str, ...] = ()
     """Declared inputs and targets that this stage reads neither in its loss nor in its evaluation (a later stage
     does)."""
     small_terms: tuple[str, ...] = ()

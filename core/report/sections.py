@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.monitoring.metrics import read_rows
-from trainworthy.core.recipe.anatomy import pieces
 from trainworthy.core.recipe.forks import NOTE, origin, without_note
 from trainworthy.core.recipe.registry import find
+from trainworthy.core.recipe.source_pieces import pieces
 from trainworthy.core.report.advice import Advice, advise, against_healthy
 from trainworthy.core.report.bands import outside
 from trainworthy.core.report.card import CHOSEN, measured

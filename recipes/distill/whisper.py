@@ -231,7 +231,7 @@ def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         evaluate=measures.likeness,
         metric=core.Metric("centred_cosine", "does the student hear what the teacher hears?", floor=0.0, ceiling=1.0),
         counts=lambda batch: {"*": batch["span"].sum()},
-        expect=core.Expect(loss_floor=0.3, overfit_metric=0.8, unread=("ids",)),  # measured after 120 steps
+        expect=core.Expect(loss_floor=0.3, overfit_metric=0.8, unused_fields=("ids",)),  # measured after 120 steps
         baselines=baselines,
         preview=lambda batch: pictures.preview(batch, teacher),
         figures=lambda model, data: pictures.side_by_side(model, data, measures.mean),

@@ -258,8 +258,8 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     size = sum(len(text.encode()) for text in corpus.texts[1])
     unigram = ngrams.unigram(log_p, corpus.val, size)
     ours = cfg.model == "llama"
-    knows_nothing = math.log(len(log_p)) * (1 + cfg.z_loss * math.log(len(log_p)))
-    first = float(-(np.exp(log_p) * log_p).sum()) if ours else knows_nothing  # ours: the entropy of the frequencies
+    uniform_loss = math.log(len(log_p)) * (1 + cfg.z_loss * math.log(len(log_p)))
+    first = float(-(np.exp(log_p) * log_p).sum()) if ours else uniform_loss  # ours: the entropy of the frequencies
     return core.Stage(
         name="pretrain",
         model=model,

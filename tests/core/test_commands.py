@@ -90,7 +90,7 @@ CHANGES = (
     ("h = F.relu(self.norm1(self.conv1(x)))", "h = F.gelu(self.norm1(self.conv1(x)))"),
     ('truth.append(batch["label"])', 'truth.append(batch["label"].long())'),
     ("        run.update(stage, step.batches)", "        run.update(stage, step.batches[:1])"),
-    ("expect = core.Expect(", 'expect = core.Expect(couplings="contrastive", '),
+    ("expect = core.Expect(", 'expect = core.Expect(batch_dependence="contrastive", '),
 )
 """One hunk in the settings, the model, the evaluation, the loop and the expectations of a recipe."""
 
@@ -116,7 +116,7 @@ def test_diff_groups_what_changed_and_names_the_gates_that_look_there(tmp_path: 
     found = sections(done.stdout)
     assert re.search(r"optim.lr +0.003 -> 0.01 .*optimizers", found["settings"])
     assert re.search(r"label_smoothing +0.1 -> 0.05 .*loss", found["settings"])
-    assert "expect.couplings  - -> 'contrastive'" in found["told to the gates"]
+    assert "expect.batch_dependence  - -> 'contrastive'" in found["told to the gates"]
     assert "Block" in found["model"]
     assert "+        h = F.gelu(self.norm1(self.conv1(x)))" in found["model"]
     assert "confusion_matrix" in next(body for head, body in found.items() if "evaluate" in head)

@@ -89,8 +89,8 @@ def test_a_policy_that_nothing_holds_back_asks_to_stop():
     (0.9, 0.9, {"majority class": 0.6}, ""),
 ])  # fmt: skip
 def test_a_result_that_is_worth_nothing_says_so(value: float, best: float, others: dict, said: str):
-    assert monitors.worthless(ACCURACY, value, best, others).startswith(said)
-    assert said or not monitors.worthless(ACCURACY, value, best, others)
+    assert monitors.warning_of_result(ACCURACY, value, best, others).startswith(said)
+    assert said or not monitors.warning_of_result(ACCURACY, value, best, others)
 
 
 # --------------------------------------------------------------------------------------------------- through the command

@@ -56,7 +56,7 @@ def test_a_healthy_loop_is_quiet_at_other_seeds(name: str, seed: int):
 
 def test_expect_passes_on_what_a_loop_has():
     """Reasons become skips, `overfit_metric` judges evaluate() after training on eight samples."""
-    expect = Expect(couplings="batch statistics on purpose", overfit_metric=0.95, overfit_steps=300)
+    expect = Expect(batch_dependence="batch statistics on purpose", overfit_metric=0.95, overfit_steps=300)
     result = check("generator", only="dependency,metric", expect=expect)
     rows = {v.id: v for v in result.verdicts}
     assert rows["dependency"].verdict == "skip"

@@ -72,8 +72,8 @@ def compared(context: GateContext, formula: Callable) -> Comparison:
 def _compared(context: GateContext, formula: Callable) -> Comparison:
     found = seen(context)
     run, stage, batch = found.run, found.stage, _moved(found.batch, context.cfg.run.seed)
-    if stage.expect.couplings:
-        raise Skip(f"declared: {stage.expect.couplings}")
+    if stage.expect.batch_dependence:
+        raise Skip(f"declared: {stage.expect.batch_dependence}")
     model, out = stage.model.eval(), Comparison(batch)
     with run.autocast():
         one_by_one = [stage.loss(model, stated_by.row(batch, i)) for i in range(batch_size(batch))]
