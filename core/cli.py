@@ -211,7 +211,9 @@ def report(argv: list[str]) -> None:
 
         source = other_tools.source_of(Path(argv[1]))
         if source is not None:
-            home = other_tools.read_foreign(source, metric=metric or "", higher="--higher" in better[0] if better else None)
+            home = other_tools.read_foreign(
+                source, metric=metric or "", higher="--higher" in better[0] if better else None
+            )
             argv = [argv[0], str(home)]
         elif metric or better:
             raise UserError(

@@ -55,7 +55,13 @@ def main(argv: list[str]) -> None:
 
 
 def show(
-    campaign: Campaign, case: demonstration.Case, offered: list[demonstration.Case], folder: Path, seed: int, steps: int, yes: bool
+    campaign: Campaign,
+    case: demonstration.Case,
+    offered: list[demonstration.Case],
+    folder: Path,
+    seed: int,
+    steps: int,
+    yes: bool,
 ) -> None:
     """Train both, ask, explain."""
     print(f"{case.recipe} and the same with a planted bug: {steps} steps each, without gates", flush=True)

@@ -43,7 +43,9 @@ def initial_loss(context: GateContext) -> Finding:
         raise Skip("the run starts from trained weights, so the head is not untrained")
     data = train_set(stage)
     indices = pick(data, stage.expect.at_most(256, times=16), context.cfg.run.seed)
-    most = len(indices) if stage.expect.batch_dependence else run.cfg.train.eval_batch_size  # no more at once than evaluations
+    most = (
+        len(indices) if stage.expect.batch_dependence else run.cfg.train.eval_batch_size
+    )  # no more at once than evaluations
     parts = split_evenly(indices, most)
     with evaluating(stage.model):
         measured = loss_of_parts(run, stage, lambda some: fetch(data, some, context.cfg.run.seed, run.device), parts)

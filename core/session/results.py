@@ -123,7 +123,9 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
         final[metric.name],
         {k: m[metric.name] for k, m in baselines.items() if _ignorant(k) and metric.name in m},
     )
-    warning = monitors.warning_of_result(metric, value, value if cfg.run.export == "best" else run.journal.best[0][0], others)
+    warning = monitors.warning_of_result(
+        metric, value, value if cfg.run.export == "best" else run.journal.best[0][0], others
+    )
     export = s.folder / "export"
     export.mkdir(exist_ok=True)
     stage.export(export) if stage.export else save_weights(export / "model.safetensors", *weights(stage.eval_model))
