@@ -10,6 +10,7 @@ from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.rl.language.data import problems
 
 from tests.helpers import language
+from tests.helpers.commands import trainworthy
 from tests.llm.test_sft import written
 
 USER, SAID = {"role": "user", "content": "One?"}, {"role": "assistant", "content": "Yes."}
@@ -206,3 +207,28 @@ def test_rows_of_one_instruction_are_held_out_by_their_input():
     assert formats.conversation(row | {"input": "one"})["source"] == "Translate.\none"
     assert formats.conversation(row | {"input": "one", "source": "book"})["source"] == "book"
     assert formats.conversation(row)["source"] == "Translate."
+
+
+def test_rows_of_one_source_are_held_out_together_about_a_share():
+    """A hash alone may hold out no source, or the largest one."""
+    many = [f"document {i % 60}" for i in range(600)]
+    for names in (many, [n for n in many if not formats.held_out(n, 0.05)]):
+        sides = pairs.sides(names, 0.05)
+        held = {n for n, out in zip(names, sides, strict=True) if out}
+        assert held.isdisjoint(n for n, out in zip(names, sides, strict=True) if not out)
+        assert 0.01 < sum(sides) / len(names) < 0.15
+    assert pairs.sides(["oasst", "dolly", "alpaca"] * 100, 0.05) is None  # data sets, not documents
+
+
+@pytest.mark.parametrize(
+    "sources", [("oasst", "dolly", "alpaca"), tuple(n for n in map(str, range(200)) if not formats.held_out(n, 0.05))]
+)
+def test_a_source_column_of_any_kind_leaves_rows_to_validate_on(sources: tuple[str, ...], tmp_path: Path):
+    rows = [
+        {"prompt": f"Add {i} and {i}.", "completion": f"It is {2 * i}.", "source": sources[i % len(sources)]}
+        for i in range(400)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    done = trainworthy("data", "llm/sft", "--data.path", "rows.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("`source` has 3 values" in done.stdout) == (len(sources) == 3)
