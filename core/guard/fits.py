@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.doubles import to_double
+from trainworthy.core.guard.addresses import address_of
 
 CALLS = 2000
 SEARCHED = 10**6  # entries of a target that is searched for among the batch's
@@ -62,7 +63,7 @@ class Fits:
             return
         self.places[place] += 1
         self.last, self.at = (self.last if self.at == step else {}), step
-        self.shared += self.last.setdefault(prediction.data_ptr(), place) != place
+        self.shared += self.last.setdefault(address_of(prediction), place) != place
         self.root = root if len(self.rows.get(name, ())) < 8 else self.root
         row = measure(name, prediction.detach(), target.detach(), out) | {"step": step}
         self.rows.setdefault(name, []).append(row)
@@ -129,7 +130,7 @@ def entropy(t: Tensor) -> Tensor:
 
 def same(x: Tensor, y: Tensor) -> bool:
     """Return whether two tensors hold the same values, in whatever shape and type."""
-    if x.data_ptr() == y.data_ptr():
+    if address_of(x) == address_of(y):
         return True
     return bool((to_double(x.detach().flatten()) == to_double(y.flatten())).all())
 
@@ -169,9 +170,9 @@ def beside(out: Any, leaves: Iterable[Any], given: tuple) -> tuple[Tensor, Tenso
     found = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.is_floating_point() and x.dim()]
     if len(found) != 1 or found[0].numel() > 4096:
         return None
-    homes = {x.data_ptr() for x in tree_leaves(given) if isinstance(x, Tensor)}
+    homes = {address_of(x) for x in tree_leaves(given) if isinstance(x, Tensor)}
     fitting = [x for x in leaves if isinstance(x, Tensor) and x.is_floating_point() and x.numel() == found[0].numel()]
-    fitting = [x for x in fitting if x.data_ptr() not in homes and x.dim() and len(x) == len(found[0])]
+    fitting = [x for x in fitting if address_of(x) not in homes and x.dim() and len(x) == len(found[0])]
     return (found[0].detach(), fitting[0].detach()) if len(fitting) == 1 else None
 
 

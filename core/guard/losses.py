@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.guard.addresses import address_of, home_of
 from trainworthy.core.guard.fits import BINARY
 from trainworthy.core.guard.functions import COMPARED
 from trainworthy.core.guard.records import CLOSE, current, point
@@ -60,8 +61,8 @@ class Losses:
             self.evidence.scored(row["nll"], target, self.steps)
             if row.get("masking"):
                 self.masked = self.last_root
-            row["scores"] = input.data_ptr()
-            row["home"], row["rows"] = target.data_ptr(), len(target) if target.dim() else 1
+            row["scores"] = address_of(input)
+            row["home"], row["rows"] = address_of(target), len(target) if target.dim() else 1
             if 1 in (row.get("shift") or ()):
                 self.shifted = (*self.last_root, target.detach().flatten())
                 self.evidence.read(tokens_of(*self.last_root), target.detach())
@@ -77,7 +78,7 @@ class Losses:
     def log_softmax(self, out: Any) -> None:
         """Logarithms of probabilities were computed, outside of a loss function."""
         if isinstance(out, Tensor) and out.dim() == 2 and out.requires_grad and self.last_root is not None:
-            again, self._soft = (id(out), out.data_ptr()) == self._soft, (id(out), out.data_ptr())
+            again, self._soft = (id(out), address_of(out)) == self._soft, (id(out), address_of(out))
             if not again:  # the function calls the method
                 self.evidence.softened(out, self.last_root)
 
@@ -119,10 +120,10 @@ class Losses:
             self.evidence.input_gradient(row["nll"], row["home"], self.steps)
 
     def _place(self, target: Tensor) -> None:
-        home = target.untyped_storage().data_ptr()
+        home = home_of(target)
         for batch in reversed(self.recent[-1].recent if self.recent else ()):
             for i, x in enumerate(tree_leaves(batch)):
-                if isinstance(x, Tensor) and x.untyped_storage().data_ptr() == home:
+                if isinstance(x, Tensor) and home_of(x) == home:
                     self.places[i] = self.places.get(i, 0) + 1
                     return
 

@@ -130,9 +130,6 @@ def has_step(file: str, line: int) -> bool:
     except (OSError, SyntaxError, ValueError):
         return False
 
-    def tail(node: Any) -> str:
-        return getattr(node, "attr", getattr(node, "id", ""))
-
     assigned = [n for n in nodes if isinstance(n, ast.Assign) and n.lineno <= line <= (n.end_lineno or 0)]
     calls = {
         tail(n.func.value)
@@ -140,6 +137,26 @@ def has_step(file: str, line: int) -> bool:
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "step"
     }
     return any(tail(t) in calls - {""} for n in assigned for t in n.targets)
+
+
+def literal(one: Any) -> bool:
+    """Return whether the length of a scheduler is written as a number: then it was not computed from the length of a loader, of
+    which it may be a multiple by chance (200 epochs of 40 batches)."""
+    file, line = one.place
+    try:
+        calls = [n for n in ast.walk(ast.parse(Path(file).read_text())) if isinstance(n, ast.Call)]
+    except (OSError, SyntaxError, ValueError):
+        return False
+    for call in calls:
+        if call.lineno <= line <= (call.end_lineno or 0) and tail(call.func) == type(one.it).__name__:
+            named = [k.value for k in call.keywords if k.arg in ("T_max", "total_steps")]
+            return any(isinstance(x, ast.Constant) for x in named or call.args[1:2])
+    return False
+
+
+def tail(node: Any) -> str:
+    """Return the last part of a name: `b` of `a.b`."""
+    return getattr(node, "attr", getattr(node, "id", ""))
 
 
 def owner(seen: Observer, one: Any) -> Any:
@@ -154,7 +171,8 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
     total = getattr(one.it, "total_steps", None) or getattr(one.it, "T_max", None)
     if not per_batch:
         slow = several and length >= 20 and len(one.at) in (len(train), len(train) - 1)
-        if slow and isinstance(total, int) and total >= 2 * length and total % length == 0:
+        many = isinstance(total, int) and total >= 2 * length and total % length == 0 and total != seen.epochs
+        if slow and many and (total == seen.epochs * length or not literal(one)):
             return finding(
                 "schedule",
                 f"{kind} of {total} steps is stepped once an epoch of {length} updates",

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from trainworthy.core.guard.addresses import home_of
 from trainworthy.core.guard.supervision import masking
 
 GOALS = ("target", "targets", "label", "labels", "y", "tgt", "trg", "goal", "goals")
@@ -87,9 +88,9 @@ def forced(target: Tensor, module: torch.nn.Module, args: tuple, kwargs: dict) -
     """Return whether a model gets its targets (N, T) as an input, as the decoder of a translation does. Its `labels` are only for the
     loss, unless it makes the decoder's input of them."""
     config = getattr(getattr(module, "module", module), "config", None)
-    home, makes = target.untyped_storage().data_ptr(), bool(getattr(config, "is_encoder_decoder", False))
+    home, makes = home_of(target), bool(getattr(config, "is_encoder_decoder", False))
     given = [(k, x) for k, x in (*enumerate(args), *kwargs.items()) if isinstance(x, Tensor) and x.dim() > 1]
-    return any(x.untyped_storage().data_ptr() == home and (k != "labels" or makes) for k, x in given)
+    return any(home_of(x) == home and (k != "labels" or makes) for k, x in given)
 
 
 def looks_like_probabilities(name: str, x: Tensor) -> bool | None:

@@ -1,0 +1,160 @@
+"""Shapes of popular public repositories: graphs with sparse matrices, traced models, codes that are returned with their samples,
+iterators of their own."""
+
+from trainworthy.core.guard import shield
+
+from tests.conftest import patched
+from tests.guard.guarding import guard
+
+GRAPH = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+torch.manual_seed(0)
+n = 200
+x = torch.randn(n, 8)
+y = (x[:, 0] > 0).long()
+edges = torch.cat([torch.arange(n).repeat(2, 1), torch.randint(n, (2, 40))], 1)
+adj = torch.sparse_coo_tensor(edges, torch.ones(edges.shape[1]), (n, n)).coalesce()
+
+
+class GCN(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 2)
+
+    def forward(self, x, adj):
+        x = F.relu(torch.spmm(adj, self.first(x)))
+        return F.log_softmax(torch.spmm(adj, self.second(x)), dim=1)
+
+
+model = GCN()
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+for epoch in range(60):
+    model.train()
+    optimizer.zero_grad()
+    loss = F.nll_loss(model(x, adj)[:100], y[:100])
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_sparse_matrix_is_a_model_input_like_any_other(tmp_path):
+    verdicts, printed, _ = guard(GRAPH, tmp_path, interventions=False)
+    assert verdicts["finite"].verdict == verdicts["dependency"].verdict == "pass", printed
+    assert "the observer failed" not in printed
+
+
+TRACED = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 4, 3), nn.Linear(4 * 36, 4)
+
+    def forward(self, x):
+        return self.head(torch.dropout(torch.relu(self.conv(x)), 0.1, self.training).view(x.size(0), -1))
+
+torch.manual_seed(0)
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+graph = torch.jit.trace(net, torch.zeros(1, 1, 8, 8), check_trace=False)  # as SummaryWriter.add_graph does
+loader = torch.utils.data.DataLoader([(torch.randn(1, 8, 8), i % 4) for i in range(64)], 8, shuffle=True)
+for epoch in range(4):
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+"""
+
+
+def test_a_model_may_be_traced_before_it_trains(tmp_path):
+    verdicts, printed, _ = guard(TRACED, tmp_path, interventions=False)
+    assert verdicts["wiring"].verdict == "pass", printed
+    assert not [v for v in verdicts.values() if v.blocks], printed
+
+
+def test_an_error_of_the_observer_does_not_reach_the_script():
+    class Fragile:
+        busy, notes = False, []
+
+        def root(self, *args):
+            raise NotImplementedError("no storage")
+
+        def batch(self, one, batch):
+            raise RuntimeError
+
+    seen = Fragile()
+    covered = shield.Shield(seen)
+    assert covered.root(1) is None and covered.batch("pass", "rows") == "rows"
+    covered.busy = True
+    assert seen.busy and "root: NotImplementedError: no storage" in seen.notes[0]
+
+
+CODE = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+class Vae(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.mean, self.spread, self.back = nn.Linear(20, 32), nn.Linear(32, 6), nn.Linear(32, 6), nn.Linear(6, 20)
+
+    def forward(self, x):
+        h = torch.tanh(self.body(x))
+        mean, spread = self.mean(h), self.spread(h)
+        z = mean + torch.exp(0.5 * spread) * torch.randn_like(mean)
+        return self.back(z), mean, spread, z
+
+model = Vae()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+data = torch.utils.data.TensorDataset(torch.randn(400, 20))
+for epoch in range(3):
+    for (x,) in torch.utils.data.DataLoader(data, 20, shuffle=True):
+        made, mean, spread, z = model(x)
+        divergence = -0.5 * torch.sum(1 + spread - mean.pow(2) - spread.exp())
+        loss = (((made - x) ** 2).sum() + 0.002 * divergence) / len(x)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_a_sample_of_the_code_that_a_model_returns_is_no_variance(tmp_path):
+    verdicts, printed, _ = guard(CODE, tmp_path, interventions=False)
+    assert verdicts["direction"].verdict == "pass", printed
+    broken = patched(CODE, ("spread.exp())", "spread)"))
+    verdicts, printed, _ = guard(broken, tmp_path, interventions=False)
+    assert "no gradient for the variance" in verdicts["direction"].measured, printed
+
+
+PACE = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(160, 4)
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, (x[:, 0] > 0).long()), 8, shuffle=True)
+model = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=200)
+for epoch in range(0, 0 + 200):
+    for a, b in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(a), b).backward()
+        optimizer.step()
+    scheduler.step()
+"""
+
+
+def test_a_number_of_epochs_may_be_a_multiple_of_the_length_of_an_epoch(tmp_path):
+    verdicts, printed, _ = guard(PACE, tmp_path, interventions=False)
+    assert not verdicts["schedule"].blocks, printed
+    broken = patched(PACE, ("T_max=200", "T_max=10 * len(loader)"))
+    verdicts, printed, _ = guard(broken, tmp_path, interventions=False)
+    assert verdicts["schedule"].blocks, printed
