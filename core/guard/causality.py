@@ -208,7 +208,13 @@ def unread(seen: Any) -> dict | None:
     ignored, count = [], 0
     for module, args, kwargs in seen.several.values():
         for name, x in arguments(module, args, kwargs).items():
-            varied = isinstance(x, Tensor) and x.layout == torch.strided and x.dim() > 0 and len(x) > 3 and len(x.unique()) > 2
+            varied = (
+                isinstance(x, Tensor)
+                and x.layout == torch.strided
+                and x.dim() > 0
+                and len(x) > 3
+                and len(x.unique()) > 2
+            )
             if not varied or GIVEN.search(name) or torch.equal(other := x.detach().roll(1, 0), x):
                 continue
             found = [same_outputs(module, (args, kwargs), x, other, seed) for seed in range(3)]

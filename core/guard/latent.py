@@ -38,7 +38,9 @@ class Latent:
         self.looks += 1
         total = torch.autograd.grad(loss, outputs, retain_graph=True, allow_unused=True)
         made = [makers(i, outputs) for i in range(len(outputs))]
-        first = [i for i in range(len(outputs)) if not made[i]]  # a sample drawn from mean and variance is neither of them
+        first = [
+            i for i in range(len(outputs)) if not made[i]
+        ]  # a sample drawn from mean and variance is neither of them
         for mean, spread in permutations(first, 2):
             if outputs[mean].shape != outputs[spread].shape or total[mean] is None or total[spread] is None:
                 continue

@@ -158,3 +158,67 @@ def test_a_number_of_epochs_may_be_a_multiple_of_the_length_of_an_epoch(tmp_path
     broken = patched(PACE, ("T_max=200", "T_max=10 * len(loader)"))
     verdicts, printed, _ = guard(broken, tmp_path, interventions=False)
     assert verdicts["schedule"].blocks, printed
+
+
+ITERATOR = """
+import random
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+torch.manual_seed(1)
+words = torch.randint(2, 200, (800, 12))
+kinds = (words % 4 == 0).sum(1).clamp(1, 4) - 1
+rows = [(w.tolist(), int(k)) for w, k in zip(words, kinds)]
+
+
+class DatasetIterator:
+    def __init__(self, rows, size):
+        self.rows, self.size, self.at = rows, size, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at >= len(self.rows):
+            self.at = 0
+            raise StopIteration
+        part = self.rows[self.at : self.at + self.size]
+        self.at += self.size
+        return torch.tensor([w for w, _ in part]), torch.tensor([k for _, k in part])
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.dropout, self.head = nn.Embedding(200, 32), nn.Dropout(0.2), nn.Linear(32, 4)
+
+    def forward(self, x):
+        return self.head(self.dropout(self.embed(x).sum(1)))
+
+
+train, test = DatasetIterator(rows[:640], 32), DatasetIterator(rows[640:], 32)
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+for epoch in range(8):
+    model.train()
+    for i, (x, y) in enumerate(train):
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        right = sum(int((model(x).argmax(1) == y).sum()) for x, y in test)
+    print(f"epoch {epoch} val acc {right / 160:.3f}")
+"""
+
+
+def test_a_class_that_iterates_over_batches_is_a_loader(tmp_path):
+    verdicts, printed, _ = guard(ITERATOR, tmp_path)
+    assert not [v for v in verdicts.values() if v.blocks], printed
+    assert verdicts["overfit"].verdict == verdicts["passes"].verdict == "pass", printed
+    broken = patched(ITERATOR, ("return torch.tensor([w for w, _ in part]), torch.tensor([k for _, k in part])",
+                                "return torch.tensor([w for w, _ in part]), torch.tensor([3 for _ in part])"))  # fmt: skip
+    verdicts, printed, _ = guard(broken, tmp_path, interventions=False)
+    assert verdicts["targets"].blocks, printed
