@@ -5,6 +5,7 @@ A loss is recorded as what is left of it above its least possible value, next to
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 import torch
@@ -74,6 +75,9 @@ class Fits:
             tensors = [(i, x) for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.dim()]
             place = next((i for i, x in tensors if x.numel() == target.numel() and same(x, target)), None)
             if place is None:
+                place = next((i for i, x in tensors if part(x, target)), None)
+                self.own |= place is not None and any(begins_like(g, leaves[place]) for g in given)
+            if place is None:
                 continue
             inputs = tuple(i for i, x in tensors if any(x.numel() == g.numel() and alike(x, g) for g in given))
             self.own |= place in inputs
@@ -132,7 +136,36 @@ def same(x: Tensor, y: Tensor) -> bool:
     """Return whether two tensors hold the same values, in whatever shape and type."""
     if address_of(x) == address_of(y):
         return True
-    return bool((to_double(x.detach().flatten()) == to_double(y.flatten())).all())
+    x, y = x.detach().flatten(), y.flatten()
+    if x.is_floating_point() and y.is_floating_point() and x.dtype != y.dtype:  # `batch.float()` of numpy's doubles
+        x = x.to(y.dtype)
+    return bool((to_double(x) == to_double(y)).all())
+
+
+def part(x: Tensor, target: Tensor) -> bool:
+    """Return whether a target is the beginning or the end of each row of an entry: the steps to be predicted, at the end of a
+    window, or the last of its columns."""
+    if (
+        x.dim() != target.dim()
+        or x.dim() < 2
+        or len(x) != len(target)
+        or not target.is_floating_point()
+        or x.shape == target.shape
+    ):
+        return False
+    if not x.is_floating_point() or any(t > n for t, n in zip(target.shape, x.shape, strict=True)):
+        return False
+    ways = [
+        [slice(0, t)] if t == n else [slice(n - t, n), slice(0, t)] for t, n in zip(target.shape, x.shape, strict=True)
+    ]
+    return any(same(x[where], target) for where in product(*ways)) and bool(target.std() > 0)
+
+
+def begins_like(given: Tensor, x: Tensor) -> bool:
+    """Return whether a model's input holds the first step of an entry's rows: the known steps before those to be predicted."""
+    if given.dim() != x.dim() or x.dim() < 3 or len(given) != len(x) or given.shape[2:] != x.shape[2:]:
+        return False
+    return bool(x[:, 0].std() > 0) and same(x[:, 0], given[:, 0])
 
 
 def alike(x: Tensor, given: Tensor) -> bool:

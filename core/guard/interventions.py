@@ -53,7 +53,7 @@ def unsuitable(facts: dict) -> str:
             return own_tokens
         fit = facts.get("fit") or {}
         if fit.get("own"):
-            return "the target is the model's own input: there are no other inputs to give"
+            return "the target, or the steps before it, are the model's own input: there are no other inputs to give"
         if fit and not fit["inputs"]:
             return "what the model gets is no entry of the batch: it was changed by the loop"
         if not fit:

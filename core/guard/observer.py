@@ -75,6 +75,8 @@ class Observer(Updates, Losses):
         self.inputs: dict[str, dict[int, Measures]] = {"train": {}, "eval": {}}  # of each model
         self.evaluated: dict[int, int] = {}
         self.grad_modes: list[tuple[int, int, bool]] = []
+        self.dropping: set[int] = set()  # roots within whose calls something was dropped
+        self.undecided: list[tuple] = []  # calls in eval mode with gradients: evaluations, if no backward() follows
         self.held: list[
             tuple[Any, Any, int, int]
         ] = []  # a state_dict, its module, the step, changes of its weights so far
@@ -235,6 +237,7 @@ class Observer(Updates, Losses):
         row = (id(module), module.training, drops, norms)
         if grad:
             self.grad_modes.append((self.steps, id(module), module.training))
+            self.perhaps_evaluation(row, out)
         else:
             self.gaps[-1].append(row)
             self.evaluated_with(module)

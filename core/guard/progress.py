@@ -165,8 +165,21 @@ def compare(trained: "Outcome", held: "Outcome") -> list[Row] | dict:
     if worse:
         return worse
     if not rows:
-        return skip("progress", "no printed score depends on the weights, or it is not finite")
+        return skip("progress", nothing(scored(series(trained.output)), scored(series(held.output))))
     return skip("progress", f"{'; '.join(map(str, rows[:3]))}: too early or too few values to say. {LONGER}")
+
+
+def nothing(ours: dict[str, Series], others: dict[str, Series]) -> str:
+    """Return why no score of two runs could be compared."""
+    both = [ours[k] for k in ours if k in others]
+    if not both and ours:
+        return (
+            f"the run without steps had not printed {next(iter(ours.values())).name} when its time was over. {LONGER}"
+        )
+    once = [s for s in both if len(s.values) == 1]
+    if once and len(once) == len(both):
+        return f"{once[0].name} was printed once before the time was over, and does not differ from untrained. {LONGER}"
+    return "no printed score depends on the weights, or it is not finite"
 
 
 def decides(row: Row, trained: dict, held: dict) -> bool:

@@ -38,7 +38,7 @@ OTHER = re.compile(
     r"neg|negative|minus|std|var|lr|time)(?:_|$)"
 )
 """Names of numbers that need not get better: of an opponent or a reference, the best so far, a spread."""
-HELD_OUT = re.compile(r"(?:^|_)(?:val|valid|validation|test|eval|evaluation|dev|held_?out|holdout)(?:_|$)")
+HELD_OUT = re.compile(r"(?:^|_)(?:vali?|valid|validation|test|eval|evaluation|dev|held_?out|holdout)(?:_|$)")
 
 
 @dataclass

@@ -25,7 +25,7 @@ class GCN(nn.Module):
         self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 2)
 
     def forward(self, x, adj):
-        x = F.relu(torch.spmm(adj, self.first(x)))
+        x = F.dropout(F.relu(torch.spmm(adj, self.first(x))), 0.2, training=self.training)
         return F.log_softmax(torch.spmm(adj, self.second(x)), dim=1)
 
 
@@ -37,13 +37,23 @@ for epoch in range(60):
     loss = F.nll_loss(model(x, adj)[:100], y[:100])
     loss.backward()
     optimizer.step()
+    model.eval()
+    out = model(x, adj)  # without no_grad()
+    print(f"acc_val: {(out[100:].argmax(1) == y[100:]).float().mean():.3f}")
 """
 
 
 def test_a_sparse_matrix_is_a_model_input_like_any_other(tmp_path):
     verdicts, printed, _ = guard(GRAPH, tmp_path, interventions=False)
-    assert verdicts["finite"].verdict == verdicts["dependency"].verdict == "pass", printed
+    assert verdicts["finite"].verdict == verdicts["dependency"].verdict == verdicts["modes"].verdict == "pass", printed
+    assert not [v for v in verdicts.values() if v.blocks], printed
     assert "the observer failed" not in printed
+
+
+def test_an_evaluation_with_gradients_after_which_train_is_missing(tmp_path):
+    broken = patched(GRAPH, ("for epoch in range(60):\n    model.train()", "model.train()\nfor epoch in range(60):"))
+    verdicts, printed, _ = guard(broken, tmp_path, interventions=False)
+    assert "trains on in eval mode" in verdicts["modes"].measured, printed
 
 
 TRACED = """
@@ -89,9 +99,11 @@ def test_an_error_of_the_observer_does_not_reach_the_script():
 
     seen = Fragile()
     covered = shield.Shield(seen)
-    assert covered.root(1) is None and covered.batch("pass", "rows") == "rows"
+    assert covered.root(1) is None
+    assert covered.batch("pass", "rows") == "rows"
     covered.busy = True
-    assert seen.busy and "root: NotImplementedError: no storage" in seen.notes[0]
+    assert seen.busy
+    assert "root: NotImplementedError: no storage" in seen.notes[0]
 
 
 CODE = """
