@@ -25,6 +25,8 @@ def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple
         row["n"], row["scored"] = flat.numel(), valid.numel()
         row["classes"] = input.shape[1] if input.dim() > 1 else input.shape[0]
         row["distinct"] = valid.unique().tolist()[:50] if valid.numel() else []
+        if row["classes"] == 2 and 0 <= ignore < 2:
+            row["one_left"] = ignore
         if row["classes"] <= 200:
             row["counts"] = torch.bincount(valid, minlength=row["classes"]).tolist()
         logits = input.movedim(1, -1).reshape(-1, row["classes"]) if input.dim() > 1 else input[None]

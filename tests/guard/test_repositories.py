@@ -234,3 +234,49 @@ def test_a_class_that_iterates_over_batches_is_a_loader(tmp_path):
                                 "return torch.tensor([w for w, _ in part]), torch.tensor([3 for _ in part])"))  # fmt: skip
     verdicts, printed, _ = guard(broken, tmp_path, interventions=False)
     assert verdicts["targets"].blocks, printed
+
+
+TWO_HEADS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 256
+
+    def __getitem__(self, i):
+        words = torch.randint(4, 60, (10,))
+        hidden = torch.rand(10) < 0.3
+        return words.masked_fill(hidden, 3), words.masked_fill(~hidden, 0), torch.randint(2, ())
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.word, self.pair = nn.Embedding(60, 16), nn.Linear(16, 60), nn.Linear(16, 2)
+
+    def forward(self, x):
+        h = self.embed(x)
+        return self.pair(h.mean(1)).log_softmax(-1), self.word(h).log_softmax(-1)
+
+
+model, criterion = Net(), nn.NLLLoss(ignore_index=0)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for x, hidden, follows in torch.utils.data.DataLoader(Rows(), 16, shuffle=True):
+    pair, word = model(x)
+    loss = nn.functional.nll_loss(pair, follows) + criterion(word.transpose(1, 2), hidden)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_loss_of_two_classes_that_ignores_one(tmp_path):
+    verdicts, printed, _ = guard(TWO_HEADS, tmp_path, interventions=False)
+    assert verdicts["targets"].verdict == "pass", printed
+    broken = patched(TWO_HEADS, ("nn.functional.nll_loss(pair, follows)", "criterion(pair, follows)"))
+    verdicts, printed, _ = guard(broken, tmp_path, interventions=False)
+    assert "ignores class 0" in verdicts["targets"].measured, printed
