@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from trainworthy.core.guard.batches import opened
 
 NAMES = re.compile(r"(?i)batch|data|load|iter|gen|sampl|stream|feed|epoch|pairs")
 PLAIN = {"staticmethod", "classmethod"}  # decorators that a generator of batches may have
@@ -72,7 +73,7 @@ class Streamed:
                 seen.draws != drawn
                 or seen.fetching
                 or bool(getattr(seen.evidence.credit, "where", None))
-                or not is_batch(batch)
+                or not is_batch(opened(batch))
             )
             if self._plain:
                 return batch

@@ -280,3 +280,49 @@ def test_a_loss_of_two_classes_that_ignores_one(tmp_path):
     broken = patched(TWO_HEADS, ("nn.functional.nll_loss(pair, follows)", "criterion(pair, follows)"))
     verdicts, printed, _ = guard(broken, tmp_path, interventions=False)
     assert "ignores class 0" in verdicts["targets"].measured, printed
+
+
+OBJECTS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+words = torch.randint(1, 40, (512, 8))
+rows = list(zip(words, (words % 2).sum(1)))
+
+
+class Batch:
+    def __init__(self, rows):
+        self.text = torch.stack([x for x, _ in rows])
+        self.mask = self.text != 0
+        self.label = torch.stack([y for _, y in rows])
+        self.source = "rows"
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(40, 32), nn.Linear(32, 9)
+
+    def forward(self, text, mask):
+        return self.head((self.embed(text) * mask[..., None]).sum(1))
+
+
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+for epoch in range(6):
+    for batch in torch.utils.data.DataLoader(rows, 32, shuffle=True, collate_fn=Batch):
+        loss = nn.functional.cross_entropy(model(batch.text, batch.mask), batch.label)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_a_batch_may_be_an_object_with_attributes(tmp_path):
+    verdicts, printed, _ = guard(OBJECTS, tmp_path)
+    assert not [v for v in verdicts.values() if v.blocks], printed
+    assert verdicts["overfit"].verdict == "pass", printed
+    broken = patched(OBJECTS, ("batch.mask), batch.label)", "batch.mask), batch.label.roll(1))"))
+    verdicts, printed, _ = guard(broken, tmp_path)
+    assert verdicts["targets"].blocks or verdicts["overfit"].blocks, printed
