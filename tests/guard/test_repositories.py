@@ -1,6 +1,8 @@
 """Shapes of popular public repositories: graphs with sparse matrices, traced models, codes that are returned with their samples,
 iterators of their own."""
 
+import os
+
 from trainworthy.core.guard import shield
 
 from tests.conftest import patched
@@ -326,3 +328,31 @@ def test_a_batch_may_be_an_object_with_attributes(tmp_path):
     broken = patched(OBJECTS, ("batch.mask), batch.label)", "batch.mask), batch.label.roll(1))"))
     verdicts, printed, _ = guard(broken, tmp_path)
     assert verdicts["targets"].blocks or verdicts["overfit"].blocks, printed
+
+
+TERMINAL = """
+import os
+import torch
+
+_, width = os.popen("stty size", "r").read().split()  # the progress bar of many scripts for CIFAR
+try:
+    input("continue?")
+except EOFError:
+    print("no answer, width", int(width))
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x, y in torch.utils.data.DataLoader([(torch.randn(4), i % 2) for i in range(64)], 8, shuffle=True):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_may_ask_for_the_size_of_its_terminal(tmp_path):
+    before, (_, screen) = os.dup(0), os.openpty()
+    try:
+        os.dup2(screen, 0)
+        verdicts, printed, _ = guard(TERMINAL, tmp_path, interventions=False)
+    finally:
+        os.dup2(before, 0)
+    assert verdicts["finite"].verdict == "pass", printed
