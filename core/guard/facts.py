@@ -324,6 +324,7 @@ def of(seen: Observer) -> dict[str, Any]:
         "neighbours": neighbours(seen.points),
         "said": getattr(seen.control, "said", []),
         "mixed": two_targets(rows),
+        "contrasted": bool(rows) and all(r.get("made") and not r.get("layer", False) for r in rows),
     }
 
 

@@ -38,6 +38,11 @@ def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple
         row["shift"] = shifts(flat, ignore, root)
         if input.dim() == 2 and 8 <= len(flat) < row["classes"] and torch.equal(flat.cpu(), torch.arange(len(flat))):
             row["first"] = float((input[:, 0] > input.float().quantile(0.9, dim=1)).float().mean())
+        row["made"] = (
+            target.dim() == 1
+            and len(flat) >= 8
+            and (bool((flat == flat[0]).all()) or torch.equal(flat.cpu(), torch.arange(len(flat))))
+        )
         row["masking"] = masking(tokens_of(*root) if root else None, flat, flat != ignore)
         weight = kwargs.get("weight")
         if isinstance(weight, Tensor) and weight.shape == (row["classes"],) and "counts" in row:

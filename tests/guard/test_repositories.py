@@ -356,3 +356,40 @@ def test_a_script_may_ask_for_the_size_of_its_terminal(tmp_path):
     finally:
         os.dup2(before, 0)
     assert verdicts["finite"].verdict == "pass", printed
+
+
+VIEWS = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+torch.manual_seed(0)
+rows = torch.randn(256, 12)
+
+
+def scores(z):
+    z = F.normalize(z, dim=1)
+    all_pairs, n = z @ z.t(), len(z)
+    same = torch.arange(n // 2).repeat(2)
+    same, alone = same[None] == same[:, None], torch.eye(n, dtype=torch.bool)
+    positive = all_pairs[same & ~alone].view(n, 1)
+    return torch.cat([positive, all_pairs[~same].view(n, -1)], 1) / 0.1, torch.zeros(n, dtype=torch.long)
+
+
+model = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 16))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+data = torch.utils.data.TensorDataset(rows, torch.zeros(256, dtype=torch.long))
+for epoch in range(20):
+    for x, _ in torch.utils.data.DataLoader(data, 32, shuffle=True):
+        views = torch.cat([x + 0.1 * torch.randn_like(x), x + 0.1 * torch.randn_like(x)])
+        loss = F.cross_entropy(*scores(model(views)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_views_of_eight_repeated_samples_cannot_be_told_apart(tmp_path):
+    verdicts, printed, _ = guard(VIEWS, tmp_path)
+    assert not [v for v in verdicts.values() if v.blocks], printed
+    assert "repeated" in verdicts["overfit"].reason, printed
