@@ -139,19 +139,24 @@ def has_step(file: str, line: int) -> bool:
     return any(tail(t) in calls - {""} for n in assigned for t in n.targets)
 
 
-def literal(one: Any) -> bool:
-    """Return whether the length of a scheduler is written as a number: then it was not computed from the length of a loader, of
-    which it may be a multiple by chance (200 epochs of 40 batches)."""
+def length_argument(one: Any) -> Any:
+    """Return what the script gives a scheduler as its length, as a syntax tree. A number (200 epochs of 40 batches) was not computed
+    from the length of a loader, of which it may be a multiple by chance."""
     file, line = one.place
     try:
         calls = [n for n in ast.walk(ast.parse(Path(file).read_text())) if isinstance(n, ast.Call)]
     except (OSError, SyntaxError, ValueError):
-        return False
+        return None
     for call in calls:
         if call.lineno <= line <= (call.end_lineno or 0) and tail(call.func) == type(one.it).__name__:
             named = [k.value for k in call.keywords if k.arg in ("T_max", "total_steps")]
-            return any(isinstance(x, ast.Constant) for x in named or call.args[1:2])
-    return False
+            return next(iter(named or call.args[1:2]), None)
+    return None
+
+
+def counts(given: Any) -> bool:
+    """Return whether a length is computed with `len()`, as that of a loader is."""
+    return given is not None and any(isinstance(n, ast.Call) and tail(n.func) == "len" for n in ast.walk(given))
 
 
 def tail(node: Any) -> str:
@@ -171,8 +176,12 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
     total = getattr(one.it, "total_steps", None) or getattr(one.it, "T_max", None)
     if not per_batch:
         slow = several and length >= 20 and len(one.at) in (len(train), len(train) - 1)
-        many = isinstance(total, int) and total >= 2 * length and total % length == 0 and total != seen.epochs
-        if slow and many and (total == seen.epochs * length or not literal(one)):
+        times = (
+            total // length if isinstance(total, int) and length and total % length == 0 and total != seen.epochs else 0
+        )
+        given = length_argument(one)
+        chance = isinstance(given, ast.Constant) and total != seen.epochs * length
+        if slow and not chance and (times >= 2 or (times == 1 and counts(given))):
             return finding(
                 "schedule",
                 f"{kind} of {total} steps is stepped once an epoch of {length} updates",

@@ -169,9 +169,10 @@ for epoch in range(0, 0 + 200):
 def test_a_number_of_epochs_may_be_a_multiple_of_the_length_of_an_epoch(tmp_path):
     verdicts, printed, _ = guard(PACE, tmp_path, interventions=False)
     assert not verdicts["schedule"].blocks, printed
-    broken = patched(PACE, ("T_max=200", "T_max=10 * len(loader)"))
-    verdicts, printed, _ = guard(broken, tmp_path, interventions=False)
-    assert verdicts["schedule"].blocks, printed
+    for length in ("10 * len(loader)", "len(loader)"):
+        broken = patched(PACE, ("T_max=200", f"T_max={length}"))
+        verdicts, printed, _ = guard(broken, tmp_path, interventions=False)
+        assert verdicts["schedule"].blocks, printed
 
 
 ITERATOR = """
