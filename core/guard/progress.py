@@ -125,9 +125,10 @@ def unsuitable(ended: "Outcome") -> str:
     if not record or record.get("error") or record["why"] == "it raised" or "progress" not in record:
         return "the script could not be followed"
     if not scored(series(ended.output)):
-        return (
-            "the script prints no score whose name says which way is better (accuracy, AUC, RMSE, return, val loss ...)"
+        when = (
+            "the script prints" if record["why"] == ENDED else f"until its time was over ({LONGER}) the script printed"
         )
+        return f"{when} no score whose name says which way is better (accuracy, AUC, RMSE, return, val loss ...)"
     if record["progress"]["from_file"]:
         return "the weights were loaded: a short training may make them worse for a while"
     return ""
