@@ -3,10 +3,10 @@ batches (`__iter__`): to a rehearsal each is a DataLoader."""
 
 import ast
 import functools
+import inspect
 import linecache
 import os
 import re
-import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -143,7 +143,7 @@ def stream(function: Any, seen: Any, in_for: set[str]) -> Any:
             # an iterator of its own: `return self`, or a generator; built-in ones (`iter(self.rows)`) iterate over anything
             if not isinstance(source, types.GeneratorType) and source is not args[0]:
                 return source
-            may_end = not CALLED.search(line_of(sys._getframe(1)))
+            may_end = not CALLED.search(line_of(inspect.currentframe()))
             return Streamed(source, loader, seen, lambda: may_end)
         if not isinstance(source, types.GeneratorType):
             return source
@@ -153,5 +153,5 @@ def stream(function: Any, seen: Any, in_for: set[str]) -> Any:
 
 
 def line_of(frame: Any) -> str:
-    """Return the line of code that a frame is at."""
-    return linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    """Return the line of code that called a function, by the function's frame."""
+    return linecache.getline(frame.f_back.f_code.co_filename, frame.f_back.f_lineno)

@@ -25,8 +25,7 @@ def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple
         row["n"], row["scored"] = flat.numel(), valid.numel()
         row["classes"] = input.shape[1] if input.dim() > 1 else input.shape[0]
         row["distinct"] = valid.unique().tolist()[:50] if valid.numel() else []
-        if row["classes"] == 2 and 0 <= ignore < 2:
-            row["one_left"] = ignore
+        row |= {"one_left": ignore} if row["classes"] == 2 and 0 <= ignore < 2 else {}
         if row["classes"] <= 200:
             row["counts"] = torch.bincount(valid, minlength=row["classes"]).tolist()
         logits = input.movedim(1, -1).reshape(-1, row["classes"]) if input.dim() > 1 else input[None]
@@ -38,11 +37,7 @@ def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple
         row["shift"] = shifts(flat, ignore, root)
         if input.dim() == 2 and 8 <= len(flat) < row["classes"] and torch.equal(flat.cpu(), torch.arange(len(flat))):
             row["first"] = float((input[:, 0] > input.float().quantile(0.9, dim=1)).float().mean())
-        row["made"] = (
-            target.dim() == 1
-            and len(flat) >= 8
-            and (bool((flat == flat[0]).all()) or torch.equal(flat.cpu(), torch.arange(len(flat))))
-        )
+        row["made"] = target.dim() == 1 and made_by_the_loop(flat)
         row["masking"] = masking(tokens_of(*root) if root else None, flat, flat != ignore)
         weight = kwargs.get("weight")
         if isinstance(weight, Tensor) and weight.shape == (row["classes"],) and "counts" in row:
@@ -75,6 +70,11 @@ def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple
         if isinstance(weight, Tensor) and target.shape[-1:] == weight.shape and target.dim() > 1:
             row["pos_weight"], row["positive"] = weight.tolist(), target.float().flatten(0, -2).mean(0).tolist()
     return row
+
+
+def made_by_the_loop(flat: Tensor) -> bool:
+    """Return whether targets are all the same, or count the rows: places of the positive in a contrastive loss."""
+    return len(flat) >= 8 and (bool((flat == flat[0]).all()) or torch.equal(flat.cpu(), torch.arange(len(flat))))
 
 
 def argument(module: torch.nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
