@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import _deregister_pytree_node, register_pytree_node, tree_leaves
 from trainworthy.core.guard.patches import undo_with
 
+LONG = 4096  # entries of an attribute that is no part of a batch
+
 
 class Shell:
     """What such a batch is without its values."""
@@ -63,8 +65,10 @@ def holds_tensors(x: Any) -> bool:
         "numpy",
     ):
         return False
-    found = [v for v in getattr(x, "__dict__", {}).values() if isinstance(v, Tensor) and v.dim()]
-    return len(found) > 1
+    held = list(getattr(x, "__dict__", {}).values())
+    if any(isinstance(v, (list, tuple, dict)) and len(v) > LONG for v in held):  # the whole data set
+        return False
+    return sum(isinstance(v, Tensor) and v.dim() > 0 for v in held) > 1
 
 
 def opened(batch: Any) -> Any:

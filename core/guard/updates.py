@@ -108,7 +108,7 @@ class Updates:
         evaluation without `no_grad()`."""
         if row[2]:
             self.dropping.add(row[0])
-        outs = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad][:8]
+        outs = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.grad_fn is not None][:8]
         if row[1] or self.control is None or not outs or len(self.undecided) >= UNDECIDED:
             return
         reached: list[bool] = []
