@@ -118,8 +118,7 @@ def sees_ahead(seen: Any) -> dict | None:
     """Check that a model whose targets are the next tokens does not see them."""
     if seen.shifted is None:
         return None
-    module, args, kwargs, target = seen.shifted
-    ids = tokens_of(module, args, kwargs)
+    module, args, kwargs, target, ids = seen.shifted
     if ids is None or target.numel() != ids.numel() or min(ids.shape) < 1:
         return None
     axis = next((k for k, (x, y) in enumerate(((ids.t(), target.view(ids.shape).t()), (ids, target.view(ids.shape))))

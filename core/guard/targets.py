@@ -22,7 +22,7 @@ def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple
         flat = target.flatten()
         ignore = kwargs.get("ignore_index", -100)
         valid = flat[flat != ignore]
-        row["n"], row["scored"] = flat.numel(), valid.numel()
+        row["n"], row["scored"], row["ignore"] = flat.numel(), valid.numel(), ignore
         row["classes"] = input.shape[1] if input.dim() > 1 else input.shape[0]
         row["distinct"] = valid.unique().tolist()[:50] if valid.numel() else []
         row |= {"one_left": ignore} if row["classes"] == 2 and 0 <= ignore < 2 else {}
@@ -167,6 +167,23 @@ def tokens_of(module: torch.nn.Module, args: tuple, kwargs: dict) -> Tensor | No
             and str(name).lower() not in GOALS
         ):
             return value
+    return None
+
+
+def decoder_tokens(flat: Tensor, ignore: int, module: torch.nn.Module, args: tuple, kwargs: dict) -> Tensor | None:
+    """Return what a decoder of a model with several inputs of tokens reads: those whose next ones are the targets."""
+    first = tokens_of(module, args, kwargs)
+    for x in (*args, *kwargs.values()):
+        if (
+            isinstance(x, Tensor)
+            and x is not first
+            and x.dtype == torch.int64
+            and x.dim() == 2
+            and x.numel() == flat.numel()
+        ):
+            y = flat.view(x.shape)
+            if min(x.shape) > 1 and (fits(x, y, 1, ignore) or fits(x.t(), y.t(), 1, ignore)):
+                return x
     return None
 
 

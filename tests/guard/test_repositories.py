@@ -394,3 +394,58 @@ def test_views_of_eight_repeated_samples_cannot_be_told_apart(tmp_path):
     verdicts, printed, _ = guard(VIEWS, tmp_path)
     assert not [v for v in verdicts.values() if v.blocks], printed
     assert "repeated" in verdicts["overfit"].reason, printed
+
+
+DECODER = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+source = torch.randint(3, 40, (400, 8))
+target = torch.cat([torch.full((400, 1), 1), source.flip(1), torch.full((400, 1), 2)], 1)
+
+
+class Translator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.place = nn.Embedding(40, 32), nn.Embedding(16, 32)
+        self.body = nn.Transformer(32, 2, 1, 1, 64, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(32, 40)
+
+    def read(self, x):
+        return self.embed(x) + self.place(torch.arange(x.shape[1]))
+
+    def forward(self, src_seq, trg_seq):
+        mask = nn.Transformer.generate_square_subsequent_mask(trg_seq.shape[1])
+        return self.head(self.body(self.read(src_seq), self.read(trg_seq), tgt_mask=mask))
+
+
+model = Translator()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+data = torch.utils.data.TensorDataset(source, target)
+for epoch in range(4):
+    for src, trg in torch.utils.data.DataLoader(data, 25, shuffle=True):
+        out = model(src, trg[:, :-1])
+        loss = nn.functional.cross_entropy(out.reshape(-1, 40), trg[:, 1:].reshape(-1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_a_decoder_must_not_see_the_tokens_that_follow(tmp_path):
+    verdicts, printed, _ = guard(DECODER, tmp_path, interventions=False)
+    assert not [v for v in verdicts.values() if v.blocks], printed
+    assert "only later tokens" in verdicts["dependency"].measured, printed
+    broken = patched(DECODER, ("tgt_mask=mask", "tgt_mask=None"))
+    verdicts, printed, _ = guard(broken, tmp_path, interventions=False)
+    assert verdicts["dependency"].blocks, printed
+    smoothed = (
+        "loss = nn.functional.cross_entropy(out.reshape(-1, 40), trg[:, 1:].reshape(-1))",
+        "gold, logs = trg[:, 1:].reshape(-1), out.reshape(-1, 40).log_softmax(1)\n"
+        "        smooth = torch.full_like(logs, 0.1 / 39).scatter(1, gold[:, None], 0.9)\n"
+        "        loss = -(smooth * logs).sum(1).mean()",
+    )
+    for source, wrong in ((DECODER, False), (broken, True)):
+        verdicts, printed, _ = guard(patched(source, smoothed), tmp_path, interventions=False)
+        assert verdicts["dependency"].blocks == wrong, printed
