@@ -4,6 +4,7 @@ iterators of their own."""
 import os
 
 from trainworthy.core.guard import shield
+from trainworthy.core.guard.readings import series
 
 from tests.conftest import patched
 from tests.guard.guarding import guard
@@ -449,3 +450,36 @@ def test_a_decoder_must_not_see_the_tokens_that_follow(tmp_path):
     for source, wrong in ((DECODER, False), (broken, True)):
         verdicts, printed, _ = guard(patched(source, smoothed), tmp_path, interventions=False)
         assert verdicts["dependency"].blocks == wrong, printed
+
+
+FOLDERS = """
+import os
+import tempfile
+import torch
+
+with tempfile.TemporaryDirectory() as folder:
+    os.mkdir(os.path.join(folder, "part"))
+os.makedirs("logs/old")
+open("logs/old/a", "w").close()
+os.remove("logs/old/a")
+os.rmdir("logs/old")
+assert not os.path.exists("logs/old")
+assert not os.path.exists(folder)
+print("mean squared error: [Errno 21]")
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x, y in torch.utils.data.DataLoader([(torch.randn(4), i % 2) for i in range(64)], 8, shuffle=True):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_may_remove_its_folders(tmp_path):
+    verdicts, printed, _ = guard(FOLDERS, tmp_path, interventions=False)
+    assert verdicts["finite"].verdict == "pass", printed
+
+
+def test_the_number_of_a_system_error_is_no_score():
+    found = series("IsADirectoryError: [Errno 21] Is a directory\nTest Loss: 0.5")
+    assert [s.values for s in found.values()] == [[0.5]]
