@@ -100,9 +100,13 @@ def modes(seen: Observer) -> dict:
     before = {i for s, i, mode in seen.grad_modes if mode and s < 3}
     first_eval = min((p.started for p in seen.passes if p.modes and not p.backwards and p.started), default=None)
     if first_eval is None:
-        first_eval = next((i for i, g in enumerate(seen.gaps) if i and evals and len(g) > 1), None)
+        each = bool(evals) and evals[0][0] == EACH
+        many = (
+            i for i, g in enumerate(seen.gaps) if i and evals and (len(g) > 1 or (each and any(not c[1] for c in g)))
+        )
+        first_eval = next(many, None)
     late = [(i, mode) for s, i, mode in seen.grad_modes if first_eval is not None and s > first_eval and i in before]
-    off = [i for i, mode in late if not mode and matters(seen.roots[i])]
+    off = [i for i, mode in late if not mode and matters(seen, i)]
     if late and len(off) > 0.9 * len(late):
         wrong.append("after the first evaluation the model trains on in eval mode")
         causes.append("model.train() is missing at the start of the epoch, or eval() is not undone")
@@ -115,7 +119,7 @@ def modes(seen: Observer) -> dict:
         return finding("modes", "; ".join(wrong), "\n".join(causes))
     if not evals:
         return skip("modes", "no evaluation was seen")
-    if not any(matters(m) for m in seen.roots.values()):
+    if not any(matters(seen, i) for i in seen.roots):
         return finding("modes", "no dropout and no batch norm: the mode makes no difference")
     return finding("modes", "train mode while training, eval mode in evaluation")
 
@@ -125,10 +129,11 @@ def drops(module: nn.Module) -> bool:
     return any((isinstance(m, DROPS) and m.p > 0) for m in module.modules())
 
 
-def matters(module: nn.Module) -> bool:
-    """Return whether its mode makes a difference."""
-    return any(
-        (isinstance(m, DROPS) and m.p > 0) or (isinstance(m, NORMS) and m.track_running_stats) for m in module.modules()
+def matters(seen: Observer, root: int) -> bool:
+    """Return whether a model's mode makes a difference: by its modules, or by F.dropout that was seen in its calls."""
+    return root in seen.dropping or any(
+        (isinstance(m, DROPS) and m.p > 0) or (isinstance(m, NORMS) and m.track_running_stats)
+        for m in seen.roots[root].modules()
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.guard.addresses import address_of
 
 CALLS = 400
 ENOUGH, SHARE = 8, 0.4  # critic's calls with other labels; with the same ones in its own step there may be as many
@@ -36,13 +37,13 @@ class Conditions:
             self._note((id(module), maker), own, theirs)
         elif theirs:
             scores = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.dim() == 2 and x.shape[1] > 1]
-            self.heads = {x.data_ptr(): (id(module), maker, theirs) for x in scores}
+            self.heads = {address_of(x): (id(module), maker, theirs) for x in scores}
         if not maker:
             self.given[id(module)] = own
 
     def loss(self, scores: Tensor, target: Tensor) -> None:
         """Note the targets of a class loss on a critic's scores."""
-        if (row := self.heads.pop(scores.data_ptr(), None)) is not None:
+        if (row := self.heads.pop(address_of(scores), None)) is not None:
             critic, maker, theirs = row
             self._note((critic, maker), labels((target,), {}), theirs)
 

@@ -232,7 +232,8 @@ class Control:
         first = self.kept.setdefault("train", batch)
         if signature(first) != signature(batch):  # a loader with other data
             first = self.kept.setdefault(source, batch)
-        out = same_eight(first, size_of(batch))
+        target = target_of(first, tree_flatten(first)[0], self.plan.target)
+        out = same_eight(first, size_of(batch), varied(first, target))
         if self.plan.name in ("others", "blank"):
             out = self._inputs(out)
         return out
@@ -282,19 +283,36 @@ def size_of(batch: Any) -> int:
     return max(set(lengths), key=lengths.count) if lengths else 0
 
 
-def same_eight(batch: Any, size: int) -> Any:
-    """Return the first eight samples of `batch`, repeated up to `size`."""
+def same_eight(batch: Any, size: int, rows: list[int] | None = None) -> Any:
+    """Return eight samples of `batch` (its first, or those in `rows`), repeated up to `size`."""
     leaves, spec = tree_flatten(batch)
     n = size_of(batch)
-    whole, _ = arrange(leaves, n, [k % min(EIGHT, n) for k in range(size)])
+    rows = rows or list(range(min(EIGHT, n)))
+    where = [rows[k % len(rows)] for k in range(size)]
+    whole, _ = arrange(leaves, n, where)
     for i, x in enumerate(leaves):
         if i in whole:
             continue
         if isinstance(x, Tensor) and x.dim() and len(x) == n:
-            leaves[i] = x[torch.arange(size, device=x.device) % min(EIGHT, n)]
+            leaves[i] = x[torch.tensor(where, device=x.device)]
         elif isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] == n:  # time first
-            leaves[i] = x[:, torch.arange(size, device=x.device) % min(EIGHT, n)]
+            leaves[i] = x[:, torch.tensor(where, device=x.device)]
     return tree_unflatten(leaves, spec)
+
+
+def varied(batch: Any, target: int | None) -> list[int] | None:
+    """Return eight rows whose targets are not all the same, if those of the first eight are: of rare positives a few are needed, or
+    there is nothing to learn. None: the first eight."""
+    leaves, n = tree_flatten(batch)[0], size_of(batch)
+    y = leaves[target] if target is not None and target < len(leaves) else None
+    if not isinstance(y, Tensor) or not y.dim() or len(y) != n or y.numel() != n or n <= EIGHT:
+        return None
+    y = y.detach().flatten()
+    other = (y != y[0]).nonzero().flatten().tolist()
+    if not other or other[0] < EIGHT:
+        return None
+    other = other[: EIGHT // 2]
+    return [*range(EIGHT - len(other)), *other]
 
 
 def target_of(batch: Any, leaves: list, told: int | None) -> int | None:

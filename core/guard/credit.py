@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.doubles import to_double
+from trainworthy.core.guard.addresses import address_of
 from trainworthy.core.guard.records import on_gradient
 
 STEPS, ROWS = 4096, 4096
@@ -119,7 +120,7 @@ class Credit:
         actions = value.flatten().tolist() if isinstance(value, Tensor) and not value.is_floating_point() else []
         if len(actions) == len(places):
             self.scored |= {p: float(a) for p, a in zip(places, actions, strict=True) if p and p not in self.scored}
-        home = x.data_ptr()
+        home = address_of(x)
 
         def weighed(grad: Tensor) -> None:
             weights = -grad.detach().reshape(len(places), -1).mean(1)
@@ -139,7 +140,7 @@ class Credit:
         """Note values: outputs of a model with one number for each observation."""
         if not self.where or len(self.values) > 64 or not given.dim() or len(given) < 16:
             return
-        home = given.data_ptr()
+        home = address_of(given)
         for y in tree_leaves(out):
             if isinstance(y, Tensor) and y.requires_grad and y.numel() == len(given):
                 found = to_double(y.detach().flatten())

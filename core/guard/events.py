@@ -23,6 +23,7 @@ from trainworthy.core.guard import drawn, functions, patches
 from trainworthy.core.guard.patches import imported_by_name
 from trainworthy.core.guard.patches import remove as remove
 from trainworthy.core.guard.patches import replace as replace
+from trainworthy.core.guard.shield import Shield, recorders
 
 _depth = threading.local()
 
@@ -33,6 +34,8 @@ def install(seen: Any, *, losses: bool = True) -> None:
         raise UserError(
             "torch is observed already", cause="trainworthy.watch() or check() inside a `with trainworthy.watch():`"
         )
+    seen = Shield(seen)
+    recorders(seen)
     _data(seen)
     _modules(seen)
     _gradients(seen)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.doubles import to_double
+from trainworthy.core.guard.addresses import address_of, home_of
 from trainworthy.core.guard.conditions import Conditions
 from trainworthy.core.guard.credit import Credit
 from trainworthy.core.guard.latent import Latent
@@ -93,7 +94,7 @@ class Evidence:
         """Note where the entries of a batch are."""
         leaves = tree_leaves(batch)
         self.batches.append([x for x in leaves if isinstance(x, Tensor)])
-        self.places.append({x.data_ptr(): i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.numel()})
+        self.places.append({address_of(x): i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.numel()})
         self.kept, self.current = [], self.batches[-1]
         self.sources = {at: i for places in self.places for at, i in places.items()}
 
@@ -122,8 +123,8 @@ class Evidence:
                 mark = fingerprint((args, kwargs))
                 self.called.add(mark)
                 on_gradient(first, lambda _: self.trained.append(mark))
-        if given.data_ptr() in self.sources and first.dim():
-            self.sources[first.data_ptr()] = self.sources[given.data_ptr()]
+        if address_of(given) in self.sources and first.dim():
+            self.sources[address_of(first)] = self.sources[address_of(given)]
             self.kept.append(first.detach())
         if len(seen.groups) > 1:
             if grad and first.requires_grad:
@@ -147,8 +148,8 @@ class Evidence:
     def _pull(self, module: nn.Module, given: Tensor, out: Tensor) -> int:
         """Watch in which direction a loss pulls a model's output. Return the model that made its input, if the gradient
         reaches that one."""
-        homes = {i: x.untyped_storage().data_ptr() for i, x in self.outputs.items() if i != id(module)}
-        maker = next((i for i, home in homes.items() if home == given.untyped_storage().data_ptr()), 0)
+        homes = {i: home_of(x) for i, x in self.outputs.items() if i != id(module)}
+        maker = next((i for i, home in homes.items() if home == home_of(given)), 0)
         attached = given.requires_grad
         if (attached and given.is_leaf) or (attached and not maker):  # a penalty's own point, or made by other code
             return 0
@@ -175,7 +176,7 @@ class Evidence:
     @harmless
     def compared(self, name: str, tensors: tuple, grad: bool) -> None:
         """Note which entries of the batch a loss function compares."""
-        found = tuple(self.sources.get(x.data_ptr(), -1) for x in tensors if isinstance(x, Tensor))
+        found = tuple(self.sources.get(address_of(x), -1) for x in tensors if isinstance(x, Tensor))
         if len(set(found)) == len(found) > 1 and min(found) >= 0:
             self.roles[grad].setdefault(name, Counter())[found] += 1
 
@@ -184,7 +185,7 @@ class Evidence:
         """Note a class loss: after the gradient of an input, the next one on the same targets shows what was made of it."""
         if self.attacked is not None and len(self.attacks) < 64:
             before, home, at = self.attacked
-            if home == target.data_ptr() and at == steps:
+            if home == address_of(target) and at == steps:
                 self.attacks.append((before, value))
         self.attacked = None
 

@@ -54,7 +54,7 @@ def targets(seen: Observer) -> dict:
         return finding("targets", *fault)
     if not rows:
         return binary_targets([r for r in seen.calls if "low" in r])
-    if fault := supervision.class_weights(rows) or supervision.masked_elsewhere(rows):
+    if fault := supervision.class_weights(rows) or supervision.masked_elsewhere(rows) or supervision.one_of_two(rows):
         return finding("targets", *fault)
     if fault := lost(rows, "calls of the loss") or shifted(rows, seen) or one_class(rows) or positive_first(rows):
         return finding("targets", *fault)
@@ -324,6 +324,7 @@ def of(seen: Observer) -> dict[str, Any]:
         "neighbours": neighbours(seen.points),
         "said": getattr(seen.control, "said", []),
         "mixed": two_targets(rows),
+        "contrasted": bool(rows) and all(r.get("made") and not r.get("layer", False) for r in rows),
     }
 
 

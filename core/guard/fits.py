@@ -5,6 +5,7 @@ A loss is recorded as what is left of it above its least possible value, next to
 
 from collections import Counter, deque
 from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.doubles import to_double
+from trainworthy.core.guard.addresses import address_of
 
 CALLS = 2000
 SEARCHED = 10**6  # entries of a target that is searched for among the batch's
@@ -62,7 +64,7 @@ class Fits:
             return
         self.places[place] += 1
         self.last, self.at = (self.last if self.at == step else {}), step
-        self.shared += self.last.setdefault(prediction.data_ptr(), place) != place
+        self.shared += self.last.setdefault(address_of(prediction), place) != place
         self.root = root if len(self.rows.get(name, ())) < 8 else self.root
         row = measure(name, prediction.detach(), target.detach(), out) | {"step": step}
         self.rows.setdefault(name, []).append(row)
@@ -72,6 +74,9 @@ class Fits:
         for leaves in reversed(self.batches):
             tensors = [(i, x) for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.dim()]
             place = next((i for i, x in tensors if x.numel() == target.numel() and same(x, target)), None)
+            if place is None:
+                place = next((i for i, x in tensors if part(x, target)), None)
+                self.own |= place is not None and any(begins_like(g, leaves[place]) for g in given)
             if place is None:
                 continue
             inputs = tuple(i for i, x in tensors if any(x.numel() == g.numel() and alike(x, g) for g in given))
@@ -129,9 +134,38 @@ def entropy(t: Tensor) -> Tensor:
 
 def same(x: Tensor, y: Tensor) -> bool:
     """Return whether two tensors hold the same values, in whatever shape and type."""
-    if x.data_ptr() == y.data_ptr():
+    if address_of(x) == address_of(y):
         return True
-    return bool((to_double(x.detach().flatten()) == to_double(y.flatten())).all())
+    x, y = x.detach().flatten(), y.flatten()
+    if x.is_floating_point() and y.is_floating_point() and x.dtype != y.dtype:  # `batch.float()` of numpy's doubles
+        x = x.to(y.dtype)
+    return bool((to_double(x) == to_double(y)).all())
+
+
+def part(x: Tensor, target: Tensor) -> bool:
+    """Return whether a target is the beginning or the end of each row of an entry: the steps to be predicted, at the end of a
+    window, or the last of its columns."""
+    if (
+        x.dim() != target.dim()
+        or x.dim() < 2
+        or len(x) != len(target)
+        or not target.is_floating_point()
+        or x.shape == target.shape
+    ):
+        return False
+    if not x.is_floating_point() or any(t > n for t, n in zip(target.shape, x.shape, strict=True)):
+        return False
+    ways = [
+        [slice(0, t)] if t == n else [slice(n - t, n), slice(0, t)] for t, n in zip(target.shape, x.shape, strict=True)
+    ]
+    return any(same(x[where], target) for where in product(*ways)) and bool(target.std() > 0)
+
+
+def begins_like(given: Tensor, x: Tensor) -> bool:
+    """Return whether a model's input holds the first step of an entry's rows: the known steps before those to be predicted."""
+    if given.dim() != x.dim() or x.dim() < 3 or len(given) != len(x) or given.shape[2:] != x.shape[2:]:
+        return False
+    return bool(x[:, 0].std() > 0) and same(x[:, 0], given[:, 0])
 
 
 def alike(x: Tensor, given: Tensor) -> bool:
@@ -169,9 +203,9 @@ def beside(out: Any, leaves: Iterable[Any], given: tuple) -> tuple[Tensor, Tenso
     found = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.is_floating_point() and x.dim()]
     if len(found) != 1 or found[0].numel() > 4096:
         return None
-    homes = {x.data_ptr() for x in tree_leaves(given) if isinstance(x, Tensor)}
+    homes = {address_of(x) for x in tree_leaves(given) if isinstance(x, Tensor)}
     fitting = [x for x in leaves if isinstance(x, Tensor) and x.is_floating_point() and x.numel() == found[0].numel()]
-    fitting = [x for x in fitting if x.data_ptr() not in homes and x.dim() and len(x) == len(found[0])]
+    fitting = [x for x in fitting if address_of(x) not in homes and x.dim() and len(x) == len(found[0])]
     return (found[0].detach(), fitting[0].detach()) if len(fitting) == 1 else None
 
 

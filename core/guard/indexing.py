@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.guard.addresses import address_of, home_of
 from trainworthy.core.guard.records import own_frames
 
 STEPS = 12  # optimiser steps that are read
@@ -59,11 +60,11 @@ class Indexed:
                 held |= {id(v): v for v in list(scope.values()) if type(v) is Tensor and plain(v)}
         long = [v for v in held.values() if ROWS <= len(v) <= MOST]
         got = [(g, r) for g in given if plain(g) for a in long if (r := self.rows(a, g)) is not None]
-        homes = {g.data_ptr() for g in given}
+        homes = {address_of(g) for g in given}
         rest = []
         for g, r in got[:1]:
             for t in held.values():
-                if len(t) == len(g) and t.data_ptr() not in homes:
+                if len(t) == len(g) and address_of(t) not in homes:
                     fit = [b for b in long if len(b) == len(r.data) and b is not r.data]
                     rest += [found for b in fit if (found := self.rows(b, t)) is not None]
         return [r for _, r in got], rest
@@ -117,7 +118,7 @@ def mismatched(got: list[Read], rest: list[Read]) -> tuple[Read, Read] | None:
     if len(got) != 1 or len(rest) != 1:
         return None
     a, b = got[0], rest[0]
-    if a.data.untyped_storage().data_ptr() == b.data.untyped_storage().data_ptr():
+    if home_of(a.data) == home_of(b.data):
         return None
     apart = (a.rows - b.rows)[(a.rows >= 0) & (b.rows >= 0)]  # a forecast reads later rows
     if len(apart.unique()) < 0.5 * len(apart) or float(apart.abs().double().median()) < 0.02 * len(a.data):

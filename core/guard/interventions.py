@@ -53,7 +53,7 @@ def unsuitable(facts: dict) -> str:
             return own_tokens
         fit = facts.get("fit") or {}
         if fit.get("own"):
-            return "the target is the model's own input: there are no other inputs to give"
+            return "the target, or the steps before it, are the model's own input: there are no other inputs to give"
         if fit and not fit["inputs"]:
             return "what the model gets is no entry of the batch: it was changed by the loop"
         if not fit:
@@ -87,6 +87,10 @@ def overfit(own: dict, others: dict) -> dict:
         return finding("overfit", told, own=a[:500], others=b[:500])
     if n < FEW:
         return skip("overfit", f"{told}: {n} steps are too few to say")
+    if own.get("contrasted"):
+        return skip(
+            "overfit", f"{told}: samples are compared with each other, and eight that are repeated cannot be told apart"
+        )
     if own.get("forced"):
         return skip("overfit", f"{told}: the decoder gets the targets so far, and can memorise them without the input")
     if own.get("mixed") and end < 0.95 * blind:

@@ -37,14 +37,20 @@ class Latent:
             return
         self.looks += 1
         total = torch.autograd.grad(loss, outputs, retain_graph=True, allow_unused=True)
-        for mean, spread in permutations(range(len(outputs)), 2):
+        made = [makers(i, outputs) for i in range(len(outputs))]
+        first = [
+            i for i in range(len(outputs)) if not made[i]
+        ]  # a sample drawn from mean and variance is neither of them
+        for mean, spread in permutations(first, 2):
             if outputs[mean].shape != outputs[spread].shape or total[mean] is None or total[spread] is None:
                 continue
             rest = [i for i in range(len(outputs)) if i not in (mean, spread) and total[i] is not None]
             pair = [outputs[mean], outputs[spread]]
+            # the gradient of a returned sample contains that of the reconstruction made from it
+            ways = [i for i in rest if not made[i] & set(rest)]
             through = torch.autograd.grad(
-                [outputs[i] for i in rest], pair, [total[i] for i in rest], retain_graph=True, allow_unused=True
-            ) if rest else (None, None)  # fmt: skip
+                [outputs[i] for i in ways], pair, [total[i] for i in ways], retain_graph=True, allow_unused=True
+            ) if ways else (None, None)  # fmt: skip
             if through[0] is None or through[1] is None:
                 continue
             with torch.no_grad():
@@ -65,6 +71,13 @@ class Latent:
         bound = grad * made * (1 - made) * made.numel() / weight  # p - x, if the weight is that of a mean
         x = made - bound
         return bool(((x > -0.01) & (x < 1.01)).float().mean() > 0.99) and float(bound.abs().mean()) > 0.01
+
+
+def makers(i: int, outputs: list[Tensor]) -> set[int]:
+    """Return which of the other outputs an output was computed from."""
+    others = [k for k in range(len(outputs)) if k != i]
+    found = torch.autograd.grad(outputs[i].sum(), [outputs[k] for k in others], retain_graph=True, allow_unused=True)
+    return {k for k, grad in zip(others, found, strict=True) if grad is not None}
 
 
 def compare(mean: Tensor, spread: Tensor, by_mean: Tensor, by_spread: Tensor) -> str:

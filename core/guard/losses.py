@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.guard.addresses import address_of, home_of
 from trainworthy.core.guard.fits import BINARY
 from trainworthy.core.guard.functions import COMPARED
-from trainworthy.core.guard.records import CLOSE, current, point
-from trainworthy.core.guard.targets import describe, forced, of_a_layer, tokens_of
+from trainworthy.core.guard.records import CLOSE, current, on_gradient, point
+from trainworthy.core.guard.targets import decoder_tokens, describe, forced, of_a_layer, tokens_of
 
 
 class Losses:
@@ -60,11 +61,16 @@ class Losses:
             self.evidence.scored(row["nll"], target, self.steps)
             if row.get("masking"):
                 self.masked = self.last_root
-            row["scores"] = input.data_ptr()
-            row["home"], row["rows"] = target.data_ptr(), len(target) if target.dim() else 1
+            row["scores"] = address_of(input)
+            row["home"], row["rows"] = address_of(target), len(target) if target.dim() else 1
             if 1 in (row.get("shift") or ()):
-                self.shifted = (*self.last_root, target.detach().flatten())
+                self.shifted = (*self.last_root, target.detach().flatten(), tokens_of(*self.last_root))
                 self.evidence.read(tokens_of(*self.last_root), target.detach())
+            elif (
+                self.shifted is None
+                and (ids := decoder_tokens(target.flatten(), row["ignore"], *self.last_root)) is not None
+            ):
+                self.shifted = (*self.last_root, target.detach().flatten(), ids)
             elif row.get("shift") == [0] and self.copied is None:
                 self.copied = self.last_root
             elif target.dim() == 1 and len(self.calls) <= CLOSE:
@@ -77,9 +83,23 @@ class Losses:
     def log_softmax(self, out: Any) -> None:
         """Logarithms of probabilities were computed, outside of a loss function."""
         if isinstance(out, Tensor) and out.dim() == 2 and out.requires_grad and self.last_root is not None:
-            again, self._soft = (id(out), out.data_ptr()) == self._soft, (id(out), out.data_ptr())
+            again, self._soft = (id(out), address_of(out)) == self._soft, (id(out), address_of(out))
             if not again:  # the function calls the method
                 self.evidence.softened(out, self.last_root)
+                self._by_gradient(out, self.last_root)
+
+    def _by_gradient(self, logs: Tensor, root: tuple) -> None:
+        """A cross-entropy that is written by hand (label smoothing) has its targets where its gradient is lowest."""
+        if self.shifted is not None or self.control is None or self.steps >= CLOSE:
+            return
+
+        def derived(grad: Tensor) -> None:
+            flat = torch.where(grad.abs().sum(1) > 0, grad.argmin(1), -100)
+            ids = decoder_tokens(flat, -100, *root)
+            if ids is not None and self.shifted is None:
+                self.shifted = (*root, flat, ids)
+
+        on_gradient(logs, derived)
 
     def log_prob(self, out: Any, value: Any) -> None:
         """A distribution's log-probability was taken."""
@@ -119,10 +139,10 @@ class Losses:
             self.evidence.input_gradient(row["nll"], row["home"], self.steps)
 
     def _place(self, target: Tensor) -> None:
-        home = target.untyped_storage().data_ptr()
+        home = home_of(target)
         for batch in reversed(self.recent[-1].recent if self.recent else ()):
             for i, x in enumerate(tree_leaves(batch)):
-                if isinstance(x, Tensor) and x.untyped_storage().data_ptr() == home:
+                if isinstance(x, Tensor) and home_of(x) == home:
                     self.places[i] = self.places.get(i, 0) + 1
                     return
 

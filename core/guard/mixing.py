@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from trainworthy.core.base.doubles import to_double
+from trainworthy.core.guard.addresses import address_of
 from trainworthy.core.guard.records import on_gradient
 
 CALLS, ENOUGH, CLOSE_TO = 200, 12, 1e-3
@@ -44,7 +45,7 @@ class Mixing:
         ):
             return
         inputs = [x for batch in batches for x in batch if x.shape == given.shape and x.is_floating_point()]
-        if not inputs or any(x.data_ptr() == given.data_ptr() for x in inputs):  # nothing is mixed
+        if not inputs or any(address_of(x) == address_of(given) for x in inputs):  # nothing is mixed
             return
         self.outputs += 1
         last, kept = list(batches), out.detach()
@@ -63,7 +64,7 @@ class Mixing:
         if (
             self.outputs >= LOOKS
             or not 2 < out.shape[1] <= 1000
-            or any(x.data_ptr() == given.data_ptr() for x in inputs)
+            or any(address_of(x) == address_of(given) for x in inputs)
         ):
             return
         self.outputs += 1
@@ -90,7 +91,7 @@ class Mixing:
             or logits.dim() != 2
         ):
             return
-        one = self.last = Term(logits.data_ptr(), target.detach())
+        one = self.last = Term(address_of(logits), target.detach())
         other = before if before is not None and before.place == one.place else None
 
         def weighed(grad: Tensor, one: Term = one) -> None:

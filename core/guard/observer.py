@@ -14,6 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 from trainworthy.core.guard import events
+from trainworthy.core.guard.addresses import address_of
 from trainworthy.core.guard.batches import opened
 from trainworthy.core.guard.collapse import Collapse
 from trainworthy.core.guard.drawn import Drawn
@@ -74,6 +75,8 @@ class Observer(Updates, Losses):
         self.inputs: dict[str, dict[int, Measures]] = {"train": {}, "eval": {}}  # of each model
         self.evaluated: dict[int, int] = {}
         self.grad_modes: list[tuple[int, int, bool]] = []
+        self.dropping: set[int] = set()  # roots within whose calls something was dropped
+        self.undecided: list[tuple] = []  # calls in eval mode with gradients: evaluations, if no backward() follows
         self.held: list[
             tuple[Any, Any, int, int]
         ] = []  # a state_dict, its module, the step, changes of its weights so far
@@ -234,6 +237,7 @@ class Observer(Updates, Losses):
         row = (id(module), module.training, drops, norms)
         if grad:
             self.grad_modes.append((self.steps, id(module), module.training))
+            self.perhaps_evaluation(row, out)
         else:
             self.gaps[-1].append(row)
             self.evaluated_with(module)
@@ -363,8 +367,8 @@ class Observer(Updates, Losses):
 
     def before_load(self, module: nn.Module, state: Any) -> None:
         if self.steps and isinstance(state, dict):
-            own = {k: v.data_ptr() for k, v in module.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
-            same = [k for k, v in state.items() if isinstance(v, Tensor) and v.numel() and own.get(k) == v.data_ptr()]
+            own = {k: address_of(v) for k, v in module.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
+            same = [k for k, v in state.items() if isinstance(v, Tensor) and v.numel() and own.get(k) == address_of(v)]
             self.self_loads += bool(own) and len(same) == len(own)
 
     def load(self, module: nn.Module, state: Any, out: Any) -> None:
@@ -390,7 +394,7 @@ def kept_by_reference(seen: Observer) -> int | None:
             continue
         if changes(module) == then:  # another model trains (clients of one server)
             continue
-        own = {p.data_ptr() for p in (*module.parameters(), *module.buffers())}
-        if all(v.data_ptr() in own for v in kept.values() if isinstance(v, Tensor) and v.numel()):
+        own = {address_of(p) for p in (*module.parameters(), *module.buffers())}
+        if all(address_of(v) in own for v in kept.values() if isinstance(v, Tensor) and v.numel()):
             return step
     return None

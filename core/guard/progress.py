@@ -125,9 +125,10 @@ def unsuitable(ended: "Outcome") -> str:
     if not record or record.get("error") or record["why"] == "it raised" or "progress" not in record:
         return "the script could not be followed"
     if not scored(series(ended.output)):
-        return (
-            "the script prints no score whose name says which way is better (accuracy, AUC, RMSE, return, val loss ...)"
+        when = (
+            "the script prints" if record["why"] == ENDED else f"until its time was over ({LONGER}) the script printed"
         )
+        return f"{when} no score whose name says which way is better (accuracy, AUC, RMSE, return, val loss ...)"
     if record["progress"]["from_file"]:
         return "the weights were loaded: a short training may make them worse for a while"
     return ""
@@ -165,8 +166,21 @@ def compare(trained: "Outcome", held: "Outcome") -> list[Row] | dict:
     if worse:
         return worse
     if not rows:
-        return skip("progress", "no printed score depends on the weights, or it is not finite")
+        return skip("progress", nothing(scored(series(trained.output)), scored(series(held.output))))
     return skip("progress", f"{'; '.join(map(str, rows[:3]))}: too early or too few values to say. {LONGER}")
+
+
+def nothing(ours: dict[str, Series], others: dict[str, Series]) -> str:
+    """Return why no score of two runs could be compared."""
+    both = [ours[k] for k in ours if k in others]
+    if not both and ours:
+        return (
+            f"the run without steps had not printed {next(iter(ours.values())).name} when its time was over. {LONGER}"
+        )
+    once = [s for s in both if len(s.values) == 1]
+    if once and len(once) == len(both):
+        return f"{once[0].name} was printed once before the time was over, and does not differ from untrained. {LONGER}"
+    return "no printed score depends on the weights, or it is not finite"
 
 
 def decides(row: Row, trained: dict, held: dict) -> bool:

@@ -38,7 +38,7 @@ OTHER = re.compile(
     r"neg|negative|minus|std|var|lr|time)(?:_|$)"
 )
 """Names of numbers that need not get better: of an opponent or a reference, the best so far, a spread."""
-HELD_OUT = re.compile(r"(?:^|_)(?:val|valid|validation|test|eval|evaluation|dev|held_?out|holdout)(?:_|$)")
+HELD_OUT = re.compile(r"(?:^|_)(?:vali?|valid|validation|test|eval|evaluation|dev|held_?out|holdout)(?:_|$)")
 
 
 @dataclass
@@ -57,7 +57,7 @@ def series(output: str) -> dict[str, Series]:
     """Return the numbers under a known name by the text before them in their line, its digits left out."""
     found: dict[str, Series] = {}
     for line in output.splitlines():
-        if "%|" in line:  # a progress bar ("Map: 40%|")
+        if "%|" in line or "Errno" in line:  # a progress bar ("Map: 40%|"), an error of the system and its number
             continue
         end, skipped = 0, -1
         for number in NUMBER.finditer(line[:2000]):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
+from trainworthy.core.guard.addresses import home_of
 
 CLOSE = 8  # backward passes, steps and calls of each phase that are measured in detail
 NORMS = (nn.modules.batchnorm._BatchNorm,)
@@ -275,10 +276,10 @@ def class_target(batch: Any, out: Any) -> Tensor | None:
 def used(batches: deque, given: tuple) -> Any:
     """Return the batch whose tensors a model was called with; None if it used none of them unchanged."""
     tensors = [x for x in tree_leaves(given) if isinstance(x, Tensor)]
-    homes = {x.untyped_storage().data_ptr() for x in tensors}
+    homes = {home_of(x) for x in tensors}
     for batch in reversed(batches):
         for x in tree_leaves(batch):
-            if isinstance(x, Tensor) and x.untyped_storage().data_ptr() in homes:
+            if isinstance(x, Tensor) and home_of(x) in homes:
                 return batch
     for batch in reversed(batches):  # a copy, on another device or of another type
         for x in tree_leaves(batch):

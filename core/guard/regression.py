@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.correlation import spearman
 from trainworthy.core.base.doubles import to_double
+from trainworthy.core.guard.addresses import address_of
 
 PAIRS = 24
 
@@ -63,7 +64,7 @@ class Regression:
     def _drawn(self, target: Tensor) -> bool:
         """Return whether a target is noise itself, and not computed from it."""
         found = [x for ref in self.draws if (x := ref()) is not None]
-        return any(x.data_ptr() == target.data_ptr() and x.shape == target.shape for x in found)
+        return any(address_of(x) == address_of(target) and x.shape == target.shape for x in found)
 
     def _leak(self, given: list[Tensor], target: Tensor) -> None:
         """Note a target that is one of its own inputs."""

@@ -4,10 +4,12 @@ Children are forked from a process that has imported torch and run nothing, so a
 time.
 """
 
+import fcntl
 import json
 import os
 import signal
 import sys
+import termios
 import time
 import traceback
 from dataclasses import dataclass, field
@@ -85,7 +87,7 @@ def start(target: Target, plan: Any, folder: Path, below: Path | None = None) ->
     try:
         os.setsid()
         out = os.open(folder / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        quiet = os.open(os.devnull, os.O_RDONLY)
+        quiet = silence()
         os.dup2(out, 1), os.dup2(out, 2), os.dup2(quiet, 0)
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  whatever the parent has put there
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
@@ -101,6 +103,17 @@ def start(target: Target, plan: Any, folder: Path, below: Path | None = None) ->
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def silence() -> int:
+    """Return the script's standard input: one that is at its end. Where the guard was started in a terminal, it is a terminal of its
+    size, because some scripts ask for that (`stty size`)."""
+    if not os.isatty(0):
+        return os.open(os.devnull, os.O_RDONLY)
+    keys, screen = os.openpty()
+    fcntl.ioctl(screen, termios.TIOCSWINSZ, fcntl.ioctl(0, termios.TIOCGWINSZ, b"\0" * 8))
+    os.write(keys, b"\x04" * 64)  # the end of the input, as often as it is read
+    return screen
 
 
 def wait(pid: int, folder: Path, *, load: float, limit: float, say: Any = None) -> Outcome:

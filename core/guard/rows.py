@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from trainworthy.core.base.modes import in_mode
+from trainworthy.core.guard.addresses import home_of
 from trainworthy.core.guard.records import NORMS, bare
 
 LOOKS, ENOUGH = 16, 4  # model calls whose inputs are read; of these, how many must agree
@@ -51,13 +52,13 @@ def crossing(g: Tensor, x: Tensor) -> str:
     n, home = len(x), x if g._base is None else g._base
     if not x.is_contiguous() or g.shape == x.shape or g.numel() > MOST or n not in g.shape[:2]:
         return ""
-    if home.untyped_storage().data_ptr() != x.untyped_storage().data_ptr():  # the batch was copied to a device
+    if home_of(home) != home_of(x):  # the batch was copied to a device
         if g._base is None or home.shape != x.shape or home.dtype != x.dtype or not home.is_contiguous():
             return ""
         if not torch.equal(home.cpu(), x.cpu()):
             return ""
         x = home
-    elif g.untyped_storage().data_ptr() != x.untyped_storage().data_ptr():
+    elif home_of(g) != home_of(x):
         return ""
     if len(g) == n and g.stride(0) == x.stride(0):
         wide = [[k for k in y.shape if k > 1] for y in (g, x)]

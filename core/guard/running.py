@@ -9,7 +9,7 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
 from typing import Any
 
-from trainworthy.core.guard.streams import generates, looped, stream
+from trainworthy.core.guard.streams import generates, iterations, looped, stream
 from trainworthy.core.guard.target import Target
 
 
@@ -19,12 +19,12 @@ def run(target: Target, seen: Any, control: Any) -> None:
     builtins.__trainworthy_batches__ = lambda function: batches(function, seen, control)
     builtins.__trainworthy_stream__ = lambda function: stream(function, seen, in_for)
     code = marked(target.path.read_bytes(), str(target.path), target.batches, in_for)
-    own, get_code = str(target.path.parent), SourceFileLoader.get_code
+    own, get_code = (f"{target.path.parent}/", f"{os.getcwd()}/"), SourceFileLoader.get_code
 
     def imported(self: SourceFileLoader, name: str) -> Any:
-        """Modules beside the script may hold its batch function; compiled files would not be marked."""
+        """Modules beside the script, and below the working directory, may hold its batch function; compiled files would not be marked."""
         path = self.get_filename(name)
-        if path.startswith(own) and "site-packages" not in path:
+        if path.startswith(own) and "site-packages" not in path and not name.startswith("trainworthy"):
             return marked(self.get_data(path), path, target.batches, in_for)
         return get_code(self, name)
 
@@ -48,9 +48,10 @@ def marked(source: bytes, path: str, names: tuple[str, ...], in_for: set[str]) -
     """The code of a file, its batch functions and generators decorated. `in_for`: gets the functions that `for` iterates over."""
     tree = ast.parse(source, path)
     in_for |= looped(tree)
+    own = iterations(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and (generates(node) or node.name in names):
-            mark = "__trainworthy_stream__" if generates(node) else "__trainworthy_batches__"
+        if isinstance(node, ast.FunctionDef) and (node in own or generates(node) or node.name in names):
+            mark = "__trainworthy_stream__" if node in own or generates(node) else "__trainworthy_batches__"
             node.decorator_list.append(ast.copy_location(ast.Name(mark, ast.Load()), node))
     return compile(ast.fix_missing_locations(tree), path, "exec")
 

@@ -174,17 +174,20 @@ class Sandbox:
                 raise FileExistsError(17, "File exists", os.fspath(path))
             return mkdir(self.writing(path), mode)
 
-        def removed(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> None:
-            copy = self.inside(path)
-            if dir_fd is not None or copy is None:
-                return remove(path, dir_fd=dir_fd)
-            found = self.there(copy)
-            if copy in self.gone or not (found or self.there(self.virtual(path))):
-                raise FileNotFoundError(2, "No such file or directory", os.fspath(path))
-            if found:
-                remove(copy)
-            self.gone.add(copy)
-            return None
+        def removing(remove: Callable) -> Callable:
+            def removed(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> None:
+                copy = self.inside(path)
+                if dir_fd is not None or copy is None:
+                    return remove(path, dir_fd=dir_fd)
+                found = self.there(copy)
+                if copy in self.gone or not (found or self.there(self.virtual(path))):
+                    raise FileNotFoundError(2, "No such file or directory", os.fspath(path))
+                if found:
+                    remove(copy)
+                self.gone.add(copy)
+                return None
+
+            return removed
 
         def whole(path: Any, *args: Any, **kwargs: Any) -> None:
             copy = self.inside(path)
@@ -202,9 +205,9 @@ class Sandbox:
             self.moved = True
 
         os.chdir, os.getcwd = moved, lambda: getcwd().removeprefix(self.scratch) or "/"
-        remove = os.remove
         os.mkdir, shutil.rmtree = made, whole
-        os.remove = os.unlink = os.rmdir = removed
+        os.remove = os.unlink = removing(os.remove)
+        os.rmdir = removing(os.rmdir)
         for name in ("rename", "replace", "link", "symlink"):
             setattr(os, name, self._pair(getattr(os, name), moves=name in ("rename", "replace")))
 

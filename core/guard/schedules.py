@@ -130,9 +130,6 @@ def has_step(file: str, line: int) -> bool:
     except (OSError, SyntaxError, ValueError):
         return False
 
-    def tail(node: Any) -> str:
-        return getattr(node, "attr", getattr(node, "id", ""))
-
     assigned = [n for n in nodes if isinstance(n, ast.Assign) and n.lineno <= line <= (n.end_lineno or 0)]
     calls = {
         tail(n.func.value)
@@ -140,6 +137,31 @@ def has_step(file: str, line: int) -> bool:
         if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "step"
     }
     return any(tail(t) in calls - {""} for n in assigned for t in n.targets)
+
+
+def length_argument(one: Any) -> Any:
+    """Return what the script gives a scheduler as its length, as a syntax tree. A number (200 epochs of 40 batches) was not computed
+    from the length of a loader, of which it may be a multiple by chance."""
+    file, line = one.place
+    try:
+        calls = [n for n in ast.walk(ast.parse(Path(file).read_text())) if isinstance(n, ast.Call)]
+    except (OSError, SyntaxError, ValueError):
+        return None
+    for call in calls:
+        if call.lineno <= line <= (call.end_lineno or 0) and tail(call.func) == type(one.it).__name__:
+            named = [k.value for k in call.keywords if k.arg in ("T_max", "total_steps")]
+            return next(iter(named or call.args[1:2]), None)
+    return None
+
+
+def counts(given: Any) -> bool:
+    """Return whether a length is computed with `len()`, as that of a loader is."""
+    return given is not None and any(isinstance(n, ast.Call) and tail(n.func) == "len" for n in ast.walk(given))
+
+
+def tail(node: Any) -> str:
+    """Return the last part of a name: `b` of `a.b`."""
+    return getattr(node, "attr", getattr(node, "id", ""))
 
 
 def owner(seen: Observer, one: Any) -> Any:
@@ -154,7 +176,12 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
     total = getattr(one.it, "total_steps", None) or getattr(one.it, "T_max", None)
     if not per_batch:
         slow = several and length >= 20 and len(one.at) in (len(train), len(train) - 1)
-        if slow and isinstance(total, int) and total >= 2 * length and total % length == 0:
+        times = (
+            total // length if isinstance(total, int) and length and total % length == 0 and total != seen.epochs else 0
+        )
+        given = length_argument(one)
+        chance = isinstance(given, ast.Constant) and total != seen.epochs * length
+        if slow and not chance and (times >= 2 or (times == 1 and counts(given))):
             return finding(
                 "schedule",
                 f"{kind} of {total} steps is stepped once an epoch of {length} updates",

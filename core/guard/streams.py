@@ -1,7 +1,10 @@
-"""Generators of a script that yield batches (`def data_iter(x, y): ... yield x[i], y[i]`): to a rehearsal each is a DataLoader."""
+"""Generators of a script that yield batches (`def data_iter(x, y): ... yield x[i], y[i]`), and classes of its own that iterate over
+batches (`__iter__`): to a rehearsal each is a DataLoader."""
 
 import ast
 import functools
+import inspect
+import linecache
 import os
 import re
 import types
@@ -13,9 +16,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from trainworthy.core.guard.batches import opened
 
 NAMES = re.compile(r"(?i)batch|data|load|iter|gen|sampl|stream|feed|epoch|pairs")
 PLAIN = {"staticmethod", "classmethod"}  # decorators that a generator of batches may have
+CALLED = re.compile(
+    r"\biter\("
+)  # a line that takes an iterator itself calls next(), which does not expect an early end
+PLACES = (int, bool, float, type(None))  # types of an iterator's attributes that say how far it has come
 
 
 class Generated(IterableDataset):
@@ -26,12 +34,13 @@ class Generated(IterableDataset):
 
 
 class Streamed:
-    """A generator whose batches pass through the observer; what it yields else is left as it is."""
+    """A generator or iterator whose batches pass through the observer; what it yields else is left as it is."""
 
-    def __init__(self, source: types.GeneratorType, loader: DataLoader, seen: Any, may_end: Callable[[], bool]):
+    def __init__(self, source: Any, loader: DataLoader, seen: Any, may_end: Callable[[], bool]):
         self._source, self._loader, self._seen, self._may_end = source, loader, seen, may_end
         self._pass: Any = None
         self._plain = False
+        self._counters = {k: v for k, v in getattr(source, "__dict__", {}).items() if type(v) in PLACES}
 
     def __iter__(self) -> "Streamed":
         return self
@@ -44,7 +53,11 @@ class Streamed:
         if self._plain:
             return next(self._source)
         if one is not None and self._may_end() and seen.cut(one):
-            self._source.close()
+            if isinstance(self._source, types.GeneratorType):
+                self._source.close()
+            vars(self._source).update(
+                self._counters
+            ) if self._counters else None  # the next pass begins at the beginning
             raise StopIteration
         drawn = seen.draws
         try:
@@ -60,7 +73,7 @@ class Streamed:
                 seen.draws != drawn
                 or seen.fetching
                 or bool(getattr(seen.evidence.credit, "where", None))
-                or not is_batch(batch)
+                or not is_batch(opened(batch))
             )
             if self._plain:
                 return batch
@@ -104,6 +117,12 @@ def generates(node: ast.FunctionDef) -> bool:
     return False
 
 
+def iterations(tree: ast.AST) -> set[ast.FunctionDef]:
+    """Return the methods `__iter__` of the file's classes: some classes iterate over batches without a DataLoader."""
+    bodies = [n.body for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and NAMES.search(n.name)]
+    return {n for body in bodies for n in body if isinstance(n, ast.FunctionDef) and n.name == "__iter__"}
+
+
 def looped(tree: ast.AST) -> set[str]:
     """Return the names of functions that `for` iterates over: these passes may end early, which `next()` would not expect."""
     loops = [n.iter for n in ast.walk(tree) if isinstance(n, (ast.For, ast.comprehension))]
@@ -112,14 +131,27 @@ def looped(tree: ast.AST) -> set[str]:
 
 
 def stream(function: Any, seen: Any, in_for: set[str]) -> Any:
-    """Return a generator function whose batches are those of this rehearsal."""
+    """Return a generator function, or a class's `__iter__`, whose batches are those of this rehearsal."""
     loader, home = DataLoader(Generated(), batch_size=None), os.getpid()
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         source = function(*args, **kwargs)
-        if os.getpid() != home or get_worker_info() is not None or not isinstance(source, types.GeneratorType):
+        if os.getpid() != home or get_worker_info() is not None:
+            return source
+        if function.__name__ == "__iter__":
+            # an iterator of its own: `return self`, or a generator; built-in ones (`iter(self.rows)`) iterate over anything
+            if not isinstance(source, types.GeneratorType) and source is not args[0]:
+                return source
+            may_end = not CALLED.search(line_of(inspect.currentframe()))
+            return Streamed(source, loader, seen, lambda: may_end)
+        if not isinstance(source, types.GeneratorType):
             return source
         return Streamed(source, loader, seen, lambda: function.__name__ in in_for)
 
     return wrapped
+
+
+def line_of(frame: Any) -> str:
+    """Return the line of code that called a function, by the function's frame."""
+    return linecache.getline(frame.f_back.f_code.co_filename, frame.f_back.f_lineno)

@@ -134,3 +134,15 @@ def tiny_targets(rows: list[dict]) -> Fault | None:
     if len(rows) < 4 or not 0 < high < 0.1 or any(r["low"] or r["levels"] > 2 for r in rows):
         return None
     return f"binary targets are 0 and {high:.3g}, never 1", "the mask or label was scaled twice (by 255, in two places)"
+
+
+def one_of_two(rows: list[dict]) -> Fault | None:
+    """Find a loss of two classes that ignores one of them: the other one is all that can be learnt."""
+    rows = [r for r in rows if "one_left" in r]
+    lost, n = sum(r["n"] - r["scored"] for r in rows), sum(r["n"] for r in rows)
+    if len(rows) < 3 or n < 32 or lost < 0.1 * n:
+        return None
+    return (
+        f"a loss of two classes ignores class {rows[0]['one_left']}: {lost:,} of its {n:,} targets, and all others are the same class",
+        "ignore_index is one of the classes: the loss of another head (padded tokens) is used for this one, too",
+    )

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from trainworthy.core.guard.addresses import home_of
 from trainworthy.core.guard.supervision import masking
 
 GOALS = ("target", "targets", "label", "labels", "y", "tgt", "trg", "goal", "goals")
@@ -21,9 +22,10 @@ def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple
         flat = target.flatten()
         ignore = kwargs.get("ignore_index", -100)
         valid = flat[flat != ignore]
-        row["n"], row["scored"] = flat.numel(), valid.numel()
+        row["n"], row["scored"], row["ignore"] = flat.numel(), valid.numel(), ignore
         row["classes"] = input.shape[1] if input.dim() > 1 else input.shape[0]
         row["distinct"] = valid.unique().tolist()[:50] if valid.numel() else []
+        row |= {"one_left": ignore} if row["classes"] == 2 and 0 <= ignore < 2 else {}
         if row["classes"] <= 200:
             row["counts"] = torch.bincount(valid, minlength=row["classes"]).tolist()
         logits = input.movedim(1, -1).reshape(-1, row["classes"]) if input.dim() > 1 else input[None]
@@ -35,6 +37,7 @@ def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple
         row["shift"] = shifts(flat, ignore, root)
         if input.dim() == 2 and 8 <= len(flat) < row["classes"] and torch.equal(flat.cpu(), torch.arange(len(flat))):
             row["first"] = float((input[:, 0] > input.float().quantile(0.9, dim=1)).float().mean())
+        row["made"] = target.dim() == 1 and made_by_the_loop(flat)
         row["masking"] = masking(tokens_of(*root) if root else None, flat, flat != ignore)
         weight = kwargs.get("weight")
         if isinstance(weight, Tensor) and weight.shape == (row["classes"],) and "counts" in row:
@@ -69,6 +72,11 @@ def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple
     return row
 
 
+def made_by_the_loop(flat: Tensor) -> bool:
+    """Return whether targets are all the same, or count the rows: places of the positive in a contrastive loss."""
+    return len(flat) >= 8 and (bool((flat == flat[0]).all()) or torch.equal(flat.cpu(), torch.arange(len(flat))))
+
+
 def argument(module: torch.nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
     """Return facts about the labels that a model got as an argument, before it computes its own loss."""
     labels = kwargs["labels"].detach()
@@ -87,9 +95,9 @@ def forced(target: Tensor, module: torch.nn.Module, args: tuple, kwargs: dict) -
     """Return whether a model gets its targets (N, T) as an input, as the decoder of a translation does. Its `labels` are only for the
     loss, unless it makes the decoder's input of them."""
     config = getattr(getattr(module, "module", module), "config", None)
-    home, makes = target.untyped_storage().data_ptr(), bool(getattr(config, "is_encoder_decoder", False))
+    home, makes = home_of(target), bool(getattr(config, "is_encoder_decoder", False))
     given = [(k, x) for k, x in (*enumerate(args), *kwargs.items()) if isinstance(x, Tensor) and x.dim() > 1]
-    return any(x.untyped_storage().data_ptr() == home and (k != "labels" or makes) for k, x in given)
+    return any(home_of(x) == home and (k != "labels" or makes) for k, x in given)
 
 
 def looks_like_probabilities(name: str, x: Tensor) -> bool | None:
@@ -159,6 +167,23 @@ def tokens_of(module: torch.nn.Module, args: tuple, kwargs: dict) -> Tensor | No
             and str(name).lower() not in GOALS
         ):
             return value
+    return None
+
+
+def decoder_tokens(flat: Tensor, ignore: int, module: torch.nn.Module, args: tuple, kwargs: dict) -> Tensor | None:
+    """Return what a decoder of a model with several inputs of tokens reads: those whose next ones are the targets."""
+    first = tokens_of(module, args, kwargs)
+    for x in (*args, *kwargs.values()):
+        if (
+            isinstance(x, Tensor)
+            and x is not first
+            and x.dtype == torch.int64
+            and x.dim() == 2
+            and x.numel() == flat.numel()
+        ):
+            y = flat.view(x.shape)
+            if min(x.shape) > 1 and (fits(x, y, 1, ignore) or fits(x.t(), y.t(), 1, ignore)):
+                return x
     return None
 
 

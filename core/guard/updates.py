@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from trainworthy.core.guard.records import (
     CLOSE,
     EPOCHS,
@@ -14,6 +15,7 @@ from trainworthy.core.guard.records import (
     Group,
     alive,
     named,
+    on_gradient,
     rate_functions,
     scopes_of,
     spots,
@@ -21,6 +23,7 @@ from trainworthy.core.guard.records import (
     weights,
 )
 
+UNDECIDED = 2000  # calls in eval mode that are kept until the next step
 CALM = 64  # calls of a model without gradients whose weights are compared with the initial ones
 
 
@@ -99,6 +102,27 @@ class Updates:
     in_use: list[torch.optim.Optimizer]
     """Those that made steps since the last one was met. In a rehearsal they outlive the function that made them: it may return before they
     are judged."""
+
+    def perhaps_evaluation(self, row: tuple[int, bool, int, int], out: Any) -> None:
+        """A model was called with gradients. In eval mode, and if no `backward()` reaches its outputs until the next step, that is an
+        evaluation without `no_grad()`."""
+        if row[2]:
+            self.dropping.add(row[0])
+        outs = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.grad_fn is not None][:8]
+        if row[1] or self.control is None or not outs or len(self.undecided) >= UNDECIDED:
+            return
+        reached: list[bool] = []
+        for x in outs:
+            on_gradient(x, lambda _: reached.append(True))
+        self.undecided.append((row, reached, len(self.grad_modes) - 1))
+
+    def _decide(self) -> None:
+        """Before a step is counted: put these calls where those without gradients are."""
+        for row, reached, place in reversed(self.undecided):
+            if not reached:
+                self.gaps[-1].append(row)
+                del self.grad_modes[place]
+        self.undecided = []
 
     def _live(self, group: Group, n: int = 3) -> list[Tensor]:
         """Return up to three parameters with a non-zero gradient, from a few candidates."""
@@ -212,6 +236,7 @@ class Updates:
         group.windows.append(group.backwards)
         group.backwards, group.consumed = 0, not group.closure
         group.steps += 1
+        self._decide()
         self.steps += 1
         self.since, self.since_step = 0, True
         self._last = []
