@@ -34,7 +34,8 @@ def contact_sheet(tiles: list[Tile], path: Path, *, columns: int = 8) -> None:
     for i, tile in enumerate(tiles):
         left, top = i % columns * wide, i // columns * high
         color = "crimson" if tile.score is not None and tile.score < 0.5 else "black"
-        axes.text(left + wide / 2, top + words, tile.caption, size=8, ha="center", va="bottom", color=color)
+        at = (left + wide / 2, top + words)
+        axes.text(*at, tile.caption, size=8, ha="center", va="bottom", color=color, parse_math=False)  # "$5 to $9"
         if tile.image is not None:
             picture = tile.image.cpu().numpy()
             scale = (wide - 0.1) / max(picture.shape[:2])

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -75,6 +76,11 @@ def entries(context: GateContext) -> Finding:
     data = stage.data.get("train")
     if wrong and data is not None and _samples(stage) < len(data) and not stage.expect.gate_batch_size:
         wrong = _confirm(wrong, loss, data)
+    if wrong and _limit(run) > ROUNDING["fp32"]:
+        finer = _in_single_precision(wrong, loss, batch)
+        changes |= finer
+        silent -= {p for p, change in finer.items() if change > ROUNDING["fp32"]}
+        wrong = {p: why for p, why in wrong.items() if p in silent}
     changes = {".".join(p): v for p, v in changes.items()}
     shown = ", ".join(f"{k} {v:.1g}" for k, v in changes.items())
     spare = [".".join(p) for p in sorted(silent - set(wrong))]
@@ -114,11 +120,11 @@ class Loss:
 
     def __init__(self, run: Run, stage: Stage):
         self.run, self.stage, self.seed = run, stage, run.cfg.run.seed
-        self.loss, self.read = run.used_loss or stage.loss, set()
+        self.loss, self.read, self.autocast = run.used_loss or stage.loss, set(), run.autocast
 
     def of(self, batch: dict) -> float:
         seeds.seed_global(self.seed, "entries")
-        with evaluating(self.stage.model), self.run.autocast():
+        with evaluating(self.stage.model), self.autocast():
             return sum(float(v) for v in self.loss(self.stage.model, Reads(batch, self.read)).values())
 
     def changes(self, batch: dict, before: float, paths: Collection[Path] | None = None) -> dict[Path, float]:
@@ -176,6 +182,18 @@ def _confirm(wrong: dict[Path, str], loss: Loss, data: Data) -> dict[Path, str]:
     more = fetch(data, indices, loss.seed, loss.run.device)
     again = loss.changes(more, loss.of(more), wrong)
     return {p: why for p, why in wrong.items() if again.get(p, 0.0) <= _limit(loss.run)}
+
+
+def _in_single_precision(wrong: Collection[Path], loss: Loss, batch: dict) -> dict[Path, float]:
+    """Relative changes of the loss by those entries without autocast, or none if the weights are in 16 bits. Early in
+    training, a head that started at zero passes on less of an input than 16 bits resolve."""
+    if any(p.dtype != torch.float32 for p in loss.stage.model.parameters()):
+        return {}
+    loss.autocast = nullcontext
+    try:
+        return loss.changes(batch, loss.of(batch), wrong)
+    except (RuntimeError, ValueError):  # a kernel for 16 bits only
+        return {}
 
 
 def _limit(run: Run) -> float:

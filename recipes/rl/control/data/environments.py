@@ -45,10 +45,14 @@ def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
         env = gym.make(name, disable_env_checker=True, **settings)
     except gym.error.DependencyNotInstalled as error:
         raise UserError(f"the environment '{name}' needs a package that is not installed", got=error) from None
+    except ModuleNotFoundError as error:
+        raise UserError(f"the module of '{name}' cannot be imported", got=str(error).splitlines()[0],
+                        needed="a module in this folder or on PYTHONPATH that calls gymnasium.register",
+                        cause="another name or folder, or a package that the module itself imports") from None  # fmt: skip
     except (gym.error.Error, ImportError) as error:
         near = difflib.get_close_matches(name, [k for k in gym.registry if "probe/" not in k], n=3, cutoff=0.4)
         raise UserError(f"gymnasium knows no environment '{name}'", got=str(error).splitlines()[0],
-                        needed="one of: " + ", ".join(near) if near else "the id of a registered environment",
+                        needed=f"{', '.join(near) or 'the id of a registered environment'}; of your own: module:Name-v0",
                         next="python -c 'import gymnasium; gymnasium.pprint_registry()'") from None  # fmt: skip
     except Stop:  # a signal arrived meanwhile
         raise
@@ -71,6 +75,8 @@ def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
 
 RECIPES = {gym.spaces.Discrete: "rl/ppo or rl/dqn", gym.spaces.Box: "rl/ppo or rl/sac"}
 """Recipes for each action space."""
+LONGEST = 50_000
+"""Steps of one evaluation episode, where the environment has no time limit of its own."""
 MEND = "  next:         fix it, then `trainworthy resume` the run folder (from its newest checkpoint), or run again"
 
 
@@ -123,14 +129,24 @@ def blamed(name: str) -> Iterator[None]:
     except Stop:  # a signal that arrived while the environment computed is not its error
         raise
     except Exception as error:
+        old = "  likely cause: step() returns four values, as in gym; gymnasium's returns observation, reward, terminated, truncated, info\n"
+        cause = old * (str(error) == "not enough values to unpack (expected 5, got 4)")
         raise Stop(f"the environment '{name}' raised {type(error).__name__}: {error}\n"
-                   f"  at:           {raised_at(error)}\n{MEND}") from None  # fmt: skip
+                   f"  at:           {raised_at(error)}\n{cause}{MEND}") from None  # fmt: skip
 
 
 def raised_at(error: Exception) -> str:
     """Return file:line of an exception."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{frame.filename}:{frame.lineno}"
+
+
+def check_length(name: str, steps: int) -> None:
+    """Raise Stop if an evaluation of an environment without a time limit has taken too many steps: it may never end."""
+    if steps >= LONGEST and gym.spec(name.split(":")[-1]).max_episode_steps is None:
+        raise Stop(f"an episode of '{name}' has not ended after {steps:,} steps\n"
+                   "  likely cause: it has no time limit, and this policy never reaches an end\n"
+                   "  next:         gymnasium.register(..., max_episode_steps=1000), then run again")  # fmt: skip
 
 
 def limits(name: str) -> tuple[float, float]:
@@ -260,7 +276,7 @@ class Environments:
             for action in self.actions[i]:
                 observation, reward, *_ = env.step(action + self.first_action)
                 self.returned[i] += reward
-                self.observation[i] = torch.from_numpy(observation).float()
+                self.observation[i] = torch.as_tensor(observation).float()  # a list where the environment gives one
             if array:
                 self.vector.put(i, env, len(self.actions[i]))
 

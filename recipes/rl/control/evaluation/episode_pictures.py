@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from trainworthy.core.base.errors import Stop
+from trainworthy.core.base.errors import Stop, UserError
 from trainworthy.core.recipe.stage import Tile
 from trainworthy.recipes.rl.control.data.environments import first_action, make
 from trainworthy.recipes.rl.control.evaluation.episodes import anew, play
@@ -54,6 +54,8 @@ def strip(name: str, start: Tensor, act: Callable[[Tensor], Tensor], *, stack: i
                     small = nn.functional.interpolate(picture, size, mode="area")[0]
                     found.append(Tile(f"step {t} of {last}", small))
                 env.step(action)
+    except UserError:  # an environment whose constructor takes no render_mode
+        return []
     except Stop:
         raise
     except Exception:  # drawing fails in as many ways as there are displays: no result hangs on a picture

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 from trainworthy.core.base import seeds
 from trainworthy.recipes.rl.control.data import arrays
-from trainworthy.recipes.rl.control.data.environments import Episodes, blamed, draw, first_action, make, side_by_side
+from trainworthy.recipes.rl.control.data.environments import (
+    Episodes,
+    blamed,
+    check_length,
+    draw,
+    first_action,
+    make,
+    side_by_side,
+)
 
 
 @torch.no_grad()
@@ -25,6 +33,7 @@ def play(name: str, starts: Tensor, act: Callable[[Tensor], Tensor], *, stack: i
         returns, running, seen = np.zeros(n), np.ones(n, bool), []
         reward, terminated, truncated = np.zeros(n), np.zeros(n, bool), np.zeros(n, bool)
         while running.any():
+            check_length(name, len(seen))
             seen.append((torch.from_numpy(observation).float(), torch.from_numpy(running.copy())))
             chosen = act(seen[-1][0]).cpu().numpy() + first
             with blamed(name):

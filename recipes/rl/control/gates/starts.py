@@ -4,6 +4,7 @@ chance."""
 import math
 import time
 
+import numpy as np
 import torch
 from torch import Tensor
 from trainworthy.core.base import seeds
@@ -18,7 +19,7 @@ def alike(envs: Environments) -> float:
     """Return the probability that two episodes start from the same observation, estimated from independent resets."""
     env, seen, began = envs.vector.envs[0], {}, time.monotonic()
     for i in range(RESETS):
-        start = env.reset(seed=seeds.derive("start", i))[0].tobytes()
+        start = np.asarray(env.reset(seed=seeds.derive("start", i))[0]).tobytes()
         seen[start] = seen.get(start, 0) + 1
         if time.monotonic() - began > SECONDS and i >= 31:
             break

@@ -1,0 +1,91 @@
+"""Environments of users, registered by a module in their folder: habits that the examples of gymnasium do not have."""
+
+import gymnasium as gym
+import pytest
+import torch
+from trainworthy.core.base.errors import Stop
+from trainworthy.recipes.rl.control.data import environments
+from trainworthy.recipes.rl.control.evaluation import episodes
+
+MODULE = """
+import gymnasium as gym
+import numpy as np
+
+
+class Corridor(gym.Env):
+    observation_space = gym.spaces.Box(0, 1, (6,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self):  # no render_mode
+        self.at = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = int(self.np_random.integers(0, 3))
+        return self.seen(), {}
+
+    def seen(self):
+        return np.eye(6, dtype=np.float32)[self.at].tolist()  # a list, not an array
+
+    def step(self, action):
+        self.at = min(max(self.at + (1 if action else -1), 0), 5)
+        return self.seen(), float(self.at == 5), self.at == 5, False, {}
+
+
+class Old(Corridor):
+    def step(self, action):
+        return super().step(action)[:3] + ({},)
+
+
+gym.register("Corridor-v0", Corridor, max_episode_steps=20)
+gym.register("Old-v0", Old, max_episode_steps=20)
+gym.register("Endless-v0", Corridor)
+"""
+SHORT = ("--train.epochs", "2", "--train.eval-every", "2", "--eval-episodes", "10", "--run.no-tensorboard")
+
+
+@pytest.fixture
+def corridors(tmp_path):
+    (tmp_path / "corridors.py").write_text(MODULE)
+    return tmp_path
+
+
+def test_one_without_render_mode_is_trained_and_exported(corridors, launch):
+    """Pictures of an episode are for the report: an environment that cannot draw them loses no result."""
+    done = launch("run", "rl/ppo", *SHORT, "--env", "corridors:Corridor-v0", "--gates.no-enabled")
+    assert done.returncode == 0, done.shown
+    assert (done.folder() / "export" / "model.safetensors").exists()
+
+
+def test_observations_may_be_lists(corridors, launch):
+    done = launch("check", "rl/ppo", *SHORT, "--env", "corridors:Corridor-v0", "--only", "resume,environments")
+    assert done.returncode == 0, done.shown
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "words"),
+    [
+        (("--env", "corridors:Old-v0"), 4, ("step() returns four values", "terminated, truncated")),
+        (("--env", "corridor:Old-v0"), 2, ("the module of 'corridor:Old-v0' cannot be imported", "gymnasium.register")),
+        (("--env", "Corridor-v0"), 2, ("knows no environment", "module:Name-v0")),
+        (("--gamma", "1.5"), 2, ("--gamma", "1.5", "0 to 1")),
+        (("--num-envs", "0"), 2, ("--num-envs", "1 or more")),
+    ],
+)
+def test_what_cannot_be_used_is_named(argv, code, words, corridors, launch):
+    done = launch("run", "rl/ppo", *SHORT, *argv, "--gates.no-enabled")
+    assert done.returncode == code, done.shown
+    assert all(w in done.stderr for w in words), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_episode_that_never_ends_is_reported(corridors, monkeypatch):
+    """An evaluation would wait for ever where the environment has no time limit and the policy goes round in circles."""
+    monkeypatch.chdir(corridors)
+    monkeypatch.setattr(environments, "LONGEST", 50)
+    backwards = lambda observation: torch.zeros(len(observation), dtype=torch.long)  # noqa: E731
+    with pytest.raises(Stop, match="'corridors:Endless-v0' has not ended after 50 steps") as error:
+        episodes.play("corridors:Endless-v0", torch.tensor([1]), backwards)
+    assert "max_episode_steps" in str(error.value)
+    episodes.play("corridors:Corridor-v0", torch.tensor([1]), backwards)  # 20 steps, its own limit
+    assert gym.spec("Corridor-v0").max_episode_steps == 20
