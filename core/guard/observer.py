@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
-from trainworthy.core.guard import events
+from trainworthy.core.guard import events, records
 from trainworthy.core.guard.addresses import address_of
 from trainworthy.core.guard.batches import opened
 from trainworthy.core.guard.collapse import Collapse
@@ -232,7 +232,7 @@ class Observer(Updates, Losses):
         if token is None:
             return
         grad = torch.is_grad_enabled()
-        drops = self.drops - token
+        drops = 0 if records.dropout_on_purpose(module) else self.drops - token
         norms = sum(m.training and m.track_running_stats for m in module.modules() if isinstance(m, NORMS))
         row = (id(module), module.training, drops, norms)
         if grad:

@@ -317,6 +317,12 @@ def scrambled(module: nn.Module, given: Any) -> str:
     return f"{type(module).__name__} gets {tuple(x.shape)} as a view of {old}"
 
 
+def dropout_on_purpose(module: nn.Module) -> bool:
+    """Return whether a model in eval mode has dropout layers that somebody has set to train mode (Monte-Carlo dropout): `eval()` sets
+    them all."""
+    return not module.training and any(isinstance(m, DROPS) and m.training and m.p > 0 for m in module.modules())
+
+
 SHARDED = ("FlatParameter", "DTensor")
 PARAMETERS, VALUES = 24, 32
 

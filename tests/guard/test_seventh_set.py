@@ -44,6 +44,16 @@ def test_guard_command_names_the_worst_weights(launch, tmp_path):
     assert words in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("edit", "stopped"), [(("", ""), False), (("    model.eval()\n    enable_dropout(model)\n", ""), True)]
+)
+def test_dropout_that_an_evaluation_switches_on_is_no_fault(edit, stopped, tmp_path):
+    source = (ALIKE / "mc_dropout.py").read_text()
+    assert edit[0] in source
+    verdicts, output, _ = guard(source.replace(*edit), tmp_path, **{"--only": "modes"})
+    assert [v.id for v in verdicts.values() if v.blocks] == ["modes"] * stopped, output
+
+
 @pytest.mark.verify
 @pytest.mark.parametrize("name", NAMED)
 def test_a_bug_is_stopped_and_named(name, tmp_path):
