@@ -12,6 +12,7 @@ from trainworthy.core.base.modes import hooked
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 
+NO_EXPERIMENT = "no experiment explains it"
 Rows = list[Tensor]
 
 
@@ -63,7 +64,7 @@ def explain_mixed_samples(m: Mixture, indices: Sequence[int], *, mean: bool) -> 
         return (f"the loss is a MEAN over the batch: return the SUM, core divides it by the counts ({len(indices)} times {whole:.4g} is "
                 f"the sum over single samples, {rows:.4g})")  # fmt: skip
     return _in_the_model(m, indices) or _in_the_loss(m, indices) or (
-        "no experiment explains it: every module gives each sample what it gives it alone, and the loss is neither a sum over pairs of "
+        f"{NO_EXPERIMENT}: every module gives each sample what it gives it alone, and the loss is neither a sum over pairs of "
         "samples nor that of targets shifted by one")  # fmt: skip
 
 
@@ -187,5 +188,5 @@ def explain_answers_without_input(
     if not reaches(found):
         return (f"the target reaches the model by another way, the sample's position in the batch: in reverse order the metric falls from "
                 f"{own:.2f} to {found:.2f}")  # fmt: skip
-    return ("no experiment explains it: exchanging the entries of a sample that are no input, its target, and the order in the batch leave "
+    return (f"{NO_EXPERIMENT}: exchanging the entries of a sample that are no input, its target, and the order in the batch leave "
             f"the metric at {own:.2f}")  # fmt: skip

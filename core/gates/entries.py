@@ -77,7 +77,7 @@ def entries(context: GateContext) -> Finding:
     if wrong and data is not None and _samples(stage) < len(data) and not stage.expect.gate_batch_size:
         wrong = _confirm(wrong, loss, data)
     if wrong and _limit(run) > ROUNDING["fp32"]:
-        finer = _in_single_precision(wrong, loss, batch)
+        finer = _in_single_precision(silent, loss, batch)
         changes |= finer
         silent -= {p for p, change in finer.items() if change > ROUNDING["fp32"]}
         wrong = {p: why for p, why in wrong.items() if p in silent}
@@ -184,14 +184,14 @@ def _confirm(wrong: dict[Path, str], loss: Loss, data: Data) -> dict[Path, str]:
     return {p: why for p, why in wrong.items() if again.get(p, 0.0) <= _limit(loss.run)}
 
 
-def _in_single_precision(wrong: Collection[Path], loss: Loss, batch: dict) -> dict[Path, float]:
+def _in_single_precision(silent: Collection[Path], loss: Loss, batch: dict) -> dict[Path, float]:
     """Relative changes of the loss by those entries without autocast, or none if the weights are in 16 bits. Early in
     training, a head that started at zero passes on less of an input than 16 bits resolve."""
     if any(p.dtype != torch.float32 for p in loss.stage.model.parameters()):
         return {}
     loss.autocast = nullcontext
     try:
-        return loss.changes(batch, loss.of(batch), wrong)
+        return loss.changes(batch, loss.of(batch), silent)
     except (RuntimeError, ValueError):  # a kernel for 16 bits only
         return {}
 

@@ -76,6 +76,17 @@ def warning_of_result(metric: Metric, value: float, best: float, others: dict[st
     return ""
 
 
+def too_few_steps(metric: Metric, value: float, steps: int, epochs: float, gates: list[dict[str, Any]]) -> str:
+    """Return that a result that needs a warning comes from too few steps, if the gate `tiny-data` learnt more in more steps from
+    a few hundred of the same samples; else empty."""
+    tiny = next((g["evidence"] for g in gates if g["id"] == "tiny-data" and g["verdict"] == "pass"), {})
+    longer, reached = tiny.get("steps", 0), tiny.get("held_out", {}).get("own", value)
+    if longer <= 1.5 * steps or not metric.better(reached, value):
+        return ""
+    return (f"; likely too few steps: the gate tiny-data reached {reached:.4g} on held-out samples in {longer}, this run had {steps} "
+            f"in {epochs:.3g} epochs: {math.ceil(epochs * longer / max(steps, 1))} epochs would be as many")  # fmt: skip
+
+
 # ------------------------------------------------------------------------------------------------------------- verdicts
 def check_rows(steps: list[dict[str, Any]], settings: dict[str, Any], *, total: int, small_terms: tuple[str, ...] = (),
           loss_may_rise: str = "", gap: "Gap | None" = None,

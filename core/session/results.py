@@ -20,6 +20,7 @@ from trainworthy.core.loop.weights import load_into, load_weights, save_weights,
 from trainworthy.core.monitoring import monitors
 from trainworthy.core.recipe.stage import Stage, Tile, View
 from trainworthy.core.report.card import measured, write_card, write_model_card
+from trainworthy.core.report.folder import read_json
 from trainworthy.core.session.session import Session
 
 
@@ -123,9 +124,7 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
         final[metric.name],
         {k: m[metric.name] for k, m in baselines.items() if _ignorant(k) and metric.name in m},
     )
-    warning = monitors.warning_of_result(
-        metric, value, value if cfg.run.export == "best" else run.journal.best[0][0], others
-    )
+    warning = _warning(run, stage, value, others)
     export = s.folder / "export"
     export.mkdir(exist_ok=True)
     stage.export(export) if stage.export else save_weights(export / "model.safetensors", *weights(stage.eval_model))
@@ -150,6 +149,16 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
         "warning": warning,
         "outside": run.journal.outside,
     }
+
+
+def _warning(run: Run, stage: Stage, value: float, others: dict[str, float]) -> str:
+    """Return why the result `value` needs a warning, with its cause if the gates measured one; empty if it needs none."""
+    best = value if run.cfg.run.export == "best" else run.journal.best[0][0]
+    warning = monitors.warning_of_result(stage.metric, value, best, others)
+    if not warning or stage.probe is not None:
+        return warning
+    rows = read_json(run.folder / "gates.json").get("gates", [])
+    return warning + monitors.too_few_steps(stage.metric, value, run.step, run.journal.history[-1]["epoch"], rows)
 
 
 def _about(run: Run, stage: Stage) -> dict[str, Any]:

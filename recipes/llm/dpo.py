@@ -108,7 +108,7 @@ def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
         kept, told = preferences.usable(rows, chat, cfg.data, name, limit)
         data[name] = preferences.Preferences(kept, chat)
         data[name].notes = {f"left out of {name}": "; ".join(told)} if told else {}
-    data["train"].notes |= {"rows that cannot be used": "; ".join(bad)} if bad else {}
+    data["train"].notes |= {"rows": "; ".join(bad)} if bad else {}
     data["train"].notes |= preferences.described(data["train"].rows, chat, sizes[0], limit)
     data["train"].notes |= loading.rate_told(cfg, cfg.optim.lr, usual="1e-6 to 1e-5")
     data["train"].notes |= pairs.passes(cfg.data.path, len(data["train"].rows), cfg.train)

@@ -151,6 +151,7 @@ def make_model(cfg: Config, data: masks.Annotated) -> zoo.Start:
         return hub_nets.segmenter(cfg.model, cfg.weights, data.classes)
     if cfg.model != "small":
         return zoo.segmenter(cfg.model, cfg.weights, len(data.classes))
+    zoo.check_weights(cfg.model, cfg.weights)
     stride = cfg.fold * 2 ** (len(cfg.widths) - 1)
     if cfg.window % stride or cfg.window < 4 * stride:
         raise core.UserError("--window does not fit the U-Net", got=f"{cfg.window} pixels",

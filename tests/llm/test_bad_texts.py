@@ -148,3 +148,22 @@ def test_a_wrong_number_of_rewards_in_the_middle_of_a_run(net: Path, launch):
     assert done.returncode == 2, done.shown
     assert "a wrong number of rewards" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+TURNS = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "one"}]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "row", "argv", "words"),
+    [
+        ("llm/sft", {"dialog": [{"who": "human", "value": "1?"}, {"who": "gpt", "value": "one"}]},
+         ("--data.columns", "messages=dialog"), ("a turn has no role", "from and value", "or convert the rows")),
+        ("llm/sft", {"chosen": TURNS, "rejected": TURNS}, (), ("look like preferences", "llm/dpo or llm/reward")),
+        ("llm/dpo", {"better": TURNS, "worse": TURNS}, (), ("lists of turns", "--data.columns chosen=better,rejected=worse")),
+        ("llm/dpo", {"conversations": TURNS}, (), ("whole conversations", "llm/sft, which reads")),
+        ("llm/dpo", {"chosen": TURNS, "rejected": "two"}, (), ("chosen: list, rejected: str", "both as text")),
+    ],
+)  # fmt: skip
+def test_the_next_step_reads_these_rows(recipe: str, row: dict, argv: tuple[str, ...], words: tuple[str, ...], refused):
+    """Other names of columns, or rows of another recipe: the message names the setting or the recipe that reads them."""
+    refused(recipe, lines([row] * 3), words, *argv)

@@ -48,6 +48,8 @@ def unreadable(turns: Any) -> str:
         return f"messages: {type(turns).__name__}, not a list of turns" if turns is not None else "messages: missing"
     for k, turn in enumerate(turns):
         if turn.get("role") not in ROLES:
+            if turn.get("role") is None:
+                return "a turn has no role: needed are the keys role and content, or from and value (ShareGPT)"
             return f"a turn has the role {turn.get('role')!r}, not one of {', '.join(ROLES)}"
         if not isinstance(turn.get("content") or "", str):
             pictures = ": pictures are for vlm/instruct" if isinstance(turn["content"], list) else ", not text"

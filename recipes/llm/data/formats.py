@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
+from trainworthy.recipes.llm.data import column_names
+
 from trainworthy import core
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
@@ -20,13 +22,6 @@ THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # keys of a turn; tem
 LOOKS = {"completion": "prompts with one completion (SFT)", "chosen": "preferences (DPO)", "rejected": "preferences (DPO)",
          "messages": "whole conversations", "conversations": "whole conversations", "output": "instructions (Alpaca)",
          "text": "plain text (pretraining)"}  # fmt: skip
-
-
-OTHER_TURNS = ("conversation", "dialog", "dialogue", "chat", "turns")
-OTHER_PAIRS = (("prompt", "answer"), ("question", "answer"), ("question", "completion"), ("query", "response"), ("query", "answer"),
-               ("prompt", "response"), ("instruction", "response"), ("input", "output"), ("user", "assistant"), ("source", "target"),
-               ("question", "response"), ("problem", "solution"), ("article", "highlights"), ("text", "summary"))  # fmt: skip
-"""Columns of public data sets that a person would map."""
 
 
 class BadRow(Exception):
@@ -215,6 +210,9 @@ def texts(row: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, str]:
 def preference(row: dict[str, Any]) -> dict[str, Any]:
     """A preference in one of its usual shapes: `prompt` (or `messages` before the answers), `chosen`, `rejected`, `source`."""
     chosen, rejected = row.get("chosen"), row.get("rejected")
+    if None not in (chosen, rejected) and isinstance(chosen, list) != isinstance(rejected, list):
+        kinds_of = f"chosen: {type(chosen).__name__}, rejected: {type(rejected).__name__}"
+        raise BadRow(f"{kinds_of}; needed: both as text, or both as lists of turns")
     if isinstance(chosen, list) and isinstance(rejected, list):
         asked = row["prompt"] if isinstance(row.get("prompt"), list) else []
         whole = [turns({"messages": [*asked, *side]}) for side in (chosen, rejected)]
@@ -338,25 +336,9 @@ def sorted_out(files: Iterable[tuple[str, Iterable[dict[str, Any]]]], one: Calla
         f"{' and '.join(f.told for f in refused)}: no {what}",
         got=", ".join(f"{k} ({type(v).__name__})" for k, v in first.items()) or str(getattr(first, "fault", "no columns")),
         needed=f"{needed}; at most {max_bad:.1%} of other rows (--data.max-bad)", cause="\n".join(said),
-        next=f"--data.max-bad {share + 0.001:.3f} leaves them out" if share < 0.5 else mapped(first, needed) or
+        next=f"--data.max-bad {share + 0.001:.3f} leaves them out" if share < 0.5 else column_names.mapped(first, needed) or
              "--data.columns NAME=COLUMN, or convert the rows",
     )  # fmt: skip
-
-
-def mapped(row: dict[str, Any], needed: str) -> str:
-    """Return the setting that reads a row whose columns have other usual names; empty if there is none."""
-    for column in OTHER_TURNS:
-        if isinstance(row.get(column), list) and "messages" in needed:
-            return f"--data.columns messages={column}"
-    if {"instruction", "context", "response"} <= row.keys() and "output" in needed:
-        return "--data.columns input=context,output=response"
-    answers = [k for k in ("completion", "answer") if f"{k} (str)" in needed]
-    for asked, said in OTHER_PAIRS if answers else ():
-        if asked in row and said in row:
-            return "--data.columns " + ",".join(
-                f"{a}={b}" for a, b in (("prompt", asked), (answers[0], said)) if a != b
-            )
-    return ""
 
 
 def together(each: Iterable[Callable[[], Any]]) -> list[Any]:

@@ -179,7 +179,8 @@ def read_file(
     train, kept = ([r for r, a in zip(train, apart, strict=True) if a is side] for side in (False, True))
     if not share and 0 < len(kept) < LEAST:
         told.append(
-            f"{len(kept)} rows are held out, one in twenty: what they measure is uncertain; --data.val 0.2 holds out more"
+            f"{len(kept)} of {len(apart)} rows are held out (one prompt or `source` in twenty, drawn by its text): what they measure "
+            "is uncertain; --data.val 0.2 holds out more"
         )
     return train, kept, told
 

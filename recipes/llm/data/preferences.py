@@ -73,7 +73,7 @@ def _sorted_out(source: Source, chat: pairs.Chat) -> tuple[pairs.Rows, pairs.Row
             _taken(row, chat)
     else:
         train, val, told = pairs.read_file(source.path, lambda row: [rendered(row, chat)], source, what="preference",
-                                           needed="prompt (str), chosen (str) and rejected (str)")  # fmt: skip
+                                           needed="prompt (str), chosen (str) and rejected (str), or the last two as lists of turns")  # fmt: skip
     return train, *pairs.spaced(val, source.held_out), told
 
 

@@ -360,6 +360,6 @@ def _every_class(remedy: str) -> Monitor:
 
 forgotten = _every_class("a rare class against a large background: --dice, --focal, or more windows in which it occurs")
 forgotten_class = _every_class(
-    "if the class is rare in training: --balance.by weights or sampler; if not: the evaluation reads its pictures differently "
-    "(channels, scale, order of classes)"
+    "if the class is rare in training: --balance.by weights or sampler; if the loss still falls: more --train.epochs; if neither: the "
+    "evaluation reads its pictures differently (channels, scale, order of classes)"
 )

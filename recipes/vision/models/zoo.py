@@ -92,9 +92,17 @@ def find(model: str, weights: str, names: Sequence[str] = NAMES) -> models.Weigh
     return offered.DEFAULT if weights in ("none", "DEFAULT") else offered[weights]
 
 
+def check_weights(model: str, weights: str) -> None:
+    """Raise UserError for weights of the net that has none."""
+    if model == "small" and weights != "none":
+        raise UserError(f"--weights {weights}: the net `small` has none", needed="--weights none, or another --model with it",
+                        next=f"--model resnet18 --weights {weights}")  # fmt: skip
+
+
 def preprocessing(model: str, weights: str, image_size: int = 0) -> Preprocessing:
     """Return the preprocessing of the weights, scaled to `image_size` pixels if that is not 0. The `small` net has no weights and uses 64
     pixels."""
+    check_weights(model, weights)
     p = find("resnet18" if model == "small" else model, weights).transforms()
     crop, resize = (64, 72) if model == "small" else (p.crop_size[0], p.resize_size[0])
     if image_size < 0:

@@ -1,0 +1,57 @@
+"""Gates and advice where a model has hardly learnt: at a small rate, in 16 bits, in few steps, below adapters."""
+
+import pytest
+import torch
+from trainworthy.core.data.pictures import contact_sheet
+from trainworthy.core.gates.learning import _hardly_memorised
+from trainworthy.core.monitoring.monitors import too_few_steps
+from trainworthy.core.recipe.stage import Metric, Tile
+
+ACCURACY = Metric("accuracy", "which class?", 0.2, 1.0)
+
+
+def test_an_input_that_16_bits_do_not_resolve_is_read(launch):
+    """A head that starts at zero, after some steps of SGD: the loss changes by 2e-5 with the pictures, the limit of bf16 is 1e-4."""
+    argv = ("--train.precision", "bf16", "--optim.name", "sgd", "--optim.lr", "1e-3")
+    done = launch("check", "vision/classify", "--only", "entries", *argv)
+    assert done.returncode == 0, done.shown
+    assert "not needed for the loss" not in done.stdout
+
+
+def test_captions_are_text(tmp_path):
+    """Prices, shell and LaTeX: a dollar sign is no formula. A failed gate draws its batch, whatever is written in it."""
+    tiles = [Tile("for i in $(seq 5); do echo $i; done"), Tile("$5 to $9"), Tile(r"$\frac$", torch.zeros(4, 4, dtype=torch.uint8))]  # fmt: skip
+    contact_sheet(tiles, tmp_path / "batch.png")
+    assert (tmp_path / "batch.png").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("loss", "metric", "hardly"),
+    [(5.6, 0.25, True), (5.6, 0.9, False), (0.1, 0.25, False)],
+    ids=["hardly-learnt", "answers", "closed"],
+)
+def test_what_was_hardly_memorised_is_not_compared(loss: float, metric: float, hardly: bool):
+    assert _hardly_memorised(ACCURACY, {"loss": loss, "needed_loss": 0.2, "metric": metric, "goal": 1.0}) is hardly
+
+
+def test_a_result_at_chance_after_few_steps_names_the_steps():
+    """145 pictures in 30 epochs of 64 are 68 steps; the gate had learnt them in 400."""
+    tiny = {"id": "tiny-data", "verdict": "pass", "evidence": {"steps": 400, "held_out": {"own": 0.583}}}
+    told = too_few_steps(ACCURACY, 0.417, 68, 30.0, [tiny])
+    assert "too few steps" in told
+    assert "177 epochs" in told
+    assert not too_few_steps(ACCURACY, 0.417, 375, 30.0, [tiny])  # long enough: it is something else
+    assert not too_few_steps(ACCURACY, 0.6, 68, 30.0, [tiny])
+    assert not too_few_steps(ACCURACY, 0.417, 68, 30.0, [tiny | {"verdict": "skip", "evidence": {}}])
+    assert not too_few_steps(ACCURACY, 0.417, 68, 30.0, [])
+
+
+def test_weights_of_a_net_without_any_are_refused(launch, tmp_path):
+    from PIL import Image
+
+    for split, name in ((s, c) for s in ("train", "val") for c in "ab"):
+        (tmp_path / "set" / split / name).mkdir(parents=True)
+        Image.new("L", (32, 32), 90 + len(split) + ord(name)).save(tmp_path / "set" / split / name / "1.png")
+    done = launch("check", "vision/classify", "--data.path", "set", "--weights", "DEFAULT", "--only", "schema")
+    assert done.returncode == 2, done.shown
+    assert "--weights DEFAULT: the net `small` has none" in done.stderr
