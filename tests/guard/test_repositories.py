@@ -483,3 +483,17 @@ def test_a_script_may_remove_its_folders(tmp_path):
 def test_the_number_of_a_system_error_is_no_score():
     found = series("IsADirectoryError: [Errno 21] Is a directory\nTest Loss: 0.5")
     assert [s.values for s in found.values()] == [[0.5]]
+
+
+def test_a_scheduler_may_be_stepped_in_another_module(tmp_path):
+    (tmp_path / "loop.py").write_text(
+        "def after(epoch, scheduler):\n    if epoch >= 100:  # constant before\n        scheduler.step()\n"
+    )
+    later = patched(PACE, ("import torch\nfrom torch", "import torch\nfrom loop import after\nfrom torch"),
+                    ("    scheduler.step()", "    after(epoch, scheduler)"))  # fmt: skip
+    verdicts, printed, _ = guard(later, tmp_path, interventions=False)
+    assert not verdicts["schedule"].blocks, printed
+    never = patched(later, ("    after(epoch, scheduler)", "    after(epoch, loader)"))
+    (tmp_path / "loop.py").write_text("def after(epoch, rate):\n    pass\n")
+    verdicts, printed, _ = guard(never, tmp_path, interventions=False)
+    assert "never stepped" in verdicts["schedule"].measured, printed
