@@ -3,6 +3,7 @@
 import ast
 import gc
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,30 +125,36 @@ def uncalled(seen: Observer, one: Any, train: list) -> dict | None:
 
 
 def has_step(file: str, line: int) -> bool:
-    """Whether the file calls `step()` of what is assigned in that line: in a branch that this rehearsal has not taken."""
-    try:
-        nodes = list(ast.walk(ast.parse(Path(file).read_text())))
-    except (OSError, SyntaxError, ValueError):
-        return False
-
+    """Whether the script calls `step()` of what is assigned in that line, in this file or in a module next to it: in a branch that
+    this rehearsal has not taken."""
+    nodes = syntax(file)
     assigned = [n for n in nodes if isinstance(n, ast.Assign) and n.lineno <= line <= (n.end_lineno or 0)]
-    calls = {
-        tail(n.func.value)
-        for n in nodes
-        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "step"
-    }
-    return any(tail(t) in calls - {""} for n in assigned for t in n.targets)
+    names = {tail(t) for n in assigned for t in n.targets} - {""}
+    beside = [getattr(m, "__file__", None) or "" for m in list(sys.modules.values())]
+    files = {file, *(f for f in beside if f.startswith(f"{Path(file).parent}/") and "site-packages" not in f)}
+    return any(
+        isinstance(n, ast.Call)
+        and isinstance(n.func, ast.Attribute)
+        and n.func.attr == "step"
+        and tail(n.func.value) in names
+        for one in files
+        for n in syntax(one)
+    )
+
+
+def syntax(file: str) -> list[ast.AST]:
+    """Return the nodes of a file's syntax tree; none if it cannot be read."""
+    try:
+        return list(ast.walk(ast.parse(Path(file).read_text())))
+    except (OSError, SyntaxError, ValueError):
+        return []
 
 
 def length_argument(one: Any) -> Any:
     """Return what the script gives a scheduler as its length, as a syntax tree. A number (200 epochs of 40 batches) was not computed
     from the length of a loader, of which it may be a multiple by chance."""
     file, line = one.place
-    try:
-        calls = [n for n in ast.walk(ast.parse(Path(file).read_text())) if isinstance(n, ast.Call)]
-    except (OSError, SyntaxError, ValueError):
-        return None
-    for call in calls:
+    for call in (n for n in syntax(file) if isinstance(n, ast.Call)):
         if call.lineno <= line <= (call.end_lineno or 0) and tail(call.func) == type(one.it).__name__:
             named = [k.value for k in call.keywords if k.arg in ("T_max", "total_steps")]
             return next(iter(named or call.args[1:2]), None)
