@@ -106,7 +106,9 @@ def renamed(old: str, names: typing.Collection[str]) -> str | None:
 def unknown(what: str, name: str, known: typing.Iterable[str], **more: Any) -> UserError:
     """Build the error for an unknown name: all known names if they are few, else the most similar ones."""
     known = sorted(known)
-    tail = [k for k in known if k.split(".")[-1] == name.split(".")[-1]]
+    tail = [
+        k for k in known if k.split(".")[-1] == name.split(".")[-1] or k == f"{name.removeprefix('no-')}.no-enabled"
+    ]
     near = tail + difflib.get_close_matches(name, known, n=3, cutoff=0.4) if len(known) > 6 else []
     names = ", ".join(dict.fromkeys(near or known))
     return UserError(f"unknown {what}", needed=f"a known name, such as {names}" if near else f"one of: {names}", **more)

@@ -26,7 +26,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import take_number
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.registry import recipes as every
-from trainworthy.core.report.folder import args_of
+from trainworthy.core.report.folder import args_of, read_json
 
 
 def main(argv: list[str]) -> None:
@@ -92,6 +92,10 @@ def speaker_of(folder: Path, most: int | None = None, model: str | None = None) 
         raise UserError(f"{loaded.id} exports no language model that could be asked in words", needed=f"a run of {', '.join(said)}",
                         got=f"{folder}", next=f"load {export} as {page} shows")  # fmt: skip
     if not export.is_dir() or not any(export.rglob("*.safetensors")):
+        failed = [v["id"] for v in read_json(folder / "gates.json").get("gates", []) if v["verdict"] == "fail"]
+        if failed:
+            raise UserError(f"{folder} has no export", needed="a finished run", cause=f"the gate {failed[0]} stopped it before training",
+                            next=f"what {folder}/report.html names, then a new run")  # fmt: skip
         raise UserError(f"{folder} has no export", got="no weights in export/" if export.is_dir() else "no folder export/",
                         needed="a finished run", cause="it was stopped by a gate, interrupted, or is still running",
                         next=f"trainworthy resume {folder}")  # fmt: skip

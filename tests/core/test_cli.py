@@ -35,6 +35,7 @@ FORK_WITHOUT = {
         (("run", "vision/clasify"), ("unknown recipe 'vision/clasify'", "vision/classify")),
         (("run", "vision/classify", "--optim.lrr", "1"), ("unknown setting --optim.lrr", "optim.lr")),
         (("run", "vision/classify", "--seed", "1"), ("unknown setting --seed", "run.seed")),
+        (("run", "vision/classify", "--no-gates"), ("unknown setting --no-gates", "gates.no-enabled")),
         (("run", "vision/classify", "--preset", "tny"), ("unknown preset 'tny'", "tiny")),
         (("run", "vision/classify", "--optim.lr", "fast"), ("could not convert string to float: 'fast'", "--optim.lr")),
         (("run", "vision/classify", "--optim.name", "adam"), ("adamw", "adafactor")),

@@ -359,6 +359,19 @@ def test_what_cannot_be_asked(made: dict | None, argv: tuple[str, ...], words: t
         assert word in done.stderr, done.shown
 
 
+def test_a_run_that_a_gate_stopped_has_no_export_to_resume(tmp_path: Path, launch):
+    """`resume` would only run the same gate again."""
+    (tmp_path / "RUN").mkdir()
+    (tmp_path / "RUN" / "args.json").write_text(json.dumps({"recipe": "llm/sft"}))
+    (tmp_path / "RUN" / "gates.json").write_text(json.dumps({"gates": [{"id": "overfit", "verdict": "fail"}]}))
+    written(tmp_path / "asked.jsonl", [{"prompt": "x"}])
+    done = launch("predict", "RUN", "asked.jsonl")
+    assert done.returncode == 2, done.shown
+    assert "the gate overfit stopped it" in done.stderr
+    assert "RUN/report.html" in done.stderr
+    assert "trainworthy resume" not in done.stderr
+
+
 SAID = {"role": "assistant", "content": "Yes."}
 ASK = {"role": "user", "content": "One?"}
 GOOD = {
