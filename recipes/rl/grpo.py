@@ -78,9 +78,9 @@ class Config(loading.LoRA, core.Config):
     shuffle_rewards: bool = False
     """Control experiment: each answer gets another answer's reward, so no reward can teach anything. The gates refuse it."""
     stop_hacked: bool = True
-    """Stop a run whose reward rises while held-out answers get worse, or whose groups, lengths, entropy or KL show a collapse."""
+    """Stop a run whose reward rises while held-out answers fall, or whose groups, lengths, entropy or KL collapse."""
     rehearsed: int = 2
-    """Questions per iteration in a gate's rehearsal; more if few answers are right, since equal rewards give no gradient."""
+    """Questions per iteration in a gate's rehearsal (for groups of four: twice as many). Equal rewards have no gradient."""
     merge_adapters: bool = False
     """Also export the full model with merged adapters."""
 
@@ -204,7 +204,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         n = cfg.train.batch_size // cfg.num_generations
         if run.plan:  # one is enough where a gate looks at rates alone, and asks for less than a group
             whole = (run.plan.batch_size or cfg.num_generations) >= cfg.num_generations
-            n = min(n, max(cfg.rehearsed if whole else 1, run.world))
+            n = min(n, max(cfg.rehearsed * max(1, 8 // cfg.num_generations) if whole else 1, run.world))
         keys = stream.keys(step * n, (step + 1) * n)[run.rank * n // run.world : (run.rank + 1) * n // run.world]
         rows = [data["questions"].get(i, None) for _, i in keys for _ in range(cfg.num_generations)]
         return [{**row, "question": row["prompt"], "prompt": asker.put(row["prompt"])} for row in rows]
