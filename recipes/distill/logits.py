@@ -157,6 +157,13 @@ def make_stage(cfg: Config, run: core.Run, name: str, data: dict[str, core.Data]
         """Return the teacher's logits for (B, C, H, W) in [0, 1], which it reads in [-1, 1]."""
         return teacher.logits(images * 2 - 1)
 
+    with torch.no_grad():
+        known_classes = answers(val_data.get(0, None)["image"][None]).shape[1]
+    if known_classes != len(classes):
+        raise core.UserError(f"--teacher {cfg.teacher} answers in other classes", got=f"{known_classes} classes, the pictures have {len(classes)}",
+                             needed="the export of a vision/classify run on these classes",
+                             next=f"trainworthy run vision/classify --data.path {cfg.data.path}, then --teacher RUN/export")  # fmt: skip
+
     def taught(images: Tensor) -> Tensor:
         """The same at the temperature."""
         return soft(answers(images))
@@ -224,6 +231,11 @@ def make_stage(cfg: Config, run: core.Run, name: str, data: dict[str, core.Data]
         """The teacher's own metrics, an upper limit for the student."""
         return (taught(batch["image"]).argmax(1) == batch["label"]).float().mean().item() if weight else 1.0
 
+    def floor(batch: dict) -> float:
+        """The lowest loss that any student has: labels that the teacher contradicts leave more than 0."""
+        known, label = batch["known"], batch["label"]
+        return targets.least_loss(taught(batch["image"]), label, known, weight, temperature) if weight else 0.0
+
     return core.Stage(
         name=name,
         model=model,
@@ -234,7 +246,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, data: dict[str, core.Data]
         evaluate=evaluate,
         metric=core.Metric("accuracy", "which class does the picture show?", floor=1 / len(classes), ceiling=1.0),
         frozen_modules=teacher.frozen_modules,
-        expect=core.Expect(initial_loss=first_loss, overfit_metric=goal, new_parameters=fresh, overfit_steps=200),
+        expect=core.Expect(initial_loss=first_loss, loss_floor=floor, overfit_metric=goal, new_parameters=fresh, overfit_steps=200),
         pretrained=started_from,
         baselines=baselines,
         upper_bounds=("the teacher",),

@@ -144,3 +144,26 @@ def _stated(cfg: Any, batch: dict, said: Tensor, theirs: Tensor) -> dict[str, tu
                 "the student's scores are not softened": w * t**2 * apart(log_p, said.log_softmax(1)),
                 "the weights of the two terms are exchanged": (1 - w) * t**2 * apart(log_p, log_q)}),
     }  # fmt: skip
+
+
+def least_loss(taught: Tensor, label: Tensor, known: Tensor, weight: float, temperature: float) -> float:
+    """Return the lowest loss that any scores of these samples reach: a label and a teacher that disagree cannot both be right.
+    `taught` (B, N): the teacher's log-probabilities at the temperature; `known` (B,): which labels are known."""
+    taught, label, known = taught.detach().cpu().double(), label.cpu(), known.cpu()
+    free = (taught * temperature).clone().requires_grad_()
+    optimizer = torch.optim.LBFGS([free], max_iter=200, line_search_fn="strong_wolfe")
+
+    def total() -> Tensor:
+        apart = (taught.exp() * (taught - (free / temperature).log_softmax(1))).sum(1).mean()
+        hard = -free.log_softmax(1)[known, label[known]].sum() / known.sum().clamp_min(1)
+        return (1 - weight) * hard + weight * temperature**2 * apart
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = total()
+        value.backward()
+        return value
+
+    with torch.enable_grad():
+        optimizer.step(closure)
+    return total().item()

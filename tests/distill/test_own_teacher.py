@@ -1,0 +1,37 @@
+"""A teacher of one's own for distill/logits: other classes, and answers that the labels contradict."""
+
+import pytest
+import torch
+from PIL import Image
+from trainworthy.recipes.distill.gates.logits import least_loss
+
+
+def test_the_least_loss_is_what_no_student_goes_below():
+    """A label that the teacher contradicts leaves more than 0; without labels the teacher can be copied exactly."""
+    taught = torch.randn(8, 5, generator=torch.Generator().manual_seed(0)).log_softmax(1)
+    label = taught.argmin(1)
+    known = torch.arange(8) < 4
+    floor = least_loss(taught, label, known, 0.9, 2.0)
+    free = (2 * taught).requires_grad_()
+    optimizer = torch.optim.Adam([free], lr=0.05)
+    for _ in range(2000):
+        optimizer.zero_grad()
+        kl = (taught.exp() * (taught - (free / 2).log_softmax(1))).sum(1).mean()
+        loss = 0.1 * torch.nn.functional.cross_entropy(free[known], label[known]) + 0.9 * 4 * kl
+        loss.backward()
+        optimizer.step()
+    assert floor == pytest.approx(loss.item(), abs=1e-3)
+    assert floor > 0.1
+    assert least_loss(taught, label, torch.zeros(8, dtype=torch.bool), 0.9, 2.0) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_teacher_of_other_classes_is_refused(tmp_path, launch):
+    """The default teacher knows ten digits: on three classes its answers have another shape."""
+    for i, name in enumerate("abc"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for j in range(10):
+            Image.new("L", (32, 32), 20 * i + 5 * j).save(tmp_path / "set" / name / f"{j}.png")
+    done = launch("check", "distill/logits", "--data.path", "set", "--only", "schema")
+    assert done.returncode == 2, done.shown
+    assert "10 classes, the pictures have 3" in done.stderr
+    assert "--teacher RUN/export" in done.stderr
