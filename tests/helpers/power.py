@@ -24,8 +24,8 @@ RECIPES = ("vision/classify", "vision/segment", "llm/pretrain", "rl/ppo", "rl/dq
 JOURNAL, PAGE = ROOT / "docs" / "power.jsonl", ROOT / "docs" / "power.md"
 HEAD = """# Power of the gates
 
-How often each gate stops a planted bug (`--run.seed 0` to `19`), and how often it lets unchanged recipes pass (at some of these
-seeds). One planted bug for each gate, in the cheapest recipe that has one; the gate runs alone, so that no other can stop it first.
+How often each gate stops a planted bug, at the seeds that were run so far (0 and up; 20 are planned), and how often it lets unchanged
+recipes pass. One planted bug for each gate, in the cheapest recipe that has one; the gate runs alone, so that no other can stop it first.
 `skip` is a gate that says why it does not apply. Written by `python -m tests.helpers.power`; gates whose planted bugs are in larger
 recipes alone are not in the table. All planted bugs at fewer seeds: [results of `make verify`](verify.md).
 
