@@ -1,30 +1,30 @@
 """Combinations of settings that cannot work."""
 
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 from trainworthy.core.base.config import Config
 from trainworthy.core.base.errors import UserError
 
-RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
-    **dict.fromkeys(
-        ("gamma", "gae_lambda", "tau", "exploration_fraction", "exploration_final_eps", "label_smoothing", "lora_dropout",
-         "ema", "conditioning_dropout_prob"), ("0 to 1", lambda x: 0 <= x <= 1)),
-    **dict.fromkeys(
-        ("num_envs", "num_steps", "update_epochs", "gradient_steps", "n_step", "buffer_size", "eval_episodes",
-         "target_update_interval", "num_generations", "num_iterations"), ("1 or more", lambda x: x >= 1)),
-    **dict.fromkeys(("clip_range", "temperature"), ("more than 0", lambda x: x > 0)),
-    "lora_rank": ("0 (all weights train) or more", lambda x: x >= 0),
-}  # fmt: skip
-"""{name: (what is needed, whether a value is that)} of settings that mean the same in every recipe that has them."""
+RANGES: dict[str, Callable[[float], bool]] = {
+    "0 to 1": lambda x: 0 <= x <= 1,
+    "0 or more": lambda x: x >= 0,
+    "1 or more": lambda x: x >= 1,
+    "more than 0": lambda x: x > 0,
+}
+"""Which settings have which range stands in recipes/ranges.json: a name means the same in every recipe that has it."""
 
 
 def check_ranges(cfg: Config) -> None:
     """Raise for a recipe's own setting outside the range that its name implies: gates would blame what follows from it."""
-    for name, (needed, fits) in RANGES.items():
-        value = getattr(cfg, name, None)
-        if isinstance(value, int | float) and not fits(value):
-            raise UserError(f"--{name.replace('_', '-')} is out of range", got=value, needed=needed)
+    tables = json.loads((Path(__file__).resolve().parents[2] / "recipes" / "ranges.json").read_text())
+    for needed, names in tables.items():
+        for name in names:
+            value = getattr(cfg, name, None)
+            if isinstance(value, int | float) and not RANGES[needed](value):
+                raise UserError(f"--{name.replace('_', '-')} is out of range", got=value, needed=needed)
 
 
 def check_values(cfg: Config, *, processes: int) -> None:
