@@ -55,9 +55,8 @@ class Streamed:
         if one is not None and self._may_end() and seen.cut(one):
             if isinstance(self._source, types.GeneratorType):
                 self._source.close()
-            vars(self._source).update(
-                self._counters
-            ) if self._counters else None  # the next pass begins at the beginning
+            if self._counters:  # the next pass begins at the beginning
+                vars(self._source).update(self._counters)
             raise StopIteration
         drawn = seen.draws
         try:
