@@ -11,7 +11,7 @@ from trainworthy.recipes.llm.gates import fresh_export
 from trainworthy.recipes.llm.gates.chat import heard
 from trainworthy.recipes.rl.language.data import problems
 from trainworthy.recipes.rl.language.data.problems import Problems
-from trainworthy.recipes.rl.language.gates.grpo_answers import Subject, Unit, alone, unit
+from trainworthy.recipes.rl.language.gates.grpo_answers import Subject, Unit, alone, one_answer, unit
 from trainworthy.recipes.rl.language.gates.grpo_objective import formula_gate, objective, scored
 
 DRAWN, DRAWN_16 = (
@@ -158,12 +158,13 @@ def samples(s: Subject) -> Gate:
     def check(context: GateContext) -> Finding:
         """Compares the distributions that the first tokens were drawn from with those of each answer alone, without padding. Compares the
         log-probability of the sampled answers with its expected value (the entropy of the same distributions), by prompt length.
-        Checks where each answer ends."""
+        Checks where each answer ends, and whether a low temperature leaves one answer."""
         u, wrong = unit(s, context), []
         excesses, said = [], alone(u, s.cfg.temperature)
         apart, limit = drawn_elsewhere(u, said, s.cfg.temperature), DRAWN if u.run.precision == "fp32" else DRAWN_16
         far_off = {n: gap for n, gap in apart.items() if gap > limit}
-        wrong += [f"answers to prompts of {n} tokens were drawn from other distributions than each text alone has (they differ by {gap:.2g})"
+        same = one_answer(u, said, s.cfg.temperature)
+        wrong += [same] * bool(same) + [f"answers to prompts of {n} tokens were drawn from other distributions than each text alone has (they differ by {gap:.2g})"
                   for n, gap in far_off.items()]  # fmt: skip
         for start in range(0, len(u.rows), s.cfg.num_generations):
             group = slice(start, start + s.cfg.num_generations)
@@ -196,7 +197,8 @@ def samples(s: Subject) -> Gate:
             "sampling uses another temperature than the loss, a top-k, or weights that are not the policy's\n"
             "the end token is masked because it is also the pad: mask by length, never by id (the model then never stops)",
             evidence={"excess": excesses, "cut": cut, "drawn": apart},
-            cause="prompts are padded on the right for generation, or positions count the padding: of several lengths, only the longest "
+            cause="the sampling temperature is too low: equal answers have equal rewards, and a group of them no gradient" if same else
+            "prompts are padded on the right for generation, or positions count the padding: of several lengths, only the longest "
             "prompt, which has no padding, is answered as it is alone" if far_off and max(apart) not in far_off else "",
         )  # fmt: skip
 

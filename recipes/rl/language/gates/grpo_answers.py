@@ -99,3 +99,21 @@ def alone(u: Unit, temperature: float) -> list[Tensor]:
 
     with evaluating(u.stage.model), u.run.autocast():
         return [read(*row) for row in u.ids]
+
+
+def one_answer(u: Unit, said: list[Tensor], temperature: float) -> str:
+    """Return what shows that a low temperature leaves hardly more than one answer to each question, so that few groups have a gradient;
+    else "". A policy that is as sure at a temperature of 1 has nothing to learn here, which is no fault of the setting. `said`: its
+    log-probabilities at `temperature`."""
+
+    def given(log_p: list[Tensor]) -> float:
+        return sum(p.gather(-1, torch.tensor(after, device=p.device)[:, None]).sum().exp().item()
+                   for (_, after), p in zip(u.ids, log_p, strict=True)) / len(log_p)  # fmt: skip
+
+    if temperature >= 1:
+        return ""
+    drawn, free = given(said), given(alone(u, 1.0))
+    return (
+        f"--temperature {temperature:g} gives the answers it drew a probability of {drawn:.0%} each, 1 would give them {free:.0%}"
+        * (drawn > 0.6 and free < drawn / 2)
+    )
