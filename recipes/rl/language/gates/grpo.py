@@ -164,8 +164,11 @@ def samples(s: Subject) -> Gate:
         apart, limit = drawn_elsewhere(u, said, s.cfg.temperature), DRAWN if u.run.precision == "fp32" else DRAWN_16
         far_off = {n: gap for n, gap in apart.items() if gap > limit}
         same = one_answer(u, said, s.cfg.temperature)
-        wrong += [same] * bool(same) + [f"answers to prompts of {n} tokens were drawn from other distributions than each text alone has (they differ by {gap:.2g})"
-                  for n, gap in far_off.items()]  # fmt: skip
+        wrong += [same] * bool(same)
+        wrong += [
+            f"answers to prompts of {n} tokens were drawn from other distributions than each text alone has (they differ by {gap:.2g})"
+            for n, gap in far_off.items()
+        ]
         for start in range(0, len(u.rows), s.cfg.num_generations):
             group = slice(start, start + s.cfg.num_generations)
             excess, variance = 0.0, 1e-2
