@@ -26,7 +26,7 @@ from trainworthy.core.base import seeds
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.verdict import Verdict
-from trainworthy.core.guard import events, interventions, invariants, judging
+from trainworthy.core.guard import events, interventions, invariants, run_checks
 from trainworthy.core.guard.checks import CHECKS, OF_SCRIPTS, finding, skip
 from trainworthy.core.guard.child import uncompiled
 from trainworthy.core.guard.control import Control, Plan
@@ -99,7 +99,7 @@ def check(
     folder: Path | None,
     place: str,
 ) -> list[Verdict]:
-    """Rehearse the loop and judge it. `built`: a loop that the factory has built, taken out so that its memory is free after
+    """Rehearse the loop and check it. `built`: a loop that the factory has built, taken out so that its memory is free after
     the second one."""
     first = built.pop()
     validate(first)
@@ -269,7 +269,7 @@ class _LoopGuard(Guard):
             return {**record, "raised": raised, "facts": {}}
         if watch:
             self._declare(seen, own, record)
-        found = judging.judge(seen, control.plan)
+        found = run_checks.check(seen, control.plan)
         if watch:
             found["findings"] = declared(seen, found["findings"])
         facts = found["facts"]
@@ -314,7 +314,7 @@ class _LoopGuard(Guard):
             others = self._rehearse(
                 self._plan("others", most=most, target=facts["target"], inputs=facts["inputs"], evaluate=False)
             )
-        found = interventions.judge(watch.record, eight.record, others.record)
+        found = interventions.check(watch.record, eight.record, others.record)
         if goal is not None:
             found[-1] = self._goal(eight.record, float(goal))  # type: ignore[arg-type]  # a Loop takes a number
         for one in found:

@@ -281,7 +281,7 @@ def dependency(seen: Any) -> dict:
                 for x in (sees_ahead(seen), ignores_samples(seen), orderless(seen), ignores_places(seen), unread(seen))
                 if x is not None
             ]
-            rows += [finding("dependency", told, cause) for told, cause in sample_rows.judge(seen)]
+            rows += [finding("dependency", told, cause) for told, cause in sample_rows.check(seen)]
     if not rows:
         return skip("dependency", "no evaluation by class in eval mode was seen, or a batch cannot be cut")
     bad = [r for r in rows if not r["ok"]] or rows

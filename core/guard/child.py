@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from trainworthy.core.guard import events, judging, ranks
+from trainworthy.core.guard import events, ranks, run_checks
 from trainworthy.core.guard.control import ENDED, TO_THE_END, Control, Plan
 from trainworthy.core.guard.evidence import Evidence
 from trainworthy.core.guard.following import Following
@@ -122,7 +122,7 @@ class Rehearsal:
         events.remove()
         seen = self.seen
         try:
-            found = judging.judge(seen, self.plan) if not self.rank else {}
+            found = run_checks.check(seen, self.plan) if not self.rank else {}
             if seen.restart is not None:
                 found["restart"] = seen.restart.facts(seen)
             if self.count > 1:

@@ -32,7 +32,7 @@ class Collapse:
                 self.last, self.size = (module, args, kwargs), size
 
 
-def judge(seen: Any) -> tuple[tuple[str, str] | None, str]:
+def check(seen: Any) -> tuple[tuple[str, str] | None, str]:
     """Return what is wrong if the loss is as low with exchanged entries, and what was measured."""
     last, losses = seen.collapse.last, seen.losses
     if last is None or seen.control is None or len(losses) < STEPS or min(losses[:3]) <= 0:

@@ -39,7 +39,7 @@ def read(data: Any, limit: float) -> tuple[Columns, bool]:
     return {(k, j): x[:, j] for k, x in enumerate(stacked) for j in range(min(WIDTH, x.shape[1]))}, step == 1
 
 
-def judge(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None:
+def check(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None:
     """Return what is wrong with the columns of one of the evaluations' data."""
     mine, _ = read(train, limit)
     for data in others if mine else ():

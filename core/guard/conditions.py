@@ -73,7 +73,7 @@ def labels(args: tuple, kwargs: dict) -> list[Tensor]:
     return [x.clone() for x in found if bool((x != x[0]).any())]
 
 
-def judge(seen: Any) -> tuple[tuple[str, str] | None, str]:
+def check(seen: Any) -> tuple[tuple[str, str] | None, str]:
     """Return what is wrong if a critic with an optimiser of its own gets other labels than the generator, and what was measured."""
     told = ""
     for (critic, maker), (same, other) in seen.evidence.conditions.pairs.items():

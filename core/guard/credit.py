@@ -169,7 +169,7 @@ class Credit:
         return found[::-1]
 
 
-def judge(one: Credit) -> tuple[tuple[str, str] | None, str]:
+def check(one: Credit) -> tuple[tuple[str, str] | None, str]:
     """Return what is wrong with the weights of actions, and what was measured."""
     weights: dict[tuple[int, int, int], float] = {}
     parts: dict[tuple[int, int, int], list[int]] = {}

@@ -19,7 +19,7 @@ EMPTY = 4  # steps in a row without a gradient
 PAIRS = 1000  # neighbouring tokens that two sources must have to be compared
 
 
-def judge(seen: Following) -> dict:
+def check(seen: Following) -> dict:
     """Join the faults that are seen in a whole script."""
     faults = [fault for check in (stranger, untrained, scales, vocabulary, worst, calm) if (fault := check(seen))]
     if faults:
@@ -71,7 +71,7 @@ def answer(watch: dict, record: dict, late: bool, output: str, seconds: float) -
     if record["steps"] < max(1, min(4, watch["steps"])) or record.get("error"):
         return skip("ending", f"only {record['steps']} steps were made")
     found = record["findings"][0]
-    told, cause = keeping.judge(record.get("rounds", []), output)
+    told, cause = keeping.check(record.get("rounds", []), output)
     if not found.get("ok"):
         return found
     return finding(

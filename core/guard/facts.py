@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from trainworthy.core.base.correlation import pearson
 from trainworthy.core.guard import causality, indexing, objectives, pairing, supervision
 from trainworthy.core.guard.checks import finding, skip
 from trainworthy.core.guard.fits import binary_right, output_target_correlation, r_squared
@@ -36,7 +37,7 @@ def targets(seen: Observer) -> dict:
     for check in (objectives.exchanged, objectives.copied, objectives.mixed, objectives.text_along_batch):
         if fault := check(seen):
             return finding("targets", *fault)
-    if fault := pairing.judge(seen.pairing) or indexing.judge(seen.indexed):
+    if fault := pairing.check(seen.pairing) or indexing.check(seen.indexed):
         return finding("targets", *fault)
     rows = [r for r in seen.calls if r.get("n")]
     if not rows and seen.labels and seen.labels[0]["distinct"] + seen.labels[-1]["distinct"]:
@@ -143,7 +144,7 @@ def upside_down(rows: list[dict]) -> Fault | None:
     if len(rows) < 4 or (weight <= 0).any():
         return None
     varied = len(weight) >= 3 and np.log(weight).std() > 0.2 and odds.std() > 0.2
-    same = float(np.corrcoef(np.log(weight), odds)[0, 1]) if varied else 0.0
+    same = pearson(torch.from_numpy(np.log(weight)), torch.from_numpy(odds)) if varied else 0.0
     equal = float(np.abs(np.log(weight) - odds).mean()) < 0.3 and float(np.abs(odds).mean()) > 0.7
     if same < 0.9 and not equal:
         return None

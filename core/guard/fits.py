@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.addresses import address_of
 
@@ -193,9 +194,8 @@ def output_target_correlation(pairs: list[tuple[Tensor, Tensor]]) -> list[float]
     if not pairs:
         return []
     p, y = (torch.cat([to_double(x.flatten()) for x in column]) for column in zip(*pairs, strict=True))
-    both = torch.stack([p, y])
-    found = float(torch.corrcoef(both)[0, 1]) if bool((both.std(1) > 0).all()) else float("nan")
-    return [found, sum(len(x) for x, _ in pairs)] if found == found else []
+    varied = bool(p.std() > 0) and bool(y.std() > 0)
+    return [pearson(p, y), sum(len(x) for x, _ in pairs)] if varied else []
 
 
 def beside(out: Any, leaves: Iterable[Any], given: tuple) -> tuple[Tensor, Tensor] | None:

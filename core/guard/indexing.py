@@ -91,7 +91,7 @@ def plain(x: Tensor) -> bool:
     return x.dim() > 0 and not x.requires_grad and x.is_floating_point() and x.dtype != torch.bfloat16
 
 
-def judge(one: Indexed) -> tuple[str, str] | None:
+def check(one: Indexed) -> tuple[str, str] | None:
     """Return what is wrong if at every step the inputs' rows were others than those of the only other tensor."""
     pairs = [mismatched(got, rest) for got, rest in one.steps]
     if len(pairs) < ENOUGH or any(p is None for p in pairs):

@@ -11,7 +11,7 @@ FEW = 30  # losses on eight samples from which on one that does not close is a f
 CONSTANT = "the input does not reach the output (overwritten, zeroed, averaged over the batch)"
 
 
-def judge(watch: dict, eight: dict, others: dict, output: str = "") -> list[dict]:
+def check(watch: dict, eight: dict, others: dict, output: str = "") -> list[dict]:
     """Compare the records of three rehearsals."""
     facts = watch.get("facts", {})
     why = unsuitable(facts)

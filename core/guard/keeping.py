@@ -69,7 +69,7 @@ def number(value: Any) -> float | None:
     return found if abs(found) < float("inf") else None
 
 
-def judge(rows: list[dict], output: str) -> tuple[str, str]:
+def check(rows: list[dict], output: str) -> tuple[str, str]:
     """Return what is seen of a script's best weights, and its cause; the cause is empty if nothing is wrong."""
     told = ""
     for name, known, values, best in tracked(rows, output):

@@ -98,7 +98,7 @@ def compare(mean: Tensor, spread: Tensor, by_mean: Tensor, by_spread: Tensor) ->
     return "one-sided" if float((unit + 0.5).abs().max()) < 1e-3 else ""
 
 
-def judge(one: Latent) -> tuple[tuple[str, str] | None, str]:
+def check(one: Latent) -> tuple[tuple[str, str] | None, str]:
     """Return what is wrong with the KL term, and what was found."""
     if len(one.found) < 2 or len(set(one.found)) > 1:
         return None, ""

@@ -21,12 +21,12 @@ def direction(seen: Any) -> dict:
     rows = [
         attacks(seen),
         adversaries(seen),
-        conditions.judge(seen),
-        credit.judge(one.credit),
-        latent.judge(one.latent),
+        conditions.check(seen),
+        credit.check(one.credit),
+        latent.check(one.latent),
     ]
     penalty = penalties.penalty(one.penalties) or penalties.embeddings(one.penalties)
-    rows += [(penalty, ""), terms.judge(one.loss_terms), collapse.judge(seen)]
+    rows += [(penalty, ""), terms.check(one.loss_terms), collapse.check(seen)]
     wrong, told = [], []
     for fault, text in rows:
         wrong += [fault] if fault else []
@@ -200,7 +200,7 @@ def noise(seen: Any) -> dict:
             f"the target is drawn noise that is not in the model's input (correlation {sum(foreign) / len(foreign):.3f} in {len(foreign)} calls)",
             "the noise is drawn twice: once for the input and once for the loss",
         )
-    if not one.levels and (hidden := one.hidden.judge()):
+    if not one.levels and (hidden := one.hidden.check()):
         told, fault, cause = hidden
         return finding("noise", fault or told, cause)
     if not one.levels:

@@ -128,7 +128,7 @@ def saying(out: Tensor, target: Tensor, *, right: bool) -> Tensor:
     return 0.0001 + 0.9998 * sure if bool(((out >= 0) & (out <= 1)).all()) else SURE * (2 * sure - 1)
 
 
-def judge(rows: list[dict], output: str) -> dict | None:
+def check(rows: list[dict], output: str) -> dict | None:
     """Return the verdict of `metric` on three evaluations; None where they do not tell."""
     rows = [
         r for r in rows if r["said"] and r["answered"] == r["calls"] and r["rows"] >= ROWS and len(r["classes"]) > 1

@@ -102,7 +102,7 @@ def order(x: Tensor, given: Tensor) -> Tensor | None:
     return torch.tensor(found) if len(places) == len(a) and min(found) >= 0 else None
 
 
-def judge(one: Pairing) -> tuple[str, str] | None:
+def check(one: Pairing) -> tuple[str, str] | None:
     """Return what is wrong if at nearly every step all losses with the batch's targets had them in another order. Targets that
     were computed from the batch's (1 - y) are the same values by chance at some steps."""
     wrong = sum(not right and off > 0 for right, off in one.steps.values())

@@ -98,7 +98,7 @@ def facts(seen: Any) -> dict:
     }
 
 
-def judge(ended: "Outcome", rehearse: "Callable[..., list[Outcome]]", limit: float) -> dict:
+def check(ended: "Outcome", rehearse: "Callable[..., list[Outcome]]", limit: float) -> dict:
     """Return the verdict on a script that was followed to its end. `rehearse`: runs plans side by side, each given by its name and its
     other fields; `limit`: seconds that the script was followed."""
     why = unsuitable(ended)

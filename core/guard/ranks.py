@@ -116,12 +116,12 @@ def merged(folder: Path, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def facts(seen: Observer) -> dict[str, Any]:
-    """Return what `judge` compares between ranks."""
+    """Return what `check` compares between ranks."""
     prints = [x for p in seen.passes if p.training for x in p.prints]
     return {"trace": seen.trace, "prints": (prints or seen.batch_prints)[:32], "nonfinite": seen.nonfinite[:3]}
 
 
-def judge(record: dict[str, Any]) -> dict:
+def check(record: dict[str, Any]) -> dict:
     """Check that all ranks hold the same weights and train on different batches."""
     every = [record, *record["ranks"]]
     found = [r.get("between") or {} for r in every]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trainworthy.core.base.correlation import spearman
+from trainworthy.core.base.correlation import pearson, spearman
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.addresses import address_of
 
@@ -97,8 +97,7 @@ class Regression:
                         self.told.setdefault(i, []).append(to_double(x.detach().flatten()))
                 return
             if strange is None and clean is not None and white(drawn):
-                pair = torch.stack([to_double(noisy.flatten()), to_double(drawn.flatten())])
-                strange = (float(torch.corrcoef(pair)[0, 1]), drawn.numel())
+                strange = (pearson(noisy, drawn), drawn.numel())
         if strange is not None:
             self.strange.append(strange)
         elif target[0].numel() >= 128 and self._drawn(target):
@@ -122,7 +121,7 @@ class Hidden:
             if v.numel() == len(x) and v.dim() in (1, 2):
                 self.told.setdefault(i, []).append(to_double(v.detach().flatten()))
 
-    def judge(self) -> tuple[str, str, str] | None:
+    def check(self) -> tuple[str, str, str] | None:
         """Return what was measured, and what is wrong and its cause if something is; None where there is too little to say."""
         share = torch.cat(self.shares) if self.shares else torch.zeros(0)
         if len(share) < 32 or len(self.shares) < 6:
@@ -164,8 +163,7 @@ def parts(noisy: Tensor, clean: Tensor, noise: Tensor) -> tuple[Tensor, Tensor] 
     except RuntimeError:
         return None
     left = (columns @ found - goal).flatten(1).norm(dim=1) / goal.flatten(1).norm(dim=1).clamp_min(1e-12)
-    corr = torch.corrcoef(torch.stack([x.flatten(), to_double(noise.flatten())]))[0, 1]
-    if float(left.median()) > 1e-3 or abs(float(corr)) > 0.1:
+    if float(left.median()) > 1e-3 or abs(pearson(x, noise)) > 0.1:
         return None
     return found[:, 0, 0], found[:, 1, 0]
 

@@ -44,7 +44,7 @@ class Restart:
         self.begin = snapshot(seen) | {"buffers": self.calls}
 
     def facts(self, seen: Any) -> dict[str, Any]:
-        """Return what `judge` compares between two processes."""
+        """Return what `check` compares between two processes."""
         for one in self.saves:
             groups = zip(seen.groups.values(), one["at"], strict=False)
             one["next"] = [g.rates[i] if i < len(g.rates) else None for g, i in groups]
@@ -78,7 +78,7 @@ def buffers(modules: list[nn.Module]) -> list[list[float]]:
     return [to_double(b.detach().flatten()[:VALUES]).tolist() for b in list(seen.values())[:PARAMETERS]]
 
 
-def judge(watch: dict[str, Any], again: dict[str, Any], words: str) -> dict[str, Any]:
+def check(watch: dict[str, Any], again: dict[str, Any], words: str) -> dict[str, Any]:
     """Compare the state after the restart with each state that was saved."""
     begin = again.get("restart", {}).get("begin")
     if again.get("why") == "it raised" and "No such file" not in again["raised"]:

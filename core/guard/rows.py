@@ -130,7 +130,7 @@ def outputs(out: Any, size: int) -> list[Tensor]:
     return [x.float() for x in found if len(x) == size][:1]
 
 
-def judge(seen: Any) -> list[tuple[str, str]]:
+def check(seen: Any) -> list[tuple[str, str]]:
     """Return what was measured, and its cause; the cause is empty if all is well."""
     one, found = seen.rows, []
     if one.crossed >= ENOUGH and one.crossed >= 0.5 * one.looks:

@@ -122,7 +122,7 @@ def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
         return (
             partners(train[0].loader, evals, mine, limit + 2 * SECONDS)
             or turned_apart(train[0].loader, evals, limit + 3 * SECONDS)
-            or columns.judge(
+            or columns.check(
                 data, [v.dataset for v in evals.values() if v.dataset is not data], time.monotonic() + SECONDS
             )
         )

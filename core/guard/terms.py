@@ -94,7 +94,7 @@ def residual_of_curve(y: Tensor, o: Tensor) -> Tensor:
     return y - a @ torch.linalg.lstsq(a, y[:, None]).solution[:, 0]
 
 
-def judge(one: Terms) -> tuple[tuple[str, str] | None, str]:
+def check(one: Terms) -> tuple[tuple[str, str] | None, str]:
     """Return which term pushes the outputs away from the targets while another pulls them there, and what was measured."""
     rows = [r for r in one.rows if len(r) == len(one.rows[0])]
     if len(rows) < 3:

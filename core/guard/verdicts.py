@@ -73,7 +73,7 @@ class Guard:
         for found in r.get("findings", []):
             self._verdict(found, found.get("seconds", 0.0))
         if r.get("ranks"):
-            self._verdict(ranks.judge(r))
+            self._verdict(ranks.check(r))
         if self.interventions and not (self.only and set(LEARNING).isdisjoint(self.only)):
             self._intervene(watch)
         if self.interventions and not (self.only and not {"ending", "progress", "later"} & set(self.only)):
@@ -159,7 +159,7 @@ class Guard:
             )
         if not r:
             how = f"signal {watch.signal}" if watch.signal else f"exit code {watch.code}"
-            raise UserError(f"the script ended its own process ({how}) and left nothing to judge{said}", next=again)
+            raise UserError(f"the script ended its own process ({how}) and left nothing to check{said}", next=again)
         if r["why"] == "it raised":
             files = any(names_file(r["raised"], Path(w)) for w in r["written"])
             cause = "a library that opens files in C looks for what a rehearsal wrote elsewhere (docs/own-scripts.md)"
@@ -208,7 +208,7 @@ class Guard:
                 started = [(plan, *self._start(plan)) for plan in plans]
                 done = [self._wait(pid, folder, plan) for plan, pid, folder in started]
             eight, others = (*done, others)[:2]
-        found = interventions.judge(watch.record, eight.record, others.record, eight.output)
+        found = interventions.check(watch.record, eight.record, others.record, eight.output)
         if "skip" in found[-1] and not watch.record.get("ranks"):
             found[-1] = self._answer(watch) or found[-1]
         for one in found:
@@ -222,7 +222,7 @@ class Guard:
         done = self._rehearse(
             self._plan("oracle", steps=2, seconds=0.0, eval_batches=10**9, limit=limit, restart=False)
         )
-        return oracle.judge(done.record.get("oracle", []), done.output)
+        return oracle.check(done.record.get("oracle", []), done.output)
 
     def _end(self, watch: Outcome) -> None:
         """Follow the script to its end, its passes cut short."""
@@ -260,7 +260,7 @@ class Guard:
 
         if any(v.blocks for v in self.verdicts):
             return self._verdict(skip("progress", "the check of the script's end failed"))
-        found = progress.judge(ended, rehearse, given["limit"])
+        found = progress.check(ended, rehearse, given["limit"])
         return self._verdict(found, time.monotonic() - began)
 
     def _restart(self, watch: Outcome) -> None:
@@ -277,7 +277,7 @@ class Guard:
             again = self._rehearse(self._plan("restart", steps=1, seconds=0.0, evaluate=False))
         finally:
             self.target = original
-        found = restart.judge(watch.record, again.record, words)
+        found = restart.check(watch.record, again.record, words)
         return self._verdict(found, time.monotonic() - began)
 
     def _files(self, before: dict, watch: Outcome) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.errors import Stop
 from trainworthy.core.base.verdict import Verdict
-from trainworthy.core.guard import events, judging
+from trainworthy.core.guard import events, run_checks
 from trainworthy.core.guard.checks import verdict
 from trainworthy.core.guard.observer import Observer
 from trainworthy.core.guard.records import Pass
@@ -194,7 +194,7 @@ class Light(Observer):
 
 @contextmanager
 def watch(folder: str | Path | None = None, *, stop: bool = False, say: Any = print) -> Iterator[Light]:
-    """Observe the training inside the block; at its end the checks are judged and printed, and written where a `folder` is given.
+    """Observe the training inside the block; at its end the checks run and are printed, and written where a `folder` is given.
     `stop`: raise when the loss stays non-finite."""
     out = None if folder is None else Path(folder)
     tracker = None if out is None else MetricsTracker(out, use_tensorboard=False)
@@ -248,7 +248,7 @@ def verdicts(seen: Light, say: Any) -> list[Verdict]:
     """The checks of `guard` that need no second rehearsal, on the run that was; advice, never a block."""
     from trainworthy.core.guard.control import Plan
 
-    found = judging.judge(seen, Plan("watch"))["findings"]
+    found = run_checks.check(seen, Plan("watch"))["findings"]
     for one in found:
         if not one.get("ok", True):
             say(f"  watch: {one['id']}: {one['measured']}\n         likely cause: {one['cause'].splitlines()[0]}")

@@ -141,7 +141,7 @@ def played(weigh) -> tuple[tuple[str, str] | None, str]:
         )
     rows = [((7, t, e), w) for e in range(4) for t, w in enumerate(weigh(np.array(one.to_go(7, 0, 128, e))))]
     one.batches = [(512, rows[i::4]) for i in range(4)]
-    return credit.judge(one)
+    return credit.check(one)
 
 
 def test_credit_of_actions():

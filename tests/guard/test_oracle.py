@@ -107,7 +107,7 @@ def test_scores_of_right_and_wrong_answers(scores: tuple, fault: str | None):
         rows.append(
             {"right": i != 1, "calls": 4, "answered": 4, "rows": 200, "classes": [0, 1], "said": [begin, len(output)]}
         )
-    found = oracle.judge(rows, output)
+    found = oracle.check(rows, output)
     assert (found is None) == (fault is None)
     if found is not None:
         assert found["cause"].count(fault) if fault else found["ok"]

@@ -104,7 +104,7 @@ CASES = {
 def test_scores_with_and_without_training(name: str):
     (score, trained), (_, held), more, expected = CASES[name]
     ours, others = run(printed(score, *trained), **more), run(printed(score, *held), **more, losses=[1.0, 0.01])
-    found = progress.judge(ours, lambda *plans: [ours if n == "trained" else others for n, _ in plans], 1.0)
+    found = progress.check(ours, lambda *plans: [ours if n == "trained" else others for n, _ in plans], 1.0)
     assert ("skip" if "skip" in found else "pass" if found["ok"] else "fail") == expected, found
     if expected == "fail":
         assert found["cause"] == progress.AGAINST
@@ -114,12 +114,12 @@ def test_a_score_that_gets_better_outweighs_others():
     """The accuracy of a validation rises while another score falls."""
     ours, others = (run(printed("val acc", *a) + printed("test auc", *b)) for a, b in
                     (((0.1, 0.5), (0.3, 0.2)), ((0.1, 0.1), (0.5, 0.5))))  # fmt: skip
-    assert progress.judge(ours, lambda *plans: [others], 1.0)["ok"]
+    assert progress.check(ours, lambda *plans: [others], 1.0)["ok"]
 
 
 def test_one_seed_is_not_enough():
     ours, others = (run(printed("auc", v)) for v in (0.2, 0.5))
-    found = progress.judge(ours, lambda *plans: [others] if len(plans) == 1 else [others, others], 1.0)
+    found = progress.check(ours, lambda *plans: [others] if len(plans) == 1 else [others, others], 1.0)
     assert "not so at another seed" in found["skip"] or "no printed score" in found["skip"]
 
 

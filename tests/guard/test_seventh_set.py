@@ -154,11 +154,11 @@ def test_the_direction_of_best():
         begin = len(output)
         output += f"epoch {i} val acc {v:.2f}\n"
         rows.append({"step": i, "said": [begin, len(output)], "best": {"best": max(values[: i + 1])}})
-    assert keeping.judge(rows, output) == ("best is the best of 5 values of 'val acc'", "")
+    assert keeping.check(rows, output) == ("best is the best of 5 values of 'val acc'", "")
     wrong = [r | {"best": {"best": min(values[: i + 1])}} for i, r in enumerate(rows)]
-    assert keeping.judge(wrong, output)[1] == keeping.WRONG
-    assert keeping.judge([r | {"best": {"best_loss": 0.5}} for r in rows], output) == ("", "")
-    assert keeping.judge(wrong, output.replace("acc", "abc")) == ("", "")
+    assert keeping.check(wrong, output)[1] == keeping.WRONG
+    assert keeping.check([r | {"best": {"best_loss": 0.5}} for r in rows], output) == ("", "")
+    assert keeping.check(wrong, output.replace("acc", "abc")) == ("", "")
 
 
 def test_a_loss_near_that_of_a_constant_is_no_pass():
@@ -176,7 +176,7 @@ def read(rows_of_inputs, rows_of_targets):
     for i in range(8):
         order = torch.randperm(400)[:40]
         one.steps.append(([indexing.Read(x, rows_of_inputs(i, order))], [indexing.Read(y, rows_of_targets(i, order))]))
-    return indexing.judge(one)
+    return indexing.check(one)
 
 
 def test_rows_that_are_read_apart():

@@ -52,7 +52,7 @@ def told(form, draw) -> tuple[str, str] | None:
         one.look(loss, [torch.randn(4, 4), y])
         loss.backward()
     assert len(one.rows) >= 3 or not one.rows
-    return terms.judge(one)[0]
+    return terms.check(one)[0]
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -156,7 +156,7 @@ def policy(*, other: bool, single: bool) -> tuple[str, str] | None:
         returns.append(25.0 - t % 25)
     weights = torch.tensor(returns)
     (-(weights - weights.mean()) * torch.stack(losses)).sum().backward()
-    return credit.judge(one)[0]
+    return credit.check(one)[0]
 
 
 @pytest.mark.parametrize("single", [True, False])

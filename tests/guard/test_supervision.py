@@ -158,7 +158,7 @@ def test_columns_of_the_evaluation(kind: str):
     if kind == "drifted":
         held[: len(held) // 2] = 2
     data = [TensorDataset(codes[train, None], numbers[train]), TensorDataset(held[:, None], values)]
-    found = columns.judge(data[0], data[1:], time.monotonic() + 10)
+    found = columns.check(data[0], data[1:], time.monotonic() + 10)
     assert bool(found) == (kind in ("codes", "scaled")), found
 
 

@@ -21,14 +21,14 @@ from trainworthy.core.guard import (
 from trainworthy.core.guard.observer import Observer
 
 
-def judge(seen: Observer, plan: Any) -> dict[str, Any]:
-    """Every judge's answer on one run; on a run with changed data only the facts that `interventions` compares."""
+def check(seen: Observer, plan: Any) -> dict[str, Any]:
+    """What every check says of one run; on a run with changed data only the facts that `interventions` compares."""
     if plan.name in ("trained", "held"):
         return {"progress": progress.facts(seen)}
     if isinstance(seen, following.Following):
         kept = seen.rounds.rows if seen.held or seen.loads else []
         return {
-            "findings": [ending.judge(seen)],
+            "findings": [ending.check(seen)],
             "rounds": kept,
             "later": seen.later(),
             "progress": progress.facts(seen),
@@ -65,7 +65,7 @@ def judge(seen: Observer, plan: Any) -> dict[str, Any]:
         except Exception as error:
             found.append(
                 checks.skip(
-                    one.__name__.replace("_", "-"), f"could not be judged: {type(error).__name__}: {error}"[:300]
+                    one.__name__.replace("_", "-"), f"could not be checked: {type(error).__name__}: {error}"[:300]
                 )
             )
         found[-1]["seconds"] = time.monotonic() - began
