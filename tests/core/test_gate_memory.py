@@ -31,7 +31,7 @@ LARGE = {
     "diffusion/text": "--stand-in {}/models",
 }
 """Recipes whose gates held more than training at some time: two replay buffers, copies of gradients, a copy of the data for each build."""
-GATES = "wiring,accumulation,resume,average,target-rate"
+GATES = "wiring,accumulation,resume,ema,target-rate"
 PEAK, LEFT, KEPT = 1.1, 0.02, 2.2
 """Highest gate over training; and, in units of the model's weights, what is alive at the start of training and before a gate.
 Bytes are counted, so the same run gives the same numbers on every machine."""

@@ -413,7 +413,7 @@ def test_a_model_of_the_hub_through_gates_and_export(launch, tmp_path, kind):
         "--data.path",
         str(data),
     )
-    only = "schema,initial-loss,init,wiring,batch-norm,dependency,labels,scored,together"
+    only = "schema,initial-loss,init,wiring,batch-norm,dependency,labels,scored,joint-transforms"
     done = launch("check", *argv, "--only", only, timeout=550)
     assert done.returncode == 0, done.shown
     assert {v["id"]: v["verdict"] for v in done.verdicts()}["init"] == "pass"

@@ -204,7 +204,7 @@ def predicted(out: Path, hub: Path, launch, talker, tokenizer, eyes, config: dic
 @pytest.mark.verify
 def test_full_proves_itself(hub, launch):
     done = launch("check", *small(hub), "--only", "schema,data,leakage,wiring,schedule,dependency,evaluation,accumulation,loader,"
-                  "resume,towers,places,answers", HF_HUB_OFFLINE="1", timeout=550)  # fmt: skip
+                  "resume,towers,image-tokens,answers", HF_HUB_OFFLINE="1", timeout=550)  # fmt: skip
     assert done.returncode == 0, done.shown
 
 
@@ -312,7 +312,7 @@ def test_pictures_of_a_row_are_its_own(hub, talked):
 @pytest.mark.verify
 def test_conversations_prove_themselves(hub, talked, launch):
     done = launch("check", *small(hub), "--data.path", str(talked), "--only", "schema,data,wiring,dependency,evaluation,"
-                  "accumulation,towers,places,answers", HF_HUB_OFFLINE="1", timeout=550)  # fmt: skip
+                  "accumulation,towers,image-tokens,answers", HF_HUB_OFFLINE="1", timeout=550)  # fmt: skip
     assert done.returncode == 0, done.shown
 
 
@@ -321,7 +321,7 @@ def test_conversations_prove_themselves(hub, talked, launch):
 def test_the_third_stage_proves_itself(encoder, hub, launch):
     """The encoder learns, too, at a rate of its own; what it starts from is what `instruct` left."""
     argv = ("vlm/instruct",) if encoder == "cells" else small(hub)
-    only = "init,wiring,dependency,resume,towers,rates,places,answers" + ",aligned,spoken" * (encoder == "cells")
+    only = "init,wiring,dependency,resume,towers,rates,image-tokens,answers" + ",aligned,generation" * (encoder == "cells")
     done = launch("check", *argv, "--unfreeze.epochs", "0.5", "--stage", "unfreeze", "--only", only, timeout=600)
     assert done.returncode == 0, done.shown
 

@@ -139,7 +139,7 @@ GENERATED = ("--metric", "f1", "--max-new-tokens", "4")
 
 
 def test_gates_look_at_the_template(hub, launch):
-    done = launch("check", *small(hub, *GENERATED), "--stage", "align", "--only", "places,template,answers,prompts",
+    done = launch("check", *small(hub, *GENERATED), "--stage", "align", "--only", "image-tokens,template,answers,prompts",
                   HF_HUB_OFFLINE="1")  # fmt: skip
     assert done.returncode == 0, done.shown
     verdicts = {v["id"]: v for v in done.verdicts()}

@@ -186,7 +186,7 @@ def test_a_hub_model_trains_and_is_loaded_again(name, rank, models, talked, laun
     assert new.generate(**given, max_new_tokens=2, do_sample=False).shape[0] == 1
 
 
-GATES = "schema,data,wiring,schedule,dependency,evaluation,accumulation,loader,resume,init,towers,rates,places,answers"
+GATES = "schema,data,wiring,schedule,dependency,evaluation,accumulation,loader,resume,init,towers,rates,image-tokens,answers"
 
 
 @pytest.mark.verify
