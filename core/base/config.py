@@ -99,8 +99,12 @@ def _coerce(value: Any, kind: Any, where: str) -> Any:
 
 def renamed(old: str, names: typing.Collection[str]) -> str | None:
     """Return the current name of a setting of version 0.1, if it is among `names`: "envs" -> "num_envs"."""
-    tables = json.loads((Path(__file__).resolve().parents[2] / "recipes" / "renamed.json").read_text())
-    return next((table[old] for table in tables.values() if table.get(old) in names), None)
+    return next((table[old] for table in of_recipes("renamed").values() if table.get(old) in names), None)
+
+
+def of_recipes(table: str) -> dict[str, Any]:
+    """Return recipes/<table>.json: what core asks of the recipes without knowing their names."""
+    return json.loads((Path(__file__).resolve().parents[2] / "recipes" / f"{table}.json").read_text())
 
 
 def unknown(what: str, name: str, known: typing.Iterable[str], **more: Any) -> UserError:

@@ -1,11 +1,9 @@
 """Combinations of settings that cannot work."""
 
-import json
 import math
 from collections.abc import Callable
-from pathlib import Path
 
-from trainworthy.core.base.config import Config
+from trainworthy.core.base.config import Config, of_recipes
 from trainworthy.core.base.errors import UserError
 
 RANGES: dict[str, Callable[[float], bool]] = {
@@ -19,8 +17,7 @@ RANGES: dict[str, Callable[[float], bool]] = {
 
 def check_ranges(cfg: Config) -> None:
     """Raise for a recipe's own setting outside the range that its name implies: gates would blame what follows from it."""
-    tables = json.loads((Path(__file__).resolve().parents[2] / "recipes" / "ranges.json").read_text())
-    for needed, names in tables.items():
+    for needed, names in of_recipes("ranges").items():
         for name in names:
             value = getattr(cfg, name, None)
             if isinstance(value, int | float) and not RANGES[needed](value):

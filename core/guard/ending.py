@@ -21,7 +21,7 @@ PAIRS = 1000  # neighbouring tokens that two sources must have to be compared
 
 def check(seen: Following) -> dict:
     """Join the faults that are seen in a whole script."""
-    faults = [fault for check in (stranger, untrained, scales, vocabulary, worst, calm) if (fault := check(seen))]
+    faults = [fault for find in (stranger, untrained, scales, vocabulary, worst, calm) if (fault := find(seen))]
     if faults:
         return finding("ending", "; ".join(what for what, _ in faults), "\n".join(cause for _, cause in faults))
     sources = len({(e.kind, e.source) for e in seen.evaluations})

@@ -232,7 +232,7 @@ class Observer(Updates, Losses):
         if token is None:
             return
         grad = torch.is_grad_enabled()
-        drops = 0 if records.dropout_on_purpose(module) else self.drops - token
+        drops = records.unintended(self.drops - token, module)
         norms = sum(m.training and m.track_running_stats for m in module.modules() if isinstance(m, NORMS))
         row = (id(module), module.training, drops, norms)
         if grad:

@@ -317,10 +317,12 @@ def scrambled(module: nn.Module, given: Any) -> str:
     return f"{type(module).__name__} gets {tuple(x.shape)} as a view of {old}"
 
 
-def dropout_on_purpose(module: nn.Module) -> bool:
-    """Return whether a model in eval mode has dropout layers that somebody has set to train mode (Monte-Carlo dropout): `eval()` sets
-    them all."""
-    return not module.training and any(isinstance(m, DROPS) and m.training and m.p > 0 for m in module.modules())
+def unintended(drops: int, module: nn.Module) -> int:
+    """Return the number of dropouts in a call, or 0 where a model in eval mode has dropout layers that somebody has set to train mode
+    (Monte-Carlo dropout): `eval()` sets them all."""
+    if drops and not module.training and any(isinstance(m, DROPS) and m.training and m.p > 0 for m in module.modules()):
+        return 0
+    return drops
 
 
 SHARDED = ("FlatParameter", "DTensor")

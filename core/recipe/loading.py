@@ -91,7 +91,7 @@ def load(name: str) -> Recipe:
 
 def old_names(tree: ast.Module, path: Path) -> None:
     """Tell the author of a version 0.1 fork the new names of its imports, fields and functions."""
-    renamed = json.loads((HOME / "renamed.json").read_text())
+    renamed = config.of_recipes("renamed")
     fields, names = renamed["fields"], renamed["names"]
     for node in ast.walk(tree):
         now = ""

@@ -11,6 +11,17 @@ from pathlib import Path
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
+STEPS = """
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for x, y in torch.utils.data.DataLoader([(torch.randn(4), i % 2) for i in range(64)], 8, shuffle=True):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+"""Eight steps of the smallest training, for scripts whose point is elsewhere; torch is imported."""
+
+
 def guard(source: str, folder: Path, *argv: str, interventions: bool = True, seed: int | None = None, **values: str):
     """(verdicts by id, what was printed, seconds) of a script's text, run from `folder`."""
     from trainworthy.core.base.console import Console

@@ -5,7 +5,7 @@ import re
 import pytest
 from trainworthy.core.base.errors import UserError
 
-from tests.guard.guarding import guard
+from tests.guard.guarding import STEPS, guard
 
 DPO = """
 import copy, torch
@@ -132,20 +132,19 @@ def test_a_cache_folder_may_be_new(tmp_path, monkeypatch):
     assert not (tmp_path / "here" / "logs").exists()
 
 
-TOKENIZER = """
+TOKENIZER = (
+    """
 import importlib.util, os, torch
 assert importlib.util.find_spec("tokenizers")  # as libraries do that ask what is installed
 from tokenizers import Tokenizer, models
-model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for x, y in torch.utils.data.DataLoader([(torch.randn(4), i % 2) for i in range(64)], 8, shuffle=True):
-    optimizer.zero_grad()
-    torch.nn.functional.cross_entropy(model(x), y).backward()
-    optimizer.step()
+"""
+    + STEPS
+    + """
 os.makedirs("logs")
 Tokenizer(models.WordLevel({"a": 0}, "a")).save("logs/tokenizer.json")
 assert Tokenizer.from_file("logs/tokenizer.json").get_vocab_size() == 1
 """
+)
 
 
 def test_a_library_that_was_looked_up_before_its_import_is_redirected(launch, tmp_path):

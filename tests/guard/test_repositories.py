@@ -7,7 +7,7 @@ from trainworthy.core.guard import shield
 from trainworthy.core.guard.readings import series
 
 from tests.conftest import patched
-from tests.guard.guarding import guard
+from tests.guard.guarding import STEPS, guard
 
 GRAPH = """
 import torch
@@ -219,7 +219,8 @@ def test_a_batch_may_be_an_object_with_attributes(tmp_path):
     assert verdicts["targets"].blocks or verdicts["overfit"].blocks, printed
 
 
-TERMINAL = """
+TERMINAL = (
+    """
 import os
 import torch
 
@@ -228,13 +229,9 @@ try:
     input("continue?")
 except EOFError:
     print("no answer, width", int(width))
-model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for x, y in torch.utils.data.DataLoader([(torch.randn(4), i % 2) for i in range(64)], 8, shuffle=True):
-    optimizer.zero_grad()
-    torch.nn.functional.cross_entropy(model(x), y).backward()
-    optimizer.step()
 """
+    + STEPS
+)
 
 
 def test_a_script_may_ask_for_the_size_of_its_terminal(tmp_path):
@@ -247,7 +244,8 @@ def test_a_script_may_ask_for_the_size_of_its_terminal(tmp_path):
     assert verdicts["finite"].verdict == "pass", printed
 
 
-FOLDERS = """
+FOLDERS = (
+    """
 import os
 import tempfile
 import torch
@@ -261,13 +259,9 @@ os.rmdir("logs/old")
 assert not os.path.exists("logs/old")
 assert not os.path.exists(folder)
 print("mean squared error: [Errno 21]")
-model = torch.nn.Linear(4, 2)
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for x, y in torch.utils.data.DataLoader([(torch.randn(4), i % 2) for i in range(64)], 8, shuffle=True):
-    optimizer.zero_grad()
-    torch.nn.functional.cross_entropy(model(x), y).backward()
-    optimizer.step()
 """
+    + STEPS
+)
 
 
 def test_a_script_may_remove_its_folders(tmp_path):

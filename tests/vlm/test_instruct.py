@@ -321,7 +321,9 @@ def test_conversations_prove_themselves(hub, talked, launch):
 def test_the_third_stage_proves_itself(encoder, hub, launch):
     """The encoder learns, too, at a rate of its own; what it starts from is what `instruct` left."""
     argv = ("vlm/instruct",) if encoder == "cells" else small(hub)
-    only = "init,wiring,dependency,resume,towers,rates,image-tokens,answers" + ",aligned,generation" * (encoder == "cells")
+    only = "init,wiring,dependency,resume,towers,rates,image-tokens,answers" + ",aligned,generation" * (
+        encoder == "cells"
+    )
     done = launch("check", *argv, "--unfreeze.epochs", "0.5", "--stage", "unfreeze", "--only", only, timeout=600)
     assert done.returncode == 0, done.shown
 

@@ -112,7 +112,7 @@ def one_answer(u: Unit, said: list[Tensor], temperature: float) -> str:
 
     if temperature >= 1:
         return ""
-    drawn, free = given(said), given(alone(u, 1.0))
+    drawn, free = given(said), given([(temperature * p).log_softmax(-1) for p in said])
     return (
         f"--temperature {temperature:g} gives the answers it drew a probability of {drawn:.0%} each, 1 would give them {free:.0%}"
         * (drawn > 0.6 and free < drawn / 2)
