@@ -8,7 +8,7 @@ from trainworthy.core.base import config, masking
 from trainworthy.core.base.as_json import results
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import take_flag
-from trainworthy.core.gates import rates
+from trainworthy.core.gates.checks import rates
 from trainworthy.core.loop.lr_finder import LRFinder
 from trainworthy.core.loop.run import Plan
 from trainworthy.core.recipe import loading as recipes

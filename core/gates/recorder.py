@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 from trainworthy.core.base import seeds
 from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.verdict import Skip
-from trainworthy.core.gates.diagnosis import Candidates, Experiment, experiments, rolled, sample, small
+from trainworthy.core.gates.causes.gradient import Candidates, Experiment, experiments, rolled, sample, small
+from trainworthy.core.gates.causes.shared_memory import shared
 from trainworthy.core.gates.gate import GateContext, micro_batch_sizes
-from trainworthy.core.gates.shared_memory import shared
 from trainworthy.core.loop.checkpoint import Segment
 from trainworthy.core.loop.init_from import equal, holds_state, match
 from trainworthy.core.loop.optim import exact

@@ -11,8 +11,8 @@ from trainworthy.core import gates
 from trainworthy.core.base import seeds
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.data.pictures import contact_sheet, png
-from trainworthy.core.gates import exported, paths
-from trainworthy.core.gates.batch_norm import by_batch, layers
+from trainworthy.core.gates.checks import exported, paths
+from trainworthy.core.gates.checks.batch_norm import by_batch, layers
 from trainworthy.core.loop import shard
 from trainworthy.core.loop.journal import Halt
 from trainworthy.core.loop.run import Run, evaluating

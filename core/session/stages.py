@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from trainworthy.core import gates
 from trainworthy.core.base import config
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.gates import learning
+from trainworthy.core.gates.checks import learning
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.loading import Recipe
 from trainworthy.core.recipe.stage import Stage

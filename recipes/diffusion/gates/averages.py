@@ -8,9 +8,9 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes.named import order_causes
+from trainworthy.core.gates.checks.stored_weights import REMEMBERED, SMALL, UPDATES, between, copied, flat, remembered
 from trainworthy.core.gates.gate import GateContext, pick, release, unshare
-from trainworthy.core.gates.named_causes import order_causes
-from trainworthy.core.gates.stored_weights import REMEMBERED, SMALL, UPDATES, between, copied, flat, remembered
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Stage, View
 

@@ -11,9 +11,10 @@ from typing import Any
 from trainworthy.core.base import seeds
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates import gate, paths
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.checks import paths
+from trainworthy.core.gates.checks.null_model import CLEAR, FASTER, MANY, Retrained, distinct, reaches
 from trainworthy.core.gates.gate import GateContext, categorical, fetch, pick, total_loss, train_set
-from trainworthy.core.gates.null_model import CLEAR, FASTER, MANY, Retrained, distinct, reaches
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Data, Metric, Stage, View
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.modes import in_mode
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates import gate, place_weights
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes import place_weights
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.recipe.stage import Stage, batch_size

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from trainworthy.core.base.modes import hooked, in_mode
-from trainworthy.core.gates.diagnosis import MOST
+from trainworthy.core.gates.causes.gradient import MOST
 from trainworthy.core.recipe.stage import Field
 
 SAME = 1e-3  # relative difference up to which two numbers are the same one

@@ -9,10 +9,10 @@ from torch import Tensor
 from trainworthy.core.base import seeds
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes.named import explain_batched_metric, explain_random_evaluation, random_in_training
+from trainworthy.core.gates.checks.learning import overfitted
+from trainworthy.core.gates.checks.model_inputs import compare_inputs
 from trainworthy.core.gates.gate import GateContext, pick
-from trainworthy.core.gates.learning import overfitted
-from trainworthy.core.gates.model_inputs import compare_inputs
-from trainworthy.core.gates.named_causes import explain_batched_metric, explain_random_evaluation, random_in_training
 from trainworthy.core.gates.recorder import Record, fingerprint, rehearsed, tensors
 from trainworthy.core.loop.run import Run
 from trainworthy.core.recipe.stage import Data, Stage, View

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.data import contents, inventory, pairing, texts
-from trainworthy.core.gates import gate, named_causes, paths
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes import named
+from trainworthy.core.gates.checks import paths
 from trainworthy.core.gates.gate import GateContext, fetch, pick, train_set
 from trainworthy.core.gates.recorder import training_samples
 from trainworthy.core.loop.run import Run, evaluating
@@ -192,15 +194,15 @@ def _field_faults(
         if used < 0.1 and spec.role in ("input", "source"):
             beyond.append(f"'{key}' uses {used:.1%} of its declared range {spec.low:g} to {spec.high:g}")
     for fault in beyond:
-        yield fault, "" if spec.classes else named_causes.explain_range(spec, found)
+        yield fault, "" if spec.classes else named.explain_range(spec, found)
     if found.get("invalid"):
         yield (
             f"'{key}' has values that are not class ids: {found['invalid']}",
-            named_causes.explain_labels(spec, found, others),
+            named.explain_labels(spec, found, others),
         )
     if unused:
         yield (f"no sample of class {', '.join(unused[:5])}{' ...' if len(unused) > 5 else ''}",
-               named_causes.explain_labels(spec, found, others))  # fmt: skip
+               named.explain_labels(spec, found, others))  # fmt: skip
 
 
 def _unused(spec: Field, found: dict) -> list[str]:
@@ -221,7 +223,7 @@ def _splits_differ(scans: dict[str, inventory.Scan], stage: Stage) -> list[tuple
         for mt, st, mv, sv in zip(t["mean"], t["std"], v["mean"], v["std"], strict=True):
             if st > 0 and (abs(mt - mv) > st or not st / 3 <= sv <= 3 * st):
                 fault = f"'{key}' has another scale in val: mean {mv:.3g}, std {sv:.3g}; in train mean {mt:.3g}, std {st:.3g}"
-                wrong.append((fault, named_causes.explain_split_scales(t, v, stage.data["train"].fields[key])))
+                wrong.append((fault, named.explain_split_scales(t, v, stage.data["train"].fields[key])))
                 break
     return wrong
 
@@ -253,7 +255,7 @@ def _paths_differ(run: Run, stage: Stage, seed: int) -> list[tuple[str, str]]:
                 fault = (f"'{key}' has another scale in training: mean {a.mean():.3g}, std {a.std():.3g}; "
                          f"in evaluation mean {b.mean():.3g}, std {b.std():.3g}")  # fmt: skip
                 numbers = (float(x) for x in (a.mean(), a.std(), b.mean(), b.std()))
-                wrong.append((fault, named_causes.explain_path_scales(*numbers)))
+                wrong.append((fault, named.explain_path_scales(*numbers)))
     return wrong
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.modes import in_mode
-from trainworthy.core.gates.batch_norm import layers
+from trainworthy.core.gates.checks.batch_norm import layers
+from trainworthy.core.gates.checks.paths import CHANNELS
 from trainworthy.core.gates.gate import fetch
-from trainworthy.core.gates.paths import CHANNELS
 from trainworthy.core.loop.run import Run
 from trainworthy.core.recipe.stage import Stage, View
 

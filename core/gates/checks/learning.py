@@ -9,12 +9,13 @@ from torch import nn
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import cut
-from trainworthy.core.gates import gate, named_causes
-from trainworthy.core.gates.batch_norm import layers
-from trainworthy.core.gates.dependence_causes import NO_EXPERIMENT, explain_answers_without_input
-from trainworthy.core.gates.diagnosis import ratio
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes import named
+from trainworthy.core.gates.causes.dependence import NO_EXPERIMENT, explain_answers_without_input
+from trainworthy.core.gates.causes.gradient import ratio
+from trainworthy.core.gates.checks.batch_norm import layers
+from trainworthy.core.gates.checks.null_model import reaches
 from trainworthy.core.gates.gate import GateContext, fetch, loss_of_parts, pick, split_evenly, total_loss, train_set
-from trainworthy.core.gates.null_model import reaches
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Expect, Metric, Stage, View, categorical
 
@@ -63,7 +64,7 @@ def initial_loss(context: GateContext) -> Finding:
         half = fetch(data, indices[: max(1, n // 2)], context.cfg.run.seed, run.device)
         with evaluating(stage.model):
             of_half = total_loss(run, stage, half).item()
-        why = named_causes.explain_uniform_outputs(measured, of_half, expected, n)
+        why = named.explain_uniform_outputs(measured, of_half, expected, n)
     return Finding(
         not wrong, f"loss {measured:.3f} before training", f"{expected:.3f} within {tolerance:.2f}",
         "the last layer's initial weights are too large, so logits differ between classes (use zero or small "
@@ -234,14 +235,12 @@ def _why_not(context: GateContext, stage: Stage, found: dict) -> str:
     inputs = [k for k, f in fields.items() if f.role == "input"]
     why = ""
     if stage.pretrained and stage.expect.frozen:
-        why = named_causes.explain_untrained_base(context.look()[1].model, found["batch"])
-    why = why or named_causes.explain_ignored_input(
-        stage.model, lambda b: total_loss(run, stage, b), found["batch"], inputs
-    )
+        why = named.explain_untrained_base(context.look()[1].model, found["batch"])
+    why = why or named.explain_ignored_input(stage.model, lambda b: total_loss(run, stage, b), found["batch"], inputs)
     target = categorical(stage.data["train"])
     if not why and target:
         smoothing = float(getattr(context.cfg, "label_smoothing", 0.0))
-        why = named_causes.explain_double_softmax(found["loss"], len(fields[target].classes), smoothing)
+        why = named.explain_double_softmax(found["loss"], len(fields[target].classes), smoothing)
     if why:
         return why
     if context.expect.gate_batch_size or found["seconds"] > PATIENCE:  # expensive samples: no further training
@@ -339,8 +338,6 @@ def _why_blind(context: GateContext, run: Run, stage: Stage, view: View, found: 
     lost = (
         ""
         if view.blank
-        else named_causes.explain_ignored_input(
-            stage.model, lambda b: total_loss(run, stage, b), found["batch"], inputs
-        )
+        else named.explain_ignored_input(stage.model, lambda b: total_loss(run, stage, b), found["batch"], inputs)
     )
     return f"{why}; {lost}" if why and lost else why or lost

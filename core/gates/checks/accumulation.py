@@ -15,9 +15,9 @@ from trainworthy.core.base import seeds
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.diagnosis import multiple
+from trainworthy.core.gates.causes.gradient import multiple
+from trainworthy.core.gates.causes.named import explain_micro_batches
 from trainworthy.core.gates.gate import GateContext, fetch
-from trainworthy.core.gates.named_causes import explain_micro_batches
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.precision import precision
 from trainworthy.core.loop.run import Plan, evaluating

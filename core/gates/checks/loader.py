@@ -19,9 +19,9 @@ from trainworthy.core.base.processes import gathered
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import loader
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.accumulation import over_two_processes
+from trainworthy.core.gates.causes.named import order_causes
+from trainworthy.core.gates.checks.accumulation import over_two_processes
 from trainworthy.core.gates.gate import GateContext, build
-from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.recipe.stage import Data, Stage, View

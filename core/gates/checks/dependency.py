@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.dependence_causes import Mixture, explain_mixed_samples
+from trainworthy.core.gates.causes.dependence import Mixture, explain_mixed_samples
+from trainworthy.core.gates.checks.lookahead import LIMIT as AHEAD
+from trainworthy.core.gates.checks.lookahead import lookahead
 from trainworthy.core.gates.gate import GateContext, fetch, pick
-from trainworthy.core.gates.lookahead import LIMIT as AHEAD
-from trainworthy.core.gates.lookahead import lookahead
 from trainworthy.core.gates.recorder import rehearsed, training_samples
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage

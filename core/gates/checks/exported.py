@@ -24,8 +24,8 @@ from trainworthy.core.base.errors import Stop
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.checks.learning import overfitted
 from trainworthy.core.gates.gate import GateContext, pick
-from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import Plan, Run, evaluating
 from trainworthy.core.recipe.stage import Data, Metric, Stage, View
 

@@ -13,11 +13,11 @@ from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.diagnosis import diagnosed
+from trainworthy.core.gates.causes.gradient import diagnosed
+from trainworthy.core.gates.causes.named import order_causes
+from trainworthy.core.gates.causes.resume import Watch, first_cause, saved
 from trainworthy.core.gates.gate import GateContext
-from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.core.gates.recorder import STEPS, Record, fingerprints, rehearsal_plan, rehearsed
-from trainworthy.core.gates.resume_causes import Watch, first_cause, saved
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Plan, Run
 from trainworthy.core.loop.shard import NONE, mode

@@ -20,7 +20,7 @@ from trainworthy.core.recipe.stage import Data, Stage
 
 MOST, DEPTH = 64, 3  # entries of a container, and levels, that are compared
 OWN = {"training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}  # of a module, kept by torch
-CORE = str(Path(__file__).parents[1])
+CORE = str(Path(__file__).parents[2])
 
 Place = dict[str, tuple[Any, str]]
 """Name -> (value to compare, how it is shown)."""
