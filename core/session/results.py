@@ -80,7 +80,7 @@ class ClassWatch:
 
     def look(self) -> None:
         n = len(self.run.journal.history)
-        if self.stage.confusion is None or self.run.plan or n & (n - 1):
+        if self.stage.confusion is None or self.run.rehearsal or n & (n - 1):
             return
         found = paths.check_classes(self.run, self.stage)
         if found and found.blocks:

@@ -20,7 +20,7 @@ from trainworthy.core.gates.causes.named import explain_micro_batches
 from trainworthy.core.gates.gate import GateContext, fetch
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.precision import precision
-from trainworthy.core.loop.run import Plan, evaluating
+from trainworthy.core.loop.run import Rehearsal, evaluating
 
 
 @gate(
@@ -44,7 +44,7 @@ def accumulation(context: GateContext) -> Finding:
     limit = 1e-3 if precision(context.cfg, context.accelerator) == "fp32" else 5e-2
 
     def gradient(name: str, **how) -> list[Tensor]:
-        plan = Plan(steps=1, batch_size=each * world, sizes=cuts[name], peak=True, fixed=True)
+        plan = Rehearsal(steps=1, batch_size=each * world, sizes=cuts[name], peak=True, fixed=True)
         return _first_gradient(context, plan, **how)
 
     whole: list[Tensor] = []
@@ -103,7 +103,7 @@ def _why_divided(
     context: GateContext, got: list[Tensor], whole: list[Tensor], sizes: list[int], *, equal_agree: bool
 ) -> str:
     """Return the cause that fits a gradient `got` of micro-batches of `sizes`, which is not that of the `whole` batch."""
-    first = _first_gradient(context, Plan(steps=1, batch_size=sizes[0], sizes=sizes[:1], peak=True, fixed=True))
+    first = _first_gradient(context, Rehearsal(steps=1, batch_size=sizes[0], sizes=sizes[:1], peak=True, fixed=True))
     run, stage = context.look()
     means = False
     if "train" in stage.data:
@@ -127,7 +127,7 @@ def _difference(grads: list[Tensor], whole: list[Tensor]) -> float:
 
 
 def _first_gradient(
-    context: GateContext, plan: Plan, *, draws: int | None = None, in_eval: bool = False
+    context: GateContext, plan: Rehearsal, *, draws: int | None = None, in_eval: bool = False
 ) -> list[Tensor]:
     """Return the optimiser's gradient at the first step of `train()` under `plan`; with the model's `draws` of that
     number, or (`in_eval`) with the whole model in eval mode."""
@@ -176,7 +176,7 @@ def _from_two_processes(context: GateContext, size: int) -> float:
     """Relative difference between the gradient of `size` samples on this process and over two real processes."""
     theirs = torch.tensor(over_two_processes(context, "accumulation")["evidence"]["digest"])
     ours = torch.tensor(
-        _digest(_first_gradient(context, Plan(steps=1, batch_size=size, sizes=[size], peak=True, fixed=True)))
+        _digest(_first_gradient(context, Rehearsal(steps=1, batch_size=size, sizes=[size], peak=True, fixed=True)))
     )
     return ((theirs - ours).norm() / ours.norm()).item()
 

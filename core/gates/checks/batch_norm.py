@@ -12,7 +12,7 @@ from trainworthy.core.base.modes import hooked
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.recipe.stage import Stage
 
 FEW, LEFT = 2, 0.05
@@ -116,7 +116,7 @@ def batch_norm(context: GateContext) -> Finding:
 
 def _one_step(context: GateContext) -> tuple[Stage, dict[str, list[int]]]:
     """Train one step; return the stage, and for each layer the samples of each of its forwards in train mode."""
-    run, stage = context.build(Plan(steps=1, batch_size=context.cfg.train.batch_size, peak=True))
+    run, stage = context.build(Rehearsal(steps=1, batch_size=context.cfg.train.batch_size, peak=True))
     seen: dict[str, list[int]] = {}
 
     def count(name: str):

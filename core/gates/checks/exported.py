@@ -26,7 +26,7 @@ from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.checks.learning import overfitted
 from trainworthy.core.gates.gate import GateContext, pick
-from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Data, Metric, Stage, View
 
 SAMPLES, AT_END = 8, 16  # per split in the gate; held-out samples at the end of the run
@@ -238,7 +238,7 @@ def export_gate(context: GateContext) -> Finding:
 
 def suspects(context: GateContext, stage: Stage) -> dict[str, nn.Module]:
     """Return what may have been exported instead of the evaluated model."""
-    fresh = context.build(Plan(steps=1))[1]
+    fresh = context.build(Rehearsal(steps=1))[1]
     found = {"a net that was never trained": fresh.eval_model}
     return found | ({} if stage.ema_model is None else {"the raw weights instead of their average": stage.model})
 

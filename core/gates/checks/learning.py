@@ -16,7 +16,7 @@ from trainworthy.core.gates.causes.gradient import ratio
 from trainworthy.core.gates.checks.batch_norm import layers
 from trainworthy.core.gates.checks.null_model import reaches
 from trainworthy.core.gates.gate import GateContext, fetch, loss_of_parts, pick, split_evenly, total_loss, train_set
-from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Expect, Metric, Stage, View, categorical
 
 OVERFIT_SAMPLES = 8
@@ -90,7 +90,7 @@ def _train_on_eight(
     def closing() -> bool:
         """Return whether the last update's loss is low enough for the first time; then stop early, since steps are
         expensive."""
-        last = run.plan.losses[-1:] if expect.gate_batch_size and not found["closing"] else []
+        last = run.rehearsal.losses[-1:] if expect.gate_batch_size and not found["closing"] else []
         low = agreed(context.accelerator, bool(last) and last[0] <= found["needed_loss"])
         found["closing"] |= low
         return low
@@ -112,7 +112,7 @@ def _train_on_eight(
 
     sizes = _micro_batches(context, len(indices)) if layers(probe.model) else None
     run, stage = context.build(
-        Plan(steps=expect.overfit_steps, sizes=sizes, samples=indices, fixed=True, peak=True, batch_size=len(indices),
+        Rehearsal(steps=expect.overfit_steps, sizes=sizes, samples=indices, fixed=True, peak=True, batch_size=len(indices),
              blank=blank, watch=check))  # fmt: skip
     for optimizer in stage.optimizers.values():
         for group in optimizer.param_groups:
@@ -330,7 +330,7 @@ def _why_blind(context: GateContext, run: Run, stage: Stage, view: View, found: 
         return run.measure(stage, one, probe=True)[metric.name]
 
     def untrained() -> float:
-        fresh_run, fresh = context.build(Plan(steps=1))
+        fresh_run, fresh = context.build(Rehearsal(steps=1))
         return fresh_run.measure(fresh, view, probe=True)[metric.name]
 
     why = explain_answers_without_input(view, measure, untrained, lambda value: reaches(metric, value, bar))

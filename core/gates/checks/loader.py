@@ -23,7 +23,7 @@ from trainworthy.core.gates.causes.named import order_causes
 from trainworthy.core.gates.checks.accumulation import over_two_processes
 from trainworthy.core.gates.gate import GateContext, build
 from trainworthy.core.gates.recorder import rehearsed
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.recipe.stage import Data, Stage, View
 
 STORED = "get() stores augmented samples and returns them again: a sample is the same under two generators, another one in another process"
@@ -125,7 +125,7 @@ def reading(context: GateContext) -> Finding:
 
 def _check_reading(context: GateContext, folder: Path) -> Finding:
     world, seed = context.accelerator.num_processes, context.cfg.run.seed
-    run = Run(context.cfg, context.accelerator, plan=Plan(steps=1))
+    run = Run(context.cfg, context.accelerator, rehearsal=Rehearsal(steps=1))
     stage = build(run, context.make)
     data = stage.data.get("train")
     if data is None or len(data) < FEWEST * world:
@@ -232,9 +232,9 @@ def _rehearse(
         handed.append([i for micro in run.current.keys for _, i in micro])
         return False
 
-    run.plan = Plan(steps=2 * len(watched) // size, batch_size=size, watch=watch)
+    run.rehearsal = Rehearsal(steps=2 * len(watched) // size, batch_size=size, watch=watch)
     stage.data = {**stage.data, "train": watched}
-    learnt: list[dict[str, None]] = [{} for _ in range(run.plan.steps)]
+    learnt: list[dict[str, None]] = [{} for _ in range(run.rehearsal.steps)]
     own = stage.loss
 
     def loss(model: torch.nn.Module, batch: dict) -> dict[str, Tensor]:
@@ -327,7 +327,7 @@ def _processes(context: GateContext, data: Data, indices: list[int], size: int) 
         seen = gathered(context.accelerator, read_digests(data))
     else:
         cfg = replace(context.cfg, loader=replace(context.cfg.loader, workers=0))
-        run = Run(cfg, context.accelerator, plan=Plan(steps=len(indices) // size, batch_size=size))
+        run = Run(cfg, context.accelerator, rehearsal=Rehearsal(steps=len(indices) // size, batch_size=size))
         run.rank, run.world = 1, 2
         try:
             stage = build(run, context.make)

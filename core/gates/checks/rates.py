@@ -17,7 +17,7 @@ from trainworthy.core.gates.gate import GateContext, fetch, own_size, pick, spli
 from trainworthy.core.gates.recorder import rehearsed, training_samples
 from trainworthy.core.loop import optim
 from trainworthy.core.loop.lr_finder import Band, LRFinder
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.loop.update import denominator, training_modes
 from trainworthy.core.recipe.stage import Stage
 
@@ -69,7 +69,7 @@ def _seen(context: GateContext) -> Seen:
         )
         units = FEW_UNITS if context.expect.gate_batch_size else UNITS
         size = max(1 if context.expect.gate_batch_size else 8, context.accelerator.num_processes * cfg.train.accumulate)
-        run, stage = context.build(Plan(steps=units, batch_size=size), cfg)
+        run, stage = context.build(Rehearsal(steps=units, batch_size=size), cfg)
         names = {id(o): name for name, o in stage.optimizers.items()}
         seen = Seen(
             {n: [float(g.get("peak_lr", g["lr"])) for g in o.param_groups] for n, o in stage.optimizers.items()}, units
@@ -245,7 +245,7 @@ def _of_terms(context: GateContext, run: Run, stage: Stage) -> tuple[dict[str, l
 
 def _lost(context: GateContext, small: list[str]) -> str:
     """Say that a term had a gradient before the rehearsal and lost it, if that is so."""
-    run, stage = context.build(Plan(steps=1))
+    run, stage = context.build(Rehearsal(steps=1))
     before = _shares(_of_terms(context, run, stage)[0])
     gone = [t for t in small if before.get(t, 0.0) > 10 * SMALL]
     if not gone:
@@ -324,7 +324,7 @@ def range_test(context: GateContext) -> Finding:
     seen = _seen(context)
     if not seen.steps:
         raise Skip("no optimiser stepped (see wiring)")
-    run, stage = context.build(Plan(steps=1))
+    run, stage = context.build(Rehearsal(steps=1))
     own = seen.own  # twenty iterations may show neither its peak nor its mean
     peak, mean = (_peak(seen), _peak(seen) / 2) if own else (seen.peak, seen.mean)
     total = Run(context.cfg, context.accelerator).total_steps(stage)

@@ -19,7 +19,7 @@ from trainworthy.core.gates.causes.resume import Watch, first_cause, saved
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.gates.recorder import STEPS, Record, fingerprints, rehearsal_plan, rehearsed
 from trainworthy.core.loop.optim import exact
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.loop.shard import NONE, mode
 from trainworthy.core.recipe.stage import Stage
 
@@ -152,7 +152,7 @@ def resume(context: GateContext) -> Finding:
 
     def go(folder: Path | None, stop: int | None, watch: Watch | None = None) -> tuple[Run, Stage]:
         how = {"stop_after": stop, "keep_in": folder, "shard": sharded}
-        plan = rehearsal_plan(context, **how) if short else Plan(steps=steps, batch_size=size, due=(2,), **how)
+        plan = rehearsal_plan(context, **how) if short else Rehearsal(steps=steps, batch_size=size, due=(2,), **how)
         run, stage = context.build(plan)
         if watch:
             watch(run, stage)
@@ -181,9 +181,9 @@ def resume(context: GateContext) -> Finding:
         resumed_run.close()
     differ, started = _differences(left, fingerprints(resumed)), resumed_run.started
     reached = None if bitwise else _weights(resumed)
-    again = resumed_run.plan.losses
+    again = resumed_run.rehearsal.losses
     del resumed, resumed_run
-    losses = straight_run.plan.losses[-len(again) :]  # an iteration may have several
+    losses = straight_run.rehearsal.losses[-len(again) :]  # an iteration may have several
     wrong = [f"{len(differ)} tensors differ, e.g. {differ[0]}"] if differ else []
     wrong += _loss_differences(losses, again)
     if not bitwise:  # kernels vary: allow the difference between two uninterrupted runs

@@ -9,7 +9,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.gates.recorder import STEPS
 from trainworthy.core.loop.optim import exact
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.loop.shard import gathered
 from trainworthy.core.recipe.stage import Stage, View
 
@@ -32,7 +32,7 @@ def sharding(context: GateContext) -> Finding:
     sizes = [most // 2 + 1, most - most // 2 - 1] if most > 2 else [1, 1]
 
     def trained(*, sharded: bool) -> tuple[Run, Stage, dict[str, float], dict[str, Tensor]]:
-        plan = Plan(steps=STEPS, batch_size=sum(sizes) * world, sizes=sizes, peak=True, due=(2,), shard=sharded)
+        plan = Rehearsal(steps=STEPS, batch_size=sum(sizes) * world, sizes=sizes, peak=True, due=(2,), shard=sharded)
         run, stage = context.build(plan)
         context.train(context.cfg, run, stage)
         val = stage.data["val"]
@@ -46,7 +46,7 @@ def sharding(context: GateContext) -> Finding:
     before = {n: t.detach().cpu() for n, t in context.look()[1].model.state_dict().items()}
     first, _, metrics, weights = trained(sharded=False)
     run, stage, metrics_now, weights_now = trained(sharded=True)
-    losses, losses_now = first.plan.losses, run.plan.losses
+    losses, losses_now = first.rehearsal.losses, run.rehearsal.losses
     times = 1 if run.precision == "fp32" else COARSE
     wrong = []
     whole = [n for n, p in stage.parameters().items() if not is_sharded(p)]

@@ -12,7 +12,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, release, unshare
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.optim import exact
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.recipe.stage import Stage
 
 STEPS, LONGER = 4, 64  # rehearsed steps; and how many more an average may wait for its first update
@@ -127,7 +127,7 @@ def _watched(context: GateContext, steps: int) -> tuple[Stage, int, list[float],
         return step > STEPS and any(s > 1 for s in changed)
 
     size = max(context.expect.at_most(8), 2 * context.accelerator.num_processes)
-    run, stage = context.build(Plan(steps=steps, batch_size=size, peak=True, watch=watch))
+    run, stage = context.build(Rehearsal(steps=steps, batch_size=size, peak=True, watch=watch))
     if [len(p) for p in flat(stage.model)] != [len(p) for p in flat(stage.ema_model)]:
         raise Skip("the average has other parameters than the model")
     before[:] = copied(stage.ema_model)

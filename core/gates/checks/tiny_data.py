@@ -15,7 +15,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.checks import paths
 from trainworthy.core.gates.checks.null_model import CLEAR, FASTER, MANY, Retrained, distinct, reaches
 from trainworthy.core.gates.gate import GateContext, categorical, fetch, pick, total_loss, train_set
-from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Data, Metric, Stage, View
 
 TINY, HELD_OUT, FEWEST = 256, 250, 32  # training samples, held-out samples, and the minimum of either
@@ -160,7 +160,9 @@ class Subset:
                 losses.append(self.loss(run, stage, mixed))
             return agreed(self.context.accelerator, bool(losses) and time.process_time() - began > SECONDS)
 
-        run, stage = self.context.build(Plan(steps=steps, samples=self.learn, batch_size=batch, swap=mixed, watch=late))
+        run, stage = self.context.build(
+            Rehearsal(steps=steps, samples=self.learn, batch_size=batch, swap=mixed, watch=late)
+        )
         self.context.train(self.context.cfg, run, stage)
         own, others = (self.metric(run, stage, swap) for swap in (None, self.others))
         sign = 1 if stage.gate_evaluator.metric.higher_is_better else -1
@@ -195,7 +197,7 @@ def _train_on_few(context: GateContext, *, n: int, steps: int, batch: int, every
         found["in_time"] = time.process_time() - started <= SECONDS
         return agreed(context.accelerator, not context.deep and (ended or not found["in_time"]))
 
-    run, stage = context.build(Plan(steps=steps, samples=subset.learn, batch_size=batch, watch=watch))
+    run, stage = context.build(Rehearsal(steps=steps, samples=subset.learn, batch_size=batch, watch=watch))
     found["losses"].append(subset.loss(run, stage))
     context.train(context.cfg, run, stage)
     found |= subset.scores(run, stage)
@@ -205,7 +207,7 @@ def _train_on_few(context: GateContext, *, n: int, steps: int, batch: int, every
 
 def _afford(context: GateContext, samples: int) -> None:
     """Skip if evaluating so many samples takes longer than the whole gate may (a metric on generated sequences)."""
-    run, stage = context.build(Plan(steps=1))
+    run, stage = context.build(Rehearsal(steps=1))
     subset = View(stage.data["val"], range(min(16, len(stage.data["val"]))))
     started = time.process_time()
     run.measure(stage, subset, probe=True)

@@ -93,7 +93,7 @@ def fits(text: str, frames: int) -> None:
         raise core.UserError(
             "a recording cannot be spelt", got=f"'{text}': {needs} classes in {frames} frames",
             needed="at least one letter, and a frame of 20 ms for each and between two equal ones",
-            cause="a transcript of another recording, or no English", next="--words decoder, or leave it out",
+            cause="a transcript of another recording, or no English", next="--decoder whisper, or leave it out",
         )  # fmt: skip
 
 

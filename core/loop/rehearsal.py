@@ -1,6 +1,6 @@
-"""What the loop does between its steps: `Course` for a run that trains, `Plan` for a gate's rehearsal.
+"""What the loop does between its steps: `FullRun` for a run that trains, `Rehearsal` for a gate's rehearsal.
 
-`Run` calls its course wherever the two differ, so gates rehearse the very loop that trains.
+`Run` calls its mode, one of them, wherever the two differ, so gates rehearse the very loop that trains.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 REHEARSED = 64  # validation samples per evaluation inside a gate's rehearsal
 
 
-class Course:
+class FullRun:
     """The full run: all data and steps, the configured rates, logging, saving and clean stop."""
 
     shard: bool = True
@@ -99,7 +99,7 @@ class Course:
 
 
 @dataclass
-class Plan(Course):
+class Rehearsal(FullRun):
     """How a gate's rehearsal of `train()` differs from the full run."""
 
     steps: int
