@@ -93,14 +93,18 @@ def load(side: int) -> Classifier:
 
 
 @cache
-def of(export: Path) -> Classifier:
-    """Load the scoring model from the export folder of a vision/classify run; its features are its logits."""
+def of(export: Path, classes: tuple[str, ...]) -> Classifier:
+    """Load the scoring model of these classes from a vision/classify run or its export folder; its features are its logits."""
+    export = export / "export" if (export / "export").is_dir() else export
     try:
         config = json.loads((export / "config.json").read_text())
         program = torch.export.load(export / "model.pt2").module()
     except FileNotFoundError as error:
         raise UserError("no classifier there", got=f"no {error.filename}", needed="the export folder of a vision/classify run",
                         next="trainworthy run vision/classify --data.path FOLDER; its run folder has it") from None  # fmt: skip
+    if tuple(config["classes"]) != classes:
+        raise UserError("the classifier of samples knows other classes, or another order of them", got=", ".join(config["classes"][:9]),
+                        needed=", ".join(classes[:9]), next="trainworthy run vision/classify --data.path FOLDER, on the same pictures")  # fmt: skip
     fit = config["preprocessing"]
     return Classifier(program, nn.Identity(), (3, fit["crop"]) if fit else (1, 28), f"the export in {export}")
 

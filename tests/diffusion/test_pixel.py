@@ -120,6 +120,32 @@ def test_pictures_of_your_own_are_fitted(tmp_path: Path):
     assert not set(learn.tolist()) & set(held_out.tolist())
 
 
+def test_pictures_of_your_own_need_their_own_classifier(launch, tmp_path: Path):
+    """The digits' classifier scored shapes at chance, after minutes of gates. `tiny-data` stopped generators of two to four classes, whose
+    metric does not read the class."""
+    own = (
+        "--data.path",
+        str(write_folder(tmp_path / "own", per_class=120, held_out=40, classes=4)),
+        "--data.image-size",
+        "8",
+    )
+    done = launch("data", "diffusion/pixel", *own)
+    assert done.returncode == 0, done.shown
+    done = launch("check", "diffusion/pixel", *own)
+    assert done.returncode == 2, done.shown
+    assert (
+        "no classifier for the samples of these classes" in done.stderr and "4 classes: digit 0, digit 1" in done.stderr
+    )
+    done = launch("run", "vision/classify", *own[:2], "--max-steps", "2", "--gates.no-enabled")
+    assert done.returncode == 0, done.shown
+    scored = ("--data.classifier", str(done.folder()))
+    done = launch("check", "diffusion/pixel", *own, *scored, "--only", "tiny-data")
+    assert done.returncode == 0 and "pass   tiny-data" in done.stdout, done.shown
+    three = str(write_folder(tmp_path / "three", per_class=60, held_out=20, classes=3))
+    done = launch("check", "diffusion/pixel", "--data.path", three, *scored)
+    assert done.returncode == 2 and "knows other classes" in done.stderr, done.shown
+
+
 # --------------------------------------------------------------------------------------------------------------- export
 @pytest.mark.parametrize(
     ("process", "scheduler"),
