@@ -17,8 +17,7 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 from torchvision.transforms import v2
 from trainworthy.core import Tile
-from trainworthy.core.base import planning, seeds
-from trainworthy.core.base.errors import UserError
+from trainworthy.core.base import seeds
 from trainworthy.core.data import assets
 from trainworthy.recipes.diffusion.models import pipeline
 from trainworthy.recipes.shared import classifier as classifiers
@@ -120,16 +119,7 @@ def fixed_draws(split: str, index: int) -> torch.Generator:
 
 def classifier(source: Source, classes: Sequence[str]) -> classifiers.Classifier:
     """Return the model that classifies samples. It must know the data's classes, in their order."""
-    if planning.describing:
-        return classifiers.Classifier(nn.Identity(), nn.Identity(), (1, 28), source.classifier)
-    if source.classifier != "digits":
-        return classifiers.of(Path(source.classifier), tuple(classes))
-    if tuple(classes) != digits.CLASSES and not planning.active:
-        raise UserError(f"--data.path {source.path}: no classifier for the samples of these classes", got=f"{len(classes)} classes: "
-                        f"{', '.join(classes[:5])}{', ...' * (len(classes) > 5)}; --data.classifier is `digits`, which knows 0 to 9",
-                        needed="--data.classifier EXPORT: that of a vision/classify run on the same pictures",
-                        next=f"trainworthy run vision/classify --data.path {source.path}; then --data.classifier RUN/export")  # fmt: skip
-    return classifiers.load(source.image_size)
+    return classifiers.chosen("--data.classifier", source.classifier, source.path, classes, source.image_size)
 
 
 def tiles(pictures: Tensor, captions: list[str], good: list[float] | None = None) -> list[Tile]:
