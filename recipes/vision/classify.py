@@ -173,13 +173,13 @@ def make_model(cfg: Config, train_data: Images, classes: tuple[str, ...]) -> zoo
         return hub_nets.classifier(cfg.model, cfg.weights, classes, train_data.fit)
     if cfg.model != "small":
         return zoo.build(cfg.model, cfg.weights, len(classes), train_data.fit)
+    zoo.check_weights(cfg.model, cfg.weights)
     if train_data.fit is not None:
         mean, std = torch.tensor(train_data.fit.mean), torch.tensor(train_data.fit.std)
     else:
         pixels = train_data.images.double() / 255  # statistics from the training images alone
         mean, std = pixels.mean((0, 2, 3)).float(), pixels.std((0, 2, 3)).float()
-    model = ResNet(mean, std, cfg.widths, len(classes))
-    return zoo.Start(model)
+    return zoo.Start(ResNet(mean, std, cfg.widths, len(classes)))
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage

@@ -52,6 +52,7 @@ def test_weights_of_a_net_without_any_are_refused(launch, tmp_path):
     for split, name in ((s, c) for s in ("train", "val") for c in "ab"):
         (tmp_path / "set" / split / name).mkdir(parents=True)
         Image.new("L", (32, 32), 90 + len(split) + ord(name)).save(tmp_path / "set" / split / name / "1.png")
-    done = launch("check", "vision/classify", "--data.path", "set", "--weights", "DEFAULT", "--only", "schema")
-    assert done.returncode == 2, done.shown
-    assert "--weights DEFAULT: the net `small` has none" in done.stderr
+    for own in (("--data.path", "set"), ()):
+        done = launch("check", "vision/classify", *own, "--weights", "DEFAULT", "--only", "schema")
+        assert done.returncode == 2, done.shown
+        assert "--weights DEFAULT: the net `small` has none" in done.stderr
