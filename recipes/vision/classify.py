@@ -55,12 +55,8 @@ class Config(core.Config):
 
 def tiny() -> Config:
     """MNIST-5k on two CPU cores: one thread for the net, one worker for the images."""
-    return Config(
-        train=Train(epochs=30, batch_size=64),
-        optim=Optim(lr=3e-3, warmup=0.1),
-        loader=Loader(workers=1),
-        run=RunSettings(threads=1, save_every=5),
-    )
+    return Config(train=Train(epochs=30, batch_size=64), optim=Optim(lr=3e-3, warmup=0.1), loader=Loader(workers=1),
+                  run=RunSettings(threads=1, save_every=5))  # fmt: skip
 
 
 def full() -> Config:
@@ -179,7 +175,8 @@ def make_model(cfg: Config, train_data: Images, classes: tuple[str, ...]) -> zoo
     else:
         pixels = train_data.images.double() / 255  # statistics from the training images alone
         mean, std = pixels.mean((0, 2, 3)).float(), pixels.std((0, 2, 3)).float()
-    return zoo.Start(ResNet(mean, std, cfg.widths, len(classes)))
+    model = ResNet(mean, std, cfg.widths, len(classes))
+    return zoo.Start(model)
 
 
 # ---------------------------------------------------------------------------------------------------------------- stage

@@ -1,6 +1,7 @@
 """Gates on the data: schema, inventory, leakage."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -10,7 +11,7 @@ from trainworthy.core.data import contents, inventory, pairing, texts
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.checks import paths
-from trainworthy.core.gates.gate import GateContext, fetch, pick, train_set
+from trainworthy.core.gates.gate import GateContext, fetch, own_size, pick, split_evenly, train_set
 from trainworthy.core.gates.recorder import training_samples
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Field, Stage
@@ -230,32 +231,38 @@ def _splits_differ(scans: dict[str, inventory.Scan], stage: Stage) -> list[tuple
 
 def _paths_differ(run: Run, stage: Stage, seed: int) -> list[tuple[str, str]]:
     """Compare 256 samples on the training path and on the evaluation path: equal classes, inputs on the same scale. Return faults,
-    each with the cause that its numbers name."""
+    each with the cause that its numbers name. At most as many samples as in a micro-batch are in memory."""
     data = stage.data["train"]
     indices = pick(data, min(256, len(data)), seed)
-    drawn, plain = fetch(data, indices, seed, run.device), fetch(data, indices, None, run.device)
-    wrong = []
-    for key, spec in data.fields.items():
-        a, b = drawn[key], plain[key]
-        if spec.role == "target" and spec.classes and not torch.equal(a, b):
-            fault = f"the training path changes '{key}' of {(a != b).sum().item()} in {len(a)} samples"
-            wrong.append((fault, "the training path labels otherwise than the evaluation path"))
-        if spec.role == "input" and isinstance(a, Tensor) and a.is_floating_point() and b.std() > 0:
-            if order := paths.exchanged_channels(a, b):
-                said = " ".join(map(str, order))
-                fault = (
-                    f"'{key}': the channels of the evaluation path are those of the training path in the order {said}"
+    changed: Counter[str] = Counter()
+    inputs: dict[str, tuple[paths.Moments, paths.Moments]] = {}
+    for part in split_evenly(indices, own_size(run)):
+        drawn, plain = fetch(data, part, seed, run.device), fetch(data, part, None, run.device)
+        for key, spec in data.fields.items():
+            a, b = drawn[key], plain[key]
+            if spec.role == "target" and spec.classes and not torch.equal(a, b):
+                changed[key] += int((a != b).sum())
+            if spec.role == "input" and isinstance(a, Tensor) and a.is_floating_point():
+                for moments, x in zip(inputs.setdefault(key, (paths.Moments(), paths.Moments())), (a, b), strict=True):
+                    moments.add(x)
+    wrong = [(f"the training path changes '{key}' of {n} in {len(indices)} samples", "the training path labels otherwise than the evaluation path")
+             for key, n in changed.items()]  # fmt: skip
+    for key, (a, b) in inputs.items():
+        if not b.std > 0:
+            continue
+        if order := paths.exchanged_channels(a.channel_means, b.channel_means):
+            said = " ".join(map(str, order))
+            fault = f"'{key}': the channels of the evaluation path are those of the training path in the order {said}"
+            wrong.append(
+                (
+                    fault,
+                    f"the evaluation path has its channels in another order ({said}): RGB read as BGR, or the reverse",
                 )
-                cause = (
-                    f"the evaluation path has its channels in another order ({said}): RGB read as BGR, or the reverse"
-                )
-                wrong.append((fault, cause))
-            shift, scale = ((a.mean() - b.mean()) / b.std()).item(), (a.std() / b.std()).item()
-            if abs(shift) > 0.5 or not 0.5 <= scale <= 2:
-                fault = (f"'{key}' has another scale in training: mean {a.mean():.3g}, std {a.std():.3g}; "
-                         f"in evaluation mean {b.mean():.3g}, std {b.std():.3g}")  # fmt: skip
-                numbers = (float(x) for x in (a.mean(), a.std(), b.mean(), b.std()))
-                wrong.append((fault, named.explain_path_scales(*numbers)))
+            )
+        if abs(a.mean - b.mean) > 0.5 * b.std or not 0.5 <= a.std / b.std <= 2:
+            fault = (f"'{key}' has another scale in training: mean {a.mean:.3g}, std {a.std:.3g}; "
+                     f"in evaluation mean {b.mean:.3g}, std {b.std:.3g}")  # fmt: skip
+            wrong.append((fault, named.explain_path_scales(a.mean, a.std, b.mean, b.std)))
     return wrong
 
 

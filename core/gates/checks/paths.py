@@ -29,14 +29,43 @@ SAME = ("classes", "C7", "class names mean the same in training and held-out dat
 
 
 # ----------------------------------------------------------------------------------------------------------------- content
-def exchanged_channels(drawn: Tensor, plain: Tensor) -> tuple[int, ...] | None:
-    """Return the channel order in which the training path (N, C, ...) matches the evaluation path, if an order other
-    than the identity fits clearly better. It compares each channel's mean per sample, which augmentation changes less
-    than samples differ."""
-    if drawn.ndim < 3 or drawn.shape[1] != plain.shape[1] or not 2 <= drawn.shape[1] <= CHANNELS:
+class Moments:
+    """Mean and standard deviation of the values of batches, and the mean of each channel of each sample."""
+
+    def __init__(self) -> None:
+        self.n, self.total, self.squares = 0, 0.0, 0.0
+        self.channels: list[Tensor] = []
+
+    def add(self, batch: Tensor) -> None:
+        """Read a batch (N, ...)."""
+        values = to_double(batch)
+        self.n += values.numel()
+        self.total += values.sum().item()
+        self.squares += values.square().sum().item()
+        if batch.ndim >= 3 and 2 <= batch.shape[1] <= CHANNELS:
+            self.channels.append(values.flatten(2).mean(2))
+
+    @property
+    def mean(self) -> float:
+        return self.total / max(1, self.n)
+
+    @property
+    def std(self) -> float:
+        return math.sqrt(max(0.0, self.squares - self.n * self.mean**2) / max(1, self.n - 1))
+
+    @property
+    def channel_means(self) -> Tensor | None:
+        """(N, C), or None if the batches have no two to four channels, or not always as many."""
+        alike = len({x.shape[1] for x in self.channels}) == 1
+        return torch.cat(self.channels) if alike else None
+
+
+def exchanged_channels(drawn: Tensor | None, plain: Tensor | None) -> tuple[int, ...] | None:
+    """Return the channel order in which the training path matches the evaluation path, if an order other than the identity fits clearly
+    better. It compares each channel's mean per sample (N, C), which augmentation changes less than samples differ."""
+    if drawn is None or plain is None or drawn.shape != plain.shape:
         return None
-    a, b = (to_double(x).flatten(2).mean(2) for x in (drawn, plain))  # (N, C)
-    a, b = (x - x.mean(1, keepdim=True) for x in (a, b))  # brightness is the same in every order
+    a, b = (x - x.mean(1, keepdim=True) for x in (drawn, plain))  # brightness is the same in every order
     own = (a - b).square().sum(1)  # (N,)
     for order in list(permutations(range(a.shape[1])))[1:]:
         other = (a[:, order] - b).square().sum(1)

@@ -15,7 +15,7 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.checks.learning import overfitted
-from trainworthy.core.gates.gate import GateContext, fetch, pick
+from trainworthy.core.gates.gate import GateContext, fetch, own_size, pick, split_evenly
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import boxes
@@ -312,11 +312,15 @@ def anchor_matching(context: GateContext) -> Finding:
     there each box needs a location that is assigned to it."""
     run, stage = context.look()
     data, model = stage.data["train"], stage.model
-    batch = fetch(data, pick(data, min(500, len(data)), context.cfg.run.seed), None, run.device)
-    found = [t["boxes"] for t in boxes.targets(batch)]
-    shape = batch["image"].shape
+    said: list[dict[str, Tensor]] = []
+    for part in split_evenly(
+        pick(data, min(500, len(data)), context.cfg.run.seed), own_size(run)
+    ):  # pictures are large
+        batch = fetch(data, part, None, run.device)
+        said += boxes.targets(batch)
+    found, shape = [t["boxes"] for t in said], (len(said), *batch["image"].shape[1:])
     if isinstance(model, detectors.Fcos):
-        matched = model.matches(shape, boxes.targets(batch))
+        matched = model.matches(shape, said)
         hit = torch.cat(
             [torch.isin(torch.arange(len(b), device=b.device), m) for b, m in zip(found, matched, strict=True)]
         )
