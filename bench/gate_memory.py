@@ -135,7 +135,7 @@ def counted(
         return verdict
 
     def built(spec: stages.StageSpec, run: Run, previous: Stage | None) -> Stage:
-        if run.plan is not None:
+        if run.rehearsal is not None:
             return make(spec, run, previous)
         if "start" not in found:
             found["start"], found["who"]["start"] = memory.restart(), memory.sites()

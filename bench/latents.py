@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from trainworthy.core.base import config
 from trainworthy.core.gates.gate import fetch
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.recipe import loading
 from trainworthy.core.session import stages
 from trainworthy.recipes.diffusion.models import pipeline
@@ -32,7 +32,11 @@ def main() -> None:
     started = time.process_time()
     (_, first), (spec, stage) = stages.untrained(loaded, cfg, accelerator)
     built = time.process_time() - started
-    data, size, run = stage.data["train"], spec.cfg.train.batch_size, Run(spec.cfg, accelerator, plan=Plan(steps=1))
+    data, size, run = (
+        stage.data["train"],
+        spec.cfg.train.batch_size,
+        Run(spec.cfg, accelerator, rehearsal=Rehearsal(steps=1)),
+    )
     seconds: dict[str, list[float]] = {"cached": [], "encoded": []}
     for _ in range(args.rounds):
         for name, taken in seconds.items():

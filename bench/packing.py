@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 from trainworthy.core.base import seeds
-from trainworthy.core.loop.run import Plan, evaluating
+from trainworthy.core.loop.run import Rehearsal, evaluating
 from trainworthy.recipes.llm import pretrain
 from trainworthy.recipes.llm.data.packing import IGNORED, Packed
 
@@ -80,7 +80,7 @@ def main() -> None:
     torch.set_num_threads(1)
     cfg = pretrain.tiny()
     cfg.data.context, cfg.data.stride = args.context, args.context // 2
-    stage = pretrain.pretrain(cfg, core.Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1)))
+    stage = pretrain.pretrain(cfg, core.Run(cfg, Accelerator(cpu=True), rehearsal=Rehearsal(steps=1)))
     with torch.no_grad():  # an untrained model answers the same whatever it reads
         for p in stage.model.parameters():
             p += 0.02 * torch.randn_like(p)

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from accelerate import Accelerator
 from trainworthy.core.base import config
 from trainworthy.core.base.live_bytes import LiveBytes
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.recipe import loading
 from trainworthy.core.session import estimate, stages
 
@@ -36,8 +36,8 @@ def measured(recipe: loading.Recipe, cfg: config.Config) -> list[int]:
         for spec in stages.specs(recipe, cfg):
             t = spec.cfg.train
             micro, pieces = max(1, -(-t.batch_size // t.accumulate)), min(2, t.accumulate)
-            plan = Plan(steps=estimate.STEPS, batch_size=pieces * micro, sizes=[micro] * pieces)
-            run = Run(spec.cfg, Accelerator(cpu=True), plan=plan)
+            plan = Rehearsal(steps=estimate.STEPS, batch_size=pieces * micro, sizes=[micro] * pieces)
+            run = Run(spec.cfg, Accelerator(cpu=True), rehearsal=plan)
             before = stage  # a run holds it, too, while the next one trains
             stage = spec.build(run, before)
             if "train" not in stage.data:

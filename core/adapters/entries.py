@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 from trainworthy.core.base import seeds
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.gates.null_model import distinct
+from trainworthy.core.gates.checks.null_model import distinct
 from trainworthy.core.recipe.stage import Data, Field
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
 from trainworthy.core.adapters.loop_observer import Watcher
-from trainworthy.core.guard.control import Control
+from trainworthy.core.guard.rehearsals.control import Control
 
 if TYPE_CHECKING:
     from trainworthy.core.adapters.loop import Loop

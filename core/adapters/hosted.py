@@ -140,7 +140,7 @@ def train(run: Run, stage: Hosted, after: Callable[[Step], None] | None = None, 
         step: Step | None = first
         while step is not None:
             seeds.seed_global(run.cfg.run.seed, "model", step.index, run.rank)  # the trainer may draw while preparing
-            if stage.own_rates and not (run.plan and run.plan.peak):
+            if stage.own_rates and not (run.rehearsal and run.rehearsal.peak):
                 rates = stage.trainer.lr_scheduler.get_last_lr()
                 for group, rate in zip(stage.optimizers["main"].param_groups, rates, strict=True):
                     group["lr"] = rate
@@ -157,11 +157,11 @@ def train(run: Run, stage: Hosted, after: Callable[[Step], None] | None = None, 
                 run.evaluate(stage)
             step = next(steps, None)
 
-    size = run.course.step_size(run.cfg)
+    size = run.mode.step_size(run.cfg)
     shares = getattr(stage.trainer, "shares", None)  # a script's own trainer is tested unchanged
     accumulate = len(first.batches)
     if stage.ask is not None:
-        accumulate = len(run.plan.sizes) if run.plan and run.plan.sizes else run.cfg.train.accumulate
+        accumulate = len(run.rehearsal.sizes) if run.rehearsal and run.rehearsal.sizes else run.cfg.train.accumulate
         stage.trainer.args.steps_per_generation = accumulate
 
     def note(logs: dict[str, float]) -> None:

@@ -26,14 +26,15 @@ from trainworthy.core.base import seeds
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.verdict import Verdict
-from trainworthy.core.guard import events, interventions, invariants, run_checks
-from trainworthy.core.guard.checks import CHECKS, OF_SCRIPTS, finding, skip
-from trainworthy.core.guard.child import uncompiled
-from trainworthy.core.guard.control import Control, Plan
-from trainworthy.core.guard.observer import Observer
-from trainworthy.core.guard.rehearsal import Outcome
-from trainworthy.core.guard.sandbox import Sandbox
-from trainworthy.core.guard.target import Target
+from trainworthy.core.guard.checks import interventions, invariants, run_checks
+from trainworthy.core.guard.checks.results import CHECKS, OF_SCRIPTS, finding, skip
+from trainworthy.core.guard.hooks import events
+from trainworthy.core.guard.observing.observer import Observer
+from trainworthy.core.guard.rehearsals.child import uncompiled
+from trainworthy.core.guard.rehearsals.control import Control, Plan
+from trainworthy.core.guard.rehearsals.rehearsal import Outcome
+from trainworthy.core.guard.rehearsals.sandbox import Sandbox
+from trainworthy.core.guard.rehearsals.target import Target
 from trainworthy.core.guard.verdicts import Guard
 from trainworthy.core.recipe.stage import Expect
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.guard import invariants
-from trainworthy.core.guard.checks import finding
-from trainworthy.core.guard.control import Control
-from trainworthy.core.guard.observer import Observer
-from trainworthy.core.guard.records import Pass, alive, spots
+from trainworthy.core.guard.checks import invariants
+from trainworthy.core.guard.checks.results import finding
+from trainworthy.core.guard.measures.records import Pass, alive, spots
+from trainworthy.core.guard.observing.observer import Observer
+from trainworthy.core.guard.rehearsals.control import Control
 
 if TYPE_CHECKING:
     from trainworthy.core.adapters.loop import Loop

@@ -29,7 +29,7 @@ from trainworthy.core.base.verdict import Verdict
 from trainworthy.core.data import inventory
 from trainworthy.core.gates import order
 from trainworthy.core.gates.gate import GateContext
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 
 if TYPE_CHECKING:
     from trainworthy.core.adapters.loop import Loop
@@ -130,7 +130,7 @@ def _prove(
     console = Console()
     subject = _subject(factory, built.pop(), seed, folder)
     cfg, make, alone = subject.cfg, subject.make, _Alone(subject.device)
-    stage = gates.build(Run(cfg, alone, plan=Plan(steps=1)), make)
+    stage = gates.build(Run(cfg, alone, rehearsal=Rehearsal(steps=1)), make)
     scans = {name: inventory.scan(name, data) for name, data in stage.data.items()}
     report = inventory.report(scans)
     context = GateContext(

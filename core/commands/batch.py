@@ -41,7 +41,7 @@ from trainworthy.core.base.console import bar
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.machine import cores, free_memory
 from trainworthy.core.commands import take_flag, take_number
-from trainworthy.core.loop.run import Plan, Run, Step
+from trainworthy.core.loop.run import Rehearsal, Run, Step
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Data, Stage
 from trainworthy.core.session import stages
@@ -286,8 +286,8 @@ def timed(session: Session, stage: Stage, indices: list[int]) -> Trial:
 
     if device.type != "cpu":
         torch.accelerator.reset_peak_memory_stats()
-    plan = Plan(steps=WARM + MOST, samples=indices, fixed=True, batch_size=size, watch=enough)
-    run = Timed(cfg, session.accelerator, plan=plan)
+    plan = Rehearsal(steps=WARM + MOST, samples=indices, fixed=True, batch_size=size, watch=enough)
+    run = Timed(cfg, session.accelerator, rehearsal=plan)
     session.recipe.module.train(cfg, run, stage)
     if len(run.times) <= WARM:
         raise UserError(

@@ -140,7 +140,7 @@ def run(argv: list[str], found: dict[str, Any]) -> None:
     asked = options(argv)
     if not launched(asked.values):
         return
-    from trainworthy.core.guard import rehearsal
+    from trainworthy.core.guard.rehearsals import rehearsal
 
     target = rehearsal.locate(asked.words)
     if asked.values["--batches"]:

@@ -8,9 +8,9 @@ from trainworthy.core.base import config, masking
 from trainworthy.core.base.as_json import results
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import take_flag
-from trainworthy.core.gates import rates
+from trainworthy.core.gates.checks import rates
 from trainworthy.core.loop.lr_finder import LRFinder
-from trainworthy.core.loop.run import Plan
+from trainworthy.core.loop.run import Rehearsal
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.session import process_end, stages
 from trainworthy.core.session.session import Session, open_session, session_lock, write_start
@@ -41,7 +41,7 @@ def tested(argv: list[str]) -> dict[str, Any]:
     with session_lock(session):
         write_start(session)
         for spec, context in stages.contexts(session):
-            run, stage = context.build(Plan(steps=1))
+            run, stage = context.build(Rehearsal(steps=1))
             made = "" if "train" in stage.data else "no training set: the loop makes its own samples"
             if stage.expect.range_test or made or len(stage.optimizers) > 1:
                 why = stage.expect.range_test or made or "several optimisers: no single rate to test"

@@ -35,7 +35,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import take_flag, take_number
 from trainworthy.core.data import loader
 from trainworthy.core.loop.precision import precision
-from trainworthy.core.loop.run import Plan
+from trainworthy.core.loop.run import Rehearsal
 from trainworthy.core.monitoring import module_times
 from trainworthy.core.monitoring.bottlenecks import Measured, Operation, Settings, exchange_on_cpu, find_bottleneck
 from trainworthy.core.recipe import loading as recipes
@@ -226,7 +226,7 @@ def one(s: Session, spec: stages.StageSpec, context: Any, steps: int) -> dict[st
     name = f"-{spec.name}" if spec.of > 1 else ""
     watch = Watch(steps, s.accelerator.device, s.folder / f"trace{name}.json.gz" if s.main else None)
     with watch.timed_data(), contextlib.ExitStack() as stack:
-        run, stage = context.build(Plan(steps=WARM + 2 * steps + 1, watch=watch))
+        run, stage = context.build(Rehearsal(steps=WARM + 2 * steps + 1, watch=watch))
         if not spec.cfg.train.compile:  # hooks would cut the compiled graph
             stack.enter_context(
                 module_times.marked({"model": stage.model, **stage.frozen_modules}, lambda: watch.profiling)

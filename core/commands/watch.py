@@ -43,7 +43,7 @@ def main(argv: list[str]) -> None:
         raise UserError(
             f"unknown option {words[0]}", needed="the script's own arguments after --", next="trainworthy watch --help"
         )
-    from trainworthy.core.guard import rehearsal, running
+    from trainworthy.core.guard.rehearsals import rehearsal, running
 
     target = rehearsal.locate(words, command="watch")
     from trainworthy.core.guard.watching import folder_of, summary, watch

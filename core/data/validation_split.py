@@ -1,6 +1,9 @@
-"""Parses `--data.val`: a fraction to hold out, or a file or folder of held-out samples."""
+"""`--data.val`: a fraction to hold out, or a file or folder of held-out samples. Draws the samples that are held out by their content."""
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from zlib import crc32
 
 from trainworthy.core.base.errors import UserError
 
@@ -26,3 +29,30 @@ def parse_val(value: str) -> float | Path | None:
 def absolute(value: str) -> str:
     """The same for args.json, with a resolved path, so that a run can be resumed from any folder."""
     return str(Path(value).resolve()) if value and Path(value).exists() else value
+
+
+def is_held_out(text: str, share: float) -> bool:
+    """Return whether a text is among the `share` that is held out. The text alone decides: equal texts are in one split at every seed."""
+    hashed, every = crc32(text.encode()), round(1 / share)
+    return hashed % every == 0 if abs(every * share - 1) < 1e-9 else hashed % 1000 < 1000 * share
+
+
+def hold_out(groups: Sequence[str], share: float) -> list[bool] | None:
+    """Return whether each row is held out. Rows of one group stay together.
+
+    `is_held_out` decides for each group. Where chance makes that less than half of the share or more than twice of it (few rows, one large
+    group), groups are added in the order of their hashes up to the share. None if no whole groups make up about a share of the rows: a
+    column that names one of five data sets does not say which rows belong together.
+    """
+    sizes, wanted = Counter(groups), share * len(groups)
+    chosen = {g for g in sizes if is_held_out(g, share)}
+    held = sum(sizes[g] for g in chosen)
+    if not wanted / 2 <= held <= 2 * wanted:
+        chosen, held = set(), 0
+        for g in sorted(sizes, key=lambda g: (crc32(g.encode()), g)):
+            if held + sizes[g] <= max(1, 1.5 * wanted) and held < wanted:
+                chosen.add(g)
+                held += sizes[g]
+        if held < wanted / 3:
+            return None
+    return [g in chosen for g in groups]

@@ -1,4 +1,5 @@
-"""Gates: checks that must pass before training. `gate.py` defines a gate, `order.py` lists them, `runner.py` runs them."""
+"""Gates: checks that must pass before training. `gate.py` defines a gate, `order.py` lists them, `runner.py` runs them; the gates of every
+recipe are in `checks`, the experiments that find the cause of a failure in `causes`."""
 
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.gates.gate import (

@@ -18,7 +18,7 @@ from trainworthy.core.data import inventory
 from trainworthy.core.data.loader import Keyed, cut, to_device
 from trainworthy.core.loop import gradient_checkpointing, shard
 from trainworthy.core.loop.init_from import read_weights, start_from
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.loop.update import denominator, summed
 from trainworthy.core.recipe.stage import PARTS, Data, Expect, Stage
 from trainworthy.core.recipe.stage import categorical as categorical
@@ -91,9 +91,9 @@ class GateContext:
     frozen: dict[tuple[str, str], torch.Tensor] = field(default_factory=dict)
     """Frozen weights by module and name, which all builds share (`share`)."""
 
-    def build(self, plan: Plan, cfg: config.Config | None = None) -> tuple[Run, Stage]:
+    def build(self, plan: Rehearsal, cfg: config.Config | None = None) -> tuple[Run, Stage]:
         """Build a run and a stage as the full run will, or by other settings; frozen weights are in memory once for all builds."""
-        run = Run(cfg or self.cfg, self.accelerator, plan=plan)
+        run = Run(cfg or self.cfg, self.accelerator, rehearsal=plan)
         stage = build(run, self.make)
         if run.shard == shard.NONE:
             share(stage, self.frozen)
@@ -102,7 +102,7 @@ class GateContext:
     def look(self) -> tuple[Run, Stage]:
         """Return a run and a stage for inspection, built once for all gates. No gate may train, change or evaluate it
         with gradients."""
-        return self.once("look", lambda: self.build(Plan(steps=1)))
+        return self.once("look", lambda: self.build(Rehearsal(steps=1)))
 
     @property
     def expect(self) -> Expect:
@@ -258,7 +258,7 @@ def build(run: Run, make: Callable[[Run], Stage]) -> Stage:
             stage.ema_model.load_state_dict(stage.model.state_dict())
     if stage.on_start:
         stage.on_start()
-    if run.plan is None:  # the full run: free the memory of what only gates use
+    if run.rehearsal is None:  # the full run: free the memory of what only gates use
         stage.pretrained = None
         read_weights.cache_clear()
     for module in stage.frozen_modules.values():

@@ -1,22 +1,22 @@
 """The gates that every recipe has, in the order they run."""
 
-from trainworthy.core.gates import data, export_weights, learning, loader_gate, rates, rehearsal, stored_weights
-from trainworthy.core.gates.accumulation import accumulation
-from trainworthy.core.gates.batch_norm import batch_norm
-from trainworthy.core.gates.dependency import dependency
-from trainworthy.core.gates.entries import entries
-from trainworthy.core.gates.evaluation import evaluation
-from trainworthy.core.gates.exported import export_gate
-from trainworthy.core.gates.fabricated import fabricated
+from trainworthy.core.gates.checks import data, export_weights, learning, loader, rates, rehearsal, stored_weights
+from trainworthy.core.gates.checks.accumulation import accumulation
+from trainworthy.core.gates.checks.batch_norm import batch_norm
+from trainworthy.core.gates.checks.dependency import dependency
+from trainworthy.core.gates.checks.entries import entries
+from trainworthy.core.gates.checks.evaluation import evaluation
+from trainworthy.core.gates.checks.exported import export_gate
+from trainworthy.core.gates.checks.fabricated import fabricated
+from trainworthy.core.gates.checks.init import init
+from trainworthy.core.gates.checks.sharding import sharding
+from trainworthy.core.gates.checks.tiny_data import tiny_data
 from trainworthy.core.gates.gate import Gate
-from trainworthy.core.gates.init import init
-from trainworthy.core.gates.sharding import sharding
-from trainworthy.core.gates.tiny_data import tiny_data
 from trainworthy.core.recipe.stage import Stage
 
 ORDER = [
     data.schema, data.inventory_gate, data.leakage, fabricated, learning.initial_loss, init, rehearsal.wiring, batch_norm,
-    rates.schedule, rates.terms, dependency, learning.overfit, learning.baseline, evaluation, accumulation, loader_gate.reading,
+    rates.schedule, rates.terms, dependency, learning.overfit, learning.baseline, evaluation, accumulation, loader.reading,
     rates.range_test, tiny_data, rehearsal.resume,
 ]  # fmt: skip
 
@@ -27,7 +27,7 @@ def of_stage(stage: Stage, *, sharded: bool = False) -> list[Gate]:
     own = {g.id for g in stage.gates}
     general = [stored_weights.storage, entries, *([stored_weights.ema] if stage.ema_model is not None else [])]
     if "train" not in stage.data and set(stage.data) - {"val", "test"}:
-        general.append(loader_gate.new_samples)
+        general.append(loader.new_samples)
     if sharded:
         general.append(sharding)
     last = (

@@ -14,13 +14,13 @@ from torch.utils._pytree import tree_leaves
 from trainworthy.core.base import seeds
 from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.verdict import Skip
-from trainworthy.core.gates.diagnosis import Candidates, Experiment, experiments, rolled, sample, small
+from trainworthy.core.gates.causes.gradient import Candidates, Experiment, experiments, rolled, sample, small
+from trainworthy.core.gates.causes.shared_memory import shared
 from trainworthy.core.gates.gate import GateContext, micro_batch_sizes
-from trainworthy.core.gates.shared_memory import shared
 from trainworthy.core.loop.checkpoint import Segment
 from trainworthy.core.loop.init_from import equal, holds_state, match
 from trainworthy.core.loop.optim import exact
-from trainworthy.core.loop.run import Plan, Run, Step
+from trainworthy.core.loop.run import Rehearsal, Run, Step
 from trainworthy.core.loop.update import denominator, over_ranks, summed
 from trainworthy.core.recipe.stage import Data, Field, Stage, batch_size
 
@@ -275,7 +275,7 @@ def fingerprint(tensor: Tensor) -> Tensor:
     return flat.view(whole).sum(dtype=torch.int64)
 
 
-def rehearse(context: GateContext, plan: Plan) -> tuple[Run, Stage, Record]:
+def rehearse(context: GateContext, plan: Rehearsal) -> tuple[Run, Stage, Record]:
     """Run the recipe's `train()` under `plan` with the recorder on."""
     run, stage = context.build(plan)
     with Recorder(run, stage) as record:
@@ -292,11 +292,11 @@ def rehearsed(context: GateContext) -> tuple[Run, Stage, Record]:
     return context.once("rehearsal", lambda: rehearse(context, rehearsal_plan(context)))
 
 
-def rehearsal_plan(context: GateContext, **how: Any) -> Plan:
+def rehearsal_plan(context: GateContext, **how: Any) -> Rehearsal:
     """Return the plan of that rehearsal. Its micro-batches are no larger than the run's own."""
     world = context.accelerator.num_processes
     size = max(context.expect.at_most(BATCH), 2 * world, context.cfg.train.accumulate * world)
-    return Plan(steps=STEPS, batch_size=size, sizes=micro_batch_sizes(context, size), peak=True, due=(2,), **how)
+    return Rehearsal(steps=STEPS, batch_size=size, sizes=micro_batch_sizes(context, size), peak=True, due=(2,), **how)
 
 
 def tensors(stage: Stage, kinds: tuple[str, ...] = ("optimizers", "state")) -> dict[str, Tensor]:

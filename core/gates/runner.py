@@ -18,7 +18,7 @@ from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.data.pictures import contact_sheet
 from trainworthy.core.gates.gate import Gate, GateContext
-from trainworthy.core.loop.run import Plan
+from trainworthy.core.loop.run import Rehearsal
 from trainworthy.core.recipe.stage import categorical as categorical
 
 
@@ -164,7 +164,7 @@ def _keep_repro(verdict: Verdict, finding: Finding, context: GateContext) -> Non
 
         tensors = {k: v.detach().cpu().contiguous() for k, v in finding.batch.items() if isinstance(v, torch.Tensor)}
         save_file(tensors, folder / "batch.safetensors")
-        _, stage = context.build(Plan(steps=1))
+        _, stage = context.build(Rehearsal(steps=1))
         if stage.preview:
             contact_sheet(stage.preview({k: v.cpu() for k, v in tensors.items()}), folder / "batch.png")
     command = ["check", *masking.words(context.argv), "--only", verdict.id]

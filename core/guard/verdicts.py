@@ -13,21 +13,13 @@ from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.verdict import Kind, Verdict
 from trainworthy.core.gates.runner import _show
-from trainworthy.core.guard import (
-    ending,
-    interventions,
-    invariants,
-    oracle,
-    progress,
-    ranks,
-    rehearsal,
-    restart,
-    sandbox,
-)
-from trainworthy.core.guard.checks import CHECKS, LEARNING, finding, skip, verdict
-from trainworthy.core.guard.control import Plan
-from trainworthy.core.guard.rehearsal import Outcome
-from trainworthy.core.guard.target import Target
+from trainworthy.core.guard.checks import ending, interventions, invariants, oracle, progress, ranks, restart
+from trainworthy.core.guard.checks.results import CHECKS, LEARNING, finding, skip, verdict
+from trainworthy.core.guard.measures import printed_scores
+from trainworthy.core.guard.rehearsals import rehearsal, sandbox
+from trainworthy.core.guard.rehearsals.control import Plan
+from trainworthy.core.guard.rehearsals.rehearsal import Outcome
+from trainworthy.core.guard.rehearsals.target import Target
 
 LINES = 12
 
@@ -216,7 +208,7 @@ class Guard:
 
     def _answer(self, watch: Outcome) -> dict | None:
         """Right and wrong answers in the script's own evaluation, where it evaluates over a loader and prints a score."""
-        if not watch.record["evaluations"] or not set(interventions.scores(watch.output)) & oracle.NEEDED.keys():
+        if not watch.record["evaluations"] or not set(printed_scores.scores(watch.output)) & oracle.NEEDED.keys():
             return None
         limit = max(10.0, 2 * float(self.values["--seconds"]))
         done = self._rehearse(

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.errors import Stop
 from trainworthy.core.base.verdict import Verdict
-from trainworthy.core.guard import events, run_checks
-from trainworthy.core.guard.checks import verdict
-from trainworthy.core.guard.observer import Observer
-from trainworthy.core.guard.records import Pass
+from trainworthy.core.guard.checks import run_checks
+from trainworthy.core.guard.checks.results import verdict
+from trainworthy.core.guard.hooks import events
+from trainworthy.core.guard.measures.records import Pass
+from trainworthy.core.guard.observing.observer import Observer
 from trainworthy.core.monitoring.metrics import MetricsTracker
 
 FULL, EVERY, PAIR = 24, 200, 2
@@ -246,7 +247,7 @@ def watch(folder: str | Path | None = None, *, stop: bool = False, say: Any = pr
 
 def verdicts(seen: Light, say: Any) -> list[Verdict]:
     """The checks of `guard` that need no second rehearsal, on the run that was; advice, never a block."""
-    from trainworthy.core.guard.control import Plan
+    from trainworthy.core.guard.rehearsals.control import Plan
 
     found = run_checks.check(seen, Plan("watch"))["findings"]
     for one in found:

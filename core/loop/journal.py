@@ -292,7 +292,7 @@ class Journal:
         """Return whether `--train.patience` epochs have passed since the best evaluation. It depends on the history
         alone, so a resumed run agrees."""
         run, key = self.run, f"val/{stage.metric.name}"
-        if not run.cfg.train.patience or run.plan or not self.history:
+        if not run.cfg.train.patience or run.rehearsal or not self.history:
             return False
         best = self.history[0]
         for row in self.history:

@@ -64,7 +64,7 @@ class Ranks:
     def due(self, step: int) -> bool:
         """Return whether to compare after this step, counted from 1. The same on every rank."""
         return self._world > 1 and (
-            step - self.run.started <= EARLY or (self.run.plan is None and step % self.run.cfg.run.log_every == 0)
+            step - self.run.started <= EARLY or (self.run.rehearsal is None and step % self.run.cfg.run.log_every == 0)
         )
 
     def _pre_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:

@@ -23,9 +23,9 @@ from trainworthy.core.base.modes import in_mode
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.data import loader
 from trainworthy.core.loop import checkpoint, optim, ranks, saving, shard, update
-from trainworthy.core.loop.course import Course, Plan, crosses
 from trainworthy.core.loop.journal import Halt, Journal, Logged
 from trainworthy.core.loop.precision import autocast, precision
+from trainworthy.core.loop.rehearsal import FullRun, Rehearsal, crosses
 from trainworthy.core.monitoring.metrics import MetricsTracker
 from trainworthy.core.recipe.stage import Data, Stage, batch_size
 
@@ -56,17 +56,17 @@ class Run:
         *,
         folder: Path | None = None,
         home: Path | None = None,
-        plan: Plan | None = None,
+        rehearsal: Rehearsal | None = None,
         tracker: MetricsTracker | None = None,
         console: Console | None = None,
     ):
         self.cfg, self.accelerator, self.folder, self.tracker = cfg, accelerator, folder, tracker
-        self.plan = plan
+        self.rehearsal = rehearsal
         self.home = home or folder  # the run folder, if `folder` is a stage's subfolder
         self.console = console or Console(quiet=True)
         self.device, self.rank, self.world = accelerator.device, accelerator.process_index, accelerator.num_processes
         self.precision = precision(cfg, accelerator)
-        self.shard = shard.mode(cfg, self.world, rehearses=not self.course.shard)
+        self.shard = shard.mode(cfg, self.world, rehearses=not self.mode.shard)
         self.signal: str | None = None  # set by the signal handler, read between steps
         self.step = self.total = 0  # optimiser steps done in this stage, and their planned total
         self.started = 0  # steps already done when this process started
@@ -86,13 +86,13 @@ class Run:
         self._flags: Any = None  # host-side collectives
 
     @property
-    def plan(self) -> Plan | None:
+    def rehearsal(self) -> Rehearsal | None:
         """The rehearsal that this is; None in a full run."""
-        return self.course if isinstance(self.course, Plan) else None
+        return self.mode if isinstance(self.mode, Rehearsal) else None
 
-    @plan.setter
-    def plan(self, plan: Plan | None) -> None:
-        self.course: Course = plan or Course()
+    @rehearsal.setter
+    def rehearsal(self, rehearsal: Rehearsal | None) -> None:
+        self.mode: FullRun = rehearsal or FullRun()
 
     # ---------------------------------------------------------------- data
 
@@ -106,7 +106,7 @@ class Run:
         if self.shard != shard.NONE:
             ends = itertools.accumulate(shard.even_cut(n, self.rank, self.world, size), initial=0)
             keys = [[(-1, i) for i in mine[a:b]] for a, b in itertools.pairwise(ends)]
-        settings = replace(self.cfg.loader, workers=self.course.eval_workers(self.cfg))
+        settings = replace(self.cfg.loader, workers=self.mode.eval_workers(self.cfg))
         return loader.batches(data, keys, seed=0, settings=settings, device=self.device)
 
     def gather(self, tensor: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class Run:
 
     def train_data(self, stage: Stage) -> Data:
         """Return the training set that the loop reads: a rehearsal's is smaller."""
-        return self.course.data(stage.data["train"])
+        return self.mode.data(stage.data["train"])
 
     def samples_per_epoch(self, stage: Stage) -> int:
         """Return the samples per epoch. If the loop makes its own samples, one iteration is an epoch and counts as one
@@ -130,7 +130,7 @@ class Run:
 
     def total_steps(self, stage: Stage) -> int:
         """Return the iterations of the whole stage: optimiser steps, unless an iteration has several."""
-        return self.course.total_steps(self, stage)
+        return self.mode.total_steps(self, stage)
 
     def progress(self, share: float) -> float:
         """Return the progress (0, 1] of a ramp over the first `share` of this stage; 1 outside the loop."""
@@ -138,7 +138,7 @@ class Run:
 
     def micro_batches(self, batch: dict) -> list[dict]:
         """Return this process's part of a batch that the loop made, as micro-batches."""
-        cuts, n = self.course.cuts(self.cfg), batch_size(batch)
+        cuts, n = self.mode.cuts(self.cfg), batch_size(batch)
         sizes = [1] * cuts if isinstance(cuts, int) else cuts
         ends = [n * sum(sizes[: i + 1]) // sum(sizes) for i in range(len(sizes))]
         if len(ends) == 1:
@@ -151,17 +151,17 @@ class Run:
     def steps(self, stage: Stage) -> Iterator[Step]:
         """Yield the optimiser steps after the last checkpoint, with order, seeds, rates, progress bar, logging, saving
         and clean stop."""
-        cfg, course = self.cfg, self.course
+        cfg, mode = self.cfg, self.mode
         reads, total = "train" in stage.data, self.total_steps(stage)
-        size = course.step_size(cfg) if reads else cfg.train.batch_size
+        size = mode.step_size(cfg) if reads else cfg.train.batch_size
         data = self.train_data(stage) if reads else None
         n = size if data is None else len(data)
-        stream = None if data is None else loader.Stream(n, cfg.run.seed, fixed=course.fixed, order=data.order)
-        course.begin(self, stage, total)
+        stream = None if data is None else loader.Stream(n, cfg.run.seed, fixed=mode.fixed, order=data.order)
+        mode.begin(self, stage, total)
         self.total = total
         start = self.started = saving.restore(self, stage)
         update.training_modes(stage)
-        cuts = course.cuts(cfg)
+        cuts = mode.cuts(cfg)
 
         def cut(step: int) -> list:
             if stream is None:
@@ -183,24 +183,24 @@ class Run:
     ) -> Iterator[Step]:
         """Yield a step for each index. `fetched`: micro-batches; `cut`: index -> their keys; `n` samples per epoch,
         `size` per step."""
-        course, total, per_step = self.course, self.total, len(cut(0))
+        mode, total, per_step = self.mode, self.total, len(cut(0))
         if self.finished or self.journal.out_of_patience(stage):
             return
         for index in indices:
             micro = [next(fetched) for _ in range(per_step)]
             for optimizer in stage.optimizers.values():
-                optim.set_rates(optimizer, course.rate(index, total, self.cfg.optim))
+                optim.set_rates(optimizer, mode.rate(index, total, self.cfg.optim))
             seeds.seed_global(self.cfg.run.seed, "model", index, self.rank)
 
             def due(every: float, done: int = index + 1) -> bool:
-                return course.is_due(done, total, size, n * every)
+                return mode.is_due(done, total, size, n * every)
 
             self.current = Step(index, index * size // n + 1, micro, due, cut(index))
             yield self.current
 
             self.step = index + 1
             self.console.tick(self.step, lambda: self.journal.shown)
-            if course.after_step(self, stage, size, n):
+            if mode.after_step(self, stage, size, n):
                 return
 
     def finish_step(self, stage: Stage, size: int, n: int) -> bool:
@@ -282,9 +282,9 @@ class Run:
     def evaluate(self, stage: Stage) -> dict[str, float]:
         """Run the recipe's evaluation on the validation set, in eval mode and without gradients; log it and keep the
         best."""
-        self.course.before_evaluation(self, stage)
-        metrics = self.measure(stage, self.course.validation(stage), final=False)
-        self.course.record(self, stage, metrics)
+        self.mode.before_evaluation(self, stage)
+        metrics = self.measure(stage, self.mode.validation(stage), final=False)
+        self.mode.record(self, stage, metrics)
         return metrics
 
     def measure(self, stage: Stage, data: Data, *, probe: bool = False, final: bool = True) -> dict[str, float]:
@@ -295,7 +295,7 @@ class Run:
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
         with evaluating(model), self.autocast():
-            evaluate = (stage.gate_evaluator if probe else stage).evaluate if final else self.course.evaluator(stage)
+            evaluate = (stage.gate_evaluator if probe else stage).evaluate if final else self.mode.evaluator(stage)
             return evaluate(model, data)
 
     # ---------------------------------------------------------------- wrapping
@@ -304,7 +304,7 @@ class Run:
     def scaler(self) -> torch.amp.GradScaler:
         """Loss scaling for fp16; inactive in other precisions."""
         if not hasattr(self, "_scaler"):
-            scale = self.course.loss_scale
+            scale = self.mode.loss_scale
             self._scaler = torch.amp.GradScaler(self.device.type, init_scale=scale, enabled=self.precision == "fp16")
         return self._scaler
 

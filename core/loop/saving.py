@@ -59,7 +59,7 @@ def save(run: Run, stage: Stage) -> None:
     else:
         run.on_rank_0(save)
     run.saved_at = time.monotonic()
-    run.course.saved(run)
+    run.mode.saved(run)
 
 
 def record(run: Run, stage: Stage, metrics: dict[str, float]) -> None:
@@ -104,7 +104,7 @@ def record(run: Run, stage: Stage, metrics: dict[str, float]) -> None:
 
 def restore(run: Run, stage: Stage) -> int:
     """Load the newest complete checkpoint of this stage, if there is one; return the steps already done."""
-    folder = run.course.checkpoints_in(run)
+    folder = run.mode.checkpoints_in(run)
     if folder is None:
         return 0
     run.checkpoints = checkpoint.Checkpoints(

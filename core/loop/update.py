@@ -95,7 +95,7 @@ def objective_of(run: Run, stage: Stage, loss: Callable | None) -> nn.Module:
         module: nn.Module = Objective(run, stage.model, stage.loss)
         if run.world > 1 and run.shard == shard.NONE:
             module = run.accelerator.prepare_model(module)
-        if run.cfg.train.compile and run.course.compiles:
+        if run.cfg.train.compile and run.mode.compiles:
             module.compile()
         # Stored in the stage: a loss that refers to its run would close a reference cycle
         stage.wrapped = (stage.model, module)

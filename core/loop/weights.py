@@ -150,6 +150,6 @@ def load_into(module: nn.Module, state: dict[str, Tensor], *, where: str, withou
 def frozen_digest(run: Run, stage: Stage) -> str:
     """Return the hash of the weights that a checkpoint leaves out. It is computed once, since they do not change."""
     if run.frozen_hash is None:
-        still = run.course.frozen(stage)
+        still = run.mode.frozen(stage)
         run.frozen_hash = digest(still) if still else ""
     return run.frozen_hash

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.errors import Stop
 from trainworthy.core.loop import shard
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.recipe.loading import Recipe
 from trainworthy.core.recipe.stage import Stage, View
 from trainworthy.core.session import stages, token_rows
@@ -115,8 +115,8 @@ def _estimate(
     t, missing = spec.cfg.train, []
     micro = max(1, -(-t.batch_size // (processes * t.accumulate)))
     pieces = min(2, t.accumulate)  # the second one finds the first one's gradients
-    plan = Plan(steps=STEPS, batch_size=pieces * micro, sizes=[micro] * pieces)
-    run = Run(spec.cfg, accelerator, plan=plan)
+    plan = Rehearsal(steps=STEPS, batch_size=pieces * micro, sizes=[micro] * pieces)
+    run = Run(spec.cfg, accelerator, rehearsal=plan)
     memory.ends = time.process_time() + LONGEST
     stage = spec.build(run, previous)
     shard.assert_supported(recipe.id, [stage], spec.cfg, precision=run.precision)
@@ -206,14 +206,14 @@ def without_evaluation(stage: Stage) -> Iterator[None]:
 def _steps(cfg: Any, run: Run, stage: Stage, samples: int | None, *, known: bool) -> int | None:
     if "train" in stage.data and samples is None and not known:
         return None
-    plan, run.plan = run.plan, None
+    plan, run.rehearsal = run.rehearsal, None
     try:
         if samples is not None and "train" in stage.data:
             steps = max(1, -(-int(cfg.train.epochs * samples) // cfg.train.batch_size))
             return min(steps, cfg.train.max_steps) if cfg.train.max_steps else steps
         return run.total_steps(stage)
     finally:
-        run.plan = plan
+        run.rehearsal = plan
 
 
 def _units(stage: Stage, run: Run) -> dict[str, int]:

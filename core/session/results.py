@@ -11,8 +11,8 @@ from trainworthy.core import gates
 from trainworthy.core.base import seeds
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.data.pictures import contact_sheet, png
-from trainworthy.core.gates import exported, paths
-from trainworthy.core.gates.batch_norm import by_batch, layers
+from trainworthy.core.gates.checks import exported, paths
+from trainworthy.core.gates.checks.batch_norm import by_batch, layers
 from trainworthy.core.loop import shard
 from trainworthy.core.loop.journal import Halt
 from trainworthy.core.loop.run import Run, evaluating
@@ -80,7 +80,7 @@ class ClassWatch:
 
     def look(self) -> None:
         n = len(self.run.journal.history)
-        if self.stage.confusion is None or self.run.plan or n & (n - 1):
+        if self.stage.confusion is None or self.run.rehearsal or n & (n - 1):
             return
         found = paths.check_classes(self.run, self.stage)
         if found and found.blocks:

@@ -13,8 +13,8 @@ from accelerate import Accelerator
 from trainworthy.core import gates
 from trainworthy.core.base import config
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.gates import learning
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.gates.checks import learning
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.recipe.loading import Recipe
 from trainworthy.core.recipe.stage import Stage
 
@@ -51,7 +51,7 @@ class StageSpec:
 
     def untrained(self, accelerator: Accelerator, previous: Stage | None = None) -> Stage:
         """Build the stage once, for inspection."""
-        return self.build(Run(self.cfg, accelerator, plan=Plan(steps=1)), previous)
+        return self.build(Run(self.cfg, accelerator, rehearsal=Rehearsal(steps=1)), previous)
 
     def factory(self, previous: Callable[[], Stage] | None) -> Callable[[Run], Stage]:
         """Return the function that builds it for the gates, each time from a fresh copy of the stage before."""

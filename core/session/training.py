@@ -11,7 +11,7 @@ from trainworthy.core.base import config
 from trainworthy.core.base.console import table
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.processes import agreed
-from trainworthy.core.gates.exported import WrongExport
+from trainworthy.core.gates.checks.exported import WrongExport
 from trainworthy.core.loop import shard
 from trainworthy.core.loop.run import Run
 from trainworthy.core.loop.weights import digest

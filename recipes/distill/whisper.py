@@ -50,7 +50,7 @@ class Config(core.Config):
     ramp: float = 0.0
     """Fraction (0 to 1) of the second stage over which the word loss is phased in, next to the first stage's terms; 0: only the
     word loss."""
-    words: Literal["decoder", "ctc"] = "decoder"
+    decoder: Literal["whisper", "ctc"] = "whisper"
     """What turns features into words in the second stage: Whisper's frozen decoder, or a letter head (CTC) trained with the
     student."""
     no_repeat_ngram_size: int = 0
@@ -242,7 +242,7 @@ def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 def task(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """Stage two: the words, through the teacher's frozen decoder. Only the student trains."""
     teacher, data, measures = prepare(cfg, run)
-    if cfg.words == "ctc":
+    if cfg.decoder == "ctc":
         return ctc.task(cfg, run, previous, measures)
     model = heads.taught(previous)
     before = copy.deepcopy(model).to(run.device)

@@ -181,7 +181,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def fail(reason: str) -> Exception:
         """In training the run stops and keeps what it saved; in a gate it is what the gate has found."""
-        return ValueError(reason) if run.plan else Stop(reason)
+        return ValueError(reason) if run.rehearsal else Stop(reason)
 
     function = problems.load(cfg.reward)
     problems.tried(problems.guarded(function, cfg.reward, core.UserError), rows[1])
@@ -202,8 +202,8 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         """This process's questions, each once for every answer; which they are is a function of (seed, step) alone."""
         trainer.beta = controller.value if controller else cfg.beta  # a resumed run goes on with the one that it saved
         n = cfg.train.batch_size // cfg.num_generations
-        if run.plan:  # one is enough where a gate looks at rates alone, and asks for less than a group
-            whole = (run.plan.batch_size or cfg.num_generations) >= cfg.num_generations
+        if run.rehearsal:  # one is enough where a gate looks at rates alone, and asks for less than a group
+            whole = (run.rehearsal.batch_size or cfg.num_generations) >= cfg.num_generations
             n = min(n, max(cfg.rehearsed * max(1, 8 // cfg.num_generations) if whole else 1, run.world))
         keys = stream.keys(step * n, (step + 1) * n)[run.rank * n // run.world : (run.rank + 1) * n // run.world]
         rows = [data["questions"].get(i, None) for _, i in keys for _ in range(cfg.num_generations)]
@@ -218,7 +218,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     def begin() -> None:
         """The reference is what the policy is when training begins, with `--init-from` too."""
         own = dict(trainer.model.named_parameters())
-        if cfg.init_from and not run.plan:
+        if cfg.init_from and not run.rehearsal:
             start.update({n: p.detach().clone() for n, p in own.items() if p.requires_grad})
         for name, p in own.items():
             if ".ref." in name:

@@ -294,7 +294,7 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
         controller.update(told["kl"])
         run.log("policy", told | {"kl_coef": controller.value, "update_epochs": i + 1})
         policy.observe(rollout["return"][rollout["valid"]])
-        if cfg.stop_hacked and not run.plan:
+        if cfg.stop_hacked and not run.rehearsal:
             watch.stop(told, step.index + 1)
         if step.due(cfg.train.eval_every):
             run.evaluate(stage)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.checks.learning import overfitted
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
-from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 

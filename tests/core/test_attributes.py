@@ -7,7 +7,9 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 
-CLOSED = "Stage|Run|GateContext|Plan|Metric|Expect|Verdict|Finding|Journal|Skill|Probe|Monitor|Gate|Record|Field|Tile"
+CLOSED = (
+    "Stage|Run|GateContext|Rehearsal|Metric|Expect|Verdict|Finding|Journal|Skill|Probe|Monitor|Gate|Record|Field|Tile"
+)
 HOSTED = {("Stage", "ask"), ("Stage", "trainer")}  # of core/adapters/hosted.py's own kind of stage
 
 

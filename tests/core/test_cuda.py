@@ -53,12 +53,12 @@ def test_a_step_does_not_wait_for_the_device():
     from accelerate import Accelerator
     from trainworthy.core import Run
     from trainworthy.core.gates.gate import build
-    from trainworthy.core.loop.run import Plan
+    from trainworthy.core.loop.run import Rehearsal
     from trainworthy.recipes.vision import classify
 
     cfg = classify.tiny()
     cfg.loader.workers = 0
-    run = Run(cfg, Accelerator(), plan=Plan(steps=4))
+    run = Run(cfg, Accelerator(), rehearsal=Rehearsal(steps=4))
     stage = build(run, lambda r: classify.classify(cfg, r))
     batch = {
         k: v.cuda()

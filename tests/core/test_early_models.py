@@ -3,7 +3,7 @@
 import pytest
 import torch
 from trainworthy.core.data.pictures import contact_sheet
-from trainworthy.core.gates.learning import _hardly_memorised
+from trainworthy.core.gates.checks.learning import _hardly_memorised
 from trainworthy.core.monitoring.monitors import too_few_steps
 from trainworthy.core.recipe.stage import Metric, Tile
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.gates import diagnosis, runner
+from trainworthy.core.gates import runner
+from trainworthy.core.gates.causes import gradient
 from trainworthy.core.gates.gate import Gate
 
 
@@ -74,6 +75,6 @@ def test_a_symptom_that_nothing_explains_keeps_its_causes(tmp_path: Path):
     ("got", "due", "said"), [(6.0, 2.0, "three"), (2.0, 2.0, ""), (5.0, 2.0, ""), (1.0, 0.0, ""), (2.0, 2.001, "")]
 )
 def test_a_number_that_is_off_by_a_known_factor_names_its_cause(got: float, due: float, said: str):
-    found = diagnosis.ratio(got, due, {"three": 3.0, "one": 1.0, "none": 0.0})
+    found = gradient.ratio(got, due, {"three": 3.0, "one": 1.0, "none": 0.0})
     assert found.startswith(said)
     assert bool(found) == bool(said)

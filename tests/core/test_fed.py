@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from trainworthy.core.gates.model_inputs import compare_inputs
+from trainworthy.core.gates.checks.model_inputs import compare_inputs
 
 from tests.core.test_pairing import Pictures
 from tests.helpers.third_set_cases import digits

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from trainworthy.core.gates import named_causes
-from trainworthy.core.gates.dependence_causes import Mixture, explain_mixed_samples
-from trainworthy.core.gates.resume_causes import Watch, first_cause
+from trainworthy.core.gates.causes import named
+from trainworthy.core.gates.causes.dependence import Mixture, explain_mixed_samples
+from trainworthy.core.gates.causes.resume import Watch, first_cause
 from trainworthy.core.recipe.stage import Data, Field
 
 from tests.core.test_gates import PLANTS
@@ -195,19 +195,19 @@ def test_every_case_is_a_plant():
 def test_a_number_that_fits_no_known_fault_names_none():
     """The fixed list stands: a cause that is not supported would be worse."""
     wide = Field("input", low=0.0, high=1.0)
-    assert named_causes.explain_range(wide, {"min": 0.0, "max": 3.0}) == ""
-    assert named_causes.explain_range(wide, {"min": 0.0, "max": 255.0})
-    assert named_causes.explain_path_scales(0.13, 0.31, 0.3, 0.9) == ""
+    assert named.explain_range(wide, {"min": 0.0, "max": 3.0}) == ""
+    assert named.explain_range(wide, {"min": 0.0, "max": 255.0})
+    assert named.explain_path_scales(0.13, 0.31, 0.3, 0.9) == ""
     accident = math.log(16973)  # of a head that starts too large: the other half of the samples has another loss
-    assert named_causes.explain_uniform_outputs(accident, accident + 0.1, math.log(10), 256) == ""
-    assert "ln 16973" in named_causes.explain_uniform_outputs(accident, accident, math.log(10), 256)
-    assert named_causes.explain_uniform_outputs(math.log(10) * 1.2, math.log(10) * 1.2, math.log(10), 256) == ""
-    assert named_causes.explain_double_softmax(1.8, 10, 0.1) == ""
-    assert named_causes.explain_batched_metric(0.5, [0.4, 0.7, 0.1], [4, 4, 4]) == ""
+    assert named.explain_uniform_outputs(accident, accident + 0.1, math.log(10), 256) == ""
+    assert "ln 16973" in named.explain_uniform_outputs(accident, accident, math.log(10), 256)
+    assert named.explain_uniform_outputs(math.log(10) * 1.2, math.log(10) * 1.2, math.log(10), 256) == ""
+    assert named.explain_double_softmax(1.8, 10, 0.1) == ""
+    assert named.explain_batched_metric(0.5, [0.4, 0.7, 0.1], [4, 4, 4]) == ""
     assert (
-        named_causes.explain_batched_metric(0.5, [0.4, 0.6], [4, 4]) == ""
+        named.explain_batched_metric(0.5, [0.4, 0.6], [4, 4]) == ""
     )  # the mean over batches is the mean over samples here
-    assert named_causes.explain_micro_batches(0.5, None, 2, mean=False, equal_agree=False) == ""
+    assert named.explain_micro_batches(0.5, None, 2, mean=False, equal_agree=False) == ""
 
 
 def test_a_net_that_reads_its_input_is_not_said_to_be_deaf():
@@ -218,7 +218,7 @@ def test_a_net_that_reads_its_input_is_not_said_to_be_deaf():
     batch = {"x": torch.randn(8, 4), "y": torch.arange(8) % 3}
 
     def said(net: nn.Module) -> str:
-        return named_causes.explain_ignored_input(
+        return named.explain_ignored_input(
             net, lambda b: nn.functional.cross_entropy(net(b["x"]), b["y"]), batch, ["x"]
         )
 

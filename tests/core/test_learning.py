@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 from trainworthy.core.base.verdict import Verdict
-from trainworthy.core.gates import tiny_data
+from trainworthy.core.gates.checks import tiny_data
 
 import trainworthy
 from tests.core.test_check import (

@@ -136,9 +136,9 @@ def test_live_resumes_from_its_state():
 # -------------------------------------------------------------------------------------------------------- the real command
 FAST = ("--gates.no-enabled", "--run.no-tensorboard", "--loader.workers", "0", "--no-augment")
 UPDATE = "        run.update(stage, step.batches)\n"
-BOMB = ('        if run.step == 150 and not run.plan:\n'
+BOMB = ('        if run.step == 150 and not run.rehearsal:\n'
         "            for p in stage.model.parameters():\n                p.data.mul_(0.0)\n"
-        '        if run.step >= 150 and not run.plan:\n            stage.optimizers["main"].param_groups[0]["lr"] = 0.0\n'
+        '        if run.step >= 150 and not run.rehearsal:\n            stage.optimizers["main"].param_groups[0]["lr"] = 0.0\n'
         '            stage.optimizers["main"].param_groups[1]["lr"] = 0.0\n' + UPDATE)  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def test_a_collapse_stops_the_run(fork, launch):
 
 def test_a_spike_is_named_and_the_run_goes_on(fork, launch):
     """One batch with forty times the loss, late in the run: its step is told, its samples are kept."""
-    fork((UPDATE, "        once = 40.0 if step.index == 199 and not run.plan else 1.0\n"
+    fork((UPDATE, "        once = 40.0 if step.index == 199 and not run.rehearsal else 1.0\n"
           "        scaled = lambda m, b: {k: v * once for k, v in stage.loss(m, b).items()}\n"
           "        run.update(stage, step.batches, loss=scaled)\n"))  # fmt: skip
     done = launch("run", "mine.py", *FAST, "--train.epochs", "3.5", "--optim.lr", "0.01")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
-from trainworthy.core.gates.batch_norm import by_batch
+from trainworthy.core.gates.checks.batch_norm import by_batch
 from trainworthy.core.monitoring import monitors
 from trainworthy.core.recipe.stage import Metric
 

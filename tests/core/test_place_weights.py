@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from trainworthy.core.gates import place_weights
+from trainworthy.core.gates.causes import place_weights
 
 CLASSES = 5
 

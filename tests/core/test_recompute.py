@@ -11,7 +11,7 @@ from trainworthy.core.base import config, seeds
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.live_bytes import LiveBytes
 from trainworthy.core.loop import gradient_checkpointing
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.recipe import loading
 from trainworthy.core.session import stages
 
@@ -34,7 +34,7 @@ def net(tmp_path_factory) -> Path:
 def built(name: str, *words: str):
     recipe = loading.load(name)
     cfg, _ = config.parse(recipe.module, ["--loader.workers", "0", *words], prog=name)
-    run = Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1))
+    run = Run(cfg, Accelerator(cpu=True), rehearsal=Rehearsal(steps=1))
     return run, stages.specs(recipe, cfg)[0].build(run, None)
 
 

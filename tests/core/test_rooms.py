@@ -27,6 +27,8 @@ ROOMS = [
     "launch",
 ]
 """Of core, lowest first: a room imports from those before it."""
+INNER = {"gates": ["causes", "checks"], "guard": ["hooks", "measures", "observing", "checks", "rehearsals"]}
+"""Rooms inside a room, lowest first. Modules beside them may be on any level."""
 
 
 def imports(path: Path) -> set[str]:
@@ -75,6 +77,20 @@ def test_core_imports_go_down(arrows):
     up = [
         f"{a} -> {b}" for a, to in inside.items() for b in to if b.startswith("trainworthy.core.") and room(b) > room(a)
     ]
+    assert not up, "\n".join(up)
+
+
+@pytest.mark.parametrize("room", INNER)
+def test_imports_inside_a_room_go_down(arrows, room):
+    home = f"trainworthy.core.{room}."
+
+    def level(name: str) -> int:
+        inner = name.removeprefix(home).split(".")[0] if name.startswith(home) else ""
+        return INNER[room].index(inner) if inner in INNER[room] else -1
+
+    inside = [(a, b) for a, to in arrows.items() for b in to if level(a) >= 0 and level(b) >= 0]
+    assert inside
+    up = [f"{a} -> {b}" for a, b in inside if level(b) > level(a)]
     assert not up, "\n".join(up)
 
 

@@ -10,7 +10,7 @@ VARIANTS = [
     Healthy("distil-weights-of-the-terms", (*FIRST, "--mse", "0.5", "--cosine", "2"), recipe=RECIPE, may_skip=SKIPS),
     Healthy("distil-bf16", (*FIRST, "--train.precision", "bf16"), recipe=RECIPE, may_skip=SKIPS),
     Healthy("distil-small-student", (*FIRST, "--width", "64", "--depth", "2"), recipe=RECIPE, may_skip=SKIPS),
-    Healthy("distil-letters", (*SECOND, "--words", "ctc", "--task.lr", "2e-3"), recipe=RECIPE, may_skip=SKIPS),
+    Healthy("distil-letters", (*SECOND, "--decoder", "ctc", "--task.lr", "2e-3"), recipe=RECIPE, may_skip=SKIPS),
     Healthy("distil-dropout", FIRST, DROPPED, recipe=RECIPE, may_skip=SKIPS, naive="two forwards differ"),
 ]  # fmt: skip
 SAMPLED: tuple[str, ...] = ()

@@ -75,7 +75,7 @@ PLANTS = [
         why="the loss is drawn anew with every mask, so eight samples do not close it"),
     bug("letters-stay-blank", "blanks", "W1", "return ctc.task(cfg, run, previous, measures)",
         "stage = ctc.task(cfg, run, previous, measures)\n        stage.model.letters.bias.data[0] = 1e3\n        return stage",
-        ("100% of the frames blank", "what ctc learns first"), task=True, more=("--words", "ctc", "--task.lr", "2e-3"),
+        ("100% of the frames blank", "what ctc learns first"), task=True, more=("--decoder", "ctc", "--task.lr", "2e-3"),
         before=("wiring", "dependency", "overfit", "baseline"), why="nothing but blanks has a gradient, so nothing is learnt",
         harm="every transcript is empty"),
     # The second stage's samples are dear: what its gates leave out must not be where these three show.

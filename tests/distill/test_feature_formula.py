@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from trainworthy.core.gates import formula
+from trainworthy.core.gates.checks import formula
 from trainworthy.recipes.distill import whisper
 from trainworthy.recipes.distill.gates import feature_formula
 

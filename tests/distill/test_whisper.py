@@ -400,7 +400,7 @@ def test_letters_there_and_back():
 
 def test_letters_that_stay_blank_are_told(launch):
     """CTC learns blanks first: a run that ends there says so. No fallback opens a decoder that nobody asks."""
-    done = launch("run", "distill/whisper", "--data.sentences", "60", *QUICK, "--width", "32", "--depth", "1", "--words", "ctc",
+    done = launch("run", "distill/whisper", "--data.sentences", "60", *QUICK, "--width", "32", "--depth", "1", "--decoder", "ctc",
                   "--task.batch-size", "3", "--task.lr", "2e-3")  # fmt: skip
     assert done.returncode == 0, done.shown
     assert "blanks-stay" in done.stdout

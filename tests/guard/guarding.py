@@ -26,7 +26,7 @@ def guard(source: str, folder: Path, *argv: str, interventions: bool = True, see
     """(verdicts by id, what was printed, seconds) of a script's text, run from `folder`."""
     from trainworthy.core.base.console import Console
     from trainworthy.core.commands.guard import FLAGS
-    from trainworthy.core.guard import rehearsal
+    from trainworthy.core.guard.rehearsals import rehearsal
     from trainworthy.core.guard.verdicts import Guard
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from trainworthy.core.base.correlation import pearson
-from trainworthy.core.guard import credit, latent, objectives
-from trainworthy.core.guard.evidence import Evidence
-from trainworthy.core.guard.mixing import Mixing, compare
-from trainworthy.core.guard.penalties import Penalties, penalty
-from trainworthy.core.guard.regression import Regression
+from trainworthy.core.guard.checks import objectives
+from trainworthy.core.guard.measures import policy_rewards, variational
+from trainworthy.core.guard.measures.mixing import Mixing, compare
+from trainworthy.core.guard.measures.penalties import Penalties, penalty
+from trainworthy.core.guard.measures.regression import Regression
+from trainworthy.core.guard.observing.evidence import Evidence
 
 S = torch.linspace(0.02, 0.98, 64)[torch.randperm(64, generator=torch.Generator().manual_seed(0))]
 NOISES = {
@@ -104,7 +105,7 @@ def test_divergence_from_a_normal_code(form, found: str):
     torch.manual_seed(0)
     mean, spread = torch.randn(8, 4, requires_grad=True), torch.randn(8, 4, requires_grad=True)
     grads = torch.autograd.grad(3 * form(mean, spread).sum(), [mean, spread])
-    assert latent.compare(mean.detach(), spread.detach(), *grads) == found
+    assert variational.compare(mean.detach(), spread.detach(), *grads) == found
 
 
 def test_a_look_at_a_variational_loss_leaves_its_gradients_alone():
@@ -116,7 +117,7 @@ def test_a_look_at_a_variational_loss_leaves_its_gradients_alone():
         kl = 0.5 * (mean**2 + spread.exp() - spread - 1).sum()
         loss = torch.nn.functional.binary_cross_entropy(made, x, reduction=reduction) + kl
         expected = torch.autograd.grad(loss, body.weight, retain_graph=True)[0]
-        one = latent.Latent()
+        one = variational.Latent()
         one.root((made, mean, spread))
         one.look(loss)
         loss.backward()
@@ -127,7 +128,7 @@ def test_a_look_at_a_variational_loss_leaves_its_gradients_alone():
 
 def played(weigh) -> tuple[tuple[str, str] | None, str]:
     """The verdict on a policy whose 512 actions are weighed by `weigh(rewards that follow)` of each of four environments."""
-    one, draw = credit.Credit(), np.random.default_rng(0)
+    one, draw = policy_rewards.Credit(), np.random.default_rng(0)
     for _ in range(128):
         one.seen(
             7,
@@ -141,7 +142,7 @@ def played(weigh) -> tuple[tuple[str, str] | None, str]:
         )
     rows = [((7, t, e), w) for e in range(4) for t, w in enumerate(weigh(np.array(one.to_go(7, 0, 128, e))))]
     one.batches = [(512, rows[i::4]) for i in range(4)]
-    return credit.check(one)
+    return policy_rewards.check(one)
 
 
 def test_credit_of_actions():

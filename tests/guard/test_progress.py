@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-from trainworthy.core.guard import progress
-from trainworthy.core.guard.control import ENDED
-from trainworthy.core.guard.readings import comparable, kind_of, series
-from trainworthy.core.guard.rehearsal import Outcome
+from trainworthy.core.guard.checks import progress
+from trainworthy.core.guard.checks.results import ENDED
+from trainworthy.core.guard.measures.printed_scores import comparable, kind_of, series
+from trainworthy.core.guard.rehearsals.rehearsal import Outcome
 
 from tests.guard import progress_set, sixth_set
 from tests.guard.guarding import SCRIPTS, guard

@@ -4,7 +4,9 @@ import re
 
 import pytest
 import torch
-from trainworthy.core.guard import control, indexing, interventions, joined, keeping, scales
+from trainworthy.core.guard.checks import interventions
+from trainworthy.core.guard.measures import best_weights, indexing, joined_samples, scales
+from trainworthy.core.guard.rehearsals import control
 
 from tests.guard import seventh_set
 from tests.guard.guarding import SCRIPTS, guard
@@ -137,7 +139,7 @@ def test_few_values_are_compared_as_a_whole():
 def test_joined_rows_are_exchanged_with_their_offsets():
     text, starts, labels = torch.arange(12), torch.tensor([0, 3, 4, 9]), torch.tensor([0, 1, 0, 1])
     leaves = [labels, text, starts]
-    assert joined.arrange(leaves, 4, [2, 0, 0, 3])[1] == 1
+    assert joined_samples.arrange(leaves, 4, [2, 0, 0, 3])[1] == 1
     assert leaves[1].tolist() == [4, 5, 6, 7, 8, 0, 1, 2, 0, 1, 2, 9, 10, 11]
     assert leaves[2].tolist() == [0, 5, 8, 11]
     whole = (torch.arange(6), torch.tensor([0, 2, 5, 6]), torch.tensor([1.0, 2, 3]))
@@ -154,11 +156,11 @@ def test_the_direction_of_best():
         begin = len(output)
         output += f"epoch {i} val acc {v:.2f}\n"
         rows.append({"step": i, "said": [begin, len(output)], "best": {"best": max(values[: i + 1])}})
-    assert keeping.check(rows, output) == ("best is the best of 5 values of 'val acc'", "")
+    assert best_weights.check(rows, output) == ("best is the best of 5 values of 'val acc'", "")
     wrong = [r | {"best": {"best": min(values[: i + 1])}} for i, r in enumerate(rows)]
-    assert keeping.check(wrong, output)[1] == keeping.WRONG
-    assert keeping.check([r | {"best": {"best_loss": 0.5}} for r in rows], output) == ("", "")
-    assert keeping.check(wrong, output.replace("acc", "abc")) == ("", "")
+    assert best_weights.check(wrong, output)[1] == best_weights.WRONG
+    assert best_weights.check([r | {"best": {"best_loss": 0.5}} for r in rows], output) == ("", "")
+    assert best_weights.check(wrong, output.replace("acc", "abc")) == ("", "")
 
 
 def test_a_loss_near_that_of_a_constant_is_no_pass():

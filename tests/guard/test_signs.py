@@ -8,14 +8,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
-from trainworthy.core.guard import credit, terms
-from trainworthy.core.guard.alignment import turned_apart
-from trainworthy.core.guard.causality import sees_the_same_place, unread
-from trainworthy.core.guard.facts import loss_input, targets, upside_down
-from trainworthy.core.guard.mixing import recovered
-from trainworthy.core.guard.observer import Observer, kept_by_reference
-from trainworthy.core.guard.records import scrambled
-from trainworthy.core.guard.schedules import contrary
+from trainworthy.core.guard.checks.causality import sees_the_same_place, unread
+from trainworthy.core.guard.checks.loss import loss_input, targets, upside_down
+from trainworthy.core.guard.checks.schedules import contrary
+from trainworthy.core.guard.measures import loss_terms, policy_rewards
+from trainworthy.core.guard.measures.alignment import turned_apart
+from trainworthy.core.guard.measures.mixing import recovered
+from trainworthy.core.guard.measures.records import scrambled
+from trainworthy.core.guard.observing.observer import Observer, kept_by_reference
 
 
 def dice(p, y):
@@ -43,7 +43,7 @@ CLASSES = {
 
 def told(form, draw) -> tuple[str, str] | None:
     torch.manual_seed(0)
-    one = terms.Terms()
+    one = loss_terms.Terms()
     for _ in range(4):
         out, y = draw()
         out.requires_grad_(True)
@@ -52,7 +52,7 @@ def told(form, draw) -> tuple[str, str] | None:
         one.look(loss, [torch.randn(4, 4), y])
         loss.backward()
     assert len(one.rows) >= 3 or not one.rows
-    return terms.check(one)[0]
+    return loss_terms.check(one)[0]
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -138,7 +138,7 @@ def test_what_a_plateau_waits_for(line: str, mode: str, wrong: bool):
 
 def policy(*, other: bool, single: bool) -> tuple[str, str] | None:
     """The verdict on 200 steps of CartPole's kind: rewards of 1, episodes of 25 steps."""
-    one, draw = credit.Credit(), np.random.default_rng(0)
+    one, draw = policy_rewards.Credit(), np.random.default_rng(0)
     losses, returns = [], []
     for t in range(200):
         obs = draw.normal(size=3).astype("float32")
@@ -156,7 +156,7 @@ def policy(*, other: bool, single: bool) -> tuple[str, str] | None:
         returns.append(25.0 - t % 25)
     weights = torch.tensor(returns)
     (-(weights - weights.mean()) * torch.stack(losses)).sum().backward()
-    return credit.check(one)[0]
+    return policy_rewards.check(one)[0]
 
 
 @pytest.mark.parametrize("single", [True, False])

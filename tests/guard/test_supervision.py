@@ -9,14 +9,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
-from trainworthy.core.guard import columns, drawn, events, patches, supervision
-from trainworthy.core.guard.causality import orderless, unread
-from trainworthy.core.guard.control import Control, Plan
-from trainworthy.core.guard.facts import loss_input
-from trainworthy.core.guard.objectives import noise
-from trainworthy.core.guard.observer import Observer
-from trainworthy.core.guard.schedules import by_hand
-from trainworthy.core.guard.targets import describe
+from trainworthy.core.guard.checks.causality import orderless, unread
+from trainworthy.core.guard.checks.loss import loss_input
+from trainworthy.core.guard.checks.objectives import noise
+from trainworthy.core.guard.checks.schedules import by_hand
+from trainworthy.core.guard.hooks import events, initial_weights, patches
+from trainworthy.core.guard.measures import columns, supervision
+from trainworthy.core.guard.measures.targets import describe
+from trainworthy.core.guard.observing.observer import Observer
+from trainworthy.core.guard.rehearsals.control import Control, Plan
 
 
 @pytest.mark.parametrize(("power", "stopped"), [(1.0, True), (-1.0, False), (0.0, False)])
@@ -91,8 +92,8 @@ def test_log_softmax_over_the_batch(dim: int):
 
 @pytest.mark.parametrize("kind", ["random", "loaded", "copied", "trained", "adapter"])
 def test_a_frozen_part_that_was_never_loaded(kind: str):
-    one = drawn.Drawn()
-    drawn.install(one)
+    one = initial_weights.Drawn()
+    initial_weights.install(one)
     try:
         model = nn.Sequential(nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 3))
     finally:
@@ -107,7 +108,7 @@ def test_a_frozen_part_that_was_never_loaded(kind: str):
         for p in model[:4].parameters():
             p.data.copy_(torch.randn_like(p))
     received = {id(p) for p in model.parameters() if p.requires_grad}
-    assert bool(drawn.frozen_base(one, [model], received)) == (kind == "random")
+    assert bool(initial_weights.frozen_base(one, [model], received)) == (kind == "random")
 
 
 class Timed(nn.Module):

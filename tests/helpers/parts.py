@@ -23,7 +23,7 @@ from trainworthy.core.base import config
 from trainworthy.core.base.verdict import Skip
 from trainworthy.core.gates import order
 from trainworthy.core.gates.gate import Gate, GateContext
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.recipe import loading
 from trainworthy.core.recipe.stage import Stage, View
 from trainworthy.core.session import stages
@@ -64,7 +64,7 @@ def judged(recipe: str, argv: list[str], accelerator: Accelerator, asked: dict[s
                 if one.id in asked["gates"]:
                     context.put_away()
                     found[one.id] = _said(functools.partial(_proved, one, context))
-        before = functools.cache(lambda context=context: context.build(Plan(steps=1))[1])
+        before = functools.cache(lambda context=context: context.build(Rehearsal(steps=1))[1])
         found["cpu_s"] = round(time.process_time() - started, 1)
         if accelerator.is_main_process:
             print(json.dumps({"recipe": recipe, "stage": spec.name, **found}), flush=True)

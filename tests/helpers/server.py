@@ -69,7 +69,7 @@ class Server:
 
 TIMED_OUT = 1000
 LATE = ("torchvision", "trainworthy.core.launch", "trainworthy.core.commands.run", "trainworthy.core.commands.resume",
-        "trainworthy.core.commands.check", "trainworthy.core.gates.rehearsal", "trainworthy.core.report",
+        "trainworthy.core.commands.check", "trainworthy.core.gates.checks.rehearsal", "trainworthy.core.report",
         "torch.export._trace", "sympy.tensor.tensor", "matplotlib.figure", "matplotlib.backends.backend_agg",
         "matplotlib.backends.backend_svg", "PIL.GifImagePlugin", "sklearn.linear_model")  # fmt: skip
 """What nearly every command imports, or imports inside a function."""
@@ -93,7 +93,7 @@ def serve() -> None:
     """The server's side: answer each line of JSON with an exit code."""
     for name in LATE:
         importlib.import_module(name)
-    from trainworthy.core.gates import exported
+    from trainworthy.core.gates.checks import exported
 
     exported.subprocess = Reader(dict(os.environ)).subprocess()
     for line in sys.stdin:

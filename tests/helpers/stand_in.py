@@ -30,7 +30,7 @@ from trainworthy.core.base.verdict import Skip
 from trainworthy.core.gates import order
 from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.loop import optim
-from trainworthy.core.loop.run import Plan
+from trainworthy.core.loop.run import Rehearsal
 from trainworthy.core.recipe import loading
 from trainworthy.core.session import stages
 from transformers import TrainingArguments
@@ -205,7 +205,7 @@ def judged(recipe: str, argv: list[str], ids: tuple[str, ...] = ()) -> dict[str,
                             file=sys.stderr,
                             flush=True,
                         )
-            before = functools.cache(lambda context=context: context.build(Plan(steps=1))[1])
+            before = functools.cache(lambda context=context: context.build(Rehearsal(steps=1))[1])
     return found
 
 

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 from trainworthy.core.base import config
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.loop.run import Plan
+from trainworthy.core.loop.run import Rehearsal
 from trainworthy.recipes.llm import dpo, reward
 from trainworthy.recipes.llm.data import pairs, preferences
 from trainworthy.recipes.llm.gates import preference
@@ -112,7 +112,7 @@ def test_the_stage_s_loss_is_that_of_each_answer_alone(loss: str, lora: int, net
     source = preferences.Source(max_length=256, held_out=8, max_bad=0.02)
     cfg = dpo.Config(lora_rank=lora, loss=loss, model=str(net), data=source)
     torch.manual_seed(0)
-    stage = dpo.dpo(cfg, core.Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1)))
+    stage = dpo.dpo(cfg, core.Run(cfg, Accelerator(cpu=True), rehearsal=Rehearsal(steps=1)))
     stage.on_start()
     data, model = stage.data["train"], stage.model.eval()
     rows = [{"prompt": "a", "chosen": "an answer", "rejected": "no", "source": "1"},

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.data.validation_split import hold_out, is_held_out
 from trainworthy.recipes.llm.data import formats, pairs, preferences
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.rl.language.data import problems
@@ -212,16 +213,26 @@ def test_rows_of_one_instruction_are_held_out_by_their_input():
 def test_rows_of_one_source_are_held_out_together_about_a_share():
     """A hash alone may hold out no source, or the largest one."""
     many = [f"document {i % 60}" for i in range(600)]
-    for names in (many, [n for n in many if not formats.held_out(n, 0.05)]):
-        sides = pairs.sides(names, 0.05)
+    for names in (many, [n for n in many if not is_held_out(n, 0.05)]):
+        sides = hold_out(names, 0.05)
         held = {n for n, out in zip(names, sides, strict=True) if out}
         assert held.isdisjoint(n for n, out in zip(names, sides, strict=True) if not out)
         assert 0.01 < sum(sides) / len(names) < 0.15
-    assert pairs.sides(["oasst", "dolly", "alpaca"] * 100, 0.05) is None  # data sets, not documents
+    assert hold_out(["oasst", "dolly", "alpaca"] * 100, 0.05) is None  # data sets, not documents
+
+
+def test_a_small_file_holds_out_its_share():
+    """Hashes alone held out 5 of 240 rows where 12 are a twentieth."""
+    for k in range(40):
+        rows = [f"file {k} row {i}" for i in range(240)]
+        assert 6 <= sum(hold_out(rows, 0.05)) <= 24
+        assert sum(hold_out(rows[:10], 0.05)) == 1
+        few = [r for r in rows if not is_held_out(r, 0.05)]
+        assert 9 <= sum(hold_out(few, 0.05)) <= 12
 
 
 @pytest.mark.parametrize(
-    "sources", [("oasst", "dolly", "alpaca"), tuple(n for n in map(str, range(200)) if not formats.held_out(n, 0.05))]
+    "sources", [("oasst", "dolly", "alpaca"), tuple(n for n in map(str, range(200)) if not is_held_out(n, 0.05))]
 )
 def test_a_source_column_of_any_kind_leaves_rows_to_validate_on(sources: tuple[str, ...], tmp_path: Path):
     rows = [

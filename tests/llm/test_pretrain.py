@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from torch.nn import functional as F
 from trainworthy.core.base.config import Train
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.loop.run import Plan
+from trainworthy.core.loop.run import Rehearsal
 from trainworthy.recipes.llm import pretrain
 from trainworthy.recipes.llm.data import documents, packing, prose
 from trainworthy.recipes.llm.evaluation import ngrams
@@ -60,7 +60,7 @@ def settings(folder: Path, **more) -> pretrain.Config:
 def staged(cfg: pretrain.Config) -> core.Stage:
     """The stage, with weights that make every token matter (an untrained one says the same whatever it reads)."""
     torch.manual_seed(0)
-    stage = pretrain.pretrain(cfg, core.Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1)))
+    stage = pretrain.pretrain(cfg, core.Run(cfg, Accelerator(cpu=True), rehearsal=Rehearsal(steps=1)))
     with torch.no_grad():
         for p in stage.model.parameters():
             p += 0.1 * torch.randn_like(p)
@@ -118,7 +118,7 @@ def test_the_first_loss_is_the_entropy_of_the_frequencies(folder: Path):
     """And log Z begins at 0, whatever is read."""
     torch.manual_seed(3)
     cfg = settings(folder)
-    stage = pretrain.pretrain(cfg, core.Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1)))
+    stage = pretrain.pretrain(cfg, core.Run(cfg, Accelerator(cpu=True), rehearsal=Rehearsal(steps=1)))
     logits = stage.model(input_ids=torch.randint(3, 300, (2, 20)), use_cache=False).logits
     assert logits.logsumexp(-1).abs().max() < 1e-3  # the norm's epsilon
     p = logits[0, 0].softmax(-1).double()

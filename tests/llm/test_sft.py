@@ -12,7 +12,7 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.loop.run import Plan
+from trainworthy.core.loop.run import Rehearsal
 from trainworthy.recipes.llm import sft
 from trainworthy.recipes.llm.data import pairs
 from trainworthy.recipes.llm.models import loading
@@ -82,7 +82,7 @@ def test_the_loss_is_that_of_each_answer_alone(more: dict, net: Path):
         **{"lora_rank": 4, **more}, model=str(net), data=pairs.Source(max_length=256, held_out=8, max_bad=0.02)
     )
     torch.manual_seed(0)
-    stage = sft.sft(cfg, core.Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1)))
+    stage = sft.sft(cfg, core.Run(cfg, Accelerator(cpu=True), rehearsal=Rehearsal(steps=1)))
     with torch.no_grad():
         for p in stage.parameters().values():
             p += 0.1 * torch.randn_like(p)
@@ -106,7 +106,7 @@ def test_perplexity_of_the_four_shot_prompt_is_that_behind_its_examples(net: Pat
         lora_rank=4, model=str(net), data=pairs.Source(max_length=256, held_out=4, max_bad=0.02), max_new_tokens=2
     )
     torch.manual_seed(0)
-    stage = sft.sft(cfg, core.Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1)))
+    stage = sft.sft(cfg, core.Run(cfg, Accelerator(cpu=True), rehearsal=Rehearsal(steps=1)))
     told = stage.baselines()
     chat = pairs.chat(loading.tokenizer(str(net)), cfg.data)
     for name, n_shots in (("untrained", 0), ("untrained, 4-shot prompt", 4)):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.data.validation_split import is_held_out
 from trainworthy.recipes.llm.data import documents, streaming
 from trainworthy.recipes.llm.data.packing import IGNORED, windows
 
@@ -78,7 +79,7 @@ def test_a_lane_is_its_documents_window_by_window(kind: str, small, net: Path, t
     for lane in range(LANES):
         mine = [t for b in lanes.blocks[lane::LANES] for _, t in streaming.texts(b, "text")]
         seen.update(mine)
-        due = (t[w.start : w.end].tolist() for t in (lanes.tokens(x) for x in 2 * mine if not documents.held_out(x))
+        due = (t[w.start : w.end].tolist() for t in (lanes.tokens(x) for x in 2 * mine if not is_held_out(x, 0.05))
                for w in windows([len(t)], CONTEXT, CONTEXT - 1))  # fmt: skip
         for number in range(9):
             piece = lanes.stretch(lane, number)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from trainworthy.core.adapters import hosted
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.gates.checks.rehearsal import _gradient_fault
 from trainworthy.core.gates.recorder import Record
-from trainworthy.core.gates.rehearsal import _gradient_fault
 from trainworthy.recipes.rl.language.data import problems
 from trainworthy.recipes.rl.language.evaluation import held_out
 from trainworthy.recipes.rl.language.gates import grpo_monitors

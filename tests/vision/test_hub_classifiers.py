@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 from trainworthy.core.base import config
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.recipe import loading
 from trainworthy.core.session import stages
 from trainworthy.recipes.vision.models import hub_nets, read_export
@@ -72,7 +72,7 @@ def test_its_export_is_read_by_from_pretrained(tmp_path):
     recipe = loading.load("vision/classify")
     words = ["--model", str(folder), "--weights", "DEFAULT", "--image-size", "48", "--loader.workers", "0"]
     cfg, _ = config.parse(recipe.module, words, prog="vision/classify")
-    stage = stages.specs(recipe, cfg)[0].build(Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1)), None)
+    stage = stages.specs(recipe, cfg)[0].build(Run(cfg, Accelerator(cpu=True), rehearsal=Rehearsal(steps=1)), None)
     with torch.no_grad():
         torch.nn.init.normal_(stage.model.net.classifier.weight)
     picture = stage.data["val"].images[0]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from trainworthy.core.gates import formula
+from trainworthy.core.gates.checks import formula
 from trainworthy.core.recipe.stage import Expect
 from trainworthy.recipes.vision.gates import objective
 

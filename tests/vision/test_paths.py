@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from trainworthy.core.gates.paths import exchanged_channels, exchanges
+from trainworthy.core.gates.checks.paths import exchanged_channels, exchanges
 
 from tests.helpers.commands import read
 from tests.helpers.pictures import write_coloured

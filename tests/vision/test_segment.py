@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.recipes.shared import nuclei
 from trainworthy.recipes.vision import segment
 from trainworthy.recipes.vision.data import masks, pasted
@@ -155,7 +155,7 @@ def test_the_expected_loss_is_that_of_these_answers(focal, dice):
     mask[0, 8:20, 8:20], mask[:, :4, :4] = 1, IGNORE
     cfg = segment.tiny()
     cfg.focal, cfg.dice = focal, dice
-    run = Run(cfg, Accelerator(cpu=True), plan=Plan(steps=1))
+    run = Run(cfg, Accelerator(cpu=True), rehearsal=Rehearsal(steps=1))
     stage = segment.segment(cfg, run)
     for own in (mask_expectations.unsure(mask, 2), mask_expectations.sure_inside(mask, 1).clamp_max(1 - 1e-6)):
         truth = F.one_hot(mask.where(mask != IGNORE, 0), 2).permute(0, 3, 1, 2)

@@ -8,10 +8,10 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes.named import order_causes
+from trainworthy.core.gates.checks.stored_weights import REMEMBERED, SMALL, UPDATES, between, copied, flat, remembered
 from trainworthy.core.gates.gate import GateContext, pick, release, unshare
-from trainworthy.core.gates.named_causes import order_causes
-from trainworthy.core.gates.stored_weights import REMEMBERED, SMALL, UPDATES, between, copied, flat, remembered
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.recipe.stage import Stage, View
 
 
@@ -48,7 +48,7 @@ def ema(context: GateContext) -> Finding:
     most 2,000): by then the EMA must average over 1/15 of the run, or over as much as --ema allows. Finally it changes the raw weights:
     evaluation and export must not change."""
     cfg = context.cfg
-    run, stage = context.build(Plan(steps=6, batch_size=max(8, context.accelerator.num_processes), peak=True))
+    run, stage = context.build(Rehearsal(steps=6, batch_size=max(8, context.accelerator.num_processes), peak=True))
     if stage.ema_model is None:
         return _raw(context, run, stage)
 
@@ -61,7 +61,7 @@ def ema(context: GateContext) -> Finding:
         before[:] = copied(stage.ema_model)
         return False
 
-    run.plan.watch = watch
+    run.rehearsal.watch = watch
     context.train(cfg, run, stage)
     release(stage)
     off, size = max(beside), sum(map(len, before))

@@ -15,10 +15,11 @@ from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.gates import formula, gate
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes.named import order_causes
+from trainworthy.core.gates.checks import formula
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
-from trainworthy.core.gates.named_causes import order_causes
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.diffusion.data import pictures as source
 from trainworthy.recipes.diffusion.gates import samples, walks
@@ -102,7 +103,7 @@ def round_trip(classifier: Classifier | None, needed: float, ask: walks.Ask = wa
     def check(context: GateContext) -> Finding:
         """Checks PSNR and recognisability of reconstructed validation pictures. Then it compares samples of a net that knows one latent,
         from predict() and from the exported pipeline, with the autoencoder's own reconstruction."""
-        asked, (run, stage) = objective(context), context.build(Plan(steps=1))
+        asked, (run, stage) = objective(context), context.build(Rehearsal(steps=1))
         val, vae = stage.data["val"], stage.frozen_modules["vae"]
         some = pick(val, min(samples.KNOWN, len(val)), context.cfg.run.seed)
         batch = fetch(val, some, None, run.device)

@@ -9,7 +9,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 from trainworthy.core.base.doubles import exact, on_device, to_double
 from trainworthy.core.gates.gate import GateContext, fetch, pick
-from trainworthy.core.loop.run import Plan
+from trainworthy.core.loop.run import Rehearsal
 from trainworthy.core.recipe.stage import Data
 from trainworthy.recipes.diffusion.gates import walks
 
@@ -85,7 +85,7 @@ def objective(context: GateContext) -> Objective:
     """Measure the objective from the loss, on samples of the training path."""
 
     def read() -> Objective:
-        run, stage = context.build(Plan(steps=1))
+        run, stage = context.build(Rehearsal(steps=1))
         data = stage.data["train"]
         batch = fetch(data, pick(data, min(LEVELS, len(data)), context.cfg.run.seed), context.cfg.run.seed, run.device)
         slopes = []

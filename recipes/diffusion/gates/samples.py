@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes.named import order_causes
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
-from trainworthy.core.gates.named_causes import order_causes
-from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Stage, View
 from trainworthy.recipes.diffusion.gates import walks
@@ -77,7 +77,7 @@ def noise_process(
           pipeline can be run, this replaces the first check: a recipe may use another convention (time reversed) consistently.
         - The noisiest level must be nearly pure noise, because sampling begins there.
         - train() must draw a timestep for each sample, over the whole schedule."""
-        asked, run, stage = objective(context), *context.build(Plan(steps=1))
+        asked, run, stage = objective(context), *context.build(Rehearsal(steps=1))
         with tempfile.TemporaryDirectory() as name:
             stage.export(Path(name))
             shipped = DiffusionPipeline.from_pretrained(name, trust_remote_code=True).scheduler
@@ -172,7 +172,7 @@ def trained(context: GateContext) -> tuple[Run, Stage, Seen]:
     """Run train() for SHORT steps; return (run, stage, the net's inputs)."""
 
     def rehearse() -> tuple[Run, Stage, Seen]:
-        run, stage = context.build(Plan(steps=SHORT, batch_size=max(32, context.accelerator.num_processes)))
+        run, stage = context.build(Rehearsal(steps=SHORT, batch_size=max(32, context.accelerator.num_processes)))
         own, seen, key = stage.loss, Seen(), condition_field(stage.data["train"])[0]
 
         def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:

@@ -9,9 +9,9 @@ from trainworthy.core.base import seeds
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes.named import order_causes
 from trainworthy.core.gates.gate import GateContext, fetch, pick
-from trainworthy.core.gates.named_causes import order_causes
-from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.distill.gates.whisper import read, vocabulary
 from trainworthy.recipes.shared import whisper
@@ -33,7 +33,7 @@ def copied(context: GateContext) -> Finding:
     """Searches every layer of the untrained student among the teacher's layers, bit for bit. All other tensors must be the teacher's."""
     if context.cfg.init_from:
         raise Skip("it starts from --init-from")
-    _, stage = context.build(Plan(steps=1))
+    _, stage = context.build(Rehearsal(steps=1))
     ours, theirs = _by_layer(stage.model.state_dict()), _by_layer(stage.frozen_modules["teacher"].state_dict())
     found, needed, wrong = [], [], []
     for side in ("encoder", "decoder"):
@@ -77,7 +77,7 @@ def _equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 )
 def labels(context: GateContext) -> Finding:
     """Computes the word error rate of every training label against the spoken text, and transcribes some samples again from their own sound."""
-    run, stage = context.build(Plan(steps=1))
+    run, stage = context.build(Rehearsal(steps=1))
     data, most, teacher = stage.data["train"], context.cfg.data.max_wer, teacher_of(context)
     pairs = [(data.peek(i, "truth"), data.peek(i, "text")) for i in range(len(data))]
     rates = [whisper.word_error_rate([said], [label]) for said, label in pairs]
@@ -114,7 +114,7 @@ def labels(context: GateContext) -> Finding:
 def divergence(context: GateContext) -> Finding:
     """Compares both terms for four recordings with formulas in double precision, each recording alone and without padding; then with other
     padding."""
-    run, stage = context.build(Plan(steps=1))
+    run, stage = context.build(Rehearsal(steps=1))
     cfg, seed, teacher = context.cfg, context.cfg.run.seed, teacher_of(context)
     batch = fetch(stage.data["train"], pick(stage.data["train"], 4, seed), seed, run.device)
     with evaluating(stage.model):
@@ -169,7 +169,7 @@ def _by_hand(stage: Stage, batch: dict, teacher: whisper.Whisper, cfg) -> dict[s
 def teacher(context: GateContext) -> Finding:
     """Records the teacher while the loss is computed: its most likely ids against the labels, the modes of its modules, and the loss of one
     batch under different random draws, the student in eval mode."""
-    run, stage = context.build(Plan(steps=1))
+    run, stage = context.build(Rehearsal(steps=1))
     own, data, asked = stage.frozen_modules["teacher"], stage.data["train"], []
     batch = fetch(data, pick(data, LISTENED, context.cfg.run.seed), None, run.device)
     losses: list[float] = []

@@ -2,8 +2,8 @@
 
 import torch
 from torch import Tensor
-from trainworthy.core.gates import formula
-from trainworthy.core.gates.formula import Statement, Statements
+from trainworthy.core.gates.checks import formula
+from trainworthy.core.gates.checks.formula import Statement, Statements
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.recipe.stage import Stage
 

@@ -8,11 +8,11 @@ from torch import Tensor
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes.named import order_causes
+from trainworthy.core.gates.checks.learning import OVERFIT_SAMPLES, overfitted
 from trainworthy.core.gates.gate import GateContext, fetch, pick
-from trainworthy.core.gates.learning import OVERFIT_SAMPLES, overfitted
-from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.core.gates.recorder import rehearsed
-from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.monitoring.monitors import Monitor, monitor
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.distill.data import recordings
@@ -50,7 +50,7 @@ def read(run: Run, stage: Stage, batch: dict, canvas: Callable[[Tensor], Tensor]
 )
 def agreement(context: GateContext) -> Finding:
     """Decodes the teacher's stored features again in the student's format, and measures the energy of every recording."""
-    run, stage = context.build(Plan(steps=1))
+    run, stage = context.build(Rehearsal(steps=1))
     data, teacher = stage.data["train"], whisper.load(context.cfg.data.teacher, context.cfg.data.seconds)
     batch = fetch(data, pick(data, LISTENED, context.cfg.run.seed), None, run.device)
     with evaluating(stage.model):
@@ -81,7 +81,7 @@ def _loudness(envelope: Tensor) -> float:
 @gate("vocabulary", rows="W5", title="texts and ids convert both ways, in the model's own vocabulary", reads="data")
 def vocabulary(context: GateContext) -> Finding:
     """Encodes and decodes every transcript of both splits. Prompt and end must be in place, and all ids known to the model."""
-    _, stage = context.build(Plan(steps=1))
+    _, stage = context.build(Rehearsal(steps=1))
     teacher, wrong = whisper.load(context.cfg.data.teacher, context.cfg.data.seconds), []
     entries = teacher.model.proj_out.out_features
     for name, data in stage.data.items():
@@ -119,7 +119,7 @@ def vocabulary(context: GateContext) -> Finding:
 def counted(context: GateContext) -> Finding:
     """Compares the loss with noise in silent parts, with longer padding, and for features that replace the student's: the teacher's, 1.5
     times and 0.1 times as large, and 0.1 times as large in other directions."""
-    run, stage = context.build(Plan(steps=1))
+    run, stage = context.build(Rehearsal(steps=1))
     seed = context.cfg.run.seed
     batch = fetch(stage.data["train"], pick(stage.data["train"], 4, seed), seed, run.device)
     theirs, mask, draws = batch["features"], speech(batch)[..., None], torch.Generator().manual_seed(seed)
@@ -166,7 +166,7 @@ def counted(context: GateContext) -> Finding:
 def magnitude(context: GateContext) -> Finding:
     """Compares the norm of a frame, and of its part around the mean of its position, between student and teacher: before training, and after
     eight recordings were memorised."""
-    run, stage = context.build(Plan(steps=1))
+    run, stage = context.build(Rehearsal(steps=1))
     found = {"untrained": _sizes(run, stage, context)}
     _, taught, _ = overfitted(context)
     found["taught"] = _sizes(run, taught, context)
@@ -251,7 +251,7 @@ def alignment(context: GateContext) -> Finding:
 )
 def head(context: GateContext) -> Finding:
     """Computes the stage's loss for the teacher's features: it shows errors in ids, shift and mask."""
-    run, stage = context.build(Plan(steps=1))
+    run, stage = context.build(Rehearsal(steps=1))
     data, seed = stage.data["train"], context.cfg.run.seed
     batch = fetch(data, pick(data, 16, seed), seed, run.device)
     with evaluating(stage.model):
@@ -270,7 +270,7 @@ def head(context: GateContext) -> Finding:
 def collapse(context: GateContext) -> Finding:
     """Measures the centred cosine between the initial student and the teacher, and the words that it decodes from eight recordings. (The raw
     cosine is useless: the teacher's mean alone has 0.7.)"""
-    run, stage = context.build(Plan(steps=1))
+    run, stage = context.build(Rehearsal(steps=1))
     teacher = whisper.load(context.cfg.data.teacher, context.cfg.data.seconds)
     follows, seed = context.follows, context.cfg.run.seed
     taught = stage.data["train" if follows == "rehearsed" else "val"]

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.checks.learning import OVERFIT_SAMPLES, overfitted
 from trainworthy.core.gates.gate import GateContext, fetch, pick
-from trainworthy.core.gates.learning import OVERFIT_SAMPLES, overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import View, rows
@@ -93,7 +93,7 @@ def fits(text: str, frames: int) -> None:
         raise core.UserError(
             "a recording cannot be spelt", got=f"'{text}': {needs} classes in {frames} frames",
             needed="at least one letter, and a frame of 20 ms for each and between two equal ones",
-            cause="a transcript of another recording, or no English", next="--words decoder, or leave it out",
+            cause="a transcript of another recording, or no English", next="--decoder whisper, or leave it out",
         )  # fmt: skip
 
 

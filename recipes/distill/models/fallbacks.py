@@ -36,7 +36,7 @@ def widened(previous: core.Stage) -> core.Stage:
     """Return the stage to continue, whose student gets a Whisper of its own: a copy of the teacher, or the one trained so far."""
     model = previous.eval_model
     if "teacher" not in previous.frozen_modules:
-        raise core.UserError("no decoder to open", got="--words ctc", needed="--words decoder")
+        raise core.UserError("no decoder to open", got="--decoder ctc", needed="--decoder whisper")
     if not isinstance(model, Opened):
         model = Opened(model, copy.deepcopy(previous.frozen_modules["teacher"]))
     return replace(previous, model=model, ema_model=None)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from trainworthy.core.data.assets import built
+from trainworthy.core.data.validation_split import hold_out, is_held_out
 from trainworthy.recipes.llm.data import formats, plain_texts, prose
 from trainworthy.recipes.shared import hub
 
@@ -224,18 +225,17 @@ def load(path: str, column: str, max_bad: float, val: str = "") -> tuple[list[st
     return *apart(kept["train"], next((kept[k] for k in VALIDATION if k in kept), None), path, share or 0.05), notes
 
 
-def apart(train: list[str], val: list[str] | None, path: str, share: float = 0.05) -> tuple[list[str], list[str]]:
-    """Return (train, val): the existing validation documents, or that share of the training documents."""
+def apart(
+    train: list[str], val: list[str] | None, path: str, share: float = 0.05, *, streamed: bool = False
+) -> tuple[list[str], list[str]]:
+    """Return (train, val): the existing validation documents, or that share of the training documents. Of a stream each document's own
+    hash decides: how many come is not known."""
     if val is None:
-        sides = [held_out(text, share) for text in train]
+        sides = None if streamed else hold_out(train, share)
+        sides = sides or [is_held_out(text, share) for text in train]
         train, val = ([t for t, a in zip(train, sides, strict=True) if a is side] for side in (False, True))
     if len(train) < FEWEST or not val:
         raise core.UserError(f"--data.path {path}: too little to train on and to hold out", got=f"{len(train)} and {len(val)}",
                              needed="a few dozen documents",
                              next="cut the text into documents: empty lines in a file, or one file each")  # fmt: skip
     return train, val
-
-
-def held_out(text: str, share: float = 0.05) -> bool:
-    """That share of the documents, by their text: equal ones stay on one side."""
-    return formats.held_out(text, share)

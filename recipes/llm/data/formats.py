@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
-from zlib import crc32
 
 from trainworthy.recipes.llm.data import column_names
 
@@ -262,16 +261,6 @@ def share(val: str) -> float | None:
     if share == share and not 0 < share < 1:
         raise core.UserError(f"--data.val {val}", needed="a file, or a share of the rows between 0 and 1")
     return share if share == share else None
-
-
-def held_out(text: str, share: float) -> bool:
-    """Is it among the `share` of texts that is held out? By the text alone: equal ones stay on one side, whatever the seed."""
-    every = round(1 / share)
-    return (
-        crc32(text.encode()) % every == 0
-        if abs(every * share - 1) < 1e-9
-        else crc32(text.encode()) % 1000 < 1000 * share
-    )
 
 
 def system(wanted: str, path: str, own: str) -> str:

@@ -1,15 +1,14 @@
 """Prompts with the completion that is wanted: where they come from, and how a chat model reads one."""
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any
-from zlib import crc32
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
+from trainworthy.core.data.validation_split import hold_out
 from trainworthy.recipes.llm.data import docstrings, files, formats, mixture, prepared
 from trainworthy.recipes.llm.data.chats import COLUMNS, IGNORED, Chat, any_conversation
 from trainworthy.recipes.llm.evaluation import metrics
@@ -166,12 +165,12 @@ def read_file(
     (train, *held_out), told = formats.sorted_out(files, one, what=what, needed=needed, max_bad=max_bad)
     if held_out:
         return train, held_out[0], told
-    apart = sides([row["source"] for row in train], share or 0.05)
+    apart = hold_out([row["source"] for row in train], share or 0.05)
     if apart is None and any(row.get("source") for row in splits["train"]):
         names = len({row["source"] for row in train})
         single = [{k: v for k, v in row.items() if k != "source"} for row in splits["train"]]
         (train,), _ = formats.sorted_out([(path, single)], one, what=what, needed=needed, max_bad=max_bad)
-        apart = sides([row["source"] for row in train], share or 0.05)
+        apart = hold_out([row["source"] for row in train], share or 0.05)
         told.append(
             f"the column `source` has {names} values, too few to hold out some of them: single rows are held out, of all values"
         )
@@ -183,24 +182,6 @@ def read_file(
             "is uncertain; --data.val 0.2 holds out more"
         )
     return train, kept, told
-
-
-def sides(groups: list[str], share: float) -> list[bool] | None:
-    """Is each row held out? Rows of one group stay together, by the group's text alone. Where that holds out none, or much more than
-    `share`, groups are added in the order of their hashes up to the share. None if no whole groups make up about a `share` of the rows:
-    a column that names one of five data sets, say, does not say which rows belong together."""
-    chosen = {g for g in set(groups) if formats.held_out(g, share)}
-    sizes, most = Counter(groups), share * len(groups)
-    held = sum(sizes[g] for g in chosen)
-    if not 0 < held <= 3 * most:
-        chosen, held = set(), 0
-        for g in sorted(sizes, key=lambda g: (crc32(g.encode()), g)):
-            if held + sizes[g] <= 1.5 * most:
-                chosen.add(g)
-                held += sizes[g]
-        if held < most / 3:
-            return None
-    return [g in chosen for g in groups]
 
 
 def tables(path: str, columns: str = "", setting: str = "--data.path") -> dict[str, list[dict[str, Any]]]:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from trainworthy.core.base import network, seeds
 from trainworthy.core.data.assets import cache_dir
+from trainworthy.core.data.validation_split import is_held_out
 from trainworthy.recipes.llm.data import documents, packing, plain_texts
 from trainworthy.recipes.llm.data.packing import Packed, best_fit, windows
 from trainworthy.recipes.shared import hub
@@ -218,7 +219,7 @@ class Lanes:
                 n += 1
                 if problem := plain_texts.problem(text):
                     bad.append(f"{place} ({problem})")
-                elif not (self.apart and documents.held_out(text)):
+                elif not (self.apart and is_held_out(text, 0.05)):
                     last = b
                     if b > start.block or d >= start.document:
                         yield b, d, text
@@ -317,7 +318,7 @@ def sample(path: str, column: str, max_bad: float) -> tuple[list[str], list[str]
                 break
         kept[split] = plain_texts.checked(rows, f"--data.path {path}", split, max_bad, notes)
     train, *given = kept.values()
-    return *documents.apart(train, given[0] if given else None, path), notes
+    return *documents.apart(train, given[0] if given else None, path, streamed=True), notes
 
 
 def rows(corpus: documents.Corpus, source: documents.Source, **how: Any) -> Packed:

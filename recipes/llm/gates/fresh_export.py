@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.export_weights import exported_weights
-from trainworthy.core.gates.exported import query
+from trainworthy.core.gates.checks.export_weights import exported_weights
+from trainworthy.core.gates.checks.exported import query
 from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import evaluating

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.checks.learning import overfitted
 from trainworthy.core.gates.gate import Gate, GateContext, fetch
-from trainworthy.core.gates.learning import overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import Monitor, monitor
 from trainworthy.recipes.llm.data.pairs import Chat

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates import formula, gate
-from trainworthy.core.gates.diagnosis import ratio
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes.gradient import ratio
+from trainworthy.core.gates.causes.named import order_causes
+from trainworthy.core.gates.checks import formula
 from trainworthy.core.gates.gate import Gate, GateContext
-from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage

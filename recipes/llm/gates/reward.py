@@ -15,9 +15,9 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes.named import order_causes
+from trainworthy.core.gates.checks.learning import overfitted
 from trainworthy.core.gates.gate import Gate, GateContext, pick
-from trainworthy.core.gates.learning import overfitted
-from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Metric, View

@@ -8,8 +8,8 @@ from torch import Tensor
 from torchvision.ops import box_iou
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes.named import order_causes
 from trainworthy.core.gates.gate import GateContext, fetch
-from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.recipes.vision.data import boxes
 
 PAINTED, SAMPLES = 32, 32

@@ -8,8 +8,8 @@ from torch import Tensor
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes.named import order_causes
 from trainworthy.core.gates.gate import GateContext, fetch, pick
-from trainworthy.core.gates.named_causes import order_causes
 from trainworthy.core.loop.run import evaluating
 from trainworthy.recipes.vision.data.masks import IGNORE
 

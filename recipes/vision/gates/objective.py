@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.base.verdict import Skip
-from trainworthy.core.gates import formula
-from trainworthy.core.gates.formula import Statement, Statements
+from trainworthy.core.gates.checks import formula
+from trainworthy.core.gates.checks.formula import Statement, Statements
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.vision.data.masks import IGNORE

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torchvision.ops import batched_nms
-from trainworthy.core.gates.exported import Exported
+from trainworthy.core.gates.checks.exported import Exported
 from trainworthy.recipes.vision.data import boxes, masks
 from trainworthy.recipes.vision.evaluation import detection, segmentation
 from trainworthy.recipes.vision.models import detectors, read_export

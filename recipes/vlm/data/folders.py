@@ -10,7 +10,6 @@ have "pair": a name that two lines share which ask the same about a picture and 
 import json
 import math
 import re
-import zlib
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.data.validation_split import hold_out
 from trainworthy.recipes.llm.data import files
 from trainworthy.recipes.shared import hub
 from trainworthy.recipes.vlm.data.conversations import (
@@ -248,7 +248,9 @@ def held_out(lines: list[Conversation | dict[str, str]], share: float) -> list[b
         ]
         roots = sorted({root(name) for name in linked})  # none for a conversation without a picture
         group |= dict.fromkeys(roots[1:], roots[0]) if roots else {}
-    out = [zlib.crc32(root(pictures[0]).encode()) % 1000 < 1000 * share if pictures else False for pictures in keys]
+    drawn = hold_out([root(pictures[0]) for pictures in keys if pictures], share) or []
+    sides = iter(drawn)
+    out = [next(sides, False) if pictures else False for pictures in keys]
     if len(set(out)) < 2:
         raise UserError(f"--data.val {share:g} holds out {sum(out):,} of {len(out):,} lines",
                         got=f"{len({root(p[0]) for p in keys if p}):,} groups of pictures",

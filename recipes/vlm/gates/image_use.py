@@ -5,9 +5,9 @@ from torch import Tensor
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.checks.learning import OVERFIT_SAMPLES
 from trainworthy.core.gates.gate import GateContext, fetch, pick
-from trainworthy.core.gates.learning import OVERFIT_SAMPLES
-from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Stage, View
 from trainworthy.recipes.vlm.data import questions
 from trainworthy.recipes.vlm.gates.towers import BATCH
@@ -30,7 +30,7 @@ def aligned(context: GateContext) -> Finding:
     """Before the first step of this stage, the right answers must be likelier with a sample's own image than with another's: on validation
     samples if the previous stage was trained, else on the eight it was rehearsed with. It uses the loss per sample, which shows what a
     projector has learnt long before whole answers are right."""
-    run, stage = context.build(Plan(steps=1))
+    run, stage = context.build(Rehearsal(steps=1))
     if context.follows == "none":
         raise Skip("no stage before this one")
     name = "val" if context.follows == "trained" else "train"
@@ -72,7 +72,7 @@ def _nats(run: Run, stage: Stage, view: View) -> Tensor:
 @gate("language-prior", rows="X5", title="questions alone do not predict the answers", reads="data")
 def language_prior(context: GateContext) -> Finding:
     """Scores the most common training answer to each question on the validation images."""
-    _, stage = context.build(Plan(steps=1))
+    _, stage = context.build(Rehearsal(steps=1))
     guess = questions.majority(stage.data["train"].source)
     share = questions.blindly(stage.data["val"].source, guess)
     kinds = ", ".join(f"{k}: {g}" for k, g in list(zip(stage.data["train"].source.kinds, guess, strict=True))[:6])
@@ -89,7 +89,7 @@ def pairs(context: GateContext) -> Finding:
     """Trains on four pairs, each one scene with and without a change, with the recipe's own `train()`. The loss can only close through the
     image. Then each sample gets its counterfactual image: no answer that differs within a pair may stay. Without such pairs, two samples
     with the same first question and different answers are one: with each other's images their loss must rise."""
-    _, probe = context.build(Plan(steps=1))
+    _, probe = context.build(Rehearsal(steps=1))
     data = probe.data["train"]
     indices = _some_pairs(data)
     if not indices:
@@ -104,7 +104,7 @@ def pairs(context: GateContext) -> Finding:
 
     steps = 2 * probe.expect.overfit_steps
     run, stage = context.build(
-        Plan(steps=steps, samples=indices, fixed=True, peak=True, batch_size=len(indices), watch=closed)
+        Rehearsal(steps=steps, samples=indices, fixed=True, peak=True, batch_size=len(indices), watch=closed)
     )
     context.train(context.cfg, run, stage)
     partner = [i ^ 1 for i in range(len(indices))]
@@ -138,7 +138,7 @@ def _same_questions(context: GateContext, data: questions.Questions) -> Finding:
             found["curve"].append((step, found["gain"]))
         return found.get("gain", 0.0) > found.get("needed", 0.0)
 
-    plan = Plan(
+    plan = Rehearsal(
         steps=2 * context.look()[1].expect.overfit_steps,
         samples=indices,
         fixed=True,

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.checks.learning import OVERFIT_SAMPLES, overfitted
 from trainworthy.core.gates.gate import GateContext, fetch, pick
-from trainworthy.core.gates.learning import OVERFIT_SAMPLES, overfitted
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.gates.chat import heard

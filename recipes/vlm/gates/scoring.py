@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, fetch, pick
-from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.vlm.data import questions, rows
 
@@ -40,7 +40,7 @@ def _through(stage: Stage, run: Run, batch: dict, module: nn.Module) -> Tensor:
 def image_tokens(context: GateContext) -> Finding:
     """Counts image positions in every row of the data set and in collated batches, and compares them with the features that the loss really
     uses."""
-    run, stage, wrong, cut = *context.build(Plan(steps=1)), [], []
+    run, stage, wrong, cut = *context.build(Rehearsal(steps=1)), [], []
     data = stage.data["train"]
     grad = _through(stage, run, fetch(data, [0], None, run.device), stage.model.projector)
     each = grad.flatten(0, -2).shape[0] // data.pictures(0)  # per image, from the model
@@ -148,7 +148,7 @@ def token_per_feature(context: GateContext) -> Finding:
 def answers_alone(context: GateContext) -> Finding:
     """Reads scored tokens from the loss's gradient with respect to the logits: where it is not zero, the next token is scored. Those tokens
     must be the answers with their ends, as the data set has them."""
-    run, stage = context.build(Plan(steps=1))
+    run, stage = context.build(Rehearsal(steps=1))
     data = stage.data["train"]
     indices = pick(data, min(8, len(data)), context.cfg.run.seed)
     batch = fetch(data, indices, None, run.device)

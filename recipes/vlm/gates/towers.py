@@ -8,7 +8,7 @@ from trainworthy.core.base.modes import hooked
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, micro_batch_sizes
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.recipe.stage import Stage
 
 TOWERS = ("encoder", "projector", "language")
@@ -35,7 +35,7 @@ def watched(context: GateContext) -> Watched:
     def rehearse() -> Watched:
         size = max(BATCH, 4 * context.accelerator.num_processes)
         run, stage = context.build(
-            Plan(steps=STEPS, batch_size=size, sizes=micro_batch_sizes(context, size), peak=True)
+            Rehearsal(steps=STEPS, batch_size=size, sizes=micro_batch_sizes(context, size), peak=True)
         )
         found, mine = Watched(run, stage), {t: _of(stage.parameters(), t) for t in TOWERS}
         before = {t: _flat(ps) for t, ps in mine.items() if ps}

@@ -7,7 +7,7 @@ from torch import Tensor
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext
-from trainworthy.core.loop.run import Plan
+from trainworthy.core.loop.run import Rehearsal
 from trainworthy.recipes.rl.control.data.environments import Environments, draw
 from trainworthy.recipes.rl.control.gates import starts
 from trainworthy.recipes.rl.control.gates.learning_probes import (
@@ -23,7 +23,7 @@ from trainworthy.recipes.rl.control.gates.learning_probes import (
 def replay(context: GateContext) -> Finding:
     """Takes random actions and saves the state half-way. New environments that load it must return the same observations."""
     cfg = context.cfg
-    run, stage = context.build(Plan(steps=1))
+    run, stage = context.build(Rehearsal(steps=1))
     envs = environments_of(stage)
     if envs is None:
         return Finding(

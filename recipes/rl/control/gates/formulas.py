@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
-from trainworthy.core.gates.formula import Statement, Statements
+from trainworthy.core.gates.checks.formula import Statement, Statements
 from trainworthy.recipes.rl.control.models import heads
 
 LIKELY_BONUS = 1.0  # coefficient that stands in for an entropy bonus that is off

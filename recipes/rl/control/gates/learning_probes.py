@@ -9,7 +9,7 @@ from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, build
-from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.rl.control.data.environments import Environments
 from trainworthy.recipes.rl.control.data.probes import PROBES
@@ -92,7 +92,7 @@ def learnt(
             close.append(off(subject, stage, name, stack) <= CLOSE / 2)
         return len(close) >= IN_A_ROW and all(close[-IN_A_ROW:])
 
-    run = Run(cfg, context.accelerator, plan=Plan(steps=rollouts, peak=True, watch=enough))
+    run = Run(cfg, context.accelerator, rehearsal=Rehearsal(steps=rollouts, peak=True, watch=enough))
     stage = build(run, lambda run: subject.make(cfg, run))
     if before:
         before(stage)

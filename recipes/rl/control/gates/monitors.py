@@ -74,7 +74,7 @@ def _told(measured: str, cause: str, next: str) -> str:
 
 def halt(run: "Run", stage: "Stage", *, actions: int = 0) -> None:
     """After an evaluation, stop a run that has failed beyond doubt (exit code 4). Rehearsals of gates continue."""
-    if run.plan or not getattr(run.cfg, "stop_lost", True):
+    if run.rehearsal or not getattr(run.cfg, "stop_lost", True):
         return
     over = run.current is not None and run.current.index + 1 == run.total
     if reason := lost(run.journal.history, stage.metric.floor, stage.metric.ceiling, over=over, actions=actions):

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates import formula as stated_by
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.formula import limit
+from trainworthy.core.gates.checks import formula as stated_by
+from trainworthy.core.gates.checks.formula import limit
 from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.recipe.stage import Stage, batch_size
 from trainworthy.recipes.rl.control.data.replay import Replay

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Skip
 from trainworthy.core.gates.gate import GateContext
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.recipe.stage import Stage, batch_size
 from trainworthy.recipes.rl.control.data.environments import Environments
 from trainworthy.recipes.rl.control.data.replay import Replay
@@ -52,7 +52,7 @@ def stepped_in(stage: Stage) -> Environments | Remembering:
 
 
 def _rehearse(context: GateContext) -> Seen:
-    run, stage = context.build(Plan(steps=2, peak=True))
+    run, stage = context.build(Rehearsal(steps=2, peak=True))
     for net in (stage.model, getattr(stage.state.get("target"), "net", None)):
         _sized(net)
     out, rows, envs, own, answered = Seen(run, stage), [], stepped_in(stage), stage.loss, []

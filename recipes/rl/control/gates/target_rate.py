@@ -10,7 +10,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.gates.recorder import fingerprint
-from trainworthy.core.loop.run import Plan, Run
+from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.recipe.stage import Stage
 
 FEWEST, LOOK = 3.0, 12  # times that the target must be replaced in a run; rollouts that are watched at most
@@ -35,7 +35,7 @@ def _renewed(context: GateContext, due: float) -> Finding:
     total = Run(context.cfg, context.accelerator).total_steps(context.peek())
     iterations = min(LOOK, total)
     run, stage = context.build(
-        Plan(steps=iterations, peak=True, watch=lambda stage, iteration: enough(stage, iteration))
+        Rehearsal(steps=iterations, peak=True, watch=lambda stage, iteration: enough(stage, iteration))
     )
     target, own = stage.state.get("target"), stage.loss
     if not hasattr(target, "net"):

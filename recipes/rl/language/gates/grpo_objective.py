@@ -7,7 +7,8 @@ from torch import Tensor
 from trainworthy.core.adapters.hosted import Hosted
 from trainworthy.core.base.modes import in_mode
 from trainworthy.core.base.verdict import Finding, Skip
-from trainworthy.core.gates import formula, gate
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.checks import formula
 from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.optim import exact

@@ -17,7 +17,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, fetch
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.optim import exact
-from trainworthy.core.loop.run import Plan, Run, evaluating
+from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.llm.gates import fresh_export
 from trainworthy.recipes.rl.language.data.rewards import Reward, Sample, ask, fault
@@ -55,7 +55,7 @@ def made(context: GateContext) -> tuple[Run, Stage, list[Iteration]]:
     with random weights here, because values of zero would hide errors in their use."""
 
     def make() -> tuple[Run, Stage, list[Iteration]]:
-        run, stage = context.build(Plan(steps=2, peak=True))
+        run, stage = context.build(Rehearsal(steps=2, peak=True))
         torch.nn.init.normal_(stage.model.head[-1].weight, std=0.1)
         loss, own_update, found = stage.loss, stage.state["controller"].update, {}
         share = context.cfg.rollout_batch_size // run.world
@@ -358,7 +358,7 @@ def formula(context: GateContext) -> Finding:
 @gate("controller", rows="R2", title="the KL coefficient adapts to the KL, within bounds", reads="state train")
 def controller(context: GateContext) -> Finding:
     """Gives the stage's own controller KLs that are far too large, zero, and on target."""
-    _, stage = context.build(Plan(steps=1))
+    _, stage = context.build(Rehearsal(steps=1))
     one, cfg = stage.state["controller"], context.cfg
     if not cfg.init_kl_coef:
         raise Skip("there is no KL penalty: --init-kl-coef 0")

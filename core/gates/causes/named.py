@@ -1,0 +1,221 @@
+"""Finds the likely cause that a measurement supports. A gate puts it first among its causes; if there is none, the fixed
+list is printed as it is.
+
+Functions return a cause with the number that supports it, or "".
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from trainworthy.core.base.modes import hooked, in_mode
+from trainworthy.core.gates.causes.gradient import MOST
+from trainworthy.core.recipe.stage import Field
+
+SAME = 1e-3  # relative difference up to which two numbers are the same one
+BYTE = 255
+
+
+# ----------------------------------------------------------------------------------------------------------------- data
+def order_causes(*causes: tuple[bool, str]) -> str:
+    """Return the causes, one per line, given as (whether its symptom was measured, cause). Those with a measured symptom come first."""
+    return "\n".join(text for _, text in sorted(causes, key=lambda one: not one[0]))
+
+
+def explain_labels(spec: Field, found: dict[str, Any], empty_elsewhere: Sequence[set[str]]) -> str:
+    """Return the cause of invalid class ids, or of classes without a sample. `empty_elsewhere`: classes without a sample in each other
+    split."""
+    classes = list(spec.classes or ())
+    counts = found.get("classes", {})
+    empty, invalid = {c for c in classes if counts.get(c, 1) == 0}, set(map(str, found.get("invalid") or ()))
+    if invalid == {str(len(classes))} and classes[0] in empty:
+        return f"labels count from 1: id {len(classes)} occurs and id 0 does not"
+    if invalid:
+        return f"labels are ids of another list of classes: {', '.join(sorted(invalid)[:3])}, where {len(classes)} classes are declared"
+    if not empty:
+        return ""
+    some = ", ".join(c for c in classes[:50] if c in empty)[:80]
+    if empty_elsewhere and all(empty == other for other in empty_elsewhere):
+        shifted = " (its id is 0: are the others shifted by one?)" if empty == {classes[0]} else ""
+        return f"the list of classes has one that no split uses: {some}{shifted}"
+    together = empty.union(*empty_elsewhere)
+    if len(classes) > 2 and together == set(classes) and not any(empty & other for other in empty_elsewhere):
+        return "the data were sorted by class and cut: no class is in both splits"
+    return f"the split, or a filter after it, leaves {some} out: draw the split at random, or from each class"
+
+
+def explain_range(spec: Field, found: dict[str, Any]) -> str:
+    """Return the cause of values outside their declared range, or in a small part of it."""
+    if spec.low is None or spec.high is None or "max" not in found:
+        return ""
+    wide, seen = spec.high - spec.low, found["max"] - found["min"]
+    if spec.low == 0 and found["max"] > spec.high and 0.5 * BYTE < seen / wide <= BYTE * (1 + SAME):
+        return f"values are 0 to {BYTE}, where 0 to {spec.high:g} is declared: they were not divided by {BYTE}"
+    if spec.low == 0 and seen and 0.5 < seen * BYTE / wide <= 1 + SAME:
+        return f"values were divided by {BYTE} twice: {BYTE} times the largest is {found['max'] * BYTE:.3g}"
+    if found["min"] < spec.low and found["max"] > spec.high and abs(sum(found.get("mean", [math.inf]))) < wide / 4:
+        return "values were normalised already (mean near 0): the declared range is that of raw ones"
+    return ""
+
+
+def explain_split_scales(train: dict[str, Any], val: dict[str, Any], spec: Field) -> str:
+    """Return the cause of inputs on another scale in validation than in training."""
+    if spec.low is not None and spec.high is not None:
+        pairs = list(zip(train["mean"], train["std"], val["mean"], val["std"], strict=True))
+        flipped = [
+            abs(spec.low + spec.high - mt - mv) < 0.1 * st and abs(sv / st - 1) < 0.1 for mt, st, mv, sv in pairs if st
+        ]
+        if flipped and all(flipped) and max(abs(mt - mv) / st for mt, st, mv, _ in pairs if st) > 1:
+            return "validation inputs are inverted (high for low): their mean is the mirror image of training's, their spread the same"
+    ratio = val["std"][0] / train["std"][0] if train["std"][0] else 0.0
+    for factor, how in ((BYTE, f"not divided by {BYTE}"), (1 / BYTE, f"divided by {BYTE} once more")):
+        if abs(ratio / factor - 1) < 0.2:
+            return f"validation inputs are {how} (spread {ratio:.3g} times that of training)"
+    return "the splits are read by different code, or are different data: validation inputs are on another scale"
+
+
+def explain_path_scales(mean: float, std: float, other_mean: float, other_std: float) -> str:
+    """Return the cause of inputs on another scale on the training path than on the evaluation path."""
+    ratio = std / other_std if other_std else 0.0
+    for factor, how in ((BYTE, f"lacks a division by {BYTE}"), (1 / BYTE, f"divides by {BYTE} once more")):
+        if abs(ratio / factor - 1) < 0.2:
+            return f"the training path {how} (spread {ratio:.3g} times that of the evaluation path)"
+    if abs(mean) < 0.25 and 0.5 < std < 2 and not (abs(other_mean) < 0.25 and 0.5 < other_std < 2):
+        return "the training path normalises its inputs and the evaluation path does not"
+    if abs(other_mean) < 0.25 and 0.5 < other_std < 2:
+        return "the evaluation path normalises its inputs and the training path does not"
+    return ""
+
+
+# ----------------------------------------------------------------------------------------------------------- first loss
+def explain_uniform_outputs(measured: float, half: float, expected: float, samples: int) -> str:
+    """Return the cause of an untrained loss that is the logarithm of another number than that of the classes. `half`: the loss of half
+    of the samples. It is the same if all outputs are equally likely, and differs otherwise."""
+    heads, due, fewer = (round(math.exp(x)) if 0 < x < 20 else 0 for x in (measured, expected, half))
+    # Logarithms of neighbouring whole numbers differ by about 1 / k; agreement to a hundredth of that is no accident.
+    even = [k >= 2 and abs(math.log(k) - x) <= 0.01 / k for k, x in ((heads, measured), (due, expected), (fewer, half))]
+    if heads == due or not all(even):
+        return ""
+    if heads == samples and fewer == samples // 2:
+        return f"the softmax runs over the {samples} samples of the batch, not over {due} classes: the loss is ln {samples}"
+    if heads == fewer:
+        return f"the number of outputs is not the number of classes: the loss is ln {heads}, of {due} classes ln {due}"
+    return ""
+
+
+# -------------------------------------------------------------------------------------------------------------- overfit
+def explain_ignored_input(model: nn.Module, loss: Callable[[dict], Tensor], batch: dict, inputs: Sequence[str]) -> str:
+    """Return why samples are not memorised, if their gradient does not depend on which input belongs to which sample."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    turned = {k: batch[k].roll(1, 0) for k in inputs if isinstance(batch.get(k), Tensor) and batch[k].ndim}
+    if not turned or not parameters or sum(p.numel() for p in parameters) > MOST:
+        return ""
+
+    def gradient(batch: dict) -> list[Tensor]:
+        with in_mode(model, training=False), torch.enable_grad():
+            total = loss(batch)
+            found = torch.autograd.grad(total, parameters, allow_unused=True) if total.requires_grad else []
+        return [g.detach().float() for g in found if g is not None]
+
+    own, other = gradient(batch), gradient({**batch, **turned})
+    size = math.sqrt(sum(float(g.square().sum()) for g in own))
+    if not size:
+        return "no gradient arrives at any parameter: it is exactly 0"
+    apart = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(own, other, strict=True))) / size
+    if apart < 1e-5:
+        return (f"the input does not reach the loss: with the inputs of other samples its gradient is the same (to {apart:.0e}, "
+                "relative)")  # fmt: skip
+    return ""
+
+
+def explain_untrained_base(model: nn.Module, batch: dict) -> str:
+    """Return why adapters do not memorise samples, if the untrained language model below them gives all tokens the same probability."""
+    ids = batch.get("input_ids")
+    if not hasattr(model, "get_output_embeddings") or not isinstance(ids, Tensor):
+        return ""
+    with in_mode(model, training=False), torch.no_grad():
+        logp = model(input_ids=ids[:2, :64]).logits.float().log_softmax(-1)
+    share = float(-(logp.exp() * logp).sum(-1).mean()) / math.log(logp.shape[-1])
+    if share < 0.97:
+        return ""
+    return (f"the model below the adapters has random weights: all its tokens are about equally likely (entropy {share:.1%} of the "
+            "largest possible); adapters do not change that: --lora-rank 0, or a trained --model")  # fmt: skip
+
+
+def explain_double_softmax(reached: float, classes: int, smoothing: float) -> str:
+    """Return the cause of a loss that stops at the lowest cross-entropy of probabilities: ln(e + n - 1) - 1 for n classes, without
+    smoothing."""
+    if classes < 2:
+        return ""
+    least = math.log(math.e + classes - 1) - (1 - smoothing) - smoothing / classes
+    if abs(reached - least) > 0.02 * least:
+        return ""
+    return (f"softmax before cross-entropy: the loss stops at {reached:.3f}, and that of probabilities of {classes} classes cannot be "
+            f"below {least:.3f}")  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------------- evaluation
+def explain_batched_metric(whole: float, parts: Sequence[float], sizes: Sequence[int]) -> str:
+    """Return how `whole`, a metric that depends on the evaluation's batches, follows from `parts`, the metrics of each batch alone."""
+    if len(parts) < 2 or max(parts) - min(parts) <= SAME * max(map(abs, parts)):
+        return ""
+    close = lambda value: abs(value - whole) <= SAME * max(1e-6, abs(whole))  # noqa: E731
+    mean = sum(parts) / len(parts)
+    weighted = sum(p * n for p, n in zip(parts, sizes, strict=True)) / sum(sizes)
+    if close(mean) and not close(weighted):
+        return f"a mean over batch means: the {len(parts)} batches' own values have the mean {mean:.5f}, small batches count as much"
+    if close(parts[-1]):
+        return f"the last batch alone counts: its own value is {parts[-1]:.5f}"
+    if close(parts[0]):
+        return f"the first batch alone counts: its own value is {parts[0]:.5f}"
+    if close(sum(parts)):
+        return f"values of batches are added and not averaged: their sum is {sum(parts):.5f}"
+    return ""
+
+
+@contextlib.contextmanager
+def random_in_training(model: nn.Module) -> Iterator[list[str]]:
+    """Yield a list that collects the dropout and batch norm modules which run in train mode inside."""
+    kinds = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+    seen: list[str] = []
+
+    def note(name: str) -> Callable:
+        return lambda module, _: seen.append(name) if module.training else None
+
+    found = [(name, m) for name, m in model.named_modules() if isinstance(m, kinds)]
+    with hooked(m.register_forward_pre_hook(note(name)) for name, m in found):
+        yield seen
+
+
+def explain_random_evaluation(same_samples: bool, training: Sequence[str]) -> str:
+    """Return the cause of two evaluations that differ."""
+    if not same_samples:
+        return "random augmentation on the evaluation path: two reads of the same samples differ"
+    if training:
+        names = sorted(set(training))
+        return f"evaluation runs in train mode: {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''} (dropout or batch norm)"
+    return ("dropout without its training flag (F.dropout), or another draw in the forward: samples are the same, and no dropout module "
+            "is in train mode")  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------- accumulation
+def explain_micro_batches(
+    gaps_of_first: float, factor: float | None, parts: int, *, mean: bool, equal_agree: bool
+) -> str:
+    """Return the cause of a gradient that depends on the division into micro-batches. `gaps_of_first`: its relative difference from the gradient of
+    the first micro-batch alone; `factor`: the multiple of the whole batch's gradient that it is; `mean`: the loss of twice as many
+    equal samples is the same; `equal_agree`: micro-batches of equal size give the whole batch's gradient."""
+    if gaps_of_first < SAME:
+        return f"the first of {parts} micro-batches alone counts: a loop that ignores step.batches[1:] (relative difference {gaps_of_first:.0e})"
+    if mean:
+        return "the loss is a mean over its samples (twice as many equal samples have the same loss): return SUMS"
+    if equal_agree:
+        return "micro-batches are averaged although their sizes differ: equal ones agree with the whole batch, unequal ones do not"
+    if factor is not None and abs(factor - parts) < SAME * parts:
+        return f"each of {parts} micro-batches counts as a whole step: the gradient is {factor:.3g} times that of the whole batch"
+    if factor is not None and abs(factor - 1) > SAME:
+        return f"micro-batches are scaled: the gradient is {factor:.3g} times that of the whole batch"
+    return ""

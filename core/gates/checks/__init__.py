@@ -1,0 +1,1 @@
+"""The gates themselves. `order.py`, beside this folder, lists them."""

@@ -1,0 +1,195 @@
+"""The gate on the division of a batch into micro-batches and over processes."""
+
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from trainworthy.core.base import seeds
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.data.loader import cut
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes.gradient import multiple
+from trainworthy.core.gates.causes.named import explain_micro_batches
+from trainworthy.core.gates.gate import GateContext, fetch
+from trainworthy.core.loop.optim import exact
+from trainworthy.core.loop.precision import precision
+from trainworthy.core.loop.run import Rehearsal, evaluating
+
+
+@gate(
+    "accumulation",
+    rows="C10",
+    title="the division into micro-batches does not change the gradient",
+    reads="data model loss counts expect train",
+)
+def accumulation(context: GateContext) -> Finding:
+    """Run one step of `train()` on the same global batch in equal micro-batches, in unequal ones, and undivided. The
+    optimiser must get the gradient of the whole batch each time."""
+    world, probe = context.accelerator.num_processes, context.peek()
+    if probe.expect.batch_dependence:
+        raise Skip(f"declared: {probe.expect.batch_dependence}")
+    if probe.expect.nondeterministic:
+        raise Skip(probe.expect.nondeterministic)
+    each = max(4, probe.expect.at_most(8, times=2))
+    one, even, cuts = _divisions(each)
+    if probe.expect.gate_batch_size:
+        del cuts[even]  # the uneven division finds the same faults
+    limit = 1e-3 if precision(context.cfg, context.accelerator) == "fp32" else 5e-2
+
+    def gradient(name: str, **how) -> list[Tensor]:
+        plan = Rehearsal(steps=1, batch_size=each * world, sizes=cuts[name], peak=True, fixed=True)
+        return _first_gradient(context, plan, **how)
+
+    whole: list[Tensor] = []
+    faults: list[str] = []
+    stepped, moved = [], []
+
+    def measure(**how) -> dict[str, float]:
+        """Compare each division with the whole batch before the next one is made."""
+        faults.clear()
+        gaps: dict[str, float] = {}
+        for name in cuts:
+            grads = gradient(name, **how)
+            stepped.append(bool(grads))
+            moved.append(any(bool(g.any()) for g in grads))
+            if name == one:
+                whole[:] = [g.cpu() for g in grads]
+            if len(grads) == len(whole):
+                gaps[name] = _difference(grads, whole)
+            else:
+                faults.append(f"{name}: {len(grads)} gradients instead of {len(whole)}")
+            del grads
+        return gaps
+
+    gaps, draws = measure(), False
+    if not any(moved):
+        what = "the gradient is zero" if any(stepped) else "no optimiser stepped"
+        raise Skip(f"{what}, however the batch is split: nothing to compare (see wiring)")
+    if not faults and max(gaps.values()) > limit:
+        draws = any(_difference(gradient(one, draws=k), whole) > limit for k in range(16))
+        gaps = measure(in_eval=True) if draws else gaps
+    ok, shape = not faults and max(gaps.values()) <= limit, max(gaps, key=lambda k: gaps[k], default=one)
+    shown = ", ".join(f"{k} {v:.1e}" for k, v in gaps.items() if k != one)
+    shown += ", in eval mode: the model draws at random as it trains" * draws
+    if context.deep and world == 1 and ok and not draws:
+        gap = _from_two_processes(context, 2 * each)
+        ok, shown = gap <= limit, f"{shown}, 2 processes {gap:.1e}"
+    over = f" over {world} processes ({' + '.join(map(str, cut(each * world, world)))})" if world > 1 else ""
+    return Finding(
+        ok, "; ".join(faults) if faults else f"gradient against the whole batch{over}: {shown} (relative)", f"at most {limit:g}",
+        "the loss returns a mean, or its counts are not those of the terms: return SUMS and count what they sum over\n"
+        "micro-batches are averaged, or their gradients are not added\na loop of your own ignores step.batches[1:]",
+        evidence={"gaps": gaps, "digest": _digest(whole)},
+        cause="" if ok or faults or draws or world > 1 else
+        _why_divided(context, [g.cpu() for g in gradient(shape)], whole, cuts[shape], equal_agree=gaps.get(even, 1.0) <= limit),
+    )  # fmt: skip
+
+
+def _divisions(size: int) -> tuple[str, str, dict[str, list[int]]]:
+    """Return the names of the undivided and of the evenly divided batch, and the sizes of all three divisions by name."""
+    half, most = size // 2, size // 2 + 1
+    one, even = f"1x{size}", f"2x{half}"
+    return one, even, {one: [size], even: [half, half], f"{most}+{size - most}": [most, size - most]}
+
+
+def _why_divided(
+    context: GateContext, got: list[Tensor], whole: list[Tensor], sizes: list[int], *, equal_agree: bool
+) -> str:
+    """Return the cause that fits a gradient `got` of micro-batches of `sizes`, which is not that of the `whole` batch."""
+    first = _first_gradient(context, Rehearsal(steps=1, batch_size=sizes[0], sizes=sizes[:1], peak=True, fixed=True))
+    run, stage = context.look()
+    means = False
+    if "train" in stage.data:
+        data = stage.data["train"]
+        with evaluating(stage.model), run.autocast():
+            sums = [stage.loss(stage.model, fetch(data, [0] * n, 0, run.device)) for n in (2, 4)]
+        means = all(abs(float(sums[1][k]) - float(v)) <= 1e-3 * abs(float(v)) for k, v in sums[0].items())
+    return explain_micro_batches(
+        _difference(got, first), multiple(got, whole), len(sizes), mean=means, equal_agree=equal_agree
+    )
+
+
+def _difference(grads: list[Tensor], whole: list[Tensor]) -> float:
+    """Norm of the difference over the norm of `whole`; inf if one of them holds no gradient."""
+    if not grads or not any(w.any() for w in whole):
+        return math.inf if grads or any(w.any() for w in whole) else 0.0
+    difference = sum(
+        (exact(a) - exact(b.to(a.device))).square().sum().cpu() for a, b in zip(grads, whole, strict=True)
+    ).sqrt()
+    return (difference / sum(exact(g).square().sum() for g in whole).sqrt()).item()
+
+
+def _first_gradient(
+    context: GateContext, plan: Rehearsal, *, draws: int | None = None, in_eval: bool = False
+) -> list[Tensor]:
+    """Return the optimiser's gradient at the first step of `train()` under `plan`; with the model's `draws` of that
+    number, or (`in_eval`) with the whole model in eval mode."""
+    run, stage = context.build(plan)
+    _remove_randomness(stage.model, in_eval)
+    if draws is not None:
+        own = stage.loss
+
+        def drawn(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+            seeds.seed_global(context.cfg.run.seed, "draws", draws)
+            return own(model, batch)
+
+        stage.loss = drawn
+    grads: list[Tensor] = []
+
+    def keep(optimizer, _args, _kwargs) -> None:
+        if not grads:
+            every = [p for g in optimizer.param_groups for p in g["params"]]
+            grads.extend(torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in every)
+
+    with register_optimizer_step_pre_hook(keep):
+        context.train(context.cfg, run, stage)
+    return grads
+
+
+def _digest(grads: list[Tensor]) -> list[float]:
+    """Four random projections of a gradient, comparable across processes."""
+    out = [0.0] * 4
+    for i, grad in enumerate(grads):
+        signs = torch.randn(4, grad.numel(), generator=torch.Generator().manual_seed(i), dtype=torch.float64)
+        out = [o + d for o, d in zip(out, (signs @ grad.cpu().double().flatten()).tolist(), strict=True)]
+    return out
+
+
+def over_two_processes(context: GateContext, gate: str) -> dict:
+    """Return the verdict of one gate over two real processes, started with -n 2."""
+    command = [sys.executable, "-m", "trainworthy", "check", *context.argv, "-n", "2", "--only", gate]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
+    lines = [line for line in done.stdout.splitlines() if line.strip().startswith("evidence in ")]
+    if done.returncode or not lines:
+        raise RuntimeError(f"`{shlex.join(command[2:])}` failed: {done.stderr.strip()[-500:]}")
+    return json.loads(Path(lines[0].split()[2]).read_text())["gates"][0]
+
+
+def _from_two_processes(context: GateContext, size: int) -> float:
+    """Relative difference between the gradient of `size` samples on this process and over two real processes."""
+    theirs = torch.tensor(over_two_processes(context, "accumulation")["evidence"]["digest"])
+    ours = torch.tensor(
+        _digest(_first_gradient(context, Rehearsal(steps=1, batch_size=size, sizes=[size], peak=True, fixed=True)))
+    )
+    return ((theirs - ours).norm() / ours.norm()).item()
+
+
+def _stay_in_eval(module: nn.Module, _: tuple) -> None:
+    module.eval()
+
+
+def _remove_randomness(model: nn.Module, in_eval: bool) -> None:
+    """Switch off dropout, whose draws differ between divisions, and batch norm's batch statistics, which depend on the
+    micro-batch. Both are healthy differences. `in_eval`: put every module in eval mode."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        if in_eval or isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.register_forward_pre_hook(_stay_in_eval)  # the loop sets train mode again

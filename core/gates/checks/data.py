@@ -1,0 +1,327 @@
+"""Gates on the data: schema, inventory, leakage."""
+
+import json
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from trainworthy.core.base.verdict import Finding
+from trainworthy.core.data import contents, inventory, pairing, texts
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes import named
+from trainworthy.core.gates.checks import paths
+from trainworthy.core.gates.gate import GateContext, fetch, pick, train_set
+from trainworthy.core.gates.recorder import training_samples
+from trainworthy.core.loop.run import Run, evaluating
+from trainworthy.core.recipe.stage import Field, Stage
+
+
+@gate(
+    "schema",
+    rows="C7 V2",
+    title="two samples form a batch, repeatably, and the loss accepts it",
+    reads="data model loss counts evaluate metric probe",
+)
+def schema(context: GateContext) -> Finding:
+    """Shapes, dtypes and names agree over samples and splits. A sample depends on its key alone. Loss, counts and
+    evaluation return what core expects."""
+    run, stage = context.look()
+    wrong: list[str] = []
+    batch = None
+    for name, data in stage.data.items():
+        two = pick(data, 2, context.cfg.run.seed)
+        seed = context.cfg.run.seed
+        torch.manual_seed(1)
+        first = fetch(data, two, seed, run.device)
+        torch.manual_seed(2)
+        again = fetch(data, two, seed, run.device)
+        batch = batch or first
+        for key in data.fields:
+            if key not in first:
+                wrong.append(f"{name}: no field '{key}' in the batch (found: {', '.join(first)})")
+            elif isinstance(first[key], Tensor) and not torch.equal(first[key], again[key]):
+                wrong.append(f"{name}: '{key}' of one sample differs between two reads with one seed")
+        plain = fetch(data, two, None, run.device)
+        for key, value in first.items():
+            if isinstance(value, Tensor) and value.shape[:1] != (2,):
+                wrong.append(f"{name}: '{key}' of two samples has shape {tuple(value.shape)}")
+            if isinstance(value, Tensor) and (
+                value.dtype != plain[key].dtype or value.shape[1:] != plain[key].shape[1:]
+            ):
+                wrong.append(f"{name}: '{key}' is {value.dtype} {tuple(value.shape[1:])} in training, "
+                             f"{plain[key].dtype} {tuple(plain[key].shape[1:])} in evaluation")  # fmt: skip
+        again_plain = fetch(data, two, None, run.device)
+        if any(isinstance(v, Tensor) and not torch.equal(v, again_plain[k]) for k, v in plain.items()):
+            wrong.append(f"{name}: the evaluation path draws at random")
+        for key in data.fields.keys() & batch.keys() & first.keys():
+            if isinstance(first[key], Tensor) and first[key].dtype != batch[key].dtype:
+                wrong.append(f"{name}: '{key}' is {first[key].dtype}, in the other split {batch[key].dtype}")
+    if "train" not in stage.data:
+        made = training_samples(context)
+        batch = fetch(made, list(range(min(2, len(made)))), None, run.device)
+    wrong += _loss_schema(run, stage, batch)
+    shapes = ", ".join(f"{k} {tuple(v.shape)} {str(v.dtype)[6:]}" for k, v in batch.items() if isinstance(v, Tensor))
+    drawn = [w for w in wrong if w.endswith("the evaluation path draws at random")]
+    return Finding(
+        not wrong, "; ".join(wrong) if wrong else shapes, "equal fields, shapes and dtypes in both splits and both paths; "
+        "a sample is a function of (seed, epoch, index)",
+        "get() must draw from the generator that it receives, not from one of its own, numpy or random\n"
+        "get() and collate() of the two splits differ", batch=batch,
+        cause="get() draws without a generator: augment only where one is handed to it" if drawn and len(drawn) == len(wrong) else "",
+    )  # fmt: skip
+
+
+def _loss_schema(run, stage: Stage, batch: dict) -> list[str]:
+    wrong = []
+    with evaluating(stage.model), evaluating(stage.eval_model), run.autocast():
+        terms = stage.loss(stage.model, batch)
+        metrics = stage.evaluate(stage.eval_model, _few(stage))
+        probed = stage.gate_evaluator.evaluate(stage.eval_model, _few(stage)) if stage.probe else metrics
+    counts = stage.counts(batch)
+    for name, value in terms.items():
+        if not isinstance(value, Tensor) or value.ndim:
+            wrong.append(f"loss term '{name}' is not a scalar sum: {getattr(value, 'shape', type(value).__name__)}")
+        elif not torch.isfinite(value):
+            wrong.append(f"loss term '{name}' is {value.item()}")
+        if name not in counts and "*" not in counts:
+            wrong.append(f"loss term '{name}' has no denominator (counts: {', '.join(counts)})")
+    for found, name in ((metrics, stage.metric.name), (probed, stage.gate_evaluator.metric.name)):
+        if name not in found:
+            wrong.append(f"evaluate() returns {', '.join(found)}, not '{name}'")
+    try:
+        json.dumps({k: float(v) for k, v in (metrics | probed).items()})
+    except (TypeError, ValueError) as error:
+        wrong.append(f"evaluate() must return numbers: {error}")
+    return wrong
+
+
+def _few(stage: Stage):
+    from trainworthy.core.recipe.stage import View
+
+    return View(stage.data["val"], range(min(stage.expect.at_most(16), len(stage.data["val"]))))
+
+
+@gate(
+    "data", rows="C7 V1", title="fields, ranges and labels match the recipe's declaration", reads="data", lasting=False
+)
+def inventory_gate(context: GateContext) -> Finding:
+    """Finds invalid labels, missing classes, values out of range or not finite, empty or constant inputs, and a single
+    input entry that predicts the target."""
+    run, stage = context.look()
+    train_set(stage)
+    best = context.data_report.get("best_single_input")
+    faults = [fault for name in context.scans for fault in _split_faults(context, stage, name)]
+    if best and 1 - best["accuracy"] < 0.1 * (1 - best["majority"]):  # a tenth of the majority class's errors
+        faults.append((f"entry {best['entry']} of the input alone predicts the target with an accuracy of {best['accuracy']:.0%}",
+                       f"the target was written into the input: entry {best['entry']} alone gives it"))  # fmt: skip
+    faults += [*_splits_differ(context.scans, stage), *_paths_differ(run, stage, context.cfg.run.seed)]
+    faults += _belongs_elsewhere(stage)
+    faults += [(named, "class ids built for each split: build one list of classes, use it in all")
+               for named in paths.differently_named(stage)]  # fmt: skip
+    wrong = [fault for fault, _ in faults]
+    counts = ", ".join(f"{s.total:,} {n}" for n, s in context.scans.items())
+    classes = next(
+        (f["per_class"] for s in context.scans.values() for f in s.fields.values() if "per_class" in f), None
+    )
+    spread = f", per class {classes['min']}-{classes['max']}" if classes else ""
+    return Finding(
+        not wrong, "; ".join(wrong) if wrong else counts + spread,
+        "valid labels, every class in both splits, one label per input, finite values in range, inputs that vary, "
+        "no input entry that is the target",
+        "the loader scales, casts or decodes wrongly (read data.json)\nlabels start at 1, or a class folder is missing\n"
+        "one input is in two class folders\n"
+        "the target is written into the input\nthe training path scales, normalises or labels differently from the evaluation path, "
+        "or orders channels differently (RGB, BGR)\nclass ids are built for each split: build one list of classes, and use it in all",
+        evidence={"best_single_input": best, "contradictory": {n: s.contradictory for n, s in context.scans.items()}},
+        cause=next((cause for _, cause in faults if cause), ""),
+    )  # fmt: skip
+
+
+def _belongs_elsewhere(stage: Stage) -> Iterator[tuple[str, str]]:
+    """Yield (fault, cause) of targets that belong to the inputs of neighbouring rows."""
+    if stage.expect.gate_batch_size and not isinstance(next(iter(stage.data["train"].get(0, None).values())), str):
+        return  # a picture takes a large part of a second
+    for name, data in stage.data.items():
+        if name != "test" and (found := pairing.moved(data)) is not None:
+            cause = f"a column of targets moved by {abs(found.lag)} against its inputs: a cell or a file was deleted or inserted"
+            yield f"{name}: {found.words()}", cause
+
+
+def _split_faults(context: GateContext, stage: Stage, name: str) -> Iterator[tuple[str, str]]:
+    """Yield (fault, the cause that its numbers name) of the fields of a split, and of its samples."""
+    scan, fields = context.scans[name], stage.data[name].fields
+    unused = {
+        n: {k: _unused(stage.data[n].fields[k], f) for k, f in s.fields.items()} for n, s in context.scans.items()
+    }
+    for key, found in scan.fields.items():
+        others = [set(u[key]) for n, u in unused.items() if n != name and key in u]
+        for fault, cause in _field_faults(key, fields[key], found, unused[name][key], others):
+            yield f"{name}: {fault}", cause
+    if contents.refused(torn := scan.contradictory):
+        a, b = torn["pairs"][0]
+        yield (f"{name}: {torn['samples']:,} of {torn['of']:,} samples have an input that also occurs with another "
+               f"'{torn['field']}', for example samples {a} and {b} (allowed: {contents.CONTRADICTORY:.0%})",
+               f"one input in two class folders: {torn['samples']:,} samples of {torn['of']:,}")  # fmt: skip
+    elif torn := context.data_report["splits"][name].get("torn_copies"):
+        a, b = torn["pairs"][0]
+        yield (f"{name}: {torn['samples']:,} of {torn['of']:,} compared samples have a copy, saved again, with another class, for "
+               f"example samples {a} and {b} (allowed: {contents.CONTRADICTORY:.0%})",
+               f"one picture in two class folders, saved again: {torn['samples']:,} of {torn['of']:,} compared samples")  # fmt: skip
+    for key, said in scan.texts.items():
+        if key in fields and fields[key].role == "target" and (cut := texts.cut_at(said)):
+            yield (f"{name}: {cut[1]:,} of {len(said):,} texts of '{key}' end at {cut[0]:,} characters, the longest of all",
+                   f"'{key}' was cut at {cut[0]:,} characters before it was stored: answers without their ends")  # fmt: skip
+    constant = context.data_report["splits"][name]["constant_input_share"]
+    if constant is not None and constant > 0.98:
+        yield (f"{name}: {constant:.0%} of the input entries are the same in every sample",
+               f"the loader returns the same input for all {scan.total:,} samples: blank, or overwritten after reading")  # fmt: skip
+
+
+def _field_faults(
+    key: str, spec: Field, found: dict, unused: list[str], others: list[set[str]]
+) -> Iterator[tuple[str, str]]:
+    """Yield (fault, cause) of one field. `unused`: its classes without a sample; `others`: those in the other splits."""
+    if found["non_finite_samples"]:
+        yield (f"{found['non_finite_samples']} sample(s) with NaN or infinite '{key}'",
+               f"'{key}' has NaN or infinite values as it is read: a division by 0, a logarithm of 0, or damaged files")  # fmt: skip
+    beyond = []
+    if spec.low is not None and found.get("min", spec.low) < spec.low:
+        beyond.append(f"the lowest '{key}' is {found['min']:g}, below {spec.low:g}")
+    if spec.high is not None and found.get("max", spec.high) > spec.high:
+        beyond.append(f"the highest '{key}' is {found['max']:g}, above {spec.high:g}")
+    if spec.low is not None and spec.high is not None and "max" in found:
+        used = (found["max"] - found["min"]) / (spec.high - spec.low)
+        if used < 0.1 and spec.role in ("input", "source"):
+            beyond.append(f"'{key}' uses {used:.1%} of its declared range {spec.low:g} to {spec.high:g}")
+    for fault in beyond:
+        yield fault, "" if spec.classes else named.explain_range(spec, found)
+    if found.get("invalid"):
+        yield (
+            f"'{key}' has values that are not class ids: {found['invalid']}",
+            named.explain_labels(spec, found, others),
+        )
+    if unused:
+        yield (f"no sample of class {', '.join(unused[:5])}{' ...' if len(unused) > 5 else ''}",
+               named.explain_labels(spec, found, others))  # fmt: skip
+
+
+def _unused(spec: Field, found: dict) -> list[str]:
+    """Return the classes without a sample."""
+    return [c for c, n in found.get("classes", {}).items() if n == 0] if spec.classes else []
+
+
+def _splits_differ(scans: dict[str, inventory.Scan], stage: Stage) -> list[tuple[str, str]]:
+    """Compare the inputs of the splits: means within one standard deviation, spreads within a factor of three. Return faults, each
+    with the cause that its numbers name."""
+    wrong = []
+    if not {"train", "val"} <= scans.keys():
+        return wrong
+    for key, t in scans["train"].fields.items():
+        v = scans["val"].fields[key]
+        if t["role"] != "input" or "mean" not in t or "mean" not in v or len(t["mean"]) != len(v["mean"]):
+            continue
+        for mt, st, mv, sv in zip(t["mean"], t["std"], v["mean"], v["std"], strict=True):
+            if st > 0 and (abs(mt - mv) > st or not st / 3 <= sv <= 3 * st):
+                fault = f"'{key}' has another scale in val: mean {mv:.3g}, std {sv:.3g}; in train mean {mt:.3g}, std {st:.3g}"
+                wrong.append((fault, named.explain_split_scales(t, v, stage.data["train"].fields[key])))
+                break
+    return wrong
+
+
+def _paths_differ(run: Run, stage: Stage, seed: int) -> list[tuple[str, str]]:
+    """Compare 256 samples on the training path and on the evaluation path: equal classes, inputs on the same scale. Return faults,
+    each with the cause that its numbers name."""
+    data = stage.data["train"]
+    indices = pick(data, min(256, len(data)), seed)
+    drawn, plain = fetch(data, indices, seed, run.device), fetch(data, indices, None, run.device)
+    wrong = []
+    for key, spec in data.fields.items():
+        a, b = drawn[key], plain[key]
+        if spec.role == "target" and spec.classes and not torch.equal(a, b):
+            fault = f"the training path changes '{key}' of {(a != b).sum().item()} in {len(a)} samples"
+            wrong.append((fault, "the training path labels otherwise than the evaluation path"))
+        if spec.role == "input" and isinstance(a, Tensor) and a.is_floating_point() and b.std() > 0:
+            if order := paths.exchanged_channels(a, b):
+                said = " ".join(map(str, order))
+                fault = (
+                    f"'{key}': the channels of the evaluation path are those of the training path in the order {said}"
+                )
+                cause = (
+                    f"the evaluation path has its channels in another order ({said}): RGB read as BGR, or the reverse"
+                )
+                wrong.append((fault, cause))
+            shift, scale = ((a.mean() - b.mean()) / b.std()).item(), (a.std() / b.std()).item()
+            if abs(shift) > 0.5 or not 0.5 <= scale <= 2:
+                fault = (f"'{key}' has another scale in training: mean {a.mean():.3g}, std {a.std():.3g}; "
+                         f"in evaluation mean {b.mean():.3g}, std {b.std():.3g}")  # fmt: skip
+                numbers = (float(x) for x in (a.mean(), a.std(), b.mean(), b.std()))
+                wrong.append((fault, named.explain_path_scales(*numbers)))
+    return wrong
+
+
+def _compared(compared: dict[str, list[int]], exact: int, near: int) -> str:
+    """Return how many copies were found among how many compared samples."""
+    n_val, n_train = compared["of"]
+
+    def among(kind: str) -> str:
+        val, train = compared[kind]
+        return f"{val:,} of {n_val:,} validation samples against {train:,} of {n_train:,} training samples"
+
+    if compared["exact"] == compared["of"]:
+        measured = f"{exact} exact"
+    else:
+        chance = compared["exact"][0] / n_val * compared["exact"][1] / n_train
+        measured = f"{exact} exact ({among('exact')}: a copy is found with probability {chance:.2g}; `check --deep` compares all)"
+    partial = any(compared["near"]) and compared["near"] != compared["of"]
+    if not all(compared["near"]):
+        return f"{measured} of {n_val:,} validation samples; near duplicates: these inputs cannot be compared"
+    return measured + f", {near} near duplicates of " + (among("near") if partial else f"{n_val:,} validation samples")
+
+
+@gate("leakage", rows="C6", title="no validation sample is also in the training set", reads="data", lasting=False)
+def leakage(context: GateContext) -> Finding:
+    """Finds exact and near duplicates by content or by text (core/data/texts.py), and group ids in two splits.
+    Tolerates a few near duplicates, since two people do write the same digit. Texts with a group field are compared by
+    group alone."""
+    run, stage = context.look()
+    train_set(stage)
+    found = context.data_report["overlap"]
+    n = found["compared"]["near"][0] or len(context.scans["val"].indices)
+    shared = {k: v for k, v in found["groups"].items() if v}
+    text = next((t for t in found.get("texts", {}).values() if t["whole_input"]), None)
+    near = max(0, ((text or found)["near"] or 0) - found["exact"])
+    allowed = max(1, n // 200)
+    measured = _compared(found["compared"], found["exact"], near)
+    if "largest_similarity" in found:
+        measured += f" (closest pair {found['largest_similarity']:.3f})"
+    if text:
+        measured += (
+            f" (the closest has {text['closest']:.0%} of its rare chunks of {texts.MIN}+ words in one training text)"
+        )
+    by_key = text and found["groups"]  # the group field defines what one source is
+    if shared:
+        measured += "; shared groups " + ", ".join(f"{k}: {' '.join(v[:5])}" for k, v in shared.items())
+    tested, remarks = _in_test(context.data_report["overlaps"])
+    measured += "".join(f"; {said}" for said in (*tested, *remarks))
+    limit = f"{texts.KNOWN:.0%} of its rare chunks" if text else f"similarity {found.get('limit', inventory.NEAR)}"
+    pairs = found["exact_pairs"] or [p[:2] for p in (text or found)["near_pairs"]]
+    batch = fetch(stage.data["val"], [v for v, _ in pairs], None, run.device) if pairs else None
+    return Finding(
+        found["exact"] == 0 and (near <= allowed or by_key) and not shared and not tested, measured,
+        f"0 exact duplicates, at most {allowed} near ones ({limit}), no group in two splits",
+        "the training loader reads the unsplit data\ndata were augmented or duplicated before they were split\n"
+        "frames, tiles or sentences of one source were split sample by sample: split by group", evidence=found, batch=batch,
+    )  # fmt: skip
+
+
+def _in_test(overlaps: dict[str, dict]) -> tuple[list[str], list[str]]:
+    """Return (faults: exact copies of test samples in another split, groups that training shares; remarks: groups that
+    validation shares, which no weight was trained on)."""
+    wrong, remarks = [], []
+    for between, found in overlaps.items():
+        if between.startswith("test in "):
+            shared = [f"{k}: {' '.join(v[:5])}" for k, v in found["groups"].items() if v]
+            wrong += [f"{found['exact']} exact duplicates of {between}"] if found["exact"] else []
+            where = remarks if between == "test in val" else wrong
+            where += [f"shared groups of {between}: {', '.join(shared)}"] if shared else []
+    return wrong, remarks

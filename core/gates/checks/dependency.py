@@ -1,0 +1,225 @@
+"""Checks whether samples of a batch influence each other: four at a time against each alone, and a batch of the run's
+size against both."""
+
+import contextlib
+import copy
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes.dependence import Mixture, explain_mixed_samples
+from trainworthy.core.gates.checks.lookahead import LIMIT as AHEAD
+from trainworthy.core.gates.checks.lookahead import lookahead
+from trainworthy.core.gates.gate import GateContext, fetch, pick
+from trainworthy.core.gates.recorder import rehearsed, training_samples
+from trainworthy.core.loop.run import Run, evaluating
+from trainworthy.core.recipe.stage import Data, Stage
+
+SMALL = 8  # samples; the other gates already cover batches of this size
+TINY = 1e-3  # of the largest gradient: differences in smaller gradients do not count
+
+
+@gate(
+    "dependency",
+    rows="C2",
+    title="samples of a batch do not influence each other",
+    reads="data model loss counts expect",
+    explains=True,
+)
+def dependency(context: GateContext) -> Finding:
+    """Check by backpropagation: the gradient of the batch's loss with respect to input j must equal that of sample j's
+    own loss, and the batch's loss must be the sum over its rows. Uses the rehearsed model, because a zero-initialised
+    head hides everything."""
+    run, stage, _ = rehearsed(context)
+    if stage.expect.batch_dependence:
+        raise Skip(f"declared: {stage.expect.batch_dependence}")
+    limit = 1e-3 if run.precision == "fp32" else 5e-2
+    data, seed = training_samples(context), context.cfg.run.seed
+    used = [(stage, False)]  # the stage that was looked at last, and whether it is in double
+
+    def draw(seen: Callable[..., tuple]) -> tuple:
+        """Repeat in double if rounding may be the cause. Rounding can flip ReLUs near zero, many at once in a flat
+        region (observed: 2e-2). Only a real mixture remains in double."""
+        found = seen(run, stage, data, seed, limit)
+        if max(found[:2]) > limit and run.precision == "fp32" and run.device.type != "mps":
+            # A loss with its own fp32 tensors cannot run in double; keep the fp32 result
+            with contextlib.suppress(RuntimeError):
+                exact = dataclasses.replace(stage, model=copy.deepcopy(stage.model).double())
+                found = seen(run, exact, data, seed, limit, double=True)
+                used.append((exact, True))
+        return found
+
+    gap, leak, mean = draw(_mixture)
+    measured = (
+        f"loss of a batch differs from the sum over its samples by {gap:.1e}, input gradients by {leak:.1e} (relative)"
+    )
+    evidence, cause = {"loss_gap": gap, "gradient_gap": leak}, ""
+    micro = math.ceil(context.cfg.train.batch_size / (run.world * context.cfg.train.accumulate))
+    n = min(micro, len(data))
+    if max(gap, leak) > limit:
+        cause = _why(run, data, seed, limit, *used[-1], mean=mean)
+    elif n > SMALL and not stage.expect.gate_batch_size:  # it may occur in large batches only
+        gap, leak, cause = draw(partial(_whole_batch, n=n))
+        measured += f"; of the run's {n} samples by {gap:.1e} and {leak:.1e}"
+        evidence |= {"samples": n, "loss_gap_whole": gap, "gradient_gap_whole": leak}
+    ahead, where = 0.0, ""
+    if max(gap, leak) <= limit:
+        # A loss that refuses the changed batch
+        with contextlib.suppress(RuntimeError, ValueError, IndexError, KeyError):
+            ahead, where = lookahead(run, stage, data, seed)
+    if where:
+        measured += (
+            f"; a target's own value in the input moves its prediction by {ahead:.1e} of what the target itself moves"
+        )
+        evidence["lookahead"] = ahead
+    if ahead > AHEAD:
+        cause = (f"the model reads the value that it must predict: {where}, and the prediction follows it\n"
+                 "the input's window reaches into the target's, or a mask that hides later places is missing")  # fmt: skip
+    return Finding(
+        gap <= limit and leak <= limit and ahead <= AHEAD, measured, f"all at most {limit:g}",
+        "statistics over the batch axis (a normalisation of your own, x.mean(0)), or a reshape that mixes samples\n"
+        "a broadcast of (B, 1) with (B,) in the loss\nthe batch is flattened before a shift", evidence=evidence,
+        cause=cause.strip(),
+    )  # fmt: skip
+
+
+def _why(run: Run, data: Data, seed: int, limit: float, stage: Stage, double: bool, *, mean: bool) -> str:
+    """Return the cause that experiments on some samples support; nothing with several processes, because all ranks must run the same code."""
+    if run.world > 1:
+        return ""
+    indices = pick(data, max(2, stage.expect.at_most(4)), seed)
+    mixture = Mixture(run, stage, data, lambda some: _read(run, data, list(some), seed, double), limit)
+    return explain_mixed_samples(mixture, indices, mean=mean)
+
+
+def _whole_batch(
+    run: Run, stage: Stage, data: Data, seed: int, limit: float, *, n: int, double: bool = False
+) -> tuple[float, float, str]:
+    """Compare one batch of `n` samples, as large as the run's, with the same samples four at a time: (difference of the
+    loss, difference of the gradients, which rows were exchanged). Gradients are with respect to floating-point inputs,
+    else (token ids) to the weights."""
+    indices = pick(data, n, seed)
+    batch = _read(run, data, indices, seed, double)
+    weights = not any(f.role == "input" and _floating(batch.get(k)) for k, f in data.fields.items())
+    look = _weight_gradients if weights else _input_gradients
+    loss, grads = look(run, stage, data, batch)
+    if abs(loss - look(run, stage, data, batch)[0]) > limit * abs(loss):
+        return 0.0, 0.0, ""  # random draws in eval mode: the smaller batches already reported them
+    few = [indices[i : i + 4] for i in range(0, n, 4)]
+    parts = [(part, look(run, stage, data, _read(run, data, part, seed, double))) for part in few]
+    rows = sum(found[0] for _, found in parts)
+    if weights:
+        whole = {k: sum(found[1][k] for _, found in parts) for k in grads}
+    else:
+        whole = {k: torch.zeros_like(g) for k, g in grads.items()}
+        for at, (part, found) in zip(range(0, n, 4), parts, strict=True):
+            for k, own in found[1].items():
+                whole[k][(slice(at, at + len(part)), *map(slice, own.shape[1:]))] = own
+    gap, leak = abs(loss - rows) / max(abs(loss), 1e-8), _largest_difference(grads, whole)
+    return gap, leak, "" if max(gap, leak) <= limit else _mixed_up(data, indices, seed, run)
+
+
+def _mixed_up(data: Data, indices: list[int], seed: int, run: Run) -> str:
+    """Return the entry of a collated batch whose rows differ from its samples collated alone."""
+    batch = fetch(data, indices, seed, run.device)
+    for key, value in batch.items():
+        if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != len(indices):
+            continue
+        for j, i in enumerate(indices):
+            own = fetch(data, [i], seed, run.device).get(key)
+            if not isinstance(own, Tensor) or own.shape[1:] != value.shape[1:]:
+                break  # the longer part is padding
+            if not torch.equal(own[0], value[j]):
+                return (f"collate() mixes up rows: in a batch of {len(indices)}, row {j} of '{key}' is not that of its sample; in "
+                        "batches of four it is\n")  # fmt: skip
+    return "something that only happens in large batches: the smaller ones are sums over their samples\n"
+
+
+def _floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _read(run: Run, data: Data, indices: list[int], seed: int, double: bool) -> dict:
+    """Return a batch; with `double`, its floating-point entries are in double precision."""
+    batch = fetch(data, indices, seed, run.device)
+    return {k: v.double() if double and _floating(v) else v for k, v in batch.items()}
+
+
+def _mixture(
+    run: Run, stage: Stage, data: Data, seed: int, limit: float, *, double: bool = False
+) -> tuple[float, float, bool]:
+    """(difference of the loss, difference of the input gradients, whether the loss is a mean) of the median of three
+    draws of four samples."""
+    size = max(2, stage.expect.at_most(4))
+    picked = pick(data, 3 * size, seed)
+    trials = []
+    for indices in (picked[i : i + size] for i in range(0, len(picked), size)):
+        batch = _read(run, data, indices, seed, double)
+        together = _input_gradients(run, stage, data, batch)
+        if _largest_difference(together[1], _input_gradients(run, stage, data, batch)[1]) > limit:
+            raise Skip(
+                "the loss of one batch differs from call to call in eval mode (see evaluation): nothing to compare"
+            )
+        alone = [_input_gradients(run, stage, data, _read(run, data, [i], seed, double)) for i in indices]
+        loss, rows = together[0], sum(a[0] for a in alone)
+        gap = abs(loss - rows) / max(abs(loss), 1e-8)
+        leak = _largest_difference(
+            together[1], {k: _rows([a[1][k] for a in alone], whole) for k, whole in together[1].items()}
+        )
+        mean = gap > limit and abs(loss * len(indices) - rows) <= limit * abs(rows)
+        trials.append((max(gap, leak), gap, leak, mean))
+        if len(trials) == 2 and (trials[0][0] > limit) == (trials[1][0] > limit):
+            break  # a third draw would not change on which side the median is
+    # A mixture shows in every draw; with few samples there is only one draw
+    return sorted(trials)[len(trials) // 2][1:]
+
+
+def _rows(alone: list[Tensor], whole: Tensor) -> Tensor:
+    """Stack gradients of single samples as rows of the whole batch. Cut each to its own length, since the rest was
+    padding."""
+    rows = torch.zeros_like(whole)
+    for row, own in zip(rows, alone, strict=True):
+        row[tuple(map(slice, own.shape[1:]))] = own[0]
+    return rows
+
+
+def _largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """Largest relative difference of two sets of gradients. Relative to the larger: `x - x.mean(0)` has none for a batch of one.
+    Gradients that are tiny compared with the others are rounding (the bias of an attention's keys has none in theory)."""
+    gaps = [0.0]
+    least = TINY * max((g.norm().item() for g in a.values()), default=0.0)
+    for key, one in a.items():
+        size = max(one.norm().item(), b[key].norm().item(), least)
+        if one.shape == b[key].shape and size > 0:
+            gaps.append((one - b[key]).norm().item() / size)
+    return max(gaps)
+
+
+def _input_gradients(run: Run, stage: Stage, data: Data, batch: dict) -> tuple[float, dict[str, Tensor]]:
+    """(sum of the loss terms, gradient with respect to every floating-point input) in eval mode."""
+    inputs = {k: batch[k].detach().clone().requires_grad_() for k, f in data.fields.items()
+              if f.role == "input" and isinstance(batch[k], Tensor) and batch[k].is_floating_point()}  # fmt: skip
+    with evaluating(stage.model), torch.set_grad_enabled(bool(inputs)), run.autocast():
+        loss = sum(stage.loss(stage.model, {**batch, **inputs}).values())
+        grads = torch.autograd.grad(loss, list(inputs.values()), allow_unused=True) if inputs else []
+    return loss.item(), {k: torch.zeros_like(batch[k]) if g is None else g for k, g in zip(inputs, grads, strict=True)}
+
+
+def _weight_gradients(run: Run, stage: Stage, data: Data, batch: dict) -> tuple[float, dict[str, Tensor]]:
+    """(sum of the loss terms, its gradient with respect to every trained parameter) in eval mode."""
+    trained = stage.parameters()  # by name, because a copy of the model holds other tensors than the optimiser
+    names = list(trained or dict(stage.model.named_parameters()))
+    own = dict(stage.model.named_parameters())
+    used = [own[n] for n in names if own[n].requires_grad]
+    with evaluating(stage.model), torch.enable_grad(), run.autocast():
+        loss = sum(stage.loss(stage.model, batch).values())
+        grads = torch.autograd.grad(loss, used, allow_unused=True)
+    return loss.item(), {
+        n: g for n, g in zip((n for n in names if own[n].requires_grad), grads, strict=True) if g is not None
+    }

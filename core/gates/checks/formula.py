@@ -1,0 +1,259 @@
+"""Compares a loss with an independently written formula: each term, sample by sample, and the gradient of the whole.
+
+For each term, a recipe's gates give the formula, other published forms that a fork may use on purpose, and the values that known
+mistakes would give, so that a failure can name the mistake. `gate_of` makes the gate for recipes that train on a data set.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from trainworthy.core.base.modes import in_mode
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes import place_weights
+from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
+from trainworthy.core.gates.recorder import rehearsed
+from trainworthy.core.recipe.stage import Stage, batch_size
+
+SAMPLES = 8  # compared one by one
+TITLE = "each term of the loss is its formula, sample by sample, with the formula's gradient"
+UNKNOWN = "no known mistake fits: compare the term with its formula line by line"
+UNKNOWN_GRADIENT = "the gradient is not that of the value: a detach() is missing or too many"
+ON_PURPOSE = (
+    "on purpose: add what is new as a loss term with a name of its own, or accept it: "
+    '--gates.waive formula --gates.because "..."'
+)
+
+
+@dataclass
+class Statement:
+    """The independent formula of one loss term, per sample (B,)."""
+
+    right: dict[str, Tensor]
+    """The formula first, then other published forms."""
+    wrong: dict[str, Tensor] = field(default_factory=dict)
+    """{name of a known mistake: the values that it gives}."""
+    optional: bool = False
+    """Whether the term may be zero, because its weight is a setting that may be 0."""
+    own: Callable[[], str] | None = None
+    """Check for an objective of the recipe's own, called if no form fits: returns what is wrong, or an empty string. Without it, an
+    unknown form fails."""
+
+
+Statements = dict[str, Statement]
+
+
+def gate_of(state: Callable[[GateContext, Stage, dict], Statements], *, rows: str, causes: str) -> Gate:
+    """Return the gate `formula` of a recipe with a training set. `state(context, stage, batch)` computes the formula of each term from
+    the model's outputs. The gate uses the rehearsed model, because zero-initialised layers hide most mistakes at the start."""
+
+    @gate("formula", rows=rows, title=TITLE, reads="data model loss counts train", explains=True)
+    def check(context: GateContext) -> Finding:
+        run, stage, _ = rehearsed(context)
+        if stage.expect.batch_dependence:
+            raise Skip(f"declared: {stage.expect.batch_dependence}")
+        data, seed = stage.data["train"], context.cfg.run.seed
+        batch = fetch(data, pick(data, stage.expect.at_most(SAMPLES), seed), seed, run.device)
+        one, exact = compared(run, stage, batch, lambda: state(context, stage, batch)), limit(run, 1e-4)
+        own = f"; of the recipe's own: {', '.join(one.own)}" if one.own else ""
+        return Finding(
+            not one.wrong, "; ".join(one.wrong) or f"{one.samples} samples: {', '.join(one.said)}{own}",
+            f"the formula within {exact:g}, its gradient within {10 * exact:g}",
+            "\n".join([*dict.fromkeys(one.causes), *causes.splitlines(), ON_PURPOSE]),
+            evidence={"compared": one.said, "own": one.own}, batch=batch if one.wrong else None, cause=known(one.causes),
+        )  # fmt: skip
+
+    return check
+
+
+@dataclass
+class Comparison:
+    """Result of comparing a loss with its formula."""
+
+    samples: int = 0
+    wrong: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+    causes: list[str] = field(default_factory=list)
+    own: list[str] = field(default_factory=list)
+    """Loss terms without a formula."""
+
+
+def known(causes: list[str]) -> str:
+    """Return the first cause that is a known mistake."""
+    return next((c for c in causes if not c.endswith((UNKNOWN, UNKNOWN_GRADIENT))), "")
+
+
+def compared(
+    run: Any, stage: Stage, batch: dict, state: Callable[[], Statements], *, training: bool = False
+) -> Comparison:
+    """Compare the stage's loss of a batch, and of each of its samples alone, with the statements. `training`: in train mode, for trainers
+    whose loss depends on the mode."""
+    model = stage.model
+    with run.autocast(), in_mode(model, training=training):
+        singles = [stage.loss(model, row(batch, i)) for i in range(batch_size(batch))]
+        got = {k: torch.stack([one[k].detach() for one in singles]).float() for k in singles[0]}
+        del singles
+        whole = stage.loss(model, batch)
+    with run.autocast(), in_mode(model, training=False):
+        due = {k: summed(s) for k, s in state().items()}
+    got, whole, due, own = paired(got, whole, due)
+    out = Comparison(batch_size(batch), own=own)
+    for term, statement in due.items():
+        fault, said, cause, _ = compare(term, statement, got[term], whole[term], model, limit(run, 1e-4))
+        if fault and cause == f"{term}: {UNKNOWN}" and (found := _places(run, stage, batch, term, state)):
+            cause = f"{term}: {found}"
+        out.wrong += [fault] * bool(fault)
+        out.said += [said] * bool(said)
+        out.causes += [cause] * bool(cause)
+    return out
+
+
+def _places(run: Any, stage: Stage, batch: dict, term: str, state: Callable[[], Statements]) -> str:
+    """Which places of the output a term weighs otherwise than its formula, or nothing."""
+
+    def total() -> Tensor:
+        return stage.loss(stage.model, batch)[term].float()
+
+    def due() -> Tensor:
+        return next(iter(state()[term].right.values())).float().sum()
+
+    try:
+        with run.autocast():
+            return place_weights.named(stage.model, total, due, limit(run, 1e-4))
+    except KeyError:  # the loss names its terms otherwise than the formula
+        return ""
+
+
+def row(batch: dict, i: int) -> dict:
+    """Sample `i` of a batch, as a batch of one."""
+    return {k: v[i : i + 1] if isinstance(v, Tensor) and v.dim() else v for k, v in batch.items()}
+
+
+def limit(run: Any, exact: float) -> float:
+    """`exact` in fp32, wider in 16 bits."""
+    return exact if run.precision == "fp32" else max(exact, 5e-2)
+
+
+def summed(s: Statement) -> Statement:
+    """Reduce every form to one number per sample (sequences are summed)."""
+
+    def rows(forms: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {k: v.float().flatten(1).sum(1) if v.ndim > 1 else v.float() for k, v in forms.items()}
+
+    return Statement(rows(s.right), rows(s.wrong), s.optional, s.own)
+
+
+def paired(got: dict, whole: dict, due: dict) -> tuple[dict, dict, dict, list[str]]:
+    """Match terms by name. If the loss uses other names, compare the sum of all terms with the sum of all formulas."""
+    if missing := [k for k, s in due.items() if k not in got and not s.optional]:
+        if len(missing) < len(due):
+            zero = torch.zeros_like(next(iter(got.values())))
+            got, whole = got | dict.fromkeys(missing, zero), whole | dict.fromkeys(missing, zero.sum())
+        else:
+            all_of_it = sum(next(iter(s.right.values())) for s in due.values() if not s.optional)
+            own = next((s.own for s in due.values() if s.own is not None), None)
+            statement = Statement({"the sum of its terms": all_of_it}, own=own)
+            return {"loss": sum(got.values())}, {"loss": sum(whole.values())}, {"loss": statement}, []
+    return got, whole, {k: s for k, s in due.items() if k in got}, [k for k in got if k not in due]
+
+
+def compare(
+    term: str, s: Statement, got: Tensor, whole: Tensor, model: nn.Module, exact: float
+) -> tuple[str, str, str, str]:
+    """Compare one term; return (what is wrong, what was found, the cause that fits, the published form that fits), each may be ""."""
+    if s.optional and not got.any():
+        return "", "", "", ""
+    gaps = {name: _gap(got, form.detach()) for name, form in s.right.items()}
+    fit = {name: factor for name, (gap, factor) in gaps.items() if gap <= exact and 0.1 <= factor <= 10}
+    first = next(iter(s.right.values())).detach()
+    if not fit:
+        size = first.abs() + first.abs().mean()
+        far = (got - first).abs() / size.clamp_min(1e-30)
+        i = far.argmax().item()
+        cause = _cause(s, got, exact)
+        if s.own is not None and cause == UNKNOWN:
+            fault = s.own()
+            said = f"{term}: a form of the recipe's own, which pulls each sample to its target" if not fault else ""
+            return (f"{term}: {fault}" if fault else ""), said, f"{term}: {fault or UNKNOWN}", ""
+        fault = f"{term}: {int((far > exact).sum())} of {len(got)} samples differ, e.g. {got[i]:.4g}, by the formula {first[i]:.4g}"
+        return fault, "", f"{term}: {cause}", ""
+    name, factor = next(iter(fit.items()))
+    due, total = (factor * s.right[name].sum()).detach(), whole.detach()
+    if abs(total - due) > 10 * exact * got.abs().sum():
+        mean = len(got) * total.abs() < 1.5 * due.abs()
+        part = (
+            "the loss is a mean: return the SUM, core divides it" if mean else "samples see each other (see dependency)"
+        )
+        fault = f"{term}: each sample equals the formula, but the batch gives {total:.4g} and the sum of its samples {due:.4g}"
+        return fault, "", f"{term}: {part}", ""
+    weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    mine, far = _gradient(whole, weights), []
+    for name, factor in fit.items():
+        theirs = _gradient(factor * s.right[name].sum(), weights)
+        size, apart = _norm(theirs), _norm({n: mine[n] - theirs[n] for n in weights})
+        if apart <= 10 * exact * max(size, 1e-12) or (s.optional and size == 0):
+            times = f" (times {factor:.3g})" if abs(factor - 1) > 1e-3 else ""
+            return "", f"{term}: {name} within {gaps[name][0]:.1e}{times}", "", name
+        far.append((apart / max(size, 1e-12), theirs))
+    fault = f"{term}: the value equals the formula's, but the gradient differs by {far[0][0]:.2g} of its length"
+    return fault, "", f"{term}: {_gradient_cause(s, got, weights, mine, far[0][1], exact)}", ""
+
+
+def _gradient_cause(s: Statement, got: Tensor, weights: dict, mine: dict, theirs: dict, exact: float) -> str:
+    """Return the cause that fits if the values are right and the gradients are not."""
+    for name, form in s.wrong.items():
+        gap, factor = _gap(got, form.detach())
+        if gap <= 10 * exact:
+            other = _gradient(factor * form.sum(), weights)
+            if _norm({n: mine[n] - other[n] for n in mine}) <= 10 * exact * _norm(mine):
+                return name
+    along = sum((mine[n] * theirs[n]).sum() for n in mine).item()
+    if along < -0.99 * _norm(mine) * _norm(theirs):
+        return "its gradient has the wrong sign"
+    deaf = sorted({n.split(".")[0] for n in mine if theirs[n].any() and not mine[n].any()})
+    reached = sorted({n.split(".")[0] for n in mine if mine[n].any() and not theirs[n].any()})
+    if deaf:
+        return f"a detach() or no_grad() in the term: {', '.join(deaf)} gets no gradient from it"
+    if reached:
+        return f"a detach() is missing: {', '.join(reached)} must get no gradient from the term"
+    return UNKNOWN_GRADIENT
+
+
+def _norm(parts: dict[str, Tensor]) -> float:
+    return sum(g.square().sum() for g in parts.values()).sqrt().item()
+
+
+def _gap(got: Tensor, due: Tensor) -> tuple[float, float]:
+    """(largest difference of a sample, as a share of its size and the mean size, after a constant factor, that factor)."""
+    if not due.any():
+        return (0.0, 1.0) if not got.any() else (math.inf, 1.0)
+    factor = ((got @ due) / (due @ due)).item()
+    factor = 1.0 if abs(factor - 1) < 1e-3 else factor
+    size = (factor * due).abs()
+    return ((got - factor * due).abs() / (size + size.mean()).clamp_min(1e-30)).max().item(), factor
+
+
+def _cause(s: Statement, got: Tensor, exact: float) -> str:
+    """Return the known mistake that fits."""
+    for name, form in s.wrong.items():
+        gap, factor = _gap(got, form.detach())
+        if gap <= 10 * exact and 0.1 <= factor <= 10:
+            return name
+    if not got.any():
+        return "it is zero, or missing"
+    for name, form in s.right.items():
+        gap, factor = _gap(got, form.detach())
+        if gap <= 10 * exact:
+            return f"its sign is wrong ({name})" if factor < 0 else f"{factor:.3g} times {name}"
+    return UNKNOWN
+
+
+def _gradient(total: Tensor, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    given: Any = [None] * len(weights)
+    if total.requires_grad:
+        given = torch.autograd.grad(total, list(weights.values()), retain_graph=True, allow_unused=True)
+    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(weights.items(), given, strict=True)}

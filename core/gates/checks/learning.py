@@ -1,0 +1,343 @@
+"""Gates on learning: initial loss, overfit with evaluation, input-independent baseline."""
+
+import dataclasses
+import math
+import time
+from typing import Any
+
+from torch import nn
+from trainworthy.core.base.processes import agreed
+from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.data.loader import cut
+from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes import named
+from trainworthy.core.gates.causes.dependence import NO_EXPERIMENT, explain_answers_without_input
+from trainworthy.core.gates.causes.gradient import ratio
+from trainworthy.core.gates.checks.batch_norm import layers
+from trainworthy.core.gates.checks.null_model import reaches
+from trainworthy.core.gates.gate import GateContext, fetch, loss_of_parts, pick, split_evenly, total_loss, train_set
+from trainworthy.core.loop.run import Rehearsal, Run, evaluating
+from trainworthy.core.recipe.stage import Expect, Metric, Stage, View, categorical
+
+OVERFIT_SAMPLES = 8
+PATIENCE = 30.0  # seconds of the first training of eight samples above which no other rate is tried
+RATES = (30, 1 / 30, 3000)  # multiples of the rate that are tried where eight samples were not memorised
+PACE = 0.25  # share of its fall that a loss which never slows down has in the last third of the steps; a straight line: 0.33
+SEEN = 0.005  # of the first loss: a smaller fall says nothing
+
+
+@gate(
+    "initial-loss",
+    rows="C1",
+    title="the untrained loss is what the output head implies",
+    reads="data model loss counts expect pretrained",
+    symptom=True,
+)
+def initial_loss(context: GateContext) -> Finding:
+    """Compare the mean loss of the untrained model on 256 training samples (or 16 times `gate_batch_size`) with the
+    recipe's theoretical value."""
+    run, stage = context.look()
+    expected = stage.expect.initial_loss
+    if expected is None:
+        raise Skip("the recipe expects no particular initial loss")
+    if stage.pretrained is not None and not stage.expect.new_parameters:
+        raise Skip("the run starts from trained weights, so the head is not untrained")
+    data = train_set(stage)
+    indices = pick(data, stage.expect.at_most(256, times=16), context.cfg.run.seed)
+    most = (
+        len(indices) if stage.expect.batch_dependence else run.cfg.train.eval_batch_size
+    )  # no more at once than evaluations
+    parts = split_evenly(indices, most)
+    with evaluating(stage.model):
+        measured = loss_of_parts(run, stage, lambda some: fetch(data, some, context.cfg.run.seed, run.device), parts)
+    if callable(expected):
+        expected = _on(fetch(data, indices, context.cfg.run.seed, run.device), expected)
+    tolerance, n = 0.1 * expected, len(parts[0])
+    factors = {
+        f"the loss is summed over the {n} samples of the batch: it is not divided": n,
+        f"the loss is divided by the {n} samples of the batch twice": 1 / n,
+        "the loss is in bits, not in nats: a logarithm to base 2": 1 / math.log(2),
+    }
+    wrong = abs(measured - expected) > tolerance
+    why = ratio(measured, expected, factors) if wrong else ""
+    if wrong and not why:
+        half = fetch(data, indices[: max(1, n // 2)], context.cfg.run.seed, run.device)
+        with evaluating(stage.model):
+            of_half = total_loss(run, stage, half).item()
+        why = named.explain_uniform_outputs(measured, of_half, expected, n)
+    return Finding(
+        not wrong, f"loss {measured:.3f} before training", f"{expected:.3f} within {tolerance:.2f}",
+        "the last layer's initial weights are too large, so logits differ between classes (use zero or small "
+        "ones)\nthe number of outputs is not the number of classes\nthe loss is a sum where it should be a mean, or the other way round",
+        evidence={"measured": measured, "expected": expected}, cause=why,
+    )  # fmt: skip
+
+
+def _train_on_eight(
+    context: GateContext, blank: tuple[str, ...] = (), most: int = 0, times: int = 1, rate: float = 1.0
+) -> tuple[Run, Stage, dict]:
+    """Run the recipe's own `train()` on eight fixed samples with fixed draws at `rate` times the peak rate, until loss and
+    metric reach their targets, or for `most` steps."""
+    probe = context.peek()
+    expect, metric = dataclasses.replace(probe.expect), probe.gate_evaluator.metric
+    # Fine-tuning uses a 5 to 10 times smaller rate
+    expect.overfit_steps *= times if probe.pretrained is None else 2 * times
+    indices = pick(train_set(probe), expect.at_most(OVERFIT_SAMPLES, times=2), context.cfg.run.seed)
+    if most:
+        expect.overfit_steps = min(expect.overfit_steps, most)
+    found: dict = {"indices": indices, "curve": [], "blank": blank, "closing": False}
+
+    def closing() -> bool:
+        """Return whether the last update's loss is low enough for the first time; then stop early, since steps are
+        expensive."""
+        last = run.rehearsal.losses[-1:] if expect.gate_batch_size and not found["closing"] else []
+        low = agreed(context.accelerator, bool(last) and last[0] <= found["needed_loss"])
+        found["closing"] |= low
+        return low
+
+    def check(stage: Stage, step: int) -> bool:
+        if step % (5 if expect.gate_batch_size else 10) and step != expect.overfit_steps and not closing():
+            return False
+        with evaluating(stage.model):
+            loss = agreed(context.accelerator, total_loss(run, stage, batch).item())
+        value = (
+            run.measure(stage, view, probe=True)[metric.name]
+            if loss <= found["needed_loss"] or step == expect.overfit_steps
+            else None
+        )
+        found["curve"].append((step, loss, value))
+        found.update(loss=loss, metric=value, steps=step)
+        closed = value is not None and loss <= found["needed_loss"] and not metric.better(goal, value)
+        return agreed(context.accelerator, closed)
+
+    sizes = _micro_batches(context, len(indices)) if layers(probe.model) else None
+    run, stage = context.build(
+        Rehearsal(steps=expect.overfit_steps, sizes=sizes, samples=indices, fixed=True, peak=True, batch_size=len(indices),
+             blank=blank, watch=check))  # fmt: skip
+    for optimizer in stage.optimizers.values():
+        for group in optimizer.param_groups:
+            group["lr"] *= rate
+    # The evaluation reads exactly the trained inputs: eight images do not teach invariance to augmentation.
+    view = View(stage.data["train"], indices, blank=blank, draws=context.cfg.run.seed)
+    batch = fetch(view, list(range(len(indices))), context.cfg.run.seed, run.device)
+    due = stage.expect  # the probe's functions may read its own model, which is on the host
+    floor, goal = _on(batch, due.loss_floor), _on(batch, due.overfit_metric)
+    goal = found["goal"] = metric.ceiling if goal is None else goal
+    for module in stage.model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.momentum = max(module.momentum or 0.0, 0.1)  # slower statistics need more steps (see batch-norm)
+    with evaluating(stage.model):
+        found["initial"] = total_loss(run, stage, batch).item()
+    untrained = max(found["initial"], _on(batch, due.initial_loss) or -math.inf)  # pretrained: starts lower
+    found["needed_loss"] = floor + 0.03 * abs(untrained - floor)
+    started = time.monotonic()
+    context.train(context.cfg, run, stage)
+    found.update(batch=batch, seconds=time.monotonic() - started)
+    return run, stage, found
+
+
+def _micro_batches(context: GateContext, samples: int) -> list[int]:
+    """Return the cut of `samples` into micro-batches of the run's size; as many parts as the run has could leave one in
+    each."""
+    cfg, world = context.cfg.train, context.accelerator.num_processes
+    mine, micro = samples // world, cfg.batch_size // (world * cfg.accumulate)
+    return cut(mine, max(1, mine // max(1, micro)))
+
+
+def _on(batch: dict, value: Any) -> Any:
+    """Return what a recipe expects on this batch."""
+    return value(batch) if callable(value) else value
+
+
+def overfitted(context: GateContext) -> tuple[Run, Stage, dict]:
+    """Return the overfit model that several gates use. If its loss still falls at the last step (a pretrained model at
+    a small rate starts slowly), it may get four times as many (`Expect.overfit_longer`)."""
+
+    def train() -> tuple[Run, Stage, dict]:
+        first, expect = _train_on_eight(context), context.expect
+        longer = expect.overfit_longer
+        if longer is None:
+            longer = expect.overfit_steps == Expect.overfit_steps and not expect.gate_batch_size
+        if not longer or not _falls(first[2]):
+            return first
+        del first  # before the next one is built
+        return _train_on_eight(context, times=4)
+
+    return context.once("overfit", train)
+
+
+def _falls(found: dict) -> bool:
+    """Return whether the last third of the steps closed a fifth of the remaining distance."""
+    losses = [loss for _, loss, _ in found["curve"]]
+    if len(losses) < 6 or found["loss"] <= found["needed_loss"]:
+        return False
+    before = losses[-1 - len(losses) // 3]
+    return found["loss"] - found["needed_loss"] < 0.8 * (before - found["needed_loss"])
+
+
+@gate(
+    "overfit",
+    rows="C4",
+    title="the model memorises eight fixed samples, through the real loop and the real evaluation",
+    reads="data model loss counts evaluate metric probe optimizers state expect train",
+    symptom=True,
+)
+def overfit(context: GateContext) -> Finding:
+    """The loss must be near its floor AND the metric at its ceiling on the same samples, read again through the
+    evaluation path. The loss alone cannot show a shifted label or a wrong transform."""
+    _, stage, found = overfitted(context)
+    if "loss" not in found:
+        return Finding(
+            False,
+            "train() made no step",
+            "steps from run.steps(stage)",
+            "train() does not iterate over run.steps(stage)",
+        )
+    closed = found["loss"] <= found["needed_loss"]
+    used = stage.gate_evaluator.metric
+    reached = found["metric"] is not None and not used.better(found["goal"], found["metric"])
+    metric = "-" if found["metric"] is None else f"{found['metric']:.3f}"
+    lags = "the average that is evaluated is not updated, or lags too far behind the weights\n"
+    remedy = (
+        lags * (stage.ema_model is not None)
+        + "evaluation reads other inputs, labels or classes than training (order, shift, transform)"
+        if closed
+        else "wrong formula or target: softmax before cross-entropy, labels that do not belong to their inputs\n"
+        "gradients do not arrive (see wiring), or the rate is far too low or too high for 8 samples\n"
+        "a loss floor that the recipe does not declare (expect.loss_floor)"
+    )
+    near = found["metric"] is not None and reaches(
+        used, found["metric"], used.floor + 0.9 * (found["goal"] - used.floor)
+    )
+    if near and not closed and stage.expect.frozen:
+        remedy += "\nanswers are right and their scores too small: a frozen head that was never trained (all weights: --lora-rank 0)"
+    elif not closed and _falls(found):
+        remedy += "\nthe loss still falls at the last step: weights that were never trained, or a low rate for this net (--optim.lr)"
+    name, sign = used.name, ">=" if used.higher_is_better else "<="
+    return Finding(
+        closed and reached,
+        f"loss {found['initial']:.2f} -> {found['loss']:.3f}, {name} {metric} on {len(found['indices'])} samples "
+        f"in {found['steps']} steps",
+        f"loss <= {found['needed_loss']:.3f} and {name} {sign} {found['goal']:g}",
+        remedy,
+        evidence={"curve": [(0, found["initial"], None), *found["curve"]], "needed_loss": found["needed_loss"],
+                  "samples": found["indices"]},
+        batch=found["batch"], cause="" if closed else _why_not(context, stage, found),
+    )  # fmt: skip
+
+
+def _why_not(context: GateContext, stage: Stage, found: dict) -> str:
+    """Return the cause, supported by an experiment, of a loss that did not reach its floor: inputs that do not arrive, a known floor,
+    or another rate at which the same samples are memorised."""
+    if context.accelerator.num_processes > 1:  # all ranks must run the same code
+        return ""
+    run, fields = context.look()[0], stage.data["train"].fields
+    inputs = [k for k, f in fields.items() if f.role == "input"]
+    why = ""
+    if stage.pretrained and stage.expect.frozen:
+        why = named.explain_untrained_base(context.look()[1].model, found["batch"])
+    why = why or named.explain_ignored_input(stage.model, lambda b: total_loss(run, stage, b), found["batch"], inputs)
+    target = categorical(stage.data["train"])
+    if not why and target:
+        smoothing = float(getattr(context.cfg, "label_smoothing", 0.0))
+        why = named.explain_double_softmax(found["loss"], len(fields[target].classes), smoothing)
+    if why:
+        return why
+    if context.expect.gate_batch_size or found["seconds"] > PATIENCE:  # expensive samples: no further training
+        return _never_slows(found)
+    for factor in RATES:
+        again = _train_on_eight(context, rate=factor)[2]
+        if again.get("loss", math.inf) <= again["needed_loss"]:
+            low = "low" if factor > 1 else "high"
+            return (f"the rate is far too {low} for 8 samples: at {factor:g} times --optim.lr they are memorised in {again['steps']} steps "
+                    f"(loss {again['loss']:.3f})")  # fmt: skip
+    return ""
+
+
+def _never_slows(found: dict) -> str:
+    """Return a cause if the loss falls as fast at the end as on average. Then only the step size limits it: near a floor, a loss slows
+    down."""
+    losses = [found["initial"], *(loss for _, loss, _ in found["curve"])]
+    third = len(losses) // 3
+    whole, late = losses[0] - losses[-1], losses[-1 - third] - losses[-1]
+    if third < 2 or losses != sorted(losses, reverse=True) or whole < SEEN * losses[0] or late < PACE * whole:
+        return ""
+    return (f"the rate is far too low for {found['steps']} steps: the loss never slows down, {late:.2g} of its fall by {whole:.2g} is in "
+            "the last third")  # fmt: skip
+
+
+@gate(
+    "baseline",
+    rows="C5",
+    title="the model cannot answer without its input",
+    reads="data model loss counts evaluate metric probe optimizers state expect train",
+    symptom=True,
+)
+def baseline(context: GateContext) -> Finding:
+    """Score the overfit model on other samples' inputs, and train a model on blank inputs: both must be clearly
+    worse."""
+    if context.expect.solvable_without_input:
+        raise Skip(f"declared: {context.expect.solvable_without_input}")
+    run, stage, found = overfitted(context)
+    metric = stage.gate_evaluator.metric
+    if "loss" not in found or found["metric"] is None or not metric.better(found["metric"], metric.floor):
+        raise Skip("the overfit gate did not get far enough to compare")
+    inputs = tuple(k for k, f in stage.data["train"].fields.items() if f.role == "input")
+    indices = found["indices"]
+    turned = [(i + 1) % len(indices) for i in range(len(indices))]  # a derangement: none keeps its own input
+    others = View(stage.data["train"], indices, swap=turned, draws=context.cfg.run.seed)
+    swapped = run.measure(stage, others, probe=True)[metric.name]
+    # For a continuous target, the mean of eight values fits those eight better than the data (var8 < 0.5 var in one draw of five).
+    counted = any(f.role == "target" and f.classes for f in stage.data["train"].fields.values())
+    bar = metric.floor + (0.5 if counted else 0.9) * (found["metric"] - metric.floor)
+    why = ""
+    if reaches(metric, swapped, bar):
+        why = _why_blind(context, run, stage, View(others.data, indices, draws=others.draws), found, bar)
+    context.put_away()  # before another one is trained
+    most = found["steps"] * (1 if stage.expect.gate_batch_size else 4)
+    blind_run, blind_stage, blind = _train_on_eight(context, blank=inputs, most=most)
+    blind_metric = blind["metric"] if blind["metric"] is not None else metric.floor
+    ok = not reaches(metric, swapped, bar) and not reaches(metric, blind_metric, bar)
+    if not ok and not why:
+        dark = View(others.data, indices, blank=inputs, draws=others.draws)
+        why = _why_blind(context, blind_run, blind_stage, dark, blind, bar)
+    if not ok and _hardly_memorised(metric, found) and (not why or why.startswith(NO_EXPERIMENT)):
+        raise Skip(f"the overfit gate did not get far enough to compare: {metric.name} {found['metric']:.2f}")
+    return Finding(
+        ok, f"{metric.name} {found['metric']:.2f} with its input, {swapped:.2f} with another sample's, "
+        f"{blind_metric:.2f} trained on blank inputs",
+        f"both {'below' if metric.higher_is_better else 'above'} {bar:.2f}",
+        "the target reaches the model by another way (an index, a file name, the sample's position in the batch)\n"
+        "the input is overwritten before it reaches the net",
+        evidence={"swapped": swapped, "blind": blind_metric, "blind_loss": blind["loss"]},
+        batch=found["batch"], cause=why,
+    )  # fmt: skip
+
+
+def _hardly_memorised(metric: Metric, found: dict) -> bool:
+    """Return whether the overfit model's answers are so few that chance alone may give as many without the input."""
+    half = metric.floor + 0.5 * (found["goal"] - metric.floor)
+    return found["loss"] > found["needed_loss"] and not reaches(metric, found["metric"], half)
+
+
+def _why_blind(context: GateContext, run: Run, stage: Stage, view: View, found: dict, bar: float) -> str:
+    """Return where a model that answers without its input has its answers from, and whether the input reaches the loss at all."""
+    if context.accelerator.num_processes > 1:  # all ranks must run the same code
+        return ""
+    metric = stage.gate_evaluator.metric
+
+    def measure(one: View) -> float:
+        return run.measure(stage, one, probe=True)[metric.name]
+
+    def untrained() -> float:
+        fresh_run, fresh = context.build(Rehearsal(steps=1))
+        return fresh_run.measure(fresh, view, probe=True)[metric.name]
+
+    why = explain_answers_without_input(view, measure, untrained, lambda value: reaches(metric, value, bar))
+    inputs = [k for k, f in view.fields.items() if f.role == "input"]
+    lost = (
+        ""
+        if view.blank
+        else named.explain_ignored_input(stage.model, lambda b: total_loss(run, stage, b), found["batch"], inputs)
+    )
+    return f"{why}; {lost}" if why and lost else why or lost

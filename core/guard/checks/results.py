@@ -1,0 +1,121 @@
+"""The checks of `guard`: what each is called and what it needs, and the form of a result."""
+
+from typing import Any
+
+from trainworthy.core.base.verdict import Kind, Verdict
+
+CHECKS = {
+    "finite": ("numbers stay finite", "losses and gradients are finite"),
+    "wiring": (
+        "graph and optimiser hold the same tensors",
+        "every parameter of a trained model that gets a gradient is in an optimiser, and the other way round; weights move",
+    ),
+    "gradients": (
+        "each step uses its own gradients",
+        "each step() uses the gradients of the backward() calls since the step before, all of them, once",
+    ),
+    "clipping": (
+        "clipping between backward() and step()",
+        "gradients are clipped between backward() and step(), after unscale_()",
+    ),
+    "schedule": (
+        "the pace of the learning rate",
+        "the rate is positive, and at the end of the first of several epochs at least a tenth of its peak",
+    ),
+    "frozen": ("frozen parameters stay frozen", "what was frozen does not move, what was unfrozen is in an optimiser"),
+    "modes": ("train and eval mode", "train mode while training; no dropout and no batch statistics while evaluating"),
+    "evaluated": (
+        "the trained model is evaluated",
+        "the model that is evaluated is the one that trains, on inputs of the same scale",
+    ),
+    "dependency": (
+        "each output depends on its own sample",
+        "in eval mode the output of a sample depends on that sample alone, and of a token on no later one",
+    ),
+    "targets": (
+        "targets that can be learnt",
+        "targets vary, are not their own inputs, are paired with one prediction each, and belong to its input",
+    ),
+    "direction": (
+        "losses push in the right direction",
+        "an attack raises the loss; a generator moves its samples towards what the critic takes for real; a policy follows the rewards",
+    ),
+    "noise": (
+        "noised inputs and their time fit",
+        "signal and noise are weighted by deviations, and the net gets the time that its input was noised to",
+    ),
+    "loss-input": (
+        "losses get the inputs they need",
+        "cross_entropy and the losses with logits get logits, nll_loss and kl_div get logarithms",
+    ),
+    "samples": (
+        "order, coverage and split of the samples",
+        "another order every epoch, every sample can be drawn, none of them in validation too, both encoded alike",
+    ),
+    "passes": ("batches are learnt from", "batches that are drawn are learnt from"),
+    "state": ("kept weights are copies", "a kept state_dict is a copy, and a saved one is not empty"),
+    "learning": (
+        "training and evaluation agree on new samples",
+        "the evaluation is about as good as training was on samples that it saw for the first time",
+    ),
+    "signal": (
+        "the model learns from the data",
+        "new samples are answered better than by the most frequent class, once eight can be memorised; numbers follow their targets",
+    ),
+    "overfit": (
+        "eight samples can be memorised by their inputs",
+        "on the same eight samples the loss gets lower than with each other's inputs",
+    ),
+    "metric": (
+        "memorised samples score perfectly",
+        "eight memorised samples are right in the evaluation, and in the score that the script prints",
+    ),
+    "ending": (
+        "the script's end",
+        "to the script's end: optimisers hold the model that trains, evaluations get training's scale, the best weights are kept",
+    ),
+    "progress": (
+        "training improves the printed score",
+        "the scores that the script prints are not worse than those of the same run with its weights as they were drawn",
+    ),
+    "later": ("a training after the first one", "a training after the first one passes the same checks"),
+    "resume": (
+        "a checkpoint restores the run",
+        "after a restart weights, batch statistics, optimiser state and learning rate are those of the checkpoint",
+    ),
+    "ranks": (
+        "processes train one model on different data",
+        "the same weights on every rank after every step, different batches",
+    ),
+    "files": ("the user's files do not change", "what the script writes is held back"),
+}
+"""Of each check: its title, and what must hold."""
+LEARNING = ("overfit", "signal", "metric")
+"""Checks that compare rehearsals on changed data."""
+OF_SCRIPTS = ("ending", "progress", "later", "resume", "ranks", "files")
+"""Checks of a whole script, which a `Loop` has not."""
+
+
+ENDED = "the script ended"
+"""Why a rehearsal ended, where nothing cut it."""
+
+
+def finding(id: str, measured: str, cause: str = "", **evidence: Any) -> dict:
+    """Return a check's result; `cause` makes it a failure."""
+    return {"id": id, "ok": not cause, "measured": measured, "cause": cause, "evidence": evidence}
+
+
+def skip(id: str, why: str) -> dict:
+    """Return the result of a check that does not apply."""
+    return {"id": id, "skip": why}
+
+
+def verdict(found: dict, failed: Kind, seconds: float = 0.0, reason: str = "") -> Verdict:
+    """Return a result as a verdict. `failed`: what a failure is; `reason`: why it was waived."""
+    title, needed = CHECKS[found["id"]]
+    if "skip" in found:
+        return Verdict(found["id"], "", title, "skip", "", "", "", round(seconds, 2), reason=found["skip"])
+    kind: Kind = "pass" if found["ok"] else failed
+    why, seconds = reason if kind == "waived" else "", round(seconds, 2)
+    shown = (found["measured"], needed, found["cause"], seconds)
+    return Verdict(found["id"], "", title, kind, *shown, evidence=found.get("evidence", {}), reason=why)

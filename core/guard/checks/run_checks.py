@@ -1,0 +1,72 @@
+"""Every check of a watched run, in order."""
+
+import time
+from typing import Any
+
+import torch
+from trainworthy.core.guard.checks import (
+    behaviour,
+    causality,
+    ending,
+    graph,
+    invariants,
+    loss,
+    objectives,
+    progress,
+    results,
+    samples,
+    schedules,
+)
+from trainworthy.core.guard.observing import to_the_end
+from trainworthy.core.guard.observing.observer import Observer
+
+
+def check(seen: Observer, plan: Any) -> dict[str, Any]:
+    """What every check says of one run; on a run with changed data only the facts that `interventions` compares."""
+    if plan.name in ("trained", "held"):
+        return {"progress": progress.facts(seen)}
+    if isinstance(seen, to_the_end.Following):
+        kept = seen.rounds.rows if seen.held or seen.loads else []
+        return {
+            "findings": [ending.check(seen)],
+            "rounds": kept,
+            "later": seen.later(),
+            "progress": progress.facts(seen),
+        }
+    if plan.name == "oracle":
+        return {"oracle": seen.control.oracle.facts()}
+    if plan.name not in ("watch", "later"):
+        return {"facts": loss.of(seen)}
+    judges = (
+        invariants.finite,
+        graph.wiring,
+        graph.gradients,
+        graph.clipping,
+        schedules.schedule,
+        behaviour.frozen,
+        behaviour.modes,
+        behaviour.evaluated,
+        causality.dependency,
+        loss.targets,
+        objectives.direction,
+        objectives.noise,
+        loss.loss_input,
+        samples.samples,
+        samples.passes,
+        behaviour.state,
+        loss.learning,
+    )
+    found = []
+    for one in judges:
+        began = time.monotonic()
+        try:
+            with torch.no_grad():
+                found.append(one(seen))
+        except Exception as error:
+            found.append(
+                results.skip(
+                    one.__name__.replace("_", "-"), f"could not be checked: {type(error).__name__}: {error}"[:300]
+                )
+            )
+        found[-1]["seconds"] = time.monotonic() - began
+    return {"findings": found, "facts": loss.of(seen)}

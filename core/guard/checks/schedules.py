@@ -1,0 +1,296 @@
+"""The check of schedulers: what they are stepped by, and where that leads."""
+
+import ast
+import gc
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainworthy.core.guard.checks.invariants import stepped
+from trainworthy.core.guard.checks.results import finding, skip
+from trainworthy.core.guard.measures.records import CLOSE
+from trainworthy.core.guard.observing.observer import Observer
+
+
+def schedule(seen: Observer) -> dict:
+    """Check the pace of every scheduler, and predict it to the end of the first epoch by stepping it on."""
+    negative = next((g for g in stepped(seen) if g.rates and min(g.rates) < 0 < max(g.rates)), None)
+    if negative is not None:
+        at = next(i for i, r in enumerate(negative.rates) if r < 0)
+        return finding(
+            "schedule",
+            f"the rate of step {at + 1} is {negative.rates[at]:.3g}",
+            "a negative rate climbs the loss: a constant is missing in the schedule's formula, or it runs past its end",
+        )
+    if not seen.schedulers:
+        return by_hand(seen)
+    if fault := contrary(seen.plateaus):
+        return finding("schedule", *fault)
+    train = [p for p in seen.passes if p.training]
+    length = max((p.length or 0 for p in train[:1]), default=0)
+    told: list[str] = []
+    for one in seen.schedulers:
+        if one.placed:
+            told.append(f"{type(one.it).__name__}: its step() is told the epoch, {len(one.at)} times")
+            continue
+        found = uncalled(seen, one, train) or pace(seen, one, train, length)
+        if isinstance(found, dict):
+            return found
+        told.append(found)
+    return finding("schedule", "; ".join(told))
+
+
+def by_hand(seen: Observer) -> dict:
+    """A rate that the loop sets itself: follow the function of the script that computes it to the end of the run."""
+    rates = max((g.rates for g in stepped(seen)), key=len, default=[])
+    if len(rates) < 16 or len(set(rates)) < 2:
+        return skip("schedule", "no scheduler of torch.optim, and the rate does not change")
+    for function in seen.rates_by_hand:
+        ahead = computed(function, rates, 4 * max(seen.planned, len(rates)))
+        if not ahead:
+            continue
+        name, end = function.__name__, seen.planned
+        told = f"{name}(): the rate of each of {len(rates)} steps"
+        if end < 2 * CLOSE or len(ahead) < end:
+            return finding("schedule", told)
+        peak, rest = max(ahead[:end]), ahead[:end]
+        if peak < 0.3 * max(ahead):
+            cause = "the warm-up is longer than the run: it was set for a longer one, or counts other steps"
+            return finding(
+                "schedule",
+                f"{told}; within the run's {end:,} steps it reaches {peak:.3g}, later {max(ahead):.3g}",
+                cause,
+            )
+        floor = next(i for i, r in enumerate(rest) if max(rest[i:]) - min(rest[i:]) <= 1e-6 * peak)
+        falling = rest[rest.index(peak) : floor]
+        if floor < 0.5 * end and rest[-1] < 0.2 * peak and len(set(falling)) > max(3, 0.8 * len(falling)):
+            cause = "the schedule counts micro-batches, or its length is that of another run: most of the training runs at the lowest rate"
+            return finding(
+                "schedule",
+                f"{told}; it has fallen to {rest[-1]:.3g} after {floor:,} of the run's {end:,} steps, from {peak:.3g}",
+                cause,
+            )
+        return finding("schedule", f"{told}; {rest[-1]:.3g} at the end of the run's {end:,} steps")
+    return skip(
+        "schedule", "no scheduler of torch.optim, and no function of the script that returns the rate of a step"
+    )
+
+
+def computed(function: Callable, rates: list[float], steps: int) -> list[float]:
+    """Return the rates of a whole run if a function of the step's number gives those that were used; else nothing."""
+    try:
+        for first in (0, 1):
+            found = [float(function(first + i)) for i in range(len(rates))]
+            if all(abs(a - b) <= 1e-6 * max(abs(b), 1e-12) for a, b in zip(found, rates, strict=True)):
+                return [float(function(first + i)) for i in range(min(steps, 100_000))]
+    except Exception:
+        return []
+    return []
+
+
+def uncalled(seen: Observer, one: Any, train: list) -> dict | None:
+    """A scheduler that is never stepped, or more often than there are updates."""
+    several, mine = len(train) > 1, owner(seen, one)
+    kind = type(one.it).__name__
+    still = not one.at and several and mine is not None and len(set(mine.rates)) <= 1
+    still = still and not child(seen, one.it) and not has_step(*one.place)
+    if still and len(train) > 2:
+        return finding(
+            "schedule", f"{kind} was never stepped in {len(train) - 1} epochs", "scheduler.step() is missing"
+        )
+    if mine is not None and mine.steps >= 8 and len(one.at) >= 1.8 * mine.steps * by_process(seen, one.it):
+        return finding(
+            "schedule",
+            f"{kind} is stepped {len(one.at) / mine.steps:.1f} times per optimiser step",
+            "scheduler.step() is called for every micro-batch or process: it ends that much before the training",
+        )
+    pairs = list(zip(one.at, one.at[1:], strict=False))
+    idle = [b for a, b in pairs if 0 < a[0] == b[0] and b[1] >= a[1] + 2]
+    if idle and len(idle) >= 0.4 * len({steps for steps, _ in one.at if steps}):
+        return finding(
+            "schedule",
+            f"{kind} is stepped again after an evaluation, without an optimiser step in between",
+            "scheduler.step() is called after the training and after the validation of an epoch: it ends too soon",
+        )
+    low = lowered(one)
+    if still and mine.steps >= 16 and low < 0.2:
+        return finding(
+            "schedule",
+            f"{kind} was never stepped in {mine.steps} updates: the rate stays at {low:.2g} of its base",
+            "scheduler.step() is missing",
+        )
+    return None
+
+
+def has_step(file: str, line: int) -> bool:
+    """Whether the script calls `step()` of what is assigned in that line, in this file or in a module next to it: in a branch that
+    this rehearsal has not taken."""
+    nodes = syntax(file)
+    assigned = [n for n in nodes if isinstance(n, ast.Assign) and n.lineno <= line <= (n.end_lineno or 0)]
+    names = {tail(t) for n in assigned for t in n.targets} - {""}
+    beside = [getattr(m, "__file__", None) or "" for m in list(sys.modules.values())]
+    files = {file, *(f for f in beside if f.startswith(f"{Path(file).parent}/") and "site-packages" not in f)}
+    return any(
+        isinstance(n, ast.Call)
+        and isinstance(n.func, ast.Attribute)
+        and n.func.attr == "step"
+        and tail(n.func.value) in names
+        for one in files
+        for n in syntax(one)
+    )
+
+
+def syntax(file: str) -> list[ast.AST]:
+    """Return the nodes of a file's syntax tree; none if it cannot be read."""
+    try:
+        return list(ast.walk(ast.parse(Path(file).read_text())))
+    except (OSError, SyntaxError, ValueError):
+        return []
+
+
+def length_argument(one: Any) -> Any:
+    """Return what the script gives a scheduler as its length, as a syntax tree. A number (200 epochs of 40 batches) was not computed
+    from the length of a loader, of which it may be a multiple by chance."""
+    file, line = one.place
+    for call in (n for n in syntax(file) if isinstance(n, ast.Call)):
+        if call.lineno <= line <= (call.end_lineno or 0) and tail(call.func) == type(one.it).__name__:
+            named = [k.value for k in call.keywords if k.arg in ("T_max", "total_steps")]
+            return next(iter(named or call.args[1:2]), None)
+    return None
+
+
+def counts(given: Any) -> bool:
+    """Return whether a length is computed with `len()`, as that of a loader is."""
+    return given is not None and any(isinstance(n, ast.Call) and tail(n.func) == "len" for n in ast.walk(given))
+
+
+def tail(node: Any) -> str:
+    """Return the last part of a name: `b` of `a.b`."""
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+def owner(seen: Observer, one: Any) -> Any:
+    """The optimiser whose rate a scheduler sets, as far as it stepped."""
+    return next((g for g in stepped(seen) if g.ref() is one.optimizer or g.ref() is inner(one.optimizer)), None)
+
+
+def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
+    """A scheduler whose length does not fit what it is stepped by; else its pace in words."""
+    several, mine, kind = len(train) > 1, owner(seen, one), type(one.it).__name__
+    per_batch = len(one.at) >= 3 and train and len(one.at) >= 0.5 * seen.steps
+    total = getattr(one.it, "total_steps", None) or getattr(one.it, "T_max", None)
+    if not per_batch:
+        slow = several and length >= 20 and len(one.at) in (len(train), len(train) - 1)
+        times = (
+            total // length if isinstance(total, int) and length and total % length == 0 and total != seen.epochs else 0
+        )
+        given = length_argument(one)
+        chance = isinstance(given, ast.Constant) and total != seen.epochs * length
+        if slow and not chance and (times >= 2 or (times == 1 and counts(given))):
+            return finding(
+                "schedule",
+                f"{kind} of {total} steps is stepped once an epoch of {length} updates",
+                "it was made for one step per batch",
+            )
+        return f"{kind}: {len(one.at)} steps in {seen.steps} updates"
+    rates = mine.rates if mine is not None else []
+    whole = not train[0].was_cut and (
+        train[0].ended or several
+    )  # else the rehearsal's time was over in the first epoch
+    updates = train[0].steps if whole else round(length * train[0].steps / max(1, train[0].got))
+    ahead: list[float] = []
+    if updates and seen.control is not None:
+        ahead = rates + foresee(one, 20_000, len(one.at) / max(1, seen.steps))
+    end = horizon(seen, updates)
+    if end >= max(16, seen.steps) and len(ahead) > 4 * end and max(ahead[:end]) < 0.3 * max(ahead):
+        return finding(
+            "schedule",
+            f"{kind}: within the run's {end:,} updates the rate reaches {max(ahead[:end]):.3g}, its peak "
+            f"{max(ahead):.3g} would come after {ahead.index(max(ahead)):,}",
+            "the warm-up is longer than the run: it was set for a longer one, or counts samples and not batches",
+        )
+    rates = ahead[: max(len(rates), int(1.5 * updates))] if several and ahead else rates
+    peak, after = max(rates[:updates], default=0.0), rates[updates - 1 : int(1.5 * updates)]
+    if several and peak > 0 and after and max(after) < 0.1 * peak:
+        return finding(
+            "schedule",
+            f"{kind} is stepped at every batch: its rate falls from {peak:.3g} to {after[0]:.3g} "
+            f"within the first epoch of {length} batches, and more epochs follow",
+            "scheduler.step() belongs after the loop over batches, or its lengths must be counted in batches",
+        )
+    return f"{kind}: one step per update, rate {after[0] if after else rates[-1] if rates else 0:.3g} after an epoch"
+
+
+LOW = re.compile(r"(?i)(^|[^a-z])(\w*loss|r?mse|mae|nll|ppl|perplexity|wer|cer|fid|err|error)([^a-z]|$)")
+HIGH = re.compile(r"(?i)(^|[^a-z])(acc|accuracy|auc|auroc|f1|iou|miou|dice|map|r2|bleu|psnr|ssim)([^a-z]|$)")
+
+
+def contrary(plateaus: dict[str, str]) -> tuple[str, str] | None:
+    """Find a ReduceLROnPlateau that waits for a loss to rise or for an accuracy to fall, by the name of what it is given."""
+    for line, mode in plateaus.items():
+        given = line.partition(".step(")[2]
+        low, high = bool(LOW.search(given)), bool(HIGH.search(given))
+        if low != high and "-" not in given and mode == ("max" if low else "min"):
+            return (
+                f"ReduceLROnPlateau waits for a {'maximum' if low else 'minimum'} of what {line} gives it",
+                f"mode='{'min' if low else 'max'}' is meant: the rate is cut while the {'loss' if low else 'score'} improves",
+            )
+    return None
+
+
+def lowered(one: Any) -> float:
+    """Return the present rate of a scheduler's optimiser as a fraction of its base rate."""
+    groups = getattr(one.optimizer, "param_groups", [])
+    found = [float(g["lr"]) / float(g["initial_lr"]) for g in groups if float(g.get("initial_lr") or 0) > 0]
+    return max(found, default=1.0)
+
+
+def child(seen: Observer, scheduler: Any) -> bool:
+    """Return whether another scheduler (SequentialLR, ChainedScheduler) steps this one."""
+    return any(scheduler in (getattr(s.it, "_schedulers", None) or ()) for s in seen.schedulers)
+
+
+def horizon(seen: Observer, updates: int) -> int:
+    """Return the updates of the whole run: by a trainer's own count, or by the script's number of epochs; 0 if unknown."""
+    for o in gc.get_objects():
+        if type(o).__name__ == "TrainerState" and isinstance(getattr(o, "max_steps", None), int) and o.max_steps > 0:
+            return o.max_steps
+    return seen.epochs * updates
+
+
+def by_process(seen: Observer, scheduler: Any) -> int:
+    """Return how often Accelerate steps a prepared scheduler per update: once per process, by its own convention."""
+    if seen.ranks == 1:
+        return 1
+    wrapped = [o for o in gc.get_objects() if type(o).__name__ == "AcceleratedScheduler"]
+    return seen.ranks if any(getattr(o, "scheduler", None) is scheduler for o in wrapped) else 1
+
+
+def inner(optimizer: Any) -> Any:
+    """Return the torch optimiser inside a library's wrapper (Accelerate's)."""
+    return getattr(optimizer, "optimizer", None)
+
+
+def foresee(one: Any, steps: int, pace: float) -> list[float]:
+    """Return the rates of the next `steps` optimiser steps, with `pace` scheduler steps each. The script has ended, so
+    nothing is restored."""
+    import warnings
+
+    it, optimizer, done = one.it, one.optimizer, 0.0
+    if steps <= 0 or optimizer is None or type(it).__name__ == "ReduceLROnPlateau":
+        return []
+    rates = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(min(steps, 20_000)):
+            done += pace
+            try:
+                while done >= 1:
+                    it.step()
+                    done -= 1
+            except ValueError:  # its total number of steps is reached
+                break
+            rates.append(max(float(g["lr"]) for g in optimizer.param_groups))
+    return rates

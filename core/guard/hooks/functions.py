@@ -1,0 +1,137 @@
+"""The loss and dropout functions, differences and likelihoods of torch, as events."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import distributions
+from trainworthy.core.guard.hooks.patches import replace
+
+LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "kl_div")
+COMPARED = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "triplet_margin_loss", "cosine_embedding_loss",
+            "triplet_margin_with_distance_loss", "margin_ranking_loss")  # fmt: skip
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+
+
+def losses(seen: Any) -> None:
+    def loss(original: Callable, name: str) -> Callable:
+        def run(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            out = original(input, target, *args, **kwargs)
+            if not seen.busy:
+                seen.loss(name, input, target, out, {**dict(zip(("weight",), args, strict=False)), **kwargs})
+            return out
+
+        return run
+
+    def ctc(original: Callable) -> Callable:
+        def run(log_probs: Any, targets: Any, *args: Any, **kwargs: Any) -> Any:
+            out = original(log_probs, targets, *args, **kwargs)
+            if not seen.busy:
+                blank = args[2] if len(args) > 2 else kwargs.get("blank", 0)
+                seen.loss("ctc_loss", log_probs, targets, out, {"blank": blank})
+            return out
+
+        return run
+
+    def compared(original: Callable, name: str) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not seen.busy:
+                given = (*args, *(v for k, v in kwargs.items() if k != "weight"))
+                tensors = [x for x in given if isinstance(x, torch.Tensor)]
+                seen.compared(name, tensors)
+                if name.endswith("1_loss") or name in ("mse_loss", "huber_loss"):
+                    seen.regressed(*tensors[:2], name)
+            return original(*args, **kwargs)
+
+        return run
+
+    replace(F, "ctc_loss", ctc)
+    for name in LOSSES:
+        replace(F, name, functools.partial(loss, name=name))
+    for name in COMPARED:
+        replace(F, name, functools.partial(compared, name=name))
+
+
+def layers(seen: Any) -> None:
+    def normalize(original: Callable) -> Callable:
+        def run(input: Any, p: float = 2.0, dim: int = 1, *args: Any, **kwargs: Any) -> Any:
+            if not seen.busy:
+                seen.evidence.normalized(input, dim)
+            return original(input, p, dim, *args, **kwargs)
+
+        return run
+
+    def dropout(original: Callable) -> Callable:
+        def run(input: Any, p: float = 0.5, training: bool = True, *args: Any, **kwargs: Any) -> Any:
+            if training and p:
+                seen.drops += 1
+            return original(input, p, training, *args, **kwargs)
+
+        return run
+
+    def attention(original: Callable) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0):
+                seen.drops += 1
+            return original(*args, **kwargs)
+
+        return run
+
+    replace(F, "normalize", normalize)
+    for name in DROPOUTS:
+        replace(F, name, dropout)
+    replace(F, "scaled_dot_product_attention", attention)
+
+
+def differences(seen: Any) -> None:
+    def difference(original: Callable) -> Callable:
+        def run(self: torch.Tensor, other: Any) -> Any:
+            if isinstance(other, torch.Tensor):
+                if self.dim() + other.dim() == 3:
+                    seen.difference(self, other)
+                if self.requires_grad != other.requires_grad and self.dim() and not seen.busy:
+                    seen.regressed(self, other)
+            return original(self, other)
+
+        return run
+
+    for name in ("__sub__", "__rsub__"):
+        replace(torch.Tensor, name, difference)
+
+
+def likelihoods(seen: Any) -> None:
+    def probability(original: Callable) -> Callable:
+        def run(self: Any, value: Any) -> Any:
+            out = original(self, value)
+            if not seen.busy and torch.is_grad_enabled():
+                seen.log_prob(out, value)
+            return out
+
+        return run
+
+    def logarithms(original: Callable) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            out = original(*args, **kwargs)
+            if not seen.busy:
+                seen.log_softmax(out)
+            return out
+
+        return run
+
+    def draw(original: Callable) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            out = original(*args, **kwargs)
+            if not seen.busy:
+                seen.evidence.drew(out)
+            return out
+
+        return run
+
+    for name in ("randn", "randn_like"):
+        replace(torch, name, draw)
+    for owner in (F, torch.Tensor):
+        replace(owner, "log_softmax", logarithms)
+    for cls in (distributions.Categorical, distributions.Normal, distributions.MultivariateNormal):
+        replace(cls, "log_prob", probability)

@@ -1,0 +1,175 @@
+"""Records pairs of predictions and float targets: inputs copied into the target, drawn noise, leaked columns."""
+
+import weakref
+from collections import deque
+from typing import Any
+
+import torch
+from torch import Tensor
+from trainworthy.core.base.correlation import pearson, spearman
+from trainworthy.core.base.doubles import to_double
+from trainworthy.core.guard.hooks.addresses import address_of
+
+PAIRS = 24
+
+
+class Regression:
+    """The first pairs of a run, as plain numbers."""
+
+    def __init__(self) -> None:
+        self.pairs = self.copies = self.leaks = 0
+        self.column = 0
+        self.copied: tuple | None = None  # the model's call whose target was its own input
+        self.levels: list[tuple[Tensor, Tensor]] = []  # shares of signal and noise in the inputs, by sample
+        self.told: dict[int, list[Tensor]] = {}  # what the model got besides, one number per sample
+        self.noisy = 0
+        self.strange: list[
+            tuple[float, int]
+        ] = []  # correlation of drawn noise with an input that does not hold it, entries
+        self.draws: deque = deque(maxlen=8)  # the last noise that was drawn
+        self.hidden = Hidden()
+
+    def add(self, prediction: Tensor, target: Tensor, root: tuple | None, batches: Any, inner: Any = ()) -> None:
+        """Note one pair of a loss with gradients. `inner`: arguments of the modules within a model that computes its own loss."""
+        if prediction.requires_grad == target.requires_grad or root is None or self.pairs >= PAIRS:
+            return
+        if target.requires_grad:
+            prediction, target = target, prediction
+        if prediction.shape != target.shape or not target.is_floating_point() or not target.dim():
+            return
+        given = [x for x in (*root[1], *root[2].values()) if isinstance(x, Tensor)]
+        target = target.detach()
+        self.pairs += 1
+        same = next((x for x in given if x.shape == target.shape and x.is_floating_point()), None)
+        if same is not None and target.dim() >= 2 and target.shape[1] >= 8 and torch.equal(same, target):
+            self.copies += 1
+            self.copied = (*root, same)
+        self._leak(given, target)
+        if same is not None and len(target) >= 4 and target[0].numel() >= 8:
+            if any(
+                torch.equal(same, x) for leaves in batches for x in leaves if x.shape == same.shape
+            ):  # it is noised inside
+                calls = ([x for x in args if isinstance(x, Tensor)] for args in inner)
+                given, same = next(
+                    ((c, c[0]) for c in calls if c and c[0].shape == same.shape and not torch.equal(c[0], same)),
+                    (given, same),
+                )
+            self._noise(same.detach(), target, given, batches)
+
+    def drew(self, out: Tensor) -> None:
+        """Note noise."""
+        if isinstance(out, Tensor) and out.numel() >= 512 and self.pairs < PAIRS:
+            self.draws.append(weakref.ref(out))
+
+    def _drawn(self, target: Tensor) -> bool:
+        """Return whether a target is noise itself, and not computed from it."""
+        found = [x for ref in self.draws if (x := ref()) is not None]
+        return any(address_of(x) == address_of(target) and x.shape == target.shape for x in found)
+
+    def _leak(self, given: list[Tensor], target: Tensor) -> None:
+        """Note a target that is one of its own inputs."""
+        flat = target.flatten()
+        x = next((x for x in given if x.is_floating_point() and x.dim() > 1 and len(x) == len(flat)), None)
+        if x is None or len(flat) < 16 or len(flat) != len(target) or not 2 <= x[0].numel() <= 4096:
+            return
+        if len(flat.unique()) < 8:
+            return
+        equal = (x.detach().flatten(1) == flat[:, None]).all(0)
+        if bool(equal.any()):
+            self.leaks += 1
+            self.column = int(equal.float().argmax())
+
+    def _noise(self, noisy: Tensor, target: Tensor, given: list[Tensor], batches: Any) -> None:
+        """Where the target is drawn noise: how much of it, and of the batch's sample, each input holds."""
+        drawn = target.float()
+        if drawn.numel() < 512 or abs(float(drawn.mean())) > 0.15 or abs(float(drawn.std()) - 1) > 0.15:
+            return
+        strange = None
+        for leaves in reversed(batches):  # a loop may have fetched the next batch already
+            clean = next((x for x in leaves if x.is_floating_point() and len(x) == len(target)
+                          and x.numel() == target.numel()), None)  # fmt: skip
+            shares = None if clean is None else parts(noisy, clean.reshape(target.shape), drawn)
+            if shares is not None:
+                self.noisy += 1
+                self.levels.append(shares)
+                for i, x in enumerate(given):
+                    if x.numel() == len(target) and x.dim() in (1, 2):
+                        self.told.setdefault(i, []).append(to_double(x.detach().flatten()))
+                return
+            if strange is None and clean is not None and white(drawn):
+                strange = (pearson(noisy, drawn), drawn.numel())
+        if strange is not None:
+            self.strange.append(strange)
+        elif target[0].numel() >= 128 and self._drawn(target):
+            self.hidden.add(noisy, drawn, given)
+
+
+class Hidden:
+    """Noise that was added to samples which are no entry of the batch (latents): its share in each input, and what the net gets besides."""
+
+    def __init__(self) -> None:
+        self.shares: list[Tensor] = []
+        self.told: dict[int, list[Tensor]] = {}
+        self.entries = 0  # of one sample
+
+    def add(self, noisy: Tensor, drawn: Tensor, given: list[Tensor]) -> None:
+        """Note one call."""
+        x, y = to_double(noisy.flatten(1)), to_double(drawn.flatten(1))
+        self.entries = x.shape[1]
+        self.shares.append((x * y).sum(1) / (y * y).sum(1))
+        for i, v in enumerate(given):
+            if v.numel() == len(x) and v.dim() in (1, 2):
+                self.told.setdefault(i, []).append(to_double(v.detach().flatten()))
+
+    def check(self) -> tuple[str, str, str] | None:
+        """Return what was measured, and what is wrong and its cause if something is; None where there is too little to say."""
+        share = torch.cat(self.shares) if self.shares else torch.zeros(0)
+        if len(share) < 32 or len(self.shares) < 6:
+            return None
+        error = 4 / self.entries**0.5
+        told = f"{len(share)} inputs, share of the drawn noise {float(share.min()):.2f} to {float(share.max()):.2f}"
+        if abs(float(share.mean())) < error / len(share) ** 0.5 and float(share.abs().max()) < 2 * error:
+            return (
+                told,
+                f"the target is drawn noise that is not in the model's input ({told})",
+                "the noise is drawn twice: once for the input and once for the loss",
+            )
+        levels = [x for x in map(torch.cat, self.told.values()) if len(x) == len(share) and len(x.unique()) >= 16]
+        best = max((abs(spearman(x, share)) for x in levels), default=1.0)
+        if len(share) >= 64 and float(share.std()) > error and best < 0.3:
+            return (
+                told,
+                f"{told}: it has nothing to do with the time that the net gets (rank correlation {best:.2f})",
+                "the time step is drawn twice: once to add the noise and once for the net",
+            )
+        return told, "", ""
+
+
+def white(x: Tensor) -> bool:
+    """Return whether values look drawn from a normal distribution, each on its own."""
+    x = to_double(x.flatten())
+    x = (x - x.mean()) / x.std()
+    beside = float((x[1:] * x[:-1]).mean())
+    return abs(float((x**4).mean()) - 3) < 0.5 and abs(float((x**3).mean())) < 0.3 and abs(beside) < 5 / len(x) ** 0.5
+
+
+def parts(noisy: Tensor, clean: Tensor, noise: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the coefficients of noisy = a * clean + b * noise + c for each sample; None if that does not fit."""
+    x = to_double(clean.flatten(1))
+    columns = torch.stack([x, to_double(noise.flatten(1)), torch.ones_like(x)], 2)
+    goal = to_double(noisy.flatten(1))[:, :, None]
+    try:
+        found = torch.linalg.lstsq(columns, goal).solution
+    except RuntimeError:
+        return None
+    left = (columns @ found - goal).flatten(1).norm(dim=1) / goal.flatten(1).norm(dim=1).clamp_min(1e-12)
+    if float(left.median()) > 1e-3 or abs(pearson(x, noise)) > 0.1:
+        return None
+    return found[:, 0, 0], found[:, 1, 0]
+
+
+def misfit(x: Tensor, y: Tensor) -> float:
+    """Return what a straight line leaves of y, as a share of its spread."""
+    columns = torch.stack([x, torch.ones_like(x)], 1)
+    left = columns @ torch.linalg.lstsq(columns, y[:, None]).solution - y[:, None]
+    return float(left.std() / y.std().clamp_min(1e-12))

@@ -1,0 +1,160 @@
+"""Records calls of loss functions, differences and likelihoods. A part of `observer.Observer`."""
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from trainworthy.core.guard.hooks.addresses import address_of, home_of
+from trainworthy.core.guard.hooks.functions import COMPARED
+from trainworthy.core.guard.measures.float_targets import BINARY
+from trainworthy.core.guard.measures.records import CLOSE, current, on_gradient, point
+from trainworthy.core.guard.measures.targets import decoder_tokens, describe, forced, of_a_layer, tokens_of
+
+
+class Losses:
+    """The events of what a loss is computed from. `Observer` holds the attributes."""
+
+    def loss(self, name: str, input: Any, target: Any, out: Any, kwargs: dict) -> None:
+        if not isinstance(input, Tensor) or not isinstance(target, Tensor):
+            return
+        train = torch.is_grad_enabled() and input.requires_grad
+        rows = self.calls if train else self.eval_calls
+        if train:
+            self.evidence.headed(input, target)
+        if train and self.control is not None:
+            self._fit(name, input, target, out)
+        if len(rows) >= 400:
+            return
+        if train and len(rows) < CLOSE:
+            self._place(target)
+        if train and self.recent and (name == "kl_div" or (target.is_floating_point() and name == "cross_entropy")):
+            batch = current(self.recent[-1], self.last_root or ())
+            self.soft.note(target.exp() if kwargs.get("log_target") else target, batch)
+        if train and len(self.points) < 24 and sum(p.training for p in self.passes) <= 1 and self.last_root is not None:
+            self.points += point(target, (*self.last_root[1], *self.last_root[2].values()))
+        self.busy = True
+        try:
+            with torch.no_grad():
+                row = {"step": self.steps, **describe(name, input.detach(), target.detach(), kwargs, self.last_root)}
+                rows.append(row)
+                if train and len(row.get("distinct", ())) == 1:
+                    row["layer"] = of_a_layer(input)
+                if train and self.last_root is not None:
+                    self._note(row, input, target, out)
+        finally:
+            self.busy = False
+
+    def _note(self, row: dict, input: Tensor, target: Tensor, out: Any) -> None:
+        """Keep what the checks of objectives and of causality need of a class loss in training."""
+        given = next((x for x in self.last_root[1] if isinstance(x, Tensor)), None)
+        fits = given is not None and target.dim() > 0 and len(given) == len(target)
+        row["forced"] = forced(target, *self.last_root)
+        if row.get("soft"):
+            if fits:
+                self.evidence.mixed(target, given)
+        elif row.get("nll") is not None:
+            self.evidence.similar(input)
+            if fits and target.dim() == 1 and row["classes"] <= 1000:
+                self.evidence.term(input, target, out, given)
+            self.evidence.scored(row["nll"], target, self.steps)
+            if row.get("masking"):
+                self.masked = self.last_root
+            row["scores"] = address_of(input)
+            row["home"], row["rows"] = address_of(target), len(target) if target.dim() else 1
+            if 1 in (row.get("shift") or ()):
+                self.shifted = (*self.last_root, target.detach().flatten(), tokens_of(*self.last_root))
+                self.evidence.read(tokens_of(*self.last_root), target.detach())
+            elif (
+                self.shifted is None
+                and (ids := decoder_tokens(target.flatten(), row["ignore"], *self.last_root)) is not None
+            ):
+                self.shifted = (*self.last_root, target.detach().flatten(), ids)
+            elif row.get("shift") == [0] and self.copied is None:
+                self.copied = self.last_root
+            elif target.dim() == 1 and len(self.calls) <= CLOSE:
+                self.classified = self.last_root
+
+    def compared(self, name: str, tensors: tuple) -> None:
+        """A loss function of several tensors was called."""
+        self.evidence.compared(name, tensors, any(x.requires_grad for x in tensors if isinstance(x, Tensor)))
+
+    def log_softmax(self, out: Any) -> None:
+        """Logarithms of probabilities were computed, outside of a loss function."""
+        if isinstance(out, Tensor) and out.dim() == 2 and out.requires_grad and self.last_root is not None:
+            again, self._soft = (id(out), address_of(out)) == self._soft, (id(out), address_of(out))
+            if not again:  # the function calls the method
+                self.evidence.softened(out, self.last_root)
+                self._by_gradient(out, self.last_root)
+
+    def _by_gradient(self, logs: Tensor, root: tuple) -> None:
+        """A cross-entropy that is written by hand (label smoothing) has its targets where its gradient is lowest."""
+        if self.shifted is not None or self.control is None or self.steps >= CLOSE:
+            return
+
+        def derived(grad: Tensor) -> None:
+            flat = torch.where(grad.abs().sum(1) > 0, grad.argmin(1), -100)
+            ids = decoder_tokens(flat, -100, *root)
+            if ids is not None and self.shifted is None:
+                self.shifted = (*root, flat, ids)
+
+        on_gradient(logs, derived)
+
+    def log_prob(self, out: Any, value: Any) -> None:
+        """A distribution's log-probability was taken."""
+        if isinstance(out, Tensor):
+            self.evidence.log_prob(out, self.last_root, value)
+
+    def _fit(self, name: str, prediction: Tensor, target: Tensor, out: Any = None) -> None:
+        """Note how far a loss without class numbers closes, and whether its targets are in the order of the inputs."""
+        self.busy = True
+        try:
+            with torch.no_grad(), contextlib.suppress(Exception):
+                self.pairing.loss(name, target, list(reversed(self.fits.batches)), self.steps)
+                if name in (*BINARY, "ctc_loss", "difference") or name in COMPARED:
+                    self.fits.note(name, prediction, target, out, self.first_call, self.steps)
+        finally:
+            self.busy = False
+
+    def regressed(self, prediction: Any, target: Any, name: str = "difference") -> None:
+        """A difference of a prediction and a float target was taken."""
+        if isinstance(prediction, Tensor) and isinstance(target, Tensor) and torch.is_grad_enabled():
+            if self.control is not None and prediction.requires_grad != target.requires_grad:
+                first, second = (prediction, target) if prediction.requires_grad else (target, prediction)
+                self._fit(name, first, second)
+            self.evidence.regressed(prediction, target, self.last_root, self.inner)
+
+    def differentiated(self, inputs: Any) -> None:
+        """`torch.autograd.grad` was called for `inputs`."""
+        self.input_differentiated([x for x in tree_leaves(inputs) if isinstance(x, Tensor)])
+
+    def input_differentiated(self, inputs: list[Tensor]) -> None:
+        """Note a class loss that is differentiated by something with as many rows as there are targets."""
+        row = self.calls[-1] if self.calls and self.groups else {}
+        if not row.get("home") or row["step"] != self.steps:
+            return
+        owned = {id(p) for g in self.groups.values() for p in g.parameters} if inputs else set()
+        if any(x.dim() > 1 and len(x) == row["rows"] and id(x) not in owned for x in inputs):
+            self.evidence.input_gradient(row["nll"], row["home"], self.steps)
+
+    def _place(self, target: Tensor) -> None:
+        home = home_of(target)
+        for batch in reversed(self.recent[-1].recent if self.recent else ()):
+            for i, x in enumerate(tree_leaves(batch)):
+                if isinstance(x, Tensor) and home_of(x) == home:
+                    self.places[i] = self.places.get(i, 0) + 1
+                    return
+
+    def difference(self, a: Tensor, b: Tensor) -> None:
+        """Detect (N, 1) minus (N,) of a prediction and a target, which broadcasts to (N, N)."""
+        if a.dim() < b.dim():
+            a, b = b, a
+        if (
+            a.dim() == 2
+            and a.shape[1] == 1
+            and b.shape == a.shape[:1]
+            and len(b) > 1
+            and a.requires_grad != b.requires_grad
+        ):
+            self.pairs.append(f"a difference of {tuple(a.shape)} and {tuple(b.shape)} became {(len(b), len(b))}")
