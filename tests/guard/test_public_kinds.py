@@ -280,3 +280,39 @@ def test_texts_that_the_loop_tokenizes_are_exchanged(tmp_path):
     broken = patched(SENTENCES, ("model(tokenize(texts))", "model(tokenize(sorted(texts)))"))
     verdicts, printed, _ = guard(broken, tmp_path)
     assert verdicts["overfit"].blocks, printed
+
+
+WITHIN = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(400, 8)
+data = torch.utils.data.TensorDataset(x, (x[:, 0] > 0).long())
+train, val = torch.utils.data.random_split(data, [320, 80])
+train, val = torch.utils.data.DataLoader(train, 16, shuffle=True), torch.utils.data.DataLoader(val, 16)
+model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+done = 0
+for epoch in range(20):
+    model.train()
+    for a, b in train:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(a), b).backward()
+        optimizer.step()
+        done += 1
+        if done % 6 == 0:
+            model.eval()
+            with torch.no_grad():
+                right = sum(int((model(a).argmax(1) == b).sum()) for a, b in val)
+            print(f"val acc {right / 80:.3f}")
+            model.train()
+"""
+
+
+def test_an_evaluation_within_an_epoch_after_which_train_is_missing(tmp_path):
+    verdicts, printed, _ = guard(WITHIN, tmp_path, interventions=False)
+    assert verdicts["modes"].verdict == "pass", printed
+    broken = patched(WITHIN, ('            print(f"val acc {right / 80:.3f}")\n            model.train()\n', ""))
+    verdicts, printed, _ = guard(broken, tmp_path, interventions=False)
+    assert "evaluations within an epoch" in verdicts["modes"].measured, printed

@@ -111,6 +111,9 @@ def modes(seen: Observer) -> dict:
     if late and len(off) > 0.9 * len(late):
         wrong.append("after the first evaluation the model trains on in eval mode")
         causes.append("model.train() is missing at the start of the epoch, or eval() is not undone")
+    elif again := resumed_in_eval(seen, before):
+        wrong.append(f"after {again} evaluations within an epoch the model trains on in eval mode")
+        causes.append("model.train() is missing after the evaluation: the next epoch begins with it, too late")
     early = {i for i, mode, _, _ in seen.gaps[0] if not mode}
     never = [i for i in early if not before and all(not mode for _, j, mode in seen.grad_modes if j == i)]
     if any(drops(seen.roots[i]) and sum(j == i for _, j, _ in seen.grad_modes) > 3 for i in never):
@@ -123,6 +126,17 @@ def modes(seen: Observer) -> dict:
     if not any(matters(seen, i) for i in seen.roots):
         return finding("modes", "no dropout and no batch norm: the mode makes no difference")
     return finding("modes", "train mode while training, eval mode in evaluation")
+
+
+def resumed_in_eval(seen: Observer, before: set[int]) -> int:
+    """Return after how many evaluations the next step trained models in eval mode alone; 0 unless it was so after most of them."""
+    ends = {p.started for p in seen.passes if p.calls and p.no_grad_calls == p.calls and 0 < p.started < seen.steps}
+    following: dict[int, list[bool]] = {}
+    for step, i, mode in seen.grad_modes:
+        if step in ends and i in before and matters(seen, i):
+            following.setdefault(step, []).append(mode)
+    off = [step for step, found in following.items() if not any(found)]
+    return len(off) if len(off) >= 2 and len(off) > 0.5 * len(following) else 0  # after others a new epoch began
 
 
 def drops(module: nn.Module) -> bool:
