@@ -124,6 +124,8 @@ def test_a_loss_that_falls_on_is_too_early_to_say():
     assert "still falls" in overfit(facts, {"nll": slow[:81]})["skip"]
     stuck = {"nll": [2.3 * 0.9**i + 2.0 for i in range(116)], "train_accuracy": [0.1] * 116}
     assert overfit(stuck, stuck)["cause"]
+    half = {"nll": [2.5 - 0.011 * i for i in range(116)], "train_accuracy": [0.5] * 116}  # half of the labels are wrong
+    assert overfit(half, half)["cause"]
 
 
 ANEW = """

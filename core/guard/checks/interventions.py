@@ -109,7 +109,7 @@ def overfit(own: dict, others: dict) -> dict:
         return skip("overfit", f"{told}: the rehearsal on eight samples diverged, and says nothing on their labels")
     if end > 0.9 * start and n < 100:
         return skip("overfit", f"{told}: the rate is too low for {n} steps to say")
-    if falling(a):
+    if end > LEARNT * start and falling(a):  # hardly anything is learnt so far
         return skip("overfit", f"{told}: the loss still falls after {n} steps, --seconds 30 trains longer")
     if end > 0.95 * start and blind > 0.95 * start:
         return skip("overfit", f"{told}: nothing is learnt in {n} steps, the rate may still be rising")
