@@ -1,5 +1,6 @@
-"""A flag: `trainworthy plan` is building the stages. Tensors have no values then, so models are built from their config.json, and
-files of weights may be missing."""
+"""Flags of commands that build stages without training them: what only training or scoring needs may be missing then."""
 
 active = False
-"""Set by core.session.estimate while it simulates."""
+"""`trainworthy plan` simulates: tensors have no values, models are built from their config.json, files of weights may be missing."""
+describing = False
+"""`trainworthy data` shows the data."""

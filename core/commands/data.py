@@ -22,7 +22,7 @@ import shutil
 import sys
 from typing import Any
 
-from trainworthy.core.base import config
+from trainworthy.core.base import config, planning
 from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import Console, bar, table
 from trainworthy.core.base.errors import Stop, UserError
@@ -41,6 +41,7 @@ def main(argv: list[str]) -> None:
     rest, as_json = take_flag(rest, "--json")
     if not rest:
         raise UserError("data what?", needed="a recipe", next="trainworthy list")
+    planning.describing = True
     loaded = recipes.load(rest[0])
     cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy data {rest[0]}")
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():

@@ -139,7 +139,7 @@ def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) 
     shape = latents.shape(model, side, len(cfg.widths) - 1)
     rows = {"train": learn, "val": held_out} | ({} if tested is None else {"test": tested})
     data = {name: latents.Pictures(pictures.Rows(images, i), labels[i], classes, shape) for name, i in rows.items()}
-    classifier = pictures.classifier(cfg.data)
+    classifier = pictures.classifier(cfg.data, found.classes)
     data["train"].notes = {**notes, "classifier": classifier.description}
     trip = latents.RoundTrip(run, classifier, found)
 
@@ -207,7 +207,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
 
     model = make_model()
     ema = core.Ema(model, cfg.ema) if cfg.ema else None
-    classifier = pictures.classifier(cfg.data)
+    classifier = pictures.classifier(cfg.data, found.classes)
     train_data.notes = {**notes, "latents": latents.describe_scaling(vae), "classifier": classifier.description}
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:

@@ -145,7 +145,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     model = make_model(cfg, images.shape[1], n)
     ema = core.Ema(model, cfg.ema) if cfg.ema else None
     # After the model: building a classifier draws random numbers and takes a minute, which a wrong setting should not cost.
-    classifier = pictures.classifier(cfg.data)
+    classifier = pictures.classifier(cfg.data, found.classes)
     train_data.notes = {**notes, "classifier": classifier.description}
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:

@@ -110,7 +110,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     came = stable.adapted(model, cfg.lora_rank)
     untrained = stable.snapshot(model)
     ema = core.Ema(model, cfg.ema) if cfg.ema else None
-    classifier = pictures.classifier(cfg.data) if labelled else None
+    classifier = pictures.classifier(cfg.data, found.classes) if labelled else None
     train_data.notes = captions.describe_data(found, parts, classifier)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:

@@ -146,7 +146,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, data: dict[str, core.Data]
     """What both stages share; `weight` is that of the teacher's loss."""
     (model, started_from, fresh), val_data = start, data["val"]
     classes, temperature = val_data.classes, cfg.temperature
-    teacher = teachers.load(16) if cfg.teacher == "digits" else teachers.of(Path(cfg.teacher))
+    teacher = teachers.chosen("--teacher", cfg.teacher, cfg.data.path, classes, 16)
     before = control and copy.deepcopy(control.eval_model)
 
     def soft(logits: Tensor) -> Tensor:
@@ -156,13 +156,6 @@ def make_stage(cfg: Config, run: core.Run, name: str, data: dict[str, core.Data]
     def answers(images: Tensor) -> Tensor:
         """Return the teacher's logits for (B, C, H, W) in [0, 1], which it reads in [-1, 1]."""
         return teacher.logits(images * 2 - 1)
-
-    with torch.no_grad():
-        known_classes = answers(val_data.get(0, None)["image"][None]).shape[1]
-    if known_classes != len(classes):
-        raise core.UserError(f"--teacher {cfg.teacher} answers in other classes", got=f"{known_classes} classes, the pictures have {len(classes)}",
-                             needed="the export of a vision/classify run on these classes",
-                             next=f"trainworthy run vision/classify --data.path {cfg.data.path}, then --teacher RUN/export")  # fmt: skip
 
     def taught(images: Tensor) -> Tensor:
         """The same at the temperature."""

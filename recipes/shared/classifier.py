@@ -7,6 +7,7 @@ The real recipe makes it on first use, behind its own gates. It is cached under 
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.base import planning
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import assets
 from trainworthy.core.recipe.registry import find
@@ -37,6 +39,7 @@ class Classifier:
     """Channels and side that `body` reads."""
     description: str
     """Its origin and its own accuracy, for display."""
+    classes: tuple[str, ...] = digits.CLASSES
 
     @property
     def frozen_modules(self) -> dict[str, nn.Module]:
@@ -92,17 +95,46 @@ def load(side: int) -> Classifier:
     return classifier
 
 
+def chosen(setting: str, value: str, path: str, classes: Sequence[str], side: int) -> Classifier:
+    """Return the classifier that `setting` names: `digits`, or a vision/classify run or its export folder.
+
+    It must know the classes of the data at `path`, in their order, else UserError. To describe data (`trainworthy data`) none is loaded.
+    """
+    again = f"trainworthy run vision/classify --data.path {path}, then {setting} RUN/export"
+    if planning.describing:
+        return Classifier(nn.Identity(), nn.Identity(), (1, 28), value)
+    if value == "digits":
+        known, scoring = digits.CLASSES, None
+    else:
+        scoring = _exported(Path(value), setting, again)
+        known = scoring.classes
+    if tuple(classes) != known and not planning.active:
+        raise UserError(f"{setting} {value}: a classifier of other classes", got=f"{len(known)} classes: {_first(known)}",
+                        needed=f"those of --data.path {path}, in this order: {_first(classes)}", next=again)  # fmt: skip
+    return scoring or load(side)
+
+
+def _first(classes: Sequence[str]) -> str:
+    return ", ".join(classes[:9]) + ", ..." * (len(classes) > 9)
+
+
 @cache
-def of(export: Path) -> Classifier:
-    """Load the scoring model from the export folder of a vision/classify run; its features are its logits."""
+def _exported(path: Path, setting: str, again: str) -> Classifier:
+    """Load the model of an export; its features are its logits."""
+    folder = path / "export" if (path / "export").is_dir() else path
     try:
-        config = json.loads((export / "config.json").read_text())
-        program = torch.export.load(export / "model.pt2").module()
-    except FileNotFoundError as error:
-        raise UserError("no classifier there", got=f"no {error.filename}", needed="the export folder of a vision/classify run",
-                        next="trainworthy run vision/classify --data.path FOLDER; its run folder has it") from None  # fmt: skip
-    fit = config["preprocessing"]
-    return Classifier(program, nn.Identity(), (3, fit["crop"]) if fit else (1, 28), f"the export in {export}")
+        config = json.loads((folder / "config.json").read_text())
+        program = torch.export.load(folder / "model.pt2").module()
+        fit, classes = config["preprocessing"], tuple(config["classes"])
+    except (FileNotFoundError, KeyError) as error:
+        got = f"no {error.filename}" if isinstance(error, FileNotFoundError) else f"no {error} in its config.json"
+        raise UserError(
+            f"{setting} {path}: no classifier there",
+            got=got,
+            needed="the export folder of a vision/classify run",
+            next=again,
+        ) from None
+    return Classifier(program, nn.Identity(), (3, fit["crop"]) if fit else (1, 28), f"the export in {folder}", classes)
 
 
 def _settings(through: int) -> list[str]:

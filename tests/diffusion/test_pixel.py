@@ -120,6 +120,33 @@ def test_pictures_of_your_own_are_fitted(tmp_path: Path):
     assert not set(learn.tolist()) & set(held_out.tolist())
 
 
+def test_pictures_of_your_own_need_their_own_classifier(launch, tmp_path: Path):
+    """The digits' classifier scored shapes at chance, after minutes of gates. `tiny-data` stopped generators of two to four classes, whose
+    metric does not read the class."""
+    own = (
+        "--data.path",
+        str(write_folder(tmp_path / "own", per_class=120, held_out=40, classes=4)),
+        "--data.image-size",
+        "8",
+    )
+    done = launch("data", "diffusion/pixel", *own)
+    assert done.returncode == 0, done.shown
+    done = launch("check", "diffusion/pixel", *own)
+    assert done.returncode == 2, done.shown
+    assert "--data.classifier digits: a classifier of other classes" in done.stderr
+    assert "in this order: digit 0, digit 1" in done.stderr
+    done = launch("run", "vision/classify", *own[:2], "--max-steps", "2", "--gates.no-enabled")
+    assert done.returncode == 0, done.shown
+    scored = ("--data.classifier", str(done.folder()))
+    done = launch("check", "diffusion/pixel", *own, *scored, "--only", "tiny-data")
+    assert done.returncode == 0, done.shown
+    assert "pass   tiny-data" in done.stdout
+    three = str(write_folder(tmp_path / "three", per_class=60, held_out=20, classes=3))
+    done = launch("check", "diffusion/pixel", "--data.path", three, *scored)
+    assert done.returncode == 2, done.shown
+    assert "4 classes: digit 0, digit 1" in done.stderr
+
+
 # --------------------------------------------------------------------------------------------------------------- export
 @pytest.mark.parametrize(
     ("process", "scheduler"),

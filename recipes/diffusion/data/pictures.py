@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -116,13 +117,9 @@ def fixed_draws(split: str, index: int) -> torch.Generator:
     return torch.Generator().manual_seed(seeds.derive("noise", *([] if split == "val" else [split]), index))
 
 
-def classifier(source: Source) -> classifiers.Classifier:
-    """Return the model that classifies samples."""
-    return (
-        classifiers.load(source.image_size)
-        if source.classifier == "digits"
-        else classifiers.of(Path(source.classifier))
-    )
+def classifier(source: Source, classes: Sequence[str]) -> classifiers.Classifier:
+    """Return the model that classifies samples. It must know the data's classes, in their order."""
+    return classifiers.chosen("--data.classifier", source.classifier, source.path, classes, source.image_size)
 
 
 def tiles(pictures: Tensor, captions: list[str], good: list[float] | None = None) -> list[Tile]:
