@@ -21,6 +21,7 @@ from trainworthy.core.base.verdict import Verdict
 from trainworthy.core.guard.checks import run_checks
 from trainworthy.core.guard.checks.results import verdict
 from trainworthy.core.guard.hooks import events
+from trainworthy.core.guard.hooks.parameters import parameters_of
 from trainworthy.core.guard.measures.records import Pass
 from trainworthy.core.guard.observing.observer import Observer
 from trainworthy.core.monitoring.metrics import MetricsTracker
@@ -69,7 +70,7 @@ class Light(Observer):
     def before_root(self, module: nn.Module, args: tuple, kwargs: dict) -> int | None:
         known = self.recent[-1].calls > 3 if self.recent else torch.is_grad_enabled() or len(self.gaps[-1]) > 3
         if not self.close and known:
-            return None if next(module.parameters(), None) is None else COUNTED
+            return None if next(parameters_of(module), None) is None else COUNTED
         return super().before_root(module, args, kwargs)
 
     def root(self, module: nn.Module, args: tuple, kwargs: dict, out: Any, token: int | None) -> None:

@@ -4,6 +4,7 @@ from torch import nn
 from trainworthy.core.guard.checks.invariants import listed, moved_now, names, stepped, tops
 from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.hooks import initial_weights
+from trainworthy.core.guard.hooks.parameters import named_parameters_of, parameters_of
 from trainworthy.core.guard.measures.records import DROPS, NORMS
 from trainworthy.core.guard.measures.scales import DIFFERENT, SCALE, fault, goes_on
 from trainworthy.core.guard.observing.observer import Observer, kept_by_reference
@@ -16,12 +17,12 @@ def frozen(seen: Observer) -> dict:
     for m in modules:
         for name, sub in m.named_modules():
             off = vars(sub).get("requires_grad") is False
-            if off and any(p.requires_grad for p in sub.parameters()):
+            if off and any(p.requires_grad for p in parameters_of(sub)):
                 wrong.append(
                     f"requires_grad = False was set on the module {name or type(sub).__name__}: its parameters train"
                 )
                 causes.append("a module has no such attribute: module.requires_grad_(False)")
-        for name, p in m.named_parameters():
+        for name, p in named_parameters_of(m):
             odd = [
                 k
                 for k in vars(p)
@@ -50,7 +51,7 @@ def frozen(seen: Observer) -> dict:
     received = {i for g in groups for i in g.received}
     if not wrong and (fault := initial_weights.frozen_base(seen.drawn_weights, list(seen.roots.values()), received)):
         wrong, causes = [fault[0]], [fault[1]]
-    count = sum(not p.requires_grad for m in modules for p in m.parameters())
+    count = sum(not p.requires_grad for m in modules for p in parameters_of(m))
     if not wrong and not count:
         return skip("frozen", "nothing is frozen")
     return finding("frozen", "; ".join(wrong) or f"{count} frozen tensors stay as they are", "\n".join(causes))
@@ -110,6 +111,9 @@ def modes(seen: Observer) -> dict:
     if late and len(off) > 0.9 * len(late):
         wrong.append("after the first evaluation the model trains on in eval mode")
         causes.append("model.train() is missing at the start of the epoch, or eval() is not undone")
+    elif again := resumed_in_eval(seen, before):
+        wrong.append(f"after {again} evaluations within an epoch the model trains on in eval mode")
+        causes.append("model.train() is missing after the evaluation: the next epoch begins with it, too late")
     early = {i for i, mode, _, _ in seen.gaps[0] if not mode}
     never = [i for i in early if not before and all(not mode for _, j, mode in seen.grad_modes if j == i)]
     if any(drops(seen.roots[i]) and sum(j == i for _, j, _ in seen.grad_modes) > 3 for i in never):
@@ -122,6 +126,17 @@ def modes(seen: Observer) -> dict:
     if not any(matters(seen, i) for i in seen.roots):
         return finding("modes", "no dropout and no batch norm: the mode makes no difference")
     return finding("modes", "train mode while training, eval mode in evaluation")
+
+
+def resumed_in_eval(seen: Observer, before: set[int]) -> int:
+    """Return after how many evaluations the next step trained models in eval mode alone; 0 unless it was so after most of them."""
+    ends = {p.started for p in seen.passes if p.calls and p.no_grad_calls == p.calls and 0 < p.started < seen.steps}
+    following: dict[int, list[bool]] = {}
+    for step, i, mode in seen.grad_modes:
+        if step in ends and i in before and matters(seen, i):
+            following.setdefault(step, []).append(mode)
+    off = [step for step, found in following.items() if not any(found)]
+    return len(off) if len(off) >= 2 and len(off) > 0.5 * len(following) else 0  # after others a new epoch began
 
 
 def drops(module: nn.Module) -> bool:
@@ -142,29 +157,29 @@ def evaluated(seen: Observer) -> dict:
     inputs have the scale of training's."""
     received = {i for g in seen.groups.values() for i in g.received} | seen.leaves.keys()
     trained = {
-        i for i in {i for _, i, _ in seen.grad_modes} if any(id(p) in received for p in seen.roots[i].parameters())
+        i for i in {i for _, i, _ in seen.grad_modes} if any(id(p) in received for p in parameters_of(seen.roots[i]))
     }
     rows = {c[0] for _, calls in evaluations(seen) for c in calls}
     if not rows:
         return skip("evaluated", "no evaluation with a model call was seen")
-    learner = [seen.roots[i] for i in trained if any(p.requires_grad for p in seen.roots[i].parameters())]
+    learner = [seen.roots[i] for i in trained if any(p.requires_grad for p in parameters_of(seen.roots[i]))]
     copies = {c[0] for name, calls in evaluations(seen) if name != EACH for c in calls}  # each step's is a reference
     if not copies and not rows & trained:
         return skip("evaluated", "no evaluation was seen; a fixed model is called beside each step")
     beside = references([[c[0] for c in calls] for _, calls in evaluations(seen)], trained)
     for i in copies - trained - beside:
         other = seen.roots[i]
-        shape = [tuple(p.shape) for p in other.parameters()]
-        alike = [m for m in learner if [tuple(p.shape) for p in m.parameters()] == shape]
-        if not alike or {id(p) for p in other.parameters()} & {id(p) for p in alike[0].parameters()}:
+        shape = [tuple(p.shape) for p in parameters_of(other)]
+        alike = [m for m in learner if [tuple(p.shape) for p in parameters_of(m)] == shape]
+        if not alike or {id(p) for p in parameters_of(other)} & {id(p) for p in parameters_of(alike[0])}:
             continue
-        kept = [seen.snap[id(p)] for p in other.parameters() if id(p) in seen.snap]
+        kept = [seen.snap[id(p)] for p in parameters_of(other) if id(p) in seen.snap]
         steps = max((g.steps for g in stepped(seen)), default=0)
         if (
             kept
             and steps >= 8
             and not any(moved_now(seen, p) for p, _ in kept)
-            and any(moved_now(seen, p) for p in alike[0].parameters())
+            and any(moved_now(seen, p) for p in parameters_of(alike[0]))
         ):
             return finding(
                 "evaluated",
@@ -187,7 +202,7 @@ def evaluated(seen: Observer) -> dict:
             )
     for i in rows & trained:
         calls, still = seen.resting.get(i, [0, 0])
-        if calls >= 2 and still == calls and any(moved_now(seen, p) for p in seen.roots[i].parameters()):
+        if calls >= 2 and still == calls and any(moved_now(seen, p) for p in parameters_of(seen.roots[i])):
             return finding(
                 "evaluated",
                 f"in all {calls} calls of the evaluation the model had its initial weights, and trained on with others",
@@ -214,7 +229,7 @@ def tracking(model: nn.Module) -> list:
 
 def larger(model: nn.Module, others: list[nn.Module]) -> float:
     """Return by which factor each weight matrix of a model is larger than that of all others, at least."""
-    rows = [x for x in zip(*(m.parameters() for m in (model, *others)), strict=True) if x[0].dim() > 1]
+    rows = [x for x in zip(*(parameters_of(m) for m in (model, *others)), strict=True) if x[0].dim() > 1]
     return min(
         (float(a.detach().norm() / max(b.detach().norm() for b in rest).clamp_min(1e-12)) for a, *rest in rows),
         default=0.0,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from trainworthy.core.base.modes import in_mode
 from trainworthy.core.guard.checks.results import finding, skip
+from trainworthy.core.guard.hooks.parameters import parameters_of
 from trainworthy.core.guard.measures import rows as sample_rows
 from trainworthy.core.guard.measures.records import bare, logits_of
 from trainworthy.core.guard.measures.targets import fits, tokens_of
@@ -128,7 +129,7 @@ def sees_ahead(seen: Any) -> dict | None:
     half = ids.shape[axis] // 2
     call = Again(module, args, kwargs, ids, lambda out: scores_of(out, ids))
     seen_ahead = change(call, permuted(ids, axis, half), axis, half, early=True)
-    if seen_ahead is None or any(p.dtype in (torch.bfloat16, torch.float16) for p in module.parameters()):
+    if seen_ahead is None or any(p.dtype in (torch.bfloat16, torch.float16) for p in parameters_of(module)):
         return None
     told = f"scores change by {seen_ahead:.2g} of their spread when only later tokens do"
     cause = (

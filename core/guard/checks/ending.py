@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.guard.checks import behaviour
 from trainworthy.core.guard.checks.results import ENDED, finding, skip
+from trainworthy.core.guard.hooks.parameters import parameters_of
 from trainworthy.core.guard.measures import best_weights
 from trainworthy.core.guard.measures.records import Group
 from trainworthy.core.guard.measures.scales import SCALE, fault, goes_on
@@ -194,7 +195,7 @@ def untrained(seen: Following) -> Fault | None:
         if e.model in trained or not twins or (e.source, e.step) in tested or not (e.losses or e.rows):
             continue
         own = large(model)
-        if not own or any(id(p) in seen.loaded for p in model.parameters()):
+        if not own or any(id(p) in seen.loaded for p in parameters_of(model)):
             continue
         alike = max(
             abs(float(torch.cosine_similarity(a, b, 0))) for m in twins for a, b in zip(own, large(m), strict=True)
@@ -210,7 +211,7 @@ def untrained(seen: Following) -> Fault | None:
 
 def large(module: nn.Module) -> list[Tensor]:
     """Return a model's weight matrices as vectors."""
-    return [p.detach().flatten().float() for p in module.parameters() if p.numel() >= 256 and p.dim() > 1]
+    return [p.detach().flatten().float() for p in parameters_of(module) if p.numel() >= 256 and p.dim() > 1]
 
 
 def calm(seen: Following) -> Fault | None:

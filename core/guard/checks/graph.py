@@ -7,6 +7,7 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.checks.invariants import listed, moved_now, names, stepped, tops
 from trainworthy.core.guard.checks.objectives import dropped_terms, unrestored
 from trainworthy.core.guard.checks.results import finding, skip
+from trainworthy.core.guard.hooks.parameters import parameters_of
 from trainworthy.core.guard.measures.records import CLOSE, Group, pretrained
 from trainworthy.core.guard.observing.observer import Observer
 
@@ -63,15 +64,28 @@ def wiring(seen: Observer) -> dict:
     if still := [called.get(i, "?") for g in groups for i in standing(g)]:
         wrong.append(f"{len(still)} tensors get a gradient and do not move: {listed(still)}")
         causes.append("updates are lost to rounding (weights in bf16 or fp16 without an fp32 copy), or a zero rate")
-    if plain := drawn_constants(seen, modules):
-        wrong.append(f"a random tensor that is no Parameter and no buffer is used as a weight: {listed(plain)}")
-        causes.append("it is neither trained nor saved: make it an nn.Parameter, or a buffer if it shall stay as drawn")
+    for text, cause in untrained(seen, modules):
+        wrong.append(text)
+        causes.append(cause)
     return finding(
         "wiring",
         "; ".join(wrong) or healthy(groups),
         "\n".join(causes),
         missing=[called.get(i) for i, _ in missing][:20],
     )
+
+
+def untrained(seen: Observer, modules: list[nn.Module]) -> list[tuple[str, str]]:
+    """Find random weights that nothing trains: plain tensors, and layers that are created at every call."""
+    found = []
+    if plain := drawn_constants(seen, modules):
+        told = f"a random tensor that is no Parameter and no buffer is used as a weight: {listed(plain)}"
+        cause = "it is neither trained nor saved: make it an nn.Parameter, or a buffer if it shall stay as drawn"
+        found.append((told, cause))
+    if anew := seen.evidence.made_anew.fault():
+        told = f"a layer is another one, with other random weights, at every call of the model: {anew}"
+        found.append((told, "it is created inside forward(), and no optimiser has it: create it in __init__()"))
+    return found
 
 
 def healthy(groups: list) -> str:
@@ -123,24 +137,24 @@ def fault(seen: Observer, i: int, modules: list[nn.Module], owned: set[int]) -> 
     Pretrained parts may stay untrained."""
     if any(i in g.asleep for g in seen.groups.values()):
         return True
-    home = next((m for m in modules if any(id(p) == i for p in m.parameters())), None)
+    home = next((m for m in modules if any(id(p) == i for p in parameters_of(m))), None)
     moved = i in seen.snap and not torch.equal(seen.snap[i][0].detach().flatten()[:256], seen.snap[i][1])
     if moved or i in seen.loaded or pretrained(home):
         return False
     if home is None:
         return True
-    if any(id(p) in owned for p in home.parameters()):
+    if any(id(p) in owned for p in parameters_of(home)):
         return True
     first = id(home) in seen.roots and id(home) not in seen.downstream
     if (
         first
         and not isinstance(home, torch.jit.ScriptModule)
-        and not any(id(p) in seen.loaded for p in home.parameters())
+        and not any(id(p) in seen.loaded for p in parameters_of(home))
     ):
         return True
     parts = {id(m) for m in home.modules()}
     inside = [seen.roots[r] for r, ms in seen.owner.items() if parts & ms and r in seen.roots and r not in parts]
-    return any(id(p) in owned for m in inside for p in m.parameters())
+    return any(id(p) in owned for m in inside for p in parameters_of(m))
 
 
 def unreached(seen: Observer, groups: list[Group], called: dict[int, str]) -> tuple[list[str], float, bool]:
@@ -150,7 +164,7 @@ def unreached(seen: Observer, groups: list[Group], called: dict[int, str]) -> tu
     trained = [p for g in groups if g.steps >= 3 for p in g.parameters if p.requires_grad]
     dead = [p for p in trained if id(p) not in received]
     share = sum(p.numel() for p in dead) / max(1, sum(p.numel() for p in trained))
-    ran = {id(p): order for m, order, _ in seen.called.values() for p in m.parameters(recurse=False)}
+    ran = {id(p): order for m, order, _ in seen.called.values() for p in parameters_of(m, recurse=False)}
     rows = [ran[id(p)] for p in dead if id(p) in ran]
     live = [ran[id(p)] for p in trained if id(p) in received and id(p) in ran]
     cut = bool(rows) and (not live or min(rows) < min(live) or _share_of(dead, ran, trained) > 0.5)
@@ -181,8 +195,8 @@ def twins(seen: Observer) -> list[str]:
                 continue
             kinds: dict[tuple, list[tuple[str, int]]] = {}
             for name, child in parent.named_children():
-                shapes = tuple(tuple(p.shape) for p in child.parameters())
-                if shapes and all(id(p) in owned for p in child.parameters()):
+                shapes = tuple(tuple(p.shape) for p in parameters_of(child))
+                if shapes and all(id(p) in owned for p in parameters_of(child)):
                     kinds.setdefault((type(child), shapes), []).append((name, seen.counts.get(id(child), 0)))
             for rows in kinds.values():
                 twice = [name for name, n in rows if n == 2 * times]

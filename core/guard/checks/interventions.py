@@ -73,6 +73,16 @@ def tail(rows: list[float]) -> float:
     return sum(rows[-k:]) / max(1, len(rows[-k:]))
 
 
+def falling(rows: list[float]) -> bool:
+    """Return whether a loss falls on, as an exponential whose time constant is longer than what was seen: in its last quarter by more
+    than a quarter of the whole fall (a third on a straight line)."""
+    k = len(rows) // 4
+    if not k:
+        return False
+    first, third, last = (sum(part) / k for part in (rows[:k], rows[-2 * k : -k], rows[-k:]))
+    return third - last > 0.25 * (first - last) > 0
+
+
 def overfit(own: dict, others: dict) -> dict:
     """Compare training on eight samples with training on the same eight with each other's inputs."""
     a, b = own["nll"], others["nll"]
@@ -99,6 +109,8 @@ def overfit(own: dict, others: dict) -> dict:
         return skip("overfit", f"{told}: the rehearsal on eight samples diverged, and says nothing on their labels")
     if end > 0.9 * start and n < 100:
         return skip("overfit", f"{told}: the rate is too low for {n} steps to say")
+    if end > LEARNT * start and falling(a):  # hardly anything is learnt so far
+        return skip("overfit", f"{told}: the loss still falls after {n} steps, --seconds 30 trains longer")
     if end > 0.95 * start and blind > 0.95 * start:
         return skip("overfit", f"{told}: nothing is learnt in {n} steps, the rate may still be rising")
     cause = f"labels do not belong to their inputs inside the loop (shuffled, rolled or mixed wrongly)\n{CONSTANT}"

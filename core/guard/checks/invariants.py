@@ -9,6 +9,7 @@ import gc
 import torch
 from torch import nn
 from trainworthy.core.guard.checks.results import finding
+from trainworthy.core.guard.hooks.parameters import named_parameters_of, parameters_of
 from trainworthy.core.guard.measures.records import Group
 from trainworthy.core.guard.observing.observer import Observer
 
@@ -22,15 +23,15 @@ def tops() -> list[nn.Module]:
     """Return modules that are not part of another, largest first."""
     everything = [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
     children = {id(c) for m in everything for c in m._modules.values() if c is not None}
-    found = [m for m in everything if id(m) not in children and next(m.parameters(), None) is not None]
-    return sorted(found, key=lambda m: -sum(p.numel() for p in m.parameters()))
+    found = [m for m in everything if id(m) not in children and next(parameters_of(m), None) is not None]
+    return sorted(found, key=lambda m: -sum(p.numel() for p in parameters_of(m)))
 
 
 def names(modules: list[nn.Module]) -> dict[int, str]:
     """Return parameter names, each relative to the largest module that holds it."""
     found: dict[int, str] = {}
     for m in modules:
-        for name, p in m.named_parameters():
+        for name, p in named_parameters_of(m):
             found.setdefault(id(p), name)
     return found
 

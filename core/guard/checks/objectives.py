@@ -8,6 +8,7 @@ from trainworthy.core.base.correlation import spearman
 from trainworthy.core.guard.checks.causality import follows_only_the_past
 from trainworthy.core.guard.checks.invariants import names, stepped, tops
 from trainworthy.core.guard.checks.results import finding, skip
+from trainworthy.core.guard.hooks.parameters import parameters_of
 from trainworthy.core.guard.measures import (
     class_conditions,
     collapse,
@@ -169,7 +170,7 @@ def dropped_terms(seen: Any) -> Fault | None:
     """Find losses that a model returns, that never reach backward(), with parameters that train by nothing else."""
     called = names(tops())
     received = {i for g in stepped(seen) for i in g.received} | seen.leaves.keys()
-    ran = {id(p) for m, _, _ in seen.called.values() for p in m.parameters(recurse=False)}
+    ran = {id(p) for m, _, _ in seen.called.values() for p in parameters_of(m, recurse=False)}
     dead = [
         called.get(id(p), "?")
         for g in stepped(seen)

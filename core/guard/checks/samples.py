@@ -236,10 +236,11 @@ def passes(seen: Observer) -> dict:
     """Find batches that are drawn but not used, and epochs that stop after one batch."""
     train = [p for p in seen.passes if p.training]
     if not train:
-        trained = seen.evidence.trained
-        n, others = len(trained), (seen.evidence.called | seen.calm_prints) - set(trained)
-        most = Counter(trained).most_common(1)[0][1] if n else 0
-        if n >= 24 and most > 0.6 * n and len(others) >= 16:  # full-batch training has no other inputs
+        n = len(seen.evidence.trained)
+        batch, most = Counter(mark for mark, _ in seen.evidence.trained).most_common(1)[0] if n else (0, 0)
+        made = [count for mark, count in seen.evidence.trained if mark == batch]
+        # full-batch training makes no other inputs, and PPO makes them before and after its epochs on one rollout
+        if n >= 24 and most > 0.6 * n and made[-1] - made[0] >= 16:
             return finding(
                 "passes",
                 f"{most} of {n} model calls in training got the same batch, while other inputs are made all the time",

@@ -290,7 +290,7 @@ def foresee(one: Any, steps: int, pace: float) -> list[float]:
                 while done >= 1:
                     it.step()
                     done -= 1
-            except ValueError:  # its total number of steps is reached
+                rates.append(max(float(g["lr"]) for g in optimizer.param_groups))
+            except Exception:  # past its end it raises, or its formula has no real value: a root of a negative number
                 break
-            rates.append(max(float(g["lr"]) for g in optimizer.param_groups))
     return rates

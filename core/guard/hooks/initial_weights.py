@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.guard.hooks.parameters import named_parameters_of, parameters_of
 from trainworthy.core.guard.hooks.patches import replace
 
 DRAWS = ("normal_", "uniform_")
@@ -46,19 +47,19 @@ def install(one: Drawn) -> None:
 
 def split(model: nn.Module) -> bool:
     """Return whether each child is frozen or trains as a whole. Adapters that are spread over a frozen model are often tried on a random one."""
-    children = [c for c in model.children() if next(c.parameters(), None) is not None]
+    children = [c for c in model.children() if next(parameters_of(c), None) is not None]
     if len(children) == 1:
         return split(children[0])
     return (
-        all(len({p.requires_grad for p in c.parameters()}) == 1 for c in children)
-        and next(model.parameters(recurse=False), None) is None
+        all(len({p.requires_grad for p in parameters_of(c)}) == 1 for c in children)
+        and next(parameters_of(model, recurse=False), None) is None
     )
 
 
 def frozen_base(one: Drawn, roots: list[nn.Module], received: set[int]) -> tuple[str, str] | None:
     """Find a model that trains in part, and most of whose weights are frozen as they were drawn."""
     for model in roots:
-        weights = [(name, p) for name, p in model.named_parameters() if p.dim() >= 2]
+        weights = [(name, p) for name, p in named_parameters_of(model) if p.dim() >= 2]
         still = [(name, p) for name, p in weights if not p.requires_grad and one.as_drawn(p)]
         share = sum(p.numel() for _, p in still) / max(1, sum(p.numel() for _, p in weights))
         if len(still) >= 2 and share > SHARE and any(id(p) in received for _, p in weights) and split(model):

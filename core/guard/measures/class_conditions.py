@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.guard.hooks.addresses import address_of
+from trainworthy.core.guard.hooks.parameters import parameters_of
 
 CALLS = 400
 ENOUGH, SHARE = 8, 0.4  # critic's calls with other labels; with the same ones in its own step there may be as many
@@ -77,7 +78,7 @@ def check(seen: Any) -> tuple[tuple[str, str] | None, str]:
     """Return what is wrong if a critic with an optimiser of its own gets other labels than the generator, and what was measured."""
     told = ""
     for (critic, maker), (same, other) in seen.evidence.conditions.pairs.items():
-        owners = [{id(p) for p in seen.roots[i].parameters()} for i in (critic, maker) if i in seen.roots]
+        owners = [{id(p) for p in parameters_of(seen.roots[i])} for i in (critic, maker) if i in seen.roots]
         groups = [{id(p) for p in g.parameters} for g in seen.groups.values()]
         if len(owners) < 2 or any(g & owners[0] and g & owners[1] for g in groups):
             continue  # of a model in two parts, each may have a condition of its own

@@ -61,8 +61,8 @@ class Pairing:
             for x in leaves
             if x.shape == g.shape and x.dtype.is_floating_point == g.dtype.is_floating_point
         ]
-        orders = [o for x, g in inputs if (o := order(x, g)) is not None]
-        if not orders:
+        orders = [o for x, g in inputs if (o := order(x, g)) is not None and len(o) == len(target)]
+        if not orders:  # or the targets are joined in one row (CTC): not one for each sample
             return None
         chosen = {id(x) for x, _ in inputs}
         wrong = []

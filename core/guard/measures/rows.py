@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from trainworthy.core.base.modes import in_mode
 from trainworthy.core.guard.hooks.addresses import home_of
+from trainworthy.core.guard.hooks.parameters import parameters_of
 from trainworthy.core.guard.measures.records import NORMS, bare
 
 LOOKS, ENOUGH = 16, 4  # model calls whose inputs are read; of these, how many must agree
@@ -92,7 +93,7 @@ def halved(module: nn.Module, args: tuple, kwargs: dict, size: int) -> float | N
     that cannot be computed, the outputs are random, or they are not one row per sample."""
     inner = bare(module)
     norms = [m for m in inner.modules() if isinstance(m, NORMS) and not m.track_running_stats]
-    if norms or any(p.dtype in (torch.bfloat16, torch.float16) for p in inner.parameters()):
+    if norms or any(p.dtype in (torch.bfloat16, torch.float16) for p in parameters_of(inner)):
         return None
     leaves, spec = tree_flatten((args, kwargs))
     if any(isinstance(x, (list, tuple)) and len(x) == size for x in (*args, *kwargs.values())):

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.hooks.addresses import address_of, home_of
+from trainworthy.core.guard.hooks.parameters import parameters_of
 from trainworthy.core.guard.measures.class_conditions import Conditions
 from trainworthy.core.guard.measures.loss_terms import Terms
+from trainworthy.core.guard.measures.made_anew import MadeAnew
 from trainworthy.core.guard.measures.mixing import Mixing
 from trainworthy.core.guard.measures.penalties import Penalties
 from trainworthy.core.guard.measures.policy_rewards import Credit
@@ -51,13 +53,16 @@ class Evidence:
     def __init__(self) -> None:
         self.open, self.error, self.backwards = True, "", 0
         self.calls: Counter = Counter()
+        self.made_anew = MadeAnew()
         self.batches: deque = deque(maxlen=4)
         self.places: deque = deque(maxlen=4)  # of these batches: address of a tensor -> which entry it is
         self.current: list[Tensor] = []  # the batch that a model was last called with: loops may fetch ahead
         self.kept: list[Tensor] = []  # outputs of this batch: while they exist, their addresses are theirs
         self.sources: dict[int, int] = {}  # address of a tensor -> entry of the batch that it is, or was computed from
         self.called: set[int] = set()  # without a loader: what models were called with, with gradients
-        self.trained: list[int] = []  # those of them that got a gradient
+        self.trained: list[
+            tuple[int, int]
+        ] = []  # those of them that got a gradient, and how many inputs were made so far
         self.roles: dict[bool, dict[str, Counter]] = {True: {}, False: {}}  # with gradients: loss -> order of entries
         self.terms: dict[tuple[int, str], list[int]] = {}  # scalar outputs of a model: calls, calls that got a gradient
         self.outputs: dict[int, Tensor] = {}  # model -> its last output
@@ -122,7 +127,7 @@ class Evidence:
             if not seen.passes and first.requires_grad:
                 mark = fingerprint((args, kwargs))
                 self.called.add(mark)
-                on_gradient(first, lambda _: self.trained.append(mark))
+                on_gradient(first, lambda _: self.trained.append((mark, len(self.called | seen.calm_prints))))
         if address_of(given) in self.sources and first.dim():
             self.sources[address_of(first)] = self.sources[address_of(given)]
             self.kept.append(first.detach())
@@ -335,4 +340,4 @@ def probe(group: Group) -> Tensor:
 
 
 def _owns(owned: set[int], module: nn.Module | None) -> bool:
-    return module is not None and any(id(p) in owned for p in module.parameters())
+    return module is not None and any(id(p) in owned for p in parameters_of(module))

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.guard.hooks.addresses import address_of, home_of
 from trainworthy.core.guard.hooks.functions import COMPARED
-from trainworthy.core.guard.measures.float_targets import BINARY
+from trainworthy.core.guard.measures.float_targets import BINARY, SEARCHED, same
 from trainworthy.core.guard.measures.records import CLOSE, current, on_gradient, point
 from trainworthy.core.guard.measures.targets import decoder_tokens, describe, forced, of_a_layer, tokens_of
 
@@ -112,6 +112,7 @@ class Losses:
         try:
             with torch.no_grad(), contextlib.suppress(Exception):
                 self.pairing.loss(name, target, list(reversed(self.fits.batches)), self.steps)
+            with torch.no_grad(), contextlib.suppress(Exception):  # one of the two may fail alone
                 if name in (*BINARY, "ctc_loss", "difference") or name in COMPARED:
                     self.fits.note(name, prediction, target, out, self.first_call, self.steps)
         finally:
@@ -139,12 +140,17 @@ class Losses:
             self.evidence.input_gradient(row["nll"], row["home"], self.steps)
 
     def _place(self, target: Tensor) -> None:
+        """Note which entry of the batch the targets of a class loss are: by its memory or, where they were copied (to a device, to
+        another type), by its values."""
         home = home_of(target)
-        for batch in reversed(self.recent[-1].recent if self.recent else ()):
-            for i, x in enumerate(tree_leaves(batch)):
-                if isinstance(x, Tensor) and home_of(x) == home:
-                    self.places[i] = self.places.get(i, 0) + 1
-                    return
+        batches = [tree_leaves(b) for b in reversed(self.recent[-1].recent if self.recent else ())]
+        entries = [(i, x) for leaves in batches for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+        found = next((i for i, x in entries if home_of(x) == home), None)
+        if found is None and not target.is_floating_point() and target.numel() <= SEARCHED:
+            alike = {i for i, x in entries if x.shape == target.shape and not x.is_floating_point() and same(x, target)}
+            found = alike.pop() if len(alike) == 1 else None
+        if found is not None:
+            self.places[found] = self.places.get(found, 0) + 1
 
     def difference(self, a: Tensor, b: Tensor) -> None:
         """Detect (N, 1) minus (N,) of a prediction and a target, which broadcasts to (N, N)."""

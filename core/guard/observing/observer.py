@@ -17,6 +17,7 @@ from trainworthy.core.guard.hooks import events
 from trainworthy.core.guard.hooks.addresses import address_of
 from trainworthy.core.guard.hooks.batches import opened
 from trainworthy.core.guard.hooks.initial_weights import Drawn
+from trainworthy.core.guard.hooks.parameters import named_parameters_of, parameters_of
 from trainworthy.core.guard.measures import records
 from trainworthy.core.guard.measures.collapse import Collapse
 from trainworthy.core.guard.measures.float_targets import Fits, beside
@@ -179,7 +180,7 @@ class Observer(Updates, Losses):
     def before_root(self, module: nn.Module, args: tuple, kwargs: dict) -> int | None:
         if self.control is not None:
             self.control.tick(self)
-        if next(module.parameters(), None) is None:
+        if next(parameters_of(module), None) is None:
             return None
         self.last_root = (module, args, kwargs)
         if torch.is_grad_enabled():
@@ -207,6 +208,7 @@ class Observer(Updates, Losses):
                 if first:
                     self.counts[id(m)] = self.counts.get(id(m), 0) + 1
                 self.called.setdefault(id(m), (m, len(self.called), torch.is_grad_enabled()))
+                self.evidence.made_anew.call(m, module, self.backwards)
 
             if self._hook is not None:  # of a call that raised
                 self._hook.remove()
@@ -245,7 +247,7 @@ class Observer(Updates, Losses):
             one.no_grad_calls += not grad
             if len(one.modes) < 200:
                 one.modes.append(row)
-        if not self.passes and not grad and len(self.calm_prints) < 64:
+        if not self.passes and not grad and len(self.calm_prints) < 4000:
             self.calm_prints.add(fingerprint((args, kwargs)))
         if grad and isinstance(kwargs.get("labels"), Tensor) and len(self.labels) < 100:
             from trainworthy.core.guard.measures.targets import argument
@@ -265,7 +267,7 @@ class Observer(Updates, Losses):
     def answer(self, module: nn.Module, args: tuple, kwargs: dict, out: Any) -> Any:
         """Return a model's outputs, or what a rehearsal puts in their place."""
         oracle = getattr(self.control, "oracle", None)
-        if oracle is None or next(module.parameters(), None) is None:
+        if oracle is None or next(parameters_of(module), None) is None:
             return out
         return oracle.answer(self, (args, kwargs), out)
 
@@ -361,7 +363,7 @@ class Observer(Updates, Losses):
         """torch.load() returned: a whole model is not at its initial weights."""
         for one in found.values() if isinstance(found, dict) else (found,):
             if isinstance(one, nn.Module):
-                self.loaded |= {id(p) for p in one.parameters()}
+                self.loaded |= {id(p) for p in parameters_of(one)}
 
     def before_load(self, module: nn.Module, state: Any) -> None:
         if self.steps and isinstance(state, dict):
@@ -371,7 +373,7 @@ class Observer(Updates, Losses):
 
     def load(self, module: nn.Module, state: Any, out: Any) -> None:
         missing = set(getattr(out, "missing_keys", ()))
-        names = dict(module.named_parameters())
+        names = dict(named_parameters_of(module))
         self.loaded |= {id(p) for n, p in names.items() if n not in missing}
         if names and missing >= names.keys() and len(state):
             self.partial_loads.append(
@@ -381,7 +383,7 @@ class Observer(Updates, Losses):
 
 def changes(module: nn.Module) -> int:
     """Return how often a module's weights were changed in place."""
-    return sum(p._version for p in module.parameters())
+    return sum(p._version for p in parameters_of(module))
 
 
 def kept_by_reference(seen: Observer) -> int | None:
@@ -392,7 +394,7 @@ def kept_by_reference(seen: Observer) -> int | None:
             continue
         if changes(module) == then:  # another model trains (clients of one server)
             continue
-        own = {address_of(p) for p in (*module.parameters(), *module.buffers())}
+        own = {address_of(p) for p in (*parameters_of(module), *module.buffers())}
         if all(address_of(v) in own for v in kept.values() if isinstance(v, Tensor) and v.numel()):
             return step
     return None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.guard.hooks.parameters import parameters_of
 from trainworthy.core.guard.measures.best_weights import Rounds
 from trainworthy.core.guard.measures.records import alive, class_target, fingerprint, pretrained, used
 from trainworthy.core.guard.measures.scales import Measures
@@ -120,7 +121,7 @@ class Following(Observer):
     def before_root(self, module: nn.Module, args: tuple, kwargs: dict) -> int | None:
         if self.control is not None:
             self.control.tick(self)
-        if next(module.parameters(), None) is None:
+        if next(parameters_of(module), None) is None:
             return None
         self.last_root = (module, args, kwargs)
         self.roots.setdefault(id(module), module)
@@ -226,8 +227,8 @@ class Following(Observer):
         owned = {id(p) for g in self.groups.values() for p in g.parameters}
         shapes = sorted(p.shape for p in group.parameters)
         for module in {i: self.roots[i] for step, i, _ in self.grad_modes[-64:] if step == self.steps}.values():
-            strangers = [p for p in module.parameters() if p.requires_grad and alive(p) and id(p) not in owned]
-            if strangers and sorted(p.shape for p in module.parameters()) == shapes:
+            strangers = [p for p in parameters_of(module) if p.requires_grad and alive(p) and id(p) not in owned]
+            if strangers and sorted(p.shape for p in parameters_of(module)) == shapes:
                 self.streaks[id(it)] = self.streaks.get(id(it), 0) + 1
                 self.other = type(module).__name__
                 return
@@ -276,12 +277,12 @@ def inside(module: nn.Module) -> nn.Module:
 
 def kind(module: nn.Module) -> tuple:
     """Return what a model, its copies and the models of other folds have in common."""
-    return type(module).__name__, tuple(tuple(p.shape) for p in module.parameters())
+    return type(module).__name__, tuple(tuple(p.shape) for p in parameters_of(module))
 
 
 def some(module: nn.Module) -> tuple:
     """Return a few of a model's weights: they tell the epochs of a training apart."""
-    found = [p for p in module.parameters() if p.requires_grad and p.numel()]
+    found = [p for p in parameters_of(module) if p.requires_grad and p.numel()]
     return tuple(v for p in (*found[:3], *found[-3:]) for v in p.detach().flatten()[:4].float().tolist())
 
 

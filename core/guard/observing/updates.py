@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.guard.hooks.parameters import parameters_of
 from trainworthy.core.guard.measures.records import (
     CLOSE,
     EPOCHS,
@@ -262,7 +263,7 @@ class Updates:
         """Count the calls without gradients, and those of them in which the weights are the initial ones."""
         row = self.resting.setdefault(id(module), [0, 0])
         if self.steps >= CLOSE and row[0] < CALM and self.control is not None:
-            known = [self.snap[id(p)] for p in module.parameters() if id(p) in self.snap and p.requires_grad]
+            known = [self.snap[id(p)] for p in parameters_of(module) if id(p) in self.snap and p.requires_grad]
             row[0] += bool(known)
             row[1] += bool(known) and all(torch.equal(p.detach().flatten()[:256], old) for p, old in known)
 

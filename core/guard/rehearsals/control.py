@@ -17,6 +17,7 @@ from trainworthy.core.guard.measures.records import Pass, written
 from trainworthy.core.guard.observing.observer import Observer
 
 EIGHT = 8
+TEXTS = (list, tuple)
 TO_THE_END = ("end", "trained", "held")
 PART = 0.03  # of the time that is left: one pass over training data on the way to the script's end
 FEW = 12  # optimiser steps after which a slow script is cut
@@ -231,37 +232,66 @@ class Control:
         first = self.kept.setdefault("train", batch)
         if signature(first) != signature(batch):  # a loader with other data
             first = self.kept.setdefault(source, batch)
-        target = target_of(first, tree_flatten(first)[0], self.plan.target)
+        target = target_of(flattened(first)[0], self.plan.target)
         out = same_eight(first, size_of(batch), varied(first, target))
         if self.plan.name in ("others", "blank"):
             out = self._inputs(out)
         return out
 
     def _inputs(self, batch: Any) -> Any:
-        leaves, spec = tree_flatten(batch)
-        target = target_of(batch, leaves, self.plan.target)
+        leaves, spec = flattened(batch)
+        target = target_of(leaves, self.plan.target)
         n = size_of(batch)
         if target is None or n < 2:
             return batch
         order = torch.from_numpy(self.rng.permutation(min(EIGHT, n)))
         where = order[torch.arange(n) % len(order)]
+        inputs = None if self.plan.inputs is None else [place_of(leaves, i) for i in self.plan.inputs]
 
         def mine(i: int) -> bool:
-            return i != target if self.plan.inputs is None else i in self.plan.inputs
+            return i != target if inputs is None else i in inputs
 
         whole, count = arrange(leaves, n, where.tolist(), mine)
         self.changed += count
         for i, x in enumerate(leaves):
-            if mine(i) and i not in whole and isinstance(x, Tensor) and x.dim() and len(x) == n:
-                self.changed += 1
+            if not mine(i) or i in whole or not isinstance(x, (Tensor, *TEXTS)) or not of_samples(x, n):
+                continue
+            self.changed += 1
+            if not isinstance(x, Tensor):
+                leaves[i] = type(x)(x[k] for k in where.tolist())
+            else:
                 leaves[i] = torch.zeros_like(x) if self.plan.name == "blank" else x[where.to(x.device)]
         return tree_unflatten(leaves, spec)
+
+
+def texts(x: Any) -> bool:
+    """Return whether this is a list of texts, as torch's collate function makes one from a text of each sample."""
+    return type(x) in TEXTS and len(x) > 1 and all(isinstance(v, str) for v in x)
+
+
+def flattened(batch: Any) -> tuple[list, Any]:
+    """Return the entries of a batch, and its structure. A list of texts is one entry."""
+    return tree_flatten(batch, is_leaf=texts)
+
+
+def place_of(leaves: list, told: int) -> int:
+    """Return which entry holds a leaf that was counted with every text as one."""
+    for i, x in enumerate(leaves):
+        told -= len(x) if texts(x) else 1
+        if told < 0:
+            return i
+    return len(leaves)
+
+
+def of_samples(x: Any, n: int) -> bool:
+    """Return whether an entry has one row, or one text, for each of `n` samples."""
+    return (x.dim() > 0 if isinstance(x, Tensor) else True) and len(x) == n
 
 
 def signature(batch: Any) -> tuple:
     """Return structure, types and shapes of a batch, without its size and without the length of padded rows of tokens. A tuple
     counts as a list: loaders make lists."""
-    leaves, spec = tree_flatten(batch)
+    leaves, spec = flattened(batch)
     return str(spec).replace("(tuple", "(list"), tuple(
         (x.dtype, ("tokens",) if padded(x) else tuple(x.shape[1:])) if isinstance(x, Tensor) else type(x)
         for x in leaves
@@ -275,8 +305,8 @@ def padded(x: Tensor) -> bool:
 
 def size_of(batch: Any) -> int:
     """Return the number of samples in a batch: the first dimension of most of its tensors, if two or more agree."""
-    leaves = tree_flatten(batch)[0]
-    lengths = [len(x) for x in leaves if isinstance(x, Tensor) and x.dim()]
+    leaves = flattened(batch)[0]
+    lengths = [len(x) for x in leaves if isinstance(x, Tensor) and x.dim()] or [len(x) for x in leaves if texts(x)]
     if len(set(lengths)) == len(lengths) > 2:  # no two entries agree: one may hold the ends of another's rows
         return next((n for n in sorted(lengths) if joined(leaves, n)), max(set(lengths), key=lengths.count))
     return max(set(lengths), key=lengths.count) if lengths else 0
@@ -284,7 +314,7 @@ def size_of(batch: Any) -> int:
 
 def same_eight(batch: Any, size: int, rows: list[int] | None = None) -> Any:
     """Return eight samples of `batch` (its first, or those in `rows`), repeated up to `size`."""
-    leaves, spec = tree_flatten(batch)
+    leaves, spec = flattened(batch)
     n = size_of(batch)
     rows = rows or list(range(min(EIGHT, n)))
     where = [rows[k % len(rows)] for k in range(size)]
@@ -296,13 +326,15 @@ def same_eight(batch: Any, size: int, rows: list[int] | None = None) -> Any:
             leaves[i] = x[torch.tensor(where, device=x.device)]
         elif isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] == n:  # time first
             leaves[i] = x[:, torch.tensor(where, device=x.device)]
+        elif texts(x) and len(x) == n:
+            leaves[i] = type(x)(x[k] for k in where)
     return tree_unflatten(leaves, spec)
 
 
 def varied(batch: Any, target: int | None) -> list[int] | None:
     """Return eight rows whose targets are not all the same, if those of the first eight are: of rare positives a few are needed, or
     there is nothing to learn. None: the first eight."""
-    leaves, n = tree_flatten(batch)[0], size_of(batch)
+    leaves, n = flattened(batch)[0], size_of(batch)
     y = leaves[target] if target is not None and target < len(leaves) else None
     if not isinstance(y, Tensor) or not y.dim() or len(y) != n or y.numel() != n or n <= EIGHT:
         return None
@@ -314,9 +346,9 @@ def varied(batch: Any, target: int | None) -> list[int] | None:
     return [*range(EIGHT - len(other)), *other]
 
 
-def target_of(batch: Any, leaves: list, told: int | None) -> int | None:
-    """Return the index of the target among a batch's tensors: the loss's target, else the only row of class numbers."""
+def target_of(leaves: list, told: int | None) -> int | None:
+    """Return the index of the target among a batch's entries: the loss's target, else the only row of class numbers."""
     if told is not None:
-        return told
+        return place_of(leaves, told)
     found = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 1]
     return found[0] if len(found) == 1 else None
