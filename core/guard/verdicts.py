@@ -235,13 +235,13 @@ class Guard:
         found = ending.answer(watch.record, done.record, done.late, done.output, limit)
         self._verdict(found, time.monotonic() - began)
         if not self.only or "progress" in self.only:
-            self._progress(done, more)
+            self._progress(watch, done, more)
         if number := done.record.get("later", 0):
             began = time.monotonic()
             plan = self._plan("later", **(more | {"later": number, "limit": max(30.0, 2.5 * limit)}))
             self._verdict(ending.second(self._rehearse(plan).record), time.monotonic() - began)
 
-    def _progress(self, ended: Outcome, given: dict) -> None:
+    def _progress(self, watch: Outcome, ended: Outcome, given: dict) -> None:
         """Compare what the script prints with what it prints when its weights stay as they were drawn."""
         began = time.monotonic()
 
@@ -252,7 +252,7 @@ class Guard:
 
         if any(v.blocks for v in self.verdicts):
             return self._verdict(skip("progress", "the check of the script's end failed"))
-        found = progress.check(ended, rehearse, given["limit"])
+        found = progress.check(ended, rehearse, given["limit"], watch.record.get("facts"))
         return self._verdict(found, time.monotonic() - began)
 
     def _restart(self, watch: Outcome) -> None:

@@ -21,6 +21,7 @@ SHARE, PART = 0.05, 0.1  # least difference of scores from 0 to 1; of other numb
 DECIBELS = 0.4  # least difference of a PSNR
 LOW, FEW = 0.2, 0.005  # below LOW a score has to lose half, and at least FEW
 NOISE = 4.0  # deviations of the untrained score between its evaluations
+FITTED = 0.5  # correlation of an evaluation's outputs with their targets
 STEPS = 100  # optimiser steps before a run that was cut short says anything
 READINGS = 3
 LONGER = "--seconds 30 follows the script for longer"
@@ -97,9 +98,11 @@ def facts(seen: Any) -> dict:
     }
 
 
-def check(ended: "Outcome", rehearse: "Callable[..., list[Outcome]]", limit: float) -> dict:
+def check(
+    ended: "Outcome", rehearse: "Callable[..., list[Outcome]]", limit: float, facts: dict[str, Any] | None = None
+) -> dict:
     """Return the verdict on a script that was followed to its end. `rehearse`: runs plans side by side, each given by its name and its
-    other fields; `limit`: seconds that the script was followed."""
+    other fields; `limit`: seconds that the script was followed; `facts`: those of the watched run."""
     why = unsuitable(ended)
     if why:
         return skip("progress", why)
@@ -115,7 +118,7 @@ def check(ended: "Outcome", rehearse: "Callable[..., list[Outcome]]", limit: flo
     if not isinstance(again, list) or not {r.one.name for r in found} & {r.one.name for r in again}:
         return skip("progress", f"{'; '.join(map(str, found))}: not so at another seed. {LONGER}")
     told = f"training makes the script's own score worse: {'; '.join(map(str, found))}; at another seed {'; '.join(map(str, again))}"
-    return finding("progress", told, cause(ended, held))
+    return finding("progress", told, _misread(facts or {}) or cause(ended, held))
 
 
 def unsuitable(ended: "Outcome") -> str:
@@ -198,6 +201,15 @@ def decides(row: Row, trained: dict, held: dict) -> bool:
     early = early or (kind == "accuracy" and fmean(row.held) > 0.6)
     steps = max(trained["steps"], trained["backwards"])  # no optimiser: weights that are moved by hand
     return whole or (not early and steps >= STEPS)
+
+
+def _misread(facts: dict[str, Any]) -> str:
+    """Return the cause if outputs and targets of the watched run's last evaluation fit: then the score is wrong, not the model."""
+    fitted = facts.get("eval_correlation") or []
+    if not fitted or fitted[-1][0] < FITTED:
+        return ""
+    return (f"the model's outputs in the evaluation fit their targets (correlation {fitted[-1][0]:.2f}): the score gets them in another order "
+            "(a loader that shuffles, labels in their own order), or upside down")  # fmt: skip
 
 
 def cause(trained: "Outcome", held: "Outcome") -> str:

@@ -46,7 +46,7 @@ CHECKS = {
     ),
     "loss-input": (
         "losses get the inputs they need",
-        "cross_entropy and the losses with logits get logits, nll_loss and kl_div get logarithms",
+        "cross_entropy and the losses with logits get logits, nll_loss and kl_div logarithms; the last layer can reach the targets",
     ),
     "samples": (
         "order, coverage and split of the samples",

@@ -20,6 +20,7 @@ from trainworthy.core.guard.measures.class_conditions import Conditions
 from trainworthy.core.guard.measures.loss_terms import Terms
 from trainworthy.core.guard.measures.made_anew import MadeAnew
 from trainworthy.core.guard.measures.mixing import Mixing
+from trainworthy.core.guard.measures.output_ranges import OutputRanges
 from trainworthy.core.guard.measures.penalties import Penalties
 from trainworthy.core.guard.measures.policy_rewards import Credit
 from trainworthy.core.guard.measures.records import CLOSE, Group, fingerprint, on_gradient, used
@@ -77,7 +78,7 @@ class Evidence:
         self.starts: dict[int, Tensor] = {}  # weights after each optimiser's last step
         self.windows: dict[int, tuple[int, list[Tensor]]] = {}
         self.restored, self.unrestored = 0, 0
-        self.regression = Regression()
+        self.regression, self.ranges = Regression(), OutputRanges()
         self.mixing = Mixing()
         self.credit = Credit()
         self.latent = Latent()

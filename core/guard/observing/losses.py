@@ -121,9 +121,12 @@ class Losses:
     def regressed(self, prediction: Any, target: Any, name: str = "difference") -> None:
         """A difference of a prediction and a float target was taken."""
         if isinstance(prediction, Tensor) and isinstance(target, Tensor) and torch.is_grad_enabled():
-            if self.control is not None and prediction.requires_grad != target.requires_grad:
+            if prediction.requires_grad != target.requires_grad:
                 first, second = (prediction, target) if prediction.requires_grad else (target, prediction)
-                self._fit(name, first, second)
+                if self.control is not None:
+                    self._fit(name, first, second)
+                if name != "difference":
+                    self.evidence.ranges.note(first, second)
             self.evidence.regressed(prediction, target, self.last_root, self.inner)
 
     def differentiated(self, inputs: Any) -> None:
