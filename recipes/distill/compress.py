@@ -164,7 +164,7 @@ def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     data["train"].notes = told
     length = data["train"].longest + 8  # a decoder that loops is cut off there
     student, start = make_student(cfg, teacher)
-    model, before, temperature, cost = student.model, copy.deepcopy(student.model), cfg.temperature, price(student)
+    model, temperature, cost = student.model, cfg.temperature, price(student)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         ids, place = batch["ids"], torch.arange(1, batch["ids"].shape[1], device=batch["ids"].device)
@@ -203,8 +203,10 @@ def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         n, val = len(data["val"]), data["val"]
         others = View(val, range(n), swap=[(i + 1) % n for i in range(n)])  # no sample keeps its own input
         theirs = {"wer": source.teachers(held_out), "wer_to_teacher": 0.0}
+        untrained = copy.deepcopy(model)
+        untrained.load_state_dict(start)
         return {"the teacher on the same canvas": theirs | price(teacher),
-                "its layers, as they were copied": evaluate(before.to(run.device), val),
+                "its layers, as they were copied": evaluate(untrained, val),
                 "this model, input of another recording": evaluate(model, others)}  # fmt: skip
 
     def preview(batch: dict) -> list[core.Tile]:

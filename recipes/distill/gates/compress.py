@@ -10,7 +10,7 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes.named import order_causes
-from trainworthy.core.gates.gate import GateContext, fetch, pick
+from trainworthy.core.gates.gate import GateContext, fetch, own_size, pick, split_evenly
 from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.distill.gates.whisper import read, vocabulary
@@ -170,24 +170,28 @@ def teacher(context: GateContext) -> Finding:
     """Records the teacher while the loss is computed: its most likely ids against the labels, the modes of its modules, and the loss of one
     batch under different random draws, the student in eval mode."""
     run, stage = context.build(Rehearsal(steps=1))
-    own, data, asked = stage.frozen_modules["teacher"], stage.data["train"], []
-    batch = fetch(data, pick(data, LISTENED, context.cfg.run.seed), None, run.device)
-    losses: list[float] = []
-    with (
-        own.proj_out.register_forward_hook(lambda _module, _args, out: asked.append((out.detach(), own.training))),
-        evaluating(stage.model),
-    ):
-        for draws in range(2):
-            seeds.seed_global(draws)
-            losses.append(sum(v.item() for v in _loss(run, stage)(stage.model, batch).values()))
-    if not asked:
-        return Finding(
-            False, "the loss never calls the teacher", "teacher logits for every token", "targets come from elsewhere"
+    own, data, start = stage.frozen_modules["teacher"], stage.data["train"], len(teacher_of(context).prompt)
+    losses, right = [0.0, 0.0], []
+    for part in split_evenly(pick(data, LISTENED, context.cfg.run.seed), own_size(run)):
+        batch, asked = fetch(data, part, None, run.device), []
+        heard = own.proj_out.register_forward_hook(
+            lambda _module, _args, out, asked=asked: asked.append(out.argmax(-1))
         )
-    place, start = torch.arange(1, batch["ids"].shape[1], device=run.device), len(teacher_of(context).prompt)
-    scored = (place >= start) & (place < batch["words"][:, None])
-    answers = asked[0][0][:, : scored.shape[1]].argmax(-1)
-    same = to_double((answers == batch["ids"][:, 1:])[scored]).mean().item()
+        with heard, evaluating(stage.model):
+            for draws in range(2):
+                seeds.seed_global(draws)
+                losses[draws] += sum(v.item() for v in _loss(run, stage)(stage.model, batch).values())
+        if not asked:
+            return Finding(
+                False,
+                "the loss never calls the teacher",
+                "teacher logits for every token",
+                "targets come from elsewhere",
+            )
+        place = torch.arange(1, batch["ids"].shape[1], device=run.device)
+        scored = (place >= start) & (place < batch["words"][:, None])
+        right.append((asked[0][:, : scored.shape[1]] == batch["ids"][:, 1:])[scored])
+    same = to_double(torch.cat(right)).mean().item()
     change = abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-8)
     training = sum(m.training for m in own.modules())
     return Finding(
