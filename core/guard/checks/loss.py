@@ -182,7 +182,7 @@ def positive_first(rows: list[dict]) -> Fault | None:
 
 def loss_input(seen: Observer) -> dict:
     """Find probabilities as input of a loss that needs logits or log-probabilities, and regression targets out of the output's range."""
-    if fault := seen.evidence.ranges.fault():
+    if fault := seen.evidence.output_ranges.fault():
         return finding("loss-input", *fault)
     if not seen.calls:
         return skip("loss-input", "none of the losses that can be fed wrongly is used")

@@ -78,7 +78,7 @@ class Evidence:
         self.starts: dict[int, Tensor] = {}  # weights after each optimiser's last step
         self.windows: dict[int, tuple[int, list[Tensor]]] = {}
         self.restored, self.unrestored = 0, 0
-        self.regression, self.ranges = Regression(), OutputRanges()
+        self.regression, self.output_ranges = Regression(), OutputRanges()
         self.mixing = Mixing()
         self.credit = Credit()
         self.latent = Latent()

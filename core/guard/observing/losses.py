@@ -126,7 +126,7 @@ class Losses:
                 if self.control is not None:
                     self._fit(name, first, second)
                 if name != "difference":
-                    self.evidence.ranges.note(first, second)
+                    self.evidence.output_ranges.note(first, second)
             self.evidence.regressed(prediction, target, self.last_root, self.inner)
 
     def differentiated(self, inputs: Any) -> None:
