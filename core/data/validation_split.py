@@ -50,7 +50,7 @@ def hold_out(groups: Sequence[str], share: float) -> list[bool] | None:
     if not wanted / 2 <= held <= 2 * wanted:
         chosen, held = set(), 0
         for g in sorted(sizes, key=lambda g: (crc32(g.encode()), g)):
-            if held + sizes[g] <= max(1, 1.5 * wanted) and held < wanted:
+            if held + sizes[g] <= min(max(1, 1.5 * wanted), len(groups) - 1) and held < wanted:
                 chosen.add(g)
                 held += sizes[g]
         if held < wanted / 3:

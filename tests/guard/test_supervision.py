@@ -15,6 +15,7 @@ from trainworthy.core.guard.checks.objectives import noise
 from trainworthy.core.guard.checks.schedules import by_hand
 from trainworthy.core.guard.hooks import events, initial_weights, patches
 from trainworthy.core.guard.measures import columns, supervision
+from trainworthy.core.guard.measures.output_ranges import OutputRanges
 from trainworthy.core.guard.measures.targets import describe
 from trainworthy.core.guard.observing.observer import Observer
 from trainworthy.core.guard.rehearsals.control import Control, Plan
@@ -87,7 +88,8 @@ def test_log_softmax_over_the_batch(dim: int):
     torch.manual_seed(0)
     log_p = torch.randn(32, 10).log_softmax(dim)
     row = describe("kl_div", log_p, torch.randn(32, 10).softmax(1), {}, None)
-    assert loss_input(SimpleNamespace(calls=[row] * 4))["ok"] == (dim == 1)
+    seen = SimpleNamespace(calls=[row] * 4, evidence=SimpleNamespace(output_ranges=OutputRanges()))
+    assert loss_input(seen)["ok"] == (dim == 1)
 
 
 @pytest.mark.parametrize("kind", ["random", "loaded", "copied", "trained", "adapter"])

@@ -66,6 +66,11 @@ class Server:
             done.cpu = float(cpu)
             return done
 
+    def close(self) -> None:
+        """End the process: its standard input ends."""
+        self._process.stdin.close()
+        self._process.wait(60)
+
 
 TIMED_OUT = 1000
 LATE = ("torchvision", "trainworthy.core.launch", "trainworthy.core.commands.run", "trainworthy.core.commands.resume",
@@ -78,15 +83,21 @@ RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 AT_IMPORT = ("PYTHONPATH", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
 
+KEPT = 3
+"""Servers of a test process; each has half a gigabyte. Fifteen in each of two processes used up 24 GB."""
+_servers: dict[tuple[tuple[str, str], ...], Server] = {}
+
+
 def server(env: dict[str, str]) -> Server:
-    """A server whose imports saw this environment, started on first use; it ends with its standard input."""
-    return _server(tuple(sorted((k, v) for k, v in env.items() if k in AT_IMPORT or k.startswith("HF_"))))
-
-
-@cache
-def _server(seen: tuple[tuple[str, str], ...]) -> Server:
-    rest = {k: v for k, v in os.environ.items() if k not in AT_IMPORT and not k.startswith("HF_")}
-    return Server({**rest, "PYTHONSAFEPATH": "1", **dict(seen)})
+    """A server whose imports saw this environment, started on first use. The least recently used one ends where there are too many."""
+    seen = tuple(sorted((k, v) for k, v in env.items() if k in AT_IMPORT or k.startswith("HF_")))
+    if seen not in _servers:
+        rest = {k: v for k, v in os.environ.items() if k not in AT_IMPORT and not k.startswith("HF_")}
+        _servers[seen] = Server({**rest, "PYTHONSAFEPATH": "1", **dict(seen)})
+    _servers[seen] = _servers.pop(seen)  # the last one of the dict is the one in use
+    while len(_servers) > KEPT:
+        _servers.pop(next(iter(_servers))).close()
+    return _servers[seen]
 
 
 def serve() -> None:

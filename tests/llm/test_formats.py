@@ -227,6 +227,7 @@ def test_a_small_file_holds_out_its_share():
         rows = [f"file {k} row {i}" for i in range(240)]
         assert 6 <= sum(hold_out(rows, 0.05)) <= 24
         assert sum(hold_out(rows[:10], 0.05)) == 1
+        assert hold_out(rows[:1], 0.05) is None  # nothing would be left to train on
         few = [r for r in rows if not is_held_out(r, 0.05)]
         assert 9 <= sum(hold_out(few, 0.05)) <= 12
 
