@@ -199,8 +199,8 @@ def teacher(context: GateContext) -> Finding:
         f"{same:.1%} of the labels' ids are the teacher's most likely ones; computed twice, a batch's loss differs by {change:.0e}; "
         f"{training} of the teacher's modules are in train mode", f"at least {SAME:.0%}, at most {MOVED:g}, none",
         order_causes(
-            (same < SAME and change <= MOVED and not training, "teacher and student get different recordings, or spectrograms of different "
-             "scale"),
+            (same < SAME and change <= MOVED and not training, "the teacher gets another recording than the student, or a spectrogram of "
+             "another scale"),
             (same < SAME and change <= MOVED and not training, "labels of another teacher, or ids of another tokenizer"),
             (change > MOVED or training > 0, "the teacher is in train mode, or dropout is applied to its output: it changes from call to "
              "call")),
