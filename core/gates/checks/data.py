@@ -253,12 +253,8 @@ def _paths_differ(run: Run, stage: Stage, seed: int) -> list[tuple[str, str]]:
         if order := paths.exchanged_channels(a.channel_means, b.channel_means):
             said = " ".join(map(str, order))
             fault = f"'{key}': the channels of the evaluation path are those of the training path in the order {said}"
-            wrong.append(
-                (
-                    fault,
-                    f"the evaluation path has its channels in another order ({said}): RGB read as BGR, or the reverse",
-                )
-            )
+            cause = f"the evaluation path has its channels in another order ({said}): RGB read as BGR, or the reverse"
+            wrong.append((fault, cause))
         if abs(a.mean - b.mean) > 0.5 * b.std or not 0.5 <= a.std / b.std <= 2:
             fault = (f"'{key}' has another scale in training: mean {a.mean:.3g}, std {a.std:.3g}; "
                      f"in evaluation mean {b.mean:.3g}, std {b.std:.3g}")  # fmt: skip

@@ -89,18 +89,13 @@ def overfit(own: dict, others: dict) -> dict:
     n = min(len(a), len(b))
     if n < 12:
         return skip("overfit", f"only {n} losses on eight samples")
-    start, end, late, blind = (
-        a[0],
-        tail(a[:n]),
-        tail(a),
-        tail(b[:n]),
-    )  # after as many steps: two runs side by side make different numbers
+    # After as many steps: two runs side by side make different numbers of them.
+    start, end, late, blind = a[0], tail(a[:n]), tail(a), tail(b[:n])
     right = tail(own["train_accuracy"])
     told = f"loss {start:.3g} -> {end:.3g} on eight samples, {blind:.3g} with each other's inputs"
     told += f"; {right:.2f} right" if own["train_accuracy"] else ""
-    stalled = (
-        n >= 100 and 0 < right < 0.9 and not falling(a)
-    )  # nothing more is memorised: half of the labels are wrong, for one
+    # Nothing more is memorised: half of the labels are wrong, for one.
+    stalled = n >= 100 and 0 < right < 0.9 and not falling(a)
     if end < (0.7 if stalled else 0.8) * blind or late < 0.5 * blind or late < 0.1 * start:
         return finding("overfit", told, own=a[:500], others=b[:500])
     if n < FEW or (n < 2 * FEW and late < 0.8 * blind):

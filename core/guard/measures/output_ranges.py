@@ -23,7 +23,7 @@ class OutputRanges:
     """Counts, for each last layer, the calls of regression losses and the share of their targets out of its range."""
 
     def __init__(self) -> None:
-        self.shares: dict[str, list[float]] = {}
+        self.shares: dict[str, list[float]] = {}  # by the name of the last operation
 
     def note(self, prediction: Tensor, target: Tensor) -> None:
         node = prediction.grad_fn
@@ -31,20 +31,19 @@ class OutputRanges:
             node = node.next_functions[0][0]
         if node is None or node.name() not in LAST or not target.numel():
             return
-        name, low, high = LAST[node.name()]
-        shares = self.shares.setdefault(name, [])
+        _, low, high = LAST[node.name()]
+        shares = self.shares.setdefault(node.name(), [])
         if len(shares) < CALLS:
             off = 0.02 * (high - low if math.isfinite(high) else float(target.max() - target.min()))
             shares.append(float(((target < low - off) | (target > high + off)).float().mean()))
 
     def fault(self) -> tuple[str, str] | None:
         """Return what was measured and its cause if the targets of nearly all calls are out of reach."""
-        for name, shares in self.shares.items():
-            if len(shares) >= FEWEST and sorted(shares)[len(shares) // 10] > SHARE:
-                low, high = next((a, b) for n, a, b in LAST.values() if n == name)
-                told = f"the model ends in a {name} ({low:g} to {high:g}), and {sum(shares) / len(shares):.0%} of its targets are outside"
-                return (
-                    told,
-                    f"a {name} at the end of the model whose targets have another range: they were normalised otherwise, or it is one too many",
-                )
+        for operation, shares in self.shares.items():
+            if len(shares) < FEWEST or sorted(shares)[len(shares) // 10] <= SHARE:
+                continue
+            name, low, high = LAST[operation]
+            told = f"the model ends in a {name} ({low:g} to {high:g}), and {sum(shares) / len(shares):.0%} of its targets are outside"
+            other = "they were normalised otherwise, or it is one too many"
+            return told, f"a {name} at the end of the model whose targets have another range: {other}"
         return None

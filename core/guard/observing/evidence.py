@@ -60,10 +60,9 @@ class Evidence:
         self.current: list[Tensor] = []  # the batch that a model was last called with: loops may fetch ahead
         self.kept: list[Tensor] = []  # outputs of this batch: while they exist, their addresses are theirs
         self.sources: dict[int, int] = {}  # address of a tensor -> entry of the batch that it is, or was computed from
-        self.called: set[int] = set()  # without a loader: what models were called with, with gradients
-        self.trained: list[
-            tuple[int, int]
-        ] = []  # those of them that got a gradient, and how many inputs were made so far
+        self.made: set[int] = set()  # without a loader: what models were called with
+        # Those of them that got a gradient, and how many inputs were made so far.
+        self.trained: list[tuple[int, int]] = []
         self.roles: dict[bool, dict[str, Counter]] = {True: {}, False: {}}  # with gradients: loss -> order of entries
         self.terms: dict[tuple[int, str], list[int]] = {}  # scalar outputs of a model: calls, calls that got a gradient
         self.outputs: dict[int, Tensor] = {}  # model -> its last output
@@ -127,8 +126,8 @@ class Evidence:
                 self.mixing.output(out, given, self.batches)
             if not seen.passes and first.requires_grad:
                 mark = fingerprint((args, kwargs))
-                self.called.add(mark)
-                on_gradient(first, lambda _: self.trained.append((mark, len(self.called | seen.calm_prints))))
+                self.made.add(mark)
+                on_gradient(first, lambda _: self.trained.append((mark, len(self.made))))
         if address_of(given) in self.sources and first.dim():
             self.sources[address_of(first)] = self.sources[address_of(given)]
             self.kept.append(first.detach())

@@ -32,7 +32,6 @@ from trainworthy.core.guard.measures.records import (
     bare,
     class_target,
     current,
-    fingerprint,
     used,
 )
 from trainworthy.core.guard.measures.rows import Rows
@@ -164,7 +163,7 @@ class Observer(Updates, Losses):
         one.recent.append(batch)
         self.drawn(batch)
         if (one.loader.num_workers > 1 or self.ranks > 1) and one.got <= 64:
-            one.prints.append(fingerprint(batch))
+            one.prints.append(records.fingerprint(batch))
         return batch
 
     def drawn(self, batch: Any) -> None:
@@ -248,7 +247,8 @@ class Observer(Updates, Losses):
             if len(one.modes) < 200:
                 one.modes.append(row)
         if not self.passes and not grad and len(self.calm_prints) < 4000:
-            self.calm_prints.add(fingerprint((args, kwargs)))
+            self.calm_prints.add(mark := records.fingerprint((args, kwargs)))
+            self.evidence.made.add(mark)
         if grad and isinstance(kwargs.get("labels"), Tensor) and len(self.labels) < 100:
             from trainworthy.core.guard.measures.targets import argument
 

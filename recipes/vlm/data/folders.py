@@ -248,9 +248,8 @@ def held_out(lines: list[Conversation | dict[str, str]], share: float) -> list[b
         ]
         roots = sorted({root(name) for name in linked})  # none for a conversation without a picture
         group |= dict.fromkeys(roots[1:], roots[0]) if roots else {}
-    drawn = hold_out([root(pictures[0]) for pictures in keys if pictures], share) or []
-    sides = iter(drawn)
-    out = [next(sides, False) if pictures else False for pictures in keys]
+    sides = iter(hold_out([root(pictures[0]) for pictures in keys if pictures], share) or [])
+    out = [bool(pictures) and next(sides, False) for pictures in keys]  # a line without a picture is trained on
     if len(set(out)) < 2:
         raise UserError(f"--data.val {share:g} holds out {sum(out):,} of {len(out):,} lines",
                         got=f"{len({root(p[0]) for p in keys if p}):,} groups of pictures",
