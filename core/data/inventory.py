@@ -134,7 +134,7 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
             found.fields[key] |= histogram(found.targets[key], spec.classes)
     for key, shares in found.fabricated.items():
         found.fields[key]["fabricated"] = _made_up(found, data, shares)
-    found.digests = {key: one.digest.hexdigest() for key, one in stats.items()}
+    found.digests = {key: one.digest.hexdigest() for key, one in stats.items() if not data.fields[key].computed}
     _hash_all(found, data, cost=(time.monotonic() - began) / max(1, count), wanted=everything or hash_all)
     return found
 
@@ -153,7 +153,7 @@ def identity(scans: dict[str, Scan]) -> dict[str, dict[str, Any]]:
     `read`, `hashed`: how many samples that covers."""
     out = {}
     for name, s in scans.items():
-        values = {k: s.digests[k] for k, f in s.fields.items() if f["role"] in ("target", "group")}
+        values = {k: d for k, d in s.digests.items() if s.fields[k]["role"] in ("target", "group")}
         for key, digest in s.every.digests().items():
             values[key] = values.get(key, "") + digest
         out[name] = {"samples": s.total, "read": len(s.indices), "hashed": len(s.every.indices),

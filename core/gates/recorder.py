@@ -246,13 +246,16 @@ class Recorder:
         try:
             seeds.seed_global(run.cfg.run.seed, "model", step.index, run.rank)
             counts = over_ranks(run, summed([stage.counts(b) for b in batches]))
+            scale = run.scaler.get_scale()  # as in the step: without it small gradients are zero in fp16
             with torch.enable_grad():
                 for batch in batches:
                     with run.autocast():
                         terms = (run.used_loss or stage.loss)(stage.model, batch)
-                    mean = sum(s / denominator(t, counts) for t, s in terms.items())
+                    mean = scale * sum(s / denominator(t, counts) for t, s in terms.items())
                     grads = torch.autograd.grad(mean, weights, allow_unused=True)
                     grads = [torch.zeros_like(w) if g is None else g for w, g in zip(weights, grads, strict=True)]
+                    if scale != 1:
+                        grads = [g / scale for g in grads]
                     if parts and not each:
                         for i, grad in enumerate(grads):  # not in place: two weights may have got the same tensor
                             parts[0][i], grads[i] = parts[0][i] + grad, None

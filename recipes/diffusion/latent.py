@@ -104,7 +104,7 @@ class Noised(core.Data):
         self.process, self.drop, self.null = process, drop, len(classes)
         self.fields = {
             "small": core.Field("source", low=-1.0, high=1.0),
-            "latent": core.Field("target"),
+            "latent": core.Field("target", computed=True),
             "noisy": core.Field("input"),
             "timestep": core.Field("input", low=0, high=process.noise.num_train_timesteps - 1),
             "condition": core.Field("input", low=0, high=self.null),

@@ -92,7 +92,7 @@ class Heard(core.Data):
         self.source, self.which = source, which
         self.ids = [teacher.ids(text) for text in source.texts]
         self.shape = (teacher.frames, teacher.width), max(map(len, self.ids)), teacher.end
-        self.fields = {"envelope": core.Field("input"), "features": core.Field("target"), "ids": core.Field("target"),
+        self.fields = {"envelope": core.Field("input"), "features": core.Field("target", computed=True), "ids": core.Field("target"),
                        "text": core.Field("group")}  # fmt: skip
 
     def __len__(self) -> int:
@@ -218,7 +218,7 @@ def features(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     model = Student(cfg.width, cfg.depth, (source.ears_mean, source.ears_std), mean, measures.std, source.rest)
 
     def baselines() -> dict[str, dict[str, float]]:
-        placed = measures.likeness(lambda envelope: mean.expand(len(envelope), -1, -1), data["val"])
+        placed = measures.likeness(lambda envelope: mean.to(envelope.device).expand(len(envelope), -1, -1), data["val"])
         return {"the teacher's mean at each place": placed}
 
     return core.Stage(

@@ -17,7 +17,8 @@ QUICK = ("--train.epochs", "1", "--run.no-tensorboard")
 
 
 def launch(*argv: str, cwd: Path) -> subprocess.CompletedProcess:
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONSAFEPATH": "1"}
+    path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)), "PYTHONSAFEPATH": "1"}
     return subprocess.run(
         [sys.executable, "-m", "trainworthy.launch", *argv], cwd=cwd, env=env, capture_output=True, text=True
     )
@@ -36,10 +37,9 @@ def test_gates_and_training(precision: str, tmp_path: Path):
 
 def test_a_bad_step_is_skipped_on_the_device(tmp_path: Path):
     source = (Path(__file__).parents[2] / "recipes" / "vision" / "classify.py").read_text()
-    old = 'reduction="sum")}'
-    assert source.count(old) == 1
-    bad = 'reduction="sum") * (float("nan") if (batch["label"] == 3).sum() > 11 and model.training else 1)}'
-    (tmp_path / "mine.py").write_text(source.replace(old, bad))
+    old = 'batch["label"], label_smoothing=cfg.label_smoothing, reduction="sum")'
+    bad = f'{old} * (float("nan") if (batch["label"] == 3).sum() > 11 and model.training else 1)'
+    (tmp_path / "mine.py").write_text(patched(source, (old, bad)))
     done = launch("mine.py", *QUICK, "--gates.no-enabled", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     skipped = read(run_folder(tmp_path) / "summary.json")["skipped_steps"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainworthy.core.data import inventory, texts
+from trainworthy.core.data import contents, inventory, texts
 
 from tests.conftest import ROOT, patched
 from tests.core.planted_fabricated import made_up
@@ -225,6 +225,23 @@ def test_pairs_are_named_by_sample_where_only_some_are_compared(monkeypatch):
     train, val = inventory.scan("train", Rows(rows)), inventory.scan("val", Rows(held))
     assert train.kept == list(range(0, 100, 4))
     assert inventory.overlap(train, val)["near_pairs"] == [(8, 40)]
+
+
+@pytest.mark.parametrize("computed", [True, False])
+def test_what_a_net_computes_is_not_compared_with_another_process(computed: bool):
+    rows = torch.randn(20, 64, generator=torch.Generator().manual_seed(0))
+
+    class Encoded(Rows):
+        def __init__(self, rows: torch.Tensor, rounding: float):
+            super().__init__(rows)
+            self.rounding, self.fields["y"] = rounding, core.Field("target", computed=computed)
+
+        def get(self, index: int, generator: torch.Generator | None) -> dict:
+            return {"x": self.rows[index], "y": self.rows[index].sum() * (1 + self.rounding)}
+
+    then, now = ({"val": inventory.scan("val", Encoded(rows, r))} for r in (0.0, 2.0**-20))
+    found = contents.changes(inventory.identity(then), inventory.identity(now))
+    assert bool(found) != computed, found
 
 
 def test_a_note_of_several_splits_is_one_line():

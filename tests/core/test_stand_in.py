@@ -12,8 +12,8 @@ from tests.conftest import ROOT
 from tests.helpers.settings import SHORT
 from tests.helpers.smoke import STAND_INS
 
-LIGHT = ("schema", "wiring", "dependency")
-"""They read the data, train four steps and evaluate once."""
+LIGHT = ("schema", "wiring", "dependency", "finish")
+"""They read the data, train four steps and evaluate once; `finish` draws figures and measures baselines, as a run does at its end."""
 MORE = ("initial-loss", "evaluation", "accumulation", "resume", "storage", "entries")
 """They also save, load, and perturb every entry of a batch."""
 RUN = (

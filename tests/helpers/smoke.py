@@ -14,7 +14,8 @@ Stand-ins replace what is large or built on first use: language models, Whisper,
 generated digits. They are tiny, have random weights and are read through the recipe's own settings (STAND_INS). A recipe that is
 not in a table here is run as it is.
 
-Commands use the accelerator if there is one; CUDA_VISIBLE_DEVICES decides, as for the commands themselves.
+Commands use the accelerator if there is one; CUDA_VISIBLE_DEVICES decides, as for the commands themselves. SMOKE_PRECISION=bf16 (or
+fp16, fp32) replaces the recipes' own precision.
 """
 
 import os
@@ -184,6 +185,8 @@ def smoke(recipe: str, cwd: Path, stand_ins: Path) -> None:
     """The whole way of one recipe, in an empty folder; `stand_ins` is shared with others."""
     settings = (*SHORT.get(recipe, ("--train.epochs", "0.32", "--run.save-every", "0.1")), *PLAIN)
     settings += STAND_INS.get(recipe, lambda home: ())(stand_ins)
+    if precision := os.environ.get("SMOKE_PRECISION"):
+        settings += ("--train.precision", precision)
     cost = {}
 
     def step(name: str, *argv: object, code: int, stop: str = "") -> None:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from trainworthy.core.base import config
-from trainworthy.core.base.verdict import Skip
+from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import order
-from trainworthy.core.gates.gate import Gate, GateContext
+from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.loop import optim
-from trainworthy.core.loop.run import Rehearsal
+from trainworthy.core.loop.run import Rehearsal, evaluating
 from trainworthy.core.recipe import loading
 from trainworthy.core.session import stages
 from transformers import TrainingArguments
@@ -169,6 +169,7 @@ def stand_in() -> Iterator[Accelerator]:
             own = kind.device
             here = property(lambda self, own=own: (own.fget(self), DEVICE)[1])
             stack.enter_context(mock.patch.object(kind, "device", here))
+        stack.enter_context(mock.patch.object(torch.accelerator, "synchronize"))  # the backend of a stand-in lacks it
         stack.enter_context(Factories())
         stack.enter_context(Builders())
         try:
@@ -192,13 +193,15 @@ def judged(recipe: str, argv: list[str], ids: tuple[str, ...] = ()) -> dict[str,
             context = GateContext(spec.cfg, accelerator, spec.factory(before), loaded.module.train, Path(folder) / spec.name, {}, {},
                           stage=spec.name, follows="rehearsed" if before else "none")  # fmt: skip
             context.folder.mkdir(parents=True)
+            if "finish" in ids:
+                found[f"{spec.name} finish"] = _said(finish, context)
             for one in order.of_stage(context.look()[1]):
                 if one.id in ids or (not ids and one.id not in LEFT_OUT):
                     assert context.look()[0].device == DEVICE
                     assert all(isinstance(p, OnDevice) for p in context.look()[1].model.parameters())
                     context.put_away()
                     started = time.process_time()
-                    found[f"{spec.name} {one.id}"] = said = _said(one, context)
+                    found[f"{spec.name} {one.id}"] = said = _said(one.check, context)
                     if os.environ.get("STAND_IN_TRACE"):
                         print(
                             f"{spec.name} {one.id}: {said[:300]} ({time.process_time() - started:.1f} s)",
@@ -209,10 +212,21 @@ def judged(recipe: str, argv: list[str], ids: tuple[str, ...] = ()) -> dict[str,
     return found
 
 
-def _said(one: Gate, context: GateContext) -> str:
+def finish(context: GateContext) -> None:
+    """What a run does after its last step, without the export: figures, baselines, the training samples' score."""
+    run, stage = context.build(Rehearsal(steps=1))
+    with evaluating(stage.eval_model), run.autocast():
+        if stage.figures:
+            stage.figures(stage.eval_model, stage.data["val"])
+        stage.baselines()
+    if "test" in stage.data:
+        run.measure(stage, stage.data["test"])
+
+
+def _said(check: Callable[[GateContext], Finding | None], context: GateContext) -> str:
     try:
-        finding = one.check(context)
-        return "pass" if finding.ok else f"fail: {finding.measured}"
+        finding = check(context)
+        return "pass" if finding is None or finding.ok else f"fail: {finding.measured}"
     except Skip as skip:
         return f"skip: {skip}"
     except Exception as error:

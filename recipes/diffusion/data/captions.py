@@ -230,7 +230,7 @@ class Noised(Data):
         self.process, self.drop, self.null = process, drop, len(found.captions)
         self.fields = {
             "small": Field("source", low=-1.0, high=1.0),
-            "latent": Field("target"),
+            "latent": Field("target", computed=True),
             "noisy": Field("input"),
             "timestep": Field("input", low=0, high=process.noise.num_train_timesteps - 1),
             "condition": Field("input", low=0, high=self.null),

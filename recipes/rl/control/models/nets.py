@@ -82,6 +82,6 @@ def mlp(*sizes: int, activation: type[nn.Module] = nn.Tanh) -> Layers:
 
 def built_again(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Return a policy as it was before training, built from the run's seed: no copy of it is kept while the run trains."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         seeds.seed_global(seed, "build")
         return make().eval()
