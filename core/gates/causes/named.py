@@ -137,7 +137,7 @@ def explain_untrained_base(model: nn.Module, batch: dict) -> str:
     if not hasattr(model, "get_output_embeddings") or not isinstance(ids, Tensor):
         return ""
     with in_mode(model, training=False), torch.no_grad():
-        logp = model(input_ids=ids[:2, :64]).logits.float().log_softmax(-1)
+        logp = model(input_ids=ids.flatten(0, -2)[:2, :64]).logits.float().log_softmax(-1)
     share = float(-(logp.exp() * logp).sum(-1).mean()) / math.log(logp.shape[-1])
     if share < 0.97:
         return ""

@@ -52,7 +52,7 @@ def table(path: Path, layout: str) -> list[dict[str, str]]:
     if not path.is_file():
         raise UserError(f"no transcripts in {path.parent}", needed=layout,
                         got=" ".join(sorted(p.name for p in path.parent.glob("*"))[:5]) or "nothing there")  # fmt: skip
-    with open(path, newline="", encoding="utf-8") as file:
+    with open(path, newline="", encoding="utf-8-sig") as file:
         lines = csv.DictReader(file)
         names = set(lines.fieldnames or ())
         needed = {"file_name", "transcription"} | ({"array", "rate", "frames"} if "array" in names else set())
