@@ -274,7 +274,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
     # Hub encoders have layers that nothing here uses (CLIP's last norm).
     unused = () if cfg.encoder == "cells" and not cfg.model else ("encoder.",)
     metric, probe = scored.metric(scored.names[0], len(words)), scored.probe(len(words))
-    declared = {"frozen": frozen, "new_parameters": fresh, "no_gradient": unused, "overfit_longer": cfg.data.path != "scenes"}  # fmt: skip
+    declared = {"frozen": frozen, "new_parameters": fresh, "no_gradient": unused}
     return core.Stage(
         name=name,
         model=model,

@@ -82,6 +82,12 @@ def rows(root: Path, lines: list[dict[str, str]], *, rate: int, teacher: whisper
         _same_ids(line, where, teacher)
         found.append(Row(n + 2, root / line["file_name"], line["transcription"], root / array if array is not None else None,
                          frames if array is not None else 0, group))  # fmt: skip
+    if lost := [row for row in found if not row.audio.is_file()]:
+        shown = ", ".join(f"{row.audio.name} (line {row.line})" for row in lost[:5])
+        raise UserError(f"{len(lost):,} of {len(found):,} recordings of {root / 'metadata.csv'} are not there",
+                        got=shown + ", ..." * (len(lost) > 5), needed=f"the files that file_name names, from {root}",
+                        cause="names without their folder or their ending" if len(lost) == len(found) else "a copy that was cut off",
+                        next="copy them, or remove their lines")  # fmt: skip
     return found
 
 
