@@ -145,6 +145,15 @@ def explain_untrained_base(model: nn.Module, batch: dict) -> str:
             "largest possible); adapters do not change that: --lora-rank 0, or a trained --model")  # fmt: skip
 
 
+def explain_silent_steps(silent: Sequence[bool]) -> str:
+    """Return why parameters got no gradient, if there was none at all in at least half of the steps, but in some. What moves only after
+    another part has moved (the first matrix of an adapter) needs two steps with one."""
+    if not len(silent) / 2 <= sum(silent) < len(silent):  # in all of them: the loop lost the gradient
+        return ""
+    return (f"in {sum(silent)} of {len(silent)} steps every gradient was exactly 0: their samples teach nothing (all answers of a group earn the "
+            "same reward, because they are cut, too hard or too easy; or no target counts)")  # fmt: skip
+
+
 def explain_double_softmax(reached: float, classes: int, smoothing: float) -> str:
     """Return the cause of a loss that stops at the lowest cross-entropy of probabilities: ln(e + n - 1) - 1 for n classes, without
     smoothing."""
