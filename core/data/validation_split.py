@@ -8,22 +8,35 @@ from zlib import crc32
 from trainworthy.core.base.errors import UserError
 
 
+def parse_share(value: str) -> float | None:
+    """Return the fraction that is held out; None if `value` is empty or names data."""
+    try:
+        share = float(value or "nan")
+    except ValueError:
+        return None
+    if share == share and not 0 < share < 1:
+        raise UserError("--data.val is not a share", got=value, needed="more than 0 and less than 1, or a path")
+    return share if share == share else None
+
+
 def parse_val(value: str) -> float | Path | None:
     """Return a fraction between 0 and 1, an existing path, or None if nothing was given (then the data's own split is
     used, else the recipe's)."""
-    if not value:
-        return None
-    try:
-        share = float(value)
-    except ValueError:
-        path = Path(value)
-        if not path.exists():
-            raise UserError(f"there is no file or folder {value} of held-out samples", got="--data.val " + value,
-                            needed="a path that exists, or a share such as 0.2") from None  # fmt: skip
-        return path.resolve()
-    if not 0 < share < 1:
-        raise UserError("--data.val is not a share", got=value, needed="more than 0 and less than 1, or a path")
-    return share
+    share = parse_share(value)
+    if share or not value:
+        return share
+    if not Path(value).exists():
+        raise UserError(f"there is no file or folder {value} of held-out samples", got="--data.val " + value,
+                        needed="a path that exists, or a share such as 0.2")  # fmt: skip
+    return Path(value).resolve()
+
+
+def refuse_training_data(val: str | Path, train: str | Path) -> None:
+    """Raise if `--data.val` names the very file or folder that the training samples are read from."""
+    if Path(val).resolve() == Path(train).resolve() and Path(val).exists():
+        raise UserError("--data.val names the training data", got=str(val), needed="samples that are not trained on",
+                        cause="a score on them would say what was memorised",
+                        next="--data.val FILE or FOLDER with others, or a share to hold out: --data.val 0.1")  # fmt: skip
 
 
 def absolute(value: str) -> str:

@@ -36,6 +36,8 @@ class Record:
     """Per optimiser step: cosine and relative norm of the optimiser's gradient against the loss's own."""
     received: dict[str, float] = field(default_factory=dict)
     """Largest gradient of each trained parameter; no entry: it never got one."""
+    silent: list[bool] = field(default_factory=list)
+    """Per optimiser step: whether there were gradients, each of them exactly 0."""
     moved: dict[str, float] = field(default_factory=dict)
     """Largest fraction, over the steps, of entries with a gradient that really changed."""
     evaluating: list[int] = field(default_factory=list)
@@ -166,6 +168,7 @@ class Recorder:
                 grad, spots = p.grad.flatten().abs().topk(count)
                 live = spots[grad > 1e-3 * grad[0]]
                 self._before[name] = (live, p.detach().flatten()[live].clone())
+        self.record.silent.append(not self._before and any(p.grad is not None for p in mine.values()))
         batches = self.run.current and (self.run.current.batches or self.run.used_batches)
         if "train" not in self.stage.data and batches:
             self.record.batch = batches[0]

@@ -282,6 +282,7 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
             solvable_without_input="both answers are given, and which of them is preferred can be learnt without the prompt",
             range_test="how far the policy is from its reference decides, not one batch",
             overfit_steps=60,
+            overfit_longer=cfg.data.path != "docstrings",
             gate_batch_size=2,
         ),
         pretrained=loading.from_file(trainer.model, path),

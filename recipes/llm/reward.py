@@ -106,7 +106,7 @@ def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
         kept, told = preferences.usable(rows, chat, cfg.data, name, limit)
         data[name] = preferences.Whole(kept, chat)
         share = preferred(preferences.more_tokens(kept, chat))
-        data[name].notes = {f"{name}: the preferred answer has more tokens": f"in {share:.0%} of the pairs"}
+        data[name].notes = {"the preferred answer has more tokens": f"in {share:.0%} of the pairs"}
         data[name].notes |= {f"left out of {name}": "; ".join(told)} if told else {}
     data["train"].notes |= {"rows": "; ".join(bad)} if bad else {}
     data["train"].notes |= preferences.described(data["train"].rows, chat, sizes[0], limit)
@@ -260,6 +260,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
             frozen=("base_model.model.model.", f"{head}original_module.") if cfg.lora_rank else (),
             solvable_without_input="both answers are given, and which of them is preferred can be learnt without the prompt",
             overfit_steps=60,
+            overfit_longer=cfg.data.path != "docstrings",
             gate_batch_size=2,
         ),
         pretrained=loading.from_file(trainer.model, path),

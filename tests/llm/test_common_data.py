@@ -3,11 +3,14 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.gate import pick
-from trainworthy.recipes.llm.data import documents, files, mixture, pairs
+from trainworthy.recipes.llm.data import documents, files, mixture, pairs, preferences, templates
 from trainworthy.recipes.llm.gates import rendering
 
 from tests.helpers import language
@@ -195,3 +198,66 @@ def test_a_long_example_is_shown_from_both_ends():
     assert len(found) < 700
     assert found.startswith("<|im_start|>user")
     assert found.endswith("<|im_end|>]]")
+
+
+def test_conversations_that_open_alike_are_in_both_files(tmp_path: Path):
+    """`Hi` in the training and in the validation file was taken for one document in two splits, which stopped the run."""
+    opened = [turns("Hi", "Hello!", f"what is {i} and {i * 7}", f"it is {i * 8} or so") for i in range(40)]
+    train, val = ([{"messages": t} for t in part] for part in (opened[:30], opened[30:]))
+    file = written(tmp_path / "val.jsonl", val)
+    train, val, _ = read(written(tmp_path / "train.jsonl", train), language.tokenizer(), val=str(file))
+    assert (len(train), len(val)) == (30, 10)
+    assert not {row["source"] for row in train} & {row["source"] for row in val}
+
+
+@pytest.mark.parametrize(("names", "kept"), [(3, False), (60, True)], ids=["data sets", "documents"])
+def test_a_source_in_both_files_is_a_data_set_where_few_rows_have_another(names: int, kept: bool, tmp_path: Path):
+    """Data sets of chats name in `source` where a row comes from. Documents that both files have stay visible to the gate `leakage`."""
+    rows = [row | {"source": f"name {i % names}"} for i, row in enumerate(SHORT * 2)]
+    file = written(tmp_path / "val.jsonl", [row | {"prompt": f"And {row['prompt']}"} for row in rows[:60]])
+    train, val, told = read(written(tmp_path / "train.jsonl", rows), language.tokenizer(), val=str(file), near=0)
+    assert bool({row["source"] for row in train} & {row["source"] for row in val}) is kept, told
+    assert any("names of data sets" in words for words in told) is not kept
+
+
+def test_scores_that_prefer_the_rejected_answers_are_named(tmp_path: Path):
+    rows = [{"prompt": f"What is {i}?", "chosen": f"no {i}", "rejected": f"It is {i}.", "score_chosen": 1.0 + i % 2,
+             "score_rejected": 9.0} for i in range(60)]  # fmt: skip
+    file = written(tmp_path / "a.jsonl", rows)
+    for columns, refused in (("", True), ("chosen=rejected,rejected=chosen", False)):
+        source = preferences.Source(path=str(file), columns=columns)
+        if refused:
+            with pytest.raises(UserError, match="chosen and rejected are exchanged"):
+                preferences.read(source, preferences.chat(language.tokenizer(), source))
+        else:
+            assert preferences.read(source, preferences.chat(language.tokenizer(), source))[0][0]["chosen"].startswith(
+                "It is"
+            )
+
+
+def test_a_template_of_other_models_is_named():
+    tokenizer = chat_models.tokenizer("qwen3")
+    tokenizer.bos_token, tokenizer.chat_template = None, "{{ bos_token + messages[0]['content'] }}" + language.TEMPLATE
+    with pytest.raises(UserError, match="another family of models: it writes a bos_token"):
+        templates.form(tokenizer)
+    assert "<|start_header_id|> is no token" in templates.foreign(_with(tokenizer, "<|start_header_id|>"))
+
+
+def _with(tokenizer: Any, mark: str) -> Any:
+    tokenizer.chat_template = f"{{% for m in messages %}}{mark}{{{{ m['content'] }}}}{{% endfor %}}"
+    return tokenizer
+
+
+@pytest.mark.parametrize("shape", [(2, 9), (2, 2, 9)], ids=["rows", "pairs of answers"])
+def test_random_weights_below_adapters_are_seen_in_every_shape_of_batch(shape: tuple[int, ...]):
+    """Preferences are (B, 2, T): the diagnosis raised, and its error stood in the place of what had failed."""
+    torch.manual_seed(0)
+    batch = {"input_ids": torch.randint(3, 200, shape)}
+    assert "random weights" in named.explain_untrained_base(language.model(), batch)
+
+
+def test_steps_without_any_gradient_are_the_cause_of_parameters_that_get_none():
+    """`rl/grpo` with answers of six tokens to questions of a chat: no answer earned anything in three of four steps, and a cut graph was named."""
+    assert "in 3 of 4 steps every gradient was exactly 0" in named.explain_silent_steps([False, True, True, True])
+    for other in ([False] * 4, [True] * 4, []):
+        assert not named.explain_silent_steps(other)

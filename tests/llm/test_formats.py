@@ -103,7 +103,8 @@ def test_columns_are_mapped_and_validation_has_a_file_of_its_own(tmp_path: Path)
     for wrong, words in (
         ({"columns": "prompt=q"}, "has no column q"),
         ({"columns": "prompt"}, "not a list"),
-        ({"val": "1.5"}, "between 0 and 1"),
+        ({"val": "1.5"}, "not a share"),
+        ({"val": str(train)}, "names the training data"),
     ):
         source = pairs.Source(path=str(train), **{"columns": names, **wrong})
         with pytest.raises(UserError, match=words):

@@ -399,3 +399,14 @@ def test_the_exported_program_answers_as_the_net_does(launch, kind: str):
         best = int(scores.max(1).values.argmax())
         assert torch.allclose(own["scores"][0], scores.max(), atol=1e-4)
         assert torch.allclose(own["boxes"][0], boxes_[best].clamp(0, 96), atol=1e-2)
+
+
+def test_labels_in_yolo_s_layout_and_the_training_list_as_validation_are_named(tmp_path: Path):
+    (tmp_path / "labels" / "train").mkdir(parents=True)
+    (tmp_path / "labels" / "train" / "a.txt").write_text("0 0.5 0.5 0.2 0.1\n")
+    with pytest.raises(UserError, match="in YOLO's layout"):
+        boxes.load(boxes.Source(path=str(tmp_path)))
+    write_coco(tmp_path / "own")
+    file = next((tmp_path / "own").rglob("*train*.json"))
+    with pytest.raises(UserError, match="names the training data"):
+        boxes.load(boxes.Source(path=str(tmp_path / "own"), val=str(file)))

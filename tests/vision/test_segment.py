@@ -484,3 +484,14 @@ def test_full_trains_and_exports_for_torchvision(launch, tmp_path):
         logits = net((images - mean) / std)["out"]
         program = torch.export.load(out / "export" / "model.pt2").module()(images)
     assert torch.allclose(program, logits, atol=1e-3)
+
+
+def test_names_of_classes_as_windows_writes_them(tmp_path: Path):
+    """The mark at the start of the file was a part of the first class's name."""
+    write_masks(tmp_path)
+    (tmp_path / "classes.txt").write_bytes("background\r\nline\r\nblock\r\n".encode("utf-8-sig"))
+    assert masks.load(masks.Source(path=str(tmp_path))).classes == ("background", "line", "block")
+    with pytest.raises(UserError, match="names the training data"):
+        masks.load(
+            masks.Source(path=str(tmp_path), val=str(tmp_path / "train" if (tmp_path / "train").is_dir() else tmp_path))
+        )

@@ -137,12 +137,21 @@ def explain_untrained_base(model: nn.Module, batch: dict) -> str:
     if not hasattr(model, "get_output_embeddings") or not isinstance(ids, Tensor):
         return ""
     with in_mode(model, training=False), torch.no_grad():
-        logp = model(input_ids=ids[:2, :64]).logits.float().log_softmax(-1)
+        logp = model(input_ids=ids.flatten(0, -2)[:2, :64]).logits.float().log_softmax(-1)
     share = float(-(logp.exp() * logp).sum(-1).mean()) / math.log(logp.shape[-1])
     if share < 0.97:
         return ""
     return (f"the model below the adapters has random weights: all its tokens are about equally likely (entropy {share:.1%} of the "
             "largest possible); adapters do not change that: --lora-rank 0, or a trained --model")  # fmt: skip
+
+
+def explain_silent_steps(silent: Sequence[bool]) -> str:
+    """Return why parameters got no gradient, if there was none at all in at least half of the steps, but in some. What moves only after
+    another part has moved (the first matrix of an adapter) needs two steps with one."""
+    if not len(silent) / 2 <= sum(silent) < len(silent):  # in all of them: the loop lost the gradient
+        return ""
+    return (f"in {sum(silent)} of {len(silent)} steps every gradient was exactly 0: their samples teach nothing (all answers of a group earn the "
+            "same reward, because they are cut, too hard or too easy; or no target counts)")  # fmt: skip
 
 
 def explain_double_softmax(reached: float, classes: int, smoothing: float) -> str:

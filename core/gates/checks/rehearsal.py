@@ -14,7 +14,7 @@ from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes.gradient import diagnosed
-from trainworthy.core.gates.causes.named import order_causes
+from trainworthy.core.gates.causes.named import explain_silent_steps, order_causes
 from trainworthy.core.gates.causes.resume import Watch, first_cause, saved
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.gates.recorder import STEPS, Record, fingerprints, rehearsal_plan, rehearsed
@@ -110,7 +110,7 @@ def wiring(context: GateContext) -> Finding:
                   unmoved=bool(unmoved)),
         evidence={"gradients": record.gradients, "moved": {n: record.moved.get(n, 0.0) for n in trained},
                   "groups": groups, "frozen_moved": record.frozen_moved[:20]},
-        cause=diagnosed(record.experiments) if fault and not causes else "",
+        cause=diagnosed(record.experiments) if fault and not causes else explain_silent_steps(record.silent) if untouched else "",
     )  # fmt: skip
 
 

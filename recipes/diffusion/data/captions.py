@@ -162,7 +162,7 @@ def _texts(root: Path) -> dict[str, str]:
     for path in sorted(root.rglob("*.txt")):
         own = [p for p in path.parent.glob(f"{path.stem}.*") if p.suffix.lower() in SUFFIXES]
         for picture in own or [path]:
-            found[picture.relative_to(root).as_posix()] = path.read_text(encoding="utf-8").strip()
+            found[picture.relative_to(root).as_posix()] = path.read_text(encoding="utf-8-sig").strip()
     return found
 
 
@@ -172,7 +172,7 @@ def _table(path: Path) -> dict[str, str]:
         raise UserError(f"--data.captions {path.name}: no such file in the folder", got=f"{path}",
                         needed="`txt`, or a .jsonl or .csv file next to the pictures")  # fmt: skip
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.DictReader(file)) if path.suffix == ".csv" else [json.loads(x) for x in file if x.strip()]
     except (ValueError, csv.Error) as error:
         raise UserError(

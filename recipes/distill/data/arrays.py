@@ -52,7 +52,7 @@ def table(path: Path, layout: str) -> list[dict[str, str]]:
     if not path.is_file():
         raise UserError(f"no transcripts in {path.parent}", needed=layout,
                         got=" ".join(sorted(p.name for p in path.parent.glob("*"))[:5]) or "nothing there")  # fmt: skip
-    with open(path, newline="", encoding="utf-8") as file:
+    with open(path, newline="", encoding="utf-8-sig") as file:
         lines = csv.DictReader(file)
         names = set(lines.fieldnames or ())
         needed = {"file_name", "transcription"} | ({"array", "rate", "frames"} if "array" in names else set())
@@ -82,6 +82,12 @@ def rows(root: Path, lines: list[dict[str, str]], *, rate: int, teacher: whisper
         _same_ids(line, where, teacher)
         found.append(Row(n + 2, root / line["file_name"], line["transcription"], root / array if array is not None else None,
                          frames if array is not None else 0, group))  # fmt: skip
+    if lost := [row for row in found if not row.audio.is_file()]:
+        shown = ", ".join(f"{row.audio.name} (line {row.line})" for row in lost[:5])
+        raise UserError(f"{len(lost):,} of {len(found):,} recordings of {root / 'metadata.csv'} are not there",
+                        got=shown + ", ..." * (len(lost) > 5), needed=f"the files that file_name names, from {root}",
+                        cause="names without their folder or their ending" if len(lost) == len(found) else "a copy that was cut off",
+                        next="copy them, or remove their lines")  # fmt: skip
     return found
 
 

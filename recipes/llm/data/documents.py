@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from trainworthy.core.data.assets import built
-from trainworthy.core.data.validation_split import hold_out, is_held_out
+from trainworthy.core.data.validation_split import hold_out, is_held_out, parse_share, refuse_training_data
 from trainworthy.recipes.llm.data import formats, plain_texts, prose
 from trainworthy.recipes.shared import hub
 
@@ -104,7 +104,7 @@ def with_test(corpus: Corpus, source: Source) -> tuple[Corpus, list[np.ndarray]]
     """(the corpus with half of its held-out documents, the other half, on which no setting is chosen). The side is that of the text,
     so that equal documents stay together. There is no test set of the packaged prose, where half would be too few, of less than
     twice LEAST documents, or where `--data.val` names the held-out texts."""
-    own = source.path == "prose" or (source.val and formats.share(source.val) is None)
+    own = source.path == "prose" or (source.val and parse_share(source.val) is None)
     if own or len(corpus.val) < 2 * LEAST:
         return corpus, []
     train, texts = corpus.texts
@@ -210,10 +210,11 @@ def sizes(tokenizer: Any) -> np.ndarray:
 def load(path: str, column: str, max_bad: float, val: str = "") -> tuple[list[str], list[str], dict[str, str]]:
     """(train, val, notes): the splits that are there or that `val` names, else one document in twenty held out, the same whatever
     the run's seed."""
-    splits, share = plain_texts.splits(path, column), formats.share(val)
+    splits, share = plain_texts.splits(path, column), parse_share(val)
     if share:
         splits = {"train": splits["train"]}
     elif val:
+        refuse_training_data(val, path)
         splits = {"train": splits["train"], "val": plain_texts.splits(val, column)["train"]}
     notes: dict[str, str] = {}
     where = {"val": f"--data.val {val}"} if val and not share else {}

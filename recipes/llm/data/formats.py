@@ -228,9 +228,9 @@ def preference(row: dict[str, Any]) -> dict[str, Any]:
         if not before or any(not isinstance(t.get("content"), str) for t in before):
             raise BadRow("no prompt before chosen and rejected")
         plain = len(before) == 1 and before[0]["role"] == "user"
-        found = texts(
-            {"prompt": before[-1]["content"], "source": row.get("source"), **said}, ("prompt", "chosen", "rejected")
-        )
+        # The last turn alone would put every conversation that goes on with `yes` in one group.
+        source = row.get("source") or "\n".join(turn["content"] for turn in before)
+        found = texts({"prompt": before[-1]["content"], "source": source, **said}, ("prompt", "chosen", "rejected"))
         return found if plain else found | {"messages": before, **tools(row)}
     if isinstance(chosen, str) and isinstance(rejected, str) and row.get("prompt") is None:
         return texts(row | _dialogue(chosen, rejected), ("prompt", "chosen", "rejected"))
@@ -252,17 +252,6 @@ def _dialogue(chosen: str, rejected: str) -> dict[str, str]:
 
 
 # --------------------------------------------------------------------------------------------------------------- a whole file
-def share(val: str) -> float | None:
-    """`--data.val` as a share of the rows; None: it is empty, or a file."""
-    try:
-        share = float(val or "nan")
-    except ValueError:
-        return None
-    if share == share and not 0 < share < 1:
-        raise core.UserError(f"--data.val {val}", needed="a file, or a share of the rows between 0 and 1")
-    return share if share == share else None
-
-
 def system(wanted: str, path: str, own: str) -> str:
     """The system turn: `auto` is the packaged task's `own`, and none for a user's data."""
     return (own if path == "docstrings" else "") if wanted == "auto" else wanted

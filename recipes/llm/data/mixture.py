@@ -65,6 +65,8 @@ def mixed(found: list[Part], near: float) -> tuple[Rows, Rows, Rows, list[str]]:
         if out:
             told.append(f"{len(out):,} of {len(rows):,} training pairs {why}: left out")
         rows = [r for i, r in enumerate(rows) if i not in out]
+    asked = {row["source"] for row in val + test}
+    rows = [(part, row | {"source": said(row)} if row["source"] in asked and opens(row) else row) for part, row in rows]
     train = []
     for part in found:
         own = [row for p, row in rows if p is part]
@@ -79,6 +81,15 @@ def mixed(found: list[Part], near: float) -> tuple[Rows, Rows, Rows, list[str]]:
                              cause="one file as its own validation, rows that hardly differ, or a weight that leaves no row",
                              next="--data.val FILE with other rows, or --data.near 1, which leaves out exact copies alone")  # fmt: skip
     return train, val, test, told
+
+
+def opens(row: dict[str, str]) -> bool:
+    """Return whether the `source` of a row is no more than its first question. `Hi` opens conversations that have nothing else in common,
+    and what validation asks about is left out by its words."""
+    if not row["prompt"].startswith("{"):
+        return row["source"] == row["prompt"]
+    turns = json.loads(row["prompt"]).get("messages", ())
+    return row["source"] == next((turn.get("content") for turn in turns if turn.get("role") == "user"), None)
 
 
 def said(row: dict[str, str]) -> str:

@@ -1,6 +1,7 @@
 """Prompts with the completion that is wanted: where they come from, and how a chat model reads one."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -8,7 +9,7 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from trainworthy.core.data.validation_split import hold_out
+from trainworthy.core.data.validation_split import hold_out, parse_share, refuse_training_data
 from trainworthy.recipes.llm.data import docstrings, files, formats, mixture, prepared
 from trainworthy.recipes.llm.data.chats import COLUMNS, IGNORED, Chat, any_conversation
 from trainworthy.recipes.llm.evaluation import metrics
@@ -20,6 +21,7 @@ __all__ = ["COLUMNS", "IGNORED", "Chat", "Pairs", "Source"]
 
 VALIDATION = files.VALIDATION
 LEAST = 32  # rows of a test set; of fewer there is none
+COLLECTIONS, LEAST_EACH = 30, 10  # values of `source`, and rows of each on average, that name data sets
 FEW = 5  # rows of a split; of fewer none may be left out
 ROUND = 32  # a limit that follows the data is a multiple of this
 SYSTEM = "You name Python functions."  # for docstrings
@@ -93,7 +95,7 @@ def from_files(name: str, paths: list[str], source: Any, chat: Chat, make: Calla
     if "docstrings" in paths:
         return make()
     splits = {path: tables(path, source.columns) for path in paths}
-    if source.val and formats.share(source.val) is None:
+    if source.val and parse_share(source.val) is None:
         splits[source.val] = tables(source.val, source.columns, setting="--data.val")
 
     def key() -> dict[str, Any]:
@@ -156,15 +158,16 @@ def read_file(
     """(train, val, what to say of rows left out) of a file or of a data set on the hub, each row as `one` makes it. `source` says
     where validation comes from; what has no split of its own gets one by its `source` column."""
     columns, max_bad, val = (getattr(source, k, d) for k, d in (("columns", ""), ("max_bad", 0.0), ("val", "")))
-    splits, share = tables(path, columns), formats.share(val)
+    splits, share = tables(path, columns), parse_share(val)
     files = [(path, splits["train"])]
     if val and share is None:
+        refuse_training_data(val, path)
         files.append((val, tables(val, columns, setting="--data.val")["train"]))
     elif not share and (name := next((k for k in VALIDATION if k in splits), "")):
         files.append((f"{path} ({name})", splits[name]))
     (train, *held_out), told = formats.sorted_out(files, one, what=what, needed=needed, max_bad=max_bad)
     if held_out:
-        return train, held_out[0], told
+        return *_without_collections(train, held_out[0], told), told
     apart = hold_out([row["source"] for row in train], share or 0.05)
     if apart is None and any(row.get("source") for row in splits["train"]):
         names = len({row["source"] for row in train})
@@ -182,6 +185,24 @@ def read_file(
             "is uncertain; --data.val 0.2 holds out more"
         )
     return train, kept, told
+
+
+def _without_collections(train: list[dict], val: list[dict], told: list[str]) -> tuple[list[dict], list[dict]]:
+    """Return both splits, without their `source` where it names a few large collections that both have: rows of one data set are no copies
+    of one another, and whoever made two files knew what is in them."""
+    sizes, theirs = Counter(row["source"] for row in train), {row["source"] for row in val}
+    few = len(sizes) <= COLLECTIONS and len(train) >= LEAST_EACH * len(sizes)
+    if not few or len(theirs & sizes.keys()) < len(theirs) / 2:
+        return train, val
+    told.append(
+        f"the column `source` has {len(sizes)} values, which both files have: read as names of data sets, not of documents"
+    )
+    return tuple([row | {"source": alone(row)} for row in rows] for rows in (train, val))
+
+
+def alone(row: dict[str, Any]) -> str:
+    """Return the whole row as text: a group that has no other row."""
+    return " ".join(str(value) for key, value in row.items() if key != "source")
 
 
 def tables(path: str, columns: str = "", setting: str = "--data.path") -> dict[str, list[dict[str, Any]]]:

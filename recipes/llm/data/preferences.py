@@ -16,6 +16,9 @@ from trainworthy.recipes.shared import hub
 from trainworthy import core
 
 COLUMNS = ("prompt", "chosen", "rejected")
+SCORES = {"score", "rating", "reward", "avg", "average", "mean", "overall"}
+"""Words in the name of a column where more is better."""
+SCORED = 8  # rows with different scores; fewer say nothing
 SYSTEM = "You say what a Python function does."  # for docstrings
 
 
@@ -74,7 +77,27 @@ def _sorted_out(source: Source, chat: pairs.Chat) -> tuple[pairs.Rows, pairs.Row
     else:
         train, val, told = pairs.read_file(source.path, lambda row: [rendered(row, chat)], source, what="preference",
                                            needed="prompt (str), chosen (str) and rejected (str), or the last two as lists of turns")  # fmt: skip
+        if "chosen" not in formats.mapping(source.columns):
+            refuse_exchanged(pairs.tables(source.path, source.columns)["train"], source.path)
     return train, *pairs.spaced(val, source.held_out), told
+
+
+def refuse_exchanged(rows: list[dict[str, Any]], path: str) -> None:
+    """Raise if scores of both answers in the file (`score_chosen`, `chosen-rating`, ...) say that the rejected ones are the better ones."""
+    for name in dict.fromkeys(key for row in rows[:100] for key in row):
+        other = name.replace("chosen", "rejected")
+        words = {*re.split(r"[^a-z]+", name.lower())} - {"", "chosen"}
+        if other == name or not words or not words <= SCORES:
+            continue
+        both = [(row.get(name), row.get(other)) for row in rows]
+        differ = [a < b for a, b in both if isinstance(a, int | float) and isinstance(b, int | float) and a != b]
+        if len(differ) >= SCORED and sum(differ) > len(differ) / 2:
+            raise core.UserError(
+                f"the rejected answer has the better score in {sum(differ) / len(differ):.0%} of {len(differ):,} rows of {path}",
+                got=f"{name} below {other}", needed="the better answer under `chosen`", cause="chosen and rejected are exchanged",
+                next="--data.columns chosen=rejected,rejected=chosen; if low scores are the good ones: --data.columns "
+                     "chosen=chosen,rejected=rejected",
+            )  # fmt: skip
 
 
 def _taken(row: dict[str, str], chat: pairs.Chat) -> None:

@@ -68,7 +68,7 @@ def read(name: str) -> str:
         path, known = Path(name), "a file with a Jinja template, or trl:NAME for one that TRL ships"
     if not path.is_file():
         raise core.UserError(f"--chat-template {name}: no such template", needed=known)
-    return path.read_text(encoding="utf-8")
+    return path.read_text(encoding="utf-8-sig")
 
 
 def markers(tokenizer: Any) -> set[str]:
@@ -119,8 +119,22 @@ def _reads_parts(tokenizer: Any) -> bool:
             return parts
         said.append(repr(text[-120:]))
     raise core.UserError("the chat template does not render a question and its answer", got=said[0],
-                         needed="both texts in what it renders", cause="a template for something else (retrieval, tools alone)",
+                         needed="both texts in what it renders", cause=_missing(said[0]),
                          next="--chat-template FILE with one for conversations")  # fmt: skip
+
+
+def foreign(tokenizer: Any) -> str:
+    """Return the cause of a template that ends no answer, if what it writes around turns is no token of this tokenizer."""
+    text = render(tokenizer, ANSWERED, Form(parts=_reads_parts(tokenizer)), tokenize=False)
+    unknown = [tag for tag in dict.fromkeys(tags(text)) if tag not in tokenizer.get_vocab()]
+    return f"a template of another family of models: {unknown[0]} is no token of this tokenizer" if unknown else ""
+
+
+def _missing(said: str) -> str:
+    """Return the likely cause of a template that does not render, by what it said."""
+    if found := re.search(r"'(\w+_token)' is undefined", said):
+        return f"a template of another family of models: it writes a {found[1]}, which this tokenizer does not have"
+    return "a template for something else (retrieval, tools alone)"
 
 
 def _has_system(tokenizer: Any, found: Form) -> bool:

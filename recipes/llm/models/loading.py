@@ -59,7 +59,8 @@ def tokenizer(path: str, chat_template: str = "", eos_token: str = "") -> Any:
     if not form.end:
         raise core.UserError(
             f"the chat template of {path} does not end an answer", got=form.fault, needed="a token that ends a turn",
-            cause="a template for generation alone", next="--chat-template FILE with one for training, or --eos-token TOKEN",
+            cause=templates.foreign(found) or "a template for generation alone",
+            next="--chat-template FILE with one for training, or --eos-token TOKEN",
         )  # fmt: skip
     return found
 

@@ -22,7 +22,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from trainworthy.core import UserError
 from trainworthy.core.base import seeds
-from trainworthy.core.data.validation_split import absolute
+from trainworthy.core.data.validation_split import absolute, refuse_training_data
 from trainworthy.core.data.validation_split import parse_val as chosen
 from trainworthy.recipes.shared import digits
 from trainworthy.recipes.vision.data import pasted
@@ -150,6 +150,7 @@ def _coco(where: str, val: str, max_bad: float) -> Annotated:
     lists, wanted = read_lists(root), chosen(val)
     if isinstance(wanted, Path):
         lists = [lists[0], read_lists(wanted)[-1] if wanted.is_dir() else read_list(root, wanted, "val")]
+        refuse_training_data(lists[1].file, lists[0].file)
     elif wanted:
         lists = lists[:1]
     names = lists[0].names

@@ -49,6 +49,11 @@ def read_lists(root: Path) -> list[Listed]:
         lists += [read_list(root, test, "test")] if test and test != val else []
         return [one for i, one in enumerate(lists) if i < 2 or len(one.boxes)]  # COCO's own test list has no boxes
     only = [f for p in ("annotations/*.json", "*.json", "images/*.json", "train*/*.json") for f in sorted(root.glob(p))]
+    labels = next(iter(sorted(root.glob("labels/**/*.txt")) or sorted(root.glob("*/labels/*.txt"))), None)
+    if not only and labels:
+        raise UserError(f"the boxes in {root} are in YOLO's layout", got=f"{labels.relative_to(root)} and others: class, centre and size, as "
+                        "shares of the picture's", needed=LAYOUT, cause="exported for YOLO",
+                        next="export them as COCO's JSON: x = (cx - w / 2) * width, y = (cy - h / 2) * height, w * width, h * height")  # fmt: skip
     if not only:
         raise UserError(f"no annotations in {root}", got=", ".join(sorted(p.name for p in root.iterdir())[:5]) or "nothing",
                         needed=LAYOUT, cause="the path stops one folder too early or too late")  # fmt: skip
@@ -58,7 +63,7 @@ def read_lists(root: Path) -> list[Listed]:
 def read_list(root: Path, file: Path, split: str) -> Listed:
     """Read one JSON file and resolve its references."""
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_text(encoding="utf-8-sig"))
         pictures = {p["id"]: (p["file_name"], (int(p["height"]), int(p["width"]))) for p in found["images"]}
         names = {int(c["id"]): str(c["name"]) for c in found["categories"]}
         entries = [(a["image_id"], int(a["category_id"]), [float(v) for v in a["bbox"]], a.get("iscrowd", 0))

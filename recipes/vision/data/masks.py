@@ -19,7 +19,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from trainworthy.core import UserError
 from trainworthy.core.base import seeds
-from trainworthy.core.data.validation_split import absolute
+from trainworthy.core.data.validation_split import absolute, refuse_training_data
 from trainworthy.core.data.validation_split import parse_val as chosen
 from trainworthy.recipes.shared import digits, nuclei
 from trainworthy.recipes.vision.data import pasted
@@ -126,6 +126,8 @@ def _folder(where: str, val: str, max_bad: float) -> Annotated:
     wanted = chosen(val)
     own = next((root / v for v in VALIDATION if (root / v).is_dir()), None) if train != root else None
     val = own if wanted is None else wanted if isinstance(wanted, Path) else None
+    if val:
+        refuse_training_data(val, train)
     test = root / "test" if own and own.name != "test" and (root / "test" / "masks").is_dir() else None
     notes: dict[str, str] = {}
     files = [matched(split, notes) for split in (train, val, test) if split]

@@ -27,7 +27,7 @@ from trainworthy.core import UserError
 from trainworthy.core.base import network, seeds
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.data.assets import cache_dir
-from trainworthy.core.data.validation_split import absolute, parse_val
+from trainworthy.core.data.validation_split import absolute, parse_val, refuse_training_data
 from trainworthy.recipes.shared import hub
 from trainworthy.recipes.vision.data.encoded import (
     Encoded,
@@ -145,6 +145,8 @@ def from_folder(root: Path, wanted: float | Path | None, *, max_bad: float) -> L
     val = val if wanted is None else wanted if isinstance(wanted, Path) else None
     if val and not val.is_dir():
         raise UserError("--data.val is not a folder", got=val, needed="a folder <class>/.., or a share such as 0.2")
+    if val:
+        refuse_training_data(val, train)
     test = root / "test" if val and val.name != "test" and (root / "test").is_dir() else None
     files = {split: _class_folders(split) for split in (train, val, test) if split}
     classes = tuple(sorted({name for found in files.values() for name in found}))

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.data.validation_split import hold_out
+from trainworthy.core.data.validation_split import hold_out, parse_share, refuse_training_data
 from trainworthy.recipes.llm.data import files
 from trainworthy.recipes.shared import hub
 from trainworthy.recipes.vlm.data.conversations import (
@@ -179,17 +179,11 @@ def splits(
 ) -> tuple[dict[str, list[Conversation | dict[str, str]]], dict[str, str]]:
     """Return the lines of each split, `train`, `val` and, if the folder has it, `test`; and what to report of each split's file."""
     single = root.is_file()
-    try:
-        share = float(val or (HELD_OUT if single else "nan"))
-    except ValueError:
-        share = None
-    if share is not None and not math.isnan(share) and not 0 < share < 1:
-        raise UserError(
-            f"--data.val {val}", needed="a file like train.jsonl, or a share of its pictures between 0 and 1"
-        )
+    share = parse_share(val) or (HELD_OUT if single and not val else None)
     files = {"train": root if single else lines_of(root, "train")}
-    if share is None or math.isnan(share):
-        files["val"] = Path(val) if share is None else lines_of(root, "val")
+    if not share:
+        files["val"] = Path(val) if val else lines_of(root, "val")
+        refuse_training_data(files["val"], files["train"])
     if lines_of(root, "test").is_file():
         files["test"] = lines_of(root, "test")
     found = usable(pictures, {split: parse(file) for split, file in files.items()}, max_bad)
