@@ -37,13 +37,16 @@ def losses(seen: Any) -> None:
 
     def compared(original: Callable, name: str) -> Callable:
         def run(*args: Any, **kwargs: Any) -> Any:
+            out = original(*args, **kwargs)
             if not seen.busy:
                 given = (*args, *(v for k, v in kwargs.items() if k != "weight"))
                 tensors = [x for x in given if isinstance(x, torch.Tensor)]
                 seen.compared(name, tensors)
-                if name.endswith("1_loss") or name in ("mse_loss", "huber_loss"):
+                if len(tensors) > 1 and (name.endswith("1_loss") or name in ("mse_loss", "huber_loss")):
                     seen.regressed(*tensors[:2], name)
-            return original(*args, **kwargs)
+                    if tensors[0].shape != tensors[1].shape:
+                        seen.difference(*tensors[:2], out, name)
+            return out
 
         return run
 
@@ -88,12 +91,13 @@ def layers(seen: Any) -> None:
 def differences(seen: Any) -> None:
     def difference(original: Callable) -> Callable:
         def run(self: torch.Tensor, other: Any) -> Any:
-            if isinstance(other, torch.Tensor):
-                if self.dim() + other.dim() == 3:
-                    seen.difference(self, other)
-                if self.requires_grad != other.requires_grad and self.dim() and not seen.busy:
+            out = original(self, other)
+            if isinstance(other, torch.Tensor) and not seen.busy:
+                if self.dim() and self.shape != other.shape:
+                    seen.difference(self, other, out)
+                if self.requires_grad != other.requires_grad and self.dim():
                     seen.regressed(self, other)
-            return original(self, other)
+            return out
 
         return run
 

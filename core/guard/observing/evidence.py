@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.hooks.addresses import address_of, home_of
 from trainworthy.core.guard.hooks.parameters import parameters_of
+from trainworthy.core.guard.measures.broadcasting import Outer
 from trainworthy.core.guard.measures.class_conditions import Conditions
 from trainworthy.core.guard.measures.loss_terms import Terms
 from trainworthy.core.guard.measures.made_anew import MadeAnew
@@ -82,6 +83,7 @@ class Evidence:
         self.credit = Credit()
         self.latent = Latent()
         self.penalties = Penalties()
+        self.outer = Outer()
         self.loss_terms = Terms()
         self.conditions = Conditions()
         self.texts: list[Tensor] = []  # batches of tokens, time last
@@ -276,6 +278,12 @@ class Evidence:
             self.latent.look(roots[0])
             with contextlib.suppress(Exception):  # of a kind of graph that has no terms
                 self.loss_terms.look(roots[0], self.current)
+
+    @harmless
+    def broadcast(self, roots: list[Tensor]) -> None:
+        """Find in a loss's graph the values of samples that met those of all others."""
+        if len(roots) == 1:
+            self.outer.look(roots[0])
 
     @harmless
     def before_backward(self, groups: list[Group], steps: int) -> None:

@@ -155,15 +155,7 @@ class Losses:
         if found is not None:
             self.places[found] = self.places.get(found, 0) + 1
 
-    def difference(self, a: Tensor, b: Tensor) -> None:
-        """Detect (N, 1) minus (N,) of a prediction and a target, which broadcasts to (N, N)."""
-        if a.dim() < b.dim():
-            a, b = b, a
-        if (
-            a.dim() == 2
-            and a.shape[1] == 1
-            and b.shape == a.shape[:1]
-            and len(b) > 1
-            and a.requires_grad != b.requires_grad
-        ):
-            self.pairs.append(f"a difference of {tuple(a.shape)} and {tuple(b.shape)} became {(len(b), len(b))}")
+    def difference(self, a: Tensor, b: Tensor, out: Tensor, name: str = "a difference") -> None:
+        """A difference of two shapes was taken, or such a loss: (N, 1) and (N,) become (N, N)."""
+        if a.dim() in (1, 2) and b.dim() in (1, 2):
+            self.evidence.outer.note(a, b, out, name)

@@ -57,6 +57,7 @@ class Updates:
             self.busy = True
             self.evidence.look(roots)
             self.busy = False
+        self.evidence.broadcast(roots)
         self.evidence.before_backward(list(self.groups.values()), self.steps)
         if self.backwards < 2 * CLOSE:
             self._walk(roots)
