@@ -1,12 +1,13 @@
 """The loss and dropout functions, differences and likelihoods of torch, as events."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import distributions
+from torch import distributions, nn
 from trainworthy.core.guard.hooks.patches import replace
 
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "kl_div")
@@ -70,6 +71,7 @@ def layers(seen: Any) -> None:
         def run(input: Any, p: float = 0.5, training: bool = True, *args: Any, **kwargs: Any) -> Any:
             if training and p:
                 seen.drops += 1
+                seen.evidence.shares.called(p, inspect.currentframe().f_back)  # type: ignore[union-attr]
             return original(input, p, training, *args, **kwargs)
 
         return run
@@ -82,6 +84,15 @@ def layers(seen: Any) -> None:
 
         return run
 
+    def made(original: Callable) -> Callable:
+        def __init__(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            seen.evidence.shares.layer(getattr(self, "p", getattr(self, "dropout", None)), inspect.currentframe())
+
+        return __init__
+
+    for cls in (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention):
+        replace(cls, "__init__", made)
     replace(F, "normalize", normalize)
     for name in DROPOUTS:
         replace(F, name, dropout)

@@ -18,6 +18,7 @@ from trainworthy.core.guard.hooks.addresses import address_of, home_of
 from trainworthy.core.guard.hooks.parameters import parameters_of
 from trainworthy.core.guard.measures.broadcasting import Outer
 from trainworthy.core.guard.measures.class_conditions import Conditions
+from trainworthy.core.guard.measures.dropped_shares import Shares
 from trainworthy.core.guard.measures.loss_terms import Terms
 from trainworthy.core.guard.measures.made_anew import MadeAnew
 from trainworthy.core.guard.measures.mixing import Mixing
@@ -84,6 +85,7 @@ class Evidence:
         self.latent = Latent()
         self.penalties = Penalties()
         self.outer = Outer()
+        self.shares = Shares()
         self.loss_terms = Terms()
         self.conditions = Conditions()
         self.texts: list[Tensor] = []  # batches of tokens, time last
