@@ -36,7 +36,7 @@ def direction(seen: Any) -> dict:
         variational.check(one.latent),
     ]
     penalty = penalties.penalty(one.penalties) or penalties.embeddings(one.penalties)
-    rows += [(penalty, ""), loss_terms.check(one.loss_terms), collapse.check(seen)]
+    rows += [(penalty, ""), (one.bootstrapped.fault(), ""), loss_terms.check(one.loss_terms), collapse.check(seen)]
     wrong, told = [], []
     for fault, text in rows:
         wrong += [fault] if fault else []
