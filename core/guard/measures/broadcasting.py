@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.hooks.addresses import home_of
 
@@ -58,7 +59,7 @@ class Outer:
             return
         self.looks += 1
         for node in between(loss.grad_fn):
-            text = noted.get(node) or product(node)
+            text = noted.get(node) or product(node, loss)
             if text:
                 self.found.append(text)
                 return
@@ -104,18 +105,21 @@ def between(node: Any) -> Iterator[Any]:
         todo += [n for n, _ in one.next_functions if n is not None]
 
 
-def product(node: Any) -> str:
+def product(node: Any, loss: Tensor) -> str:
     """Return the shapes of a product of a row and a column of which one has a gradient, and is computed by a model."""
-    below = [(n, k) for n, k in node.next_functions if n is not None]
-    if node.name() not in PRODUCTS or len(below) != 1 or below[0][0].name() == "torch::autograd::AccumulateGrad":
+    below = [GradientEdge(n, k) for n, k in node.next_functions if n is not None]
+    if node.name() not in PRODUCTS or len(below) != 1 or below[0].node.name() == "torch::autograd::AccumulateGrad":
         return ""
-    other = [getattr(node, name, None) for name in ("_saved_self", "_saved_other")]
-    other = next((x for x in other if isinstance(x, Tensor) and x.dim()), None)
-    if other is None or other.requires_grad or other.numel() < FEWEST:
+    kept = [getattr(node, name, None) for name in ("_saved_self", "_saved_other")]
+    other = next((x for x in kept if isinstance(x, Tensor) and x.dim()), None)
+    if other is None or other.requires_grad or other.numel() < FEWEST or not (is_row(other.shape) or sum_of_two(other)):
         return ""
-    mine = torch.Size(below[0][0]._input_metadata[below[0][1]].shape)
+    (found,) = torch.autograd.grad(loss, below[0], retain_graph=True, allow_unused=True)  # it has the operand's shape
+    if found is None:
+        return ""
+    mine = found.shape
     if crosses(mine, other.shape):
         return f"a product of {tuple(mine)} and {tuple(other.shape)} became {(len(other), len(other))}"
-    if is_row(mine) and len(other) == mine[0] and sum_of_two(other):
+    if is_row(mine) and other.dim() == 2 and len(other) == other.shape[1] == mine[0]:
         return f"a product of {tuple(mine)} and {tuple(other.shape)}, where each row has the values of all samples"
     return ""

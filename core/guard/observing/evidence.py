@@ -292,7 +292,8 @@ class Evidence:
     def broadcast(self, roots: list[Tensor]) -> None:
         """Find in a loss's graph the values of samples that met those of all others."""
         if len(roots) == 1:
-            self.outer.look(roots[0])
+            with contextlib.suppress(Exception):  # of a kind of graph that cannot be read
+                self.outer.look(roots[0])
 
     @harmless
     def before_backward(self, groups: list[Group], steps: int) -> None:
