@@ -71,7 +71,7 @@ def layers(seen: Any) -> None:
         def run(input: Any, p: float = 0.5, training: bool = True, *args: Any, **kwargs: Any) -> Any:
             if training and p:
                 seen.drops += 1
-                seen.evidence.shares.called(p, inspect.currentframe().f_back)  # type: ignore[union-attr]
+                seen.dropout_called(p, inspect.currentframe().f_back)  # type: ignore[union-attr]
             return original(input, p, training, *args, **kwargs)
 
         return run
@@ -87,7 +87,7 @@ def layers(seen: Any) -> None:
     def made(original: Callable) -> Callable:
         def __init__(self: nn.Module, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            seen.evidence.shares.layer(getattr(self, "p", getattr(self, "dropout", None)), inspect.currentframe())
+            seen.dropout_made(getattr(self, "p", getattr(self, "dropout", None)), inspect.currentframe())
 
         return __init__
 

@@ -126,6 +126,14 @@ class Losses:
 
         on_gradient(logs, derived)
 
+    def dropout_made(self, p: Any, frame: Any) -> None:
+        """The script made a layer that drops a share."""
+        self.evidence.shares.layer(p, frame)
+
+    def dropout_called(self, p: Any, frame: Any) -> None:
+        """A share was dropped in training."""
+        self.evidence.shares.called(p, frame)
+
     def log_prob(self, out: Any, value: Any) -> None:
         """A distribution's log-probability was taken."""
         if isinstance(out, Tensor):
