@@ -94,9 +94,9 @@ class Light(Observer):
         if self.close or len(self.calls) + len(self.eval_calls) < FULL:
             super().loss(name, input, target, out, kwargs)
 
-    def difference(self, a: Tensor, b: Tensor) -> None:
+    def difference(self, a: Tensor, b: Tensor, out: Tensor, name: str = "a difference") -> None:
         if self.close:
-            super().difference(a, b)
+            super().difference(a, b, out, name)
 
     def _score(self, *_: Any) -> None:
         """Nothing is computed again in a real run."""

@@ -119,6 +119,8 @@ def modes(seen: Observer) -> dict:
     if any(drops(seen.roots[i]) and sum(j == i for _, j, _ in seen.grad_modes) > 3 for i in never):
         wrong.append("after an evaluation before the first step the model trains in eval mode")
         causes.append("model.train() is missing after it")
+    if fault := seen.evidence.shares.fault():
+        wrong, causes = [*wrong, fault[0]], [*causes, fault[1]]
     if wrong:
         return finding("modes", "; ".join(wrong), "\n".join(causes))
     if not evals:

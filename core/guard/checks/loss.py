@@ -31,10 +31,8 @@ SHIFTS = {
 def targets(seen: Observer) -> dict:
     """Find class targets that are constant, ignored or shifted, batches of one class, and predictions paired with every
     target."""
-    if len(seen.pairs) >= 3:
-        return finding(
-            "targets", seen.pairs[0], "a squeeze() or unsqueeze() is missing: every prediction meets every target"
-        )
+    if fault := seen.evidence.outer.fault():
+        return finding("targets", *fault)
     for check in (objectives.exchanged, objectives.copied, objectives.mixed, objectives.text_along_batch):
         if fault := check(seen):
             return finding("targets", *fault)

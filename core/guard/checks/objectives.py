@@ -30,11 +30,13 @@ def direction(seen: Any) -> dict:
         attacks(seen),
         adversaries(seen),
         class_conditions.check(seen),
-        policy_rewards.check(one.credit),
+        (None, "")
+        if one.outer.fault()
+        else policy_rewards.check(one.credit),  # each action's weight is a mean over all
         variational.check(one.latent),
     ]
     penalty = penalties.penalty(one.penalties) or penalties.embeddings(one.penalties)
-    rows += [(penalty, ""), loss_terms.check(one.loss_terms), collapse.check(seen)]
+    rows += [(penalty, ""), (one.bootstrapped.fault(), ""), loss_terms.check(one.loss_terms), collapse.check(seen)]
     wrong, told = [], []
     for fault, text in rows:
         wrong += [fault] if fault else []

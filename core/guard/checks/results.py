@@ -23,7 +23,10 @@ CHECKS = {
         "the rate is positive, and at the end of the first of several epochs at least a tenth of its peak",
     ),
     "frozen": ("frozen parameters stay frozen", "what was frozen does not move, what was unfrozen is in an optimiser"),
-    "modes": ("train and eval mode", "train mode while training; no dropout and no batch statistics while evaluating"),
+    "modes": (
+        "train and eval mode",
+        "train mode while training, in which dropout drops the share that the script names; no dropout and no batch statistics while evaluating",
+    ),
     "evaluated": (
         "the trained model is evaluated",
         "the model that is evaluated is the one that trains, on inputs of the same scale",

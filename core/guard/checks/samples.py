@@ -15,6 +15,7 @@ from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.measures import columns
 from trainworthy.core.guard.measures.alignment import turned_apart
 from trainworthy.core.guard.measures.collating import mispaired
+from trainworthy.core.guard.measures.drawn_apart import drawn_apart
 from trainworthy.core.guard.measures.records import Pass
 from trainworthy.core.guard.measures.supervision import sampler_weights
 from trainworthy.core.guard.observing.observer import Observer
@@ -121,6 +122,7 @@ def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
     if not known or min(known) < 0.1:
         return (
             partners(train[0].loader, evals, mine, limit + 2 * SECONDS)
+            or drawn_apart(seen, train[0].loader, time.monotonic() + SECONDS)
             or turned_apart(train[0].loader, evals, limit + 3 * SECONDS)
             or columns.check(
                 data, [v.dataset for v in evals.values() if v.dataset is not data], time.monotonic() + SECONDS

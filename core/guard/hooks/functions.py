@@ -1,12 +1,13 @@
 """The loss and dropout functions, differences and likelihoods of torch, as events."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import distributions
+from torch import distributions, nn
 from trainworthy.core.guard.hooks.patches import replace
 
 LOSSES = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy", "kl_div")
@@ -37,13 +38,16 @@ def losses(seen: Any) -> None:
 
     def compared(original: Callable, name: str) -> Callable:
         def run(*args: Any, **kwargs: Any) -> Any:
+            out = original(*args, **kwargs)
             if not seen.busy:
                 given = (*args, *(v for k, v in kwargs.items() if k != "weight"))
                 tensors = [x for x in given if isinstance(x, torch.Tensor)]
                 seen.compared(name, tensors)
-                if name.endswith("1_loss") or name in ("mse_loss", "huber_loss"):
+                if len(tensors) > 1 and (name.endswith("1_loss") or name in ("mse_loss", "huber_loss")):
                     seen.regressed(*tensors[:2], name)
-            return original(*args, **kwargs)
+                    if tensors[0].shape != tensors[1].shape:
+                        seen.difference(*tensors[:2], out, name)
+            return out
 
         return run
 
@@ -67,6 +71,7 @@ def layers(seen: Any) -> None:
         def run(input: Any, p: float = 0.5, training: bool = True, *args: Any, **kwargs: Any) -> Any:
             if training and p:
                 seen.drops += 1
+                seen.dropout_called(p, inspect.currentframe().f_back)  # type: ignore[union-attr]
             return original(input, p, training, *args, **kwargs)
 
         return run
@@ -79,6 +84,15 @@ def layers(seen: Any) -> None:
 
         return run
 
+    def made(original: Callable) -> Callable:
+        def __init__(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            seen.dropout_made(getattr(self, "p", getattr(self, "dropout", None)), inspect.currentframe())
+
+        return __init__
+
+    for cls in (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention):
+        replace(cls, "__init__", made)
     replace(F, "normalize", normalize)
     for name in DROPOUTS:
         replace(F, name, dropout)
@@ -88,12 +102,13 @@ def layers(seen: Any) -> None:
 def differences(seen: Any) -> None:
     def difference(original: Callable) -> Callable:
         def run(self: torch.Tensor, other: Any) -> Any:
-            if isinstance(other, torch.Tensor):
-                if self.dim() + other.dim() == 3:
-                    seen.difference(self, other)
-                if self.requires_grad != other.requires_grad and self.dim() and not seen.busy:
+            out = original(self, other)
+            if isinstance(other, torch.Tensor) and not seen.busy:
+                if self.dim() and self.shape != other.shape:
+                    seen.difference(self, other, out)
+                if self.requires_grad != other.requires_grad and self.dim():
                     seen.regressed(self, other)
-            return original(self, other)
+            return out
 
         return run
 

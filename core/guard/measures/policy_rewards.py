@@ -30,6 +30,7 @@ class Credit:
         self.depth = 0
         self.rewards: dict[int, list[np.ndarray]] = {}
         self.ends: dict[int, list[np.ndarray]] = {}
+        self.terminated: dict[int, list[np.ndarray]] = {}  # the same without time limits
         self.where: dict[bytes, tuple[int, int, int]] = {}  # observation -> environment, step, row
         self.again = 0
         self.batches: list[tuple[int, list[tuple[tuple[int, int, int], float]]]] = []
@@ -92,6 +93,7 @@ class Credit:
         if len(out) >= 5:
             rewards.append(np.atleast_1d(np.asarray(out[1], dtype=float)))
             ends.append(np.atleast_1d(np.logical_or(out[2], out[3])))
+            self.terminated.setdefault(env, []).append(np.atleast_1d(np.asarray(out[2], dtype=bool)))
             rows = obs if np.ndim(out[1]) else obs[None]
         else:
             if rewards and len(ends[-1]) == 1:

@@ -16,7 +16,10 @@ from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.hooks.addresses import address_of, home_of
 from trainworthy.core.guard.hooks.parameters import parameters_of
+from trainworthy.core.guard.measures.bootstrapping import Bootstrapped
+from trainworthy.core.guard.measures.broadcasting import Outer
 from trainworthy.core.guard.measures.class_conditions import Conditions
+from trainworthy.core.guard.measures.dropped_shares import Shares
 from trainworthy.core.guard.measures.loss_terms import Terms
 from trainworthy.core.guard.measures.made_anew import MadeAnew
 from trainworthy.core.guard.measures.mixing import Mixing
@@ -82,6 +85,9 @@ class Evidence:
         self.credit = Credit()
         self.latent = Latent()
         self.penalties = Penalties()
+        self.outer = Outer()
+        self.shares = Shares()
+        self.bootstrapped = Bootstrapped()
         self.loss_terms = Terms()
         self.conditions = Conditions()
         self.texts: list[Tensor] = []  # batches of tokens, time last
@@ -107,8 +113,10 @@ class Evidence:
     def root(self, seen: Any, module: nn.Module, args: tuple, kwargs: dict, out: Any, grad: bool) -> None:
         """Note a model's call."""
         self.calls[id(module), grad] += 1
-        if grad and args and isinstance(args[0], Tensor):
-            self.credit.guess(args[0], out)
+        if args and isinstance(args[0], Tensor):
+            self.bootstrapped.root(args[0], out, self.credit)
+            if grad:
+                self.credit.guess(args[0], out)
         if self.calls[id(module), grad] > CALLS:
             return
         if grad and module.training:
@@ -203,6 +211,9 @@ class Evidence:
     def regressed(self, prediction: Tensor, target: Tensor, root: tuple | None, inner: list[tuple]) -> None:
         """Note a difference of a prediction and a float target."""
         self.regression.add(prediction, target, root, self.batches, inner)
+        if prediction.requires_grad != target.requires_grad and prediction.dim() and target.dim():
+            pair = (prediction, target) if prediction.requires_grad else (target, prediction)
+            self.bootstrapped.compared(*pair, self.credit)
 
     @harmless
     def drew(self, out: Tensor) -> None:
@@ -276,6 +287,13 @@ class Evidence:
             self.latent.look(roots[0])
             with contextlib.suppress(Exception):  # of a kind of graph that has no terms
                 self.loss_terms.look(roots[0], self.current)
+
+    @harmless
+    def broadcast(self, roots: list[Tensor]) -> None:
+        """Find in a loss's graph the values of samples that met those of all others."""
+        if len(roots) == 1:
+            with contextlib.suppress(Exception):  # of a kind of graph that cannot be read
+                self.outer.look(roots[0])
 
     @harmless
     def before_backward(self, groups: list[Group], steps: int) -> None:

@@ -12,6 +12,8 @@ from trainworthy.core.guard.measures.float_targets import BINARY, SEARCHED, same
 from trainworthy.core.guard.measures.records import CLOSE, current, on_gradient, point
 from trainworthy.core.guard.measures.targets import decoder_tokens, describe, forced, of_a_layer, tokens_of
 
+WRITTEN = 400  # class losses that are recorded
+
 
 class Losses:
     """The events of what a loss is computed from. `Observer` holds the attributes."""
@@ -87,6 +89,7 @@ class Losses:
             if not again:  # the function calls the method
                 self.evidence.softened(out, self.last_root)
                 self._by_gradient(out, self.last_root)
+                self._written_out(out, self.last_root)
 
     def _by_gradient(self, logs: Tensor, root: tuple) -> None:
         """A cross-entropy that is written by hand (label smoothing) has its targets where its gradient is lowest."""
@@ -100,6 +103,36 @@ class Losses:
                 self.shifted = (*root, flat, ids)
 
         on_gradient(logs, derived)
+
+    def _written_out(self, logs: Tensor, root: tuple) -> None:
+        """Record a cross-entropy that is written by hand (label smoothing, `gather`) if its targets are class numbers of the batch."""
+        if self.control is None or not self.recent or len(self.calls) >= WRITTEN:
+            return
+        at = self.steps
+
+        def derived(grad: Tensor) -> None:
+            if self.last_root is not root or self.steps != at or any(r["step"] == at for r in self.calls[-4:]):
+                return
+            wanted, batch = grad.argmin(1), tree_leaves(current(self.recent[-1], root))
+            mine = [x for x in batch if isinstance(x, Tensor) and x.dtype == torch.int64 and x.shape == wanted.shape]
+            target = next((x for x in mine if torch.equal(x.to(wanted), wanted)), None)
+            if target is None or bool((target == target[0]).all()):
+                return
+            with torch.enable_grad():
+                busy, self.busy = self.busy, True
+                value = torch.nn.functional.nll_loss(logs, target.to(wanted))
+                self.busy = busy
+                self.loss("nll_loss", logs, target.to(wanted), value, {})
+
+        on_gradient(logs, derived)
+
+    def dropout_made(self, p: Any, frame: Any) -> None:
+        """The script made a layer that drops a share."""
+        self.evidence.shares.layer(p, frame)
+
+    def dropout_called(self, p: Any, frame: Any) -> None:
+        """A share was dropped in training."""
+        self.evidence.shares.called(p, frame)
 
     def log_prob(self, out: Any, value: Any) -> None:
         """A distribution's log-probability was taken."""
@@ -155,15 +188,7 @@ class Losses:
         if found is not None:
             self.places[found] = self.places.get(found, 0) + 1
 
-    def difference(self, a: Tensor, b: Tensor) -> None:
-        """Detect (N, 1) minus (N,) of a prediction and a target, which broadcasts to (N, N)."""
-        if a.dim() < b.dim():
-            a, b = b, a
-        if (
-            a.dim() == 2
-            and a.shape[1] == 1
-            and b.shape == a.shape[:1]
-            and len(b) > 1
-            and a.requires_grad != b.requires_grad
-        ):
-            self.pairs.append(f"a difference of {tuple(a.shape)} and {tuple(b.shape)} became {(len(b), len(b))}")
+    def difference(self, a: Tensor, b: Tensor, out: Tensor, name: str = "a difference") -> None:
+        """A difference of two shapes was taken, or such a loss: (N, 1) and (N,) become (N, N)."""
+        if a.dim() in (1, 2) and b.dim() in (1, 2):
+            self.evidence.outer.note(a, b, out, name)

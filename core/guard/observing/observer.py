@@ -83,7 +83,6 @@ class Observer(Updates, Losses):
         self.by_reference: int | None = None  # the step after which a state_dict was taken that is held and not copied
         self.partial_loads: list[str] = []
         self.notes: list[str] = []
-        self.pairs: list[str] = []
         self.last_root: tuple | None = None
         self.first_call: tuple | None = None  # the last call with gradients that got no output of another model
         self.places: dict[int, int] = {}  # where in its batch a loss's target was

@@ -53,10 +53,11 @@ class Updates:
         if not self.groups and self.leaves:
             self.cleared += not alive(next(iter(self.leaves.values()))[0])
         self._plain_leaf = self.backwards >= 2 * CLOSE  # a graph that was not walked may hold an input's gradient
+        self.busy = True
+        self.evidence.broadcast(roots)
         if self.control is not None:
-            self.busy = True
             self.evidence.look(roots)
-            self.busy = False
+        self.busy = False
         self.evidence.before_backward(list(self.groups.values()), self.steps)
         if self.backwards < 2 * CLOSE:
             self._walk(roots)

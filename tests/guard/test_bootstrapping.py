@@ -1,0 +1,87 @@
+"""Targets of a Q-net with and without the mask of ended episodes."""
+
+import pytest
+
+from tests.conftest import patched
+from tests.guard.guarding import guard
+
+DQN = """
+import random
+import gymnasium
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+random.seed(0)
+torch.manual_seed(0)
+LIMIT = None
+env = gymnasium.make("CartPole-v1")
+net, target_net = (nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 2)) for _ in range(2))
+target_net.load_state_dict(net.state_dict())
+optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+memory = []
+for episode in range(400):
+    state, _ = env.reset(seed=episode)
+    done, steps = False, 0
+    while not done:
+        action = random.randrange(2)
+        following, reward, ended, cut, _ = env.step(action)
+        done, steps = ended or cut, steps + 1
+        memory.append((state, action, reward, following, float(ended)))
+        state = following
+    for _ in range(4 if len(memory) > 200 else 0):
+        s, a, r, s2, d = zip(*random.sample(memory, 64))
+        s, s2 = torch.tensor(np.array(s)), torch.tensor(np.array(s2))
+        a, r, d = torch.tensor(a), torch.tensor(r), torch.tensor(d, dtype=torch.float32)
+        q = net(s).gather(1, a[:, None]).squeeze(1)
+        with torch.no_grad():
+            value = target_net(s2).max(1).values
+            goal = r + 0.99 * value * (1 - d)
+        loss = F.mse_loss(q, goal.float())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    if episode % 10 == 0:
+        target_net.load_state_dict(net.state_dict())
+"""
+VALUE = "value = target_net(s2).max(1).values"
+DOUBLE = (VALUE, "value = target_net(s2).gather(1, net(s2).argmax(1, keepdim=True)).squeeze(1)")
+OPEN = (" * (1 - d)", "")
+SHAPED = (
+    "append((state, action, reward,",
+    "append((state, action, reward - abs(float(following[0])) - 2 * abs(float(following[2])),",
+)
+MINUS = ("append((state, action, reward,", "append((state, action, -1.0 if ended else 0.1,")
+CASES = {"no mask": ([OPEN], True), "no mask, double": ([DOUBLE, OPEN], True), "mask": ([], False), "double": ([DOUBLE], False),
+         "shaped reward": ([SHAPED], False), "minus one at the end": ([MINUS], False)}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "stopped"), CASES.values(), ids=CASES)
+def test_values_after_the_end(changes, stopped: bool, tmp_path):
+    verdicts, printed, _ = guard(patched(DQN, *changes), tmp_path, interventions=False)
+    assert (verdicts["direction"].verdict == "fail") == stopped, printed
+    assert ("the mask of ended episodes is missing" in printed) == stopped
+    assert "the observer failed" not in printed
+
+
+def test_a_time_limit_that_ends_all_episodes_is_no_end(tmp_path):
+    """An environment of one's own may call its time limit an end; a script that knows better is healthy."""
+    limited = patched(DQN, OPEN, ('env = gymnasium.make("CartPole-v1")', LIMITED))
+    verdicts, printed, _ = guard(limited, tmp_path, interventions=False)
+    assert verdicts["direction"].verdict != "fail", printed
+
+
+LIMITED = """
+class Limited(gymnasium.Wrapper):
+    def reset(self, **given):
+        self.left = 8
+        return self.env.reset(**given)
+
+    def step(self, action):
+        self.left -= 1
+        state, reward, ended, cut, info = self.env.step(action)
+        return state, reward, ended or not self.left, cut, info
+
+env = Limited(gymnasium.make("CartPole-v1").unwrapped)
+"""
