@@ -33,6 +33,7 @@ import os
 import shutil
 import sys
 import time
+import warnings
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,9 @@ def main(argv: list[str]) -> None:
     recipe = loading.load(rest[0])
     cfg, preset = config.parse(recipe.module, rest[1:], prog=f"trainworthy plan {rest[0]}")
     settings_check.check_values(cfg, processes=processes)
-    with contextlib.redirect_stdout(sys.stderr):  # what libraries say while they build
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():  # what libraries say while they build
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # the run's machine has other cores
         found = plan(recipe, cfg, memory=memory, processes=processes, samples=asked["samples"])
         rates = {} if flops is None and device is None else _rates(cfg, flops, device, asked["mfu"] or REACHED)
         rates = rates or {"here": measured()}
