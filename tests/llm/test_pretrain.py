@@ -367,7 +367,8 @@ def test_validation_texts_have_a_file_of_their_own_or_a_share(tmp_path: Path):
     assert len(train) + len(val) == 120
     assert not {*train} & {*val}  # equal texts are on one side
     for wrong, words in (
-        ("1.5", "between 0 and 1"),
+        ("1.5", "not a share"),
+        (str(path), "names the training data"),
         ("nowhere.jsonl", "no such file"),
         (str(written(tmp_path / "c.jsonl", b"")), "no documents"),
     ):
@@ -376,9 +377,9 @@ def test_validation_texts_have_a_file_of_their_own_or_a_share(tmp_path: Path):
 
 
 def test_the_command_reads_the_validation_file_that_it_is_given(tmp_path: Path, launch):
-    """The training file itself: all of it is seen twice."""
-    rows = str(written(tmp_path / "a.jsonl", ROWS))
-    done = launch("data", "llm/pretrain", "--data.path", rows, "--data.val", rows, *SMALL)
+    """A copy of the training file: all of it is seen twice."""
+    rows, copy = (str(written(tmp_path / name, ROWS)) for name in ("a.jsonl", "b.jsonl"))
+    done = launch("data", "llm/pretrain", "--data.path", rows, "--data.val", copy, *SMALL)
     assert done.returncode == 0, done.shown
     found = json.loads((done.folder() / "data.json").read_text())
     assert found["overlap"]["exact"] == found["splits"]["val"]["samples"] > 0

@@ -252,7 +252,7 @@ def test_held_out_prompts_have_a_file_of_their_own_or_a_share(rows: Path, tmp_pa
     assert 8 < len(found["val"]) < 30
     assert len(found["prompts"]) + len(found["val"]) == 60
     assert not {*found["prompts"].texts} & {*found["val"].texts}
-    with pytest.raises(UserError, match="between 0 and 1"):
+    with pytest.raises(UserError, match="not a share"):
         prompts.read(prompts.Source(path=str(rows), val="3"), language.tokenizer(), 5)
 
 

@@ -439,7 +439,7 @@ def test_a_share_of_the_pictures_or_a_file_is_held_out(hub, launch, tmp_path):
     assert " test" in done.stdout
     done = launch("data", *small(hub), *own, str(folder / "test.jsonl"), HF_HUB_OFFLINE="1")
     assert "same input   8 of 8" in done.stdout.split("test in val")[1], "the same file twice"
-    refused(launch("check", *small(hub), *own, "2", HF_HUB_OFFLINE="1"), "--data.val 2", "between 0 and 1")
+    refused(launch("check", *small(hub), *own, "2", HF_HUB_OFFLINE="1"), "--data.val is not a share", "less than 1")
     refused(
         launch("check", *small(hub), "--data.path", "scenes", "--data.val", "0.3"),
         "--data.val is for pictures of your own",
