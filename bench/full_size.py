@@ -343,7 +343,7 @@ def profiled(words: list[str], home: Path, steps: int) -> list[dict[str, Any]]:
     done = command("profile", *words, "--steps", str(steps), "--json", cwd=home)
     if done.returncode:
         return [{"error": (done.stdout + done.stderr)[-3000:]}]
-    keys = ("stage", "verdict", "step", "samples", "peak_memory", "idle", "flops", "attainable", "shares", "device")
+    keys = ("stage", "verdict", "step", "peak_memory", "idle", "flops", "attainable", "shares", "device")
     return [{k: s.get(k) for k in keys} for s in json.loads(done.stdout)]
 
 

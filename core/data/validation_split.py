@@ -11,12 +11,12 @@ from trainworthy.core.base.errors import UserError
 def parse_share(value: str) -> float | None:
     """Return the fraction that is held out; None if `value` is empty or names data."""
     try:
-        share = float(value or "nan")
+        share = float(value)
     except ValueError:
         return None
-    if share == share and not 0 < share < 1:
+    if not 0 < share < 1:
         raise UserError("--data.val is not a share", got=value, needed="more than 0 and less than 1, or a path")
-    return share if share == share else None
+    return share
 
 
 def parse_val(value: str) -> float | Path | None:

@@ -26,13 +26,13 @@ def direction(seen: Any) -> dict:
     """Check that an attack raises the loss, that a generator moves towards what its critic takes for real, and that a
     policy's actions are weighed by the rewards that follow them."""
     one = seen.evidence
+    # Where every prediction meets every target, each action's weight is a mean over all.
+    weights = (None, "") if one.outer.fault() else policy_rewards.check(one.credit)
     rows = [
         attacks(seen),
         adversaries(seen),
         class_conditions.check(seen),
-        (None, "")
-        if one.outer.fault()
-        else policy_rewards.check(one.credit),  # each action's weight is a mean over all
+        weights,
         variational.check(one.latent),
     ]
     penalty = penalties.penalty(one.penalties) or penalties.embeddings(one.penalties)

@@ -82,10 +82,8 @@ def rows(root: Path, lines: list[dict[str, str]], *, rate: int, teacher: whisper
         _same_ids(line, where, teacher)
         found.append(Row(n + 2, root / line["file_name"], line["transcription"], root / array if array is not None else None,
                          frames if array is not None else 0, group))  # fmt: skip
-    lost = [
-        row for row in found if row.array is None and not row.audio.is_file()
-    ]  # one beside an array is counted later
-    if lost:
+    # A sound that is missing beside an array is counted when the array is read.
+    if lost := [row for row in found if row.array is None and not row.audio.is_file()]:
         shown = ", ".join(f"{row.audio.name} (line {row.line})" for row in lost[:5])
         raise UserError(f"{len(lost):,} of {len(found):,} recordings of {root / 'metadata.csv'} are not there",
                         got=shown + ", ..." * (len(lost) > 5), needed=f"the files that file_name names, from {root}",

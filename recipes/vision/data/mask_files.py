@@ -88,11 +88,8 @@ def class_names(root: Path, pixels: Tensor, pairs: Pairs) -> tuple[str, ...]:
     """Return the class names: those of classes.txt, else the ids as numbers. Raises UserError for values that are neither an id nor void."""
     seen = [v for v in pixels.sum(0).nonzero().flatten().tolist() if v != IGNORE]
     file = root / "classes.txt"
-    classes = (
-        tuple(n.strip() for n in file.read_text(encoding="utf-8-sig").splitlines() if n.strip())
-        if file.exists()
-        else ()
-    )
+    lines = file.read_text(encoding="utf-8-sig").splitlines() if file.exists() else []
+    classes = tuple(n.strip() for n in lines if n.strip())
     n = len(classes)
     beyond = [v for v in seen if v >= n] if classes else []
     if beyond:
