@@ -98,25 +98,35 @@ def _kind(m: Mixture, indices: Sequence[int], call: int, *, of_inputs: bool = Fa
 
 
 def _in_the_loss(m: Mixture, indices: Sequence[int]) -> str:
-    whole = m.loss(indices)
+    """The formula that the loss of several samples fits. One set of samples can fit by accident: several have to."""
     has_targets = any(f.role == "target" for f in m.data.fields.values())
     for by in (1, -1) if has_targets and len(indices) > 1 else ():
-        shifted = sum(m.loss([i], [indices[(j - by) % len(indices)]]) for j, i in enumerate(indices))
-        if m.same(whole, shifted):
+        fits = [_shifted(m, some, by) for some in (indices, indices[: max(2, len(indices) // 2)])]
+        if all(m.same(*both) for both in fits):
             return ("targets are shifted by one sample in the loss, because the batch is flattened before a shift, or rolled: it equals that "
-                    f"of each input with its neighbour's target ({whole:.4g} and {shifted:.4g})")  # fmt: skip
+                    "of each input with its neighbour's target ({:.4g} and {:.4g})".format(*fits[0]))  # fmt: skip
     if len(indices) < 3:
         return ""
-    few = list(indices[:3])
-    sets = [s for n in (1, 2) for s in itertools.combinations(few, n)]
-    losses = {s: m.loss(s) for s in (*sets, tuple(few))}
+    threes = [_by_pairs(m, three) for three in itertools.combinations(indices[:4], 3)]
     for power, of in ((1, "a mean over one axis"), (0, "a sum"), (2, "a mean over both")):
-        scaled = {s: len(s) ** power * v for s, v in losses.items()}
-        pairs = sum(v if len(s) == 2 else -v for s, v in scaled.items() if len(s) < 3)
-        if m.same(pairs, scaled[tuple(few)]):
+        fits = [(found[power], whole) for found, whole in threes]
+        if all(m.same(*both) for both in fits):
             return (f"a broadcast of (B, 1) with (B,) in the loss: that of three samples is {of} of all pairs, each sample with each "
-                    f"other ({pairs / 3**power:.4g} and {losses[tuple(few)]:.4g})")  # fmt: skip
+                    "other ({:.4g} and {:.4g})".format(*fits[0]))  # fmt: skip
     return ""
+
+
+def _shifted(m: Mixture, indices: Sequence[int], by: int) -> tuple[float, float]:
+    """(loss of the batch, loss of its inputs with their neighbours' targets)."""
+    return m.loss(indices), sum(m.loss([i], [indices[(j - by) % len(indices)]]) for j, i in enumerate(indices))
+
+
+def _by_pairs(m: Mixture, three: Sequence[int]) -> tuple[dict[int, float], float]:
+    """(what the loss of three samples is by those of one and two of them, if it runs over all pairs, for each number of axes
+    that it is a mean over; what it is)."""
+    losses = {s: m.loss(s) for n in (1, 2) for s in itertools.combinations(three, n)}
+    sums = {power: sum((1 if len(s) == 2 else -1) * len(s) ** power * v for s, v in losses.items()) for power in (0, 1, 2)}
+    return {power: total / 3**power for power, total in sums.items()}, m.loss(three)
 
 
 def _rows(values: Any) -> Rows:
