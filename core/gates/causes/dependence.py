@@ -125,7 +125,9 @@ def _by_pairs(m: Mixture, three: Sequence[int]) -> tuple[dict[int, float], float
     """(what the loss of three samples is by those of one and two of them, if it runs over all pairs, for each number of axes
     that it is a mean over; what it is)."""
     losses = {s: m.loss(s) for n in (1, 2) for s in itertools.combinations(three, n)}
-    sums = {power: sum((1 if len(s) == 2 else -1) * len(s) ** power * v for s, v in losses.items()) for power in (0, 1, 2)}
+    sums = {
+        power: sum((1 if len(s) == 2 else -1) * len(s) ** power * v for s, v in losses.items()) for power in (0, 1, 2)
+    }
     return {power: total / 3**power for power, total in sums.items()}, m.loss(three)
 
 
