@@ -1,6 +1,7 @@
 """How runs end, by the real command: signals, crashes, full memory, lost processes; what is said, kept and exited with."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from trainworthy.core.loop import checkpoint_survey
 from trainworthy.core.session import process_end
 
-from tests.helpers.commands import QUICK, run_folder, start, stop
+from tests.helpers.commands import QUICK, final_weights, losses, run_folder, same, start, stop
 from tests.vision.planted_classify import LOOP
 
 SAVING = ("--run.save-every", "0.05")  # a checkpoint every few steps
@@ -174,6 +175,43 @@ def test_one_rank_that_is_killed_ends_the_run_with_what_is_safe(tmp_path: Path):
     assert f"trainworthy resume {run_folder(tmp_path).relative_to(tmp_path)}" in said
     assert "ChildFailedError" not in said, said  # the launcher's own
     assert gone(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.verify
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_a_rank_is_killed_25_times_and_the_run_is_that_without_kills(shard: str, tmp_path: Path):
+    """Either rank, up to a second after the first checkpoint of each start."""
+    draw = random.Random(shard)
+    settings = ("-n", 2, *LONG, "--train.epochs", "64", "--run.save-steps", "5", "--shard", shard)
+    (tmp_path / "straight").mkdir()
+    straight = start("run", "vision/classify", *settings, cwd=tmp_path / "straight")
+    said = straight.communicate(timeout=600)[0]
+    assert straight.returncode == 0, said
+    argv: tuple[object, ...] = ("run", "vision/classify", *settings)
+    for _ in range(25):
+        before = manifests(tmp_path)
+        child = start(*argv, cwd=tmp_path)
+        while manifests(tmp_path) <= before:
+            assert child.poll() is None, child.stdout.read()
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 1))
+        ranks = [p for p in psutil.Process(child.pid).children(recursive=True) if "RANK" in p.environ()]
+        os.kill(draw.choice(ranks).pid, signal.SIGKILL)
+        said = child.communicate(timeout=120)[0]
+        assert child.returncode == 5, said
+        assert gone(tmp_path)
+        argv = ("resume", run_folder(tmp_path), "-n", 2)
+    child = start(*argv, cwd=tmp_path)
+    said = child.communicate(timeout=600)[0]
+    assert child.returncode == 0, said
+    assert losses(run_folder(tmp_path)) == losses(run_folder(tmp_path / "straight"))
+    assert same(final_weights(run_folder(tmp_path)), final_weights(run_folder(tmp_path / "straight")))
+
+
+def manifests(cwd: Path) -> set[str]:
+    """Checkpoints that are complete."""
+    return {p.parent.name for p in cwd.glob("runs/*/*/checkpoints/*/step-*/manifest.json")}
 
 
 @pytest.mark.slow

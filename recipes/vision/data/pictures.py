@@ -1,4 +1,4 @@
-"""Images with a class, from a folder of class folders or from a data set in the hub's layout (parquet files).
+"""Images with a class, from a folder of class folders, of parquet files in the hub's layout, or of WebDataset's shards (tar files).
 
 Every image is read as (3, H, W) of 0-255: grey, palette, alpha (on white), CMYK, 16 bits (kept as fractions), rotated by its EXIF
 tag. When the set is built, threads read every file once to its end. Unreadable ones are left out, counted and named, so that the
@@ -39,6 +39,7 @@ from trainworthy.recipes.vision.data.encoded import (
     describe_error,
     opened,
 )
+from trainworthy.recipes.vision.data.shards import PICTURES, Shards, split_of
 
 
 @dataclass
@@ -46,11 +47,12 @@ class Source:
     """Which images."""
 
     path: str = "digits"
-    """`digits` (built in), a folder (train/<class>/.. and val/<class>/.., or <class>/.., or parquet files), or hub:owner/name."""
+    """`digits` (built in), a folder (train/<class>/.. and val/<class>/.., or <class>/.., or parquet or tar files), or hub:owner/name."""
     val: str = ""
     """Validation images: a folder <class>/.., or the share of each class to hold out. Default: the data's own val, else 0.2."""
     streaming: bool = False
-    """Read parquet files by row group instead of copying the set to this disk. Shuffling is then over groups of row groups."""
+    """Read parquet files by row group instead of copying the set to this disk, or tar files one after the other. Shuffling is then
+    over a few row groups, or tar files, at a time."""
     max_bad: float = 0.01
     """Largest share of unreadable images. They are left out, counted and named; a larger share is an error."""
     through: int = 0
@@ -127,14 +129,17 @@ def _load(where: str, val: str, streaming: bool, max_bad: float) -> Labelled:
                         next="--data.path FOLDER, --data.path hub:owner/name, or leave it out for the digits")  # fmt: skip
     if any(root.rglob("*.parquet")):
         return from_parquet(where, wanted, streaming=streaming, max_bad=max_bad)
+    tars = sorted(root.rglob("*.tar"))
+    if tars and not any(p.suffix[1:].lower() in PICTURES for p in root.rglob("*")):  # else what a download left there
+        return from_shards(root, tars, wanted, streaming=streaming, max_bad=max_bad)
     if streaming:
-        raise UserError("--data.streaming reads parquet files", got=f"no *.parquet under {where}", needed="the hub's layout",
+        raise UserError("--data.streaming reads parquet or tar files", got=f"none under {where}", needed="the hub's layout, or shards",
                         cause="the pictures are files, which are read one by one anyway",
                         next="leave --data.streaming out")  # fmt: skip
     return from_folder(root, wanted, max_bad=max_bad)
 
 
-LAYOUT = "a folder train/<class>/.. and val/<class>/.., or <class>/.., or parquet files as the hub keeps them"
+LAYOUT = "a folder train/<class>/.. and val/<class>/.., or <class>/.., or parquet files as the hub keeps them, or WebDataset's shards"
 
 
 def from_folder(root: Path, wanted: float | Path | None, *, max_bad: float) -> Labelled:
@@ -171,6 +176,34 @@ def _class_folders(split: Path) -> dict[str, list[Path]]:
     folders = sorted(p for p in split.iterdir() if p.is_dir() and not p.name.startswith("."))
     inside = lambda folder: sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))  # noqa: E731
     return {folder.name: inside(folder) for folder in folders}
+
+
+def from_shards(
+    root: Path, paths: list[Path], wanted: float | Path | None, *, streaming: bool, max_bad: float
+) -> Labelled:
+    """Load tar files. Their names give the split. Streamed ones are not checked first, because that would read them."""
+    if isinstance(wanted, Path):
+        raise UserError("--data.val of tar files is a share", got=wanted, needed="a share such as 0.2",
+                        next="or put the held-out samples into files such as val-0000.tar")  # fmt: skip
+    of = {p: split_of(p, root, VALIDATION) if wanted is None else "train" for p in paths}
+    val = next((v for v in VALIDATION if v in of.values()), None)
+    chosen = [s for s in ("train", val, "test" if val and val != "test" else None) if s in of.values()]
+    if "train" not in chosen:
+        raise UserError(
+            f"{root} has no shard to learn from", got=", ".join(p.name for p in paths[:5]), needed="train-0000.tar, ..."
+        )
+    encoded = Shards(root, [p for s in chosen for p in paths if of[p] == s])
+    ends = [*encoded.starts[1:], len(encoded.places)]
+    sizes = dict.fromkeys(chosen, 0)
+    for path, first, end in zip(encoded.paths, encoded.starts, ends, strict=True):
+        sizes[of[path]] += end - first
+    numbers = all(x.lstrip("-").isdecimal() for x in encoded.labels)
+    labels, classes = _classes([int(x) for x in encoded.labels] if numbers else encoded.labels, None, str(root))
+    parts = _ranges(list(sizes.values())) if val else None
+    if streaming:
+        images = Pictures(encoded, torch.arange(len(labels)))
+        return _split(images, labels, classes, parts, where=str(root), share=wanted or SHARE)
+    return _checked(encoded, labels, classes, parts, where=str(root), max_bad=max_bad, share=wanted or SHARE)
 
 
 def from_parquet(where: str, wanted: float | Path | None, *, streaming: bool, max_bad: float) -> Labelled:
@@ -240,7 +273,8 @@ def _classes(found: list, names: Sequence[str] | None, where: str) -> tuple[Tens
     """Return (labels (N,), classes) of the values of a column: indices into `names` if it has them, else names themselves."""
     if names is None:
         classes = tuple(map(str, sorted(set(found))))
-        found = [classes.index(str(v)) for v in found]
+        index = {name: i for i, name in enumerate(classes)}
+        found = [index[str(v)] for v in found]
     else:
         classes = tuple(names)
     labels = torch.tensor(found)
