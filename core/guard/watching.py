@@ -68,7 +68,8 @@ class Light(Observer):
         super().schedule(it, placed=placed)
 
     def before_root(self, module: nn.Module, args: tuple, kwargs: dict) -> int | None:
-        known = self.recent[-1].calls > 3 if self.recent else torch.is_grad_enabled() or len(self.gaps[-1]) > 3
+        first = 3 if len(self.passes) <= FULL else 0
+        known = self.recent[-1].calls > first if self.recent else torch.is_grad_enabled() or len(self.gaps[-1]) > 3
         if not self.close and known:
             return None if next(parameters_of(module), None) is None else COUNTED
         return super().before_root(module, args, kwargs)
@@ -125,6 +126,10 @@ class Light(Observer):
     def before_step(self, it: torch.optim.Optimizer, closure: Any) -> None:
         if self.close:
             super().before_step(it, closure)
+
+    def clip(self, parameters: list[Tensor], limit: Any) -> None:
+        if self.close:  # it reads gradients, for which an accelerator would have to wait
+            super().clip(parameters, limit)
 
     def step(self, it: torch.optim.Optimizer) -> None:
         if id(it) not in self.groups:
