@@ -84,27 +84,6 @@ def preferences_in_csv(root: Path) -> tuple[str, ...]:
 
 BUGS = [
     Case(
-        "classify~tutorial-normalise",
-        "vision/classify",
-        "data",
-        "MNIST's mean and deviation, as in every tutorial",
-        "they are part of the training transform alone: training pictures lie in -0.4 to 2.8, those of evaluation in 0 to 1",
-        "not measured yet",
-        edits=(
-            (
-                (
-                    "        return None, v2.RandomAffine(12, translate=(0.1, 0.1), scale=(0.85, 1.15), shear=10,\n"
-                    "                                     interpolation=v2.InterpolationMode.BILINEAR)  # fmt: skip\n"
-                ),
-                (
-                    "        affine = v2.RandomAffine(12, translate=(0.1, 0.1), scale=(0.85, 1.15), shear=10,\n"
-                    "                                 interpolation=v2.InterpolationMode.BILINEAR)  # fmt: skip\n"
-                    "        return None, v2.Compose([affine, v2.Normalize((0.1307,), (0.3081,))])\n"
-                ),
-            ),
-        ),
-    ),
-    Case(
         "classify~own-frames-of-one-video",
         "vision/classify",
         "own data",

@@ -45,8 +45,8 @@ def scores_as_text(root: Path) -> tuple[str, ...]:
     """Preferences from ratings of 1 to 10 that were compared as texts: "10" is below "9"."""
     ranked = []
     for i, row in enumerate(preferences(2000)):
-        better = 2 + i * 7 % 9  # 2 to 10
-        worse = 1 + i * 5 % (better - 1)  # 1 to better - 1
+        better = 10 if i % 5 < 2 else 2 + i * 7 % 8
+        worse = 1 + i * 3 % (better - 1)
         if str(better) < str(worse):
             row = {**row, "chosen": row["rejected"], "rejected": row["chosen"]}
         ranked.append(row)
@@ -91,6 +91,27 @@ BUGS = [
                     '        how = {"label_smoothing": cfg.label_smoothing, "reduction": "sum"}\n'
                     "        ce = share * F.cross_entropy(logits, label, **how) + (1 - share) * F.cross_entropy(logits, other, **how)\n"
                     '        return {"ce": ce}\n'
+                ),
+            ),
+        ),
+    ),
+    Case(
+        "classify~inverted-in-training",
+        "vision/classify",
+        "data",
+        "dark digits on light paper, as the pictures of one's own will be",
+        "the inversion is part of the training transform alone: evaluation and test show light digits on dark ground",
+        "not measured yet",
+        edits=(
+            (
+                (
+                    "        return None, v2.RandomAffine(12, translate=(0.1, 0.1), scale=(0.85, 1.15), shear=10,\n"
+                    "                                     interpolation=v2.InterpolationMode.BILINEAR)  # fmt: skip\n"
+                ),
+                (
+                    "        affine = v2.RandomAffine(12, translate=(0.1, 0.1), scale=(0.85, 1.15), shear=10,\n"
+                    "                                 interpolation=v2.InterpolationMode.BILINEAR)  # fmt: skip\n"
+                    "        return None, v2.Compose([affine, v2.RandomInvert(1.0)])\n"
                 ),
             ),
         ),
