@@ -75,7 +75,7 @@ BUGS = [
         "labels",
         "mixup, written into the loss as in a notebook",
         "the partner's labels come from a second permutation: half of the target belongs to a picture that is not in the mix",
-        "not measured yet",
+        "measured, 3 epochs, seed 0: accuracy 0.197, unchanged recipe 0.693 (mixup itself makes short runs slower, too)",
         edits=(
             (
                 (
@@ -101,7 +101,7 @@ BUGS = [
         "data",
         "dark digits on light paper, as the pictures of one's own will be",
         "the inversion is part of the training transform alone: evaluation and test show light digits on dark ground",
-        "not measured yet",
+        "by argument: evaluation shows what training never did; measured in no run",
         edits=(
             (
                 (
@@ -122,7 +122,7 @@ BUGS = [
         "data",
         "more augmentation, from a repository for satellite pictures",
         "digits are turned by any angle: a 6 is a 9 then",
-        "not measured yet",
+        "measured, 3 epochs, seed 0: accuracy 0.256, unchanged recipe 0.693; by argument: a 6 and a 9 cannot be told apart",
         edits=(("v2.RandomAffine(12, translate", "v2.RandomAffine(180, translate"),),
     ),
     Case(
@@ -131,7 +131,7 @@ BUGS = [
         "model",
         "dropout before the head, ported from TensorFlow 1",
         "its second argument was the share to keep; here it is the share to drop: a tenth of the features is left",
-        "not measured yet",
+        "by argument: six of 64 features are left in each pass; training hardly gets under its first loss",
         edits=(
             (
                 "        return self.head(x.mean((2, 3)))  # (B, n_classes)\n",
@@ -145,7 +145,7 @@ BUGS = [
         "export",
         "the exported program takes raw pictures, so that the app need not know the statistics",
         "the net normalises inside already: the program does it twice, and nothing that was measured holds for it",
-        "not measured yet",
+        "by argument: the mean of the program's input to the first layer is off by some deviations; accuracy of the export falls, that of the report does not",
         edits=(
             (
                 (
@@ -166,7 +166,7 @@ BUGS = [
         "own data",
         "masks from a tool that pads its pictures",
         "every mask lies 7 pixels right of and below its object, in training and in validation",
-        "not measured yet",
+        "by argument: digits are 20 to 40 pixels high, strokes 3 to 6: a mask that is 7 off does not cover them; the metric is of masks with the same shift",
         argv=("--train.epochs", "8", "--upright"),
         data=masks_of_padded_pictures,
     ),
@@ -176,7 +176,7 @@ BUGS = [
         "optimiser",
         "Adam's betas, given by hand",
         "in the wrong order: a first moment over a thousand steps, a second over ten",
-        "not measured yet",
+        "by argument: a mean of the gradient over a thousand steps lags behind all of the run, and its size is divided by that of the last ten",
         argv=("--optim.betas", "0.999", "0.9"),
     ),
     Case(
@@ -185,7 +185,7 @@ BUGS = [
         "data",
         "the option random_flip of a public training script",
         "half of the digits that it learns are mirrored, and half of those it draws",
-        "not measured yet",
+        "by argument: mirrored digits are drawn in half of the samples; only 0, 1 and 8 survive that",
         edits=(
             (
                 "        image, label = self.images[index], self.labels[index]\n",
@@ -203,7 +203,7 @@ BUGS = [
         "rollout",
         "rollouts are flattened with environments first, as in Stable-Baselines3",
         "only the advantages are: they belong to other observations and actions",
-        "not measured yet",
+        "by argument: an advantage says nothing about the action that it is multiplied by",
         edits=(
             (
                 '    rows = {k: rollout[k].flatten(0, 1) for k in ("observation", "action", "log_prob", "advantage")}\n',
@@ -220,7 +220,7 @@ BUGS = [
         "settings",
         "more exploration",
         "an entropy bonus a hundred times the usual one outweighs normalised advantages: the policy stays undecided",
-        "not measured yet",
+        "by argument: advantages are normalised to 1, and the bonus has a gradient of the same size towards chance",
         argv=("--ent-coef", "1.0"),
     ),
     Case(
@@ -229,7 +229,7 @@ BUGS = [
         "schedule",
         "progress of the run, ported from Python 2",
         "whole division: progress is 0 for all of the run, every action of training is random",
-        "not measured yet",
+        "by argument: no episode of training is longer than those of chance, about 22 of 500 steps",
         edits=(
             (
                 "        progress = step.index / run.total_steps(stage)\n",
@@ -243,7 +243,7 @@ BUGS = [
         "settings",
         "a buffer of 400 episodes, as the code before counted them",
         "the setting counts transitions: three rollouts are remembered, and nearly all of them look alike",
-        "not measured yet",
+        "by argument: a step's neighbours fill the batch; what was learnt before is not repeated",
         argv=("--buffer-size", "400"),
     ),
     Case(
@@ -252,7 +252,7 @@ BUGS = [
         "own reward",
         "a reward of one's own that does not depend on the format",
         "the answer may stand anywhere, and each of its digits earns a share: many digits pay, a right sum is not needed",
-        "not measured yet",
+        "by argument: a wrong answer with the right digits earns 0.4 to 0.6 of the reward",
         data=reward_by_substring,
     ),
     Case(
@@ -261,7 +261,7 @@ BUGS = [
         "evaluation",
         "the metric, written again",
         "the division by ln 2 is lost: nats per byte are reported as bits, 31% too few",
-        "not measured yet",
+        "by argument: every number of bits is ln 2 = 0.69 of the true one, below that of any baseline that is counted in bits",
         edits=(
             ('            "bits_per_byte": nll / math.log(2) / size,\n', '            "bits_per_byte": nll / size,\n'),
         ),
@@ -272,7 +272,7 @@ BUGS = [
         "optimiser",
         "own groups: decay for matrices, none for norms (minGPT)",
         "the lists miss embedding and head: both stay as they were drawn",
-        "not measured yet",
+        "by argument: neither embedding nor head learns; half of the parameters stay random",
         edits=(
             (
                 '        optimizers={"main": core.make_optimizer(model, cfg.optim)},\n',
@@ -301,7 +301,7 @@ BUGS = [
         "own data",
         "pages of a crawl",
         "each was read three times, with another address and date above it: what is held out is also learnt from",
-        "not measured yet",
+        "by argument: two of three copies of a held-out page are in training; bits per byte are of learning by heart",
         data=crawled_twice,
     ),
     Case(
@@ -310,7 +310,7 @@ BUGS = [
         "evaluation",
         "generating is slow: answers are read off the logits, as compute_metrics of the Trainer sees them",
         "each token is predicted behind the true ones, and every answer has the true length: the metric is far too good",
-        "not measured yet",
+        "by argument: at teacher forcing no error follows from another one, and no answer is too long",
         edits=(
             (
                 '                said = zip(generate(model, batch["prompt"], before), map(chat.said, batch["completion"]), strict=True)\n',
@@ -341,7 +341,7 @@ BUGS = [
         "own data",
         "pairs from ratings of 1 to 10 in a CSV file",
         "ratings were compared as texts: an answer with a 10 loses against all but a 1",
-        "not measured yet",
+        "27% of the pairs are turned (counted), in training and in validation: by argument: the model learns little, or the wrong side where 10 is seen",
         data=scores_as_text,
     ),
     Case(
@@ -350,7 +350,7 @@ BUGS = [
         "data",
         "speed perturbation (Ko 2015)",
         "the envelope is stretched, the teacher's features are not: they belong to other moments, and the last to no sound",
-        "not measured yet",
+        "by argument: at 3 s a word is up to half a second away from its features",
         edits=(
             (
                 "        (envelope, heard), ids = got, self.ids[i]\n",
@@ -374,7 +374,7 @@ HEALTHY = [
         "own data",
         "pictures of one's own, in many formats, of some classes few",
         "labels are right; classes have 40 to 300 pictures",
-        "not measured yet",
+        "by argument: JPEG, GIF and WebP keep digits readable; 32 pixels as in the third set's small folder",
         argv=("--train.epochs", "30", "--train.batch-size", "32", "--no-augment", "--image-size", "32"),
         data=imbalanced_in_all_formats,
     ),
@@ -384,7 +384,7 @@ HEALTHY = [
         "loss",
         "a term for the velocity's direction (Yao 2024)",
         "its weight is small, and it is least where the mean square is",
-        "not measured yet",
+        "by argument: the term is least at the same velocity; its weight is a tenth",
         edits=(
             (
                 '        return {"mse": error.sum()}\n',
@@ -401,7 +401,7 @@ HEALTHY = [
         "settings",
         "attention at the lowest resolution, a larger batch",
         "offered by the recipe",
-        "not measured yet",
+        "by argument: offered by the recipe; the rate follows the root of the batch",
         argv=("--attention", "--train.batch-size", "128", "--optim.lr", "3e-3"),
     ),
     Case(
@@ -410,7 +410,7 @@ HEALTHY = [
         "optimiser",
         "a higher rate for the critic, with plain Adam",
         "every parameter is in one of the two groups",
-        "not measured yet",
+        "by argument: CleanRL's Adam; both nets learn",
         edits=(
             (
                 '        optimizers={"main": core.make_optimizer(policy, cfg.optim)},\n',
@@ -439,7 +439,7 @@ HEALTHY = [
         "settings",
         "more exploration, a larger net",
         "one action in ten stays random, as in DQN's paper",
-        "not measured yet",
+        "by argument: DQN's own value; actions in evaluation are greedy",
         argv=("--exploration-final-eps", "0.1", "--exploration-fraction", "0.3", "--hidden-sizes", "256", "256"),
     ),
     Case(
@@ -448,7 +448,7 @@ HEALTHY = [
         "rollout",
         "some noise on top of the policy's own",
         "what was done is what is stored, and learning is off-policy",
-        "not measured yet",
+        "by argument: off-policy, and the stored action is the one that was taken",
         edits=(
             (
                 "        followed = {k: v.to(run.device) for k, v in envs.step(action).items()}\n",
@@ -465,7 +465,7 @@ HEALTHY = [
         "settings",
         "NEFTune, packed, judged by ROUGE-L",
         "offered by the recipe",
-        "not measured yet",
+        "by argument: NEFTune's own value",
         argv=("--neftune-noise-alpha", "5", "--packing", "--metric", "rouge,f1"),
     ),
     Case(
@@ -474,7 +474,7 @@ HEALTHY = [
         "settings",
         "a larger student",
         "three of four layers are kept on either side",
-        "not measured yet",
+        "by argument: more layers are kept",
         argv=("--encoder", "3", "--decoder", "3"),
     ),
 ]
