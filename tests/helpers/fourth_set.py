@@ -253,7 +253,7 @@ BUGS = [
         "data",
         "captions are encoded in sorted order, so that a cache file is stable",
         "rows of the table are asked for by the old numbers: a caption is read as another one",
-        "by argument: the trained captions are numbers of a table in any order, so training is as good as ever; held-out and exported captions ask for other digits",
+        "by argument: training goes on as ever, rows of a table are in any order; held-out and exported captions ask for other digits",
         edits=(
             (
                 "    words = parts.read(found.captions, run.device)\n",
@@ -293,7 +293,7 @@ BUGS = [
         "reference",
         "the penalty holds each iteration near the one before, as a trust region would",
         "the reference is copied from the policy: no KL to the start is ever measured, and nothing holds the policy near it",
-        "by argument: the KL that is measured is that of one iteration; reward is bought with any distance from the start, and the reported KL is near 0",
+        "by argument: the KL that is measured is that of one iteration; any distance from the start is free, and the reported KL is near 0",
         edits=(
             (
                 '        controller.update(told["kl"])\n',

@@ -131,7 +131,7 @@ BUGS = [
         "model",
         "dropout before the head, ported from TensorFlow 1",
         "its second argument was the share to keep; here it is the share to drop: a tenth of the features is left",
-        "by argument: six of 64 features are left in each pass; training hardly gets under its first loss",
+        "measured, 3 epochs, seed 0: accuracy 0.264, unchanged recipe 0.693; six of 64 features are left in each pass",
         edits=(
             (
                 "        return self.head(x.mean((2, 3)))  # (B, n_classes)\n",
@@ -145,7 +145,7 @@ BUGS = [
         "export",
         "the exported program takes raw pictures, so that the app need not know the statistics",
         "the net normalises inside already: the program does it twice, and nothing that was measured holds for it",
-        "by argument: the mean of the program's input to the first layer is off by some deviations; accuracy of the export falls, that of the report does not",
+        "by argument: the first layer's input is off by some deviations; the export is worse than the report says",
         edits=(
             (
                 (
@@ -166,7 +166,7 @@ BUGS = [
         "own data",
         "masks from a tool that pads its pictures",
         "every mask lies 7 pixels right of and below its object, in training and in validation",
-        "by argument: digits are 20 to 40 pixels high, strokes 3 to 6: a mask that is 7 off does not cover them; the metric is of masks with the same shift",
+        "by argument: strokes are 3 to 6 pixels wide, a mask that is 7 off does not cover them; the metric has the same shift",
         argv=("--train.epochs", "8", "--upright"),
         data=masks_of_padded_pictures,
     ),
@@ -341,7 +341,7 @@ BUGS = [
         "own data",
         "pairs from ratings of 1 to 10 in a CSV file",
         "ratings were compared as texts: an answer with a 10 loses against all but a 1",
-        "27% of the pairs are turned (counted), in training and in validation: by argument: the model learns little, or the wrong side where 10 is seen",
+        "27% of the pairs are turned (counted), in training and in validation: by argument: as many labels are wrong",
         data=scores_as_text,
     ),
     Case(
