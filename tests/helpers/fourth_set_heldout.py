@@ -145,7 +145,7 @@ BUGS = [
         "export",
         "the exported program takes raw pictures, so that the app need not know the statistics",
         "the net normalises inside already: the program does it twice, and nothing that was measured holds for it",
-        "by argument: the first layer's input is off by some deviations; the export is worse than the report says",
+        "by argument: the export is worse than what is measured before; with export the run itself stops at its end (measured, 5 steps): the program differs",
         edits=(
             (
                 (
@@ -194,6 +194,24 @@ BUGS = [
                     "        if training and torch.rand((), generator=generator) < 0.5:  # random_flip\n"
                     "            image = image.flip(-1)\n"
                 ),
+            ),
+        ),
+    ),
+    Case(
+        "pixel~scheduler-by-default",
+        "diffusion/pixel",
+        "export",
+        "the pipeline is saved with a plain DDIM scheduler, as in a tutorial",
+        "it takes the net's velocity for noise, and has another schedule: whoever loads the pipeline gets noise",
+        "by argument: the sampler of the export is another one than that which was measured",
+        edits=(
+            (
+                "import torch\nfrom torch import Tensor, nn\n",
+                "import torch\nfrom diffusers import DDIMScheduler\nfrom torch import Tensor, nn\n",
+            ),
+            (
+                "        pictures.save_pipeline(folder, (ema.model if ema else model).eval().cpu(), process.sampler())\n",
+                "        pictures.save_pipeline(folder, (ema.model if ema else model).eval().cpu(), DDIMScheduler())\n",
             ),
         ),
     ),
@@ -272,7 +290,7 @@ BUGS = [
         "optimiser",
         "own groups: decay for matrices, none for norms (minGPT)",
         "the lists miss embedding and head: both stay as they were drawn",
-        "by argument: neither embedding nor head learns; half of the parameters stay random",
+        "by argument: neither embedding nor head learns: words keep their random places; the fork starts (measured: 2 steps)",
         edits=(
             (
                 '        optimizers={"main": core.make_optimizer(model, cfg.optim)},\n',
@@ -410,7 +428,7 @@ HEALTHY = [
         "optimiser",
         "a higher rate for the critic, with plain Adam",
         "every parameter is in one of the two groups",
-        "by argument: CleanRL's Adam; both nets learn",
+        "measured, 60 rollouts, seed 0: return 500, the best possible",
         edits=(
             (
                 '        optimizers={"main": core.make_optimizer(policy, cfg.optim)},\n',
