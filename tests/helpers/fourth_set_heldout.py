@@ -145,7 +145,7 @@ BUGS = [
         "export",
         "the exported program takes raw pictures, so that the app need not know the statistics",
         "the net normalises inside already: the program does it twice, and nothing that was measured holds for it",
-        "by argument: the export is worse than what is measured before; with export the run itself stops at its end (measured, 5 steps): the program differs",
+        "by argument: the export is worse than what was measured; the run itself refuses it at its end (measured, 5 steps)",
         edits=(
             (
                 (
