@@ -64,8 +64,9 @@ def names_of_eight_letters(root: Path) -> tuple[str, ...]:
 
 def rejected_that_were_cut(root: Path) -> tuple[str, ...]:
     """Preferences; the other model's answers had been sampled with a limit of a few tokens."""
-    rows = [{**r, "rejected": r["rejected"][:20].rstrip()} for r in preferences(2000) if len(r["rejected"]) > 24]
-    lines(root / "rows.jsonl", rows)
+    long = [r for r in preferences(2000) if len(r["rejected"]) > 24]
+    rows = {r["chosen"]: {**r, "rejected": r["rejected"][:20].rstrip()} for r in long}  # each answer once
+    lines(root / "rows.jsonl", list(rows.values()))
     return ("--data.path", str(root / "rows.jsonl"))
 
 
@@ -258,6 +259,20 @@ BUGS = [
             (
                 "    words = parts.read(found.captions, run.device)\n",
                 "    words = parts.read(tuple(sorted(found.captions)), run.device)\n",
+            ),
+        ),
+    ),
+    Case(
+        "ppo~ends-handled-once",
+        "rl/ppo",
+        "rollout",
+        "a clean-up: the recursion stops at the end of an episode, so the bootstrapping need not look at it again",
+        "a terminated episode is worth what the critic says of its last state: falling costs nothing",
+        "by argument: CartPole pays one a step until the pole falls; without that end all states are worth the same",
+        edits=(
+            (
+                "    delta, goes_on = reward + gamma * next_value * ~terminated - value, gamma * lam * ~done\n",
+                "    delta, goes_on = reward + gamma * next_value - value, gamma * lam * ~done\n",
             ),
         ),
     ),

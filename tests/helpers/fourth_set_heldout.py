@@ -233,15 +233,6 @@ BUGS = [
         ),
     ),
     Case(
-        "ppo~entropy-of-one",
-        "rl/ppo",
-        "settings",
-        "more exploration",
-        "an entropy bonus a hundred times the usual one outweighs normalised advantages: the policy stays undecided",
-        "by argument: advantages are normalised to 1, and the bonus has a gradient of the same size towards chance",
-        argv=("--ent-coef", "1.0"),
-    ),
-    Case(
         "dqn~whole-division",
         "rl/dqn",
         "schedule",
