@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from trainworthy.recipes.vision.data import boxes
 
-from tests.helpers.third_set_cases import Case, digits, lines, picture, preferences, rows_of_docstrings
+from tests.helpers.third_set_cases import Case, digits, distinct, lines, picture, preferences, rows_of_docstrings
 
 
 def frames_of_one_video(root: Path) -> tuple[str, ...]:
@@ -64,9 +64,8 @@ def names_of_eight_letters(root: Path) -> tuple[str, ...]:
 
 def rejected_that_were_cut(root: Path) -> tuple[str, ...]:
     """Preferences; the other model's answers had been sampled with a limit of a few tokens."""
-    long = [r for r in preferences(2000) if len(r["rejected"]) > 24]
-    rows = {r["chosen"]: {**r, "rejected": r["rejected"][:20].rstrip()} for r in long}  # each answer once
-    lines(root / "rows.jsonl", list(rows.values()))
+    long = [r for r in distinct(preferences(4000)) if len(r["rejected"]) > 24]
+    lines(root / "rows.jsonl", [{**r, "rejected": r["rejected"][:20].rstrip()} for r in long])
     return ("--data.path", str(root / "rows.jsonl"))
 
 
@@ -76,7 +75,7 @@ def preferences_in_csv(root: Path) -> tuple[str, ...]:
     with (root / "votes.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, ["question", "winner", "loser", "source"])
         writer.writeheader()
-        for r in preferences(2000):
+        for r in distinct(preferences(4000)):
             writer.writerow(
                 {"question": r["prompt"], "winner": r["chosen"], "loser": r["rejected"], "source": r["source"]}
             )
@@ -268,7 +267,7 @@ BUGS = [
         "rollout",
         "a clean-up: the recursion stops at the end of an episode, so the bootstrapping need not look at it again",
         "a terminated episode is worth what the critic says of its last state: falling costs nothing",
-        "by argument: CartPole pays one a step until the pole falls; without that end all states are worth the same",
+        "measured, 60 rollouts, seed 0: return 9; the best possible, 500, with another variant of the recipe at as many rollouts",
         edits=(
             (
                 "    delta, goes_on = reward + gamma * next_value * ~terminated - value, gamma * lam * ~done\n",

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch.nn import functional
 from trainworthy.recipes.llm.data import prose
 
-from tests.helpers.third_set_cases import Case, digits, lines, mask_folders, picture, preferences, scenes
+from tests.helpers.third_set_cases import Case, digits, distinct, lines, mask_folders, picture, preferences, scenes
 
 
 def masks_of_padded_pictures(root: Path) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def crawled_twice(root: Path) -> tuple[str, ...]:
 def scores_as_text(root: Path) -> tuple[str, ...]:
     """Preferences from ratings of 1 to 10 that were compared as texts: "10" is below "9"."""
     ranked = []
-    for i, row in enumerate(preferences(2000)):
+    for i, row in enumerate(distinct(preferences(4000))):
         better = 10 if i % 5 < 2 else 2 + i * 7 % 8
         worse = 1 + i * 3 % (better - 1)
         if str(better) < str(worse):

@@ -101,6 +101,18 @@ def preferences(n: int) -> list[dict[str, str]]:
     return train[:: max(1, len(train) // n)][:n]
 
 
+def distinct(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Preferences of which no text occurs in an earlier one."""
+    seen: set[str] = set()
+    kept = []
+    for row in rows:
+        texts = {" ".join(row[k].lower().split()) for k in ("prompt", "chosen", "rejected")}
+        if not texts & seen:
+            kept.append(row)
+        seen |= texts
+    return kept
+
+
 def lines(file: Path, rows: list[dict[str, str]]) -> None:
     """Write a JSONL file."""
     file.parent.mkdir(parents=True, exist_ok=True)
