@@ -335,6 +335,7 @@ BUGS = [
         "answers of a weaker model as the rejected ones",
         "they were sampled with a short limit and break off: what is learnt is that a sentence ends",
         "by argument: the end of an answer alone gives an accuracy of nearly 1, which says nothing about content",
+        argv=("--train.epochs", "0.1"),
         data=rejected_that_were_cut,
     ),
     Case(
@@ -463,6 +464,7 @@ HEALTHY = [
         "votes in a spreadsheet",
         "right pairs under other names",
         "by argument: the recipe's own pairs, fewer",
+        argv=("--train.epochs", "0.2"),
         data=preferences_in_csv,
     ),
     Case(

@@ -102,11 +102,11 @@ def preferences(n: int) -> list[dict[str, str]]:
 
 
 def distinct(rows: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Preferences of which no text occurs in an earlier one."""
+    """Preferences whose prompt and chosen answer occur in no earlier one."""
     seen: set[str] = set()
     kept = []
     for row in rows:
-        texts = {" ".join(row[k].lower().split()) for k in ("prompt", "chosen", "rejected")}
+        texts = {" ".join(row[k].lower().split()) for k in ("prompt", "chosen")}
         if not texts & seen:
             kept.append(row)
         seen |= texts
