@@ -298,7 +298,7 @@ BUGS = [
         "target",
         "a polyak of 0.995, from Spinning Up",
         "there it is the share of the target that is kept; tau is the share that is taken: the target is the critic itself",
-        "by argument: no target net is left",
+        "measured, 80 iterations, seed 0: return -1442, unchanged recipe -665",
         argv=("--tau", "0.995"),
     ),
     Case(

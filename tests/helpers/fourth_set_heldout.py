@@ -238,7 +238,7 @@ BUGS = [
         "schedule",
         "progress of the run, ported from Python 2",
         "whole division: progress is 0 for all of the run, every action of training is random",
-        "by argument: no episode of training is longer than those of chance, about 22 of 500 steps",
+        "measured, 120 iterations, seed 0: return 75, unchanged recipe 498",
         edits=(
             (
                 "        progress = step.index / run.total_steps(stage)\n",
@@ -250,10 +250,10 @@ BUGS = [
         "dqn~buffer-in-episodes",
         "rl/dqn",
         "settings",
-        "a buffer of 400 episodes, as the code before counted them",
-        "the setting counts transitions: three rollouts are remembered, and nearly all of them look alike",
-        "by argument: a step's neighbours fill the batch; what was learnt before is not repeated",
-        argv=("--buffer-size", "400"),
+        "a buffer of 200 episodes, as the code before counted them",
+        "the setting counts transitions: a rollout and a half is remembered",
+        "measured, 120 iterations, seed 0: return 312, no episode solved; unchanged recipe 498",
+        argv=("--buffer-size", "200"),
     ),
     Case(
         "grpo~reward-by-substring",
