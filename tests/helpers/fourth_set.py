@@ -276,18 +276,18 @@ BUGS = [
         ),
     ),
     Case(
-        "sac~scaled-twice",
+        "sac~mean-is-done",
         "rl/sac",
         "rollout",
-        "Pendulum takes torques of -2 to 2, so actions are scaled for it",
-        "the environment scales them already: in training an action has twice the effect that it has in evaluation and after export",
-        "by argument: the critic's actions have half of the effect in evaluation; torques above half of the range are never told apart in training",
+        "the returns of training become those of evaluation: the mean action is taken",
+        "the drawn action is still what is stored: the critic learns effects of actions that were not taken",
+        "by argument: what the critic sees of an action is noise",
         edits=(
             (
                 "        followed = {k: v.to(run.device) for k, v in envs.step(action).items()}\n",
                 (
-                    "        torque = 2.0 * action  # the environment's range\n"
-                    "        followed = {k: v.to(run.device) for k, v in envs.step(torque).items()}\n"
+                    "        taken = policy(observation) if iteration else action\n"
+                    "        followed = {k: v.to(run.device) for k, v in envs.step(taken).items()}\n"
                 ),
             ),
         ),
