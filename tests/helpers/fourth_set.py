@@ -99,7 +99,7 @@ BUGS = [
         "data",
         "elastic distortion, as U-Net's paper has it",
         "picture and mask are distorted by two draws: outlines are some pixels apart",
-        "by argument: outlines are 4 pixels apart in each direction (deviation of a draw, measured on the transform); nuclei are 10 to 20 wide",
+        "measured, 3 epochs, seed 0: IoU 0.571, unchanged recipe 0.857",
         edits=(
             (
                 "    steps += [v2.RandomCrop(cfg.window, pad_if_needed=True, fill=outside)]\n",
@@ -131,7 +131,7 @@ BUGS = [
         "loss",
         "online hard examples (Shrivastava 2016): a quarter of a window's pixels is scored, the hard ones",
         "sorted the other way: the easiest quarter is scored, and what is wrong has no gradient from the cross-entropy",
-        "by argument: what is wrong is never scored; alone the equal first losses score anything",
+        "measured, 3 epochs, seed 0, without Dice: IoU 0.415; unchanged recipe 0.857 (with Dice)",
         edits=(
             (
                 '        terms = {"ce": (ce * (1 - (-ce).exp()) ** cfg.focal if cfg.focal else ce).sum()}',
@@ -281,7 +281,7 @@ BUGS = [
         "rollout",
         "the returns of training become those of evaluation: the mean action is taken",
         "the drawn action is still what is stored: the critic learns effects of actions that were not taken",
-        "by argument: what the critic sees of an action is noise",
+        "measured, 80 iterations, seed 0: return -1175, unchanged recipe -665",
         edits=(
             (
                 "        followed = {k: v.to(run.device) for k, v in envs.step(action).items()}\n",
