@@ -1,4 +1,4 @@
-"""What a case of the third set is, and own data of a user, written as files."""
+"""What a case of the third and fourth set is, and own data of a user, written as files."""
 
 import json
 from collections.abc import Callable
@@ -99,6 +99,18 @@ def preferences(n: int) -> list[dict[str, str]]:
 
     train, _ = preferences.constructed()
     return train[:: max(1, len(train) // n)][:n]
+
+
+def distinct(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Preferences whose prompt and chosen answer occur in no earlier one."""
+    seen: set[str] = set()
+    kept = []
+    for row in rows:
+        texts = {" ".join(row[k].lower().split()) for k in ("prompt", "chosen")}
+        if not texts & seen:
+            kept.append(row)
+        seen |= texts
+    return kept
 
 
 def lines(file: Path, rows: list[dict[str, str]]) -> None:

@@ -1,7 +1,7 @@
-"""Run cases of the third set through the gates, as their author would: fork the recipe, edit the fork, check it.
+"""Run cases of a set from outside through the gates, as their author would: fork the recipe, edit the fork, check it.
 
-    python -m tests.helpers.third_set_run [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
-    python -m tests.helpers.third_set_run --train [--settings "..."] NAME     a run without gates, to measure harm
+    python -m tests.helpers.set_run [--set third|fourth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
+    python -m tests.helpers.set_run [--set ...] --train [--settings "..."] NAME     a run without gates, to measure harm
 
 Prints for each case: name, exit code (0 passed, 2 refused as bad usage or data, 3 a gate failed), the first failed gate and its first likely cause.
 Each case has a folder under --out with the fork, its data and the output (`output.txt`).
@@ -15,19 +15,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.helpers import third_set, third_set_heldout
+from tests.helpers import fourth_set, fourth_set_heldout, third_set, third_set_heldout
 from tests.helpers.third_set_cases import ROOT, Case, edited
 
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": str(ROOT),
 }  # a run starts the package anew: it must be the one of this checkout
-HALVES = {"open": third_set, "heldout": third_set_heldout}
+SETS = {
+    "third": {"open": third_set, "heldout": third_set_heldout},
+    "fourth": {"open": fourth_set, "heldout": fourth_set_heldout},
+}
 
 
-def chosen(half: str, kind: str, names: list[str]) -> list[Case]:
-    """The cases of a half and kind, or those named."""
-    halves = HALVES.values() if half == "both" or names else [HALVES[half]]
+def chosen(of: str, half: str, kind: str, names: list[str]) -> list[Case]:
+    """The cases of a set's half and kind, or those named."""
+    halves = SETS[of].values() if half == "both" or names else [SETS[of][half]]
     cases = [
         c
         for h in halves
@@ -64,14 +67,16 @@ def failed(out: Path) -> tuple[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
-    parser.add_argument("--half", choices=[*HALVES, "both"], default="open")
+    parser.add_argument("--set", choices=SETS, default="third")
+    parser.add_argument("--half", choices=["open", "heldout", "both"], default="open")
     parser.add_argument("--kind", choices=["bugs", "healthy", "both"], default="both")
-    parser.add_argument("--out", type=Path, default=Path("runs/third_set"))
+    parser.add_argument("--out", type=Path, help="default: runs/third_set, or that of the set")
     parser.add_argument("--train", action="store_true", help="train without gates instead of checking")
     parser.add_argument("--settings", default="", help="further settings, such as '--train.epochs 2'")
     args = parser.parse_args()
-    for case in chosen(args.half, args.kind, args.names):
-        folder = (args.out / case.id).resolve()
+    out = args.out or Path("runs") / f"{args.set}_set"
+    for case in chosen(args.set, args.half, args.kind, args.names):
+        folder = (out / case.id).resolve()
         given = [*forked(case, folder), *shlex.split(args.settings), "--run.out", str(folder / "runs")]
         command = ["run", *given, "--gates.no-enabled"] if args.train else ["check", *given]
         with (folder / "output.txt").open("w") as output:
