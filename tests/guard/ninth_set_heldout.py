@@ -166,7 +166,7 @@ HONEST: dict[str, str] = {
 def right_batch(split):
     ix = torch.randint(len(val_data) - block_size - 1, (batch_size,))
     rows = torch.stack([torch.from_numpy(val_data[i : i + block_size + 1].astype(np.int64)) for i in ix])
-    return rows[:, :-1], rows[:, 1:]
+    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
 get_batch = right_batch

@@ -15,7 +15,7 @@ rng = np.random.default_rng(seed)
 torch.manual_seed(seed)
 
 CAT_COLS = ["city", "plan", "channel", "device"]
-N_CATS = [150, 6, 8, 12]
+N_CATS = [300, 6, 8, 12]
 
 
 def make_table(n=7000):
@@ -28,7 +28,7 @@ def make_table(n=7000):
     score = score - 0.05 * tenure + 0.0006 * charges + 0.4 * np.maximum(calls - 2, 0) - 0.02 * np.abs(age - 45)
     score = score + effects[1][cats[:, 1]] * (calls - 2) * 0.5
     y = (score + rng.logistic(0, 0.7, n) > np.quantile(score, 0.92)).astype(np.float32)
-    names = np.array([[f"{col}_{v:03d}" for col, v in zip(CAT_COLS, row)] for row in cats])
+    names = np.array([[f"{col}_{v * 617 % 1000:03d}" for col, v in zip(CAT_COLS, row)] for row in cats])
     return names, np.stack([tenure, charges, calls, age], axis=1), y
 
 
@@ -74,7 +74,7 @@ test_dl = DataLoader(dataset(te), batch_size=1024)
 
 n_pos = y[tr].sum()
 n_neg = len(tr) - n_pos
-model = ChurnNet([len(c) + 1 for c in codes], numbers.shape[1])
+model = ChurnNet([k + 1 for k in N_CATS], numbers.shape[1])
 criterion = nn.BCEWithLogitsLoss(pos_weight=torch.tensor(n_neg / n_pos, dtype=torch.float32))
 optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, weight_decay=1e-5)
 

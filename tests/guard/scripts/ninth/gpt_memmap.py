@@ -15,7 +15,7 @@ np.random.seed(seed)
 # ---------------------------------------------------------------- settings
 batch_size, block_size, grad_accum = 8, 64, 2
 n_embd, n_head, n_layer, dropout = 64, 4, 2, 0.0
-max_iters, eval_interval, eval_iters = 320, 80, 20
+max_iters, eval_interval, eval_iters = 240, 80, 20
 learning_rate, min_lr, warmup_iters = 3e-3, 3e-4, 20
 modules = [
     "argparse",
