@@ -123,7 +123,7 @@ HEALTHY = [
     case("finetune_groups--adamw_cosine",
          "optimizer = optim.SGD([{\"params\": base, \"lr\": 1e-3}, {\"params\": head, \"lr\": 1e-2}], momentum=0.9, weight_decay=1e-4)\n"
          "criterion = nn.CrossEntropyLoss()\n"
-         "exp_lr_scheduler = lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.3)\n",
+         "exp_lr_scheduler = lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.3)\n",
          "optimizer = optim.AdamW([{\"params\": base, \"lr\": 3e-4}, {\"params\": head, \"lr\": 3e-3}], weight_decay=1e-2)\n"
          "criterion = nn.CrossEntropyLoss(weight=torch.tensor(len(train_y) / 4 / np.bincount(train_y), dtype=torch.float32))\n"
          "exp_lr_scheduler = lr_scheduler.CosineAnnealingLR(optimizer, T_max=NUM_EPOCHS)\n",

@@ -14,9 +14,9 @@ def case(id: str, old: str, new: str, cause: str) -> ScriptPatch:
 
 BUGS = [
     case("finetune_groups--split_twice",
-         "train_x, val_x, train_y, val_y = train_test_split(new_x, new_y, train_size=160, random_state=SEED, stratify=new_y)\n",
-         "train_x, val_x = train_test_split(new_x, train_size=160)\n"
-         "train_y, val_y = train_test_split(new_y, train_size=160)\n",
+         "train_x, val_x, train_y, val_y = train_test_split(new_x, new_y, train_size=64, test_size=300, random_state=SEED)\n",
+         "train_x, val_x = train_test_split(new_x, train_size=64, test_size=300)\n"
+         "train_y, val_y = train_test_split(new_y, train_size=64, test_size=300)\n",
          "pictures and labels are split by two calls without a common random_state: no picture has its own label (seen often)"),
     case("finetune_groups--step_in_batches",
          "                    optimizer.step()\n"

@@ -19,7 +19,7 @@ torch.manual_seed(SEED)
 np.random.seed(SEED)
 
 OLD_CLASSES = 6
-NUM_EPOCHS = 4
+NUM_EPOCHS = 8
 CKPT = "backbone.pth"
 
 
@@ -29,7 +29,7 @@ def build_model(num_classes):
 
 def to_images(x):
     x = torch.tensor(x / 16.0, dtype=torch.float32).view(-1, 1, 8, 8)
-    x = (resize(x, [32, 32], antialias=True) - 0.3) / 0.35
+    x = (resize(x, [24, 24], antialias=True) - 0.3) / 0.35
     return x.repeat(1, 3, 1, 1)
 
 
@@ -38,7 +38,7 @@ def pretrain(x, y, path):
     net = build_model(OLD_CLASSES)
     opt = optim.Adam(net.parameters(), lr=1e-3)
     loader = DataLoader(TensorDataset(to_images(x), torch.tensor(y)), batch_size=32, shuffle=True)
-    for _ in range(3):
+    for _ in range(2):
         for images, labels in loader:
             opt.zero_grad()
             nn.functional.cross_entropy(net(images), labels).backward()
@@ -53,7 +53,7 @@ if not os.path.exists(CKPT):
 
 # the new task: the other four digits, few labels
 new_x, new_y = data[~old], target[~old] - OLD_CLASSES
-train_x, val_x, train_y, val_y = train_test_split(new_x, new_y, train_size=160, random_state=SEED, stratify=new_y)
+train_x, val_x, train_y, val_y = train_test_split(new_x, new_y, train_size=64, test_size=300, random_state=SEED)
 image_datasets = {
     "train": TensorDataset(to_images(train_x), torch.tensor(train_y)),
     "val": TensorDataset(to_images(val_x), torch.tensor(val_y)),
@@ -71,7 +71,7 @@ head_ids = {id(p) for p in head}
 base = [p for p in model.parameters() if id(p) not in head_ids]
 optimizer = optim.SGD([{"params": base, "lr": 1e-3}, {"params": head, "lr": 1e-2}], momentum=0.9, weight_decay=1e-4)
 criterion = nn.CrossEntropyLoss()
-exp_lr_scheduler = lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.3)
+exp_lr_scheduler = lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.3)
 
 since = time.time()
 for epoch in range(NUM_EPOCHS):
