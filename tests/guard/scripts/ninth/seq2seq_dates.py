@@ -16,7 +16,7 @@ CHARS = "0123456789abcdefghijklmnopqrstuvwxyz ,./-"
 char2id = {c: i + 3 for i, c in enumerate(CHARS)}
 VOCAB = len(CHARS) + 3
 FORMATS = ["%d %B %Y", "%B %d, %Y", "%d.%m.%Y", "%m/%d/%Y", "%A, %d %b %Y", "%b %d %Y"]
-HIDDEN, BATCH, STEPS = 64, 64, 270
+HIDDEN, BATCH, STEPS = 64, 64, 360
 teacher_forcing_ratio = 0.7
 
 
