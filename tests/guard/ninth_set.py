@@ -154,9 +154,12 @@ HEALTHY = [
          "a balancing sampler in place of pos_weight; the last batch is dropped"),
 ]  # fmt: skip
 HARMFUL: set[str] = {
+    "gpt_memmap--read_as_bytes",
+    "gpt_memmap--seed_in_get_batch",
     "seq2seq_dates--attention_over_batch",
     "seq2seq_dates--state_not_kept",
     "seq2seq_dates--answer_as_input",
+    "hf_modules--warmup_of_long_run",
     "accelerate_pieces--labels_one_off",
     "accelerate_pieces--vocabulary_of_words",
     "forecast_scaled--inverse_of_first_column",
