@@ -1,4 +1,4 @@
-"""Harm of the bugs of the fifth to eighth set: each script is run whole, unchanged and with every patch, at two seeds.
+"""Harm of the bugs of the fifth to ninth set: each script is run whole, unchanged and with every patch, at two seeds.
 
 `python -m tests.guard.harm [SCRIPT | ID ...]` prints one line for each run: id, seed, final number, seconds.
 The final number is the last `FINAL name=value` that the script prints. Where a bug changes the script's own
@@ -19,13 +19,25 @@ from tests.guard import (
     eighth_set_heldout,
     fifth_set,
     fifth_set_heldout,
+    ninth_set,
+    ninth_set_heldout,
     seventh_set,
     seventh_set_heldout,
     sixth_set,
 )
 from tests.helpers.patches import patched
 
-SETS = (fifth_set, fifth_set_heldout, sixth_set, seventh_set, seventh_set_heldout, eighth_set, eighth_set_heldout)
+SETS = (
+    fifth_set,
+    fifth_set_heldout,
+    sixth_set,
+    seventh_set,
+    seventh_set_heldout,
+    eighth_set,
+    eighth_set_heldout,
+    ninth_set,
+    ninth_set_heldout,
+)
 SEEDS = (0, 1)
 
 
