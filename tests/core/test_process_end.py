@@ -179,11 +179,12 @@ def test_one_rank_that_is_killed_ends_the_run_with_what_is_safe(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.verify
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("shard", ["none", "full"])
 def test_a_rank_is_killed_25_times_and_the_run_is_that_without_kills(shard: str, tmp_path: Path):
-    """Either rank, up to a second after the first checkpoint of each start."""
+    """Either rank, up to half a second after the first checkpoint of each start."""
     draw = random.Random(shard)
-    settings = ("-n", 2, *LONG, "--train.epochs", "64", "--run.save-steps", "5", "--shard", shard)
+    settings = ("-n", 2, *LONG, "--train.epochs", "24", "--run.save-steps", "5", "--shard", shard)
     (tmp_path / "straight").mkdir()
     straight = start("run", "vision/classify", *settings, cwd=tmp_path / "straight")
     said = straight.communicate(timeout=600)[0]
@@ -195,7 +196,7 @@ def test_a_rank_is_killed_25_times_and_the_run_is_that_without_kills(shard: str,
         while manifests(tmp_path) <= before:
             assert child.poll() is None, child.stdout.read()
             time.sleep(0.01)
-        time.sleep(draw.uniform(0, 1))
+        time.sleep(draw.uniform(0, 0.5))
         ranks = [p for p in psutil.Process(child.pid).children(recursive=True) if "RANK" in p.environ()]
         os.kill(draw.choice(ranks).pid, signal.SIGKILL)
         said = child.communicate(timeout=120)[0]
