@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import contents as hashed
-from trainworthy.core.data import texts
+from trainworthy.core.data import series, texts
 from trainworthy.core.data.contents import compared_fields
 from trainworthy.core.data.field_statistics import Stats, histogram
 from trainworthy.core.data.texts import load_exclusions as load_exclusions
@@ -57,6 +57,8 @@ class Scan:
     """Per input field and sample: characters, or entries along each axis."""
     fabricated: dict[str, list[float]] = field(default_factory=dict)
     """Fraction of each sample's entry that was not measured, for fields that declare it."""
+    names: list[str | None] = field(default_factory=list)
+    """What the source calls each kept row."""
     whole: str = ""
     """Key in `texts` of the model's input, if it reads only text (and integer rows made from it)."""
     notes: dict[str, str] = field(default_factory=dict)
@@ -118,6 +120,7 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
         parts = [torch.as_tensor(sample[k]) for k in tensors]
         if parts and position % -(-count // COMPARED) == 0:
             found.kept.append(position)
+            found.names.append(data.name(i))
             if not found.whole:  # the angle between rows of token ids has no meaning
                 contents.append(torch.cat([_pooled(p) for p in parts]))
             columns.append(torch.cat([p.flatten().float() for p in parts])[:4096])
@@ -241,6 +244,8 @@ def overlap(train: Scan, val: Scan) -> dict[str, Any]:
         near = (score >= limit(val)).nonzero().flatten().tolist()
         out |= {"near": len(near), "limit": limit(val), "largest_similarity": round(score.max().item(), 4),
                 "near_pairs": [(val.index(i), train.index(int(at[i]))) for i in near[:20]]}  # fmt: skip
+        if None not in (*val.names, *train.names):
+            out["series"] = series.torn(val.names, train.names, at.tolist())
     if train.texts:
         found = shared_texts(train, val)
         out["texts"] = {k: {**s.report(), "whole_input": k == train.whole} for k, s in found.items()}

@@ -86,6 +86,10 @@ class Data:
         unknown."""
         return None
 
+    def name(self, index: int) -> str | None:
+        """Return what the source calls the sample (its file's path). None: it has no name."""
+        return None
+
     def order(self, *parts: int | str) -> Tensor:
         """Return a permutation (n,) of the samples that depends on `parts` alone. Override it if random access is
         slow."""

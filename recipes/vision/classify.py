@@ -120,6 +120,9 @@ class Images(core.Data):
     def source_class(self, index: int) -> str | None:
         return self.images.class_of(index) if isinstance(self.images, pictures.Pictures) else None
 
+    def name(self, index: int) -> str | None:
+        return self.images.name(index) if isinstance(self.images, pictures.Pictures) else None
+
     def peek(self, index: int, key: str):
         return self.labels[index] if key == "label" else super().peek(index, key)  # a label costs no decoding
 

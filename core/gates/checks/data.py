@@ -304,16 +304,22 @@ def leakage(context: GateContext) -> Finding:
     by_key = text and found["groups"]  # the group field defines what one source is
     if shared:
         measured += "; shared groups " + ", ".join(f"{k}: {' '.join(v[:5])}" for k, v in shared.items())
+    torn = (found.get("series") or {}).get("torn")
+    if torn:
+        measured += "; names form series that lie in both splits: {nearest:,} of {of:,} have one of their own as nearest".format(
+            **found["series"]
+        )
     tested, remarks = _in_test(context.data_report["overlaps"])
     measured += "".join(f"; {said}" for said in (*tested, *remarks))
     limit = f"{texts.KNOWN:.0%} of its rare chunks" if text else f"similarity {found.get('limit', inventory.NEAR)}"
     pairs = found["exact_pairs"] or [p[:2] for p in (text or found)["near_pairs"]]
     batch = fetch(stage.data["val"], [v for v, _ in pairs], None, run.device) if pairs else None
     return Finding(
-        found["exact"] == 0 and (near <= allowed or by_key) and not shared and not tested, measured,
-        f"0 exact duplicates, at most {allowed} near ones ({limit}), no group in two splits",
+        found["exact"] == 0 and (near <= allowed or by_key) and not shared and not tested and not torn, measured,
+        f"0 exact duplicates, at most {allowed} near ones ({limit}), no group or series in two splits",
         "the training loader reads the unsplit data\ndata were augmented or duplicated before they were split\n"
         "frames, tiles or sentences of one source were split sample by sample: split by group", evidence=found, batch=batch,
+        cause="{} and {} are of one series: give whole series to a folder of their own (val/)".format(*found["series"]["pairs"][0]) if torn else "",
     )  # fmt: skip
 
 

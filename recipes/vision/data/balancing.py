@@ -61,6 +61,9 @@ class Even(core.Data):
     def source_class(self, index: int) -> str | None:
         return self.data.source_class(self.places[index])
 
+    def name(self, index: int) -> str | None:
+        return self.data.name(self.places[index])
+
 
 def smoothing(cfg: Any) -> float:
     """Return the label smoothing. Focal loss has none: smoothing would counteract (1 - p)^gamma."""

@@ -60,6 +60,9 @@ class Pictures:
         """Return the name of the image's class folder, or None if images are not files."""
         return self.encoded.class_of(int(self.rows[index]))
 
+    def name(self, index: int) -> str:
+        return self.encoded.name(int(self.rows[index]))
+
     def near(self, index: int) -> range:
         """Return the indices of the images in the row group of `index`."""
         group = self.encoded.group(int(self.rows[index]))
