@@ -9,7 +9,7 @@ from torch import nn
 from trainworthy.core.gates.checks.model_inputs import compare_inputs
 
 from tests.core.test_pairing import Pictures
-from tests.helpers.third_set_cases import digits
+from tests.helpers.set_cases import digits
 
 
 class Net(nn.Module):

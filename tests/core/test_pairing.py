@@ -4,7 +4,7 @@ import torch
 from trainworthy.core.data import inventory, pairing, texts
 from trainworthy.core.recipe.stage import Data, Field
 
-from tests.helpers.third_set_cases import digits, rows_of_docstrings
+from tests.helpers.set_cases import digits, rows_of_docstrings
 
 
 class Rows(Data):

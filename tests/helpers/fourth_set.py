@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from trainworthy.recipes.vision.data import boxes
 
-from tests.helpers.third_set_cases import Case, digits, distinct, lines, picture, preferences, rows_of_docstrings
+from tests.helpers.set_cases import Case, digits, distinct, lines, picture, preferences, rows_of_docstrings
 
 
 def frames_of_one_video(root: Path) -> tuple[str, ...]:

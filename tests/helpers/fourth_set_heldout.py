@@ -9,7 +9,7 @@ from pathlib import Path
 from torch.nn import functional
 from trainworthy.recipes.llm.data import prose
 
-from tests.helpers.third_set_cases import Case, digits, distinct, lines, mask_folders, picture, preferences, scenes
+from tests.helpers.set_cases import Case, digits, distinct, lines, mask_folders, picture, preferences, scenes
 
 
 def masks_of_padded_pictures(root: Path) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from tests.helpers import fourth_set, fourth_set_heldout, third_set, third_set_heldout
-from tests.helpers.third_set_cases import ROOT, Case, edited
+from tests.helpers.set_cases import ROOT, Case, edited
 
 ENVIRONMENT = {
     **os.environ,

@@ -5,7 +5,7 @@ The half is the first byte of the id's SHA-256, modulo 2. The other half is held
 
 from pathlib import Path
 
-from tests.helpers.third_set_cases import (
+from tests.helpers.set_cases import (
     Case,
     class_folders,
     digits,

@@ -6,7 +6,7 @@ The first score on it is recorded before anything is mended. Read it afterwards 
 import random
 from pathlib import Path
 
-from tests.helpers.third_set_cases import Case, class_folders, lines, preferences
+from tests.helpers.set_cases import Case, class_folders, lines, preferences
 
 
 def half_exchanged(root: Path) -> tuple[str, ...]:

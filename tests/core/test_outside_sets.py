@@ -5,8 +5,8 @@ import hashlib
 
 import pytest
 
+from tests.helpers.set_cases import edited
 from tests.helpers.set_run import SETS, chosen
-from tests.helpers.third_set_cases import edited
 
 COUNTS = {"third": (32, 20), "fourth": (38, 18)}
 CASES = [c for of in SETS for c in chosen(of, "both", "both", [])]

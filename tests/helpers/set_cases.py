@@ -1,4 +1,4 @@
-"""What a case of the third and fourth set is, and own data of a user, written as files."""
+"""What a case of the sets from outside is, and own data of a user, written as files."""
 
 import json
 from collections.abc import Callable

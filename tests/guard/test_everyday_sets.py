@@ -1,0 +1,28 @@
+"""The integrity of the eighth and the ninth set: each change fits its script in one place, and the changed script compiles."""
+
+import zlib
+
+import pytest
+
+from tests.guard import eighth_set, eighth_set_heldout, ninth_set, ninth_set_heldout
+from tests.helpers.patches import ScriptPatch, patched
+
+SETS = {34: (eighth_set, eighth_set_heldout), 51: (ninth_set, ninth_set_heldout)}
+"""Number of its cases -> halves."""
+CASES = [p for halves in SETS.values() for half in halves for p in (*half.BUGS, *half.HEALTHY)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_every_change_fits_once_and_compiles(case: ScriptPatch) -> None:
+    compile(patched(case), case.script, "exec")
+
+
+@pytest.mark.parametrize("count", SETS)
+def test_halves_are_split_by_the_ids_and_name_known_cases(count: int) -> None:
+    ids = [p.id for half in SETS[count] for p in (*half.BUGS, *half.HEALTHY)]
+    assert len(set(ids)) == len(ids) == count
+    for remainder, half in enumerate(SETS[count]):
+        assert all(zlib.crc32(p.id.encode()) % 2 == remainder for p in (*half.BUGS, *half.HEALTHY))
+        bugs = {p.id for p in half.BUGS}
+        assert bugs >= half.HARMFUL
+        assert bugs >= half.HONEST.keys()
