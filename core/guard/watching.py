@@ -87,6 +87,12 @@ class Light(Observer):
             old.recent.clear()
         return super().new_pass(loader, source)
 
+    def batch(self, one: Pass, batch: Any) -> Any:
+        batch = super().batch(one, batch)
+        if not self.close:  # kept batches would raise the script's peak of memory
+            one.recent.clear()
+        return batch
+
     def loss(self, name: str, input: Any, target: Any, out: Any, kwargs: dict) -> None:
         if not torch.is_grad_enabled() and isinstance(out, Tensor) and out.numel() == 1 and self.epoch is not None:
             self.calm.append(out.detach())
