@@ -34,6 +34,14 @@ def test_the_clean_picture_may_reach_the_loss_through_the_noisy_one_alone(launch
     assert "pass   entries       relative change of the loss by entry: image 0," in done.stdout, done.shown
 
 
+def test_a_dropout_that_is_the_share_to_keep_is_named(launch):
+    done = launch(
+        "check", "diffusion/flow", "--conditioning-dropout-prob", "0.9", "--only", "hidden-class", timeout=300
+    )
+    assert done.returncode == 3, done.shown
+    assert "the setting names the share that keeps the class: --conditioning-dropout-prob 0.1" in done.stdout
+
+
 @pytest.mark.parametrize(("prediction", "plus"), [("epsilon", 0), ("v_prediction", 1)])
 def test_min_snr_weights_are_those_of_diffusers_examples(prediction: str, plus: int):
     """min(SNR, 5) over SNR for the noise, over SNR + 1 for the velocity (examples/text_to_image/train_text_to_image.py)."""
