@@ -9,7 +9,7 @@ from trainworthy.core.base.correlation import pearson
 from trainworthy.core.guard.checks import causality, objectives
 from trainworthy.core.guard.checks.objectives import Fault
 from trainworthy.core.guard.checks.results import finding, skip
-from trainworthy.core.guard.measures import indexing, pairing, supervision
+from trainworthy.core.guard.measures import indexing, mixing, pairing, supervision
 from trainworthy.core.guard.measures.float_targets import binary_right, output_target_correlation, r_squared
 from trainworthy.core.guard.observing.observer import Observer
 
@@ -286,7 +286,7 @@ def learning(seen: Observer) -> dict:
 def of(seen: Observer) -> dict[str, Any]:
     """Return plain facts of one run."""
     rows = [r for r in seen.calls if r.get("scored")]
-    acc = [r["right"] / r["scored"] for r in rows]
+    curve = mixing.pooled(rows)
     evals = [p for p in seen.passes if p.seen and not p.backwards]
     evals_after = [p for p in evals if p.started >= max(8, 0.5 * seen.steps)]
     first = next((p for p in seen.passes if p.training), None)
@@ -299,12 +299,12 @@ def of(seen: Observer) -> dict[str, Any]:
         "optimizers": sum(g.steps > 0 for g in seen.groups.values()),
         # every optimiser steps after every backward()
         "one_loss": {g.steps for g in seen.groups.values()} <= {0, seen.backwards},
-        "train_accuracy": acc,
-        "nll": [r["nll"] for r in rows],
+        "train_accuracy": [r["right"] / r["scored"] for r in curve],
+        "nll": [r["nll"] for r in curve],
         "eval_right": [p.right for p in evals_after],
         "eval_right_batch": [p.right_batch for p in evals_after],
         "eval_seen": [p.seen for p in evals_after],
-        "before_eval": [before(rows, p.started) for p in evals_after],
+        "before_eval": [before(curve, p.started) for p in evals_after],
         "majority": majority(rows),
         "steps": seen.steps,
         "epochs": epochs(seen),

@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_leaves
 from trainworthy.core.guard.hooks.addresses import address_of, home_of
 from trainworthy.core.guard.hooks.functions import COMPARED
 from trainworthy.core.guard.measures.float_targets import BINARY, SEARCHED, same
+from trainworthy.core.guard.measures.mixing import weigh
 from trainworthy.core.guard.measures.records import CLOSE, current, on_gradient, point
 from trainworthy.core.guard.measures.targets import decoder_tokens, describe, forced, of_a_layer, tokens_of
 
@@ -63,7 +64,9 @@ class Losses:
             self.evidence.scored(row["nll"], target, self.steps)
             if row.get("masking"):
                 self.masked = self.last_root
-            row["scores"] = address_of(input)
+            row["scores"], row["since"] = address_of(input), self.since
+            if self.control is not None:
+                weigh(row, out)
             row["home"], row["rows"] = address_of(target), len(target) if target.dim() else 1
             if 1 in (row.get("shift") or ()):
                 self.shifted = (*self.last_root, target.detach().flatten(), tokens_of(*self.last_root))
