@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.guard.guarding import guard
 from trainworthy.core.guard.measures import mixing
+
+from tests.guard.guarding import guard
 
 MIXUP = """
 import sys
@@ -51,7 +52,9 @@ def losses(weights: list[float], targets: list[int], vector: bool) -> list[dict]
     rows, terms = [], []
     for k, (w, home) in enumerate(zip(weights, targets, strict=True)):
         out = torch.full((4,) if vector else (), float(k + 1), requires_grad=True) * 1.0
-        rows.append({"step": 0, "since": 0, "scores": 7, "home": home, "nll": float(k + 1), "right": 4 * k, "scored": 4})
+        rows.append(
+            {"step": 0, "since": 0, "scores": 7, "home": home, "nll": float(k + 1), "right": 4 * k, "scored": 4}
+        )
         mixing.weigh(rows[-1], out)
         terms.append(w * out.mean())
     sum(terms).backward()

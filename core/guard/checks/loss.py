@@ -33,7 +33,13 @@ def targets(seen: Observer) -> dict:
     target."""
     if fault := seen.evidence.outer.fault():
         return finding("targets", *fault)
-    for check in (objectives.exchanged, objectives.copied, objectives.mixed, objectives.text_along_batch):
+    for check in (
+        objectives.exchanged,
+        objectives.copied,
+        objectives.mixed,
+        objectives.text_along_batch,
+        objectives.read_apart,
+    ):
         if fault := check(seen):
             return finding("targets", *fault)
     if fault := pairing.check(seen.pairing) or indexing.check(seen.indexed):
@@ -94,7 +100,7 @@ def binary_targets(rows: list[dict]) -> dict:
         return finding(
             "targets", f"binary targets range from {low:g} to {high:g}", "targets of binary losses are in 0..1"
         )
-    if fault := supervision.tiny_targets(rows):
+    if fault := supervision.tiny_targets(rows) or supervision.shared_target(rows):
         return finding("targets", *fault)
     if fault := upside_down([r for r in rows if "pos_weight" in r]):
         return finding("targets", *fault)
@@ -158,6 +164,11 @@ def one_class(rows: list[dict]) -> Fault | None:
     """Find targets that are all the same, unless a contrastive loss has put the positive into one column of its own scores."""
     distinct = set().union(*(r["distinct"] for r in rows))
     count = sum(r["scored"] for r in rows)
+    if len(rows) >= 4 and len(distinct) == 1 and count >= 64 and all(r.get("pairs") for r in rows):
+        return (
+            f"all {count:,} targets are {next(iter(distinct))}, and the scores are the products of each sample with all others of its batch",
+            "the positive of row i is in column i: labels = torch.arange(len(scores)) and not torch.zeros()",
+        )
     if len(distinct) != 1 or count < 64 or len(rows) < 4 or not all(r.get("layer", True) for r in rows):
         return None
     return (

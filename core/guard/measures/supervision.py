@@ -127,6 +127,29 @@ def masked_elsewhere(rows: list[dict]) -> Fault | None:
     )
 
 
+def one_for_all(target: Tensor) -> int | None:
+    """Return a number of a target of several entries that all samples of a batch share; None where they do not. Entries in order (the
+    positive first, then the negatives) may be meant."""
+    if target.dim() < 2 or len(target) < 4:
+        return None
+    flat = target.flatten(1)
+    steps = flat[0].diff()
+    if not bool((steps > 0).any() and (steps < 0).any()) or not bool((flat == flat[0]).all()):
+        return None
+    return hash(flat[0].cpu().float().numpy().tobytes())
+
+
+def shared_target(rows: list[dict]) -> Fault | None:
+    """Find one target that all samples of all batches have."""
+    found = {r.get("shared") for r in rows}
+    if len(rows) < 4 or sum(r["rows"] for r in rows) < 64 or len(found) > 1 or None in found:
+        return None
+    return (
+        f"the targets of all {sum(r['rows'] for r in rows):,} samples in {len(rows)} batches are the same, zeros and ones in no order",
+        "one tensor is filled anew for each sample and stored without a copy, or one sample's target is repeated for all",
+    )
+
+
 def tiny_targets(rows: list[dict]) -> Fault | None:
     """Find binary targets whose ones were scaled down."""
     rows = [r for r in rows if "levels" in r]
