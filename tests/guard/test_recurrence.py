@@ -169,13 +169,14 @@ def test_rows_are_known_by_texts_of_other_lengths_alone():
     assert rows_of([ids.t(), ids.new_zeros(7, 8)]) == 0
 
 
-@pytest.mark.parametrize("kind", ["one", "own", "first", "loop"])
+@pytest.mark.parametrize("kind", ["one", "own", "first", "loop", "none", "rare"])
 def test_a_target_that_all_samples_share(kind: str):
     one = torch.tensor([0.0, 1, 0, 0, 1, 0])
     target = {"one": one.repeat(32, 1), "own": (torch.rand(32, 6) < 0.3).float(), "first": one.sort(descending=True).values.repeat(32, 1),
-              "loop": torch.ones(32, 1)}[kind]  # fmt: skip
+              "loop": torch.ones(32, 1), "none": torch.zeros(32, 6), "rare": torch.zeros(32, 1)}[kind]  # fmt: skip
     row = describe("binary_cross_entropy_with_logits", torch.randn(target.shape), target, {}, None)
     assert (shared_target([row] * 4) is not None) == (kind == "one")
+    assert (shared_target([row] * 20) is not None) == (kind in ("one", "none"))
 
 
 @pytest.mark.parametrize("kind", ["product", "scaled", "positive first", "queue", "weights", "labels"])

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import WeightedRandomSampler
 
 Fault = tuple[str, str]
+MANY = 500  # samples without any label, after which labels are not just rare
 ROWS = 500  # soft targets that are compared with labels
 
 
@@ -141,12 +142,18 @@ def one_for_all(target: Tensor) -> int | None:
 
 def shared_target(rows: list[dict]) -> Fault | None:
     """Find one target that all samples of all batches have."""
-    found = {r.get("shared") for r in rows}
-    if len(rows) < 4 or sum(r["rows"] for r in rows) < 64 or len(found) > 1 or None in found:
+    found, count = {r.get("shared") for r in rows}, sum(r["rows"] for r in rows)
+    cause = "one tensor is filled anew for each sample and stored without a copy, or one sample's target is repeated for all"
+    if count >= MANY and all(r.get("empty") for r in rows):
+        return (
+            f"of {count:,} samples with several labels each, none has one",
+            f"{cause}; or the labels are lost on the way",
+        )
+    if len(rows) < 4 or count < 64 or len(found) > 1 or None in found:
         return None
     return (
-        f"the targets of all {sum(r['rows'] for r in rows):,} samples in {len(rows)} batches are the same, zeros and ones in no order",
-        "one tensor is filled anew for each sample and stored without a copy, or one sample's target is repeated for all",
+        f"the targets of all {count:,} samples in {len(rows)} batches are the same, zeros and ones in no order",
+        cause,
     )
 
 

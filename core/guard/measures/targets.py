@@ -77,6 +77,7 @@ def binary(target: Tensor, kwargs: dict) -> dict[str, Any]:
     row: dict[str, Any] = {}
     row["low"], row["high"] = float(target.min()), float(target.max())
     row["shared"], row["rows"] = one_for_all(target), len(target) if target.dim() else 1
+    row["empty"] = target.dim() == 2 and target.shape[1] > 2 and row["high"] == 0
     row["levels"] = len(target.flatten()[:100_000].unique())
     weight = kwargs.get("pos_weight")
     if isinstance(weight, Tensor) and target.shape[-1:] == weight.shape and target.dim() > 1:
