@@ -230,9 +230,19 @@ def unread(seen: Any) -> dict | None:
 
 def same_outputs(module: nn.Module, given: tuple, x: Tensor, other: Tensor, seed: int) -> bool | None:
     """Return whether a model's outputs are the same with `other` in place of `x`; None where it cannot be called."""
+    outs = drawn_alike(module, given, x, (x, other), seed)
+    if outs is None or not outs[0] or len(outs[0]) != len(outs[1]):
+        return None
+    return all(torch.equal(a, b) for a, b in zip(*outs, strict=True))
+
+
+def drawn_alike(
+    module: nn.Module, given: tuple, x: Tensor, values: tuple[Tensor, ...], seed: int
+) -> list[list[Tensor]] | None:
+    """Return a model's outputs in train mode for each of `values` in place of `x`, with equal random draws; None where it cannot be called."""
     inner, outs, before = bare(module), [], (random.getstate(), np.random.get_state())
     try:
-        for value in (x, other):
+        for value in values:
             torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
             args, kwargs = replaced(given, x, value)
             with in_mode(inner, training=True), torch.no_grad():
@@ -241,9 +251,38 @@ def same_outputs(module: nn.Module, given: tuple, x: Tensor, other: Tensor, seed
         return None
     finally:
         random.setstate(before[0]), np.random.set_state(before[1])
-    if not outs[0] or len(outs[0]) != len(outs[1]):
+    return outs
+
+
+def sees_its_answer(seen: Any) -> dict | None:
+    """Check a decoder that is given its targets, by teacher forcing: the scores of a place must not follow the target at that place.
+    Earlier places must not follow it either, else the model reads whole rows on purpose (an autoencoder)."""
+    if seen.answers is None:
         return None
-    return all(torch.equal(a, b) for a, b in zip(*outs, strict=True))
+    module, args, kwargs, ids = seen.answers
+    found = []
+    for axis in (0, 1):
+        half = ids.shape[axis] // 2
+        if not half:
+            return None
+        other = ids.clone()
+        other.narrow(axis, half, 1).copy_(ids.narrow(axis, half, 1).roll(1, 1 - axis))
+        own, early = 0.0, 0.0
+        for seed in range(6):  # one in 64 of decoders that are given half of their targets get none here
+            outs = drawn_alike(module, (args, kwargs), ids, (ids, other), seed)
+            scores = [scores_of(out, ids) for out in outs or ()]
+            if len(scores) < 2 or scores[0] is None or scores[1] is None:
+                return None
+            apart = (scores[1] - scores[0]).abs().float() / scores[0].float().std().clamp_min(1e-12)
+            own = max(own, float(apart.narrow(axis, half, 1).mean()))
+            early = max(early, float(apart.narrow(axis, 0, half).max()))
+        found.append((own, early))
+    own, early = min(own for own, _ in found), max(early for _, early in found)
+    told = f"scores of a place change by {own:.2g} of their spread with the target at that place"
+    cause = (
+        "with teacher forcing the decoder gets the token that it is to predict: give it the one before (from SOS on)"
+    )
+    return finding("dependency", told, cause if own > SEEN and early < SEEN else "")
 
 
 def orderless(seen: Any) -> dict | None:
@@ -279,7 +318,14 @@ def dependency(seen: Any) -> dict:
         with torch.random.fork_rng(devices=[]):
             rows += [
                 x
-                for x in (sees_ahead(seen), ignores_samples(seen), orderless(seen), ignores_places(seen), unread(seen))
+                for x in (
+                    sees_ahead(seen),
+                    sees_its_answer(seen),
+                    ignores_samples(seen),
+                    orderless(seen),
+                    ignores_places(seen),
+                    unread(seen),
+                )
                 if x is not None
             ]
             rows += [finding("dependency", told, cause) for told, cause in sample_rows.check(seen)]

@@ -76,8 +76,12 @@ def wiring(seen: Observer) -> dict:
 
 
 def untrained(seen: Observer, modules: list[nn.Module]) -> list[tuple[str, str]]:
-    """Find random weights that nothing trains: plain tensors, and layers that are created at every call."""
+    """Find random weights that nothing trains: plain tensors, and layers that are created at every call. Find states that no step
+    hands on."""
     found = []
+    if state := seen.evidence.states.fault():
+        told = f"{state} is called step by step, each time with the same state"
+        found.append((told, "its new state is thrown away (output, _ = rnn(x, hidden)): hand it on to the next step"))
     if plain := drawn_constants(seen, modules):
         told = f"a random tensor that is no Parameter and no buffer is used as a weight: {listed(plain)}"
         cause = "it is neither trained nor saved: make it an nn.Parameter, or a buffer if it shall stay as drawn"

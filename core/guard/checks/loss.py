@@ -9,7 +9,7 @@ from trainworthy.core.base.correlation import pearson
 from trainworthy.core.guard.checks import causality, objectives
 from trainworthy.core.guard.checks.objectives import Fault
 from trainworthy.core.guard.checks.results import finding, skip
-from trainworthy.core.guard.measures import indexing, pairing, supervision
+from trainworthy.core.guard.measures import indexing, mixing, pairing, supervision
 from trainworthy.core.guard.measures.float_targets import binary_right, output_target_correlation, r_squared
 from trainworthy.core.guard.observing.observer import Observer
 
@@ -33,7 +33,13 @@ def targets(seen: Observer) -> dict:
     target."""
     if fault := seen.evidence.outer.fault():
         return finding("targets", *fault)
-    for check in (objectives.exchanged, objectives.copied, objectives.mixed, objectives.text_along_batch):
+    for check in (
+        objectives.exchanged,
+        objectives.copied,
+        objectives.mixed,
+        objectives.text_along_batch,
+        objectives.read_apart,
+    ):
         if fault := check(seen):
             return finding("targets", *fault)
     if fault := pairing.check(seen.pairing) or indexing.check(seen.indexed):
@@ -94,7 +100,7 @@ def binary_targets(rows: list[dict]) -> dict:
         return finding(
             "targets", f"binary targets range from {low:g} to {high:g}", "targets of binary losses are in 0..1"
         )
-    if fault := supervision.tiny_targets(rows):
+    if fault := supervision.tiny_targets(rows) or supervision.shared_target(rows):
         return finding("targets", *fault)
     if fault := upside_down([r for r in rows if "pos_weight" in r]):
         return finding("targets", *fault)
@@ -158,6 +164,11 @@ def one_class(rows: list[dict]) -> Fault | None:
     """Find targets that are all the same, unless a contrastive loss has put the positive into one column of its own scores."""
     distinct = set().union(*(r["distinct"] for r in rows))
     count = sum(r["scored"] for r in rows)
+    if len(rows) >= 4 and len(distinct) == 1 and count >= 64 and all(r.get("pairs") for r in rows):
+        return (
+            f"all {count:,} targets are {next(iter(distinct))}, and the scores are the products of each sample with all others of its batch",
+            "the positive of row i is in column i: labels = torch.arange(len(scores)) and not torch.zeros()",
+        )
     if len(distinct) != 1 or count < 64 or len(rows) < 4 or not all(r.get("layer", True) for r in rows):
         return None
     return (
@@ -286,7 +297,7 @@ def learning(seen: Observer) -> dict:
 def of(seen: Observer) -> dict[str, Any]:
     """Return plain facts of one run."""
     rows = [r for r in seen.calls if r.get("scored")]
-    acc = [r["right"] / r["scored"] for r in rows]
+    curve = mixing.pooled(rows)
     evals = [p for p in seen.passes if p.seen and not p.backwards]
     evals_after = [p for p in evals if p.started >= max(8, 0.5 * seen.steps)]
     first = next((p for p in seen.passes if p.training), None)
@@ -299,12 +310,12 @@ def of(seen: Observer) -> dict[str, Any]:
         "optimizers": sum(g.steps > 0 for g in seen.groups.values()),
         # every optimiser steps after every backward()
         "one_loss": {g.steps for g in seen.groups.values()} <= {0, seen.backwards},
-        "train_accuracy": acc,
-        "nll": [r["nll"] for r in rows],
+        "train_accuracy": [r["right"] / r["scored"] for r in curve],
+        "nll": [r["nll"] for r in curve],
         "eval_right": [p.right for p in evals_after],
         "eval_right_batch": [p.right_batch for p in evals_after],
         "eval_seen": [p.seen for p in evals_after],
-        "before_eval": [before(rows, p.started) for p in evals_after],
+        "before_eval": [before(curve, p.started) for p in evals_after],
         "majority": majority(rows),
         "steps": seen.steps,
         "epochs": epochs(seen),

@@ -114,6 +114,23 @@ def text_along_batch(seen: Any) -> Fault | None:
     return None
 
 
+def read_apart(seen: Any) -> Fault | None:
+    """Find rows of tokens of which each second one is 0: numbers of two bytes that were read as bytes. A row may begin with either
+    half; of a text with a symbol between all others, the rows begin alike, or more than one parity is mixed."""
+    texts = [x for x in seen.evidence.texts if x.shape[1] >= 16]
+    halves = [(x[:, ::2] == 0).all(1).float() - (x[:, 1::2] == 0).all(1).float() for x in texts]
+    if sum(map(len, halves)) < 64 or len(torch.cat([x.flatten() for x in texts]).unique()) < 16:
+        return None
+    parity = torch.cat(halves)
+    first, second = (float((parity == k).float().mean()) for k in (1, -1))
+    if first + second < 0.99 or min(first, second) < 0.1:
+        return None
+    return (
+        f"in each of {len(parity):,} rows every second token is 0, from the first one in {first:.0%} of them and from the second in the rest",
+        "tokens are read from their file in a narrower type than they were written in: the dtype of np.memmap, fromfile or frombuffer",
+    )
+
+
 def sign(rows: list[float]) -> int:
     """Return the sign of at least 90% of these; 0 if they do not agree."""
     clear = [x for x in rows if abs(x) > 0.5]

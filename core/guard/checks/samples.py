@@ -248,6 +248,14 @@ def passes(seen: Observer) -> dict:
                 f"{most} of {n} model calls in training got the same batch, while other inputs are made all the time",
                 "the buffer's first entries are taken and not a random draw, or the batch is drawn before the loop",
             )
+        often = max((n for _, n in seen.seeds.values()), default=0)
+        if n >= 24 and most > 0.6 * n and often > 0.6 * seen.backwards:
+            return finding(
+                "passes",
+                f"{most} of {n} model calls in training got the same batch, and the same seed was set before {often} of {seen.backwards} "
+                "backward() calls",
+                "the seed is set where batches are drawn, so each draw is the first one: set it once, before the loop",
+            )
         return skip("passes", "no DataLoader feeds the loop")
     done = [p for p in train[:-1] if not p.was_cut]
     short = [p for p in done if p.got == 1 and (p.length or 0) >= 4]

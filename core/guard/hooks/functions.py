@@ -2,9 +2,11 @@
 
 import functools
 import inspect
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import distributions, nn
@@ -144,6 +146,16 @@ def likelihoods(seen: Any) -> None:
 
         return run
 
+    def seed(original: Callable, of: str) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not seen.busy:
+                seen.seeded(of, str(args or kwargs))
+            return original(*args, **kwargs)
+
+        return run
+
+    for owner, name in ((torch, "manual_seed"), (np.random, "seed"), (random, "seed")):
+        replace(owner, name, functools.partial(seed, of=owner.__name__))
     for name in ("randn", "randn_like"):
         replace(torch, name, draw)
     for owner in (F, torch.Tensor):

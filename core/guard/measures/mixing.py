@@ -1,4 +1,4 @@
-"""Compares the weights of mixed targets (mixup, CutMix) with those of the mixed inputs."""
+"""Mixed targets (mixup, CutMix): compares their weights with those of the mixed inputs, and makes one loss of the two that have them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -181,3 +181,38 @@ def other(inputs: Tensor, mixed: Tensor, i: int, share: float) -> int | None:
     j = int(apart.argmin())
     scale = float(inputs.abs().max())
     return j if float(apart[j]) < CLOSE_TO * scale / min(share, 1 - share) and j != i else None
+
+
+def weigh(row: dict, out: Any) -> None:
+    """Note in a loss's row its weight in what is minimised, and its weighed value, when the gradient is known."""
+    if not isinstance(out, Tensor) or not out.requires_grad or out.dim() > 1:
+        return
+    value = out.detach()
+
+    def weighed(grad: Tensor) -> None:
+        mean = float((grad * value).sum()) if grad.dim() else float(grad) * row["nll"]
+        row["weight_of_loss"], row["weighed_nll"] = float(grad.sum()), mean
+
+    on_gradient(out, weighed)
+
+
+def pooled(rows: list[dict]) -> list[dict]:
+    """Make one row of two losses on the same outputs with other targets: each alone is no lower for a model that has learnt, because
+    the other target's share of the input is what it should ignore there."""
+    groups: dict[tuple, list[dict]] = {}
+    for i, r in enumerate(rows):
+        groups.setdefault((r["step"], r["since"], r["scores"]) if "scores" in r else (i,), []).append(r)
+    return [one for some in groups.values() for one in ([merged(some)] if is_mixed(some) else some)]
+
+
+def is_mixed(rows: list[dict]) -> bool:
+    """Return whether these losses on the same outputs have different targets, and their weights are known."""
+    weights = [r.get("weight_of_loss", -1.0) for r in rows]
+    return len({r.get("home") for r in rows}) > 1 and min(weights) >= 0 and sum(weights) > 0
+
+
+def merged(rows: list[dict]) -> dict:
+    """Return the losses of one output as one, by their weights."""
+    total = sum(r["weight_of_loss"] for r in rows)
+    right = sum(r["weight_of_loss"] * r["right"] / r["scored"] for r in rows) / total
+    return rows[0] | {"nll": sum(r["weighed_nll"] for r in rows) / total, "right": right * rows[0]["scored"]}

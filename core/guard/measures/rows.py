@@ -4,9 +4,11 @@ Views are read by their strides, so a view() or reshape() that cuts samples is f
 computed again, after the rehearsal, from half of a batch.
 """
 
+import random
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
@@ -42,6 +44,7 @@ class Rows:
                     self.crossed, self.told = self.crossed + 1, told
                     break
         known = id(module) in self.calls or any(x.requires_grad for x in given)
+        size = size or rows_of(given)
         if not known and len(self.calls) < HALVES and by_sample(given, size):
             self.calls[id(module)] = (module, args, kwargs, size)
 
@@ -83,6 +86,14 @@ def crossing(g: Tensor, x: Tensor) -> str:
     return "" if bool((columns == columns[:, :1]).all()) else f"{told}its rows and columns hold several samples each"
 
 
+def rows_of(given: list[Tensor]) -> int:
+    """Return the number of samples that a model without a loader is given: of several inputs of tokens (N, T) with other lengths the
+    axis that they share. 0 where that is not known: rows may be time, or nodes that depend on each other."""
+    texts = [x for x in given if x.dim() == 2 and x.dtype == torch.int64]
+    lengths = {x.shape[1] for x in texts}
+    return len(texts[0]) if len(lengths) > 1 and len({len(x) for x in texts}) == 1 else 0
+
+
 def by_sample(given: list[Tensor], size: int) -> bool:
     """Return whether the first axis of a model's inputs, and no other, is that of the samples."""
     return size >= 4 and any(len(x) == size for x in given) and not any(size in x.shape[1:] for x in given)
@@ -101,10 +112,15 @@ def halved(module: nn.Module, args: tuple, kwargs: dict, size: int) -> float | N
     leaves = [x.detach() if isinstance(x, Tensor) else x for x in leaves]
     half = size // 2
 
+    before, after = (random.getstate(), np.random.get_state()), []
+
     def call(rows: slice, n: int) -> list[Tensor]:
         part = [x[rows] if isinstance(x, Tensor) and x.dim() and len(x) == size else x for x in leaves]
         few, named = tree_unflatten(part, spec)
-        return outputs(inner(*few, **named), n)
+        random.seed(0), np.random.seed(0)  # teacher forcing
+        found = outputs(inner(*few, **named), n)
+        after.append((random.getstate(), np.random.get_state()[2]))
+        return found
 
     try:
         with in_mode(inner, training=False), torch.no_grad():
@@ -114,7 +130,9 @@ def halved(module: nn.Module, args: tuple, kwargs: dict, size: int) -> float | N
             )  # what runs along the batch leaves the first half as it is
     except Exception:
         return None
-    if any(len(x) != 1 for x in found):
+    finally:
+        random.setstate(before[0]), np.random.set_state(before[1])
+    if any(len(x) != 1 for x in found) or any(state != after[0] for state in after):  # a draw for each sample
         return None
     whole, again, *parts = (x[0] for x in found)
     spread = float(whole.std())

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import WeightedRandomSampler
 
 Fault = tuple[str, str]
+MANY = 500  # samples without any label, after which labels are not just rare
 ROWS = 500  # soft targets that are compared with labels
 
 
@@ -124,6 +125,35 @@ def masked_elsewhere(rows: list[dict]) -> Fault | None:
     return (
         f"token {rows[0]['token']}, which is never a target, is at {hit / n:.0%} of the scored places and at {other / rest:.0%} of the others",
         "more tokens are masked than are predicted: the mask is not restricted to the chosen places",
+    )
+
+
+def one_for_all(target: Tensor) -> int | None:
+    """Return a number of a target of several entries that all samples of a batch share; None where they do not. Entries in order (the
+    positive first, then the negatives) may be meant."""
+    if target.dim() < 2 or len(target) < 4:
+        return None
+    flat = target.flatten(1)
+    steps = flat[0].diff()
+    if not bool((steps > 0).any() and (steps < 0).any()) or not bool((flat == flat[0]).all()):
+        return None
+    return hash(flat[0].cpu().float().numpy().tobytes())
+
+
+def shared_target(rows: list[dict]) -> Fault | None:
+    """Find one target that all samples of all batches have."""
+    found, count = {r.get("shared") for r in rows}, sum(r["rows"] for r in rows)
+    cause = "one tensor is filled anew for each sample and stored without a copy, or one sample's target is repeated for all"
+    if count >= MANY and all(r.get("empty") for r in rows):
+        return (
+            f"of {count:,} samples with several labels each, none has one",
+            f"{cause}; or the labels are lost on the way",
+        )
+    if len(rows) < 4 or count < 64 or len(found) > 1 or None in found:
+        return None
+    return (
+        f"the targets of all {count:,} samples in {len(rows)} batches are the same, zeros and ones in no order",
+        cause,
     )
 
 

@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from trainworthy.core.guard.hooks.addresses import home_of
-from trainworthy.core.guard.measures.supervision import masking
+from trainworthy.core.guard.measures.supervision import masking, one_for_all
 
 GOALS = ("target", "targets", "label", "labels", "y", "tgt", "trg", "goal", "goals")
 
 
-def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple | None) -> dict[str, Any]:
+def describe(
+    name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple | None, grad_fn: Any = None
+) -> dict[str, Any]:
     """Return facts about one call of a loss function, as plain values."""
     row: dict[str, Any] = {"loss": name, "prob": looks_like_probabilities(name, input)}
     if name in ("ctc_loss", "nll_loss") and input.dim() > 1:
@@ -37,6 +39,8 @@ def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple
         row["shift"] = shifts(flat, ignore, root)
         if input.dim() == 2 and 8 <= len(flat) < row["classes"] and torch.equal(flat.cpu(), torch.arange(len(flat))):
             row["first"] = float((input[:, 0] > input.float().quantile(0.9, dim=1)).float().mean())
+        if input.dim() == 2 and len(input) == row["classes"] and len(row["distinct"]) == 1:
+            row["pairs"] = is_product(grad_fn)
         row["made"] = target.dim() == 1 and made_by_the_loop(flat)
         row["masking"] = masking(tokens_of(*root) if root else None, flat, flat != ignore)
         weight = kwargs.get("weight")
@@ -64,11 +68,22 @@ def describe(name: str, input: Tensor, target: Tensor, kwargs: dict, root: tuple
         )  # rows (N, S) are padded
         row["symbols"] = target.numel()
     elif name in ("binary_cross_entropy_with_logits", "binary_cross_entropy"):
-        row["low"], row["high"] = float(target.min()), float(target.max())
-        row["levels"] = len(target.flatten()[:100_000].unique())
-        weight = kwargs.get("pos_weight")
-        if isinstance(weight, Tensor) and target.shape[-1:] == weight.shape and target.dim() > 1:
-            row["pos_weight"], row["positive"] = weight.tolist(), target.float().flatten(0, -2).mean(0).tolist()
+        row |= binary(target, kwargs)
+    return row
+
+
+def binary(target: Tensor, kwargs: dict) -> dict[str, Any]:
+    """Return facts about the targets of a binary loss."""
+    row: dict[str, Any] = {}
+    row["low"], row["high"] = float(target.min()), float(target.max())
+    row["shared"], row["rows"] = one_for_all(target), len(target) if target.dim() else 1
+    row["empty"] = target.dim() == 2 and target.shape[1] > 2 and row["high"] == 0
+    row["levels"] = len(target.flatten()[:100_000].unique())
+    weight = kwargs.get("pos_weight")
+    if isinstance(weight, Tensor) and target.shape[-1:] == weight.shape and target.dim() > 1:
+        row["pos_weight"], row["positive"] = weight.tolist(), target.float().flatten(0, -2).mean(0).tolist()
+    elif isinstance(weight, Tensor) and weight.numel() == 1:  # one weight for all positives
+        row["pos_weight"], row["positive"] = [float(weight)], [float(target.float().mean())]
     return row
 
 
@@ -125,6 +140,28 @@ def of_a_layer(scores: Tensor) -> bool:
     return any(hasattr(n, "variable") and n.variable.dim() > 1 for n in below)
 
 
+MOVES = (
+    "TBackward0",
+    "TransposeBackward0",
+    "PermuteBackward0",
+    "ToCopyBackward0",
+    "MulBackward0",
+    "DivBackward0",
+    "AddBackward0",
+)
+
+
+def is_product(node: Any, depth: int = 8) -> bool:
+    """Return whether values are a matrix product that was at most scaled, shifted or transposed: its rows and columns are in the order of
+    its factors, which no weights are among."""
+    if node is None or not depth:
+        return False
+    if node.name() in ("MmBackward0", "BmmBackward0"):
+        below = [chain_end(n) for n, _ in node.next_functions]
+        return all(n is not None and not hasattr(n, "variable") for n in below)
+    return node.name() in MOVES and any(is_product(n, depth - 1) for n, _ in node.next_functions)
+
+
 def chain_end(node: Any) -> Any:
     """Follow a graph from a node to the first one that has no input or several inputs."""
     while node is not None and len(node.next_functions) == 1:
@@ -170,8 +207,10 @@ def tokens_of(module: torch.nn.Module, args: tuple, kwargs: dict) -> Tensor | No
     return None
 
 
-def decoder_tokens(flat: Tensor, ignore: int, module: torch.nn.Module, args: tuple, kwargs: dict) -> Tensor | None:
-    """Return what a decoder of a model with several inputs of tokens reads: those whose next ones are the targets."""
+def decoder_tokens(
+    flat: Tensor, ignore: int, module: torch.nn.Module, args: tuple, kwargs: dict, shift: int = 1
+) -> Tensor | None:
+    """Return what a decoder of a model with several inputs of tokens reads: those whose next ones are the targets, or these themselves."""
     first = tokens_of(module, args, kwargs)
     for x in (*args, *kwargs.values()):
         if (
@@ -182,7 +221,7 @@ def decoder_tokens(flat: Tensor, ignore: int, module: torch.nn.Module, args: tup
             and x.numel() == flat.numel()
         ):
             y = flat.view(x.shape)
-            if min(x.shape) > 1 and (fits(x, y, 1, ignore) or fits(x.t(), y.t(), 1, ignore)):
+            if min(x.shape) > 1 and (fits(x, y, shift, ignore) or fits(x.t(), y.t(), shift, ignore)):
                 return x
     return None
 

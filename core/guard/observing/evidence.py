@@ -20,6 +20,7 @@ from trainworthy.core.guard.measures.bootstrapping import Bootstrapped
 from trainworthy.core.guard.measures.broadcasting import Outer
 from trainworthy.core.guard.measures.class_conditions import Conditions
 from trainworthy.core.guard.measures.dropped_shares import Shares
+from trainworthy.core.guard.measures.kept_states import States
 from trainworthy.core.guard.measures.loss_terms import Terms
 from trainworthy.core.guard.measures.made_anew import MadeAnew
 from trainworthy.core.guard.measures.mixing import Mixing
@@ -57,7 +58,7 @@ class Evidence:
     def __init__(self) -> None:
         self.open, self.error, self.backwards = True, "", 0
         self.calls: Counter = Counter()
-        self.made_anew = MadeAnew()
+        self.made_anew, self.states = MadeAnew(), States()
         self.batches: deque = deque(maxlen=4)
         self.places: deque = deque(maxlen=4)  # of these batches: address of a tensor -> which entry it is
         self.current: list[Tensor] = []  # the batch that a model was last called with: loops may fetch ahead

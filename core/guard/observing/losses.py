@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_leaves
 from trainworthy.core.guard.hooks.addresses import address_of, home_of
 from trainworthy.core.guard.hooks.functions import COMPARED
 from trainworthy.core.guard.measures.float_targets import BINARY, SEARCHED, same
+from trainworthy.core.guard.measures.mixing import weigh
 from trainworthy.core.guard.measures.records import CLOSE, current, on_gradient, point
 from trainworthy.core.guard.measures.targets import decoder_tokens, describe, forced, of_a_layer, tokens_of
 
@@ -39,7 +40,8 @@ class Losses:
         self.busy = True
         try:
             with torch.no_grad():
-                row = {"step": self.steps, **describe(name, input.detach(), target.detach(), kwargs, self.last_root)}
+                given = (input.detach(), target.detach(), kwargs, self.last_root, input.grad_fn)
+                row = {"step": self.steps, **describe(name, *given)}
                 rows.append(row)
                 if train and len(row.get("distinct", ())) == 1:
                     row["layer"] = of_a_layer(input)
@@ -63,7 +65,9 @@ class Losses:
             self.evidence.scored(row["nll"], target, self.steps)
             if row.get("masking"):
                 self.masked = self.last_root
-            row["scores"] = address_of(input)
+            row["scores"], row["since"] = address_of(input), self.since
+            if self.control is not None:
+                weigh(row, out)
             row["home"], row["rows"] = address_of(target), len(target) if target.dim() else 1
             if 1 in (row.get("shift") or ()):
                 self.shifted = (*self.last_root, target.detach().flatten(), tokens_of(*self.last_root))
@@ -73,6 +77,11 @@ class Losses:
                 and (ids := decoder_tokens(target.flatten(), row["ignore"], *self.last_root)) is not None
             ):
                 self.shifted = (*self.last_root, target.detach().flatten(), ids)
+            elif (
+                self.answers is None
+                and (ids := decoder_tokens(target.flatten(), row["ignore"], *self.last_root, 0)) is not None
+            ):
+                self.answers = (*self.last_root, ids)
             elif row.get("shift") == [0] and self.copied is None:
                 self.copied = self.last_root
             elif target.dim() == 1 and len(self.calls) <= CLOSE:
@@ -125,6 +134,12 @@ class Losses:
                 self.loss("nll_loss", logs, target.to(wanted), value, {})
 
         on_gradient(logs, derived)
+
+    def seeded(self, *seed: Any) -> None:
+        """A seed of torch, numpy or random was set."""
+        if len(self.seeds) < 1000 or seed in self.seeds:
+            last, count = self.seeds.get(seed, (-1, 0))
+            self.seeds[seed] = (self.backwards, count + (last != self.backwards))
 
     def dropout_made(self, p: Any, frame: Any) -> None:
         """The script made a layer that drops a share."""

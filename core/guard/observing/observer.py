@@ -75,9 +75,7 @@ class Observer(Updates, Losses):
         self.grad_modes: list[tuple[int, int, bool]] = []
         self.dropping: set[int] = set()  # roots within whose calls something was dropped
         self.undecided: list[tuple] = []  # calls in eval mode with gradients: evaluations, if no backward() follows
-        self.held: list[
-            tuple[Any, Any, int, int]
-        ] = []  # a state_dict, its module, the step, changes of its weights so far
+        self.held: list[tuple] = []  # a state_dict, its module, the step, changes of its weights so far
         self.saved: set[int] = set()
         self.self_loads = self.batch_calls = 0
         self.by_reference: int | None = None  # the step after which a state_dict was taken that is held and not copied
@@ -95,6 +93,7 @@ class Observer(Updates, Losses):
         self.ranks = 1  # processes that train together
         self.trace: list = []  # the weights at the first steps, to compare ranks
         self.batch_prints: list[int] = []
+        self.seeds: dict[tuple, tuple[int, int]] = {}  # seed -> backward() calls before, how often after another one
         self.evidence = Evidence()
         self.fits, self.pairing, self.rows, self.collapse = Fits(), Pairing(), Rows(), Collapse()
         self.soft, self.drawn_weights, self.indexed = Soft(), Drawn(), Indexed()
@@ -104,9 +103,9 @@ class Observer(Updates, Losses):
         self.inner: list[tuple] = []  # arguments of modules within the last root's call
         self.several: dict[int, tuple] = {}  # calls of models with several inputs
         self.copied: tuple | None = None  # a model's call whose targets are its input tokens
-        # a model's call whose outputs are classified; one of which some tokens are predicted
-        self.classified: tuple | None = None
-        self.masked: tuple | None = None
+        self.answers: tuple | None = None  # a model's call that is given its targets besides its input, and these
+        self.classified: tuple | None = None  # a model's call whose outputs are classified
+        self.masked: tuple | None = None  # one of which some tokens are predicted
         self._last: list[tuple[Tensor, int]] = []
         self.resting: dict[int, list[int]] = {}  # root -> calls without gradients after a few steps; on initial weights
         self._plain_leaf, self._soft = False, (0, 0)
@@ -207,6 +206,7 @@ class Observer(Updates, Losses):
                     self.counts[id(m)] = self.counts.get(id(m), 0) + 1
                 self.called.setdefault(id(m), (m, len(self.called), torch.is_grad_enabled()))
                 self.evidence.made_anew.call(m, module, self.backwards)
+                self.evidence.states.call(m, given, self.backwards)
 
             if self._hook is not None:  # of a call that raised
                 self._hook.remove()
