@@ -24,6 +24,7 @@ LENGTHS, CUT = (
     30,
     0.05,
 )  # different lengths that texts must have, and the share that ends at the longest, to call them cut
+SHORT, DIFFERENT, MOST = 5, 50, 0.3  # lengths of short texts, different texts of the longest, and their share
 # Scripts whose words no space parts: Thai, Lao, Burmese, Khmer, Chinese and Japanese
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 WORD = re.compile(rf"(?=\w)[{UNSPACED}]|[^\W{UNSPACED}]+")
@@ -46,12 +47,21 @@ def chunks(text: list[str]) -> list[tuple[str, ...]]:
 
 
 def cut_at(texts: list[str]) -> tuple[int, int] | None:
-    """Return (characters, how many texts) if many texts end at one length, the longest of all: they were cut there. Texts of
-    few lengths (codes, names) are not cut."""
+    """Return (characters, how many texts) if many texts end at one length, the longest of all: they were cut there. Short
+    texts have few lengths: there most of them, and many different ones, must end at the longest. Codes and numbers do by nature."""
     sizes = Counter(map(len, texts))
-    if len(sizes) < LENGTHS:
+    if not sizes:
         return None
     longest = max(sizes)
+    if len(sizes) < LENGTHS:
+        ends = [t for t in texts if len(t) == longest]
+        words = (
+            len(sizes) >= SHORT
+            and len(set(ends)) >= DIFFERENT
+            and sum(any(c.isdigit() for c in t) for t in ends) < 0.1 * len(ends)
+        )
+        rest = max((n for size, n in sizes.items() if size < longest), default=0)
+        return (longest, len(ends)) if words and len(ends) > max(MOST * len(texts), 2 * rest) else None
     near = sum(n for size, n in sizes.items() if 0.8 * longest <= size < longest)
     usual = near / (0.2 * longest)  # texts of one length, a little below it
     whole = sizes[longest]

@@ -99,4 +99,9 @@ def test_texts_that_were_cut_are_found():
     assert texts.cut_at([text[:60] for text in said])[0] == 60
     assert texts.cut_at([text for text in said if len(text) <= 60]) is None, "left out, not cut"
     assert texts.cut_at(["yes", "no"] * 200) is None
+    names = [row["completion"] for row in rows_of_docstrings(1000)]
+    assert texts.cut_at(names) is None
+    assert texts.cut_at([name[:8] for name in names])[0] == 8
+    assert texts.cut_at([name for name in names if len(name) <= 8]) is None, "left out, not cut"
+    assert texts.cut_at([str(i) for i in range(100_000)]) is None, "nine tenths of numbers have the most digits"
     assert texts.cut_at([f"{i:032x}" for i in range(400)]) is None, "hashes have one length"
