@@ -7,7 +7,7 @@ import pytest
 import torch
 from trainworthy.core.guard.checks import oracle
 
-from tests.guard.guarding import guard
+from tests.guard.guarding import SCRIPTS, guard
 
 SCRIPT = """
 import torch
@@ -124,3 +124,13 @@ def test_a_wrong_count_and_a_later_training_are_stopped(name: str, tmp_path):
     assert cause in output
     if not name:
         assert verdicts["metric"].verdict == verdicts["later"].verdict == "pass", output
+
+
+def test_the_last_batch_of_a_loader_that_fetches_ahead_is_answered(tmp_path):
+    """Trainer's loaders end before their last batch is used: with an accumulation of two its outputs were those of the model (198 of
+    240 right), and a healthy script failed."""
+    source = (SCRIPTS / "ninth" / "hf_modules.py").read_text()
+    source = source.replace("    warmup_steps=40,\n", "    warmup_steps=20,\n    gradient_accumulation_steps=2,\n")
+    verdicts, output, _ = guard(source, tmp_path, **{"--only": "metric"})
+    assert verdicts["metric"].verdict == "pass", output
+    assert "acc 1 for right answers and 0 for wrong ones" in output

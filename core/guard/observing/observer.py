@@ -148,7 +148,10 @@ class Observer(Updates, Losses):
         one.ended = True
         if self.control is not None:
             self.control.ended(one)
-        if one.calls or one.was_cut or not one.got:  # else its batches were listed first, and the loop is still to come
+        due = one.ahead and one.calls < one.got  # a loader that fetches ahead ends before its last batch is used
+        if one.was_cut or (
+            not due and (one.calls or not one.got)
+        ):  # else its batches were listed, and the loop is still to come
             self.recent = [p for p in self.recent if p is not one]
 
     def batch(self, one: Pass, batch: Any) -> Any:
