@@ -120,7 +120,7 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
         parts = [torch.as_tensor(sample[k]) for k in tensors]
         if parts and position % -(-count // COMPARED) == 0:
             found.kept.append(position)
-            found.names.append(data.name(i))
+            found.names.append(data.source_name(i))
             if not found.whole:  # the angle between rows of token ids has no meaning
                 contents.append(torch.cat([_pooled(p) for p in parts]))
             columns.append(torch.cat([p.flatten().float() for p in parts])[:4096])

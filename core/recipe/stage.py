@@ -86,7 +86,7 @@ class Data:
         unknown."""
         return None
 
-    def name(self, index: int) -> str | None:
+    def source_name(self, index: int) -> str | None:
         """Return what the source calls the sample (its file's path). None: it has no name."""
         return None
 

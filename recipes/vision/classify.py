@@ -120,7 +120,7 @@ class Images(core.Data):
     def source_class(self, index: int) -> str | None:
         return self.images.class_of(index) if isinstance(self.images, pictures.Pictures) else None
 
-    def name(self, index: int) -> str | None:
+    def source_name(self, index: int) -> str | None:
         return self.images.name(index) if isinstance(self.images, pictures.Pictures) else None
 
     def peek(self, index: int, key: str):

@@ -61,8 +61,8 @@ class Even(core.Data):
     def source_class(self, index: int) -> str | None:
         return self.data.source_class(self.places[index])
 
-    def name(self, index: int) -> str | None:
-        return self.data.name(self.places[index])
+    def source_name(self, index: int) -> str | None:
+        return self.data.source_name(self.places[index])
 
 
 def smoothing(cfg: Any) -> float:

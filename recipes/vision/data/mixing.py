@@ -79,8 +79,8 @@ class Mixed(core.Data):
     def source_class(self, index: int) -> str | None:
         return self.data.source_class(index)
 
-    def name(self, index: int) -> str | None:
-        return self.data.name(index)
+    def source_name(self, index: int) -> str | None:
+        return self.data.source_name(index)
 
     def order(self, *parts: int | str) -> Tensor:
         return self.data.order(*parts)
