@@ -314,6 +314,8 @@ def dependency(seen: Any) -> dict:
     if seen.scrambled:
         cause = "view() or reshape() where permute() or transpose() is meant: places and channels are mixed"
         rows.append(finding("dependency", seen.scrambled, cause))
+    if fault := seen.evidence.masks.fault():
+        rows.append(finding("dependency", *fault))
     if seen.control is not None:  # nothing is computed again in a real run
         with torch.random.fork_rng(devices=[]):
             rows += [

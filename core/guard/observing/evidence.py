@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.hooks.addresses import address_of, home_of
 from trainworthy.core.guard.hooks.parameters import parameters_of
+from trainworthy.core.guard.measures.attention_masks import Masks
 from trainworthy.core.guard.measures.bootstrapping import Bootstrapped
 from trainworthy.core.guard.measures.broadcasting import Outer
 from trainworthy.core.guard.measures.class_conditions import Conditions
@@ -58,7 +59,7 @@ class Evidence:
     def __init__(self) -> None:
         self.open, self.error, self.backwards = True, "", 0
         self.calls: Counter = Counter()
-        self.made_anew, self.states = MadeAnew(), States()
+        self.made_anew, self.states, self.masks = MadeAnew(), States(), Masks()
         self.batches: deque = deque(maxlen=4)
         self.places: deque = deque(maxlen=4)  # of these batches: address of a tensor -> which entry it is
         self.current: list[Tensor] = []  # the batch that a model was last called with: loops may fetch ahead
@@ -120,6 +121,7 @@ class Evidence:
                 self.credit.guess(args[0], out)
         if self.calls[id(module), grad] > CALLS:
             return
+        self.masks.call(module, args, kwargs)
         if grad and module.training:
             self.current = used(self.batches, (args, kwargs)) or self.current
             self._terms(module, out)
