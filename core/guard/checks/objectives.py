@@ -28,6 +28,8 @@ def direction(seen: Any) -> dict:
     one = seen.evidence
     # Where every prediction meets every target, each action's weight is a mean over all.
     weights = (None, "") if one.outer.fault() else policy_rewards.check(one.credit)
+    if fault := policy_rewards.unmoved(one.credit):
+        weights = (fault, "")
     rows = [
         attacks(seen),
         adversaries(seen),

@@ -19,6 +19,7 @@ from trainworthy.core.guard.measures.records import on_gradient
 
 STEPS, ROWS = 4096, 4096
 DECAY = 0.97  # of a reward per step
+UNMOVED = 100  # calls, steps and observations from which on a policy must have seen something new
 FIRST = 2048  # weights that are compared: the later ones lack what a critic has learnt
 
 
@@ -44,6 +45,8 @@ class Credit:
             tuple[int, int], tuple[Tensor, Tensor]
         ] = {}  # likewise: a critic's values, and their gradient
         self.guesses: dict[tuple[int, int, int], float] = {}  # a critic's value of each step that was looked at alone
+        self.inputs: set[bytes] = set()  # rows that models with gradients got
+        self.calls: list[int] = []  # recorded steps at each such call
 
     def install(self, replace: Any) -> None:
         """Record the steps of every environment class that exists, once gymnasium is imported."""
@@ -139,7 +142,11 @@ class Credit:
         return sum(map(len, self.rewards.values()))
 
     def root(self, given: Tensor, out: Any) -> None:
-        """Note values: outputs of a model with one number for each observation."""
+        """Note observations that a model got, and values: outputs with one number for each."""
+        if self.where and given.dim() and len(self.calls) < ROWS:
+            rows = given.detach().float().cpu().numpy().reshape(-1, given.shape[-1])
+            self.inputs |= {np.ascontiguousarray(row).tobytes() for row in rows[: ROWS - len(self.inputs)]}
+            self.calls.append(self.count)
         if not self.where or len(self.values) > 64 or not given.dim() or len(given) < 16:
             return
         home = address_of(given)
@@ -218,6 +225,17 @@ def check(one: Credit) -> tuple[tuple[str, str] | None, str]:
     if text := critic(one):
         return (text, "the critic is trained on the advantages: returns = advantages + values is meant"), told
     return None, told
+
+
+def unmoved(one: Credit) -> tuple[str, str] | None:
+    """Find a policy that gets the first observations again and again while its environments go on."""
+    steps = one.calls[-1] - one.calls[0] if one.calls else 0
+    rows = 1 + max((row for *_, row in one.where.values()), default=0)
+    if min(len(one.calls), steps, len(one.where)) < UNMOVED or len(one.inputs) > rows:
+        return None
+    return (f"the model gets the same {len(one.inputs)} observations at all {len(one.calls)} calls, while the environments return "
+            f"{len(one.where):,} others in {steps:,} steps",
+            "the new observation is never made the current one: obs = next_obs is missing after env.step()")  # fmt: skip
 
 
 def critic(one: Credit) -> str:
