@@ -148,10 +148,10 @@ class Observer(Updates, Losses):
         one.ended = True
         if self.control is not None:
             self.control.ended(one)
-        due = one.ahead and one.calls < one.got  # a loader that fetches ahead ends before its last batch is used
-        if one.was_cut or (
-            not due and (one.calls or not one.got)
-        ):  # else its batches were listed, and the loop is still to come
+        due = one.calls < one.got and (
+            one.ahead or not one.calls
+        )  # fetched ahead, or listed: the loop is still to come
+        if one.was_cut or not due:
             self.recent = [p for p in self.recent if p is not one]
 
     def batch(self, one: Pass, batch: Any) -> Any:
