@@ -148,9 +148,7 @@ class Observer(Updates, Losses):
         one.ended = True
         if self.control is not None:
             self.control.ended(one)
-        due = one.calls < one.got and (
-            one.ahead or not one.calls
-        )  # fetched ahead, or listed: the loop is still to come
+        due = one.calls < one.got and (one.ahead or not one.calls)  # batches were fetched ahead, or listed
         if one.was_cut or not due:
             self.recent = [p for p in self.recent if p is not one]
 
