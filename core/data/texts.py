@@ -47,25 +47,26 @@ def chunks(text: list[str]) -> list[tuple[str, ...]]:
 
 
 def cut_at(texts: list[str]) -> tuple[int, int] | None:
-    """Return (characters, how many texts) if many texts end at one length, the longest of all: they were cut there. Short
-    texts have few lengths: there most of them, and many different ones, must end at the longest. Codes and numbers do by nature."""
+    """Return (characters, how many texts) if many texts end at one length, the longest of all: they were cut there."""
     sizes = Counter(map(len, texts))
-    if not sizes:
-        return None
-    longest = max(sizes)
     if len(sizes) < LENGTHS:
-        ends = [t for t in texts if len(t) == longest]
-        words = (
-            len(sizes) >= SHORT
-            and len(set(ends)) >= DIFFERENT
-            and sum(any(c.isdigit() for c in t) for t in ends) < 0.1 * len(ends)
-        )
-        rest = max((n for size, n in sizes.items() if size < longest), default=0)
-        return (longest, len(ends)) if words and len(ends) > max(MOST * len(texts), 2 * rest) else None
+        return _short_cut_at(texts, sizes) if len(sizes) >= SHORT else None
+    longest = max(sizes)
     near = sum(n for size, n in sizes.items() if 0.8 * longest <= size < longest)
     usual = near / (0.2 * longest)  # texts of one length, a little below it
     whole = sizes[longest]
     return (longest, whole) if whole >= CUT * len(texts) and whole > 10 * max(1.0, usual) else None
+
+
+def _short_cut_at(texts: list[str], sizes: Counter[int]) -> tuple[int, int] | None:
+    """The same for texts of few lengths: most of them, and many different ones, must end at the longest. Codes and numbers do by nature."""
+    longest = max(sizes)
+    ends = [t for t in texts if len(t) == longest]
+    codes = sum(any(c.isdigit() for c in t) for t in ends) >= 0.1 * len(ends)
+    rest = max(n for size, n in sizes.items() if size < longest)
+    if codes or len(set(ends)) < DIFFERENT or len(ends) <= max(MOST * len(texts), 2 * rest):
+        return None
+    return longest, len(ends)
 
 
 @dataclass

@@ -4,13 +4,9 @@ A bug counts if the script's own final number is at least 1% worse at both of tw
 "seen often" is the writer's own experience; no source was looked up.
 """
 
-from tests.helpers.patches import ScriptPatch
+from tests.helpers.patches import cases_of
 
-
-def case(id: str, old: str, new: str, cause: str) -> ScriptPatch:
-    """One change; the script's name is the first part of its id."""
-    return ScriptPatch(id, f"eighth/{id.partition('--')[0]}.py", old, new, "outside", "eighth_set_heldout.py", cause)
-
+case = cases_of(__file__)
 
 BUGS = [
     case("diabetes_mlp--best_not_copied",

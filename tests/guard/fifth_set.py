@@ -7,13 +7,9 @@ at seeds 0 and 1. A bug without clear harm must be dropped before the set is sco
 "seen often" is the writer's own experience; a source with a number was looked up. The other sources were not looked up.
 """
 
-from tests.helpers.patches import ScriptPatch
+from tests.helpers.patches import cases_of
 
-
-def case(id: str, old: str, new: str, cause: str) -> ScriptPatch:
-    """One bug or healthy variant; the script's name is the first part of its id."""
-    return ScriptPatch(id, f"fifth/{id.partition('--')[0]}.py", old, new, "outside", "fifth_set.py", cause)
-
+case = cases_of(__file__)
 
 COMPANIONS = {"bert_mlm.py": ["mlm_data.py"]}
 """Modules that a script imports from its own folder."""

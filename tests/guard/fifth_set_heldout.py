@@ -1,13 +1,9 @@
 # ruff: noqa: E501
 """Half B of fifth_set.py, held out: please do not read it before its first score is logged. Its harm is not measured yet, either."""
 
-from tests.helpers.patches import ScriptPatch
+from tests.helpers.patches import cases_of
 
-
-def case(id: str, old: str, new: str, cause: str) -> ScriptPatch:
-    """One bug or healthy variant; the script's name is the first part of its id."""
-    return ScriptPatch(id, f"fifth/{id.partition('--')[0]}.py", old, new, "outside", "fifth_set_heldout.py", cause)
-
+case = cases_of(__file__)
 
 BUGS = [
     case("gru_forecast--view_for_transpose",

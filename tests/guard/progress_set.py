@@ -4,13 +4,9 @@ All were written before the check `progress` (2026-11-26). The healthy ones are 
 `LOOKALIKES`, whose losses rise or whose scores begin high. No source was looked up.
 """
 
-from tests.helpers.patches import ScriptPatch
+from tests.helpers.patches import cases_of
 
-
-def case(id: str, old: str, new: str, cause: str) -> ScriptPatch:
-    """One bug; the script's name is the first part of its id."""
-    return ScriptPatch(id, f"progress/{id.partition('--')[0]}.py", old, new, "outside", "progress_set.py", cause)
-
+case = cases_of(__file__)
 
 BUGS = [
     case("rank_pairs--gap_sign", "F.softplus(-gap)", "F.softplus(gap)", "the better document of a pair is ranked lower"),

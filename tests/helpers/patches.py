@@ -1,5 +1,6 @@
 """A change of one place in a file: a bug planted in it, or a healthy variant of it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,18 @@ class ScriptPatch(NamedTuple):
     @property
     def path(self) -> Path:
         return ROOT / "tests" / "guard" / "scripts" / self.script
+
+
+def cases_of(file: str) -> Callable[[str, str, str, str], ScriptPatch]:
+    """Return the maker of a set's changes from (id, old, new, cause). `file`: the set's own, NAME_set.py or NAME_set_heldout.py; its scripts
+    are in scripts/NAME, and a script's name is the first part of its changes' ids."""
+    path = Path(file)
+    folder = path.stem.removesuffix("_heldout").removesuffix("_set")
+
+    def case(id: str, old: str, new: str, cause: str) -> ScriptPatch:
+        return ScriptPatch(id, f"{folder}/{id.partition('--')[0]}.py", old, new, "outside", path.name, cause)
+
+    return case
 
 
 class RecipePatch(NamedTuple):

@@ -304,10 +304,11 @@ def leakage(context: GateContext) -> Finding:
     by_key = text and found["groups"]  # the group field defines what one source is
     if shared:
         measured += "; shared groups " + ", ".join(f"{k}: {' '.join(v[:5])}" for k, v in shared.items())
-    torn = (found.get("series") or {}).get("torn")
-    if torn:
-        measured += "; names form series that lie in both splits: {nearest:,} of {of:,} have one of their own as nearest".format(
-            **found["series"]
+    series, cause = found.get("series"), ""
+    if series and series["torn"]:
+        measured += f"; names form series that lie in both splits: {series['nearest']:,} of {series['of']:,} have one of their own as nearest"
+        cause = "{} and {} are of one series: give whole series to a folder of their own (val/)".format(
+            *series["pairs"][0]
         )
     tested, remarks = _in_test(context.data_report["overlaps"])
     measured += "".join(f"; {said}" for said in (*tested, *remarks))
@@ -315,11 +316,11 @@ def leakage(context: GateContext) -> Finding:
     pairs = found["exact_pairs"] or [p[:2] for p in (text or found)["near_pairs"]]
     batch = fetch(stage.data["val"], [v for v, _ in pairs], None, run.device) if pairs else None
     return Finding(
-        found["exact"] == 0 and (near <= allowed or by_key) and not shared and not tested and not torn, measured,
+        found["exact"] == 0 and (near <= allowed or by_key) and not shared and not tested and not cause, measured,
         f"0 exact duplicates, at most {allowed} near ones ({limit}), no group or series in two splits",
         "the training loader reads the unsplit data\ndata were augmented or duplicated before they were split\n"
         "frames, tiles or sentences of one source were split sample by sample: split by group", evidence=found, batch=batch,
-        cause="{} and {} are of one series: give whole series to a folder of their own (val/)".format(*found["series"]["pairs"][0]) if torn else "",
+        cause=cause,
     )  # fmt: skip
 
 

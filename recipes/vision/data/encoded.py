@@ -171,7 +171,17 @@ class Rows(Encoded):
         return f"row {row:,}"
 
 
-class RowGroups(Encoded):
+class Grouped(Encoded):
+    """Encoded images in groups that are read together."""
+
+    starts: list[int]
+    """First row of each group."""
+
+    def group(self, row: int) -> int:
+        return bisect_right(self.starts, row) - 1
+
+
+class RowGroups(Grouped):
     """A column of parquet files on any file system that fsspec reads. It reads one row group at a time and copies nothing to this disk."""
 
     def __init__(self, urls: list[str], column: str):
@@ -193,9 +203,6 @@ class RowGroups(Encoded):
         url, metadata, i = self.groups[group]
         with opened(url) as file:  # opened each time: a handle must not be shared with a forked worker
             return pq.ParquetFile(file, metadata=metadata).read_row_group(i, columns=[self.column], use_threads=False)
-
-    def group(self, row: int) -> int:
-        return bisect_right(self.starts, row) - 1
 
     def read(self, row: int) -> bytes:
         group = self.group(row)

@@ -3,12 +3,11 @@
 import json
 import re
 import tarfile
-from bisect import bisect_right
 from pathlib import Path
 from typing import NamedTuple
 
 from trainworthy.core import UserError
-from trainworthy.recipes.vision.data.encoded import Encoded, display_path
+from trainworthy.recipes.vision.data.encoded import Grouped, display_path
 
 PICTURES = {"jpg", "jpeg", "png", "webp", "ppm", "pgm", "bmp", "tif", "tiff"}
 CLASS = ("cls", "json")
@@ -24,14 +23,14 @@ class Place(NamedTuple):
     size: int
 
 
-class Shards(Encoded):
+class Shards(Grouped):
     """Uncompressed tar files below `root`. They are indexed by their headers once; a picture is read at its place."""
 
     def __init__(self, root: Path, paths: list[Path]):
         self.root, self.paths, self.key = root, paths, f"shards {root}"
         self.places: list[Place] = []
-        self.starts: list[int] = []
         self.labels: list[str] = []
+        self.starts = []
         for path in paths:
             self.starts.append(len(self.places))
             for place, label in indexed(path, display_path(path, root)):
@@ -39,14 +38,10 @@ class Shards(Encoded):
                 self.labels.append(label)
         self.stamps = [f"{s.st_size} {s.st_mtime_ns}" for s in (p.stat() for p in paths)]
 
-    def group(self, row: int) -> int:
-        return bisect_right(self.starts, row) - 1
-
     def read(self, row: int) -> bytes:
         place = self.places[row]
-        with self.paths[self.group(row)].open(
-            "rb"
-        ) as file:  # opened each time: a handle must not be shared with a forked worker
+        # Opened each time: a handle must not be shared with a forked worker.
+        with self.paths[self.group(row)].open("rb") as file:
             file.seek(place.start)
             return file.read(place.size)
 
@@ -59,7 +54,8 @@ class Shards(Encoded):
 
 def indexed(path: Path, shown: str) -> list[tuple[Place, str]]:
     """Return (place of the picture, class as it is written) of every sample of a shard, in its order."""
-    samples: dict[str, dict[str, Place]] = {}
+    keys: dict[str, None] = {}
+    pictures: dict[str, Place] = {}
     labels: dict[str, str] = {}
     try:
         with tarfile.open(path, "r:") as shard:
@@ -69,9 +65,9 @@ def indexed(path: Path, shown: str) -> list[tuple[Place, str]]:
                 if not member.isfile() or not stem or not dot:
                     continue
                 key, field = f"{folder}/{stem}", field.lower()
-                sample = samples.setdefault(key, {})
+                keys[key] = None
                 if field in PICTURES:
-                    sample["picture"] = Place(member.name, member.offset_data, member.size)
+                    pictures[key] = Place(member.name, member.offset_data, member.size)
                 elif field in CLASS and (label := label_of(field, shard.extractfile(member).read())) is not None:
                     labels[key] = label
             shard.fileobj.seek(shard.offset)
@@ -81,14 +77,12 @@ def indexed(path: Path, shown: str) -> list[tuple[Place, str]]:
         raise UserError(f"cannot read the shard {shown}", got=error, needed="an uncompressed tar file",
                         cause="an unfinished copy, or compressed (.tar.gz): places in it cannot be found then",
                         next="copy it again, or unpack it into class folders") from None  # fmt: skip
-    kept = [
-        (sample["picture"], labels[key]) for key, sample in samples.items() if "picture" in sample and key in labels
-    ]
-    lacking = [key.lstrip("/") for key in samples if "picture" not in samples[key] or key not in labels]
+    whole = pictures.keys() & labels.keys()
+    lacking = [key.lstrip("/") for key in keys if key not in whole]
     if lacking and {*lacking} != {"_info"}:
-        raise UserError(f"{len(lacking):,} of {len(samples):,} samples of the shard {shown} lack their picture or class",
+        raise UserError(f"{len(lacking):,} of {len(keys):,} samples of the shard {shown} lack their picture or class",
                         got=", ".join(lacking[:5]), needed=NEEDED)  # fmt: skip
-    return kept
+    return [(pictures[key], labels[key]) for key in keys if key in whole]
 
 
 def label_of(field: str, content: bytes) -> str | None:
