@@ -13,7 +13,6 @@ also give the band that reports draw curves over (as `trainworthy reference` doe
 
 import argparse
 import json
-import math
 import resource
 import statistics
 import sys
@@ -30,10 +29,7 @@ from trainworthy.core.commands.reference import run_seed
 from trainworthy.core.recipe.registry import find
 from trainworthy.core.report import bands, folder
 from trainworthy.core.report.groups import QUARTERS
-from trainworthy.core.report.intervals import iqm, iqm_interval
-
-# Two-sided 95% quantile of Student's t, for 1, 2, ... degrees of freedom; 1.96 beyond.
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
+from trainworthy.core.report.intervals import interval, iqm, iqm_interval
 
 
 def run_once(recipe: str, seed: int, settings: list[str], out: Path) -> dict:
@@ -59,15 +55,19 @@ def cpu_seconds() -> float:
     return spent.ru_utime + spent.ru_stime
 
 
-def spread(values: list[float]) -> dict[str, float | list[float] | None]:
-    """Mean, least, most, and the 95% interval of the mean by Student's t (none for a single value)."""
-    mean, n = statistics.fmean(values), len(values)
-    interval = None
-    if n > 1:
-        t = STUDENT[n - 2] if n - 2 < len(STUDENT) else 1.96
-        half = t * statistics.stdev(values) / math.sqrt(n)
-        interval = [mean - half, mean + half]
-    return {"mean": mean, "min": min(values), "max": max(values), "interval_95": interval}
+def spread(values: list[float], summary: dict) -> dict[str, float | list[float] | None]:
+    """Mean, least, most, and the 95% interval of the mean by Student's t (none for a single value). The interval ends at a perfect
+    score: with three seeds near it, t reaches beyond."""
+    perfect, chance = summary["ceiling"], summary["floor"]
+    low, high = interval(values) if len(values) > 1 else (None, None)
+    if None not in (low, perfect, chance):
+        low, high = (low, min(high, perfect)) if perfect > chance else (max(low, perfect), high)
+    return {
+        "mean": statistics.fmean(values),
+        "min": min(values),
+        "max": max(values),
+        "interval_95": None if low is None else [low, high],
+    }
 
 
 def sentence(summary: dict, figures: dict, n: int) -> str:
@@ -92,7 +92,7 @@ def on_test(summaries: list[dict], metric: str) -> dict[str, Any] | None:
     found = [s["test"]["metrics"][metric] for s in summaries if metric in (s.get("test") or {}).get("metrics", {})]
     if not found or len(found) < len(summaries):
         return None
-    return {"samples": summaries[0]["test"]["samples"], **spread(found), "per_seed": found}
+    return {"samples": summaries[0]["test"]["samples"], **spread(found, summaries[0]), "per_seed": found}
 
 
 def duration(seconds: float) -> str:
@@ -141,7 +141,7 @@ def collect(runs: list[dict], settings: list[str]) -> dict:
     first, environment = runs[0]["summary"], runs[0]["environment"]
     metric = first["metric"]
     values = [r["summary"]["reported"][metric] for r in runs]
-    figures = spread(values) | {"test": on_test([r["summary"] for r in runs], metric)}
+    figures = spread(values, first) | {"test": on_test([r["summary"] for r in runs], metric)}
     train = statistics.median(r["summary"]["train_seconds"] for r in runs)
     wall, cpu = (statistics.median(r[k] for r in runs) for k in ("wall", "cpu"))
     waited = environment["devices"] == ["cpu"] and wall > 2 * cpu  # for others, most of the time
