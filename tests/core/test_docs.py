@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from trainworthy.core.guard.checks.results import CHECKS
 from trainworthy.core.recipe.registry import recipes
 
 from tests.conftest import ROOT
@@ -60,6 +61,11 @@ def test_the_site_builds(tmp_path: Path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site" / "gates" / "index.html").is_file()
+
+
+def test_every_check_of_guard_has_a_section():
+    page = (ROOT / "docs" / "guard-checks.md").read_text()
+    assert set(re.findall(r"^### ([a-z-]+)$", page, re.M)) == set(CHECKS)
 
 
 def test_the_loop_on_the_page_is_the_examples():
