@@ -7,7 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from trainworthy.core import cli
+from trainworthy.core.base import config
 from trainworthy.core.guard.checks.results import CHECKS
+from trainworthy.core.recipe.loading import load
 from trainworthy.core.recipe.registry import recipes
 
 from tests.conftest import ROOT
@@ -45,6 +48,24 @@ def test_every_file_that_a_page_names_exists(page: Path):
         r"`((?:core|recipes|tests|bench|docs|trainworthy)/[\w./-]+\.(?:py|json|md|png))`", page.read_text()
     ):
         assert (ROOT / named).exists(), f"{page.relative_to(ROOT)} names {named}"
+
+
+def test_every_setting_that_the_page_of_a_recipe_names_exists():
+    every = [config.flags(load(e.id).module.Config) for e in recipes()]  # a page also runs other recipes
+    options = "".join(map(cli.page, pages.commands())) + cli.HELP
+    known = {f"--{flag}" for flags in every for flag in flags} | set(re.findall(r"--[a-z][\w.-]*", options))
+    for page in sorted((ROOT / "docs" / "recipes").glob("*.md")):
+        text = re.sub(r"### With lm-evaluation-harness.*?(?=\n## )", "", page.read_text(), flags=re.S)  # another program's options
+        named = set(re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", text))
+        assert named <= known, (page.name, named - known)
+
+
+def test_no_page_and_no_message_names_a_gate_by_its_old_name():
+    old = config.of_recipes("renamed")["gates"]
+    for page in (p for p in PAGES if p.name != "migration.md"):
+        assert not [o for o in old if re.search(rf"`{o}`|\| {o} \|", page.read_text())], page
+    for source in (p for top in ("core", "recipes") for p in (ROOT / top).rglob("*.py")):
+        assert not [o for o in old if re.search(rf"(waive|only) {o}\b", source.read_text())], source
 
 
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="the site's builder is not installed")
