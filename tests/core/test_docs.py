@@ -55,7 +55,9 @@ def test_every_setting_that_the_page_of_a_recipe_names_exists():
     options = "".join(map(cli.page, pages.commands())) + cli.HELP
     known = {f"--{flag}" for flags in every for flag in flags} | set(re.findall(r"--[a-z][\w.-]*", options))
     for page in sorted((ROOT / "docs" / "recipes").glob("*.md")):
-        text = re.sub(r"### With lm-evaluation-harness.*?(?=\n## )", "", page.read_text(), flags=re.S)  # another program's options
+        text = re.sub(
+            r"### With lm-evaluation-harness.*?(?=\n## )", "", page.read_text(), flags=re.S
+        )  # another program's options
         named = set(re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", text))
         assert named <= known, (page.name, named - known)
 
