@@ -161,12 +161,11 @@ def page() -> str:
         "# The catalogue of silent bugs", "",
         "Bugs that public projects had. None raises an exception or a warning: the run ends normally with a bad result. Each bug is",
         "planted in forks of the recipes. A test asserts which gate stops it before training, and which words the message has. The last",
-        "table lists healthy code that looks like a bug: no gate may fail it. This page is written by",
-        "`python -m tests.helpers.catalogue`, and a test compares it with the suite.", "",
-        f"{n} of {len(BUGS)} bugs are planted; {sum(map(bool, controls.values()))} of {len(CONTROLS)} controls are healthy "
-        f"variants. In all, the suite has {all_of_it} planted bugs and {more} healthy",
-        "variants. The others were found here, or cover rows of the [gates](gates.md) for which no bug of a public project was found.",
-        "[Verify](verify.md) shows at which seeds each was run.", "",
+        "table lists controls: healthy code that looks like a bug. No gate may fail it.", "",
+        f"{n} of {len(BUGS)} bugs are planted; {sum(map(bool, controls.values()))} of {len(CONTROLS)} controls are healthy variants.",
+        f"In all, the suite has {all_of_it} planted bugs and {more} healthy variants. Those that are not in these tables were found here,",
+        "or cover rows of the [gates](gates.md) for which no bug of a public project was found. [Verify](verify.md) shows at which seeds",
+        "each was run. This page is written by `python -m tests.helpers.catalogue`, and a test compares it with the suite.", "",
     ]  # fmt: skip
     for domain, title in DOMAINS.items():
         lines += [
