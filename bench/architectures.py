@@ -169,7 +169,7 @@ TAIL = """
 | `diffusion/text` | StableDiffusionPipeline: one text encoder, UNet2DConditionModel, AutoencoderKL | tested, tiny (`tests/diffusion/test_text.py`) |
 | `diffusion/text` | SDXL, SD3, FLUX | refused with exit code 2: two text encoders, or a transformer and a flow |
 | `vlm/instruct --model` | LLaVA, Idefics3 (SmolVLM's design), Qwen2-VL | 14 gates pass at tiny size (`tests/vlm/test_instruct_whole.py`) |
-| `vlm/instruct --model` | encoder-decoders, models that see by cross-attention | refused (exit code 2): vision, projector and language are not separate parts |
+| `vlm/instruct --model` | encoder-decoders, models that see by cross-attention | refused (exit code 2): no separate vision and language parts |
 | `vlm/instruct --model` | Qwen2.5-VL, Gemma 3, PaliGemma | not tried |
 | `distill/whisper`, `distill/compress` | Whisper | tested at tiny size with one tokenizer; its published sizes not tried |
 """
