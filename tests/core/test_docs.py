@@ -80,7 +80,8 @@ def test_every_module_in_the_migration_table_exists():
 
 
 def test_the_site_builds(tmp_path: Path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")]
+    # not with -q: it hides the warnings from --strict, too
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site" / "gates" / "index.html").is_file()
