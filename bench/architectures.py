@@ -146,13 +146,14 @@ def measured(argv: list[str]) -> dict[str, Any]:
 
 HEAD = """# Architectures
 
-Which gates pass on the architectures that people load. Each is built at tiny size (two layers, about 60,000 weights) with random weights
-from its published configuration class, and written as a folder as the hub has it, with the chat template that TRL ships for it (ChatML
-where it ships none). torchvision's nets have their real size, on pictures of 32 pixels; those of transformers are tiny.
-Then the whole of `trainworthy check` runs on it, with all weights trained. The table is made by `python bench/architectures.py`, seed 0, on CPU.
+Which gates pass on the architectures that people load. A pass shows that a recipe loads, pads, batches, generates, trains, resumes and exports
+the architecture correctly. It shows nothing about its published weights, or about an accelerator.
 
-This says that a recipe loads, pads, batches, generates, trains, resumes and exports the architecture correctly. It says nothing about
-its published weights, and nothing about an accelerator.
+- Each language model is built at tiny size (two layers, about 60,000 weights) with random weights from its published configuration class. It is
+  written as a folder in the hub's layout, with the chat template that TRL ships for it (ChatML if it ships none).
+- torchvision's nets have their real size, on pictures of 32 pixels. Those of transformers are tiny.
+- Then the whole of `trainworthy check` runs on it, with all weights trained.
+- The table is made by `python bench/architectures.py`, seed 0, on CPU.
 
 | recipe | architecture | passed | skipped | failed |
 |---|---|---|---|---|
@@ -168,7 +169,7 @@ TAIL = """
 | `diffusion/text` | StableDiffusionPipeline: one text encoder, UNet2DConditionModel, AutoencoderKL | tested, tiny (`tests/diffusion/test_text.py`) |
 | `diffusion/text` | SDXL, SD3, FLUX | refused with exit code 2: two text encoders, or a transformer and a flow |
 | `vlm/instruct --model` | LLaVA, Idefics3 (SmolVLM's design), Qwen2-VL | 14 gates pass at tiny size (`tests/vlm/test_instruct_whole.py`) |
-| `vlm/instruct --model` | encoder-decoders, models that see by cross-attention | refused with exit code 2: their parts cannot be told apart |
+| `vlm/instruct --model` | encoder-decoders, models that see by cross-attention | refused (exit code 2): no separate vision and language parts |
 | `vlm/instruct --model` | Qwen2.5-VL, Gemma 3, PaliGemma | not tried |
 | `distill/whisper`, `distill/compress` | Whisper | tested at tiny size with one tokenizer; its published sizes not tried |
 """

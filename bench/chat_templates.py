@@ -25,14 +25,16 @@ How the language recipes handle each chat template that TRL 1.16 ships: what is 
 refused. Measured on the tests' tokenizer, with the special tokens that each template's model publishes. `python bench/chat_templates.py`
 makes the table; `tests/llm/test_chat_templates.py` checks it and compares the ids, as the gate `template` does.
 
-- **end**: the token that ends an answer. It is scored, and generation stops at it.
-- **around**: what the template puts between its generation prompt and an answer, and between the answer and its end. It is scored.
-- **system**: `own`, or `first question`: the template has no such role, so the text goes before the first question.
-- **conversation**: `in place`: every answer is scored in one row. `by answer`: the template changes an answer once another turn
-  follows it (it drops the reasoning, or ends the answer differently), so each answer becomes a row in which it is the last one.
-- **marks**: whether what is scored lies within the template's own `{% generation %}` marks, for templates that have them.
+`--chat-template trl:NAME` uses one of these templates in place of the model's own, `--chat-template FILE` any other.
 
-`--chat-template trl:NAME` uses one of these in place of the model's own; `--chat-template FILE` any other.
+The columns:
+
+- **end**: the token that ends an answer. It is scored, and generation stops at it.
+- **around**: text that the template puts before an answer (after its generation prompt) or between the answer and its end. It is scored.
+- **system**: `own`: the template has a system role. `first question`: it has none, so the text goes before the first question.
+- **conversation**: `in place`: every answer is scored in one row. `by answer`: the template changes an answer once another turn follows it (it
+  drops the reasoning, or ends the answer differently), so each answer becomes a row in which it is the last one.
+- **marks**: `yes` if the template has `{% generation %}` marks and what is scored is within them.
 
 | template | end | around | system | arguments | conversation | marks |
 |---|---|---|---|---|---|---|

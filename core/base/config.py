@@ -187,9 +187,8 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str, options: str 
             default.optim.lr, default.optim.warmup = float(f"{default.optim.lr / 7:.2g}"), 0.03
 
     presets_help = f"Presets: --preset {' | '.join(presets)} (default tiny). --config FILE reads settings: an args.json, or a file of "
-    help_text = (
-        f"{(module.__doc__ or '').strip()}\n\n{presets_help}`trainworthy config` (YAML or JSON).\n\n{options}".rstrip()
-    )
+    purpose = re.sub(r"\n(?=\w+  )", "\n\n", (module.__doc__ or "").strip())  # the help joins the lines of a paragraph
+    help_text = f"{purpose}\n\n{presets_help}`trainworthy config` (YAML or JSON).\n\n{options}".rstrip()
     return _from_command_line(
         module, default, argv, prog=prog, where=file or "the command line", help_text=help_text
     ), preset

@@ -12,7 +12,7 @@ RANGES: dict[str, Callable[[float], bool]] = {
     "1 or more": lambda x: x >= 1,
     "more than 0": lambda x: x > 0,
 }
-"""Which settings have which range stands in recipes/ranges.json: a name means the same in every recipe that has it."""
+"""The ranges of settings are in recipes/ranges.json: a name means the same in every recipe that has it."""
 
 
 def check_ranges(cfg: Config) -> None:

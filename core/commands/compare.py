@@ -4,8 +4,9 @@ Tests whether the second group is better than the first by more than chance.
 
   trainworthy compare runs/vision-classify/seeds-A runs/mine/seeds-B    two groups that `run --seeds 5` made
 
-Both means, the difference (second minus first) with its 95% interval (Welch), and what each cost. Single runs are refused: a difference between
-single seeds is mostly luck. `--json` prints the same as JSON. Exit codes: 0, or 2 where the two cannot be compared."""
+Prints both means, the difference (second minus first) with its 95% interval (Welch), and what each group cost. Single runs are
+refused: a difference between single seeds is mostly luck. `--json` prints the same as JSON. Exit codes: 0, or 2 if the two cannot be
+compared."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -37,8 +37,7 @@ Runs the gates, trains, exports, and writes the report. RECIPE is an id of `trai
 
 {RUN_OPTIONS}
 
-Everything is in runs/<recipe>/<time>/. `--json` prints verdicts, result and advice as JSON at the end, all other lines to stderr.
-Ctrl-C saves and stops; `trainworthy resume RUN_FOLDER` continues.
+Everything is in runs/<recipe>/<time>/. Ctrl-C saves and stops; `trainworthy resume RUN_FOLDER` continues.
 Exit codes: 0 done, 2 bad usage, setting or data, 3 a gate failed, 4 the run stopped itself, 5 interrupted but saved.""",
     "lr": """\
 usage: trainworthy lr RECIPE [--steps 200] [--json] [settings]

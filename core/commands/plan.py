@@ -15,14 +15,17 @@ Estimates memory, time and disk space of a run before it starts.
   --link 200        GB a second that a device sends; without it the bytes are printed and no time
   --disk-speed 1    GB a second that checkpoints are written with (default 1)
 
-The recipe builds its model without weights and makes two optimiser steps on tensors that have a shape and no values. The peak is
-that of the real steps on a CPU within a few percent (docs/performance.md). A data set that is not on this machine is replaced by the
-preset tiny's, with every text as long as the settings allow. A model, of a folder or of the hub, needs its config.json, not its
-weights. If a folder has no tokenizer, a packaged one stands in for it.
+For each stage it prints:
 
-Printed for each stage: memory by kind (weights, gradients, optimiser, activations), of the evaluation and of the gates; the time of
-the steps, samples (and tokens) a second, what the gates compute; the bytes that processes exchange; size and time of checkpoints. Where
-the memory does not suffice, settings of this recipe that help, each with what it would need.
+  - memory by kind (weights, gradients, optimiser, activations), of the evaluation and of the gates
+  - time of the steps, samples (and tokens) a second, and what the gates compute
+  - bytes that processes exchange; size and time of checkpoints
+  - if the memory does not suffice: settings of this recipe that help, each with what it would need
+
+The recipe builds its model without weights and makes two optimiser steps on tensors that have a shape and no values. On a CPU the
+peak agrees with real steps within a few percent (docs/performance.md). A model needs its config.json, not its weights. A data set that
+is not on this machine is replaced by the preset tiny's, with every text as long as the settings allow. If a model's folder has no
+tokenizer, a packaged one is used.
 
 Not estimated: a device's context and fragmentation (10% and 1 GB are added instead), kernels other than the CPU's, data
 loading, and how much of the exchange happens while a device computes. Exit codes: 0, or 2 for bad usage."""

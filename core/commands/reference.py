@@ -15,7 +15,7 @@ from trainworthy.core.base.machine import cores
 from trainworthy.core.recipe.registry import find
 
 HELP = """\
-Run a recipe once per seed, with all gates, and write the band of its curves to results/NAME.band.json beside the recipe.
+Run a recipe once per seed, with all gates, and write the band of its curves to results/NAME.band.json next to the recipe.
 Reports of later runs draw their curves over this band. Settings are those of `trainworthy run`."""
 
 
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("recipe", help="id of a recipe, or path of a fork")
     parser.add_argument("--seeds", type=int, default=5, help="number of healthy runs (default 5)")
     parser.add_argument("--at-once", type=int, default=cores().allowed, help="runs in parallel (default: one per core)")
-    parser.add_argument("--to", type=Path, help="file to write (default: results/NAME.band.json beside the recipe)")
+    parser.add_argument("--to", type=Path, help="file to write (default: results/NAME.band.json next to the recipe)")
     args, settings = parser.parse_known_args(argv[1:])
     if args.seeds < 3:
         raise UserError("a band needs more runs", got=f"--seeds {args.seeds}", needed="3 or more")

@@ -43,10 +43,12 @@ def page(folder: Path, verdicts: list[dict[str, Any]], more: dict[str, Any]) -> 
         from trainworthy.core.report.charts import curves
 
         body += section("Curves", curves(shown))
-    body += section("What was watched", tag("div", table(("", ""), rows), class_="card"))
+    body += section("What was observed", tag("div", table(("", ""), rows), class_="card"))
     held = watched.get("written", [])
     lost = watched.get("escaped", [])
-    words = f"{len(held)} files went to a scratch folder." + (f" Not held back: {', '.join(lost[:10])}" if lost else "")
+    words = f"{len(held)} files went to a scratch folder." + (
+        f" Written outside it: {', '.join(lost[:10])}" if lost else ""
+    )
     body += section("Files", note(words)) if "written" in watched else ""
     return PAGE.format(title=esc(title), style=STYLE, hero=hero, nav="", body=body, name=esc(folder.name))
 

@@ -259,7 +259,7 @@ class Guard:
         """Start the script again from the last file that it saved, and compare what it holds at its first backward()."""
         began, saves = time.monotonic(), watch.record.get("restart", {}).get("saves")
         if not saves:
-            why = "the script saved nothing with torch.save in the rehearsal: --steps 400 --seconds 60 looks longer"
+            why = "the script saved nothing with torch.save in the rehearsal; rehearse longer with --steps 400 --seconds 60"
             return self._verdict(skip("resume", why))
         path = saves[-1]["path"].removeprefix(str(self.work / "watch" / "scratch"))
         words = self.values["--restart"].replace("{checkpoint}", path).replace("{folder}", os.path.dirname(path))

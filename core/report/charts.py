@@ -297,7 +297,7 @@ def _against_chart(f: Folder, known: Healthy) -> Chart:
         axes.legend(frameon=False, labelcolor=c["ink"], fontsize=8, handlelength=1.2, ncols=3, loc="lower left",
                     bbox_to_anchor=(0, 1))  # fmt: skip
 
-    note = "The lowest and the highest healthy run lie at -1 and 1 all along. A curve has left the band beyond the dashed lines."
+    note = "Scaled so that the lowest and the highest healthy run are at -1 and 1. A curve beyond the dashed lines has left the band."
     return Chart("healthy", "Against the healthy runs", draw, note)
 
 

@@ -143,7 +143,7 @@ def distilled(cfg: Config, run: core.Run, previous: core.Stage | None = None) ->
 
 def make_stage(cfg: Config, run: core.Run, name: str, data: dict[str, core.Data], start: zoo.Start, *, weight: float,
                control: core.Stage | None = None) -> core.Stage:  # fmt: skip
-    """What both stages share; `weight` is that of the teacher's loss."""
+    """Build either stage; `weight` is the weight of the teacher's loss."""
     (model, started_from, fresh), val_data = start, data["val"]
     classes, temperature = val_data.classes, cfg.temperature
     teacher = teachers.chosen("--teacher", cfg.teacher, cfg.data.path, classes, 16)

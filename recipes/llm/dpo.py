@@ -260,7 +260,7 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         longest = max(max(pairs.answer_tokens(data["val"].rows, chat, k)) for k in ("chosen", "rejected"))
         loading.complete_export(folder, path, ends=chat.ends, pad=tokenizer.pad_token_id, most=longest)
 
-    # Adapters begin at nothing, or stand in the file of --init-from; of the reference's nothing stands anywhere.
+    # Adapters start at zero or come from the file of --init-from. No file holds the reference's.
     new = tuple(n for n, _ in trainer.model.named_parameters() if ".ref." in n or ("lora_" in n and not cfg.init_from))
     return hosted.host(
         trainer,

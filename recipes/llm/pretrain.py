@@ -92,7 +92,7 @@ def full() -> Config:
 
 # ----------------------------------------------------------------------------------------------------------------- data
 def read(cfg: Config) -> tuple[documents.Corpus, dict[str, Packed]]:
-    """The corpus, and its splits packed: to train on each token once, to evaluate with a good part of a row before each."""
+    """The corpus and its packed splits. Training reads each token once; evaluation overlaps windows, so most tokens have context before them."""
     corpus = documents.read(cfg.data, streaming.sample if cfg.data.streaming else None)
     corpus, test = documents.with_test(corpus, cfg.data)
     how = {"context": cfg.data.context, "tokenizer": corpus.tokenizer, "sizes": corpus.sizes}

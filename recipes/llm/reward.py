@@ -238,7 +238,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         tokenizer.save_pretrained(folder)
         loading.name_base(folder, path)
 
-    # The head begins at nothing, unless --model is a reward model; adapters do, or stand in the file of --init-from.
+    # The head starts at zero, unless --model is a reward model. Adapters start at zero or come from the file of --init-from.
     head = "base_model.model.score." if cfg.lora_rank else "score."
     new = tuple(
         n for n, _ in trainer.model.named_parameters() if n.startswith(head) or ("lora_" in n and not cfg.init_from)

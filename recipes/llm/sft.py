@@ -112,8 +112,8 @@ def read(cfg: Config, chat: pairs.Chat) -> dict[str, pairs.Pairs]:
 
 
 def new_tokens(cfg: Config, data: dict[str, pairs.Pairs], chat: pairs.Chat) -> int:
-    """Most tokens of a generated answer, by default as many as any answer has (at most four times those of 99% of them). Held-out
-    answers that are longer are counted, for they can never be given whole."""
+    """Most tokens of a generated answer: by default the length of the longest answer (at most four times the length that 99% of
+    them have). Held-out answers that are longer are counted, because they cannot be generated completely."""
     val, sizes = data["val"], pairs.answer_tokens(data["val"].rows, chat)
     every = sorted(sizes + pairs.answer_tokens(data["train"].rows, chat))
     most = cfg.max_new_tokens or max(*sizes, min(every[-1], 4 * every[int(0.99 * (len(every) - 1))]))
@@ -192,7 +192,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         """(negative log-likelihood of each completion in nats, its scored tokens), (B,) both; plain logits, no fused head."""
         batch = to_device(pairs.behind(before, batch, chat), run.device) if before else batch
         labels = batch["labels"]
-        first = int((labels != pairs.IGNORED).any(0).nonzero()[0])  # what stands before is scored in no row
+        first = int((labels != pairs.IGNORED).any(0).nonzero()[0])  # no row has a scored token before it
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False,
                        logits_to_keep=labels.shape[1] - first + 1).logits[:, :-1]  # fmt: skip
         labels = labels[:, first:]
@@ -204,7 +204,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         return torch.stack(each), (labels != pairs.IGNORED).sum(1)
 
     def scores(model: nn.Module, data: core.Data, before: list[dict] = (), *, answers: bool = True) -> dict[str, float]:
-        """Of generated answers and of the wanted ones; without `answers` of these alone."""
+        """Scores of generated and of wanted answers; without `answers`, of the wanted ones alone."""
         rows = []
         for batch in run.batches(data):
             each = [to_double(x[:, None]) for x in nll(model, batch, before)]

@@ -248,7 +248,7 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
         config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.frame_stack, "widths": cfg.hidden_sizes,
                   "dueling": cfg.dueling, "first_action": envs.first_action, "input": environments.seen(n_obs, cfg.frame_stack),
-                  "n_actions": n_actions, "output": f"(B, {n_actions}) in units of the returns' size: act by argmax"}  # fmt: skip
+                  "n_actions": n_actions, "output": f"(B, {n_actions}) relative to the return scale: act by argmax"}  # fmt: skip
         core.save_export(folder, policy, config, torch.zeros(2, n_obs))
 
     val_data = Episodes(cfg.env, cfg.eval_episodes)

@@ -163,7 +163,7 @@ def make_trainer(cfg: Config, run: core.Run, path: str, asker: problems.Asker, r
     shape = Dataset.from_dict({"prompt": ["a"], "answer": ["b"]})
     trainer = GRPOTrainer(model=loading.adapted(model, cfg, exact=True), reward_funcs=reward, args=args, train_dataset=shape,
                           processing_class=asker.tokenizer)  # fmt: skip
-    model.generation_config.eos_token_id = ends  # what is exported is the model's own
+    model.generation_config.eos_token_id = ends  # the export keeps the model's own end tokens
     return trainer
 
 
@@ -195,14 +195,14 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     controller = kl_control.adapted(trainer, cfg) if cfg.target_kl else None
     data = read(cfg, asker, rows, trainer.model.config.max_position_embeddings)
     seen = metrics.Seen()
-    start: dict[str, Tensor] = {}  # of --init-from: what is trained, as it was
+    start: dict[str, Tensor] = {}  # the trained weights of --init-from, before training
     stream = Stream(len(data["questions"]), cfg.run.seed, order=data["questions"].order)
 
     def ask(step: int) -> list[dict]:
-        """This process's questions, each once for every answer; which they are is a function of (seed, step) alone."""
-        trainer.beta = controller.value if controller else cfg.beta  # a resumed run goes on with the one that it saved
+        """This process's questions, each repeated for every answer. They depend only on (seed, step)."""
+        trainer.beta = controller.value if controller else cfg.beta  # saved, so a resume continues it
         n = cfg.train.batch_size // cfg.num_generations
-        if run.rehearsal:  # one is enough where a gate looks at rates alone, and asks for less than a group
+        if run.rehearsal:  # a gate that only looks at rates asks for less than a group: one is enough
             whole = (run.rehearsal.batch_size or cfg.num_generations) >= cfg.num_generations
             n = min(n, max(cfg.rehearsed * max(1, 8 // cfg.num_generations) if whole else 1, run.world))
         keys = stream.keys(step * n, (step + 1) * n)[run.rank * n // run.world : (run.rank + 1) * n // run.world]
@@ -210,7 +210,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         return [{**row, "question": row["prompt"], "prompt": asker.put(row["prompt"])} for row in rows]
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
-        """Sum over the tokens of the answers; the trainer's own is a mean over as many as it is told of."""
+        """Sum over the tokens of the answers; the trainer's own is a mean over the number of tokens that it gets."""
         tokens = batch["completion_mask"].sum()
         told = {**batch, "num_items_in_batch": tokens * run.world}
         return {"loss": tokens * hosted.loss(trainer, model, told, accumulate=trainer.args.steps_per_generation)}
@@ -263,7 +263,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
             loading.export(loading.merged(path, folder), tokenizer, folder / "merged")
         loading.complete_export(folder, path, ends=asker.ends, pad=tokenizer.pad_token_id, most=cfg.max_new_tokens)
 
-    # Adapters begin at nothing, or stand in the file of --init-from; of the reference's nothing stands anywhere.
+    # Adapters start at zero or come from the file of --init-from. No file holds the reference's.
     new = tuple(n for n, _ in trainer.model.named_parameters() if ".ref." in n or ("lora_" in n and not cfg.init_from))
     return hosted.host(
         trainer,

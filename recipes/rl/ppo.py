@@ -238,7 +238,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
-        scale = "in units of the returns' size"
+        scale = "relative to the return scale"
         says = {Discrete: f"log-probabilities (B, {size}): act by argmax",
                 Box: f"means and log deviations (B, {2 * size}): act by low + (1 + mean) / 2 * (high - low), clipped"}  # fmt: skip
         config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.frame_stack, "n_actions": size,

@@ -239,7 +239,7 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         language_models.complete_export(folder, path, ends=[tokenizer.eos_token_id], pad=tokenizer.pad_token_id, most=cfg.max_new_tokens)  # fmt: skip
 
     floor = rewards.of_nothing(reward, data["val"].texts)
-    # With --init-from adapters stand in its file; else they begin at nothing.
+    # With --init-from adapters come from its file; otherwise they start at zero.
     new = tuple(f"lm.{n}" for n, _ in lm.named_parameters() if "lora_" in n and not cfg.init_from)
     return core.Stage(
         name="rlhf",

@@ -99,11 +99,11 @@ def augmentation(cfg: Config) -> nn.Module:
     """The training path, over picture, boxes and labels alike."""
     steps: list[nn.Module] = [v2.RandomPhotometricDistort()]
     if cfg.crop:
-        # The frame is grey, about as bright as pictures are: black ones would be another scale than what is evaluated.
+        # The frame is grey, about as bright as the pictures. With a black one, inputs would have another scale than in the evaluation.
         steps += [v2.RandomZoomOut(fill=0.45, side_range=(1.0, 2.0)), v2.RandomIoUCrop()]
     if cfg.hflip:
         steps.append(v2.RandomHorizontalFlip())
-    # What a crop leaves of a box may be nothing: box and label go together.
+    # A crop may leave nothing of a box. Then box and label are removed together.
     return v2.Compose([*steps, v2.SanitizeBoundingBoxes(labels_getter=lambda sample: sample[2])])
 
 
@@ -153,7 +153,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
     val_data = boxes.Boxed(data, data.held_out, side=cfg.image_size)
     test_data = {"test": boxes.Boxed(data, data.test, side=cfg.image_size)} if data.test else {}
     for part in (train_data, val_data, *test_data.values()):
-        # Torchvision's nets saw the mean colour around a picture: zeros behind the normalisation.
+        # Torchvision's nets were trained with zeros after the normalisation, the mean colour, around a picture.
         part.shorter, part.fill = cfg.min_size, () if cfg.backbone == "small" else IMAGENET
     model, started_from, fresh = make_model(cfg, data)
 
@@ -234,7 +234,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
                             "torchvision.ops.batched_nms"}  # fmt: skip
         if cfg.backbone != "small":  # models.detection has the constructor that loads them
             config |= {"library": "torchvision", "num_classes": len(classes) + model.background}
-        elif cfg.model != "fcos":  # (w, h) in pixels: no weights, and nothing can be decoded without them
+        elif cfg.model != "fcos":  # (w, h) in pixels: not in the weights, but needed to decode boxes
             config["anchors"] = (model.anchor_generator.cell_anchors[0][:, 2:] * 2).tolist()
         if isinstance(model, detectors.Dense):
             raw, example = detectors.Raw(model, cfg.image_size), torch.zeros(2, 3, cfg.image_size, cfg.image_size)
@@ -243,7 +243,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
             save_file(model.net.state_dict(), folder / "model.safetensors")
             (folder / "config.json").write_text(json.dumps(config, indent=1))
 
-    # The others' first offsets are drawn, and weigh too much for a first loss to be known.
+    # The other models' initial offsets are random, and too large a part of the loss for theory to give its first value.
     scratch, foretold = started_from is None, isinstance(model, detectors.Fcos) and started_from is None
     expect = core.Expect(
         initial_loss=(lambda b: model.untrained(b["image"].shape, boxes.targets(b))) if foretold else None,
@@ -269,7 +269,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         predict=predict,
         figures=figures,
         export=export,
-        # Of Faster R-CNN there is no program, and torchvision's constructor brings a canvas of its own.
+        # Faster R-CNN has no exported program, and torchvision's constructor uses a canvas of its own.
         exported=exporting.of_boxes(run, classes, limits(cfg)) if isinstance(model, detectors.Dense) else None,
         gates=detect_gates.DETECTING,
         monitors=[pictures.forgotten],

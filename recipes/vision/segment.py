@@ -94,13 +94,13 @@ def full() -> Config:
 
 # ----------------------------------------------------------------------------------------------------------------- data
 def augmentation(cfg: Config) -> nn.Module:
-    """The training path, over picture and mask alike: another scale, a window anywhere, mirrored or not."""
+    """Transforms of the training path, for picture and mask together: random scale, random window, random mirroring."""
     steps: list[nn.Module] = []
     if cfg.scale != 1:
         steps.append(v2.RandomResize(round(cfg.resize / cfg.scale), round(cfg.resize * cfg.scale) + 1))
     outside = {tv_tensors.Image: 0, tv_tensors.Mask: IGNORE}
     steps += [v2.RandomCrop(cfg.window, pad_if_needed=True, fill=outside)]
-    if cfg.data.path != "digits":  # a mirrored digit is none
+    if cfg.data.path != "digits":  # a mirrored digit is not a digit
         steps += [v2.RandomHorizontalFlip()]
         steps += [] if cfg.upright else [v2.RandomVerticalFlip()]
     return v2.Compose(steps)
@@ -212,7 +212,7 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
         return run.gather(total[None]).sum(0)
 
     def constant(c: int) -> Tensor:
-        """The confusion matrix of who says class `c` everywhere in the held-out pictures."""
+        """The confusion matrix of predicting class `c` everywhere in the held-out pictures."""
         return F.one_hot(torch.tensor(c), n) * data.pixels[data.held_out].sum(0)[:n, None]
 
     def baselines() -> dict[str, dict[str, float]]:
@@ -256,7 +256,7 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
             }
             core.save_export(folder, model, config, torch.zeros(2, *shape), weights=model.net)
 
-    # Pixels from an outline that are a guess; other nets answer at 1/4 or 1/8.
+    # Pixels around an outline that a net cannot know; hub nets predict at 1/4 or 1/8 of the resolution.
     reach = cfg.fold if cfg.model == "small" else 4
     of_terms = {"focal": cfg.focal, "dice": cfg.dice}
     expect = core.Expect(

@@ -1,6 +1,9 @@
 """The catalogue of silent bugs: each is planted or says why not, and its page says what the suite does."""
 
-from tests.helpers.catalogue import PAGE, WITHOUT, looked, page, planted
+import re
+
+from tests.conftest import ROOT, collected
+from tests.helpers.catalogue import PAGE, ROWS, WITHOUT, looked, page, planted
 
 
 def test_every_bug_is_planted_and_every_control_stands():
@@ -11,3 +14,19 @@ def test_every_bug_is_planted_and_every_control_stands():
 
 def test_the_page_is_that_of_this_suite():
     assert PAGE.read_text() == page(), "python -m tests.helpers.catalogue"
+
+
+def test_every_row_that_a_gate_a_planted_bug_or_a_page_names_is_in_the_catalogue():
+    known = {row for kinds in ROWS.values() for row in kinds}
+    named = {row for plant in collected("planted_*.py", "PLANTS") for row in re.findall(r"[A-Z]+\d+", plant.row)}
+    sources = (path.read_text() for top in ("core", "recipes") for path in (ROOT / top).rglob("*.py"))
+    named |= {row for text in sources for rows in re.findall(r'rows="([A-Z0-9 ]+)"', text) for row in rows.split()}
+    pages = ((ROOT / "docs" / "gates.md"), *(ROOT / "docs" / "recipes").glob("*.md"))
+    named |= {
+        row
+        for page in pages
+        for rows in re.findall(r"\(Rows? ([^)]+)\.\)", page.read_text())
+        for row in re.split(r",\s+", rows)
+    }
+    assert named <= known, named - known
+    assert known <= named | {"C17", "R6", "L10", "W7", "W8"}, "monitors have these, and messages before a run"

@@ -145,6 +145,8 @@ def test_help_shows_every_setting_with_its_docstring(tmp_path: Path):
         "Peak learning rate",
         "--label-smoothing",
         "Classify images",
+        "\ntiny  ",  # each preset on a line of its own
+        "\nfull  ",
         *own,
     ):
         assert words in done.stdout, words

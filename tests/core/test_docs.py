@@ -7,6 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from trainworthy.core import cli
+from trainworthy.core.base import config
+from trainworthy.core.guard.checks.results import CHECKS
+from trainworthy.core.recipe.loading import load
 from trainworthy.core.recipe.registry import recipes
 
 from tests.conftest import ROOT
@@ -46,6 +50,26 @@ def test_every_file_that_a_page_names_exists(page: Path):
         assert (ROOT / named).exists(), f"{page.relative_to(ROOT)} names {named}"
 
 
+def test_every_setting_that_the_page_of_a_recipe_names_exists():
+    every = [config.flags(load(e.id).module.Config) for e in recipes()]  # a page also runs other recipes
+    options = "".join(map(cli.page, pages.commands())) + cli.HELP
+    known = {f"--{flag}" for flags in every for flag in flags} | set(re.findall(r"--[a-z][\w.-]*", options))
+    for page in sorted((ROOT / "docs" / "recipes").glob("*.md")):
+        text = re.sub(
+            r"### With lm-evaluation-harness.*?(?=\n## )", "", page.read_text(), flags=re.S
+        )  # another program's options
+        named = set(re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", text))
+        assert named <= known, (page.name, named - known)
+
+
+def test_no_page_and_no_message_names_a_gate_by_its_old_name():
+    old = config.of_recipes("renamed")["gates"]
+    for page in (p for p in PAGES if p.name != "migration.md"):
+        assert not [o for o in old if re.search(rf"`{o}`|\| {o} \|", page.read_text())], page
+    for source in (p for top in ("core", "recipes") for p in (ROOT / top).rglob("*.py")):
+        assert not [o for o in old if re.search(rf"(waive|only) {o}\b", source.read_text())], source
+
+
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="the site's builder is not installed")
 def test_every_module_in_the_migration_table_exists():
     named = set(re.findall(r"`trainworthy\.([\w.]+)`", (ROOT / "docs" / "migration.md").read_text()))
@@ -56,10 +80,16 @@ def test_every_module_in_the_migration_table_exists():
 
 
 def test_the_site_builds(tmp_path: Path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")]
+    # not with -q: it hides the warnings from --strict, too
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "site" / "gates" / "index.html").is_file()
+
+
+def test_every_check_of_guard_has_a_section():
+    page = (ROOT / "docs" / "guard-checks.md").read_text()
+    assert set(re.findall(r"^### ([a-z-]+)$", page, re.M)) == set(CHECKS)
 
 
 def test_the_loop_on_the_page_is_the_examples():

@@ -19,7 +19,7 @@ CASES = {
     "labels-from-one": "labels count from 1: id 10 occurs and id 0 does not",
     "background-class": "the list of classes has one that no split uses: background (its id is 0",
     "missing-class": "leaves 9 out",
-    "sorted-split": "sorted by class and cut",
+    "sorted-split": "sorted by class before they were split",
     "bytes": "were not divided by 255",
     "divided-twice": "were divided by 255 twice",
     "inverted-validation": "are inverted (high for low)",
@@ -50,7 +50,7 @@ CASES = {
     "own-noise": "no checkpoint holds the local variable `noise` of train(): a generator",
     "normaliser-not-saved": "no checkpoint holds the local variable `shift` of train()",
     "own-optimizer": "no checkpoint holds the local variable `own` of train(): an AdamW",
-    "average-not-resumed": "stage.state['ema'] does not come back",
+    "average-not-resumed": "stage.state['ema'] is not restored",
     "last-batch-only": "the last batch alone counts",
     "mean-of-micro-batches": "the loss is a mean over its samples",
     "forgets-to-divide": "micro-batches are averaged although their sizes differ",
@@ -152,7 +152,7 @@ def test_a_resumed_run_of_which_nothing_differs_gets_no_cause():
     assert "no experiment explains it" in first_cause(straight, {"model.weight": 7}, resumed)
     resumed.kept = {"`a` of the training set": (2, "2")}
     assert "1 in the run that went on, 2 after the restart" in first_cause(straight, {}, resumed)
-    assert "stage.state['ring'] does not come back" in first_cause(straight, {"model.a": 1, "state.ring.0": 2}, resumed)
+    assert "stage.state['ring'] is not restored" in first_cause(straight, {"model.a": 1, "state.ring.0": 2}, resumed)
 
 
 @pytest.mark.parametrize("seed", range(40))

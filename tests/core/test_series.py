@@ -54,4 +54,4 @@ def test_leakage_names_frames_of_one_shot(tmp_path, apart, launch):
     root = write(tmp_path / "frames", apart=apart)
     done = launch("check", "vision/classify", "--data.path", root, "--image-size", "32", "--only", "leakage")
     assert done.returncode == (0 if apart else 3), done.shown
-    assert ("are of one series: give whole series to a folder of their own" in done.stdout) is not apart
+    assert ("are of one series: put each series as a whole into one split" in done.stdout) is not apart

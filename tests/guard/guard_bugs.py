@@ -176,7 +176,7 @@ BUGS = [
          "        return super().compute_loss(model, inputs, *args, **kwargs)\n\n\ntrainer = Masked(\n"), checks="targets gradients", words="ignored"),
     bug("sft-shifted-by-hand", "huggingface/transformers#47394: labels shifted by the collator and by the model", "trl_sft",
         ("trainer = SFTTrainer(\n", "class Shifted(SFTTrainer):\n    def compute_loss(self, model, inputs, *args, **kwargs):\n        inputs[\"labels\"] = inputs[\"input_ids\"].roll(-1, 1)\n"
-         "        return super().compute_loss(model, inputs, *args, **kwargs)\n\n\ntrainer = Shifted(\n"), checks="targets", words="shifted by hand"),
+         "        return super().compute_loss(model, inputs, *args, **kwargs)\n\n\ntrainer = Shifted(\n"), checks="targets", words="shifted before the loss"),
     bug("noise-of-the-loss", "common in DDPM ports: randn_like is called again for the loss", "diffusion", ("t), noise)", "t), torch.randn_like(x0))"),
         checks="noise", words="drawn twice"),
     bug("real-range", "common in GANs: a tanh generator and pictures that are not scaled", "gan", ("dtype=torch.float32) / 8 - 1", "dtype=torch.float32)"),

@@ -37,7 +37,7 @@ UNSEEN = {
     "heads-by-reshape": "reshape()",
     "box-term-dropped": "left out of the sum",
     "perturbation-doubled": "subtracted again",
-    "attack-descends": "attack descends",
+    "attack-descends": "sign of the attack's step is wrong",
     "generator-wants-fake": "wrong sign or label",
     "generator-flees-critic": "wrong sign or label",
     "triplet-order": "exchanged",

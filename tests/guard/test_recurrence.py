@@ -59,7 +59,7 @@ GIVEN = REVERSED.replace("for t in range(target.size(1)):", """for t in range(ta
             token = target[:, t] if random.random() < 0.5 else token""")  # fmt: skip
 WRONG = {
     "state": ("wiring", REVERSED.replace("h, c = self.cell", "h, _ = self.cell"), "thrown away"),
-    "answer": ("dependency", GIVEN, "the token that it is to predict"),
+    "answer": ("dependency", GIVEN, "the token that it must predict"),
     "batch": ("dependency", REVERSED.replace("softmax(1)", "softmax(0)"), "mixes samples"),
     "seed": ("passes", REVERSED.replace("    source = torch.randint", "    torch.manual_seed(seed)\n    source = torch.randint"), "set it once"),
 }  # fmt: skip

@@ -56,7 +56,7 @@ def test_a_sparse_matrix_is_a_model_input_like_any_other(tmp_path):
 def test_an_evaluation_with_gradients_after_which_train_is_missing(tmp_path):
     broken = patched(GRAPH, ("for epoch in range(60):\n    model.train()", "model.train()\nfor epoch in range(60):"))
     verdicts, printed, _ = guard(broken, tmp_path, interventions=False)
-    assert "trains on in eval mode" in verdicts["modes"].measured, printed
+    assert "trains in eval mode" in verdicts["modes"].measured, printed
 
 
 TRACED = """

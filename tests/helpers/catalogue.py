@@ -161,12 +161,11 @@ def page() -> str:
         "# The catalogue of silent bugs", "",
         "Bugs that public projects had. None raises an exception or a warning: the run ends normally with a bad result. Each bug is",
         "planted in forks of the recipes. A test asserts which gate stops it before training, and which words the message has. The last",
-        "table lists healthy code that looks like a bug: no gate may fail it. This page is written by",
-        "`python -m tests.helpers.catalogue`, and a test compares it with the suite.", "",
-        f"{n} of {len(BUGS)} bugs are planted; {sum(map(bool, controls.values()))} of {len(CONTROLS)} controls are healthy "
-        f"variants. In all, the suite has {all_of_it} planted bugs and {more} healthy",
-        "variants. The others were found here, or cover rows of the [gates](gates.md) for which no bug of a public project was found.",
-        "[Verify](verify.md) shows at which seeds each was run.", "",
+        "table lists controls: healthy code that looks like a bug. No gate may fail it.", "",
+        f"{n} of {len(BUGS)} bugs are planted; {sum(map(bool, controls.values()))} of {len(CONTROLS)} controls are healthy variants.",
+        f"In all, the suite has {all_of_it} planted bugs and {more} healthy variants. Those that are not in these tables were found here,",
+        "or cover rows of the [gates](gates.md) for which no bug of a public project was found. [Verify](verify.md) shows at which seeds",
+        "each was run. This page is written by `python -m tests.helpers.catalogue`, and a test compares it with the suite.", "",
     ]  # fmt: skip
     for domain, title in DOMAINS.items():
         lines += [
@@ -186,8 +185,99 @@ def page() -> str:
     lines += ["## Healthy, and suspicious", "", "| control | what looks like a bug | variants |", "|---|---|---|"]
     for control, words in CONTROLS.items():
         lines.append(f"| {control} | {words} | {'; '.join(f'{h.recipe} `{h.id}`' for h in controls[control])} |")
+    lines += [
+        "",
+        "## Rows of the gates",
+        "",
+        "Gates and pages name kinds of bugs by these ids.",
+        "",
+        "| row | what goes wrong |",
+        "|---|---|",
+    ]
+    for group, kinds in ROWS.items():
+        lines += [f"| **{group}** | |", *(f"| {row} | {words} |" for row, words in kinds.items())]
     return "\n".join(lines) + "\n"
 
+
+ROWS = {
+    "Every recipe": {
+        "C1": "the untrained loss is not the one that theory gives",
+        "C2": "samples of a batch influence each other",
+        "C3": "a parameter gets a wrong gradient or none, does not move, or trains although it should be frozen",
+        "C4": "a few samples cannot be memorised: a wrong formula, target or evaluation",
+        "C5": "the model does not need its input",
+        "C6": "validation samples are in the training set",
+        "C7": "the data do not match their declaration, or a part of a batch has no effect",
+        "C8": "padding, interpolation or length give the answer away",
+        "C9": "the optimiser steps too often or never, or gradients are clipped at the wrong place",
+        "C10": "the gradient depends on how a batch is split",
+        "C11": "the learning rate or its schedule does not fit",
+        "C12": "the evaluation is random, changes the model, or scores other weights",
+        "C13": "a resumed or sharded run differs",
+        "C14": "fine-tuning starts from other weights",
+        "C15": "samples are repeated or lost, or share random draws",
+        "C16": "a term of the loss, or an entry of a batch, has no effect",
+        "C17": "the run diverges, collapses, or is not finite",
+        "C18": "the export is not what was scored",
+        "C19": "what is learnt does not carry to held-out samples",
+    },
+    "Language": {
+        "L1": "padding changes the result",
+        "L2": "the wrong tokens are scored, or with wrong targets",
+        "L3": "the token that ends a text is not trained, or is the wrong one",
+        "L4": "a token sees tokens that it must not see",
+        "L5": "the exported model or its positions differ from those of training",
+        "L6": "the z-loss is wrong",
+        "L7": "perplexity or bits per byte are computed wrongly",
+        "L8": "the chat template is applied twice, partly, or not at all",
+        "L9": "preferences: a wrong loss, reference or order of answers",
+        "L10": "a gated model is not accessible",
+    },
+    "Rewards": {
+        "R1": "the reward is wrong, or can be exploited",
+        "R2": "the reference or the KL coefficient is wrong",
+        "R3": "a term of the policy's loss or a normalisation is wrong",
+        "R4": "environments, exploration or statistics are wrong, or are not saved",
+        "R5": "returns, targets or stored steps are wrong",
+        "R6": "a return that was reached is lost again",
+    },
+    "Vision": {
+        "V1": "inputs have the wrong scale",
+        "V2": "augmentation at evaluation, or of a picture without its target",
+        "V3": "boxes or class ids are in another form than is assumed",
+        "V4": "anchors, score threshold or NMS do not fit the boxes",
+        "V5": "masks, void or their score are wrong",
+        "V6": "rare classes are lost, or balanced wrongly",
+        "V7": "batch norm has too few samples or steps",
+    },
+    "Diffusion": {
+        "DF1": "samples do not show what they should, whatever the loss is",
+        "DF2": "the average of the weights is not updated, evaluated or exported",
+        "DF3": "latents have the wrong scale, or are of another autoencoder",
+        "DF4": "target, sampler and timestep do not belong to one noise process",
+        "DF5": "the condition is not dropped, not used, or encoded differently",
+        "DF6": "the sampler is inexact",
+        "DF7": "noise levels have the wrong weight or frequency",
+    },
+    "Distillation": {
+        "W1": "the student's features carry no information",
+        "W2": "a term of the distillation loss is wrong, or counts padding",
+        "W3": "features have another size than the teacher's",
+        "W4": "features are at another time than their input",
+        "W5": "texts and ids do not belong to one vocabulary",
+        "W6": "labels or features are not the teacher's, or of bad recordings",
+        "W7": "the decoder cannot read the student's features",
+        "W8": "the decoder repeats itself",
+    },
+    "Vision and language": {
+        "X1": "the wrong parts train",
+        "X2": "the second stage starts from an untrained projector",
+        "X3": "parts share one learning rate",
+        "X4": "image tokens and features do not match, or the wrong tokens are scored",
+        "X5": "answers do not come from the picture",
+    },
+}
+"""Kinds of bugs, by the ids that gates, planted bugs and pages name."""
 
 WITHOUT = {
     "VIS-09": "no harm here, so it is not planted: accuracy 98.7% (five seeds, 98.4-99.0%), with the share corrected 97.7% (97.6-98.0%); "

@@ -24,12 +24,16 @@ RECIPES = ("vision/classify", "vision/segment", "llm/pretrain", "rl/ppo", "rl/dq
 JOURNAL, PAGE = ROOT / "docs" / "power.jsonl", ROOT / "docs" / "power.md"
 HEAD = """# Power of the gates
 
-How often each gate stops a planted bug, at the seeds that were run so far (0 and up; 20 are planned), and how often it lets unchanged
-recipes pass. One planted bug for each gate, in the cheapest recipe that has one; the gate runs alone, so that no other can stop it first.
-`skip` is a gate that says why it does not apply. Written by `python -m tests.helpers.power`; gates whose planted bugs are in larger
-recipes alone are not in the table. All planted bugs at fewer seeds: [results of `make verify`](verify.md).
+How often does each gate stop a planted bug, and how often does it pass unchanged recipes? The seeds are those that were run so far (from 0;
+20 are planned).
 
-| gate | planted bug | in | stopped | unchanged recipes, passed | stopped | skipped |
+- Each gate has one planted bug, in the cheapest recipe that has one. The gate runs alone, so that no other gate can stop the bug first.
+- *Skipped*: the gate does not apply, and reports why.
+- Gates whose planted bugs are only in larger recipes are not in the table.
+
+The page is written by `python -m tests.helpers.power`. All planted bugs at fewer seeds: [results of `make verify`](verify.md).
+
+| gate | planted bug | in | bug stopped | unchanged recipes: passed | stopped | skipped |
 |---|---|---|---|---|---|---|
 """
 

@@ -114,14 +114,15 @@ class Record:
         runs = sorted(of["run"] for _, seeds in self.cases() for of in seeds.values())
         lines = [
             "# Results of `make verify`", "",
-            "Written by the test suite (`tests/helpers/record.py`): the newest run of each case at each seed. A planted bug counts as",
-            "caught if the gate that should stop it fails and names the right cause. A healthy variant passes if no gate fails. Date and",
-            f"commit of each run are in [verify.jsonl](verify.jsonl), {runs[0]} to {runs[-1]}",
-            "(`by hand`: observed on that day, before this file recorded single runs). Versions in the last session:",
-            ", ".join(f"{k} {v}" for k, v in versions().items()) + ".", "",
-            f"- Planted bugs caught: {wilson(*whole(plants))} at every seed they were run at,",
-            f"  {wilson(*single(plants))} over single runs (95% Wilson intervals).",
+            "What the gates did with each planted bug and each healthy variant, in its newest run at each seed. A planted bug counts as",
+            "caught if the gate that should stop it fails and names the right cause. A healthy variant passes if no gate fails.", "",
+            f"- Planted bugs caught at every seed they were run at: {wilson(*whole(plants))} (95% Wilson intervals).",
+            f"- Planted bugs caught, over single runs: {wilson(*single(plants))}.",
             f"- False alarms: {wilson(every - right, every)} over single runs of {len(healthy)} healthy variants.", "",
+            "The test suite writes this page (`tests/helpers/record.py`). Date and commit of each run are in",
+            f"[verify.jsonl](verify.jsonl), {runs[0]} to {runs[-1]} (`by hand`: observed on that day, before this",
+            "file recorded single runs). Versions in the last session:",
+            ", ".join(f"{k} {v}" for k, v in versions().items()) + ".", "",
             "## Misses and false alarms", "", *(missed or ["None."]), "",
             "## Every recipe", "",
             "| recipe | planted bugs | at seeds | runs that were stopped | healthy variants | at seeds | runs without alarm "

@@ -231,7 +231,7 @@ WIRING = [
     Plant("clipped-by-value", "wiring", "C9", UPDATE,
           own_loop("optimizer.zero_grad()", MEAN_LOSS, "loss.backward()",
                    "nn.utils.clip_grad_value_(stage.model.parameters(), 1e-3)", "optimizer.step()"),
-          ("points elsewhere", "cosine")),
+          ("another direction", "cosine")),
     Plant("no-grad-body", "wiring", "C3", "x = self.blocks(", "with torch.no_grad():\n            x = self.blocks(",
           ("never got a gradient", "no_grad"), source="VLM-02 BAAI-DCAI/Bunny#130"),
 ]  # fmt: skip

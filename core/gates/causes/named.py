@@ -43,7 +43,7 @@ def explain_labels(spec: Field, found: dict[str, Any], empty_elsewhere: Sequence
         return f"the list of classes has one that no split uses: {some}{shifted}"
     together = empty.union(*empty_elsewhere)
     if len(classes) > 2 and together == set(classes) and not any(empty & other for other in empty_elsewhere):
-        return "the data were sorted by class and cut: no class is in both splits"
+        return "the data were sorted by class before they were split: no class is in both splits"
     return f"the split, or a filter after it, leaves {some} out: draw the split at random, or from each class"
 
 

@@ -75,7 +75,7 @@ def first_cause(straight: Watch, stopped: dict[str, Any], resumed: Watch) -> str
             else {"average": "stage.ema_model"}.get(kind, f"stage.{kind}")
         )
         own, some = (sum(n.startswith(part) for n in names) for names in (stopped, lost))
-        return (f"{where} does not come back: right after loading, {some} of its {own} values differ from those that were saved (see its "
+        return (f"{where} is not restored: right after loading, {some} of its {own} values differ from those that were saved (see its "
                 "state_dict() and load_state_dict())")  # fmt: skip
     differs = [k for k, (value, _) in straight.kept.items() if k in resumed.kept and resumed.kept[k][0] != value]
     if differs:
@@ -96,8 +96,8 @@ def first_cause(straight: Watch, stopped: dict[str, Any], resumed: Watch) -> str
     if read:
         return (f"the loss reads another '{read[0]}' at step {straight.at + 1} than without the stop: the loop makes or changes it with "
                 "something that no checkpoint holds (no variable that the gate can see)")  # fmt: skip
-    return ("no experiment explains it: what was saved came back, and the first samples after it and all variables that the gate can see "
-            "are equal")  # fmt: skip
+    return ("no experiment explains it: what was saved is restored, and the next samples and all variables that the gate can see are "
+            "equal")  # fmt: skip
 
 
 def saved(stage: Stage) -> dict[str, Any]:

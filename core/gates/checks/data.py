@@ -306,8 +306,8 @@ def leakage(context: GateContext) -> Finding:
         measured += "; shared groups " + ", ".join(f"{k}: {' '.join(v[:5])}" for k, v in shared.items())
     series, cause = found.get("series"), ""
     if series and series["torn"]:
-        measured += f"; names form series that lie in both splits: {series['nearest']:,} of {series['of']:,} have one of their own as nearest"
-        cause = "{} and {} are of one series: give whole series to a folder of their own (val/)".format(
+        measured += f"; names form series, and {series['nearest']:,} of {series['of']:,} validation samples are nearest to one of their own series"
+        cause = "{} and {} are of one series: put each series as a whole into one split (a folder val/)".format(
             *series["pairs"][0]
         )
     tested, remarks = _in_test(context.data_report["overlaps"])

@@ -19,8 +19,8 @@ from trainworthy.core.recipe.stage import Data, Stage, View
 
 Results = tuple[dict[str, float], ...]
 KEPT = (
-    "evaluate() keeps something between its calls (a metric or a list that is not reset, a generator of its own): with the same "
-    "samples, seed and batches its first result does not come back"
+    "evaluate() keeps something between its calls (a metric or a list that is not reset, a generator of its own): a second "
+    "call with the same samples, seed and batches gives another result"
 )
 
 

@@ -210,9 +210,9 @@ def overfit(context: GateContext) -> Finding:
         used, found["metric"], used.floor + 0.9 * (found["goal"] - used.floor)
     )
     if near and not closed and stage.expect.frozen:
-        remedy += "\nanswers are right and their scores too small: a frozen head that was never trained (all weights: --lora-rank 0)"
+        remedy += "\nanswers are right, but their scores are too small: the frozen head was never trained (--lora-rank 0 trains all weights)"
     elif not closed and _falls(found):
-        remedy += "\nthe loss still falls at the last step: weights that were never trained, or a low rate for this net (--optim.lr)"
+        remedy += "\nthe loss still falls at the last step: the weights were never trained, or the rate is low for this net (--optim.lr)"
     name, sign = used.name, ">=" if used.higher_is_better else "<="
     return Finding(
         closed and reached,

@@ -32,7 +32,7 @@ def _gradient_fault(record: Record, clip: float, *, tolerance: float) -> str:
         if g["norm"] == g["own_norm"] == 0:
             continue  # a zero gradient has no direction; parameters without gradient are reported separately
         if g["cosine"] < 1 - tolerance:
-            return f"at step {i} the gradient in the optimiser points elsewhere than the loss's own (cosine {g['cosine']:.3f})"
+            return f"at step {i} the optimiser's gradient has another direction than the loss's own (cosine {g['cosine']:.3f})"
         if (
             abs(g["norm"] - expected) > tolerance * expected
             and abs(g["norm"] - g["own_norm"]) > tolerance * g["own_norm"]

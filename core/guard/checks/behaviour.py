@@ -42,12 +42,12 @@ def frozen(seen: Observer) -> dict:
     if thawed:
         wrong.append(f"{len(thawed)} tensors were frozen when the optimiser was built, and train: {listed(thawed)}")
         causes.append(
-            "something sets requires_grad back to True (a model's own train() or init), or freezing comes too late"
+            "something sets requires_grad back to True (the model's own train() or init), or the freezing comes after the optimiser was built"
         )
     moved = [called.get(i, "?") for g in groups for i in g.frozen_moved]
     if moved:
         wrong.append(f"{len(moved)} frozen tensors moved at step(): {listed(moved)}")
-        causes.append("the optimiser still holds a gradient or momentum of theirs: leave frozen parameters out of it")
+        causes.append("the optimiser still holds their gradient or momentum: leave frozen parameters out of it")
     received = {i for g in groups for i in g.received}
     if not wrong and (fault := initial_weights.frozen_base(seen.drawn_weights, list(seen.roots.values()), received)):
         wrong, causes = [fault[0]], [fault[1]]
@@ -86,7 +86,7 @@ def modes(seen: Observer) -> dict:
         if len(dropped) > 0.5 * len(calls):
             in_train = sum(c[1] for c in dropped)
             wrong.append(
-                f"dropout is alive in the evaluation ({name}), model in {'train' if in_train else 'eval'} mode"
+                f"dropout is active in the evaluation ({name}), model in {'train' if in_train else 'eval'} mode"
             )
             causes.append(
                 "model.eval() is missing before the evaluation"
@@ -109,10 +109,10 @@ def modes(seen: Observer) -> dict:
     late = [(i, mode) for s, i, mode in seen.grad_modes if first_eval is not None and s > first_eval and i in before]
     off = [i for i, mode in late if not mode and matters(seen, i)]
     if late and len(off) > 0.9 * len(late):
-        wrong.append("after the first evaluation the model trains on in eval mode")
+        wrong.append("after the first evaluation the model trains in eval mode")
         causes.append("model.train() is missing at the start of the epoch, or eval() is not undone")
     elif again := resumed_in_eval(seen, before):
-        wrong.append(f"after {again} evaluations within an epoch the model trains on in eval mode")
+        wrong.append(f"after {again} evaluations within an epoch the model trains in eval mode")
         causes.append("model.train() is missing after the evaluation: the next epoch begins with it, too late")
     early = {i for i, mode, _, _ in seen.gaps[0] if not mode}
     never = [i for i in early if not before and all(not mode for _, j, mode in seen.grad_modes if j == i)]
@@ -167,7 +167,7 @@ def evaluated(seen: Observer) -> dict:
     learner = [seen.roots[i] for i in trained if any(p.requires_grad for p in parameters_of(seen.roots[i]))]
     copies = {c[0] for name, calls in evaluations(seen) if name != EACH for c in calls}  # each step's is a reference
     if not copies and not rows & trained:
-        return skip("evaluated", "no evaluation was seen; a fixed model is called beside each step")
+        return skip("evaluated", "no evaluation was seen; a model that does not train is called in each step")
     beside = references([[c[0] for c in calls] for _, calls in evaluations(seen)], trained)
     for i in copies - trained - beside:
         other = seen.roots[i]
@@ -269,7 +269,7 @@ def state(seen: Observer) -> dict:
         return finding(
             "state",
             "load_state_dict() got the model's own tensors: nothing was restored",
-            "the best weights were kept as a reference: copy.deepcopy(model.state_dict())",
+            "the best weights were kept as references, not copies: use copy.deepcopy(model.state_dict())",
         )
     step = seen.by_reference or kept_by_reference(seen)
     if step is not None:

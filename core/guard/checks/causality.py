@@ -133,7 +133,7 @@ def sees_ahead(seen: Any) -> dict | None:
         return None
     told = f"scores change by {seen_ahead:.2g} of their spread when only later tokens do"
     cause = (
-        "the model sees the tokens that it is to predict: the causal mask is missing, on the wrong axis, or a view() or "
+        "the model sees the tokens that it must predict: the causal mask is missing, on the wrong axis, or a view() or "
         "reshape() mixes places"
     )
     return finding("dependency", told, cause if seen_ahead > SEEN else "")
@@ -279,9 +279,7 @@ def sees_its_answer(seen: Any) -> dict | None:
         found.append((own, early))
     own, early = min(own for own, _ in found), max(early for _, early in found)
     told = f"scores of a place change by {own:.2g} of their spread with the target at that place"
-    cause = (
-        "with teacher forcing the decoder gets the token that it is to predict: give it the one before (from SOS on)"
-    )
+    cause = "with teacher forcing the decoder gets the token that it must predict: give it the token before (SOS first)"
     return finding("dependency", told, cause if own > SEEN and early < SEEN else "")
 
 
@@ -304,7 +302,7 @@ def orderless(seen: Any) -> dict | None:
     told = f"scores change by {left / max(spread, 1e-12):.2g} of their spread when the tokens change places and nothing else"
     if not context > 1e-3 * spread:
         return None
-    cause = "the places of the tokens do not reach the model: position ids are constant, or the position embedding is not added"
+    cause = "the model does not know the positions of its tokens: position ids are constant, or the position embedding is not added"
     return finding("dependency", told, cause if left < 0.02 * context else "")
 
 

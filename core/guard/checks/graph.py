@@ -57,7 +57,9 @@ def wiring(seen: Observer) -> dict:
             f"the gradient of {len(flat)} tensors is exactly zero at each of the first {CLOSE} steps: "
             f"{listed([called.get(i, '?') for i in flat])}"
         )
-        causes.append("factors of one product that all start at zero, a mask or a gate that is shut, dead activations")
+        causes.append(
+            "factors of one product that all start at zero, a mask or a gate that is always 0, dead activations"
+        )
     if called_twice := twins(seen):
         wrong += called_twice
         causes.append("copied code: a layer is called in place of its neighbour")
@@ -81,13 +83,13 @@ def untrained(seen: Observer, modules: list[nn.Module]) -> list[tuple[str, str]]
     found = []
     if state := seen.evidence.states.fault():
         told = f"{state} is called step by step, each time with the same state"
-        found.append((told, "its new state is thrown away (output, _ = rnn(x, hidden)): hand it on to the next step"))
+        found.append((told, "its new state is thrown away (output, _ = rnn(x, hidden)): pass it to the next step"))
     if plain := drawn_constants(seen, modules):
         told = f"a random tensor that is no Parameter and no buffer is used as a weight: {listed(plain)}"
-        cause = "it is neither trained nor saved: make it an nn.Parameter, or a buffer if it shall stay as drawn"
+        cause = "it is neither trained nor saved: make it an nn.Parameter, or a buffer if it must not change"
         found.append((told, cause))
     if anew := seen.evidence.made_anew.fault():
-        told = f"a layer is another one, with other random weights, at every call of the model: {anew}"
+        told = f"a layer is created anew, with new random weights, at every call of the model: {anew}"
         found.append((told, "it is created inside forward(), and no optimiser has it: create it in __init__()"))
     return found
 
@@ -272,7 +274,7 @@ def gradients(seen: Observer) -> dict:
                 f"at {g.empty} of {looked} steps {'every gradient was exactly zero' if flat else 'there was no gradient'}"
             )
             causes.append(
-                ("factors of one product that all start at zero, or a mask that is shut; or " if flat else "")
+                ("factors of one product that all start at zero, or a mask that is always 0; or " if flat else "")
                 + "zero_grad() is called between backward() and step(), or step() before backward()"
             )
         if g.silent == min(g.steps, CLOSE) >= 4 and not g.received & moved_ids(seen, g):
@@ -323,7 +325,7 @@ def clipping(seen: Observer) -> dict:
     words = {
         "none": (
             "clipping got no parameters",
-            "an iterator (filter(), model.parameters()) that the optimiser has read to its end: make it a list",
+            "clipping gets an iterator (filter(), model.parameters()) that the optimiser has already read to its end: make it a list",
         ),
         "empty": ("clipping found no gradients", "it is called before backward(), or after zero_grad()"),
         "late": ("clipping came after step()", "it is called after step(): nothing that trains is clipped"),

@@ -31,7 +31,7 @@ def check(watch: dict, eight: dict, others: dict, output: str = "") -> list[dict
     if unfit := eight["facts"].get("unfit"):
         return none(unfit)
     if not others["facts"].get("changed"):
-        return none("which entry of a batch is the target, and which are inputs, is not clear")
+        return none("it is not clear which entry of a batch is the target and which are inputs")
     if facts.get("fit") and not facts.get("declared"):
         own, exchanged = eight["facts"], others["facts"]
         if not own.get("fit") or not exchanged.get("fit"):
@@ -47,19 +47,19 @@ def none(why: str) -> list[dict]:
 
 def unsuitable(facts: dict) -> str:
     """Return why the three cannot be compared; empty if they can."""
-    own_tokens = "the targets are the input's own tokens: there are no other inputs to give"
+    own_tokens = "the targets are the input's own tokens, so inputs cannot be exchanged"
     if not facts.get("loss_calls") and not facts.get("declared"):  # declared: the caller named the target
         if facts.get("token_shift"):
             return own_tokens
         fit = facts.get("fit") or {}
         if fit.get("own"):
-            return "the target, or the steps before it, are the model's own input: there are no other inputs to give"
+            return "the target, or the steps before it, are the model's own input, so inputs cannot be exchanged"
         if fit and not fit["inputs"]:
-            return "what the model gets is no entry of the batch: it was changed by the loop"
+            return "the model's input is not an entry of the batch: the loop changed it"
         if not fit:
-            return "no loss was seen whose targets are classes, or an entry of the batch: the data's role in the loss is unknown"
+            return "no loss was seen whose targets are classes or an entry of the batch, so it is unknown which data the loss compares"
     if facts.get("optimizers", 0) != 1 and not facts.get("one_loss"):
-        return f"{facts.get('optimizers', 0)} optimisers: which loss should close is unknown"
+        return f"{facts.get('optimizers', 0)} optimisers: it is unknown which loss should fall"
     if facts.get("token_shift"):
         return own_tokens
     if not facts.get("loader"):
@@ -99,21 +99,24 @@ def overfit(own: dict, others: dict) -> dict:
     if end < (0.7 if stalled else 0.8) * blind or late < 0.5 * blind or late < 0.1 * start:
         return finding("overfit", told, own=a[:500], others=b[:500])
     if n < FEW or (n < 2 * FEW and late < 0.8 * blind):
-        return skip("overfit", f"{told}: {n} steps are too few to say")
+        return skip("overfit", f"{told}: {n} steps are too few to decide")
     if own.get("contrasted"):
         return skip(
-            "overfit", f"{told}: samples are compared with each other, and eight that are repeated cannot be told apart"
+            "overfit",
+            f"{told}: the loss compares samples with each other, and repetitions of the same eight look alike",
         )
     if own.get("forced"):
         return skip("overfit", f"{told}: the decoder gets the targets so far, and can memorise them without the input")
     if own.get("mixed") and end < 0.95 * blind:
         return skip("overfit", f"{told}: each sample has two targets, so the loss does not close")
     if not math.isfinite(end) or end > 3 * start:
-        return skip("overfit", f"{told}: the rehearsal on eight samples diverged, and says nothing on their labels")
+        return skip(
+            "overfit", f"{told}: the rehearsal on eight samples diverged, so it shows nothing about their labels"
+        )
     if end > 0.9 * start and n < 100:
         return skip("overfit", f"{told}: the rate is too low for {n} steps to say")
     if end > LEARNT * start and falling(a):  # hardly anything is learnt so far
-        return skip("overfit", f"{told}: the loss still falls after {n} steps, --seconds 30 trains longer")
+        return skip("overfit", f"{told}: the loss still falls after {n} steps; train longer with --seconds 30")
     if end > 0.95 * start and blind > 0.95 * start:
         return skip("overfit", f"{told}: nothing is learnt in {n} steps, the rate may still be rising")
     cause = f"labels do not belong to their inputs inside the loop (shuffled, rolled or mixed wrongly)\n{CONSTANT}"
@@ -140,7 +143,7 @@ def signal(watch: dict, eight: dict) -> dict:
         return skip(
             "signal",
             f"{told}; the labels do belong to the inputs (the nearest other input has the same class in "
-            f"{near[0]:.2f}): the model learns slowly, --steps 400 --seconds 30 looks longer",
+            f"{near[0]:.2f}): the model learns slowly; train longer with --steps 400 --seconds 30",
         )
     cause = (
         "labels do not belong to their inputs in the data (one of both was sorted, shuffled or filtered alone)\n"
@@ -199,9 +202,9 @@ def closing(own: dict, others: dict) -> dict:
         told += "; the outputs are the same for all eight samples"
         return finding("overfit", told, CONSTANT, own=a[:500], others=b[:500])
     if end < LEARNT * blind:
-        return skip("overfit", f"{told}: hardly learnt in {n} steps, --seconds 30 trains longer")
+        return skip("overfit", f"{told}: hardly learnt in {n} steps; train longer with --seconds 30")
     if ctc or n < 100 or end > 1.1 * constant or tail(own["spread"]) < 0.05 or end < 0.95 * blind:
-        return skip("overfit", f"{told}: it learns too slowly to say in {n} steps")
+        return skip("overfit", f"{told}: it learns too slowly to decide in {n} steps")
     cause = "targets do not belong to their inputs inside the loop (shuffled, rolled or mixed wrongly)"
     return finding("overfit", told, cause, own=a[:500], others=b[:500])
 

@@ -18,7 +18,7 @@ SHIFTS = {
         "every target is the token that the model sees at the same place",
         "the shift by one is missing, or the mask is inverted: the model copies its input",
     ),
-    2: ("targets run two tokens ahead of the input", "labels are shifted by hand and again inside the loss"),
+    2: ("targets run two tokens ahead of the input", "labels are shifted before the loss and again inside it"),
     3: ("targets run three tokens ahead of the input", "labels are shifted several times"),
     -1: ("every target is the token before", "the shift has the wrong direction"),
     99: (
@@ -167,7 +167,7 @@ def one_class(rows: list[dict]) -> Fault | None:
     if len(rows) >= 4 and len(distinct) == 1 and count >= 64 and all(r.get("pairs") for r in rows):
         return (
             f"all {count:,} targets are {next(iter(distinct))}, and the scores are the products of each sample with all others of its batch",
-            "the positive of row i is in column i: labels = torch.arange(len(scores)) and not torch.zeros()",
+            "the positive of row i is in column i: use labels = torch.arange(len(scores)), not torch.zeros()",
         )
     if len(distinct) != 1 or count < 64 or len(rows) < 4 or not all(r.get("layer", True) for r in rows):
         return None
@@ -185,7 +185,7 @@ def positive_first(rows: list[dict]) -> Fault | None:
         return None
     return (
         f"the targets of every batch are 0, 1, 2, ..., and the score of column 0 is among the highest tenth in {min(first):.0%} of the rows",
-        "the positive is in column 0 of these scores: labels = torch.zeros(len(scores)) and not torch.arange()",
+        "the positive is in column 0 of these scores: use labels = torch.zeros(len(scores)), not torch.arange()",
     )
 
 
@@ -219,7 +219,7 @@ def loss_input(seen: Observer) -> dict:
             return finding(
                 "loss-input",
                 f"{name} gets scores whose exponentials do not sum to 1 in all {len(raw)} calls, and needs logarithms of probabilities",
-                "log_softmax over the classes is missing before the loss: the loss falls below zero, and the model learns nothing",
+                "log_softmax over the classes is missing before the loss. The loss falls below zero, and the model learns nothing",
             )
     kinds = Counter(r["loss"] for r in seen.calls)
     return finding("loss-input", ", ".join(f"{k}: {n} calls" for k, n in kinds.items()))

@@ -63,7 +63,7 @@ def attacks(seen: Any) -> tuple[Fault | None, str]:
     if lower >= 0.95 * len(rows) and change < -0.005:
         return (
             text,
-            "the attack descends: the sign of its step is wrong, and the model trains on easier inputs",
+            "the sign of the attack's step is wrong: it lowers the loss, so the model trains on easier inputs",
         ), text
     return None, text
 
@@ -77,7 +77,7 @@ def adversaries(seen: Any) -> tuple[Fault | None, str]:
         if low < least - 0.25 * (most - least) or high > most + 0.25 * (most - least):
             return (
                 f"real samples range from {low:.3g} to {high:.3g}, and the generator's last function from {least:g} to {most:g}",
-                "real samples are not scaled to the range of tanh or sigmoid: the critic tells them by their size",
+                "real samples are not scaled to the range of tanh or sigmoid: the critic recognises them by their range",
             ), ""
     for (critic, maker), rows in found.items():
         real, fake, made = (
@@ -111,7 +111,7 @@ def text_along_batch(seen: Any) -> Fault | None:
     if batch - chance > max(100, 0.02 * n) and batch - chance > 3 * (time - chance):
         return (
             f"of {n:,} pairs of neighbours {batch:,} repeat along the batch and {time:,} along the time",
-            "the text is cut in rows where columns are meant: view(bsz, -1).t() and not view(-1, bsz)",
+            "the text is cut into rows where columns are meant: use view(bsz, -1).t(), not view(-1, bsz)",
         )
     return None
 
@@ -169,7 +169,7 @@ def copied(seen: Any) -> Fault | None:
     if follows_only_the_past(*one.copied):
         return (
             "every target is the input at the same place, and the model sees that place and the ones before it",
-            "the shift by one is missing: it learns to copy the present value",
+            "the shift by one is missing: the model learns to copy the present value",
         )
     return None
 

@@ -5,7 +5,7 @@ from typing import Any
 from trainworthy.core.base.verdict import Kind, Verdict
 
 CHECKS = {
-    "finite": ("numbers stay finite", "losses and gradients are finite"),
+    "finite": ("losses and gradients stay finite", "losses and gradients are finite"),
     "wiring": (
         "graph and optimiser hold the same tensors",
         "every parameter of a trained model that gets a gradient is in an optimiser, and the other way round; weights move",
@@ -19,7 +19,7 @@ CHECKS = {
         "gradients are clipped between backward() and step(), after unscale_()",
     ),
     "schedule": (
-        "the pace of the learning rate",
+        "the learning rate over the run",
         "the rate is positive, and at the end of the first of several epochs at least a tenth of its peak",
     ),
     "frozen": ("frozen parameters stay frozen", "what was frozen does not move, what was unfrozen is in an optimiser"),
@@ -37,7 +37,7 @@ CHECKS = {
     ),
     "targets": (
         "targets that can be learnt",
-        "targets vary, are not their own inputs, are paired with one prediction each, and belong to its input",
+        "targets vary, are not their own inputs, and each belongs to one prediction and its input",
     ),
     "direction": (
         "losses push in the right direction",
@@ -55,7 +55,7 @@ CHECKS = {
         "order, coverage and split of the samples",
         "another order every epoch, every sample can be drawn, none of them in validation too, both encoded alike",
     ),
-    "passes": ("batches are learnt from", "batches that are drawn are learnt from"),
+    "passes": ("batches are used for training", "batches that are drawn are used for training"),
     "state": ("kept weights are copies", "a kept state_dict is a copy, and a saved one is not empty"),
     "learning": (
         "training and evaluation agree on new samples",
@@ -67,7 +67,7 @@ CHECKS = {
     ),
     "overfit": (
         "eight samples can be memorised by their inputs",
-        "on the same eight samples the loss gets lower than with each other's inputs",
+        "the loss on eight samples gets lower with their own inputs than with each other's",
     ),
     "metric": (
         "memorised samples score perfectly",
@@ -88,9 +88,9 @@ CHECKS = {
     ),
     "ranks": (
         "processes train one model on different data",
-        "the same weights on every rank after every step, different batches",
+        "after every step all ranks have the same weights; they train on different batches",
     ),
-    "files": ("the user's files do not change", "what the script writes is held back"),
+    "files": ("the user's files do not change", "what the script writes goes to a scratch folder"),
 }
 """Of each check: its title, and what must hold."""
 LEARNING = ("overfit", "signal", "metric")

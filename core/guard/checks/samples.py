@@ -229,7 +229,7 @@ def workers(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
             if twice >= 0.4 * len(prints):
                 return (
                     f"{twice} of {len(prints)} batches repeat another one: each of {n} workers yields the same samples",
-                    "an iterable data set does not ask get_worker_info(), or a generator is copied into every worker",
+                    "an iterable data set does not call get_worker_info(), or a generator is copied into every worker",
                 )
     return None
 
@@ -254,7 +254,7 @@ def passes(seen: Observer) -> dict:
                 "passes",
                 f"{most} of {n} model calls in training got the same batch, and the same seed was set before {often} of {seen.backwards} "
                 "backward() calls",
-                "the seed is set where batches are drawn, so each draw is the first one: set it once, before the loop",
+                "the seed is set where batches are drawn, so every draw is the same: set it once, before the loop",
             )
         return skip("passes", "no DataLoader feeds the loop")
     done = [p for p in train[:-1] if not p.was_cut]

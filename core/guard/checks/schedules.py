@@ -22,7 +22,7 @@ def schedule(seen: Observer) -> dict:
         return finding(
             "schedule",
             f"the rate of step {at + 1} is {negative.rates[at]:.3g}",
-            "a negative rate climbs the loss: a constant is missing in the schedule's formula, or it runs past its end",
+            "a negative rate raises the loss: a constant is missing in the schedule's formula, or it runs past its end",
         )
     if not seen.schedulers:
         return by_hand(seen)
@@ -66,7 +66,7 @@ def by_hand(seen: Observer) -> dict:
         floor = next(i for i, r in enumerate(rest) if max(rest[i:]) - min(rest[i:]) <= 1e-6 * peak)
         falling = rest[rest.index(peak) : floor]
         if floor < 0.5 * end and rest[-1] < 0.2 * peak and len(set(falling)) > max(3, 0.8 * len(falling)):
-            cause = "the schedule counts micro-batches, or its length is that of another run: most of the training runs at the lowest rate"
+            cause = "the schedule counts micro-batches, or its length is that of another run, so most of the training uses the lowest rate"
             return finding(
                 "schedule",
                 f"{told}; it has fallen to {rest[-1]:.3g} after {floor:,} of the run's {end:,} steps, from {peak:.3g}",

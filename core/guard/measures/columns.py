@@ -50,14 +50,14 @@ def check(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None
             if told := renumbered(mine[key], column):
                 return (
                     f"column {key[1]} of entry {key[0]}: {told}",
-                    "the evaluation's codes were given anew, in an order of their own: one mapping for all rows, made from the training rows",
+                    "the evaluation's codes were made anew, in another order: use one mapping for all rows, made from the training rows",
                 )
         exact = [k for k, x in theirs.items() if all(v.is_floating_point() and standard(v) for v in (x, mine[k]))]
         same = len(exact) > 0 and torch.equal(mine[exact[0]], theirs[exact[0]])  # one data set in two loaders
         if whole and len(exact) >= 3 and not same:
             return (
                 f"{len(exact)} columns of the evaluation have mean 0 and deviation 1 over its own rows, as those of training have over theirs",
-                "the scaler was fitted again on the evaluation's rows: fit it on the training rows alone, then transform()",
+                "the scaler was fitted again on the evaluation's rows: fit it only on the training rows, then call transform()",
             )
     return None
 

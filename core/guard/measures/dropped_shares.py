@@ -65,7 +65,7 @@ class Shares:
                 )
                 return (
                     f"dropout drops {p:.0%} of its inputs in training, and {told}",
-                    "the share to keep is given to dropout, which takes the share to drop",
+                    "dropout gets the share to keep, but takes the share to drop",
                 )
         return None
 

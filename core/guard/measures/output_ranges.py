@@ -44,6 +44,6 @@ class OutputRanges:
                 continue
             name, low, high = LAST[operation]
             told = f"the model ends in a {name} ({low:g} to {high:g}), and {sum(shares) / len(shares):.0%} of its targets are outside"
-            other = "they were normalised otherwise, or it is one too many"
+            other = "the targets were normalised differently, or this last function should be left out"
             return told, f"a {name} at the end of the model whose targets have another range: {other}"
         return None

@@ -124,7 +124,7 @@ def masked_elsewhere(rows: list[dict]) -> Fault | None:
         return None
     return (
         f"token {rows[0]['token']}, which is never a target, is at {hit / n:.0%} of the scored places and at {other / rest:.0%} of the others",
-        "more tokens are masked than are predicted: the mask is not restricted to the chosen places",
+        "more tokens are masked than are predicted: the mask is not restricted to the chosen positions",
     )
 
 

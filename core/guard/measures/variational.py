@@ -106,12 +106,12 @@ def check(one: Latent) -> tuple[tuple[str, str] | None, str]:
     if what == "free":
         return (
             "the KL term has no gradient for the variance",
-            "exp() is missing at the log-variance, so that it cancels: nothing keeps the variance from shrinking to 0",
+            "exp() is missing at the log-variance, so it cancels: nothing keeps the variance from shrinking to 0",
         ), ""
     if what == "one-sided":
         return (
             "the KL term pushes the log-variance up, whatever it is",
-            "the term with exp() of the log-variance is missing",
+            "the term exp(log-variance) is missing",
         ), ""
     if what == "averaged":
         return (

@@ -66,7 +66,7 @@ SPPO with hard labels (Wu 2024), APO (D'Oosterlinck 2024, equations 7 and 8), Di
 
 FLOORS = {"nca_pair": 1.5 * math.log(3) - math.log(2)}
 """Lowest loss of a pair, if not zero: NCA's minimum is at implicit odds of two. (`robust` falls without end, more slowly for small
-`flipped`.)"""
+`--label-smoothing`.)"""
 
 
 def first_loss(loss: str, beta: float, flipped: float = 0.0) -> float:

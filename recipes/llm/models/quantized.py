@@ -105,7 +105,7 @@ def four_bit(context: GateContext) -> Finding:
     shown = f"{len(layers)} matrices, {bits:.2f} bits a weight with its scales, off by {worst:.1%} of its block's largest at most"
     return Finding(
         not wrong, f"{len(wrong)} wrong: {list_names(wrong)}" if wrong else shown,
-        f"{NEEDED:.0%} of the weights in four bits, within {HALF_GAP:.1%} of their block's largest beside the rounding of scales",
+        f"{NEEDED:.0%} of the weights in four bits, within {HALF_GAP:.1%} of their block's largest, plus the rounding of scales",
         "the model was loaded without its quantization_config, or its layers are of a kind that is not packed (experts)\n"
         "weights of another model or layer, or scales that were not loaded with them\n"
         "on a CPU: rows that are no multiple of 64, which bitsandbytes reads with other rows' scales",

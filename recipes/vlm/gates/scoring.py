@@ -139,7 +139,7 @@ def token_per_feature(context: GateContext) -> Finding:
         not wrong, "; ".join(wrong) or f"features 0, {n // 2} and {n - 1} of {n} each change one embedding", "one embedding each",
         "features are transposed and reshaped: view() or reshape() where transpose() or permute() is meant\n"
         "a softmax, a norm or a mean over positions, or over the pictures of a batch\n"
-        "on purpose (a resampler that reads all features): --gates.waive per-place --gates.because \"...\"",
+        "on purpose (a resampler that reads all features): --gates.waive token-per-feature --gates.because \"...\"",
         evidence={"moved": hit}, batch=batch if wrong else None,
     )  # fmt: skip
 
