@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import torch
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.helpers.server import server
 
@@ -128,7 +129,12 @@ def equal_but_rounding(one: list[float], other: list[float]) -> None:
 def final_weights(folder: Path) -> dict[str, torch.Tensor]:
     """The weights of the last full checkpoint, of a run of one stage."""
     (latest,) = folder.glob("checkpoints/*/latest")
-    return load_file(latest / "model.safetensors")
+    if not (latest / ".metadata").exists():
+        return load_file(latest / "model.safetensors")
+    with tempfile.NamedTemporaryFile() as whole:  # sharded processes wrote one file each
+        dcp_to_torch_save(latest, whole.name)
+        state = torch.load(whole.name, weights_only=True)
+    return {k: v for k, v in state.items() if isinstance(v, torch.Tensor)}
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
