@@ -83,9 +83,8 @@ class Console:
         if sys.stdout.isatty():
             from rich.console import Console as Rich
 
-            (self._bar.console if self._bar else Rich(highlight=False)).print(
-                text, style=style or None, markup=False, highlight=False
-            )
+            terminal = self._bar.console if self._bar else Rich()
+            terminal.print(text, style=style or None, markup=False, highlight=False)
         else:
             print(text, flush=True)
 

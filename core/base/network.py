@@ -13,14 +13,8 @@ from typing import Any
 from trainworthy.core.base.errors import UserError
 
 CLIENTS = ("httpx", "httpcore", "requests", "urllib3", "aiohttp", "fsspec")  # their exceptions: connection errors
-NAMES = {
-    "OfflineModeIsEnabled",
-    "LocalEntryNotFoundError",
-    "HfHubHTTPError",
-    "URLError",
-    "gaierror",
-    "IncompleteSnapshotError",
-}
+NAMES = {"OfflineModeIsEnabled", "LocalEntryNotFoundError", "HfHubHTTPError", "URLError", "gaierror",
+         "IncompleteSnapshotError"}  # fmt: skip
 WORDS = re.compile(
     r"couldn.t (connect|reach)|cannot reach|connection error|offline mode|name resolution|name or service not known"
     r"|cannot find the requested files in the (disk|local) cache",
@@ -66,10 +60,9 @@ def unreachable(error: BaseException | None) -> bool:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        kinds = type(error).__mro__
-        if any(k.__module__.startswith(CLIENTS) or k.__name__ in NAMES for k in kinds) or isinstance(
-            error, ConnectionError
-        ):
+        if any(k.__module__.startswith(CLIENTS) or k.__name__ in NAMES for k in type(error).__mro__):
+            return True
+        if isinstance(error, ConnectionError):
             return True
         if isinstance(error, (OSError, ValueError)) and WORDS.search(str(error)):
             return True

@@ -59,10 +59,8 @@ def resume(argv: list[str], found: dict[str, Any]) -> None:
         raise UserError(f"{folder} has finished", got="a summary.json", needed="a run that was interrupted",
                         next=f"open {folder / 'report.html'}, or start a new run")  # fmt: skip
     plain = recipes.load(saved["recipe"])
-    cfg, names = (
-        config.read_args(folder / "args.json", plain.module.Config),
-        saved.get("fallbacks", saved.get("rungs", [])),
-    )
+    cfg = config.read_args(folder / "args.json", plain.module.Config)
+    names = saved.get("fallbacks", saved.get("rungs", []))
     command = f"trainworthy resume {folder}" + (f" --fallback {fallback}" if fallback else "")
     if fallback is None:
         own = config.to_dict(getattr(plain.module, saved["preset"])())
