@@ -127,6 +127,11 @@ def table(rows: list[tuple[str, ...]], *, indent: int = 2) -> str:
     return "\n".join(lines)
 
 
+def last_line(text: str) -> str:
+    """Return the last line of an output that is not blank; "" if there is none."""
+    return next((row for row in reversed(text.splitlines()) if row.strip()), "")
+
+
 def bar(share: float, width: int) -> str:
     """Draw a bar in eighths of a character; a non-zero share is always visible."""
     eighths = max(1, round(share * width * 8)) if share else 0

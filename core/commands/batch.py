@@ -43,7 +43,7 @@ from trainworthy.core.base.machine import cores, free_memory
 from trainworthy.core.commands import take_flag, take_number
 from trainworthy.core.loop.run import Rehearsal, Run, Step
 from trainworthy.core.recipe import loading as recipes
-from trainworthy.core.recipe.stage import Data, Stage
+from trainworthy.core.recipe.stage import Data, Stage, Wrapped
 from trainworthy.core.session import stages
 from trainworthy.core.session.session import Session, explain_data_errors, open_session, session_lock, write_start
 
@@ -119,16 +119,13 @@ def _share(given: str | None) -> float:
 
 
 # ------------------------------------------------------------------------------------------------------------- measuring
-class Kept(Data):
+class Kept(Wrapped):
     """Training samples that are read once, so that reading is timed here and steps are timed without it."""
 
     def __init__(self, data: Data):
-        self.data, self.fields = data, data.fields
+        super().__init__(data)
         self.samples: dict[int, dict[str, Any]] = {}
         self.seconds = 0.0
-
-    def __len__(self) -> int:
-        return len(self.data)
 
     def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
         if index not in self.samples:
@@ -136,12 +133,6 @@ class Kept(Data):
             self.samples[index] = self.data.get(index, generator)
             self.seconds += time.perf_counter() - started
         return self.samples[index]
-
-    def order(self, *parts: int | str) -> torch.Tensor:
-        return self.data.order(*parts)
-
-    def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        return self.data.collate(samples)
 
 
 class Timed(Run):

@@ -30,10 +30,10 @@ def main(argv: list[str]) -> None:
 
 def run(argv: list[str], found: dict[str, Any]) -> None:
     """Run one seed or several; put what `report --json` says into `found`, also if a gate fails."""
-    wanted, argv = "--board" in argv, [a for a in argv if a != "--board"]
-    argv, asked = config.take(argv, "--seeds")
-    if asked is not None:
-        multi_seed.run(argv, asked, with_board=wanted, found=found)
+    argv, wanted = take_flag(argv, "--board")
+    argv, given = config.take(argv, "--seeds")
+    if given is not None:
+        multi_seed.run(argv, given, with_board=wanted, found=found)
     if not argv:
         raise UserError("run what?", next="trainworthy run --help")
     loaded = recipes.load(argv[0])

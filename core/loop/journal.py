@@ -87,9 +87,9 @@ class Journal:
 
     # ---------------------------------------------------------------- updates
 
-    def add(self, unit: int, group: str, values: Mapping[str, float | Tensor]) -> None:
+    def add(self, iteration: int, group: str, values: Mapping[str, float | Tensor]) -> None:
         """Log more values of an iteration than its losses."""
-        self._added.setdefault(unit, {}).update({f"{group}/{k}": v for k, v in values.items()})
+        self._added.setdefault(iteration, {}).update({f"{group}/{k}": v for k, v in values.items()})
 
     @property
     def late(self) -> bool:
@@ -106,15 +106,17 @@ class Journal:
         now = time.monotonic()
         rate = len(rows) * self.run.cfg.train.batch_size / max(now - self.clock, 1e-9)
         self.clock = now
-        units: dict[int, dict[str, list[float]]] = {}  # several updates in an iteration give one row with their means
-        for logged, numbers in zip(pending, rows, strict=True):
-            for k, v in zip(logged.names, numbers, strict=True):
-                units.setdefault(logged.step, {}).setdefault(k, []).append(v)
-        for logged, numbers in zip(pending, rows, strict=True):
-            values = dict(zip(logged.names, numbers, strict=True))
+        updates = [(p, dict(zip(p.names, row, strict=True))) for p, row in zip(pending, rows, strict=True)]
+        iterations: dict[
+            int, dict[str, list[float]]
+        ] = {}  # several updates in an iteration give one row with their means
+        for logged, values in updates:
+            for k, v in values.items():
+                iterations.setdefault(logged.step, {}).setdefault(k, []).append(v)
+        for logged, values in updates:
             self._rates = logged.rates
-            if all_of_it := units.pop(logged.step, None):
-                row = {k: sum(v) / len(v) for k, v in all_of_it.items()}
+            if whole := iterations.pop(logged.step, None):
+                row = {k: sum(v) / len(v) for k, v in whole.items()}
                 row |= {k: float(v) for k, v in self._added.pop(logged.step, {}).items()}
                 self._write_row(logged, row, rate)
             self._check_finite(stage, logged, values)
@@ -141,8 +143,8 @@ class Journal:
             return  # fp16 finds its loss scale by overflowing; report only a bad loss or repeated overflow
         self.skipped.append(logged.step)
         where = self._keep_guilty(stage, logged, values["loss"]) if len(self.skipped) <= 20 else ""
-        said = ", ".join(f"{k} {v:g}" for k, v in values.items())
-        run.console.say(f"  step {logged.step}: {said}: skipped, weights untouched{where}")
+        numbers = ", ".join(f"{k} {v:g}" for k, v in values.items())
+        run.console.say(f"  step {logged.step}: {numbers}: skipped, weights untouched{where}")
         if self._bad_in_a_row >= run.cfg.run.max_nonfinite_steps:
             raise Halt(
                 f"{self._bad_in_a_row} non-finite steps in a row (C17), the last at step {logged.step}: the run stopped itself\n"

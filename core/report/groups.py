@@ -107,7 +107,7 @@ def off(found: dict[str, Any]) -> str:
     return f"Gates were off at {len(seeds)} of {len(found['values'])} seeds: nothing about these was checked. "
 
 
-def shown(found: dict[str, Any]) -> str:
+def as_text(found: dict[str, Any]) -> str:
     head = f"result {found['question']}  ({found['weights']} weights, {len(found['values'])} seeds)"
     lines = [("", found["metric"]), *rows(found), *((k, f"{v:.4f}") for k, v in found["baselines"].items())]
     return f"{head}\n{table(lines)}\n  {sentence(found)}"

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 from trainworthy.core import gates
 from trainworthy.core.base import seeds
 from trainworthy.core.base.files import write_whole
@@ -18,6 +19,7 @@ from trainworthy.core.loop.journal import Halt
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.loop.weights import load_into, load_weights, save_weights, weights
 from trainworthy.core.monitoring import monitors
+from trainworthy.core.monitoring.metrics import read_rows
 from trainworthy.core.recipe.stage import Stage, Tile, View
 from trainworthy.core.report.card import measured, write_card, write_model_card
 from trainworthy.core.report.folder import read_json
@@ -63,12 +65,10 @@ class Watcher:
         if any(t.image is not None for t in tiles):
             contact_sheet(tiles, self.path / "predictions" / f"step-{step}.png")
         path = self.path / "predictions.jsonl"
-        rows = [r for r in path.read_text().splitlines() if json.loads(r)["step"] < step] if path.exists() else []
-        rows.append(
-            json.dumps({"step": step, "captions": [t.caption for t in tiles], "good": [t.score for t in tiles]})
-        )
+        rows = [r for r in read_rows(path) if r["step"] < step]
+        rows.append({"step": step, "captions": [t.caption for t in tiles], "good": [t.score for t in tiles]})
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, "\n".join(rows) + "\n")
+        write_whole(path, "".join(json.dumps(r) + "\n" for r in rows))
 
 
 class ClassWatch:
@@ -108,11 +108,9 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
     classes = paths.check_classes(run, stage)
     if gap and classes and classes.blocks:
         gap.because = classes.remedy
-    shown: dict[str, Any] = {}
     stage = whole()
-    if stage.figures:
-        with evaluating(stage.eval_model), run.autocast():
-            shown = stage.figures(stage.eval_model, val)
+    with evaluating(stage.eval_model), run.autocast():
+        figures = stage.figures(stage.eval_model, val) if stage.figures else {}
     with evaluating(stage.eval_model), run.autocast():
         baselines = stage.baselines()  # on every rank, because a baseline's model may be evaluated on all of them
     if not s.main:
@@ -120,11 +118,8 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
     run.tracker.flush()
     if zeroed:
         baselines |= {"this model, input zeroed": {metric.name: zeroed[metric.name]}}
-    value, others = (
-        final[metric.name],
-        {k: m[metric.name] for k, m in baselines.items() if _ignorant(k) and metric.name in m},
-    )
-    warning = _warning(run, stage, value, others)
+    others = {k: m[metric.name] for k, m in baselines.items() if _ignorant(k) and metric.name in m}
+    warning = _warning(run, stage, final[metric.name], others)
     export = s.folder / "export"
     export.mkdir(exist_ok=True)
     stage.export(export) if stage.export else save_weights(export / "model.safetensors", *weights(stage.eval_model))
@@ -134,7 +129,7 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
         "recipe": s.recipe.id, **_about(run, stage), "warning": warning,
         "reported": {"weights": cfg.run.export, "step": chosen_step, metric.name: final[metric.name]},
         "metrics": final, "test": tested and {"samples": len(test), "metrics": tested}, "intervals": intervals,
-        "baselines": baselines, "figures": {k: _plain_figure(v) for k, v in shown.items()},
+        "baselines": baselines, "figures": {k: _plain_figure(v) for k, v in figures.items()},
     }  # fmt: skip
     # written last: this file marks the run as finished
     write_whole(s.folder / "summary.json", json.dumps(summary, indent=1, default=str))
@@ -143,12 +138,8 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
     write_card(s.folder)
     if stage.model_card:
         write_model_card(s.folder, stage.model_card)
-    return {
-        "table": measured(summary),
-        "wrong": [v for v in read if v.blocks],
-        "warning": warning,
-        "outside": run.journal.outside,
-    }
+    return {"table": measured(summary), "wrong": [v for v in read if v.blocks], "warning": warning,
+            "outside": run.journal.outside}  # fmt: skip
 
 
 def _warning(run: Run, stage: Stage, value: float, others: dict[str, float]) -> str:
@@ -225,10 +216,4 @@ def _plain_figure(figure: Any) -> Any:
     """Return the part of a figure that summary.json can hold."""
     if isinstance(figure, list):
         return [{**asdict(t), "image": None if t.image is None else t.image.tolist()} for t in figure]
-    return _plain(asdict(figure))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return value.tolist() if isinstance(value, torch.Tensor) else value
+    return tree_map_only(torch.Tensor, torch.Tensor.tolist, asdict(figure))
