@@ -72,8 +72,7 @@ def test_missing_data_end_with_the_recipes_line(what: str, launch, fork):
 
 def test_a_bug_keeps_its_traceback(launch, fork):
     fork((LOAD, LOAD + "    labels = labels.no_such_thing\n"))
-    done = launch("check", "mine.py")
-    assert done.returncode == 1
+    done = launch("check", "mine.py", code=1)
     assert "Traceback" in done.stderr
     assert "no_such_thing" in done.stderr
 
@@ -108,12 +107,11 @@ def stopped_well(code: int, output: str, folder: Path) -> None:
 
 def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path: Path):
     (tmp_path / "straight").mkdir()
-    assert trainworthy("run", "vision/classify", *LONG, cwd=tmp_path / "straight").returncode == 0
+    trainworthy("run", "vision/classify", *LONG, cwd=tmp_path / "straight", code=0)
     straight = run_folder(tmp_path / "straight")
     code, output, folder = fill_up(tmp_path)
     stopped_well(code, output, folder)
-    done = trainworthy("resume", folder, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    trainworthy("resume", folder, cwd=tmp_path, code=0)
     assert same(final_weights(folder), final_weights(straight))
     assert losses(folder) == losses(straight)
 
@@ -129,7 +127,7 @@ def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder as an interrupted run leaves it."""
     cwd = tmp_path_factory.mktemp("unfinished")
     (cwd / "mine.py").write_text(patched((ROOT / "recipes/vision/classify.py").read_text(), ("epochs=30", "epochs=1")))
-    assert trainworthy("run", "mine.py", *QUICK, cwd=cwd).returncode == 0
+    trainworthy("run", "mine.py", *QUICK, cwd=cwd, code=0)
     folder = run_folder(cwd)
     (folder / "summary.json").unlink()
     return folder

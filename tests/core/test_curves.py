@@ -174,8 +174,7 @@ def state(folder: Path, *, cut: bool = False) -> Path:
 
 def test_report_reads_transformers_trainer_state(launch, tmp_path: Path):
     state(tmp_path / "out" / "checkpoint-400")
-    done = launch("report", str(tmp_path / "out"), "--json")
-    assert done.returncode == 0, done.shown
+    done = launch("report", str(tmp_path / "out"), "--json", code=0)
     found = json.loads(done.stdout)
     assert (found["metric"], found["value"], found["steps"]) == ("accuracy", pytest.approx(0.78), 400)
     assert found["advice"][0]["title"] == "Stop: it is overfitting"
@@ -211,8 +210,7 @@ def test_report_reads_a_tensorboard_folder_and_refuses_several_runs(launch, tmp_
                 writer.add_scalar("val_acc", 0.5 + 0.002 * step, step)
     several = launch("report", str(tmp_path / "tb"))
     assert (several.returncode, "holds several runs" in several.stderr) == (2, True), several.shown
-    done = launch("report", str(tmp_path / "tb" / "one"), "--json")
-    assert done.returncode == 0, done.shown
+    done = launch("report", str(tmp_path / "tb" / "one"), "--json", code=0)
     found = json.loads(done.stdout)
     assert found["metric"] == "acc"
     assert found["advice"][0]["title"] == "Continue: it is still improving"

@@ -13,8 +13,7 @@ ACCURACY = Metric("accuracy", "which class?", 0.2, 1.0)
 def test_an_input_that_16_bits_do_not_resolve_is_read(launch):
     """A head that starts at zero, after some steps of SGD: the loss changes by 2e-5 with the pictures, the limit of bf16 is 1e-4."""
     argv = ("--train.precision", "bf16", "--optim.name", "sgd", "--optim.lr", "1e-3")
-    done = launch("check", "vision/classify", "--only", "entries", *argv)
-    assert done.returncode == 0, done.shown
+    done = launch("check", "vision/classify", "--only", "entries", *argv, code=0)
     assert "not needed for the loss" not in done.stdout
 
 
@@ -53,6 +52,5 @@ def test_weights_of_a_net_without_any_are_refused(launch, tmp_path):
         (tmp_path / "set" / split / name).mkdir(parents=True)
         Image.new("L", (32, 32), 90 + len(split) + ord(name)).save(tmp_path / "set" / split / name / "1.png")
     for own in (("--data.path", "set"), ()):
-        done = launch("check", "vision/classify", *own, "--weights", "DEFAULT", "--only", "schema")
-        assert done.returncode == 2, done.shown
+        done = launch("check", "vision/classify", *own, "--weights", "DEFAULT", "--only", "schema", code=2)
         assert "--weights DEFAULT: the net `small` has none" in done.stderr

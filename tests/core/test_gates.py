@@ -45,8 +45,7 @@ def caught(plant: Plant, launch: Callable[..., Done], fork: Callable[..., Path],
     fork(plant.hunk, recipe=plant.recipe)
     ids = [g.id for g in order.ORDER]
     only = ids[: ids.index(plant.gate) + 1] if plant.gate in ids else [*plant.before, plant.gate]
-    done = launch("check", "mine.py", "--run.seed", str(seed), "--only", ",".join(only), *plant.argv)
-    assert done.returncode == 3, done.shown
+    done = launch("check", "mine.py", "--run.seed", str(seed), "--only", ",".join(only), *plant.argv, code=3)
     noted(done.verdicts())
     failed = [v for v in done.verdicts() if v["verdict"] == "fail"]
     assert failed[0]["id"] in (plant.gate, *plant.before), done.shown
@@ -111,8 +110,7 @@ def test_a_lost_micro_batch_is_seen_behind_draws_of_the_model(launch, fork):
     fork(DROPOUT_BY_FUNCTION)
     assert "in eval mode" in launch("check", "mine.py", "--only", "accumulation").stdout
     fork(DROPOUT_BY_FUNCTION, (UPDATE, UPDATE.replace("batches)", "batches[:1])")))
-    done = launch("check", "mine.py", "--only", "accumulation")
-    assert done.returncode == 3, done.shown
+    done = launch("check", "mine.py", "--only", "accumulation", code=3)
     assert "in eval mode" in done.stdout
 
 
@@ -128,8 +126,7 @@ def bad_at(when: str) -> tuple[str, str]:
 def test_bad_samples_are_skipped_counted_and_kept(launch, fork):
     """A loss that is NaN for certain samples from step 5 on: the run ends well, and says what it left out."""
     fork(bad_at('(batch["image"].mean((1, 2, 3), keepdim=True).flatten(1) > 0.28) & (run.step >= 5) & model.training'))
-    done = launch("run", "mine.py", *QUICK)
-    assert done.returncode == 0, done.shown
+    done = launch("run", "mine.py", *QUICK, code=0)
     summary = json.loads((done.folder() / "summary.json").read_text())
     skipped = summary["skipped_steps"]
     assert 0 < len(skipped) < 25
@@ -147,8 +144,7 @@ def test_bad_samples_are_skipped_counted_and_kept(launch, fork):
 def test_nothing_but_nan_stops_the_run(launch, fork):
     """NaN from step 5 on: exit 4 with the row and the cause; the weights kept are those of the last finite step."""
     fork(bad_at("torch.tensor((run.step >= 5) & model.training)"))
-    done = launch("run", "mine.py", *QUICK)
-    assert done.returncode == 4, done.shown
+    done = launch("run", "mine.py", *QUICK, code=4)
     assert "C17" in done.stderr
     assert "10 non-finite steps in a row" in done.stderr
     assert "Traceback" not in done.stderr

@@ -111,8 +111,7 @@ def test_a_crash_says_what_is_safe_and_leaves_a_report(launch, fork):
 
 def test_a_crash_before_the_first_checkpoint_is_not_called_saved(launch, fork):
     fork((LOOP, RAISES + "raise RuntimeError('the cat sat on the cable')\n"))
-    done = launch("run", "mine.py", *QUICK)
-    assert done.returncode == 1, done.shown
+    done = launch("run", "mine.py", *QUICK, code=1)
     assert "Traceback" in done.stderr
     assert "nothing: no checkpoint was written yet" in done.stderr
     assert "trainworthy run mine.py" in done.stderr
@@ -121,14 +120,12 @@ def test_a_crash_before_the_first_checkpoint_is_not_called_saved(launch, fork):
 
 def test_a_crash_while_workers_read_ends(launch, fork):
     fork((LOOP, RAISES + "raise RuntimeError('the cat sat on the cable')\n"))
-    done = launch("run", "mine.py", *QUICK, *SAVING, "--loader.workers", "2", timeout=90)
-    assert done.returncode == 5, done.shown
+    launch("run", "mine.py", *QUICK, *SAVING, "--loader.workers", "2", timeout=90, code=5)
 
 
 def test_out_of_memory_says_what_fits(launch, fork):
     fork((LOOP, RAISES + "import torch\n            torch.empty(2**52)\n"))
-    done = launch("run", "mine.py", *QUICK, *SAVING)
-    assert done.returncode == 5, done.shown
+    done = launch("run", "mine.py", *QUICK, *SAVING, code=5)
     assert "Traceback" not in done.stderr
     assert "stopped: out of memory" in done.stderr
     assert "trainworthy resume" in done.stderr
@@ -136,8 +133,7 @@ def test_out_of_memory_says_what_fits(launch, fork):
 
 def test_a_limit_of_file_sizes_outside_a_checkpoint_is_no_bug(launch, fork):
     fork((LOOP, RAISES + "raise OSError(27, 'File too large', 'big.bin')\n"))
-    done = launch("run", "mine.py", *QUICK, *SAVING)
-    assert done.returncode == 4, done.shown
+    done = launch("run", "mine.py", *QUICK, *SAVING, code=4)
     assert "Traceback" not in done.stderr
     assert "big.bin" in done.stderr
     assert f"trainworthy resume {done.folder().relative_to(done.cwd)}" in done.stderr

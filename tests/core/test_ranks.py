@@ -35,8 +35,7 @@ def test_an_engine_that_does_not_train_here_is_refused_before_anything_starts(
 ):
     config = tmp_path / "accelerate.yaml"
     config.write_text(CONFIG.format(kind=kind, precision=precision))
-    done = launch("run", "vision/classify", *QUICK, "--accelerate-config", str(config))
-    assert done.returncode == 2, done.shown
+    done = launch("run", "vision/classify", *QUICK, "--accelerate-config", str(config), code=2)
     assert f"{words}" in done.stderr
     assert "is not supported" in done.stderr
     assert "trainworthy run RECIPE -n" in done.stderr or "bf16" in done.stderr
@@ -61,8 +60,7 @@ def test_fsdp_of_an_accelerate_config_is_refused_with_the_flag_that_does_the_sam
 ):
     config = tmp_path / "accelerate.yaml"
     config.write_text(CONFIG.format(kind="FSDP", precision="bf16") + f"fsdp_config:\n  {settings}\n")
-    done = launch("run", "vision/classify", "--accelerate-config", str(config))
-    assert done.returncode == 2, done.shown
+    done = launch("run", "vision/classify", "--accelerate-config", str(config), code=2)
     for word in ("distributed_type FSDP", "trainworthy run RECIPE", *words):
         assert word in done.stderr
     assert not (tmp_path / "runs").exists()
@@ -70,8 +68,7 @@ def test_fsdp_of_an_accelerate_config_is_refused_with_the_flag_that_does_the_sam
 
 def test_fsdp_on_a_cpu_which_accelerate_drops_in_silence_is_refused(launch, tmp_path: Path):
     """As `accelerate launch --use_fsdp` sets it for the processes it starts."""
-    done = launch("run", "vision/classify", *QUICK, ACCELERATE_USE_FSDP="true")
-    assert done.returncode == 2, done.shown
+    done = launch("run", "vision/classify", *QUICK, ACCELERATE_USE_FSDP="true", code=2)
     assert "FSDP" in done.stderr
     assert not (tmp_path / "runs").exists()
 
@@ -80,8 +77,7 @@ def test_fsdp_on_a_cpu_which_accelerate_drops_in_silence_is_refused(launch, tmp_
 @pytest.mark.slow
 def test_ranks_that_train_alone_stop_at_once(fork, tmp_path: Path):
     fork((LOOP, ALONE))
-    done = trainworthy("run", "mine.py", "-n", 2, *QUICK, cwd=tmp_path)
-    assert done.returncode == 4, done.stdout + done.stderr
+    done = trainworthy("run", "mine.py", "-n", 2, *QUICK, cwd=tmp_path, code=4)
     assert "ranks diverge: gradients are not exchanged" in done.stderr
     assert "after step 1 " in done.stderr
     assert "run.update" in done.stderr
@@ -91,8 +87,7 @@ def test_ranks_that_train_alone_stop_at_once(fork, tmp_path: Path):
 @pytest.mark.slow
 def test_a_gate_names_ranks_that_train_alone_first(fork, tmp_path: Path):
     fork((LOOP, ALONE))
-    done = trainworthy("check", "mine.py", "-n", 2, "--only", "wiring", cwd=tmp_path)
-    assert done.returncode == 3, done.stdout + done.stderr
+    done = trainworthy("check", "mine.py", "-n", 2, "--only", "wiring", cwd=tmp_path, code=3)
     shown = done.stdout.splitlines()
     (failed,) = [line for line in shown if "FAIL" in line]
     assert failed.split("wiring")[1].strip().startswith("ranks diverge: gradients are not exchanged")
@@ -105,8 +100,7 @@ def test_what_is_not_finite_on_one_rank_is_kept_by_that_rank(fork, tmp_path: Pat
     read = "        image = self.images[index].float() / 255\n"
     spoil = "        if generator is not None and index % 500 == 7:\n            image = image * float('nan')\n"
     fork((read, read + spoil))
-    done = trainworthy("run", "mine.py", "-n", 2, *QUICK, "--run.max-nonfinite-steps", 1000, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = trainworthy("run", "mine.py", "-n", 2, *QUICK, "--run.max-nonfinite-steps", 1000, cwd=tmp_path, code=0)
     files = sorted((run_folder(tmp_path) / "postmortem").iterdir())
     assert files
     for file in files:
@@ -133,8 +127,7 @@ use_cpu: true
 def test_machines_that_do_not_know_where_to_meet_are_told(launch, tmp_path: Path):
     config = tmp_path / "machine.yaml"
     config.write_text(CONFIG.format(kind="MULTI_GPU", precision="'no'").replace("num_machines: 1", "num_machines: 2"))
-    done = launch("run", "vision/classify", "--accelerate-config", str(config))
-    assert done.returncode == 2, done.shown
+    done = launch("run", "vision/classify", "--accelerate-config", str(config), code=2)
     for word in ("main_process_ip", "main_process_port", "machine_rank"):
         assert word in done.stderr
 

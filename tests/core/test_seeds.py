@@ -95,8 +95,7 @@ def test_one_seed_is_not_several(asked: str):
 # -------------------------------------------------------------------------------------------------------------- compare
 def test_compare_gives_an_interval_and_refuses_single_seeds(tmp_path: Path):
     a, b = group(tmp_path / "a", [0.90, 0.91, 0.92]), group(tmp_path / "b", [0.95, 0.96, 0.97])
-    said = trainworthy("compare", a, b, cwd=tmp_path)
-    assert said.returncode == 0, said.stderr
+    said = trainworthy("compare", a, b, cwd=tmp_path, code=0)
     assert re.search(r"difference \+0.0500, 95% interval \+0.02\d\d to \+0.07\d\d", said.stdout), said.stdout
     assert "second is better" in said.stdout
     assert "do not show a difference" in groups.compare(a, group(tmp_path / "c", [0.90, 0.91, 0.93])).words()
@@ -129,8 +128,7 @@ def test_seeds_share_out_the_accelerators(visible: str, each: int, places: list[
 
 def test_a_failing_seed_is_told_and_the_others_go_on(tmp_path: Path, fork):
     fork((LOOP, '    if cfg.run.seed == 7:\n        raise RuntimeError("planted")\n' + LOOP))
-    done = trainworthy("run", "mine.py", "--seeds", "0,1,7", *TINY, cwd=tmp_path)
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = trainworthy("run", "mine.py", "--seeds", "0,1,7", *TINY, cwd=tmp_path, code=1)
     folder = run_folder(tmp_path, "runs/mine/seeds-*")
     assert re.search(r"seed 7  exit 1: RuntimeError: planted\n +look at it: tail -n 30 .*seed-7.log", done.stdout), (
         done.stdout
@@ -148,7 +146,7 @@ def test_a_failing_seed_is_told_and_the_others_go_on(tmp_path: Path, fork):
     assert page.count("<svg") == 2
     assert not re.search(r'(src|href)="(http|//)', page)
     (folder / "report.html").unlink()
-    assert trainworthy("report", folder, cwd=tmp_path).returncode == 0
+    trainworthy("report", folder, cwd=tmp_path, code=0)
     assert (folder / "report.html").is_file()
 
 
@@ -168,8 +166,7 @@ def test_stopped_seeds_go_on(tmp_path: Path):
     assert f"trainworthy resume {folder.relative_to(tmp_path)}" in said
     assert len(list(folder.glob("seed-*/checkpoints/classify/latest/info.json"))) == 2
     assert not list(folder.glob("seed-*/summary.json"))
-    done = trainworthy("resume", folder, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    trainworthy("resume", folder, cwd=tmp_path, code=0)
     assert list(read(folder / "seeds.json")["values"]) == ["0", "1"]
     assert all("resumed from step-" in log.read_text() for log in folder.glob("*.log"))
 
@@ -186,8 +183,7 @@ def _logs(cwd: Path) -> list[Path]:
 
 def test_gates_at_several_seeds_say_which_spoke_at_which(tmp_path: Path, fork):
     fork(("F.cross_entropy(logits, batch", "(1 + (cfg.run.seed == 4)) * F.cross_entropy(logits, batch"))
-    done = trainworthy("check", "mine.py", "--seeds", "3,4", "--only", "schema,initial-loss", cwd=tmp_path)
-    assert done.returncode == 3, done.stdout + done.stderr
+    done = trainworthy("check", "mine.py", "--seeds", "3,4", "--only", "schema,initial-loss", cwd=tmp_path, code=3)
     assert re.search(r"seed 3  2 of 2 gates passed  \[", done.stdout), done.stdout
     assert re.search(r"seed 4  1 of 2 gates passed, 1 failed: runs/mine/checks/\S+-seed-4/report.html", done.stdout)
     assert re.search(r"FAIL   initial-loss \(\S+\) at 1 of 2 seeds\n +seed 4 +.*4\.6\d*", done.stdout), done.stdout
@@ -197,6 +193,5 @@ def test_gates_at_several_seeds_say_which_spoke_at_which(tmp_path: Path, fork):
 
 @pytest.mark.parametrize("verb", ["run", "check"])
 def test_seeds_of_what(verb: str, tmp_path: Path):
-    done = trainworthy(verb, "--seeds", "2", cwd=tmp_path)
-    assert done.returncode == 2
+    done = trainworthy(verb, "--seeds", "2", cwd=tmp_path, code=2)
     assert f"{verb} what?" in done.stderr

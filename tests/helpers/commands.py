@@ -33,12 +33,20 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def trainworthy(
-    *argv: object, cwd: Path, timeout: float = 600, once: str = "", **env: str
+    *argv: object, cwd: Path, code: int | None = None, timeout: float = 600, once: str = "", **env: str
 ) -> subprocess.CompletedProcess:
     """`trainworthy ...` in `cwd`, output captured; forked from a process that has done the imports (tests/helpers/server.py).
-    `once`: it is sent SIGTERM as soon as a complete checkpoint matches."""
+    `code`: the exit code that it must have. `once`: it is sent SIGTERM as soon as a complete checkpoint matches."""
     settings = environment(**env)
-    return server(settings).run([str(a) for a in argv], cwd=cwd, env=settings, timeout=timeout, once=once)
+    done = server(settings).run([str(a) for a in argv], cwd=cwd, env=settings, timeout=timeout, once=once)
+    return ended(done, code)
+
+
+def ended(done: subprocess.CompletedProcess, code: int | None) -> subprocess.CompletedProcess:
+    """`done`, which must have this exit code (None: any). Bad usage leaves no traceback."""
+    assert code in (None, done.returncode), f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert code != 2 or "Traceback" not in done.stderr, done.stderr
+    return done
 
 
 def killed(*argv: object, cwd: Path, lives: float) -> None:
@@ -49,10 +57,11 @@ def killed(*argv: object, cwd: Path, lives: float) -> None:
         raise AssertionError(f"it ended by itself with {done.returncode}: {done.stdout}{done.stderr}")
 
 
-def installed(*argv: object, cwd: Path, **env: str) -> subprocess.CompletedProcess:
+def installed(*argv: object, cwd: Path, code: int | None = None, **env: str) -> subprocess.CompletedProcess:
     """The same by the installed command, imports and all."""
-    return subprocess.run([str(BIN / "trainworthy"), *map(str, argv)], cwd=cwd, env=environment(**env), capture_output=True,
-                          text=True, timeout=600)  # fmt: skip
+    command = [str(BIN / "trainworthy"), *map(str, argv)]
+    done = subprocess.run(command, cwd=cwd, env=environment(**env), capture_output=True, text=True, timeout=600)
+    return ended(done, code)
 
 
 def start(*argv: object, cwd: Path, **env: str) -> subprocess.Popen:
