@@ -83,8 +83,8 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
     torch.set_num_threads(cfg.run.threads or torch.get_num_threads())
     accelerate_config.from_environment()
     accelerator = Accelerator(log_with=trackers.names(cfg) or None)
-    kind = accelerator.distributed_type.value
-    accelerate_config.refuse([kind], accelerator.mixed_precision, "what accelerate started")
+    engine = accelerator.distributed_type.value
+    accelerate_config.refuse([engine], accelerator.mixed_precision, "what accelerate started")
     environment.assert_processes(accelerator.num_processes)
     stopped_processes.watch(accelerator)
     console = Console(quiet=not accelerator.is_main_process)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.core.test_report import epochs, folder, lines, put  # noqa: F401  (a fixture)
-from tests.helpers.commands import environment
+from tests.core.test_seeds import group
+from tests.helpers.commands import environment, holds
 
 TEXTS = ["", "[]", "null", '{"learning_rate": 1e-3}', '{"recipe": "toy", "pres']
 
@@ -65,20 +66,13 @@ def test_rows_that_are_cut_off_no_numbers_or_not_ours_leave_a_page(folder: Path,
     (folder / "previews" / "train" / "captions.json").write_text("{}")
     launch("report", str(folder), code=0)
     text = (folder / "report.html").read_text()
-    assert "Stop: the metric is no longer a number" in text
-    assert "Not finished: step 82" in text
-    assert "schema" in text
+    holds(text, "Stop: the metric is no longer a number", "Not finished: step 82", "schema")
 
 
-def test_a_seed_without_a_finite_score_is_left_out_of_its_group(folder: Path, launch, tmp_path: Path):  # noqa: F811
+def test_a_seed_without_a_finite_score_is_left_out_of_its_group(launch, tmp_path: Path):
     """A mean with NaN is NaN. `--json` prints what every JSON reader takes."""
-    summary = json.loads((folder / "summary.json").read_text())
-    for name, scores in (("a", (0.9, 0.92, math.nan)), ("b", (0.95, 0.96, 0.97))):
-        for seed, score in enumerate(scores):
-            (tmp_path / name / f"seed-{seed}").mkdir(parents=True)
-            summary["reported"][summary["metric"]] = score
-            put(tmp_path / name / f"seed-{seed}" / "summary.json", summary)
-        put(tmp_path / name / "seeds.json", {"recipe": "toy", "argv": [], "seeds": [0, 1, 2], "at_once": 1})
+    group(tmp_path / "a", [0.9, 0.92, math.nan])
+    group(tmp_path / "b", [0.95, 0.96, 0.97])
     done = launch("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json", code=0)
     found = json.loads(done.stdout, parse_constant=pytest.fail)
     assert (found["a"]["missing"], found["b"]["missing"]) == ([2], [])

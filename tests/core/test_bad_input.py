@@ -13,7 +13,7 @@ import pytest
 from trainworthy.core.loop import checkpoint_survey
 
 from tests.conftest import ROOT, patched
-from tests.helpers.commands import QUICK, final_weights, losses, run_folder, same, start, trainworthy
+from tests.helpers.commands import QUICK, final_weights, holds, losses, run_folder, same, start, trainworthy
 
 LONG = ("--train.epochs", "1", "--run.save-every", "0.1", "--gates.no-enabled", "--run.no-tensorboard",
         "--loader.workers", "0")  # fmt: skip  # 63 steps; workers would need files of shared memory
@@ -73,8 +73,7 @@ def test_missing_data_end_with_the_recipes_line(what: str, launch, fork):
 def test_a_bug_keeps_its_traceback(launch, fork):
     fork((LOAD, LOAD + "    labels = labels.no_such_thing\n"))
     done = launch("check", "mine.py", code=1)
-    assert "Traceback" in done.stderr
-    assert "no_such_thing" in done.stderr
+    holds(done.stderr, "Traceback", "no_such_thing")
 
 
 # ------------------------------------------------------------------------------------------------------------- full disks
@@ -96,8 +95,7 @@ def fill_up(cwd: Path, *argv: object) -> tuple[int, str, Path]:
 def stopped_well(code: int, output: str, folder: Path) -> None:
     assert code == 4, output
     assert "Traceback" not in output, output
-    assert "cannot write a checkpoint" in output
-    assert f"trainworthy resume {folder.relative_to(folder.parents[2])}" in output
+    holds(output, "cannot write a checkpoint", f"trainworthy resume {folder.relative_to(folder.parents[2])}")
     stage = folder / "checkpoints" / "classify"
     assert checkpoint_survey.verify((stage / "latest").resolve()) == ""
     assert str((stage / "latest").resolve().name) in output

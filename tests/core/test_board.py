@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from trainworthy.core.monitoring import cost
 from trainworthy.core.monitoring.board import Board, answers
 
+from tests.core.test_seeds import group
 from tests.helpers.commands import environment, read, run_folder, start, trainworthy
 
 TINY = ("--max-steps", "4", "--train.batch-size", "16", "--gates.no-enabled")
@@ -68,14 +70,8 @@ def test_the_cost_is_measured_and_compared(run: tuple[Path, str], tmp_path: Path
     told = json.loads(trainworthy("report", folder, "--json", cwd=tmp_path).stdout)
     assert told["cost"]["device_hours"] == pytest.approx(spent["seconds"] / 3600)
     for name in ("a", "b"):
-        for seed in (0, 1):
-            home = tmp_path / name / f"seed-{seed}"
-            home.mkdir(parents=True)
-            for file in ("summary.json", "cost.json"):
-                (home / file).write_text((folder / file).read_text())
-        (tmp_path / name / "seeds.json").write_text(
-            json.dumps({"recipe": "vision/classify", "argv": [], "seeds": [0, 1], "at_once": 1})
-        )
+        for home in group(tmp_path / name, [0.9, 0.91]).glob("seed-*/"):
+            shutil.copy(folder / "cost.json", home)
     both = json.loads(trainworthy("compare", "a", "b", "--json", cwd=tmp_path).stdout)
     assert both["a"]["cost"]["device_hours"] == pytest.approx(2 * spent["device_hours"])
     assert "a: cost of 2 seeds" in trainworthy("compare", "a", "b", cwd=tmp_path).stdout

@@ -16,7 +16,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.bugs import campaign, mutation, outcomes, page, suite
 
 from tests.conftest import ROOT, Done
-from tests.helpers.commands import environment
+from tests.helpers.commands import environment, holds
 
 RECIPE = '''
 """A recipe."""
@@ -80,9 +80,8 @@ def test_every_kind_of_mutant(recipe: Path):
         assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(RECIPE))
         assert m.patch(RECIPE).startswith("@@")
     patches = " ".join(m.patch(RECIPE) for m in found)
-    for words in ("batch['y'] + logits", "torch.enable_grad()", "model.eval()", '["x"][:, :]', "log_softmax(0)",
-                  "batch['y'], batch['y'] - logits", "(not (cfg.odd", "pass"):  # fmt: skip
-        assert words in patches, words
+    holds(patches, "batch['y'] + logits", "torch.enable_grad()", "model.eval()", '["x"][:, :]', "log_softmax(0)",
+                  "batch['y'], batch['y'] - logits", "(not (cfg.odd", "pass")  # fmt: skip
 
 
 @pytest.mark.parametrize("recipe", ["llm/sft", "llm/dpo", "llm/reward", "rl/grpo", "diffusion/flow"])
@@ -147,25 +146,6 @@ def test_without_a_checkout_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     with pytest.raises(UserError, match="come with the source code"):
         suite.cases([], ["planted"])
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (("bugs", "--kind", "odd"), ("unknown kind 'odd'", "planted or healthy or mutants")),
-        (("bugs", "--kind", "mutants"), ("mutants of what?", "--mutate")),
-        (("bugs", "vision/clasify"), ("unknown recipe",)),
-        (("break",), ("no recipe given",)),
-        (("break", "vision/classify", "--bug", "softmax-twic"), ("unknown bug", "softmax-twice")),
-        (("bugs", "--seeds", "a"), ("--seeds needs numbers",)),
-        (("bugs", "--mutate", "vision/classify", "--helper", "none.py"), ("no helper module",)),
-    ],
-    ids=lambda v: " ".join(v) if isinstance(v, tuple) else None,
-)
-def test_bad_usage(argv: tuple[str, ...], words: tuple[str, ...], launch):
-    done: Done = launch(*argv, code=2)
-    for word in words:
-        assert word in done.stderr
 
 
 def test_a_planted_bug_through_the_command_and_again(launch, tmp_path: Path):
@@ -253,8 +233,7 @@ def test_break_shows_the_bug_and_the_gate(launch, tmp_path: Path):
     done: Done = launch(
         "break", "vision/classify", "--bug", "no-zero-grad", "--steps", "12", "--yes", timeout=300, code=0
     )
-    for words in ("* with the bug", "the bug: no-zero-grad", "stopped by the gate `wiring`", "zero_grad() is missing",
-                  "+        loss.backward()", "likely causes"):  # fmt: skip
-        assert words in done.stdout, done.shown
+    holds(done.stdout, "* with the bug", "the bug: no-zero-grad", "stopped by the gate `wiring`", "zero_grad() is missing",
+                  "+        loss.backward()", "likely causes")  # fmt: skip
     assert "no update" not in done.stdout
     assert (tmp_path / "runs" / "break" / "vision-classify" / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -11,8 +11,9 @@ from trainworthy.core import cli
 from trainworthy.core.recipe.forks import places
 from trainworthy.core.recipe.registry import Entry, recipes
 
+from tests.conftest import ROOT
 from tests.helpers import pages
-from tests.helpers.commands import BIN, QUICK, environment, installed, read, run_folder, trainworthy
+from tests.helpers.commands import BIN, QUICK, environment, holds, imported, installed, read, run_folder, trainworthy
 
 FORK_WITHOUT = {
     "a syntax error": ("def train(cfg", "def train(cfg:::", "is not valid Python"),
@@ -64,13 +65,36 @@ FORK_WITHOUT = {
         (("diff",), ("usage: trainworthy diff FORK.py", "required")),
         (("reference",), ("usage: trainworthy reference RECIPE", "required")),
         (("watch",), ("watch what?", "trainworthy watch train.py")),
+        (("bugs", "--kind", "odd"), ("unknown kind 'odd'", "planted or healthy or mutants")),
+        (("bugs", "--kind", "mutants"), ("mutants of what?", "--mutate")),
+        (("bugs", "vision/clasify"), ("unknown recipe",)),
+        (("break",), ("no recipe given",)),
+        (("break", "vision/classify", "--bug", "softmax-twic"), ("unknown bug", "softmax-twice")),
+        (("bugs", "--seeds", "a"), ("--seeds needs numbers",)),
+        (("bugs", "--mutate", "vision/classify", "--helper", "none.py"), ("no helper module",)),
+        (("batch", "vision/classify", "--memory", "2"), ("--memory is the share",)),
+        (("batch", "vision/classify", "--largest", "none"), ("--largest needs a number",)),
+        (("batch", "vision/clasify"), ("unknown recipe",)),
+        (("batch", "--largest", "4"), ("batch what?",)),
+        (("lr", "--steps", "40"), ("lr what?",)),
+        (("data", "--sample", "4"), ("data what?",)),
+        (("doctor", "--jsn"), ("doctor takes no arguments but --json",)),
+        (("diff", "none.py"), ("no recipe file none.py",)),
+        (("diff", "copied.py"), ("copied.py is not a fork",)),
+        (("diff", "copied.py", "--against", "vision/clasify"), ("unknown recipe",)),
+        (("diff", "broken.py"), ("broken.py is not valid Python",)),
+        (("diff", "vision/classify"), ("is a recipe",)),
     ],
     ids=lambda v: " ".join(v) if isinstance(v, tuple) else None,
 )
 def test_bad_usage(argv: tuple[str, ...], words: tuple[str, ...], tmp_path: Path):
+    source = (ROOT / "recipes" / "vision" / "classify.py").read_text()
+    (tmp_path / "copied.py").write_text(source)
+    (tmp_path / "broken.py").write_text(
+        f"{source}\ndef\n# forked from vision/classify, source {'0' * 40}, on 2026-11-21\n"
+    )
     done = trainworthy(*argv, cwd=tmp_path, code=2)
-    for word in words:
-        assert word in done.stderr
+    holds(done.stderr, *words)
     assert not list(tmp_path.rglob("args.json"))
 
 
@@ -104,15 +128,10 @@ def test_config_files_are_read_and_checked(tmp_path: Path):
 
 def test_list_is_instant_and_imports_no_torch(tmp_path: Path):
     done = installed("list", cwd=tmp_path, code=0)
-    assert "vision/classify" in done.stdout
-    assert "accuracy" in done.stdout
-    code = "import sys; sys.argv = ['trainworthy', 'list']; from trainworthy.core.cli import main; main(); print(*sys.modules)"
-    inside = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True
-    )
+    holds(done.stdout, "vision/classify", "accuracy")
     # What costs a beginner's first command its tenth of a second: a list of files needs none of these.
     slow = {"torch", "numpy", "matplotlib", "rich", "tyro", "transformers", "accelerate", "PIL"}
-    assert not slow & set(inside.stdout.splitlines()[-1].split())
+    assert not slow & imported("list", cwd=tmp_path)[1]
 
 
 def test_output_may_be_cut_off(tmp_path: Path):
@@ -132,16 +151,15 @@ def test_help_is_shown_wherever_it_is_asked_for(argv: str, tmp_path: Path):
 
 def test_help_shows_every_setting_with_its_docstring(tmp_path: Path):
     done = installed("run", "vision/classify", "--help", cwd=tmp_path, code=0)
-    own = ("-n 2", "--seeds", "--init-from", "--config", "--max-steps", "--preset")  # beside the settings
-    for words in (
+    holds(
+        done.stdout,
         "usage: trainworthy run",
         "--optim.lr",
         "Peak learning rate",
         "--label-smoothing",
         "Classify images",
-        *own,
-    ):
-        assert words in done.stdout, words
+    )
+    holds(done.stdout, "-n 2", "--seeds", "--init-from", "--config", "--max-steps", "--preset")  # beside the settings
     trainworthy("--help", cwd=tmp_path, code=0)
     trainworthy(cwd=tmp_path, code=2)
 
@@ -156,18 +174,10 @@ def test_each_command_has_a_page_with_its_usage_and_an_example(command: str):
 
 
 def test_help_of_a_command_is_its_page_and_imports_no_torch(tmp_path: Path):
-    code = "import sys; sys.argv = ['trainworthy', '{}', '--help']; from trainworthy.core.cli import main; main(); print('torch' in sys.modules)"
     for command in ("run", "fork", "batch"):
-        done = subprocess.run(
-            [sys.executable, "-c", code.format(command)],
-            cwd=tmp_path,
-            env=environment(),
-            capture_output=True,
-            text=True,
-        )
-        assert done.stdout == cli.page(command) + "\nFalse\n", done.stderr
-    for words in ("-n ", "--seeds ", "--init-from ", "--config ", "--max-steps ", "--json"):
-        assert words in cli.page("run")
+        text, modules = imported(command, "--help", cwd=tmp_path)
+        assert (text, "torch" in modules) == (cli.page(command), False)
+    holds(cli.page("run"), "-n ", "--seeds ", "--init-from ", "--config ", "--max-steps ", "--json")
 
 
 @pytest.mark.parametrize("entry", recipes(), ids=lambda e: e.id)

@@ -10,6 +10,7 @@ from trainworthy.core.data import contents, inventory, texts
 
 from tests.conftest import ROOT, patched
 from tests.core.planted_fabricated import made_up
+from tests.helpers.commands import holds
 from tests.vision.planted_classify import STAGES
 from trainworthy import core
 
@@ -45,8 +46,7 @@ def prose(tmp_path: Path):
 # ------------------------------------------------------------------------------------------------------------ the command
 def test_data_of_pictures_is_printed_and_kept(launch):
     done = launch("data", "vision/classify", code=0)
-    for words in ("4,000", "1x28x28", "0 to 1", "400 · 400 · 400", "█" * 30, "closest 0.9765", "--only data,leakage"):
-        assert words in done.stdout, done.shown
+    holds(done.stdout, "4,000", "1x28x28", "0 to 1", "400 · 400 · 400", "█" * 30, "closest 0.9765", "--only data,leakage")  # fmt: skip
     assert max(map(len, done.stdout.splitlines())) <= 120, "a column for each of three splits"
     found = json.loads((done.folder() / "data.json").read_text())
     assert found["splits"]["train"]["fields"]["label"]["classes"] == {str(i): 400 for i in range(10)}
@@ -143,8 +143,7 @@ def test_a_sample_that_cannot_be_read_is_named(launch, fork):
     line = "        image = self.images[index].float() / 255\n"
     fork((line, '        if index == 777:\n            raise OSError("truncated file 777.png")\n' + line))
     done = launch("data", "mine.py", code=2)
-    assert "sample 777 of train cannot be read" in done.stderr
-    assert "truncated file 777.png" in done.stderr
+    holds(done.stderr, "sample 777 of train cannot be read", "truncated file 777.png")
 
 
 # ------------------------------------------------------------------------------------------------------------- the pieces

@@ -15,6 +15,7 @@ from tests.helpers.commands import (
     environment,
     equal_but_rounding,
     final_weights,
+    holds,
     killed,
     losses,
     read,
@@ -85,8 +86,7 @@ def test_two_processes_pass_the_gates_and_keep_exit_codes(tmp_path: Path):
 @pytest.mark.verify
 def test_deep_check_uses_new_processes(tmp_path: Path):
     done = trainworthy("check", "vision/classify", "--deep", cwd=tmp_path, code=0)
-    assert "in a new process" in done.stdout
-    assert "2 processes" in done.stdout
+    holds(done.stdout, "in a new process", "2 processes")
 
 
 def test_a_launcher_that_starts_too_few_is_refused(tmp_path: Path):

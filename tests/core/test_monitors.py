@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from trainworthy.core.monitoring import monitors
 from trainworthy.core.recipe.stage import Metric
 
-from tests.helpers.commands import final_weights, losses, read, run_folder, same, trainworthy
+from tests.helpers.commands import final_weights, holds, losses, read, run_folder, same, trainworthy
 
 SETTINGS = {"train": {"batch_size": 64}, "optim": {"clip": 1.0, "warmup": 0.1}}
 
@@ -146,9 +146,7 @@ def test_a_collapse_stops_the_run(fork, launch):
     """All weights zero from step 150 on: exit 4, with the row, the best weights and the next command."""
     fork((UPDATE, BOMB))
     done = launch("run", "mine.py", *FAST, "--train.epochs", "8", "--optim.lr", "0.01", code=4)
-    assert "collapse (C17): since step 151" in done.stderr
-    assert "best_val_accuracy" in done.stderr
-    assert "--optim.lr 0.003" in done.stderr
+    holds(done.stderr, "collapse (C17): since step 151", "best_val_accuracy", "--optim.lr 0.003")
     found = {v["id"]: v["verdict"] for v in read(done.folder() / "monitors.json")["monitors"]}
     assert found["collapse"] == "fail"
 

@@ -21,7 +21,7 @@ from trainworthy.core.session import estimate, spread
 from trainworthy.core.session.simulation import simulated
 
 from tests.conftest import ROOT
-from tests.helpers.commands import trainworthy
+from tests.helpers.commands import holds, trainworthy
 
 FEW = {
     "vision/classify": ["--train.batch-size", "32", "--loader.workers", "0"],
@@ -98,16 +98,13 @@ def test_the_command_prints_each_kind_as_text_and_json(tmp_path, capsys):
     assert stage["flops"] == pytest.approx(3 * 2 * 4.1e9 * 256, rel=0.1)
     plan.show(found)
     text = capsys.readouterr().out
-    for said in (
-        "optimiser",
+    holds(text, "optimiser",
         "activations",
         "gates",
         "fits into 80 GB",
         "5,918 steps",
         "A100, 40%",
-        "not on this machine",
-    ):
-        assert said in text, text
+        "not on this machine")  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------- several processes
@@ -206,9 +203,9 @@ def words(command: str) -> list[str]:
 @pytest.mark.parametrize("command", PAPER)
 def test_a_plan_of_the_page_is_understood(command: str, monkeypatch):
     monkeypatch.chdir(ROOT)
-    rest, asked = plan.taken(words(command)[1:])
+    rest, own = plan.take_options(words(command)[1:])
     cfg, _ = config.parse(loading.load(rest[0]).module, rest[1:], prog="trainworthy plan")
-    assert asked["device"] in plan.DEVICES
+    assert own["device"] in plan.DEVICES
     model = getattr(cfg, "model", "")
     assert not model or (Path(model) / "config.json").is_file()
 
@@ -259,6 +256,5 @@ def test_full_on_a_cpu_is_refused_once_all_else_is_there(tmp_path):
 
 def test_full_on_a_cpu_says_so_before_it_begins(tmp_path):
     done = trainworthy("run", "vision/classify", "--preset", "full", "--data.path", "none", cwd=tmp_path, code=2)
-    assert "made for an accelerator" in done.stdout
-    assert "trainworthy run vision/classify (the preset tiny" in done.stdout
+    holds(done.stdout, "made for an accelerator", "trainworthy run vision/classify (the preset tiny")
     assert "there is no data folder none" in done.stderr + done.stdout

@@ -13,7 +13,7 @@ import pytest
 from trainworthy.core.loop import checkpoint_survey
 from trainworthy.core.session import process_end
 
-from tests.helpers.commands import QUICK, final_weights, losses, run_folder, same, start, stop
+from tests.helpers.commands import QUICK, final_weights, holds, losses, run_folder, same, start, stop
 from tests.vision.planted_classify import LOOP
 
 SAVING = ("--run.save-every", "0.05")  # a checkpoint every few steps
@@ -86,8 +86,7 @@ def test_a_signal_before_anything_is_saved_does_not_claim_so(tmp_path: Path):
     child.send_signal(signal.SIGTERM)
     said = child.communicate(timeout=120)[0]
     assert child.returncode == 128 + signal.SIGTERM, said
-    assert "nothing was saved" in said
-    assert "trainworthy check vision/classify --gates.no-remember" in said
+    holds(said, "nothing was saved", "trainworthy check vision/classify --gates.no-remember")
     assert "Traceback" not in said
 
 
@@ -112,9 +111,7 @@ def test_a_crash_says_what_is_safe_and_leaves_a_report(launch, fork):
 def test_a_crash_before_the_first_checkpoint_is_not_called_saved(launch, fork):
     fork((LOOP, RAISES + "raise RuntimeError('the cat sat on the cable')\n"))
     done = launch("run", "mine.py", *QUICK, code=1)
-    assert "Traceback" in done.stderr
-    assert "nothing: no checkpoint was written yet" in done.stderr
-    assert "trainworthy run mine.py" in done.stderr
+    holds(done.stderr, "Traceback", "nothing: no checkpoint was written yet", "trainworthy run mine.py")
     assert (done.folder() / "report.html").is_file()
 
 
@@ -127,16 +124,14 @@ def test_out_of_memory_says_what_fits(launch, fork):
     fork((LOOP, RAISES + "import torch\n            torch.empty(2**52)\n"))
     done = launch("run", "mine.py", *QUICK, *SAVING, code=5)
     assert "Traceback" not in done.stderr
-    assert "stopped: out of memory" in done.stderr
-    assert "trainworthy resume" in done.stderr
+    holds(done.stderr, "stopped: out of memory", "trainworthy resume")
 
 
 def test_a_limit_of_file_sizes_outside_a_checkpoint_is_no_bug(launch, fork):
     fork((LOOP, RAISES + "raise OSError(27, 'File too large', 'big.bin')\n"))
     done = launch("run", "mine.py", *QUICK, *SAVING, code=4)
     assert "Traceback" not in done.stderr
-    assert "big.bin" in done.stderr
-    assert f"trainworthy resume {done.folder().relative_to(done.cwd)}" in done.stderr
+    holds(done.stderr, "big.bin", f"trainworthy resume {done.folder().relative_to(done.cwd)}")
     assert (done.folder() / "report.html").is_file()
 
 

@@ -13,7 +13,7 @@ from trainworthy.core.commands import profile
 from trainworthy.core.monitoring import bottlenecks, module_times
 from trainworthy.core.monitoring.bottlenecks import Settings
 
-from tests.helpers.commands import trainworthy
+from tests.helpers.commands import holds, trainworthy
 
 TINY = ("--train.batch-size", "16", "--gates.no-enabled", "--run.no-tensorboard", "--steps", "4")
 
@@ -165,5 +165,4 @@ def test_a_slow_loader_is_said_with_the_setting_to_try(fork, tmp_path: Path):
     again = trainworthy(
         "profile", trace.parent, "--steps", 2, cwd=tmp_path, code=0
     )  # a run folder: its recipe, its settings
-    assert "input-bound: " in again.stdout
-    assert "try first" in again.stdout
+    holds(again.stdout, "input-bound: ", "try first")

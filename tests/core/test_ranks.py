@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.helpers.commands import QUICK, machines, run_folder, trainworthy
+from tests.helpers.commands import QUICK, holds, machines, run_folder, trainworthy
 from tests.vision.planted_classify import LOOP
 
 CONFIG = """compute_environment: LOCAL_MACHINE
@@ -36,8 +36,7 @@ def test_an_engine_that_does_not_train_here_is_refused_before_anything_starts(
     config = tmp_path / "accelerate.yaml"
     config.write_text(CONFIG.format(kind=kind, precision=precision))
     done = launch("run", "vision/classify", *QUICK, "--accelerate-config", str(config), code=2)
-    assert f"{words}" in done.stderr
-    assert "is not supported" in done.stderr
+    holds(done.stderr, f"{words}", "is not supported")
     assert "trainworthy run RECIPE -n" in done.stderr or "bf16" in done.stderr
     assert not (tmp_path / "runs").exists()
 
@@ -61,8 +60,7 @@ def test_fsdp_of_an_accelerate_config_is_refused_with_the_flag_that_does_the_sam
     config = tmp_path / "accelerate.yaml"
     config.write_text(CONFIG.format(kind="FSDP", precision="bf16") + f"fsdp_config:\n  {settings}\n")
     done = launch("run", "vision/classify", "--accelerate-config", str(config), code=2)
-    for word in ("distributed_type FSDP", "trainworthy run RECIPE", *words):
-        assert word in done.stderr
+    holds(done.stderr, "distributed_type FSDP", "trainworthy run RECIPE", *words)
     assert not (tmp_path / "runs").exists()
 
 
@@ -78,9 +76,7 @@ def test_fsdp_on_a_cpu_which_accelerate_drops_in_silence_is_refused(launch, tmp_
 def test_ranks_that_train_alone_stop_at_once(fork, tmp_path: Path):
     fork((LOOP, ALONE))
     done = trainworthy("run", "mine.py", "-n", 2, *QUICK, cwd=tmp_path, code=4)
-    assert "ranks diverge: gradients are not exchanged" in done.stderr
-    assert "after step 1 " in done.stderr
-    assert "run.update" in done.stderr
+    holds(done.stderr, "ranks diverge: gradients are not exchanged", "after step 1 ", "run.update")
     assert "Traceback" not in done.stderr
 
 
@@ -128,8 +124,7 @@ def test_machines_that_do_not_know_where_to_meet_are_told(launch, tmp_path: Path
     config = tmp_path / "machine.yaml"
     config.write_text(CONFIG.format(kind="MULTI_GPU", precision="'no'").replace("num_machines: 1", "num_machines: 2"))
     done = launch("run", "vision/classify", "--accelerate-config", str(config), code=2)
-    for word in ("main_process_ip", "main_process_port", "machine_rank"):
-        assert word in done.stderr
+    holds(done.stderr, "main_process_ip", "main_process_port", "machine_rank")
 
 
 def two_machines(cwd: Path, *argv: str) -> list[tuple[int, str]]:
@@ -146,8 +141,7 @@ def two_machines(cwd: Path, *argv: str) -> list[tuple[int, str]]:
 def test_two_machines_without_a_shared_folder_are_told_so(tmp_path: Path):
     for code, said in two_machines(tmp_path, "check", "vision/classify", "--only", "resume"):
         assert code == 2, said
-        assert "the run folder is not shared by all machines" in said
-        assert "--run.out" in said
+        holds(said, "the run folder is not shared by all machines", "--run.out")
         assert "Traceback" not in said
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from trainworthy.core.recipe.registry import HOME, Entry, recipes
 
 from tests.conftest import ROOT
-from tests.helpers.commands import losses, read, run_folder, same, stop, trainworthy
+from tests.helpers.commands import holds, losses, read, run_folder, same, stop, trainworthy
 from tests.helpers.settings import SHORT
 from tests.helpers.smoke import complete
 
@@ -126,8 +126,7 @@ def test_a_seventh_domain_touches_nothing_outside_its_folder(tmp_path: Path, lau
     (info / "entry_points.txt").write_text("[trainworthy.recipes]\nother = other_recipes\n")
     env = {"PYTHONPATH": f"{ROOT}:{site}"}
     listed = launch("list", **env)
-    assert "sound/tones" in listed.stdout
-    assert "Tell tones apart" in listed.stdout
+    holds(listed.stdout, "sound/tones", "Tell tones apart")
     done = launch("check", "sound/tones", "--only", "schema,initial-loss", **env, code=0)
     launch("run", "sound/tones", "--train.epochs", "0.1", *ALWAYS, **env, code=0)
     assert done.folder().relative_to(tmp_path).parts[1] == "sound-tones"

@@ -15,7 +15,7 @@ from trainworthy.core.loop import checkpoint
 from trainworthy.core.recipe.stage import Data, Field
 
 from tests.conftest import ROOT, Done, patched
-from tests.helpers.commands import QUICK, read, run_folder, start, trainworthy
+from tests.helpers.commands import QUICK, holds, read, run_folder, start, trainworthy
 from tests.helpers.pictures import write_folder
 
 # A fork whose data change with a file in the working directory, and whose loop imports its neighbour late.
@@ -85,8 +85,7 @@ def refused(launch: Callable[..., Done], folder: Path, *words: str, argv: tuple[
     """Resume is refused with these words, and changes nothing."""
     before = hashes(folder)
     done = launch("resume", str(folder), *argv, **env, code=2)
-    for word in words:
-        assert word in done.stderr, done.shown
+    holds(done.stderr, *words)
     after = hashes(folder)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     assert not {name for name in changed if name not in (".lock", "report.html") and not name.startswith("plots/")}, (
@@ -221,8 +220,7 @@ def test_weights_that_are_not_those_that_were_saved_are_not_reported(copy: Path,
     args = copy / "args.json"
     args.write_text(args.read_text().replace('"export": "final"', '"export": "best"'))
     done = launch("resume", str(copy), code=2)
-    assert "are not those that were saved" in done.stderr
-    assert "model.safetensors does not match its hash" in done.stderr
+    holds(done.stderr, "are not those that were saved", "model.safetensors does not match its hash")
     again = launch("check", "vision/classify", "--init-from", str(best), code=2)
     assert "does not match its hash" in again.stderr
 
@@ -244,8 +242,7 @@ def test_a_report_that_cannot_be_written_is_no_crash_and_nothing_to_resume(launc
         patched(source, (LOOP, '    (run.folder / "report.html" / "x").mkdir(parents=True)\n' + LOOP))
     )
     done = launch("run", "mine.py", *QUICK, code=4)
-    assert "its report cannot be written" in done.stderr
-    assert "trainworthy report" in done.stderr
+    holds(done.stderr, "its report cannot be written", "trainworthy report")
     assert "Traceback" not in done.stderr
     assert (done.folder() / "summary.json").is_file()
 
@@ -359,8 +356,7 @@ def test_copies_and_torn_labels_of_pictures_stop_a_check(folder: Path, launch):
 
 def test_data_compares_all_records_and_names_the_users_settings(folder: Path, launch):
     done = launch("data", "vision/classify", "--data.path", str(folder), "--sample", "5", code=0)
-    assert "1 of 41" in done.stdout
-    assert f"trainworthy check vision/classify --data.path {folder} --only data,leakage" in done.stdout
+    holds(done.stdout, "1 of 41", f"trainworthy check vision/classify --data.path {folder} --only data,leakage")
 
 
 # ------------------------------------------------------------------------------------------------------------ validation
@@ -370,8 +366,7 @@ def test_a_validation_split_too_small_is_refused_at_once_and_can_be_given(tmp_pa
         file.unlink()
     path = ("--data.path", str(root))
     small = launch("run", "vision/classify", *path, code=2)
-    for word in ("validation split is too small", "1 sample(s)", "at least 10: one of each class", "--data.val"):
-        assert word in small.stderr, small.shown
+    holds(small.stderr, "validation split is too small", "1 sample(s)", "at least 10: one of each class", "--data.val")
     assert not (tmp_path / "runs").exists()
     given = launch("check", "vision/classify", *path, "--data.val", "0.25", "--only", "schema", code=0)
     assert "60 train / 20 val" in " ".join(given.stdout.split()), given.shown

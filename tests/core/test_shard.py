@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.helpers import namespaces
-from tests.helpers.commands import BIN, environment, run_folder, trainworthy
+from tests.helpers.commands import BIN, environment, holds, run_folder, trainworthy
 from tests.vision.planted_classify import LOOP, UPDATE
 
 QUICK = ("--gates.no-enabled", "--run.no-tensorboard", "--run.log-every", "1", "--optim.lr", "3e-4")
@@ -156,8 +156,7 @@ def test_a_loop_that_is_right_for_whole_weights_alone_is_stopped(fork, launch):
     done = launch("check", "mine.py", "-n", "2", "--shard", "full", "--only", "sharding", code=3)
     (verdict,) = done.verdicts()
     assert "weights differ by" in verdict["measured"]
-    assert "likely causes" in done.stdout
-    assert "the local shard" in done.stdout
+    holds(done.stdout, "likely causes", "the local shard")
 
 
 @pytest.mark.slow
@@ -230,8 +229,7 @@ def test_more_processes_than_samples_of_a_batch_are_refused(fork, tmp_path: Path
     (tmp_path / "stops").touch()
     done = trainworthy("run", "mine.py", "--max-steps", 36, "--train.batch-size", 2, *QUICK, cwd=tmp_path, code=5)
     done = trainworthy("resume", run_folder(tmp_path), "-n", 3, cwd=tmp_path, code=2)
-    assert "--train.batch-size is too small to be cut" in done.stderr
-    assert "2 samples for 3 process(es)" in done.stderr
+    holds(done.stderr, "--train.batch-size is too small to be cut", "2 samples for 3 process(es)")
 
 
 @pytest.mark.slow
@@ -246,8 +244,7 @@ def test_settings_of_speed_may_change_when_a_run_goes_on_and_no_others(fork, tmp
     (tmp_path / "stops").unlink()
     straight, folder = (run_folder(tmp_path, f"{name}/*/2*") for name in ("straight", "stopped"))
     done = trainworthy("resume", folder, "--optim.lr", "1e-3", "--train.accumulate", 2, cwd=tmp_path, code=2)
-    assert "a continued run cannot change these settings" in done.stderr
-    assert "--optim.lr" in done.stderr
+    holds(done.stderr, "a continued run cannot change these settings", "--optim.lr")
     assert not (folder / "summary.json").exists()
     more = (
         "--train.accumulate",
@@ -315,8 +312,7 @@ def test_a_full_disk_ends_all_processes_with_the_cause(fork, tmp_path: Path):
     argv = ["unshare", "-m", "sh", "-c", script]
     done = subprocess.run(argv, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode not in (0, 124), done.stdout
-    assert "the disk is full" in done.stderr + done.stdout
-    assert "free some space" in done.stderr + done.stdout
+    holds(done.stderr + done.stdout, "the disk is full", "free some space")
     assert "Traceback" not in done.stderr + done.stdout
 
 
@@ -334,8 +330,7 @@ def test_what_cannot_be_sharded_is_refused_with_the_reason(
     recipe: str, more: tuple, words: tuple, launch, tmp_path: Path
 ):
     done = launch("run", recipe, "--shard", "full", *more, code=2)
-    for word in words:
-        assert word in done.stderr
+    holds(done.stderr, *words)
     assert not (tmp_path / "runs").exists()
 
 

@@ -26,7 +26,7 @@ from trainworthy.core.sweep import space as spaces
 from trainworthy.core.sweep.space import Range, Space
 
 from tests.core.test_curves import CURVES, curve
-from tests.helpers.commands import environment, read, run_folder, start, trainworthy
+from tests.helpers.commands import environment, holds, read, run_folder, start, trainworthy
 from tests.vision.planted_classify import LOSS
 
 pytest.importorskip("optuna")
@@ -140,8 +140,7 @@ def test_ranges_that_are_known_are_listed_and_used_without_being_typed(tmp_path:
     assert found["ent_coef"]["log"]
     assert found["update_epochs"]["whole"]
     shown = trainworthy("sweep", "rl/ppo", "--ranges", cwd=tmp_path)
-    assert "clip_range" in shown.stdout
-    assert "next   trainworthy sweep rl/ppo --nuisance optim.lr" in shown.stdout
+    holds(shown.stdout, "clip_range", "next   trainworthy sweep rl/ppo --nuisance optim.lr")
     _, plan = sweep.make_plan(["rl/ppo", "--nuisance", "optim.lr", "--nuisance", "ent_coef"])
     assert [(r["name"], r["low"], r["high"]) for r in plan["declared"]["nuisance"]] == [
         ("optim.lr", 3.3e-5, 3e-2),
@@ -256,8 +255,7 @@ def test_a_planted_best_rate_is_found_and_infeasible_trials_have_no_score(tmp_pa
     assert "optim.name adamw is ahead of optim.name sgd" in found["compared"][0]
     assert "excludes 0" in found["compared"][0]
     page = (tmp_path / "sweep" / "report.html").read_text()
-    for words in ("Isolation plots", "non-finite steps", "trial 23"):
-        assert words in page
+    holds(page, "Isolation plots", "non-finite steps", "trial 23")
 
 
 @pytest.mark.slow

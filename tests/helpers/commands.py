@@ -57,11 +57,26 @@ def killed(*argv: object, cwd: Path, lives: float) -> None:
         raise AssertionError(f"it ended by itself with {done.returncode}: {done.stdout}{done.stderr}")
 
 
+def holds(text: str, *words: str) -> None:
+    """`text` holds each of `words`."""
+    assert not (missing := [word for word in words if word not in text]), f"{missing} not in:\n{text}"
+
+
 def installed(*argv: object, cwd: Path, code: int | None = None, **env: str) -> subprocess.CompletedProcess:
     """The same by the installed command, imports and all."""
     command = [str(BIN / "trainworthy"), *map(str, argv)]
     done = subprocess.run(command, cwd=cwd, env=environment(**env), capture_output=True, text=True, timeout=600)
     return ended(done, code)
+
+
+def imported(*argv: str, cwd: Path) -> tuple[str, set[str]]:
+    """What a command printed, and the modules that its process had imported at its end."""
+    code = "import atexit, sys; atexit.register(lambda: print('\\f', *sys.modules)); from trainworthy.core.cli import main; main()"
+    command = [sys.executable, "-c", code, *argv]
+    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=100)
+    text, _, modules = done.stdout.partition("\f")
+    assert modules, done.stderr
+    return text.rstrip("\n"), set(modules.split())
 
 
 def start(*argv: object, cwd: Path, **env: str) -> subprocess.Popen:
