@@ -4,7 +4,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from tests.core.test_report import epochs, folder, lines, put  # noqa: F401  (a fixture)
 from tests.core.test_seeds import group
-from tests.helpers.commands import environment, holds
+from tests.helpers.commands import assert_refused, execute, holds
 
 TEXTS = ["", "[]", "null", '{"learning_rate": 1e-3}', '{"recipe": "toy", "pres']
 
@@ -30,8 +29,7 @@ def test_a_folder_of_another_tool_is_refused_with_one_message(command: str, text
     run.mkdir()
     if text is not None:
         (run / "args.json").write_text(text)
-    done = launch(command, str(run), code=2)
-    assert "not a run folder of trainworthy" in done.stderr
+    assert_refused(launch(command, str(run)), "not a run folder of trainworthy")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +91,5 @@ def test_a_folder_that_may_not_be_read_gets_one_message(command: str, tmp_path: 
     run.mkdir()
     (run / "args.json").write_text("{}")
     (run / "args.json").chmod(0)
-    words = [*AS_OTHERS, sys.executable, "-m", "trainworthy", command, str(run)]
-    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stdout + done.stderr
-    assert "args.json: Permission denied" in done.stderr
+    done = execute(*AS_OTHERS, sys.executable, "-m", "trainworthy", command, run, cwd=tmp_path)
+    assert_refused(done, "args.json: Permission denied")

@@ -16,7 +16,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.bugs import campaign, mutation, outcomes, page, suite
 
 from tests.conftest import ROOT, Done
-from tests.helpers.commands import environment, holds
+from tests.helpers.commands import environment, execute, holds
 
 RECIPE = '''
 """A recipe."""
@@ -224,7 +224,7 @@ def test_a_mutated_helper_takes_the_place_of_the_original(tmp_path: Path):
     file = campaign.mutated("vision/classify", one, tmp_path)
     code = (f"from trainworthy.core.recipe import loading; m = loading.load({str(file)!r}).module; print(m.mixing.__file__);"
             "from trainworthy.recipes.vision.data import mixing; print(mixing.__file__)")  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+    done = execute(sys.executable, "-c", code, cwd=ROOT)
     assert done.stdout.split() == [str(tmp_path / "mixing.py")] * 2, done.stderr
     assert (tmp_path / "mixing.py").read_text() == one.applied(helper.read_text())
 

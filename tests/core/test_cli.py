@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,19 @@ from trainworthy.core.recipe.registry import Entry, recipes
 
 from tests.conftest import ROOT
 from tests.helpers import pages
-from tests.helpers.commands import BIN, QUICK, environment, holds, imported, installed, read, run_folder, trainworthy
+from tests.helpers.commands import (
+    BIN,
+    QUICK,
+    assert_refused,
+    environment,
+    execute,
+    holds,
+    imported,
+    installed,
+    read,
+    run_folder,
+    trainworthy,
+)
 
 FORK_WITHOUT = {
     "a syntax error": ("def train(cfg", "def train(cfg:::", "is not valid Python"),
@@ -93,8 +104,7 @@ def test_bad_usage(argv: tuple[str, ...], words: tuple[str, ...], tmp_path: Path
     (tmp_path / "broken.py").write_text(
         f"{source}\ndef\n# forked from vision/classify, source {'0' * 40}, on 2026-11-21\n"
     )
-    done = trainworthy(*argv, cwd=tmp_path, code=2)
-    holds(done.stderr, *words)
+    assert_refused(trainworthy(*argv, cwd=tmp_path), *words)
     assert not list(tmp_path.rglob("args.json"))
 
 
@@ -105,8 +115,7 @@ def test_broken_forks(what: str, tmp_path: Path):
     source = (tmp_path / "mine.py").read_text()
     assert source.count(old) == 1
     (tmp_path / "mine.py").write_text(source.replace(old, new))
-    done = trainworthy("run", "mine.py", cwd=tmp_path, code=2)
-    assert words in done.stderr
+    assert_refused(trainworthy("run", "mine.py", cwd=tmp_path), words)
 
 
 def test_config_files_are_read_and_checked(tmp_path: Path):
@@ -122,8 +131,7 @@ def test_config_files_are_read_and_checked(tmp_path: Path):
     for change, words in (({"optim": {"lrr": 1}}, "unknown setting optim.lrr"), ({"optim": {"lr": "fast"}}, "wrong type"),
                           ({"optim": {"name": "adam"}}, "not offered")):  # fmt: skip
         (tmp_path / "bad.json").write_text(json.dumps({"settings": change}))
-        done = trainworthy("run", "vision/classify", "--config", "bad.json", cwd=tmp_path)
-        assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+        assert_refused(trainworthy("run", "vision/classify", "--config", "bad.json", cwd=tmp_path), words)
 
 
 def test_list_is_instant_and_imports_no_torch(tmp_path: Path):
@@ -136,7 +144,7 @@ def test_list_is_instant_and_imports_no_torch(tmp_path: Path):
 
 def test_output_may_be_cut_off(tmp_path: Path):
     both = f"{BIN / 'trainworthy'} list | head -c 20"
-    done = subprocess.run(["bash", "-c", both], cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    done = execute("bash", "-c", both, cwd=tmp_path)
     assert (len(done.stdout), done.stderr) == (20, "")
 
 
@@ -213,13 +221,9 @@ def test_a_fork_runs_from_any_folder_and_imports_its_neighbours(tmp_path: Path):
     folder = run_folder(elsewhere)
     assert folder.parent.name == "mine"
     assert read(folder / "args.json")["settings"]["label_smoothing"] == 0.05
-    again = trainworthy("fork", "vision/classify", home / "mine.py", cwd=elsewhere)
-    assert (again.returncode, "never overwrites" in again.stderr) == (2, True)
+    assert_refused(trainworthy("fork", "vision/classify", home / "mine.py", cwd=elsewhere), "never overwrites")
     plain = {k: v for k, v in environment().items() if k != "PYTHONSAFEPATH"}  # as a user starts a script
-    direct = subprocess.run(
-        [sys.executable, home / "mine.py", *QUICK], cwd=elsewhere, env=plain, capture_output=True, text=True
-    )
-    assert direct.returncode == 0, direct.stderr
+    execute(sys.executable, home / "mine.py", *QUICK, cwd=elsewhere, env=plain, code=0)
 
 
 @pytest.mark.verify  # test_same_data has the memory of passes, test_gates the fault
@@ -256,8 +260,7 @@ def test_a_damaged_asset_is_fetched_again_or_told(tmp_path: Path):
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": "",
     }
-    done = trainworthy("run", "vision/classify", *QUICK, cwd=tmp_path, **env, code=2)
-    assert "damaged in the cache" in done.stderr
+    assert_refused(trainworthy("run", "vision/classify", *QUICK, cwd=tmp_path, **env), "damaged in the cache")
 
 
 def test_the_command_is_installed():

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.core.test_seeds import group
-from tests.helpers.commands import holds, read, run_folder, trainworthy
+from tests.helpers.commands import assert_refused, holds, read, run_folder, trainworthy
 
 TINY = ("--train.epochs", "0.05", "--train.batch-size", "16", "--gates.no-enabled", "--run.no-tensorboard")
 
@@ -63,8 +63,7 @@ def test_a_part_of_the_settings_lies_over_its_preset(tmp_path: Path):
 )
 def test_bad_files_get_one_message(text: str, words: str, tmp_path: Path):
     (tmp_path / "bad.yaml").write_text(text)
-    done = trainworthy("run", "vision/classify", "--config", "bad.yaml", cwd=tmp_path, code=2)
-    assert words in done.stderr
+    assert_refused(trainworthy("run", "vision/classify", "--config", "bad.yaml", cwd=tmp_path), words)
     assert not (tmp_path / "gone").exists()
 
 

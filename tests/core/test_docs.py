@@ -11,7 +11,7 @@ from trainworthy.core.recipe.registry import recipes
 
 from tests.conftest import ROOT
 from tests.helpers import pages
-from tests.helpers.commands import environment, read, run_folder, trainworthy
+from tests.helpers.commands import environment, execute, read, run_folder, trainworthy
 
 PAGES = [
     ROOT / "README.md",
@@ -71,9 +71,7 @@ def test_the_loop_on_the_page_is_the_examples():
 @pytest.mark.parametrize("name", ["plain_script", "hf_trainer", "loop"])
 def test_an_example_passes_its_gates_and_trains(name: str, tmp_path: Path):
     env = environment(PYTHONPATH=str(ROOT))
-    command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = execute(sys.executable, ROOT / "examples" / f"{name}.py", cwd=tmp_path, env=env, code=0)
     assert "FAIL" not in done.stdout
 
 

@@ -1,7 +1,6 @@
 """Every planted bug is stopped by its gate before anything is trained; a non-finite step never reaches the weights."""
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from trainworthy.core.gates import order
 from trainworthy.core.recipe.registry import find
 
 from tests.conftest import Done, collected
-from tests.helpers.commands import environment, holds
+from tests.helpers.commands import execute, holds
 from tests.helpers.plant import Plant
 from tests.vision.healthy_classify import DROPOUT_BY_FUNCTION
 from tests.vision.planted_classify import UPDATE
@@ -99,9 +98,7 @@ def test_repro_fails_again_from_any_folder(gate: str, launch, fork, tmp_path: Pa
     script = launch("check", "mine.py", "--only", gate, *plant.argv).folder() / "gates" / gate / "repro.py"
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    command = [sys.executable, str(script)]
-    again = subprocess.run(command, cwd=elsewhere, env=environment(), capture_output=True, text=True, timeout=300)
-    assert again.returncode == 3, again.stdout + again.stderr
+    again = execute(sys.executable, script, cwd=elsewhere, code=3)
     assert f"FAIL   {gate}" in again.stdout
 
 

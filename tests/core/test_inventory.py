@@ -10,7 +10,7 @@ from trainworthy.core.data import contents, inventory, texts
 
 from tests.conftest import ROOT, patched
 from tests.core.planted_fabricated import made_up
-from tests.helpers.commands import holds
+from tests.helpers.commands import assert_refused, holds
 from tests.vision.planted_classify import STAGES
 from trainworthy import core
 
@@ -63,8 +63,7 @@ def test_what_was_made_up_is_counted(launch, fork):
     found = json.loads((done.folder() / "data.json").read_text())["splits"]["val"]["fields"]["image"]["fabricated"]
     assert found["classes"] == pytest.approx({str(i): i / 28 for i in range(10)})
     fork((STAGES, made_up("image[:, :label] = 0", "label")))
-    done = launch("data", "mine.py", "--sample", "300", code=2)
-    assert "the fabricated share of 'image' is not a share" in done.stderr
+    assert_refused(launch("data", "mine.py", "--sample", "300"), "the fabricated share of 'image' is not a share")
 
 
 def test_json_and_sample(launch):
@@ -142,8 +141,7 @@ def test_bad_usage(argv: tuple[str, ...], words: tuple[str, ...], launch):
 def test_a_sample_that_cannot_be_read_is_named(launch, fork):
     line = "        image = self.images[index].float() / 255\n"
     fork((line, '        if index == 777:\n            raise OSError("truncated file 777.png")\n' + line))
-    done = launch("data", "mine.py", code=2)
-    holds(done.stderr, "sample 777 of train cannot be read", "truncated file 777.png")
+    assert_refused(launch("data", "mine.py"), "sample 777 of train cannot be read", "truncated file 777.png")
 
 
 # ------------------------------------------------------------------------------------------------------------- the pieces

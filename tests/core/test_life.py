@@ -2,7 +2,6 @@
 
 import random
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +11,11 @@ import torch
 from tests.helpers.commands import (
     BIN,
     QUICK,
+    assert_refused,
+    assert_same_run,
     environment,
     equal_but_rounding,
+    execute,
     final_weights,
     holds,
     killed,
@@ -28,59 +30,49 @@ from tests.helpers.commands import (
 from tests.vision.planted_classify import LOOP
 
 
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twenty steps without a stop, gates off: what every variation must equal."""
-    cwd = tmp_path_factory.mktemp("straight")
-    trainworthy("run", "vision/classify", *QUICK, cwd=cwd, code=0)
-    return run_folder(cwd)
-
-
-def test_run_folder_is_complete(straight: Path):
+def test_run_folder_is_complete(quick_run: Path):
     for name in ("args.json", "environment.json", "data.json", "gates.json", "step_metrics.jsonl", "epoch_metrics.jsonl",
                  "summary.json", "card.md", "report.html", "recipe.py", "export/model.safetensors"):  # fmt: skip
-        assert (straight / name).stat().st_size > 0, name
-    rows = read(straight / "step_metrics.jsonl")
+        assert (quick_run / name).stat().st_size > 0, name
+    rows = read(quick_run / "step_metrics.jsonl")
     assert [r["step"] for r in rows] == list(range(1, 21))
     assert {"step/loss", "step/grad_norm", "step/lr", "step/samples_per_sec"} <= rows[0].keys()
     assert rows[-1]["step/loss"] < rows[0]["step/loss"]
-    assert "OFF" in (straight / "card.md").read_text().upper()
+    assert "OFF" in (quick_run / "card.md").read_text().upper()
 
 
-def test_gates_leave_no_trace(straight: Path, tmp_path: Path):
+def test_gates_leave_no_trace(quick_run: Path, tmp_path: Path):
     settings = [a for a in QUICK if a != "--gates.no-enabled"]
     done = trainworthy("run", "vision/classify", *settings, "--gates.no-remember", cwd=tmp_path, code=0)
     assert "gates passed" in done.stdout
-    assert losses(run_folder(tmp_path)) == losses(straight)
-    assert same(final_weights(run_folder(tmp_path)), final_weights(straight))
+    assert_same_run(run_folder(tmp_path), quick_run)
 
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.verify), 2])
-def test_workers_change_nothing(workers: int, straight: Path, tmp_path: Path):
+def test_workers_change_nothing(workers: int, quick_run: Path, tmp_path: Path):
     trainworthy("run", "vision/classify", *QUICK, "--loader.workers", workers, cwd=tmp_path, code=0)
-    assert same(final_weights(run_folder(tmp_path)), final_weights(straight))
+    assert same(final_weights(run_folder(tmp_path)), final_weights(quick_run))
 
 
-def test_micro_batches_change_nothing_but_rounding(straight: Path, tmp_path: Path):
+def test_micro_batches_change_nothing_but_rounding(quick_run: Path, tmp_path: Path):
     trainworthy("run", "vision/classify", *QUICK, "--train.accumulate", 3, cwd=tmp_path, code=0)
-    equal_but_rounding(losses(run_folder(tmp_path)), losses(straight))
+    equal_but_rounding(losses(run_folder(tmp_path)), losses(quick_run))
 
 
 @pytest.mark.slow
-def test_two_processes_train_like_one(straight: Path, tmp_path: Path):
+def test_two_processes_train_like_one(quick_run: Path, tmp_path: Path):
     trainworthy("run", "vision/classify", "-n", 2, *QUICK, cwd=tmp_path, code=0)
     folder = run_folder(tmp_path)
     assert read(folder / "args.json")["processes"] == 2
-    equal_but_rounding(losses(folder), losses(straight))
-    one, two = read(straight / "summary.json")["final"], read(folder / "summary.json")["final"]
+    equal_but_rounding(losses(folder), losses(quick_run))
+    one, two = read(quick_run / "summary.json")["final"], read(folder / "summary.json")["final"]
     assert two["val/nll"] == pytest.approx(one["val/nll"], abs=2e-2)
 
 
 @pytest.mark.slow
 def test_two_processes_pass_the_gates_and_keep_exit_codes(tmp_path: Path):
     trainworthy("check", "vision/classify", "-n", 2, cwd=tmp_path, code=0)
-    refused = trainworthy("check", "vision/classify", "-n", 2, "--optim.lrr", 1, cwd=tmp_path, code=2)
-    assert "--optim.lrr" in refused.stderr
+    assert_refused(trainworthy("check", "vision/classify", "-n", 2, "--optim.lrr", 1, cwd=tmp_path), "--optim.lrr")
 
 
 @pytest.mark.verify
@@ -90,18 +82,8 @@ def test_deep_check_uses_new_processes(tmp_path: Path):
 
 
 def test_a_launcher_that_starts_too_few_is_refused(tmp_path: Path):
-    command = [
-        BIN / "accelerate",
-        "launch",
-        "--cpu",
-        "--num_processes",
-        "2",
-        "-m",
-        "core.launch",
-        "vision/classify",
-        *QUICK,
-    ]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
+    words = ("launch", "--cpu", "--num_processes", "2", "-m", "core.launch", "vision/classify", *QUICK)
+    done = execute(BIN / "accelerate", *words, cwd=tmp_path)
     assert done.returncode != 0
     assert "did not start as many processes" in done.stderr
     assert not (tmp_path / "runs").exists()
@@ -123,22 +105,18 @@ def test_an_accelerate_config_is_followed_or_refused(tmp_path: Path):
     done = trainworthy(*argv, cwd=tmp_path, code=0)
     assert "bf16" in done.stdout.splitlines()[0]
     config.write_text(ACCELERATE.format(kind="MULTI_CPU", precision="'no'", processes=2))  # starts one, says nothing
-    refused = trainworthy(*argv, cwd=tmp_path, code=2)
-    assert "did not start as many processes" in refused.stderr
+    assert_refused(trainworthy(*argv, cwd=tmp_path), "did not start as many processes")
 
 
-def test_accelerate_launch_is_the_same_path(straight: Path, tmp_path: Path):
+def test_accelerate_launch_is_the_same_path(quick_run: Path, tmp_path: Path):
     (tmp_path / "core").mkdir()  # a folder of this name where the user stands must do no harm
     (tmp_path / "core" / "__init__.py").write_text("raise RuntimeError('the wrong core')\n")
-    command = [BIN / "accelerate", "launch", "-m", "trainworthy.launch", "vision/classify", *QUICK]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert same(final_weights(run_folder(tmp_path)), final_weights(straight))
+    words = ("launch", "-m", "trainworthy.launch", "vision/classify", *QUICK)
+    execute(BIN / "accelerate", *words, cwd=tmp_path, code=0)
+    assert same(final_weights(run_folder(tmp_path)), final_weights(quick_run))
     without = {k: v for k, v in environment().items() if k != "PYTHONSAFEPATH"}
-    listed = subprocess.run([BIN / "trainworthy", "run", "vision/classify", "--preset", "none"], cwd=tmp_path, env=without,
-                            capture_output=True, text=True, timeout=300)  # fmt: skip
-    assert listed.returncode == 2
-    assert "unknown preset" in listed.stderr  # our core answered, not the one in the folder
+    bad = execute(BIN / "trainworthy", "run", "vision/classify", "--preset", "none", cwd=tmp_path, env=without)
+    assert_refused(bad, "unknown preset")  # our core answered, not the one in the folder
 
 
 # ------------------------------------------------------------------------------------------------------ stop and resume
@@ -166,8 +144,7 @@ def test_a_signal_saves_and_resume_is_bitwise(how: int, long_straight: Path, tmp
     assert not (folder / "summary.json").exists()
     done = trainworthy("resume", folder, cwd=tmp_path, code=0)
     assert "resumed from step-" in done.stdout
-    assert same(final_weights(folder), final_weights(long_straight))
-    assert losses(folder) == losses(long_straight)
+    assert_same_run(folder, long_straight)
     dropped = ("seconds", "time")
     one, two = (read(f / "epoch_metrics.jsonl") for f in (folder, long_straight))
     assert [{k: v for k, v in r.items() if not k.endswith(dropped)} for r in one] == two
@@ -218,8 +195,7 @@ def _survive_kills(cwd: Path, kills: int, recipe: str, *settings: str, seed: int
         assert not (folder / "summary.json").exists()  # it was killed in the middle
         argv = ("resume", folder)
     trainworthy("resume", folder, cwd=cwd, code=0)
-    assert same(final_weights(folder), final_weights(reference))
-    assert losses(folder) == losses(reference)
+    assert_same_run(folder, reference)
 
 
 @pytest.mark.slow
@@ -257,11 +233,9 @@ def test_a_damaged_checkpoint_is_passed_over(long_straight: Path, tmp_path: Path
     assert same(final_weights(folder), final_weights(long_straight))
 
 
-def test_resume_refuses_what_it_cannot_resume(straight: Path, tmp_path: Path):
-    finished = trainworthy("resume", straight, cwd=tmp_path)
-    assert (finished.returncode, "has finished" in finished.stderr) == (2, True)
-    nothing = trainworthy("resume", tmp_path, cwd=tmp_path)
-    assert (nothing.returncode, "is not a run folder" in nothing.stderr) == (2, True)
+def test_resume_refuses_what_it_cannot_resume(quick_run: Path, tmp_path: Path):
+    assert_refused(trainworthy("resume", quick_run, cwd=tmp_path), "has finished")
+    assert_refused(trainworthy("resume", tmp_path, cwd=tmp_path), "is not a run folder")
 
 
 def test_a_changed_fork_needs_force(tmp_path: Path):
@@ -270,8 +244,7 @@ def test_a_changed_fork_needs_force(tmp_path: Path):
     assert code == 5, output
     fork = tmp_path / "mine.py"
     fork.write_text(fork.read_text() + "\n# another version\n")
-    refused = trainworthy("resume", folder, cwd=tmp_path, code=2)
-    assert "changed: mine.py" in refused.stderr
+    assert_refused(trainworthy("resume", folder, cwd=tmp_path), "changed: mine.py")
     trainworthy("resume", folder, "--force", cwd=tmp_path, code=0)
 
 
@@ -309,8 +282,8 @@ def test_tiny_reaches_its_result_and_its_export_stands_alone(tmp_path: Path):
     images, labels = digits.load()
     held_out = digits.split(labels)[1]
     torch.save((images[held_out].float() / 255, labels[held_out]), tmp_path / "held_out.pt")
-    alone = subprocess.run([sys.executable, "-c", script, folder / "export" / "model.pt2", tmp_path / "held_out.pt"],
-                           cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)  # fmt: skip
+    files = (folder / "export" / "model.pt2", tmp_path / "held_out.pt")
+    alone = execute(sys.executable, "-c", script, *files, cwd=tmp_path, code=0)
     assert float(alone.stdout) == pytest.approx(summary["reported"]["accuracy"], abs=1e-9)
 
 

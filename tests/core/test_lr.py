@@ -4,7 +4,7 @@ import json
 import re
 
 from tests.conftest import Done
-from tests.helpers.commands import read, trainworthy
+from tests.helpers.commands import assert_refused, read, trainworthy
 from tests.vision.planted_classify import STAGES, staged
 
 
@@ -40,5 +40,4 @@ def test_a_declared_stage_is_not_tested(launch, fork):
 
 
 def test_bad_steps(tmp_path):
-    done = trainworthy("lr", "vision/classify", "--steps", "few", cwd=tmp_path, code=2)
-    assert "--steps is a number" in done.stderr
+    assert_refused(trainworthy("lr", "vision/classify", "--steps", "few", cwd=tmp_path), "--steps is a number")

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from trainworthy.core.monitoring import monitors
 from trainworthy.core.recipe.stage import Metric
 
-from tests.helpers.commands import final_weights, holds, losses, read, run_folder, same, trainworthy
+from tests.helpers.commands import assert_same_run, holds, read, run_folder, trainworthy
 
 SETTINGS = {"train": {"batch_size": 64}, "optim": {"clip": 1.0, "warmup": 0.1}}
 
@@ -183,8 +183,7 @@ def test_patience_ends_the_run_and_survives_a_resume(tmp_path, fork):
     resumed = run_folder(tmp_path, "cut/*/2*")
     trainworthy("resume", resumed, cwd=tmp_path, code=0)
     assert read(resumed / "summary.json")["steps"] == 50
-    assert losses(resumed) == losses(straight)
-    assert same(final_weights(resumed), final_weights(straight))
+    assert_same_run(resumed, straight)
 
 
 def test_a_fork_s_monitor_that_raises_is_told_and_costs_nothing():

@@ -16,7 +16,18 @@ from trainworthy.core.session import nodes
 
 from tests.conftest import ROOT
 from tests.helpers import namespaces
-from tests.helpers.commands import QUICK, final_weights, holds, losses, machines, run_folder, same, trainworthy
+from tests.helpers.commands import (
+    QUICK,
+    assert_refused,
+    assert_same_run,
+    final_weights,
+    holds,
+    losses,
+    machines,
+    run_folder,
+    same,
+    trainworthy,
+)
 from tests.vision.planted_classify import LOOP
 
 KILL = """        if run.rank == 1 and step.index + 1 == {step} and not Path("killed").exists():
@@ -43,8 +54,7 @@ EACH = ("--run.log-every", "1", "--run.save-steps", "4")
     ],
 )  # fmt: skip
 def test_machines_that_cannot_meet_are_refused(argv: tuple, words: tuple, launch, tmp_path: Path):
-    done = launch(*argv, code=2)
-    holds(done.stderr, *words)
+    assert_refused(launch(*argv), *words)
     assert not (tmp_path / "runs").exists()
 
 
@@ -95,8 +105,7 @@ def test_two_machines_train_what_two_processes_train(tmp_path: Path):
     assert "node 1 of 2, 2 processes in all" in second[1]
     trainworthy("run", "vision/classify", *QUICK, *EACH, "-n", 2, cwd=tmp_path, code=0)
     ours, theirs = run_folder(shared, "*/2*"), run_folder(tmp_path)
-    assert losses(ours) == losses(theirs)
-    assert same(final_weights(ours), final_weights(theirs))
+    assert_same_run(ours, theirs)
 
 
 @pytest.mark.slow
@@ -111,8 +120,7 @@ def test_two_hosts_with_a_network_between_them_train_what_two_processes_train(mo
     assert "node 1 of 2, 2 processes in all" in second[1]
     trainworthy(*how, "-n", 2, cwd=tmp_path, code=0)
     ours, theirs = run_folder(tmp_path, "shared/*/2*"), run_folder(tmp_path)
-    assert losses(ours) == losses(theirs)
-    assert same(final_weights(ours), final_weights(theirs))
+    assert_same_run(ours, theirs)
 
 
 # -------------------------------------------------------------------------------------------------------------- restarts

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, patched
-from tests.helpers.commands import holds
+from tests.helpers.commands import execute, holds
 
 FORK = "mine.py"
 
@@ -48,9 +48,7 @@ def project(tmp_path: Path) -> Path:
 def ran(python: Path, *argv: str, cwd: Path) -> str:
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONSAFEPATH")}
     env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([python, *argv], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return execute(python, *argv, cwd=cwd, env=env, code=0).stdout
 
 
 CHECK = """

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.helpers.commands import QUICK, holds, machines, run_folder, trainworthy
+from tests.helpers.commands import QUICK, assert_refused, holds, machines, run_folder, trainworthy
 from tests.vision.planted_classify import LOOP
 
 CONFIG = """compute_environment: LOCAL_MACHINE
@@ -66,8 +66,7 @@ def test_fsdp_of_an_accelerate_config_is_refused_with_the_flag_that_does_the_sam
 
 def test_fsdp_on_a_cpu_which_accelerate_drops_in_silence_is_refused(launch, tmp_path: Path):
     """As `accelerate launch --use_fsdp` sets it for the processes it starts."""
-    done = launch("run", "vision/classify", *QUICK, ACCELERATE_USE_FSDP="true", code=2)
-    assert "FSDP" in done.stderr
+    assert_refused(launch("run", "vision/classify", *QUICK, ACCELERATE_USE_FSDP="true"), "FSDP")
     assert not (tmp_path / "runs").exists()
 
 

@@ -9,7 +9,7 @@ import pytest
 from trainworthy.core.base import masking
 
 from tests.core.test_report import epochs, lines, put
-from tests.helpers.commands import QUICK, holds, stop
+from tests.helpers.commands import QUICK, assert_refused, holds, stop
 
 SECRET = "wq7-very-private-41"
 HEAD = 'class Config(core.Config):\n    """Settings of vision/classify."""\n'
@@ -64,8 +64,7 @@ def test_resume_asks_for_the_secret_again_and_goes_on_with_it(keyed, launch, tmp
     assert SECRET not in said
     (folder,) = {p.parent for p in tmp_path.glob("runs/*/*/args.json")}
     (tmp_path / "used.txt").unlink()
-    asked = launch("resume", str(folder), code=2)
-    holds(asked.stderr, "--api-key", f"trainworthy resume {folder} --api-key VALUE")
+    assert_refused(launch("resume", str(folder)), "--api-key", f"trainworthy resume {folder} --api-key VALUE")
     launch("resume", str(folder), "--optim.lr", "1", code=2)
     launch("resume", str(folder), "--api-key", SECRET, code=0)
     assert (tmp_path / "used.txt").read_text() == str(len(SECRET))
@@ -88,8 +87,7 @@ def test_several_seeds_keep_the_secret_to_themselves(keyed, launch, tmp_path: Pa
     assert not holders(tmp_path / "runs")
     (group,) = tmp_path.glob("runs/*/seeds-*")
     (group / "seed-1" / "summary.json").unlink()
-    again = launch("resume", str(group), code=2)
-    assert f"trainworthy resume {group} --api-key VALUE" in again.stderr
+    assert_refused(launch("resume", str(group)), f"trainworthy resume {group} --api-key VALUE")
 
 
 @pytest.mark.parametrize(

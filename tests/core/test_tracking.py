@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.commands import QUICK, read, run_folder, trainworthy
+from tests.helpers.commands import QUICK, assert_refused, read, run_folder, trainworthy
 
 # Stands for the package: Accelerate imports it by name. The real ones were tried by hand (LOG.md).
 TRACKIO = """
@@ -78,5 +78,4 @@ def test_a_tracker_that_fails_does_not_stop_the_run(tmp_path: Path):
 )
 def test_told_before_anything_is_spent(asked: str, words: str, tmp_path: Path):
     env = package(tmp_path, init='raise RuntimeError("no key")')
-    done = trainworthy("run", "vision/classify", *QUICK, "--track", asked, cwd=tmp_path, **env, code=2)
-    assert words in done.stderr
+    assert_refused(trainworthy("run", "vision/classify", *QUICK, "--track", asked, cwd=tmp_path, **env), words)
