@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
     rest, as_json = take_flag(rest, "--json")
     if not rest:
         raise UserError("data what?", needed="a recipe", next="trainworthy list")
-    planning.describing = True
+    planning.is_describing_data = True
     loaded = recipes.load(rest[0])
     cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy data {rest[0]}")
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():

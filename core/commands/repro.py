@@ -99,8 +99,8 @@ def environment_of(then: dict[str, Any], args: dict[str, Any]) -> list[Compared]
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["cpu"]
     here = {"devices": devices, "platform": platform.platform(), "threads": threads or torch.get_num_threads()}
     other = [f"{k}: {here[k]} instead of {then[k]}" for k in here if k in then and here[k] != then[k]]
-    shown = f"{then.get('devices')}, {then.get('platform')}, {args.get('processes', 1)} process(es), {then.get('threads')} threads"
-    found.append(Compared("machine", shown, other))
+    recorded = f"{then.get('devices')}, {then.get('platform')}, {args.get('processes', 1)} process(es), {then.get('threads')} threads"
+    found.append(Compared("machine", recorded, other))
     commit, mine = str(then.get("commit", "")), checkout()
     own = mine["commit"]
     if not commit or not own:

@@ -81,7 +81,9 @@ def resume(argv: list[str], found: dict[str, Any]) -> None:
     if session.resumes and (other := environment.changed_versions(folder)):
         session.console.say(f"packages have changed since the run began: {other}", style="yellow")
     assert_boardable(cfg, wanted)
-    shown = board.during_run(session.folder.parent.parent, wanted=wanted and session.main, say=session.console.say)
+    running_board = board.during_run(
+        session.folder.parent.parent, wanted=wanted and session.main, say=session.console.say
+    )
     track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
     with (
         session_lock(session),
@@ -90,7 +92,7 @@ def resume(argv: list[str], found: dict[str, Any]) -> None:
         in_short_at_the_end(session, found),
         reported(session),
         track,
-        shown as board_is_up,
+        running_board as board_is_up,
     ):
         if fallback is not None:
             write_start(session)

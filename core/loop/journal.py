@@ -58,7 +58,7 @@ class Journal:
         self.skipped: list[int] = []  # steps with a NaN or infinite loss or gradient
         self.live: monitors.Live | None = None
         self.pending: list[Logged] = []
-        self.shown = ""  # text next to the progress bar
+        self.progress = ""  # text next to the progress bar
         self._epoch_sums: dict[str, tuple[float, int]] = {}  # (sum, count) since the last evaluation
         self._bad_in_a_row = 0
         self._rates: dict[str, float] = {}
@@ -130,7 +130,7 @@ class Journal:
             if math.isfinite(v):
                 total, n = self._epoch_sums.get(k, (0.0, 0))
                 self._epoch_sums[k] = (total + v, n + 1)
-        self.shown = f"loss {row['loss']:.4f}  {rate:.0f} samples/s"
+        self.progress = f"loss {row['loss']:.4f}  {rate:.0f} samples/s"
 
     def _check_finite(self, stage: Stage, logged: Logged, values: dict[str, float]) -> None:
         """Count a skipped step, store its batch, and stop after too many in a row."""
@@ -236,8 +236,8 @@ class Journal:
         ranked = sorted([*self.best, (metrics[name], step)], key=lambda b: (math.isnan(b[0]), sign * b[0], b[1]))
         self.best = ranked[: run.cfg.run.keep_best]
         mark = "  best so far" if self.best[0][1] == step else ""
-        shown = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items() if "/" not in k)
-        return epoch, f"  epoch {epoch:>5g}  train loss {train.get('loss', math.nan):.4f}  {shown}{mark}"
+        scores = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items() if "/" not in k)
+        return epoch, f"  epoch {epoch:>5g}  train loss {train.get('loss', math.nan):.4f}  {scores}{mark}"
 
     def check_history(self, stage: Stage) -> None:
         """Stop if the evaluations show that continuing is useless: the model learns nothing, has lost what it had

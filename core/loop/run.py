@@ -199,7 +199,7 @@ class Run:
             yield self.current
 
             self.step = index + 1
-            self.console.tick(self.step, lambda: self.journal.shown)
+            self.console.tick(self.step, lambda: self.journal.progress)
             if mode.after_step(self, stage, size, n):
                 return
 

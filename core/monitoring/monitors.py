@@ -171,9 +171,9 @@ def plateau(rows: list[dict[str, Any]]) -> "Verdict":
     fell, rose, again = start - lowest > 4 * error, peak - lowest > 4 * error, peak - end > 4 * error
     most = peak - end > start - peak  # most of the progress is made below the peak
     bad = fell and ((rose and (again or end > lowest)) or (peak > lowest - 2 * error and again and most))
-    shown = f"loss {start:.3g} untrained, {lowest:.3g} in the warm-up, {peak:.3g} at the peak, {end:.3g} at the end (±{error:.2g})"
+    curve = f"loss {start:.3g} untrained, {lowest:.3g} in the warm-up, {peak:.3g} at the peak, {end:.3g} at the end (±{error:.2g})"
     return verdict(
-        PLATEAU, "advice" if bad else "pass", ("the peak rate is too high: " * bad) + shown,
+        PLATEAU, "advice" if bad else "pass", ("the peak rate is too high: " * bad) + curve,
         "a loss at the peak rate below the lowest of the warm-up",
         f"--optim.lr {rate[int(means.argmin()) * block + block // 2]:.1g}, the rate at which it still fell" if bad else "",
     )  # fmt: skip

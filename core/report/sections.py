@@ -112,19 +112,19 @@ def hero(f: Folder) -> str:
 def result(f: Folder) -> tuple[str, str]:
     """The number with its uncertainty, and bars next to its baselines."""
     s, name, newest = f.summary, f.summary["metric"], (f.rows or [{}])[-1]
-    shown = s.get("reported")
-    if not shown:
-        shown = {"weights": "newest", "step": newest["step"], name: as_number(newest.get("val/" + name))}
+    reported = s.get("reported")
+    if not reported:
+        reported = {"weights": "newest", "step": newest["step"], name: as_number(newest.get("val/" + name))}
     higher = s.get("higher_is_better", True)
-    of = f"{shown['weights']} weights, step {shown['step']:,} ({CHOSEN.get(shown['weights'], 'unfinished')})"
+    of = f"{reported['weights']} weights, step {reported['step']:,} ({CHOSEN.get(reported['weights'], 'unfinished')})"
     fine = [
-        f"last evaluation, step {shown['step']:,}" if s.get("foreign") else of,
+        f"last evaluation, step {reported['step']:,}" if s.get("foreign") else of,
         *([f"{f.n_val:,} held-out samples"] if f.n_val else []),
         "one seed: differences between single seeds are not results",
         *(["gates off: nothing was checked"] if not f.gates.get("enabled", True) else []),
         *([f"metric {name}: {'higher' if higher else 'lower'} is better"] if s.get("foreign") else []),
     ]
-    number = tag("p", f"<strong>{esc(num(shown[name]))}</strong> <span>{esc(name)}</span>", class_="number")
+    number = tag("p", f"<strong>{esc(num(reported[name]))}</strong> <span>{esc(name)}</span>", class_="number")
     if limits := s.get("intervals", {}).get("val", {}).get(name):
         fine.append(f"95% interval over these samples {num(limits[0])} to {num(limits[1])}")
     if test := s.get("test"):
@@ -136,7 +136,7 @@ def result(f: Folder) -> tuple[str, str]:
     ranked = sorted(references(s), key=lambda r: r[1], reverse=higher)
     if not ranked:
         return number, ""
-    rows = [("this model", shown[name], "model"), *((k, v, "other") for k, v in ranked)]
+    rows = [("this model", reported[name], "model"), *((k, v, "other") for k, v in ranked)]
     best = f" Best known: {s['best_known']}." if s.get("best_known") else ""
     drawn = bars(rows, high=s.get("ceiling"), caption=f"{name}, against baselines")
     drawn += note(f"{'Higher' if higher else 'Lower'} is better.{best}")
@@ -213,8 +213,8 @@ def tiles(f: Folder, split: str) -> list[tuple[bytes | None, str]]:
 
 def gallery(items: list[tuple[Any, str]], what: str) -> str:
     """Images with captions."""
-    shown = [("" if p is None else picture(p, f"{what}: {c}"), c) for p, c in items]
-    cells = [tag("figure", image + tag("figcaption", esc(c))) for image, c in shown]
+    images = ["" if p is None else picture(p, f"{what}: {c}") for p, c in items]
+    cells = [tag("figure", image + tag("figcaption", esc(c))) for image, (_, c) in zip(images, items, strict=True)]
     roomy = any(len(c) > 12 or (isinstance(p, bytes) and len(p) > 6000) for p, c in items)
     return tag("div", "".join(cells), class_="gallery roomy" if roomy else "gallery")
 
@@ -231,11 +231,11 @@ def predictions(f: Folder) -> str:
     if not rows:
         return ""
     keep = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), COLUMNS)).round().astype(int))
-    shown, truth, body = [rows[i] for i in keep], tiles(f, "val"), []
-    for i in range(len(shown[0]["captions"])):
+    columns, truth, body = [rows[i] for i in keep], tiles(f, "val"), []
+    for i in range(len(columns[0]["captions"])):
         image, label = truth[i] if i < len(truth) else (None, f"sample {i + 1}")
         cells = [tag("span", ("" if image is None else picture(image, f"sample {i + 1}")) + esc(label), class_="truth")]
-        for r in shown:
+        for r in columns:
             good, caption = r["good"][i], r["captions"][i]
             share = "" if good is None else tag("small", f"{good:.0%}")
             mark = tag("b", "✓", title="the same as the truth") if truth and caption == label else ""
@@ -243,7 +243,7 @@ def predictions(f: Folder) -> str:
             style = None if good is None else f"--v:{abs(good - 0.5) * 90:.0f}%"
             cells.append(tag("span", f"{tag('span', esc(caption) + mark)}{share}", class_=f"cell {kind}", style=style))
         body.append(cells)
-    return table(("truth" if truth else "", *(f"step {r['step']:,}" for r in shown)), body, class_="predictions")
+    return table(("truth" if truth else "", *(f"step {r['step']:,}" for r in columns)), body, class_="predictions")
 
 
 def weights(f: Folder) -> str:

@@ -69,7 +69,7 @@ def assert_equal_to_rounding(folder: Path, other: Path, *, loss: float = 1e-4, n
 @pytest.mark.parametrize(
     ("recipe", "shard", "processes"),
     [
-        pytest.param("vision/classify", "full", 2, marks=pytest.mark.verify),  # make test: test_parts.py
+        pytest.param("vision/classify", "full", 2, marks=pytest.mark.verify),  # make test: test_gates_in_processes.py
         pytest.param("vision/classify", "grad", 2, marks=pytest.mark.verify),
         pytest.param("vision/classify", "full", 4, marks=pytest.mark.verify),
         pytest.param("llm/pretrain", "full", 2, marks=pytest.mark.verify),

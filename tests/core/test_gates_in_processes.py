@@ -1,5 +1,5 @@
 """Every recipe in several processes: its metrics are those of one process, and sharded it trains what whole copies train
-(tests/helpers/parts.py)."""
+(tests/helpers/gates_in_processes.py)."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ def measured(tmp_path: Path, stand_ins: Path, recipes: list[str], **how: object)
     settings = {r: [*SHORT.get(r, ()), *map(str, STAND_INS.get(r, lambda home: ())(stand_ins))] for r in recipes}
     file = tmp_path / "asked.json"
     file.write_text(json.dumps({"processes": 2, "gates": ["sharding"], "shard": "full", "recipes": settings, **how}))
-    done = execute(sys.executable, "-m", "tests.helpers.parts", file, cwd=ROOT, code=0, timeout=1800)
+    done = execute(sys.executable, "-m", "tests.helpers.gates_in_processes", file, cwd=ROOT, code=0, timeout=1800)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert {one["recipe"] for one in found} == {*recipes}
     return found
