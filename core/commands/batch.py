@@ -43,7 +43,8 @@ from trainworthy.core.base.machine import cores, free_memory
 from trainworthy.core.commands import take_flag, take_number
 from trainworthy.core.loop.run import Rehearsal, Run, Step
 from trainworthy.core.recipe import loading as recipes
-from trainworthy.core.recipe.stage import Data, Stage, Wrapped
+from trainworthy.core.recipe.stage import Data, Stage
+from trainworthy.core.recipe.wrapped import Wrapped
 from trainworthy.core.session import stages
 from trainworthy.core.session.session import Session, explain_data_errors, open_session, session_lock, write_start
 

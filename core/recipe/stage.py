@@ -105,25 +105,6 @@ class Data:
         return default_collate(samples)
 
 
-class Wrapped(Data):
-    """A data set with the samples, the order and the batches of another one, for subclasses that change a part of it."""
-
-    def __init__(self, data: Data):
-        self.data, self.fields = data, data.fields
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
-        return self.data.get(index, generator)
-
-    def order(self, *parts: int | str) -> Tensor:
-        return self.data.order(*parts)
-
-    def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        return self.data.collate(samples)
-
-
 @dataclass
 class View(Data):
     """A subset of another data set, optionally with some entries replaced. Gates use it."""

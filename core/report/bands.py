@@ -94,7 +94,7 @@ class Band:
         return None
 
 
-def curves(f: Folder, total: float = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def banded_curves(f: Folder, total: float = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """{tag: (steps, values)} of the curves that have a band; steps are smoothed as in a run of `total` steps."""
     found = {k: series(f.steps, k) for k in ("step/loss", "step/grad_norm")}
     found = {k: smooth(*v, total) for k, v in found.items() if len(v[0]) > 1}
@@ -178,7 +178,7 @@ class Healthy:
     def departures(self, f: Folder) -> list[Departure]:
         """Return every curve that left its band, worst kinds first."""
         found = []
-        for tag, curve in curves(f, self.total).items():
+        for tag, curve in banded_curves(f, self.total).items():
             if tag in self.bands and (left := self.bands[tag].left(*curve)):
                 found.append(_departure(f, tag, *left))
         return sorted(found, key=lambda d: not d.worse)
@@ -259,7 +259,7 @@ def reference(folders: list[Folder]) -> dict[str, Any]:
     """Return the content of results/NAME.band.json, from folders of healthy runs of one recipe with one group of
     settings."""
     first = folders[0]
-    each = [curves(f) for f in folders]
+    each = [banded_curves(f) for f in folders]
     tags = [tag for tag in each[0] if all(tag in found for found in each)]
     return {
         "recipe": first.args["recipe"], "preset": first.args["preset"], "date": time.strftime("%Y-%m-%d"),

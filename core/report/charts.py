@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from trainworthy.core.report import bands
-from trainworthy.core.report.bands import OUTSIDE, OVERFIT, Band, Healthy, healthy, name_of, smooth, thin
+from trainworthy.core.report.bands import OUTSIDE, OVERFIT, Band, Healthy, banded_curves, healthy, name_of, smooth, thin
 from trainworthy.core.report.folder import Folder, references, series
 from trainworthy.core.report.html import esc, num, tag
 
@@ -284,7 +283,7 @@ def _norm_chart(f: Folder, shades: Shades) -> Chart | None:
 
 def _against_chart(f: Folder, known: Healthy) -> Chart:
     """Plot every curve relative to its band, which is seldom wide enough to be visible at the curve's own scale."""
-    found = {name_of(f, k): known.bands[k].place(*curve) for k, curve in bands.curves(f, known.total).items()
+    found = {name_of(f, k): known.bands[k].place(*curve) for k, curve in banded_curves(f, known.total).items()
              if k in known.bands and k != OVERFIT}  # fmt: skip
     styles = (("line", "-"), ("muted", ":"), ("good", "-"), ("second", "-"))
 

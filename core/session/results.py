@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 from trainworthy.core import gates
 from trainworthy.core.base import seeds
 from trainworthy.core.base.files import write_whole
@@ -216,4 +215,10 @@ def _plain_figure(figure: Any) -> Any:
     """Return the part of a figure that summary.json can hold."""
     if isinstance(figure, list):
         return [{**asdict(t), "image": None if t.image is None else t.image.tolist()} for t in figure]
-    return tree_map_only(torch.Tensor, torch.Tensor.tolist, asdict(figure))
+    return _plain(asdict(figure))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return value.tolist() if isinstance(value, torch.Tensor) else value

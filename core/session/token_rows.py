@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trainworthy.core.recipe.stage import Data, Wrapped
+from trainworthy.core.recipe.stage import Data
+from trainworthy.core.recipe.wrapped import Wrapped
 
 
 class Longest(Wrapped):
