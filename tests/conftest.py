@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,9 +53,9 @@ def collected(pattern: str, name: str) -> list:
     return [item for m in modules for item in vars(m).get(name, ())]
 
 
-def run_module(*argv: str, cwd: Path, timeout: float = 300, **env: str) -> Done:
-    """`trainworthy ARGV` on the CPU, from `cwd`, its lines as wide as they come."""
-    done = trainworthy(*argv, cwd=cwd, timeout=timeout, COLUMNS="200", **env)
+def run_module(*argv: str, cwd: Path, code: int | None = None, timeout: float = 300, **env: str) -> Done:
+    """`trainworthy ARGV` on the CPU, from `cwd`, its lines as wide as they come; `code`: the exit code that it must have."""
+    done = trainworthy(*argv, cwd=cwd, code=code, timeout=timeout, COLUMNS="200", **env)
     return Done(done.returncode, done.stdout, done.stderr, cwd)
 
 
@@ -68,10 +69,10 @@ def patched(source: str, *hunks: Hunk) -> str:
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Callable[..., Done]:
-    """`launch("check", "mine.py", cwd=..., timeout=...)`; the working directory is the test's own by default."""
+    """`launch("check", "mine.py", code=3, cwd=..., timeout=...)`; the working directory is the test's own by default."""
 
-    def start(*argv: str, cwd: Path | None = None, timeout: float = 300, **env: str) -> Done:
-        return run_module(*argv, cwd=cwd or tmp_path, timeout=timeout, **env)
+    def start(*argv: str, cwd: Path | None = None, **more: Any) -> Done:
+        return run_module(*argv, cwd=cwd or tmp_path, **more)
 
     return start
 

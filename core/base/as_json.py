@@ -9,16 +9,16 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def results(asked: bool, *, speaks: bool = True) -> Iterator[dict[str, Any]]:
+def results(enabled: bool, *, speaks: bool = True) -> Iterator[dict[str, Any]]:
     """Redirect everything that is printed inside to stderr. Print the yielded dictionary, which the command fills, to stdout at the end, also
     if the command raises or exits (a failed gate). An empty dictionary is not printed: a wrong setting has no results.
 
     Args:
-        asked: whether `--json` was given; without it nothing changes.
+        enabled: whether `--json` was given; without it nothing changes.
         speaks: False on other ranks, which print no results.
     """
     found: dict[str, Any] = {}
-    if not asked:
+    if not enabled:
         yield found
         return
     try:

@@ -60,9 +60,8 @@ def from_dict(cls: type, values: dict[str, Any], *, where: str, prefix: str = ""
         kind = hints[name]
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, dict):
-                raise UserError(
-                    f"{prefix}{name} in {where} is a group of settings", got=repr(value), needed="an object"
-                )
+                what = f"{prefix}{name} in {where} is a group of settings"
+                raise UserError(what, got=repr(value), needed="an object")
             filled[name] = from_dict(hints[name], value, where=where, prefix=f"{prefix}{name}.")
         else:
             filled[name] = _coerce(value, kind, f"{prefix}{name} in {where}")
@@ -79,9 +78,8 @@ def _coerce(value: Any, kind: Any, where: str) -> Any:
         return _coerce(value, next(a for a in args if a is not type(None)), where)
     if origin is Literal:
         if value not in args:
-            raise UserError(
-                f"{where} has a value that is not offered", got=repr(value), needed=" | ".join(map(str, args))
-            )
+            needed = " | ".join(map(str, args))
+            raise UserError(f"{where} has a value that is not offered", got=repr(value), needed=needed)
         return value
     if origin is tuple and isinstance(value, list):
         return tuple(value)
@@ -109,11 +107,9 @@ def of_recipes(table: str) -> dict[str, Any]:
 
 def unknown(what: str, name: str, known: typing.Iterable[str], **more: Any) -> UserError:
     """Build the error for an unknown name: all known names if they are few, else the most similar ones."""
-    known = sorted(known)
-    tail = [
-        k for k in known if k.split(".")[-1] == name.split(".")[-1] or k == f"{name.removeprefix('no-')}.no-enabled"
-    ]
-    near = tail + difflib.get_close_matches(name, known, n=3, cutoff=0.4) if len(known) > 6 else []
+    known, off = sorted(known), f"{name.removeprefix('no-')}.no-enabled"
+    alike = [k for k in known if k == off or k.split(".")[-1] == name.split(".")[-1]]
+    near = alike + difflib.get_close_matches(name, known, n=3, cutoff=0.4) if len(known) > 6 else []
     names = ", ".join(dict.fromkeys(near or known))
     return UserError(f"unknown {what}", needed=f"a known name, such as {names}" if near else f"one of: {names}", **more)
 
@@ -138,9 +134,8 @@ def of_stage(cfg: Config, name: str, index: int) -> Config:
 def _idle(cfg: Config, words: list[str], stages: list[str]) -> None:
     """Raise if a setting of the whole recipe has no effect, because every stage sets its own value."""
     own = {name.replace("_", "-"): p for name, p in phases(cfg).items() if name in stages}
-    for word in (
-        w[2:].split("=")[0].replace("_", "-") for w in words if w.startswith(("--train.", "--optim.", "--run."))
-    ):
+    common = [w for w in words if w.startswith(("--train.", "--optim.", "--run."))]
+    for word in (w[2:].split("=")[0].replace("_", "-") for w in common):
         name = word.split(".")[1].replace("-", "_")
         if own and all(getattr(p, name, None) is not None for p in own.values()):
             raise UserError(f"--{word} does nothing here", got="every stage sets its own",
@@ -186,12 +181,11 @@ def parse(module: types.ModuleType, argv: list[str], *, prog: str, options: str 
         if not file:  # fine-tuning: a 5 to 10 times lower rate; the command line overrides it
             default.optim.lr, default.optim.warmup = float(f"{default.optim.lr / 7:.2g}"), 0.03
 
-    presets_help = f"Presets: --preset {' | '.join(presets)} (default tiny). --config FILE reads settings: an args.json, or a file of "
     purpose = re.sub(r"\n(?=\w+  )", "\n\n", (module.__doc__ or "").strip())  # the help joins the lines of a paragraph
-    help_text = f"{purpose}\n\n{presets_help}`trainworthy config` (YAML or JSON).\n\n{options}".rstrip()
-    return _from_command_line(
-        module, default, argv, prog=prog, where=file or "the command line", help_text=help_text
-    ), preset
+    text = f"{purpose}\n\nPresets: --preset {' | '.join(presets)} (default tiny). --config FILE reads settings: "
+    text += f"an args.json, or a file of `trainworthy config` (YAML or JSON).\n\n{options}"
+    where = file or "the command line"
+    return _from_command_line(module, default, argv, prog=prog, where=where, help_text=text.rstrip()), preset
 
 
 def _from_command_line(
@@ -209,9 +203,7 @@ def _from_command_line(
             fields = {k.replace("-", "_") for k in known}
             olds = (old.replace("-", "_") for old in (name, name.removeprefix("no-")))
             if now := next((new for old in olds if (new := renamed(old, fields))), None):
-                raise UserError(
-                    f"--{name} has a new name", needed=f"--{now.replace('_', '-')}", next="docs/migration.md"
-                )
+                raise UserError(f"--{name} has a new name", needed=masking.flag(now), next="docs/migration.md")
             raise unknown(f"setting --{name}", name, known, next=f"{prog} --help")
     import tyro
 

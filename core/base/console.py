@@ -83,9 +83,8 @@ class Console:
         if sys.stdout.isatty():
             from rich.console import Console as Rich
 
-            (self._bar.console if self._bar else Rich(highlight=False)).print(
-                text, style=style or None, markup=False, highlight=False
-            )
+            terminal = self._bar.console if self._bar else Rich()
+            terminal.print(text, style=style or None, markup=False, highlight=False)
         else:
             print(text, flush=True)
 
@@ -126,6 +125,11 @@ def table(rows: list[tuple[str, ...]], *, indent: int = 2) -> str:
         cells = [row[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)]
         lines.append(" " * indent + "  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def last_line(text: str) -> str:
+    """Return the last line of an output that is not blank; "" if there is none."""
+    return next((row for row in reversed(text.splitlines()) if row.strip()), "")
 
 
 def bar(share: float, width: int) -> str:

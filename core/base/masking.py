@@ -101,8 +101,8 @@ def needed(names: list[str], *, where: str, command: str) -> UserError:
 def defaults(values: dict[str, Any], argv: list[str]) -> dict[str, str]:
     """Return {name: value} of secrets that a recipe's own file sets (from the environment, for example) and `argv` does
     not."""
-    told = {word.partition("=")[0].replace("_", "-") for word in argv}
-    return {name: value for name, value in _secrets(values) if flag(name) not in told}
+    flags = {word.partition("=")[0].replace("_", "-") for word in argv}
+    return {name: value for name, value in _secrets(values) if flag(name) not in flags}
 
 
 def given(argv: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -143,6 +143,5 @@ def _secrets(values: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, st
         if isinstance(value, dict):
             yield from _secrets(value, f"{prefix}{name}.")
         elif is_secret(prefix + name):
-            yield from (
-                (prefix + name, v) for v in (value if isinstance(value, list) else [value]) if isinstance(v, str) and v
-            )
+            values_ = value if isinstance(value, list) else [value]
+            yield from ((prefix + name, v) for v in values_ if isinstance(v, str) and v)

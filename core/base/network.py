@@ -13,14 +13,8 @@ from typing import Any
 from trainworthy.core.base.errors import UserError
 
 CLIENTS = ("httpx", "httpcore", "requests", "urllib3", "aiohttp", "fsspec")  # their exceptions: connection errors
-NAMES = {
-    "OfflineModeIsEnabled",
-    "LocalEntryNotFoundError",
-    "HfHubHTTPError",
-    "URLError",
-    "gaierror",
-    "IncompleteSnapshotError",
-}
+NAMES = {"OfflineModeIsEnabled", "LocalEntryNotFoundError", "HfHubHTTPError", "URLError", "gaierror",
+         "IncompleteSnapshotError"}  # fmt: skip
 WORDS = re.compile(
     r"couldn.t (connect|reach)|cannot reach|connection error|offline mode|name resolution|name or service not known"
     r"|cannot find the requested files in the (disk|local) cache",
@@ -66,10 +60,9 @@ def unreachable(error: BaseException | None) -> bool:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        kinds = type(error).__mro__
-        if any(k.__module__.startswith(CLIENTS) or k.__name__ in NAMES for k in kinds) or isinstance(
-            error, ConnectionError
-        ):
+        if any(k.__module__.startswith(CLIENTS) or k.__name__ in NAMES for k in type(error).__mro__):
+            return True
+        if isinstance(error, ConnectionError):
             return True
         if isinstance(error, (OSError, ValueError)) and WORDS.search(str(error)):
             return True
@@ -81,7 +74,7 @@ def refusal(what: str, error: BaseException, settings: Mapping[str, Any]) -> Use
     """Build the error that `what` cannot be downloaded. It names the settings with hub names, and how to get their
     files."""
     names = sorted(set(_hub_names(settings)))
-    shown = ", ".join(f"{flag} {value}" for flag, value in names)
+    variables = ", ".join(f"{flag} {value}" for flag, value in names)
     how = []
     for flag, value in names:
         is_data = value.startswith("hub:")
@@ -90,7 +83,7 @@ def refusal(what: str, error: BaseException, settings: Mapping[str, Any]) -> Use
         how.append(f"hf download {kind}{name} --local-dir FOLDER, then {flag} {folder}")
     lines = str(error).strip().splitlines()
     return UserError(
-        f"{what} cannot be fetched" + (f": {shown}" if shown else ""),
+        f"{what} cannot be fetched" + (f": {variables}" if variables else ""),
         got=f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__,
         needed="the network, files in the cache of an earlier run, or a folder on this machine",
         cause="no network (HF_HUB_OFFLINE, a proxy, a firewall?)",

@@ -2,5 +2,5 @@
 
 active = False
 """`trainworthy plan` simulates: tensors have no values, models are built from their config.json, files of weights may be missing."""
-describing = False
-"""`trainworthy data` shows the data."""
+is_describing_data = False
+"""`trainworthy data` shows the data; nothing is trained or scored."""

@@ -53,9 +53,8 @@ class Campaign:
         try:
             self.home.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(
-                f"the folder {self.home} cannot be written", got=error.strerror, next="--to FOLDER"
-            ) from None
+            what = f"the folder {self.home} cannot be written"
+            raise UserError(what, got=error.strerror, next="--to FOLDER") from None
         self._lock = threading.Lock()
         self.rows = read(self.home)
         self._children: set[subprocess.Popen] = set()
@@ -149,14 +148,12 @@ class Campaign:
             self._children.discard(child)
         return code, log.read_text(errors="replace")
 
-    def check(
-        self, file: Path, seed: int, argv: Iterable[str], only: Iterable[str] = (), *, limit: float = 1800
-    ) -> "Checked":
+    def check(self, file: Path, seed: int, argv: Iterable[str], only: Iterable[str] = ()) -> Checked:
         """`trainworthy check FILE` in the file's folder."""
         where = file.parent / f"check-{len(list(file.parent.glob('check-*')))}"
         words = ["--only", ",".join(only)] if only else []
         command = ["trainworthy", "check", str(file), "--run.seed", str(seed), *argv, *self.settings, *words]
-        code, output = self.child(command, file.parent, limit=limit, TRAINWORTHY_FOLDER=str(where))
+        code, output = self.child(command, file.parent, limit=1800, TRAINWORTHY_FOLDER=str(where))
         path = where / "gates.json"
         return Checked(code, json.loads(path.read_text())["gates"] if path.is_file() else [], output)
 
@@ -192,9 +189,8 @@ class Campaign:
 
     def suite(self, found: list[Case], seeds: list[int]) -> None:
         """Run every case at every seed."""
-        self.work(
-            (key(c, seed, self.settings), lambda c=c, seed=seed: self.one(c, seed)) for seed in seeds for c in found
-        )
+        pairs = [(c, seed) for seed in seeds for c in found]
+        self.work((key(c, seed, self.settings), lambda c=c, seed=seed: self.one(c, seed)) for c, seed in pairs)
 
     def one(self, case: Case, seed: int) -> Row:
         """Check one case at one seed."""
@@ -224,16 +220,13 @@ class Campaign:
         every = [m for f in files for m in mutation.mutants(f.resolve(), parts, helper=f != source)]
         executed = mutation.reached(every, reference["lines"])
         drawn = mutation.drawn(executed)[:n]
-        self.say(
-            f"{recipe}: {len(every)} mutants, {len(executed)} in lines that {steps} steps execute; {len(drawn)} of them run"
-        )
+        counts = f"{len(every)} mutants, {len(executed)} in lines that {steps} steps execute; {len(drawn)} of them run"
+        self.say(f"{recipe}: {counts}")
         self.say(f"  healthy {reference['metric']} after {steps} steps: "
                  + ", ".join(f"{v:.4g}" for v in reference["values"]) + f"; harm is {harm_rule(reference)}")  # fmt: skip
-        quiet = Lazy(lambda: self.quick_gates(recipe))
-        self.work(
-            (f"{mark} mutants {m.id}", lambda m=m: self.mutant(recipe, m, steps, reference, quiet)) for m in drawn
-        )
-        keys = {f"{mark} mutants {m.id}" for m in drawn}
+        gates = Lazy(lambda: self.quick_gates(recipe))
+        keys = {f"{mark} mutants {m.id}": m for m in drawn}
+        self.work((k, lambda m=m: self.mutant(recipe, m, steps, reference, gates)) for k, m in keys.items())
         return {"recipe": recipe, "found": len(every), "executed": len(executed), "run": len(drawn), "steps": steps,
                 "metric": reference["metric"], "healthy": reference["values"], "rule": harm_rule(reference), "keys": sorted(keys)}  # fmt: skip
 
@@ -276,7 +269,7 @@ class Campaign:
         self.note(row)
         return row
 
-    def mutant(self, recipe: str, m: Mutant, steps: int, reference: Row, quiet: "Lazy") -> Row:
+    def mutant(self, recipe: str, m: Mutant, steps: int, reference: Row, gates: "Lazy") -> Row:
         """Decide what a mutant is: crashed, equal, harmless, stopped by a gate, or a survivor."""
         folder, started = self.home / "work" / f"{find(recipe).id.replace('/', '-')}-{m.id}", time.monotonic()
         shutil.rmtree(folder, ignore_errors=True)
@@ -289,7 +282,7 @@ class Campaign:
         row["outcome"], row["note"] = classify(list(ran.values()), reference, m.part)
         if row["outcome"] == "harmful":
             row["harm"] = row.pop("note")
-            known = quiet.value
+            known = gates.value
             own = [g for g, parts in known["reads"].items() if m.part in (*parts, mutation.HELPER)]
             soon = [g for g in own if g in known["quick"]]
             rest = [g for g in known["reads"] if g not in soon]

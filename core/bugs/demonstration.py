@@ -23,11 +23,8 @@ def choose(recipe: str, bug: str, draws: random.Random) -> tuple[Case, list[Case
     """Return the named bug (or a random one), and four bugs to guess from, including it."""
     known = [c for c in suite.cases([recipe], ["planted"]) if not c.known]
     if not known:
-        raise UserError(
-            f"{recipe} has no planted bugs",
-            needed="a recipe with planted bugs",
-            next="trainworthy break vision/classify",
-        )
+        needed = "a recipe with planted bugs"
+        raise UserError(f"{recipe} has no planted bugs", needed=needed, next="trainworthy break vision/classify")
     if bug and bug not in {c.id for c in known}:
         raise unknown(f"bug '{bug}' of {recipe}", bug, {c.id for c in known})
     case = next((c for c in known if c.id == bug), None) or draws.choice(known)
@@ -68,10 +65,8 @@ def plot(healthy: list[float], broken: list[float]) -> str:
                 rows[y][column] = "#" if rows[y][column] not in (" ", mark) else mark
     labels = {0: f"{max(finite):.3g}", HEIGHT - 1: f"{min(finite):.3g}"}
     lines = [f"{labels.get(y, ''):>9} |{''.join(row).rstrip()}" for y, row in enumerate(rows)]
-    axis = f"{'':>9} +{'-' * width}\n{'':>11}step 1{f'step {length}':>{max(1, width - 6)}}"
-    return (
-        "\n".join(lines) + f"\n{axis}\n{'':>11}. healthy   * with the bug   # both" + ("   (log scale)" if log else "")
-    )
+    lines.append(f"{'':>9} +{'-' * width}\n{'':>11}step 1{f'step {length}':>{max(1, width - 6)}}")
+    return "\n".join(lines) + f"\n{'':>11}. healthy   * with the bug   # both{'   (log scale)' if log else ''}"
 
 
 def picture(path: Path, recipe: str, healthy: list[float], broken: list[float]) -> None:

@@ -56,8 +56,8 @@ def outcome(kind: str, code: int) -> str:
 
 def named(words: tuple[str, ...], verdict: Row) -> bool:
     """Return whether a gate's message holds every word that was fixed before the gate ran on the bug (case does not matter)."""
-    said = " ".join((verdict["measured"], verdict["needed"], verdict["remedy"])).lower()
-    return all(w.lower() in said for w in words)
+    message = " ".join((verdict["measured"], verdict["needed"], verdict["remedy"])).lower()
+    return all(w.lower() in message for w in words)
 
 
 def classify(ran: list[Row], reference: Row, part: str) -> tuple[str, str]:
@@ -70,28 +70,24 @@ def classify(ran: list[Row], reference: Row, part: str) -> tuple[str, str]:
     if (first["losses"], first["metrics"]) == (base["losses"], base["metrics"]):
         return "equal", "same losses and metrics, to the last bit"
     if first["weights"] == base["weights"] and first["losses"] == base["losses"]:
-        a, b = first["metrics"], base["metrics"]
-        other = [
-            k
-            for k in {**a, **b}
-            if k not in a or k not in b or not math.isclose(a[k], b[k], rel_tol=NUMBER, abs_tol=1e-8)
-        ]
+        pairs = {k: (base["metrics"].get(k, math.nan), first["metrics"].get(k, math.nan))
+                 for k in {**first["metrics"], **base["metrics"]}}  # fmt: skip
+        other = [k for k, pair in pairs.items() if not math.isclose(*pair, rel_tol=NUMBER, abs_tol=1e-8)]
         if other:
-            shown = ", ".join(f"{k} {b.get(k, math.nan):.4g} -> {a.get(k, math.nan):.4g}" for k in other[:2])
-            return "harmful", f"the same weights, but another number is reported: {shown}"
+            numbers = ", ".join("{} {:.4g} -> {:.4g}".format(k, *pairs[k]) for k in other[:2])
+            return "harmful", f"the same weights, but another number is reported: {numbers}"
         return "equal", "same losses and weights; the metrics differ by rounding"
     values = [r["metrics"].get(name, math.nan) for r in ran]
-    said = f"{name} {', '.join(f'{v:.4g}' for v in values)}"
+    numbers = f"{name} {', '.join(f'{v:.4g}' for v in values)}"
     if not all(map(math.isfinite, values)):
-        return "harmful", said
+        return "harmful", numbers
     low, high = healthy_range(reference)
+    healthy = f"healthy runs: {low:.4g} to {high:.4g}"
     worse = [v < low if reference["higher"] else v > high for v in values]
     best = [v > high if reference["higher"] else v < low for v in values]
-    if all(worse):
-        return "harmful", f"{said}; healthy runs: {low:.4g} to {high:.4g}"
     if all(best) and part in FLATTERED:
-        return "harmful", f"{said}: too good; healthy runs: {low:.4g} to {high:.4g}"
-    return "harmless", f"{said}; healthy runs: {low:.4g} to {high:.4g}"
+        return "harmful", f"{numbers}: too good; {healthy}"
+    return "harmful" if all(worse) else "harmless", f"{numbers}; {healthy}"
 
 
 def healthy_range(reference: Row) -> tuple[float, float]:

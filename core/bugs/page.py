@@ -24,28 +24,17 @@ RULES = {
 
 def summary(rows: list[Row], runs: list[Row]) -> dict[str, Any]:
     """Return everything that the page says, as plain values."""
-    planted, healthy, mutants = ([r for r in rows if r["kind"] == kind] for kind in ("planted", "healthy", "mutants"))
     found: dict[str, Any] = {
         "written": time.strftime("%Y-%m-%d"),
         "commits": sorted({r["commit"] for r in rows}),
         "rules": RULES,
     }
-    found["caught"] = share(planted, lambda r: r["outcome"] == "caught")
-    found["named_first"] = share([r for r in planted if r["outcome"] == "caught"], named_first)
-    found["false_alarms"] = share(healthy, lambda r: r["outcome"] == "alarm")
-    harmful = [r for r in mutants if r["outcome"] in ("stopped", "survived")]
-    found["mutants_stopped"] = share(harmful, lambda r: r["outcome"] == "stopped")
-    found["by_recipe"] = {}
-    for recipe in sorted({r["recipe"] for r in rows}):
-        p, h, m = ([r for r in group if r["recipe"] == recipe] for group in (planted, healthy, harmful))
-        found["by_recipe"][recipe] = {
-            "seeds": sorted({r["seed"] for r in p + h}), "caught": share(p, lambda r: r["outcome"] == "caught"),
-            "named_first": share([r for r in p if r["outcome"] == "caught"], named_first),
-            "false_alarms": share(h, lambda r: r["outcome"] == "alarm"),
-            "mutants_stopped": share(m, lambda r: r["outcome"] == "stopped")}  # fmt: skip
-    found["by_row"] = {row: {"caught": share(own, lambda r: r["outcome"] == "caught"), "named_first":
-                             share([r for r in own if r["outcome"] == "caught"], named_first)}
-                       for row, own in grouped(planted, "row").items()}  # fmt: skip
+    found |= shares(rows)
+    found["by_recipe"] = {recipe: {"seeds": sorted({r["seed"] for r in own if r["kind"] != "mutants"}), **shares(own)}
+                          for recipe, own in grouped(rows, "recipe").items()}  # fmt: skip
+    found["by_row"] = {row: {k: v for k, v in shares(own).items() if k in ("caught", "named_first")}
+                       for row, own in grouped([r for r in rows if r["kind"] == "planted"], "row").items()}  # fmt: skip
+    mutants = [r for r in rows if r["kind"] == "mutants"]
     outcomes = ("crashed", "equal", "harmless", "stopped", "survived")
     for field in ("recipe", "mutation", "part"):
         found[f"mutants_by_{field}"] = {name: {o: sum(r["outcome"] == o for r in own) for o in outcomes}
@@ -53,6 +42,18 @@ def summary(rows: list[Row], runs: list[Row]) -> dict[str, Any]:
     found["mutant_runs"] = [{k: v for k, v in run.items() if k != "keys"} for run in runs]
     found["rows"] = rows
     return found
+
+
+def shares(rows: list[Row]) -> dict[str, dict[str, Any]]:
+    """Return the fractions of planted bugs caught and explained, of false alarms, and of harmful mutants stopped."""
+    planted, healthy, mutants = ([r for r in rows if r["kind"] == kind] for kind in ("planted", "healthy", "mutants"))
+    harmful = [r for r in mutants if r["outcome"] in ("stopped", "survived")]
+    return {
+        "caught": share(planted, lambda r: r["outcome"] == "caught"),
+        "named_first": share([r for r in planted if r["outcome"] == "caught"], named_first),
+        "false_alarms": share(healthy, lambda r: r["outcome"] == "alarm"),
+        "mutants_stopped": share(harmful, lambda r: r["outcome"] == "stopped"),
+    }
 
 
 def named_first(row: Row) -> bool:
@@ -77,11 +78,9 @@ def share(rows: list[Row], good: Callable[[Row], bool]) -> dict[str, Any]:
 
 def words(s: dict[str, Any]) -> str:
     """Return a fraction in words: `9 of 10: 0.900 [0.596, 0.982]`."""
-    return (
-        f"{s['hits']} of {s['of']}: {s['hits'] / s['of']:.3f} [{s['low']:.3f}, {s['high']:.3f}]"
-        if s["of"]
-        else "none run"
-    )
+    if not s["of"]:
+        return "none run"
+    return f"{s['hits']} of {s['of']}: {s['hits'] / s['of']:.3f} [{s['low']:.3f}, {s['high']:.3f}]"
 
 
 def summary_lines(found: dict[str, Any]) -> list[str]:
@@ -105,9 +104,8 @@ def write(home: Path, found: dict[str, Any]) -> Path:
     """Write bugs.html and bugs.json; return the page."""
     (home / "bugs.json").write_text(json.dumps(found, indent=1))
     title = "Planted bugs, healthy variants and mutants"
-    hero = tag("p", esc(f"commit {', '.join(found['commits'])} · {found['written']}"), class_="eyebrow") + tag(
-        "h1", title
-    )
+    hero = tag("p", esc(f"commit {', '.join(found['commits'])} · {found['written']}"), class_="eyebrow")
+    hero += tag("h1", title)
     labels = (("caught", "planted bugs caught"), ("named_first", "of the caught ones: cause named first"),
               ("false_alarms", "healthy variants with a false alarm"), ("mutants_stopped", "harmful mutants stopped"))  # fmt: skip
     hero += table((), [[esc(label), esc(words(found[name]))] for name, label in labels], class_="plain")
@@ -119,16 +117,12 @@ def write(home: Path, found: dict[str, Any]) -> Path:
              for r, of in found["by_recipe"].items()]  # fmt: skip
     body += section("By recipe", tag("div", table(heads, cells, class_="plain"), class_="card"))
     if found["by_row"]:
-        cells = [
-            [esc(row or "none"), esc(words(of["caught"])), esc(words(of["named_first"]))]
-            for row, of in found["by_row"].items()
-        ]
-        body += section("By row of the catalogue", tag("div", table(("row", "caught", "cause named first"), cells, class_="plain"),
-                                                       class_="card"))  # fmt: skip
+        cells = [[esc(row or "none"), *(esc(words(of[c])) for c in columns[:2])] for row, of in found["by_row"].items()]
+        rows_table = table(("row", "caught", "cause named first"), cells, class_="plain")
+        body += section("By row of the catalogue", tag("div", rows_table, class_="card"))
     if found["mutant_runs"]:
-        body += section(
-            "Mutants", _mutants(found), "A mutant is one small change of the source. It is harmful by the rule below."
-        )
+        lead = "A mutant is one small change of the source. It is harmful by the rule below."
+        body += section("Mutants", _mutants(found), lead)
         survivors = [r for r in rows if r["outcome"] == "survived"]
         body += section("Survivors", "".join(card(f"{r['recipe']}: {r['case']}", note(r["harm"]) + tag("pre", esc(r["patch"])))
                                              for r in survivors), "Harmful mutants that every gate passed.")  # fmt: skip
@@ -139,9 +133,8 @@ def write(home: Path, found: dict[str, Any]) -> Path:
     body += section("Every case", tag("div", table(heads, cells, class_="plain"), class_="card"))
     header = tag("header", tag("div", hero), class_="hero alone")
     path = home / "bugs.html"
-    path.write_text(
-        PAGE.format(title=title, style=STYLE, hero=header, nav="", body=body, name="trainworthy bugs"), encoding="utf-8"
-    )
+    text = PAGE.format(title=title, style=STYLE, hero=header, nav="", body=body, name="trainworthy bugs")
+    path.write_text(text, encoding="utf-8")
     return path
 
 

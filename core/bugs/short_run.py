@@ -139,9 +139,8 @@ def short_run(recipe: str, seed: int, steps: int, settings: list[str], trace: li
             result.stopped = str(stop).splitlines()[0]
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
-            result.crashed = (
-                f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''} ({frame.name})"
-            )
+            message = str(error).splitlines()[0][:200] if str(error) else ""
+            result.crashed = f"{type(error).__name__}: {message} ({frame.name})"
     result.losses = losses.losses or own
     result.lines = {name: sorted(found) for name, found in lines.lines.items()}
     return result
@@ -154,19 +153,18 @@ def inside(result: Result, low: float, high: float) -> bool:
 
 def main(job: Path) -> None:
     """Run a job and write its results next to it: {recipe: {seed: result}}."""
-    asked = json.loads(job.read_text())
+    plan = json.loads(job.read_text())
     found: dict[str, dict[str, dict]] = {}
     with redirect_stdout(sys.stderr):
-        for recipe in asked["recipes"]:
+        for recipe in plan["recipes"]:
             found[recipe] = {}
-            for seed in asked["seeds"]:
-                trace = asked["trace"] if seed == asked["seeds"][0] else []
-                one = short_run(
-                    recipe, seed, asked["steps"], [*asked["own"].get(recipe, ()), *asked["settings"]], trace
-                )
+            settings = [*plan["own"].get(recipe, ()), *plan["settings"]]
+            for seed in plan["seeds"]:
+                trace = plan["trace"] if seed == plan["seeds"][0] else []
+                one = short_run(recipe, seed, plan["steps"], settings, trace)
                 found[recipe][str(seed)] = asdict(one)
-                same = (one.losses, one.metrics) == (asked["same_as"].get("losses"), asked["same_as"].get("metrics"))
-                if one.crashed or same or (asked["healthy"] and inside(one, *asked["healthy"])):
+                same = (one.losses, one.metrics) == (plan["same_as"].get("losses"), plan["same_as"].get("metrics"))
+                if one.crashed or same or (plan["healthy"] and inside(one, *plan["healthy"])):
                     break  # one seed settles it
     job.with_suffix(".result.json").write_text(json.dumps(found))
 

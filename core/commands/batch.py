@@ -44,6 +44,7 @@ from trainworthy.core.commands import take_flag, take_number
 from trainworthy.core.loop.run import Rehearsal, Run, Step
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Data, Stage
+from trainworthy.core.recipe.wrapped import Wrapped
 from trainworthy.core.session import stages
 from trainworthy.core.session.session import Session, explain_data_errors, open_session, session_lock, write_start
 
@@ -79,8 +80,8 @@ def main(argv: list[str]) -> None:
 def measured(rest: list[str]) -> dict[str, Any]:
     """Measure the sizes; return them and the recommended settings."""
     rest, largest = take_number(rest, "--largest")
-    rest, asked = config.take(rest, "--memory")
-    share = _share(asked)
+    rest, memory = config.take(rest, "--memory")
+    share = _share(memory)
     if not rest:
         raise UserError("batch what?", needed="a recipe", next="trainworthy list")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -92,10 +93,8 @@ def measured(rest: list[str]) -> dict[str, Any]:
     session = open_session(loaded, cfg, preset, rest, kind="checks")
     load, allowed = os.getloadavg()[0], cores().allowed
     if load > allowed / 2:
-        session.console.say(
-            f"       the machine is busy (load {load:.1f} on {allowed} cores): these timings are not yours alone",
-            style="yellow",
-        )
+        busy = f"the machine is busy (load {load:.1f} on {allowed} cores): these timings are not yours alone"
+        session.console.say(f"       {busy}", style="yellow")
     with session_lock(session):
         write_start(session)
         spec = stages.specs(loaded, cfg)[0]
@@ -107,30 +106,27 @@ def measured(rest: list[str]) -> dict[str, Any]:
                             next="choose by trial: --train.batch-size, --train.accumulate")  # fmt: skip
         kept = Kept(stage.data["train"])
         stage.data = {**stage.data, "train": kept}
-        return tell(session, stage, measure(session, stage, largest, share), kept)
+        return print_results(session, stage, measure(session, stage, largest, share), kept)
 
 
-def _share(asked: str | None) -> float:
+def _share(given: str | None) -> float:
     try:
-        share = float(asked or 0.5)
+        share = float(given or 0.5)
     except ValueError:
         share = math.nan
     if not 0 < share <= 0.9:
-        raise UserError("--memory is the share of the free memory to use", got=asked, needed="above 0, up to 0.9")
+        raise UserError("--memory is the share of the free memory to use", got=given, needed="above 0, up to 0.9")
     return share
 
 
 # ------------------------------------------------------------------------------------------------------------- measuring
-class Kept(Data):
+class Kept(Wrapped):
     """Training samples that are read once, so that reading is timed here and steps are timed without it."""
 
     def __init__(self, data: Data):
-        self.data, self.fields = data, data.fields
+        super().__init__(data)
         self.samples: dict[int, dict[str, Any]] = {}
         self.seconds = 0.0
-
-    def __len__(self) -> int:
-        return len(self.data)
 
     def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
         if index not in self.samples:
@@ -138,12 +134,6 @@ class Kept(Data):
             self.samples[index] = self.data.get(index, generator)
             self.seconds += time.perf_counter() - started
         return self.samples[index]
-
-    def order(self, *parts: int | str) -> torch.Tensor:
-        return self.data.order(*parts)
-
-    def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        return self.data.collate(samples)
 
 
 class Timed(Run):
@@ -290,15 +280,14 @@ def timed(session: Session, stage: Stage, indices: list[int]) -> Trial:
     run = Timed(cfg, session.accelerator, rehearsal=plan)
     session.recipe.module.train(cfg, run, stage)
     if len(run.times) <= WARM:
-        raise UserError(
-            "train() makes no steps to time", got=f"{len(run.times)} steps", needed="a loop over run.steps(stage)"
-        )
+        got = f"{len(run.times)} steps"
+        raise UserError("train() makes no steps to time", got=got, needed="a loop over run.steps(stage)")
     memory = 0 if device.type == "cpu" else torch.accelerator.max_memory_allocated()
     return Trial(size, statistics.median(run.times[WARM:]), memory)
 
 
 # --------------------------------------------------------------------------------------------------------------- output
-def tell(session: Session, stage: Stage, found: Measured, kept: Kept) -> dict[str, Any]:
+def print_results(session: Session, stage: Stage, found: Measured, kept: Kept) -> dict[str, Any]:
     """Print the measurements and the recommended settings; write plot and numbers, and return them."""
     s, say, batch = session, session.console.say, session.cfg.train.batch_size
     best, knee, (pieces, rate) = found.best, found.knee, found.cut(batch)
@@ -321,19 +310,18 @@ def tell(session: Session, stage: Stage, found: Measured, kept: Kept) -> dict[st
         f"  knee         {knee.size:,}: the smallest with {KNEE:.0%} of the best throughput ({per_second(best.rate)} samples/s)"
     )
     workers = math.ceil(rate / reader)
-    say(
-        f"  loader       one reader brings {per_second(reader)} samples/s: --loader.workers {workers} keep{'s' * (workers == 1)} up"
-    )
+    keep_up = f"--loader.workers {workers} keep{'s' * (workers == 1)} up"
+    say(f"  loader       one reader brings {per_second(reader)} samples/s: {keep_up}")
     say(f"  settings     the global batch stays {batch:,}, and so the rate: {pieces:,} x {math.ceil(batch / pieces):,} samples, "
         f"{per_second(rate)} samples/s")  # fmt: skip
     if pieces > 1:
         say("               (several processes share it: divide --train.accumulate by their number)")
-    said = masking.words(s.argv)
+    argv = masking.words(s.argv)
     other = str(knee.size) if knee.size > batch and knee.rate > 1.1 * rate else "N"
     faster = f" ({other} samples: {knee.rate / rate:.1f} times as fast)" if other != "N" else ""
     say(f"  larger       another global batch is another training: fewer steps, another rate{faster}. Then first\n"
-        f"               {shlex.join(['trainworthy', 'lr', *said, '--train.batch-size', other])}")  # fmt: skip
-    again = ["trainworthy", "run", *said, "--train.accumulate", str(pieces)]
+        f"               {shlex.join(['trainworthy', 'lr', *argv, '--train.batch-size', other])}")  # fmt: skip
+    again = ["trainworthy", "run", *argv, "--train.accumulate", str(pieces)]
     say(f"  plot         {plot}\n  next         {shlex.join(again)}")
     return {"folder": str(s.folder), "stage": stage.name, **numbers, "plot": str(plot), "next": shlex.join(again)}
 
@@ -348,9 +336,8 @@ def draw(path: Path, found: Measured, batch: int) -> Path:
     trials, knee, best = found.trials, found.knee.size, found.best.rate
     sizes = [t.size for t in trials]
     axes.plot(sizes, [t.rate for t in trials], "o-", color="tab:blue", linewidth=2, label="samples per second")
-    axes.axhline(
-        KNEE * best, color="tab:blue", linestyle=":", linewidth=1, label=f"{KNEE:.0%} of the best, {best:,.0f}"
-    )
+    enough = f"{KNEE:.0%} of the best, {best:,.0f}"
+    axes.axhline(KNEE * best, color="tab:blue", linestyle=":", linewidth=1, label=enough)
     axes.axvline(knee, color="tab:green", linestyle="--", label=f"knee, {knee:,}")
     axes.axvline(batch, color="black", linestyle=":", label=f"global batch as configured, {batch:,}")
     axes.set_xscale("log", base=2)

@@ -22,25 +22,19 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import take_number
 from trainworthy.core.monitoring.board import Board
 
-RUNS = Path("runs")
-
 
 def main(argv: list[str]) -> None:
     """`trainworthy board [FOLDER] [--port N] [--host NAME]`."""
     rest, port = take_number(argv[1:], "--port")
     rest, host = take(rest, "--host")
+    needed = "a folder with runs (default runs)"
     if len(rest) > 1 or (rest and rest[0].startswith("-")):
-        raise UserError(
-            "board takes one folder",
-            got=" ".join(rest),
-            needed="a folder with runs (default runs)",
-            next="trainworthy board --help",
-        )
+        raise UserError("board takes one folder", got=" ".join(rest), needed=needed, next="trainworthy board --help")
     if port is not None and port > 65535:
         raise UserError("--port needs a port", got=port, needed="1 to 65535")
-    folder = Path(rest[0]) if rest else RUNS
+    folder = Path(rest[0] if rest else "runs")
     if rest and not folder.is_dir():
-        raise UserError(f"no folder {folder}", needed="a folder with runs (default runs)")
+        raise UserError(f"no folder {folder}", needed=needed)
     if not any(folder.rglob("events.out.tfevents.*")):
         print(f"no TensorBoard files under {folder} yet: they appear when a run begins to train", flush=True)
 
@@ -58,9 +52,8 @@ def main(argv: list[str]) -> None:
         Board(folder, host=host or "localhost", port=port, ready=ready) as board,
     ):
         if problem := board.wait():
-            raise UserError(
-                "TensorBoard did not start", got=problem, needed="a free port", next="trainworthy board --port 7007"
-            )
+            again = "trainworthy board --port 7007"
+            raise UserError("TensorBoard did not start", got=problem, needed="a free port", next=again)
         while board.child.poll() is None:
             time.sleep(0.2)
         raise UserError("TensorBoard ended", got=f"exit code {board.child.returncode}")

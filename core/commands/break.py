@@ -17,7 +17,6 @@ terminal you are asked what is wrong. Then the patch is printed, and `trainworth
 Other words are settings of every run. Planted bugs need a checkout of the source.
 Exit codes: 0 a gate stopped the bug, 2 bad usage, 3 no gate did, 5 interrupted."""
 
-import argparse
 import random
 import shutil
 import sys
@@ -26,16 +25,15 @@ from pathlib import Path
 from trainworthy.core.base.errors import GATE_FAILED, INTERRUPTED, Interrupted, UserError
 from trainworthy.core.bugs import demonstration
 from trainworthy.core.bugs.campaign import Campaign
-from trainworthy.core.commands import take_number
+from trainworthy.core.bugs.suite import Case
+from trainworthy.core.commands import argument_parser, take_number
 from trainworthy.core.recipe.registry import find
 
 
 def main(argv: list[str]) -> None:
     """Show one bug."""
     rest, steps = take_number(argv[1:], "--steps")
-    parser = argparse.ArgumentParser(
-        prog="trainworthy break", usage=__doc__.splitlines()[0], add_help=False, allow_abbrev=False
-    )
+    parser = argument_parser(__doc__)
     parser.add_argument("--bug", default="")
     parser.add_argument("--yes", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
@@ -54,15 +52,7 @@ def main(argv: list[str]) -> None:
         raise Interrupted("SIGINT: nothing is kept", code=INTERRUPTED) from None
 
 
-def show(
-    campaign: Campaign,
-    case: demonstration.Case,
-    offered: list[demonstration.Case],
-    folder: Path,
-    seed: int,
-    steps: int,
-    yes: bool,
-) -> None:
+def show(campaign: Campaign, case: Case, offered: list[Case], folder: Path, seed: int, steps: int, yes: bool) -> None:
     """Train both, ask, explain."""
     print(f"{case.recipe} and the same with a planted bug: {steps} steps each, without gates", flush=True)
     fork, healthy, broken = demonstration.runs(campaign, case, seed, steps)

@@ -27,7 +27,6 @@ are listed with their patch. docs/bugs.md has the rules.
 Other words are settings of every run. Planted bugs and healthy variants need a checkout of the source; mutants do not.
 Exit codes: 0 done, 2 bad usage, 3 a bug was missed, a mutant survived or a healthy variant was stopped, 5 interrupted."""
 
-import argparse
 import sys
 from itertools import takewhile
 from pathlib import Path
@@ -37,7 +36,7 @@ from trainworthy.core.base.as_json import results
 from trainworthy.core.base.errors import GATE_FAILED, UserError
 from trainworthy.core.bugs import mutation, page, suite
 from trainworthy.core.bugs.campaign import Campaign
-from trainworthy.core.commands import take_flag, take_number
+from trainworthy.core.commands import argument_parser, take_flag, take_number
 from trainworthy.core.recipe.registry import find
 
 KINDS = ("planted", "healthy", "mutants")
@@ -50,14 +49,12 @@ def main(argv: list[str]) -> None:
         run(rest, found)
 
 
-def run(rest: list[str], said: dict[str, Any]) -> None:
-    """Run the cases and write the page; put its content into `said`."""
+def run(rest: list[str], output: dict[str, Any]) -> None:
+    """Run the cases and write the page; put its content into `output`."""
     rest, sample = take_number(rest, "--sample")
     rest, steps = take_number(rest, "--steps")
     rest, jobs = take_number(rest, "--jobs")
-    parser = argparse.ArgumentParser(
-        prog="trainworthy bugs", usage=__doc__.splitlines()[0], add_help=False, allow_abbrev=False
-    )
+    parser = argument_parser(__doc__)
     for flag in ("--kind", "--mutate", "--helper", "--part"):
         parser.add_argument(flag, action="append", default=[])
     parser.add_argument("--seeds", default="0")
@@ -74,9 +71,8 @@ def run(rest: list[str], said: dict[str, Any]) -> None:
     kinds = args.kind or ([] if mutate and not recipes else ["planted", "healthy"])
     if "mutants" in kinds:
         if not recipes and not mutate:
-            raise UserError(
-                "mutants of what?", needed="a recipe", next="trainworthy bugs --mutate vision/classify --sample 40"
-            )
+            again = "trainworthy bugs --mutate vision/classify --sample 40"
+            raise UserError("mutants of what?", needed="a recipe", next=again)
         mutate = list(dict.fromkeys([*mutate, *recipes]))
     helpers = [Path(h).resolve() for h in args.helper]
     if missing := next((h for h in helpers if not h.is_file()), None):
@@ -94,13 +90,11 @@ def run(rest: list[str], said: dict[str, Any]) -> None:
     campaign.say = lambda text: print(text, flush=True)
     with campaign.interruptible():
         campaign.suite(cases, seeds)
-        runs = [
-            campaign.mutants(recipe, sample, steps or 100, helpers, (*mutation.PARTS, *args.part)) for recipe in mutate
-        ]
-    asked = {row["key"] for row in campaign.rows if row.get("case") and row["commit"] == suite.commit()}
-    found = page.summary([row for row in campaign.rows if row["key"] in asked], runs)
+        parts = (*mutation.PARTS, *args.part)
+        runs = [campaign.mutants(recipe, sample, steps or 100, helpers, parts) for recipe in mutate]
+    found = page.summary([row for row in campaign.rows if row.get("case") and row["commit"] == suite.commit()], runs)
     path = page.write(args.to, found)
-    said |= found
+    output |= found
     print("\n" + "\n".join(page.summary_lines(found)) + f"\n\npage {path}", flush=True)
     if any(row["outcome"] in ("missed", "alarm", "survived") for row in found["rows"]):
         sys.exit(GATE_FAILED)

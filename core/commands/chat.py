@@ -16,42 +16,39 @@ import sys
 from pathlib import Path
 
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.commands.predict import asked, speaker_of
+from trainworthy.core.commands.predict import speaker_of, take_options
 
 
 def main(argv: list[str]) -> None:
     """Run `chat RUN_FOLDER ...` in the process that core.launch started."""
-    rest, options = asked(argv[1:])
+    rest, options = take_options(argv[1:])
     if len(rest) != 1:
         raise UserError("chat needs a run folder", got=" ".join(rest) or "nothing", needed="trainworthy chat RUN_FOLDER",
                         next="trainworthy chat --help")  # fmt: skip
     speaker = speaker_of(Path(rest[0]), **options)
     if speaker.unspoken:
-        raise UserError(
-            f"{speaker.called} cannot be talked with: {speaker.unspoken}", next=f"trainworthy predict {rest[0]} FILE"
-        )
+        why = f"{speaker.called} cannot be talked with: {speaker.unspoken}"
+        raise UserError(why, next=f"trainworthy predict {rest[0]} FILE")
     by_hand = sys.stdin.isatty()
     if by_hand:
         import readline  # noqa: F401  line editing and history of input()
 
-        kept = (
-            "earlier turns are kept; /new starts another conversation, " if speaker.chats else "each line by itself; "
-        )
-        print(f"{speaker.called}: {kept}/quit or Ctrl-D ends", file=sys.stderr)
+        kept = "earlier turns are kept; /new starts another conversation" if speaker.chats else "each line by itself"
+        end = ", " if speaker.chats else "; "
+        print(f"{speaker.called}: {kept}{end}/quit or Ctrl-D ends", file=sys.stderr)
     turns: list[dict[str, str]] = []
-    while (line := said(by_hand)) is not None:
-        if line.strip() in ("/quit", "/exit"):
+    while (message := next_message(by_hand)) is not None:
+        if message.strip() in ("/quit", "/exit"):
             return
-        if line.strip() == "/new":
+        if message.strip() == "/new":
             turns = []
-        elif line.strip():
+        elif message.strip():
             turns = turns if speaker.chats else []
-            turns.append({"role": "user", "content": line})
+            turns.append({"role": "user", "content": message})
             if speaker.too_long(turns) and len(turns) > 1:
                 turns = turns[-1:]
-                print(
-                    "(the conversation is longer than the model's context: earlier turns are left out)", file=sys.stderr
-                )
+                note = "(the conversation is longer than the model's context: earlier turns are left out)"
+                print(note, file=sys.stderr)
             if why := speaker.too_long(turns):
                 print(f"({why})", file=sys.stderr)
                 turns.pop()
@@ -63,8 +60,8 @@ def main(argv: list[str]) -> None:
                 print(f"({speaker.cut(1, 1).removeprefix('; ')})", file=sys.stderr)
 
 
-def said(by_hand: bool) -> str | None:
-    """The next line; None: there is no more."""
+def next_message(by_hand: bool) -> str | None:
+    """The next line of the input; None at its end."""
     try:
         return input("> ") if by_hand else next(sys.stdin).rstrip("\n")
     except (EOFError, StopIteration):

@@ -36,8 +36,6 @@ from trainworthy.core.session import multi_seed, process_end
 from trainworthy.core.session.checking import check_stages
 from trainworthy.core.session.session import Interrupts, open_session, reported, session_lock, write_start
 
-OWN = ("--only", "--stage")  # flags that take a value
-
 
 def main(argv: list[str]) -> None:
     """Run the gates only, without remembered verdicts."""
@@ -48,22 +46,20 @@ def main(argv: list[str]) -> None:
 
 def check(argv: list[str], found: dict[str, Any]) -> None:
     """Check one seed or several; put folder and verdicts into `found`."""
-    argv, asked = config.take(argv, "--seeds")
-    if asked is not None:
-        seeds(argv, asked, found)
+    argv, given = config.take(argv, "--seeds")
+    if given is not None:
+        seeds(argv, given, found)
     rest, only = config.take(argv, "--only")
     rest, stage = config.take(rest, "--stage")
-    deep = "--deep" in rest
-    rest = [a for a in rest if a != "--deep"]
+    rest, deep = take_flag(rest, "--deep")
     if not rest:
         raise UserError("check what?", needed="a recipe: an id, or the path of a fork", next="trainworthy check --help")
     loaded = recipes.load(rest[0])
     cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy check {rest[0]}")
     chosen = tuple((only or "").replace(",", " ").split())
-    folder = os.environ.pop("TRAINWORTHY_FOLDER", None)
-    session = open_session(
-        loaded, cfg, preset, rest, kind="checks", only=chosen, folder=Path(folder) if folder else None
-    )
+    name = os.environ.pop("TRAINWORTHY_FOLDER", None)
+    folder = Path(name) if name else None
+    session = open_session(loaded, cfg, preset, rest, kind="checks", only=chosen, folder=folder)
     again = shlex.join(["trainworthy", "check", *argv])
     with session_lock(session), Interrupts(session.folder, next=again), reported(session):
         write_start(session)
@@ -74,15 +70,15 @@ def check(argv: list[str], found: dict[str, Any]) -> None:
     session.console.say(f"  evidence in {session.folder}/gates.json and report.html")
 
 
-def seeds(argv: list[str], asked: str, found: dict[str, Any]) -> None:
+def seeds(argv: list[str], given: str, found: dict[str, Any]) -> None:
     """Check every seed, as many in parallel as there are cores for, then summarise each gate over the seeds. Exits with
     the worst code."""
-    own = ["--deep"] if "--deep" in argv else []
-    rest = [word for word in argv if word != "--deep"]
-    for flag in OWN:
+    rest, deep = take_flag(argv, "--deep")
+    own = ["--deep"] * deep
+    for flag in ("--only", "--stage"):
         rest, value = config.take(rest, flag)
         own += [flag, value] if value else []
-    plan, runs = multi_seed.planned("check", rest, asked, tuple(own))
+    plan, runs = multi_seed.planned("check", rest, given, tuple(own))
     home, stamp = runs / "checks", f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     multi_seed.made(home)
     jobs = [multi_seed.job_of("check", plan, seed, home / f"{stamp}-seed-{seed}") for seed in plan["seeds"]]
@@ -93,10 +89,8 @@ def seeds(argv: list[str], asked: str, found: dict[str, Any]) -> None:
     found["seeds"] = {job.seed: {"exit_code": job.code, **verdicts_of(job.folder)} for job in jobs}
     console.say("\n" + together({job.seed: verdicts(job) for job in jobs}))
     if arrived:
-        raise Interrupted(
-            f"{arrived[0]}: every seed was stopped\n  next:         the same command again, from the start",
-            code=128 + signal.Signals[arrived[0]],
-        )
+        message = f"{arrived[0]}: every seed was stopped\n  next:         the same command again, from the start"
+        raise Interrupted(message, code=128 + signal.Signals[arrived[0]])
     sys.exit(multi_seed.worst(jobs))
 
 
@@ -126,13 +120,12 @@ def together(found: dict[int, list[dict[str, Any]]]) -> str:
     for name, rows in gates.items():
         failed = {seed: row for seed, row in rows.items() if row["verdict"] == "fail"}
         if failed:
-            lines.append(
-                f"  FAIL   {name} ({next(iter(failed.values()))['rows']}) at {len(failed)} of {len(rows)} seeds"
-            )
+            first = next(iter(failed.values()))
+            lines.append(f"  FAIL   {name} ({first['rows']}) at {len(failed)} of {len(rows)} seeds")
             lines += [f"         seed {seed:<8} {row['measured']}" for seed, row in failed.items()]
-            lines.append(f"         needed        {next(iter(failed.values()))['needed']}")
-    said = [{row["verdict"] for row in rows.values()} for rows in gates.values()]
-    passed, skipped = (sum(words == {word} for words in said) for word in ("pass", "skip"))
-    spoke = sum(bool(rows) for rows in found.values())
-    lines.append(f"{passed} of {len(gates)} gates passed at each of {spoke} seeds, {skipped} skipped at each")
+            lines.append(f"         needed        {first['needed']}")
+    kinds = [{row["verdict"] for row in rows.values()} for rows in gates.values()]
+    passed, skipped = (kinds.count({kind}) for kind in ("pass", "skip"))
+    finished = sum(bool(rows) for rows in found.values())
+    lines.append(f"{passed} of {len(gates)} gates passed at each of {finished} seeds, {skipped} skipped at each")
     return "\n".join(lines)

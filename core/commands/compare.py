@@ -31,12 +31,10 @@ def main(argv: list[str]) -> None:
         difference = {**asdict(d), "real": d.real}
         write_json({"a": found.a, "b": found.b, "difference": difference, "words": found.words()})
         return
-    each = [
-        (name, f"{len(g['values'])} seeds", f"{g['mean']:.4f}", f"sd {g['sd']:.4f}")
-        for name, g in zip(argv[1:], (found.a, found.b), strict=True)
-    ]
-    print(table([("", "", found.a["metric"], ""), *each]))
-    for name, g in zip(argv[1:], (found.a, found.b), strict=True):
+    both = list(zip(argv[1:], (found.a, found.b), strict=True))
+    rows = [(name, f"{len(g['values'])} seeds", f"{g['mean']:.4f}", f"sd {g['sd']:.4f}") for name, g in both]
+    print(table([("", "", found.a["metric"], ""), *rows]))
+    for name, g in both:
         if spent := g.get("cost"):
             print(f"  {name}: cost of {len(g['values'])} seeds {cost.words(spent)}")
         if note := off(g):

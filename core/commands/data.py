@@ -41,7 +41,7 @@ def main(argv: list[str]) -> None:
     rest, as_json = take_flag(rest, "--json")
     if not rest:
         raise UserError("data what?", needed="a recipe", next="trainworthy list")
-    planning.describing = True
+    planning.is_describing_data = True
     loaded = recipes.load(rest[0])
     cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy data {rest[0]}")
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
@@ -182,20 +182,17 @@ def show_classes(counts: dict[str, dict[str, int]], console: Console, most: int 
         if name is None:
             console.say(f"  ... {len(first) - most:,} classes between them: data.json has all")
             continue
-        cells = (
-            f"{c.get(name, 0):>{digits},} {bar(c.get(name, 0) / max(1, *c.values()), room):<{room}}"
-            for c in counts.values()
-        )
+        each = [(c.get(name, 0), max(1, *c.values())) for c in counts.values()]
+        cells = [f"{n:>{digits},} {bar(n / most_of, room):<{room}}" for n, most_of in each]
         console.say(f"  {name[:label]:<{label}}  {'  '.join(cells)}".rstrip())
 
 
 def show_overlap(a: str, b: str, found: dict[str, Any], console: Console) -> None:
     """Print which samples of split `a` are also in split `b`."""
-    rows = [("same input", f"{found['exact']:,} of {found['compared']['exact'][0]:,}")]
-    if found["compared"]["exact"] != found["compared"]["of"]:
-        rows.append(
-            ("", f"compared with {found['compared']['exact'][1]:,} of {found['compared']['of'][1]:,} samples of {b}")
-        )
+    exact, of = found["compared"]["exact"], found["compared"]["of"]
+    rows = [("same input", f"{found['exact']:,} of {exact[0]:,}")]
+    if exact != of:
+        rows.append(("", f"compared with {exact[1]:,} of {of[1]:,} samples of {b}"))
     if found["near"] is None:
         rows.append(("near copies", "inputs cannot be compared by their values"))
     else:
@@ -208,12 +205,8 @@ def show_overlap(a: str, b: str, found: dict[str, Any], console: Console) -> Non
         rows.append((f"{key}: same text", f"{t['exact']:,} samples"))
         closest = f"closest {t['closest']:.0%} of its rare chunks"
         rows.append((f"{key}: near duplicates", f"{t['near']:,} samples ({closest})"))
-        rows.append(
-            (
-                f"{key}: shared chunks",
-                f"{t['chunks']:,} of 4+ words ({t['common_chunks']:,} common phrases not counted)",
-            )
-        )
+        chunks = f"{t['chunks']:,} of 4+ words ({t['common_chunks']:,} common phrases not counted)"
+        rows.append((f"{key}: shared chunks", chunks))
         rows += [("", f'"{c if len(c) < 60 else c[:57] + "..."}"') for c in t["longest_chunks"][:3]]
     console.say(f"\n{a} in {b}")
     width = max(len(r[0]) for r in rows)

@@ -10,7 +10,6 @@ layout) grouped by the part of the stage, expectations declared to the gates, an
 takes the old version from git if possible. --against compares with another recipe, or a file without that line. `--json` prints changed
 settings and parts, and the gates that check them."""
 
-import argparse
 import difflib
 import tempfile
 import textwrap
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from trainworthy.core.base import masking
 from trainworthy.core.base.as_json import results
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.commands import take_flag
+from trainworthy.core.commands import argument_parser, take_flag
 from trainworthy.core.recipe.forks import NOTE, origin, without_note
 from trainworthy.core.recipe.registry import HOME, Entry, find
 
@@ -32,19 +31,14 @@ def main(argv: list[str]) -> None:
     """Run `trainworthy diff FORK.py [--against RECIPE] [--json]`."""
     rest, as_json = take_flag(argv[1:], "--json")
     with results(as_json) as found:
-        found |= shown(rest)
+        found |= show(rest)
 
 
-def shown(argv: list[str]) -> dict[str, Any]:
+def show(argv: list[str]) -> dict[str, Any]:
     """Print what a fork changed; return it."""
-    parser = argparse.ArgumentParser(
-        prog="trainworthy diff",
-        usage="trainworthy diff FORK.py [--against RECIPE] [--json]",
-        description=(__doc__ or "").split("\n\n")[1],
-        allow_abbrev=False,
-    )
-    parser.add_argument("fork", help="the path of a fork")
-    parser.add_argument("--against", metavar="RECIPE", help="compare with this recipe (an id or a path)")
+    parser = argument_parser(__doc__)
+    parser.add_argument("fork")
+    parser.add_argument("--against")
     args = parser.parse_args(argv)
     fork = find(args.fork)
     source = fork.path.read_text()
@@ -93,10 +87,9 @@ def compare(loaded: "Recipe", name: str, source: str, base: Entry, old: str) -> 
         rows.append((setting, was, now, "; ".join(filter(None, (where, ", ".join(readers))))))
     section("settings", rows)
 
-    told, was = expectations(b), expectations(a)
-    rules = [
-        (f"expect.{k}", was.get(k, "-"), told.get(k, "-"), "") for k in {**was, **told} if was.get(k) != told.get(k)
-    ]
+    then, today = expectations(a), expectations(b)
+    changed = [k for k in {**then, **today} if then.get(k) != today.get(k)]
+    rules = [(f"expect.{k}", then.get(k, "-"), today.get(k, "-"), "") for k in changed]
     rules += changed_settings(before, after, "gates.")
     section("told to the gates", rules)
 

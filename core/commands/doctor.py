@@ -162,9 +162,8 @@ def lacking(requirement) -> str:
     found = version(requirement.name)
     if found is None:
         return f"{requirement} is not installed"
-    return (
-        "" if requirement.specifier.contains(found, prereleases=True) else f"{requirement} is needed, this is {found}"
-    )
+    fits = requirement.specifier.contains(found, prereleases=True)
+    return "" if fits else f"{requirement} is needed, this is {found}"
 
 
 def version(name: str) -> str | None:
@@ -207,18 +206,17 @@ def accelerators() -> list[Fact]:
         return [Fact("machine", "accelerator", "none that nvidia-smi knows: on this machine the CPU trains")]
     facts = []
     for i, gpu in enumerate(found):
-        fact = Fact(
-            "machine", f"accelerator {i}", f"{gpu.name}, {size(gpu.total - gpu.used)} of {size(gpu.total)} free"
-        )
+        free_now = f"{gpu.name}, {size(gpu.total - gpu.used)} of {size(gpu.total)} free"
+        fact = Fact("machine", f"accelerator {i}", free_now)
         if gpu.processes or gpu.used > gpu.total / 20:
             who = "; ".join(gpu.processes) or "processes outside this container"
             fact.level = "mind"
             fact.meaning = (f"shared with {who}. Timings are not yours, an out-of-memory may be another's, and what fits now may "
                             "not fit later")  # fmt: skip
-            free = [str(j) for j, g in enumerate(found) if not g.processes and g.used <= g.total / 20]
-            fact.next = (
-                f"CUDA_VISIBLE_DEVICES={free[0]} trainworthy run RECIPE" if free else "wait, or ask whose they are"
-            )
+            free = [j for j, g in enumerate(found) if not g.processes and g.used <= g.total / 20]
+            fact.next = "wait, or ask whose they are"
+            if free:
+                fact.next = f"CUDA_VISIBLE_DEVICES={free[0]} trainworthy run RECIPE"
         facts.append(fact)
     driver = Fact("machine", "driver", found[0].driver + (f", up to CUDA {cuda}" if cuda else ""))
     built = re.fullmatch(r"cu(\d+)\d", tag)
@@ -226,10 +224,8 @@ def accelerators() -> list[Fact]:
         driver.level, driver.meaning = "mind", "this torch is built for the CPU alone: it will not use the accelerator"
         driver.next = "install torch from an index of CUDA builds (pytorch.org/get-started)"
     elif built and cuda and int(cuda.split(".")[0]) < int(built[1]):
-        driver.level, driver.meaning = (
-            "mind",
-            f"torch is built for CUDA {built[1]}: with this driver it falls back to the CPU",
-        )
+        driver.level = "mind"
+        driver.meaning = f"torch is built for CUDA {built[1]}: with this driver it falls back to the CPU"
         driver.next = f"a newer driver, or a torch built for CUDA {cuda.split('.')[0]}"
     facts.append(driver)
     if hidden is not None:
@@ -252,15 +248,13 @@ def processors() -> list[Fact]:
     if load > c.allowed / 2:
         fact.level, fact.meaning = "mind", "something else computes here: timings are not yours"
     facts = [fact]
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    threads = int(asked) if asked.isdigit() else c.affinity
-    said = f"OMP_NUM_THREADS={asked}" if asked else f"OMP_NUM_THREADS is not set: torch takes {threads}"
-    fact = Fact("machine", "threads", f"{said}; bitwise on the CPU at one number of threads (--run.threads)")
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    threads = int(given) if given.isdigit() else c.affinity
+    source = f"OMP_NUM_THREADS={given}" if given else f"OMP_NUM_THREADS is not set: torch takes {threads}"
+    fact = Fact("machine", "threads", f"{source}; bitwise on the CPU at one number of threads (--run.threads)")
     if threads > c.allowed:
-        fact.level, fact.meaning = (
-            "mind",
-            f"{threads} threads on {c.allowed} cores wait for each other: many times slower",
-        )
+        fact.level = "mind"
+        fact.meaning = f"{threads} threads on {c.allowed} cores wait for each other: many times slower"
         fact.next = f"export OMP_NUM_THREADS={c.allowed}, or --run.threads {c.allowed}"
     return [*facts, fact]
 
@@ -273,9 +267,8 @@ def space() -> list[Fact]:
     facts = [Fact("machine", "memory", f"{size(free_memory())} free of {size(psutil.virtual_memory().total)}")]
     if Path("/dev/shm").is_dir():
         shm = shutil.disk_usage("/dev/shm")
-        fact = Fact(
-            "machine", "/dev/shm", f"{size(shm.free)} free of {size(shm.total)}: loader workers hand batches over here"
-        )
+        room = f"{size(shm.free)} free of {size(shm.total)}: loader workers hand batches over here"
+        fact = Fact("machine", "/dev/shm", room)
         if shm.free < SHM:
             fact.level, fact.meaning = "mind", "workers may die of a bus error"
             fact.next = "--loader.workers 0, or docker run --shm-size=8g"
@@ -289,11 +282,8 @@ def space() -> list[Fact]:
         if not os.access(there, os.W_OK):
             fact.level, fact.meaning, fact.next = "mind", f"{there} cannot be written", f"choose another with {other}"
         elif free < DISK:
-            fact.level, fact.meaning, fact.next = (
-                "mind",
-                "two checkpoints and the best weights must fit",
-                f"make room, or {other}",
-            )
+            fact.level, fact.meaning = "mind", "two checkpoints and the best weights must fit"
+            fact.next = f"make room, or {other}"
         facts.append(fact)
     return facts
 

@@ -37,19 +37,8 @@ from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import GATE_FAILED, UserError
 from trainworthy.core.commands import take_flag
 
-FLAGS = {
-    "--only": "",
-    "--waive": "",
-    "--because": "",
-    "--steps": "40",
-    "--seconds": "6",
-    "--load-seconds": "600",
-    "--batches": "",
-    "--out": "",
-    "--nproc": "1",
-    "--restart": "",
-    "--seed": "0",
-}
+FLAGS = {"--only": "", "--waive": "", "--because": "", "--steps": "40", "--seconds": "6", "--load-seconds": "600",
+         "--batches": "", "--out": "", "--nproc": "1", "--restart": "", "--seed": "0"}  # fmt: skip
 
 
 @dataclass
@@ -79,9 +68,8 @@ def options(argv: list[str]) -> Options:
             words += own[i : i + 2]
             i += 1
         elif word.startswith("-") and not words:
-            raise UserError(
-                f"unknown option {word}", needed="the script's own arguments after --", next="trainworthy guard --help"
-            )
+            needed = "the script's own arguments after --"
+            raise UserError(f"unknown option {word}", needed=needed, next="trainworthy guard --help")
         else:
             words.append(own[i])
         i += 1
@@ -94,11 +82,8 @@ def options(argv: list[str]) -> Options:
         raise UserError("--nproc needs a number of processes", got=found["--nproc"], needed="1 to 64")
     extra = words[2:] if words[:1] == ["-m"] else words[1:]
     if extra:
-        raise UserError(
-            "put the script's own arguments after --",
-            got=" ".join(extra),
-            next=f"trainworthy guard {words[0]} -- {' '.join(extra)}",
-        )
+        again = f"trainworthy guard {words[0]} -- {' '.join(extra)}"
+        raise UserError("put the script's own arguments after --", got=" ".join(extra), next=again)
     return Options(found, interventions, words + after)
 
 
@@ -137,26 +122,25 @@ def main(argv: list[str]) -> None:
 
 def run(argv: list[str], found: dict[str, Any]) -> None:
     """Rehearse the script; put folder and verdicts into `found`."""
-    asked = options(argv)
-    if not launched(asked.values):
+    own = options(argv)
+    if not launched(own.values):
         return
     from trainworthy.core.guard.rehearsals import rehearsal
 
-    target = rehearsal.locate(asked.words)
-    if asked.values["--batches"]:
-        target.batches = (*target.batches, *asked.values["--batches"].split(","))
+    target = rehearsal.locate(own.words)
+    if own.values["--batches"]:
+        target.batches = (*target.batches, *own.values["--batches"].split(","))
     console = Console()
     name = target.module or target.path.stem
     stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    out = Path(asked.values["--out"] or Path("runs") / f"guard-{name.rpartition('.')[2]}" / stamp)
+    out = Path(own.values["--out"] or Path("runs") / f"guard-{name.rpartition('.')[2]}" / stamp)
     console.say(f"guard  {target.path.name} {' '.join(target.argv)}".rstrip())
     work = Path(tempfile.mkdtemp(prefix="tw-"))
     try:
         from trainworthy.core.guard.verdicts import Guard
         from trainworthy.core.report.plain import verdicts_of
 
-        guard = Guard(target, asked.values, asked.interventions, console, work, out.absolute())
-        verdicts = guard.run()
+        verdicts = Guard(target, own.values, own.interventions, console, work, out.absolute()).run()
         found |= verdicts_of(out)
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -29,9 +29,9 @@ def main(argv: list[str]) -> None:
 
 def tested(argv: list[str]) -> dict[str, Any]:
     """Test each stage; return what was found."""
-    argv, asked = config.take(argv, "--steps")
-    if asked is not None and not (asked.isdigit() and int(asked) >= 10):
-        raise UserError("--steps is a number of batches", got=asked, needed=f"10 or more (default {STEPS})")
+    argv, steps = config.take(argv, "--steps")
+    if steps is not None and not (steps.isdigit() and int(steps) >= 10):
+        raise UserError("--steps is a number of batches", got=steps, needed=f"10 or more (default {STEPS})")
     if not argv:
         raise UserError("lr what?", needed="a recipe", next="trainworthy list")
     loaded = recipes.load(argv[0])
@@ -49,49 +49,40 @@ def tested(argv: list[str]) -> dict[str, Any]:
                 rows.append({"stage": stage.name, "tested": False, "why": why})
                 continue
             spread = rates.spread(spec.cfg.optim.lr)
-            finder = rates.sweep(run, stage, **spread, steps=int(asked or STEPS))
+            finder = rates.sweep(run, stage, **spread, steps=int(steps or STEPS))
             on = f"{len(finder.rates)} fresh batches of {spec.cfg.train.batch_size}"
-            rows.append(tell(session, spec, stage.name, finder, on))
+            rows.append(print_result(session, spec, stage.name, finder, on))
             if finder.suggested_lr() is None:
                 one = rates.sweep(run, stage, **spread, steps=rates.STEPS, only=0)
                 on = "one batch again and again, without the noise between batches"
-                rows.append(tell(session, spec, f"{stage.name}-one-batch", one, on))
+                rows.append(print_result(session, spec, f"{stage.name}-one-batch", one, on))
     return {"folder": str(session.folder), "stages": rows}
 
 
-def tell(session: Session, spec: StageSpec, name: str, finder: LRFinder, on: str) -> dict[str, Any]:
+def print_result(session: Session, spec: StageSpec, name: str, finder: LRFinder, on: str) -> dict[str, Any]:
     """Print the result of a test, write plot and numbers, and return it."""
     rate, band, cfg = finder.suggested_lr(), finder.band(), spec.cfg
-    said = {"stage": name, "tested": True, "setting": f"{spec.name}.lr" if spec.of > 1 else "optim.lr", "suggestion": rate,
-            "configured": cfg.optim.lr, "verdict": finder.verdict,
-            "falls_from": band.low if rate else None, "usable_to": band.high if rate else None,
-            "blew_up": band.blew_up if rate else None}  # fmt: skip
+    setting = f"{spec.name}.lr" if spec.of > 1 else "optim.lr"
+    row = {"stage": name, "tested": True, "setting": setting, "suggestion": rate, "configured": cfg.optim.lr,
+           "verdict": finder.verdict, "falls_from": band.low if rate else None, "usable_to": band.high if rate else None,
+           "blew_up": band.blew_up if rate else None}  # fmt: skip
     if not session.main:
-        return said
+        return row
     plot = finder.plot(session.folder / "plots" / f"range_test_{name}.png", configured=cfg.optim.lr)
-    found = {
-        "suggestion": rate,
-        "verdict": finder.verdict,
-        "rates": finder.rates,
-        "losses": finder.losses,
-        "smoothed": finder.smoothed,
-    }
+    found = {"suggestion": rate, "verdict": finder.verdict, "rates": finder.rates, "losses": finder.losses,
+             "smoothed": finder.smoothed}  # fmt: skip
     plot.with_suffix(".json").write_text(json.dumps(found, indent=1))
-    said["plot"] = str(plot)
+    row["plot"] = str(plot)
     say = session.console.say
-    say(
-        f"\nlr     {name}: {on}, {finder.rates[0]:.0e} to {finder.rates[-1]:.0e}"
-        if finder.rates
-        else f"\nlr     {name}: {on}"
-    )
+    tried = f", {finder.rates[0]:.0e} to {finder.rates[-1]:.0e}" if finder.rates else ""
+    say(f"\nlr     {name}: {on}{tried}")
     if rate is None:
         say(f"  no usable rate: {finder.verdict}\n  plot          {plot}", style="yellow")
         say("  next          a larger --train.batch-size or more --steps (less noise), or trainworthy check")
-        return said
+        return row
     top = f"blows up at {band.high:.2g}" if band.blew_up else f"still falls at {band.high:.2g}, the last tried"
-    flag = f"--{spec.name}.lr" if spec.of > 1 else "--optim.lr"
-    again = ["trainworthy", "run", *masking.words(session.argv), flag, f"{rate:.1e}"]
+    again = ["trainworthy", "run", *masking.words(session.argv), f"--{setting}", f"{rate:.1e}"]
     say(f"  the loss      falls from {band.low:.2g} on and {top}; {finder.verdict}")
     say(f"  suggestion    {rate:.1e}, a third of the rate of steepest descent (configured: {cfg.optim.lr:g})")
     say(f"  plot          {plot}\n  next          {shlex.join(again)}")
-    return said
+    return row

@@ -41,7 +41,7 @@ from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainworthy.core.base import config, settings_check
+from trainworthy.core.base import config, masking, settings_check
 from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import UserError
@@ -65,9 +65,9 @@ MARGIN, CONTEXT = 1.1, 1e9  # fragmentation, and what a device's libraries take
 
 def main(argv: list[str]) -> None:
     """`trainworthy plan RECIPE ...`."""
-    rest, asked = taken(argv[1:])
-    processes, device, flops = asked["processes"] or 1, asked["device"], asked["flops"]
-    memory = asked["memory"] or (DEVICES[device][0] if device else None)
+    rest, own = take_options(argv[1:])
+    processes, device, flops = own["processes"] or 1, own["device"], own["flops"]
+    memory = own["memory"] or (DEVICES[device][0] if device else None)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing here is computed on a device
     from trainworthy.core.recipe import loading
 
@@ -77,25 +77,19 @@ def main(argv: list[str]) -> None:
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():  # what libraries say while they build
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         warnings.filterwarnings("ignore", "This DataLoader will create")  # the run's machine has other cores
-        found = plan(recipe, cfg, memory=memory, processes=processes, samples=asked["samples"])
-        rates = {} if flops is None and device is None else _rates(cfg, flops, device, asked["mfu"] or REACHED)
-        rates = rates or {"here": measured()}
-    found |= {
-        "recipe": recipe.id,
-        "preset": preset,
-        "processes": processes,
-        "memory_gb": memory,
-        "flops_per_second": rates,
-    }
+        found = plan(recipe, cfg, memory=memory, processes=processes, samples=own["samples"])
+        source, rate = _throughput(cfg, flops, device, own["mfu"] or REACHED)
+    found |= {"recipe": recipe.id, "preset": preset, "processes": processes, "memory_gb": memory,
+              "flops_per_second": {source: rate}}  # fmt: skip
     for stage in found["stages"]:
-        timed(stage, next(iter(rates.values())), processes, link=asked["link"], disk=asked["disk-speed"] or 1.0)
-    if asked["json"]:
+        timed(stage, rate, processes, link=own["link"], disk=own["disk-speed"] or 1.0)
+    if own["json"]:
         write_json(found)
     else:
         show(found)
 
 
-def taken(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
+def take_options(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
     """Return the recipe with its settings, and the options of this command by their names."""
     rest, processes = take_number(argv, "-n")
     rest, samples = take_number(rest, "--samples")
@@ -106,9 +100,8 @@ def taken(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
     rest, found["json"] = take_flag(rest, "--json")
     device, mfu = found["device"], found["mfu"]
     if not rest or rest[0].startswith("-"):
-        raise UserError(
-            "plan what?", needed="a recipe", next="trainworthy plan vision/classify --preset full --memory 24"
-        )
+        again = "trainworthy plan vision/classify --preset full --memory 24"
+        raise UserError("plan what?", needed="a recipe", next=again)
     if device is not None and device not in DEVICES:
         raise config.unknown(f"device '{device}'", device, DEVICES, next="--memory GB and --flops N describe any other")
     if mfu is not None and (device is None or mfu > 1):
@@ -143,11 +136,14 @@ def timed(stage: dict[str, Any], rate: float, processes: int, *, link: float | N
     stage["checkpoint_seconds"] = stage["checkpoint"] / (disk * 1e9)
 
 
-def _rates(cfg: Any, flops: float | None, device: str | None, mfu: float) -> dict[str, float]:
+def _throughput(cfg: Any, flops: float | None, device: str | None, mfu: float) -> tuple[str, float]:
+    """Return (where the number comes from, FLOP/s of one device)."""
     if flops is not None:
-        return {"stated": flops}
+        return "stated", flops
+    if device is None:
+        return "here", measured()
     half = cfg.train.precision in ("bf16", "fp16")
-    return {f"{device}, {mfu:.0%} of its data sheet": mfu * DEVICES[device][1 if half else 2]}
+    return f"{device}, {mfu:.0%} of its data sheet", mfu * DEVICES[device][1 if half else 2]
 
 
 def measured() -> float:
@@ -238,9 +234,7 @@ def at_hand(recipe: Any, cfg: Any) -> tuple[Any, list[str]]:
         value = getattr(cfg, f.name)
         if isinstance(value, str) and value.startswith("runs/") and not Path(value).exists():
             cfg = replace(cfg, **{f.name: getattr(tiny, f.name)})
-            replaced.append(
-                f"--{f.name.replace('_', '-')} {value}: not on this machine; the preset tiny's in its place"
-            )
+            replaced.append(f"{masking.flag(f.name)} {value}: not on this machine; the preset tiny's in its place")
     return cfg, replaced
 
 
@@ -300,9 +294,7 @@ def changes(
 def show(found: dict[str, Any]) -> None:
     """Print the plan, one block a stage."""
     n = found["processes"]
-    print(
-        f"{found['recipe']} · {found['preset']} · {n} process{'es' * (n > 1)}" + ("" if n == 1 else ", memory of each")
-    )
+    print(f"{found['recipe']} · {found['preset']} · {n} process{'es, memory of each' if n > 1 else ''}")
     for line in found["replaced"]:
         print(f"note   {line}")
     (kind, rate), = found["flops_per_second"].items()  # fmt: skip
@@ -312,12 +304,8 @@ def show(found: dict[str, Any]) -> None:
         rows = [("weights", s["weights"]), ("average of the weights", s["average"]), ("frozen modules", s["frozen"]),
                 ("gradients", s["gradients"]), ("optimiser", s["optimizer"]), ("activations and the rest", s["activations"])]  # fmt: skip
         if s["shard"] != "none":  # what the processes share out comes and goes
-            rows.append(
-                (
-                    "gathered, or to be reduced",
-                    s["training"] - s["frozen"] - sum(v for k, v in rows if k != "frozen modules"),
-                )
-            )
+            rest = s["training"] - s["frozen"] - sum(v for k, v in rows if k != "frozen modules")
+            rows.append(("gathered, or to be reduced", rest))
         print(table([(k, gb(v)) for k, v in rows if v] + [("training, at its peak", gb(s["training"]))], indent=7))
         shape, dtype, size = s["largest"]
         print(f"       largest tensor of a step: {' x '.join(map(str, shape))} {dtype}, {gb(size)}")
@@ -359,9 +347,8 @@ def show_memory(s: dict[str, Any], memory: float) -> None:
             print(f"       training alone {words[s['fits_without_gates']]} it: --gates.no-enabled, after `check` of a smaller copy or on a "
                   "larger device")  # fmt: skip
     for one in s["change"]:
-        print(
-            f"       {one['setting']:<32} needs {gb(one['needs'])}{'' if one['fits'] != 'no' else ', still too much'}"
-        )
+        still = ", still too much" if one["fits"] == "no" else ""
+        print(f"       {one['setting']:<32} needs {gb(one['needs'])}{still}")
     if s["fits"] == "no" and not s["change"]:
         print("       no setting of this recipe lowers it enough: a smaller model or sample, or a larger device")
 

@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
     """Run `predict RUN_FOLDER FILE ...` in the process that core.launch started."""
     rest, out = config.take(argv[1:], "--out")
     rest, size = take_number(rest, "--batch-size")
-    rest, options = asked(rest)
+    rest, options = take_options(rest)
     if len(rest) != 2:
         raise UserError("predict needs a run folder and a file", got=" ".join(rest) or "nothing",
                         needed="trainworthy predict RUN_FOLDER FILE", next="trainworthy predict --help")  # fmt: skip
@@ -55,14 +55,13 @@ def main(argv: list[str]) -> None:
     print(f"{len(rows)} {speaker.noun}{where}" + speaker.cut(cut, len(rows)), file=sys.stderr)
 
 
-def asked(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
+def take_options(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
     """Return `argv` without the options of both commands, and those as arguments of `speaker_of`."""
     rest, most = take_number(argv, "--max-new-tokens")
     rest, model = config.take(rest, "--model")
     if unknown := [word for word in rest if word.startswith("-")]:
-        raise UserError(
-            f"unknown option {unknown[0]}", needed="--max-new-tokens, --model; of predict also --out, --batch-size"
-        )
+        needed = "--max-new-tokens, --model; of predict also --out, --batch-size"
+        raise UserError(f"unknown option {unknown[0]}", needed=needed)
     return rest, {"most": most, "model": model}
 
 
@@ -72,24 +71,18 @@ def speaker_of(folder: Path, most: int | None = None, model: str | None = None) 
     if not folder.is_dir():
         raise UserError(f"{folder}: no such run folder", needed="a folder under runs/<recipe>/", next="ls -d runs/*/*")
     if (folder / "seeds.json").is_file():
-        raise UserError(
-            f"{folder} holds several runs",
-            needed="one of them",
-            got=", ".join(sorted(p.name for p in folder.glob("*/"))[:6]),
-        )
+        names = ", ".join(sorted(p.name for p in folder.glob("*/"))[:6])
+        raise UserError(f"{folder} holds several runs", got=names, needed="one of them")
     if folder.name == "export" and (folder.parent / "args.json").is_file():
         folder = folder.parent
     saved, export = args_of(folder), folder / "export"
     loaded = recipes.load(saved["recipe"])
     make = next((getattr(loaded.module, name) for name in ("speaker", "asker") if hasattr(loaded.module, name)), None)
     if make is None:
-        said = [e.id for e in every() if re.search(r"^def (speaker|asker)\(", e.path.read_text(encoding="utf-8"), re.M)]
-        page = (
-            f"docs/recipes/{loaded.slug}.md"
-            if "/" in loaded.id and not loaded.id.endswith(".py")
-            else "its recipe's `export`"
-        )
-        raise UserError(f"{loaded.id} exports no language model that could be asked in words", needed=f"a run of {', '.join(said)}",
+        able = [e.id for e in every() if re.search(r"^def (speaker|asker)\(", e.path.read_text(encoding="utf-8"), re.M)]
+        packaged = "/" in loaded.id and not loaded.id.endswith(".py")
+        page = f"docs/recipes/{loaded.slug}.md" if packaged else "its recipe's `export`"
+        raise UserError(f"{loaded.id} exports no language model that could be asked in words", needed=f"a run of {', '.join(able)}",
                         got=f"{folder}", next=f"load {export} as {page} shows")  # fmt: skip
     if not export.is_dir() or not any(export.rglob("*.safetensors")):
         failed = [v["id"] for v in read_json(folder / "gates.json").get("gates", []) if v["verdict"] == "fail"]

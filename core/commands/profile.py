@@ -62,12 +62,12 @@ class Watch:
         from torch.utils.flop_counter import FlopCounterMode
 
         if step == WARM:
-            self.sync()
+            synchronize(self.device)
             if self.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
             self.since, self.waited = time.perf_counter(), 0.0
         elif step == WARM + self.steps:
-            self.sync()
+            synchronize(self.device)
             self.step, self.wait_timed = (time.perf_counter() - self.since) / self.steps, self.waited / self.steps
             kinds = [torch.profiler.ProfilerActivity.CPU]
             kinds += [torch.profiler.ProfilerActivity.CUDA] if self.device.type == "cuda" else []
@@ -76,7 +76,7 @@ class Watch:
             self.profiling = True
             self.since = time.perf_counter()
         elif step == WARM + 2 * self.steps:
-            self.sync()
+            synchronize(self.device)
             self.profiled = (time.perf_counter() - self.since) / self.steps
             self.profiler.stop()
             self.profiling = False
@@ -86,12 +86,6 @@ class Watch:
             self.counter.__exit__(None, None, None)
             return True
         return False
-
-    def sync(self) -> None:
-        import torch
-
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
 
     @contextlib.contextmanager
     def timed_data(self) -> Iterator[None]:
@@ -122,18 +116,12 @@ class Watch:
         import torch
 
         on_device = self.device.type == "cuda"
-        rows = self.profiler.key_averages()
-        ours = [
-            r
-            for r in rows
-            if not r.key.startswith(("trainworthy::", "ProfilerStep", "cuda", "Optimizer.", "enumerate(DataLoader)"))
-        ]
+        own_time = "self_device_time_total" if on_device else "self_cpu_time_total"
+        marks = ("trainworthy::", "ProfilerStep", "cuda", "Optimizer.", "enumerate(DataLoader)")
+        rows = [r for r in self.profiler.key_averages() if not r.key.startswith(marks)]
         events = self.profiler.events()
         modules = module_times.of_events(events, on_device=on_device)
-        found = [
-            Operation(r.key, r.count, (r.self_device_time_total if on_device else r.self_cpu_time_total) / 1e6)
-            for r in ours
-        ]
+        found = [Operation(r.key, r.count, getattr(r, own_time) / 1e6) for r in rows]
         if not on_device and (exchange := exchange_on_cpu(events)):
             found = [o for o in found if o.kind != "communication"] + [exchange]
         found = sorted((o for o in found if o.seconds > 0), key=lambda o: -o.seconds)
@@ -149,6 +137,14 @@ class Watch:
         return m
 
 
+def synchronize(device: Any) -> None:
+    """Wait until a CUDA device has computed everything."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
 def memory_timeline(trace: Path) -> dict[str, Any]:
     """Bytes allocated over time, from the profiler's trace: {device: {peak, [[microseconds, bytes], ...]}}."""
     with gzip.open(trace, "rt") as file:
@@ -159,13 +155,8 @@ def memory_timeline(trace: Path) -> dict[str, Any]:
             device = "cpu" if a.get("Device Type") == 0 else f"cuda:{a.get('Device Id', 0)}"
             found.setdefault(device, []).append([float(e["ts"]), int(a["Total Allocated"])])
     first = min((ts for rows in found.values() for ts, _ in rows), default=0.0)
-    return {
-        device: {
-            "peak_bytes": max(b for _, b in rows),
-            "timeline": [[round(ts - first, 1), b] for ts, b in sorted(rows)],
-        }
-        for device, rows in found.items()
-    }
+    return {device: {"peak_bytes": max(b for _, b in rows), "timeline": [[round(ts - first, 1), b] for ts, b in sorted(rows)]}
+            for device, rows in found.items()}  # fmt: skip
 
 
 def attainable(device: Any, precision: str) -> float:
@@ -176,12 +167,10 @@ def attainable(device: Any, precision: str) -> float:
     side = 4096 if device.type == "cuda" else 1024
     x, best = torch.randn(side, side, device=device).to(dtype), 0.0
     for _ in range(4):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(device)
         since = time.perf_counter()
         x @ x
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(device)
         best = max(best, 2 * side**3 / (time.perf_counter() - since))
     return best
 
@@ -228,14 +217,12 @@ def one(s: Session, spec: stages.StageSpec, context: Any, steps: int) -> dict[st
     with watch.timed_data(), contextlib.ExitStack() as stack:
         run, stage = context.build(Rehearsal(steps=WARM + 2 * steps + 1, watch=watch))
         if not spec.cfg.train.compile:  # hooks would cut the compiled graph
-            stack.enter_context(
-                module_times.marked({"model": stage.model, **stage.frozen_modules}, lambda: watch.profiling)
-            )
+            roots = {"model": stage.model, **stage.frozen_modules}
+            stack.enter_context(module_times.marked(roots, lambda: watch.profiling))
         s.recipe.module.train(spec.cfg, run, stage)
     if not watch.profiled or watch.counter is None:
-        raise UserError(
-            f"{spec.name} ended before the profiled steps", needed=f"{WARM + 2 * steps + 1} steps of its train()"
-        )
+        needed = f"{WARM + 2 * steps + 1} steps of its train()"
+        raise UserError(f"{spec.name} ended before the profiled steps", needed=needed)
     m = watch.measured()
     if m.flops:
         m.attainable = attainable(s.accelerator.device, precision(spec.cfg, s.accelerator))
@@ -247,13 +234,8 @@ def one(s: Session, spec: stages.StageSpec, context: Any, steps: int) -> dict[st
         show(s.console, spec.name, m, verdict, 0 if own else cfg.train.batch_size)
     total = sum(o.seconds for o in m.operations) or 1.0
     top = [{**asdict(o), "kind": o.kind, "share": o.seconds / total} for o in m.operations[:20]]
-    return {
-        "stage": spec.name,
-        **verdict,
-        **{k: v for k, v in asdict(m).items() if k not in ("operations", "modules")},
-        "operations": top,
-        "modules": [{"name": name, "seconds": v} for name, v in m.modules[:20]],
-    }
+    modules = [{"name": name, "seconds": v} for name, v in m.modules[:20]]
+    return {"stage": spec.name, **verdict, **asdict(m), "operations": top, "modules": modules}
 
 
 def show(console: Console, name: str, m: Measured, verdict: dict[str, Any], samples: int) -> None:
@@ -262,9 +244,9 @@ def show(console: Console, name: str, m: Measured, verdict: dict[str, Any], samp
     per = f"{m.step * 1e3:,.1f} {speed} on {m.device}"
     console.say(f"\nprofile {name}: {verdict['verdict']}: {verdict['words']}\n  {per}")
     if m.flops:
-        share = (
-            f", {m.flops / m.step / m.attainable:.0%} of what one large product reaches here" if m.attainable else ""
-        )
+        share = ""
+        if m.attainable:
+            share = f", {m.flops / m.step / m.attainable:.0%} of what one large product reaches here"
         console.say(f"  {m.flops / m.step / 1e9:,.1f} model GFLOP/s (products and convolutions){share}")
     if m.idle is not None:
         memory = f", peak memory {m.peak_memory / 2**30:.2f} GiB" if m.peak_memory else ""

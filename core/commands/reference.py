@@ -1,6 +1,5 @@
 """`trainworthy reference`: measures the band of a recipe's healthy runs and stores it next to the recipe."""
 
-import argparse
 import json
 import os
 import subprocess
@@ -12,25 +11,18 @@ from typing import Any
 
 from trainworthy.core.base.errors import DONE, UserError
 from trainworthy.core.base.machine import cores
+from trainworthy.core.commands import argument_parser
+from trainworthy.core.commands.help import PAGES
 from trainworthy.core.recipe.registry import find
-
-HELP = """\
-Run a recipe once per seed, with all gates, and write the band of its curves to results/NAME.band.json next to the recipe.
-Reports of later runs draw their curves over this band. Settings are those of `trainworthy run`."""
 
 
 def main(argv: list[str]) -> None:
     """Run `trainworthy reference RECIPE [--seeds N] [--at-once N] [--to FILE] [settings]`."""
-    parser = argparse.ArgumentParser(
-        prog="trainworthy reference",
-        usage="trainworthy reference RECIPE [--seeds 5] [--at-once N] [--to FILE] [settings]",
-        description=HELP,
-        allow_abbrev=False,
-    )
-    parser.add_argument("recipe", help="id of a recipe, or path of a fork")
-    parser.add_argument("--seeds", type=int, default=5, help="number of healthy runs (default 5)")
-    parser.add_argument("--at-once", type=int, default=cores().allowed, help="runs in parallel (default: one per core)")
-    parser.add_argument("--to", type=Path, help="file to write (default: results/NAME.band.json next to the recipe)")
+    parser = argument_parser(PAGES["reference"])
+    parser.add_argument("recipe")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--at-once", type=int, default=cores().allowed)
+    parser.add_argument("--to", type=Path)
     args, settings = parser.parse_known_args(argv[1:])
     if args.seeds < 3:
         raise UserError("a band needs more runs", got=f"--seeds {args.seeds}", needed="3 or more")
@@ -40,12 +32,11 @@ def main(argv: list[str]) -> None:
 
     with tempfile.TemporaryDirectory() as out, ThreadPoolExecutor(args.at_once) as pool:
         folders = []
-        for done in pool.map(
-            lambda seed: run_seed(args.recipe, seed, settings, Path(out) / str(seed)), range(args.seeds)
-        ):
-            folders.append(read(done))
+        runs = pool.map(lambda n: run_seed(args.recipe, n, settings, Path(out) / str(n)), range(args.seeds))
+        for seed, folder in enumerate(runs):
+            folders.append(read(folder))
             s = folders[-1].summary
-            print(f"seed {len(folders) - 1}: {s['metric']} {s['reported'][s['metric']]:.4f}", flush=True)
+            print(f"seed {seed}: {s['metric']} {s['reported'][s['metric']]:.4f}", flush=True)
         kept = reference(folders)
     write(target, kept)
     print(f"{target}: the band of {args.seeds} healthy runs")

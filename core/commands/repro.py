@@ -40,9 +40,8 @@ def main(argv: list[str]) -> None:
     flags = {w for w in argv[1:] if w.startswith("-")}
     names = [w for w in argv[1:] if not w.startswith("-")]
     if unknown := sorted(flags - {"--no-data", "--diff", "--json"}):
-        raise UserError(
-            f"repro has no {unknown[0]}", needed="--no-data, --diff or --json", next="trainworthy repro --help"
-        )
+        needed = "--no-data, --diff or --json"
+        raise UserError(f"repro has no {unknown[0]}", needed=needed, next="trainworthy repro --help")
     if len(names) != 1:
         raise UserError("repro needs one run folder", got=" ".join(names) or "nothing", next="ls -d runs/*/*")
     folder = Path(names[0])
@@ -54,10 +53,8 @@ def main(argv: list[str]) -> None:
     found.append(data_of(folder, args, data, read="--no-data" not in flags))
     command = again(folder, args)
     if "--json" in flags:
-        compared = [vars(c) for c in found]
-        write_json(
-            {"run": str(folder), "command": command, "commit": environment.get("commit", ""), "compared": compared}
-        )
+        commit, compared = environment.get("commit", ""), [vars(c) for c in found]
+        write_json({"run": str(folder), "command": command, "commit": commit, "compared": compared})
         return
     show(folder, args, environment, found, command)
 
@@ -67,9 +64,8 @@ def kept(folder: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     from trainworthy.core.report.folder import args_of, read_json
 
     if (folder / "seeds.json").is_file():
-        raise UserError(
-            f"{folder} is a group of seeds", needed="the folder of one of them", next=f"ls -d {folder}/seed-*"
-        )
+        needed = "the folder of one of them"
+        raise UserError(f"{folder} is a group of seeds", needed=needed, next=f"ls -d {folder}/seed-*")
     args = args_of(folder, argv=list, settings=dict)
     return args, read_json(folder / "environment.json"), read_json(folder / "data.json")
 
@@ -78,9 +74,8 @@ def show_diff(folder: Path, environment: dict[str, Any]) -> None:
     """The uncommitted changes that the run had, as a patch."""
     diff = str(environment.get("diff", ""))
     if not environment.get("commit"):
-        raise UserError(
-            f"{folder} names no commit", cause="it did not run from a checkout: its versions say what it was made of"
-        )
+        cause = "it did not run from a checkout: its versions say what it was made of"
+        raise UserError(f"{folder} names no commit", cause=cause)
     if len(diff) >= DIFF:
         print(f"cut off at {DIFF:,} characters: this patch is not whole", file=sys.stderr)
     print(diff)
@@ -95,19 +90,17 @@ def environment_of(then: dict[str, Any], args: dict[str, Any]) -> list[Compared]
     from trainworthy.core.recipe.loading import versions
 
     now, before = versions(), dict(then.get("versions") or {})
-    names = sorted(before.keys() | now.keys())
-    other = [
-        f"{n} {now.get(n, 'not installed')} instead of {before.get(n, 'none')}"
-        for n in names
-        if now.get(n) != before.get(n)
-    ]
+    names = [n for n in sorted(before.keys() | now.keys()) if now.get(n) != before.get(n)]
+    other = [f"{n} {now.get(n, 'not installed')} instead of {before.get(n, 'none')}" for n in names]
     found = [Compared("versions", ", ".join(f"{k} {v}" for k, v in before.items()), other)]
-    asked = ((args.get("settings") or {}).get("run") or {}).get("threads")  # a run with this setting sets it by itself
+    threads = ((args.get("settings") or {}).get("run") or {}).get(
+        "threads"
+    )  # a run with this setting sets it by itself
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["cpu"]
-    here = {"devices": devices, "platform": platform.platform(), "threads": asked or torch.get_num_threads()}
+    here = {"devices": devices, "platform": platform.platform(), "threads": threads or torch.get_num_threads()}
     other = [f"{k}: {here[k]} instead of {then[k]}" for k in here if k in then and here[k] != then[k]]
-    shown = f"{then.get('devices')}, {then.get('platform')}, {args.get('processes', 1)} process(es), {then.get('threads')} threads"
-    found.append(Compared("machine", shown, other))
+    recorded = f"{then.get('devices')}, {then.get('platform')}, {args.get('processes', 1)} process(es), {then.get('threads')} threads"
+    found.append(Compared("machine", recorded, other))
     commit, mine = str(then.get("commit", "")), checkout()
     own = mine["commit"]
     if not commit or not own:
@@ -130,9 +123,8 @@ def sources_of(then: dict[str, Any]) -> Compared:
         return Compared("sources", "", unknown="environment.json holds none")
     lost = changed(before)
     words = [f"{name}: {'changed' if os.path.exists(name) else 'not there'}" for name in lost]
-    return Compared(
-        "sources", f"{len(before)} files", words[:8] + ([f"... and {len(words) - 8} more"] if len(words) > 8 else [])
-    )
+    more = [f"... and {len(words) - 8} more"] if len(words) > 8 else []
+    return Compared("sources", f"{len(before)} files", words[:8] + more)
 
 
 def settings_of(folder: Path, args: dict[str, Any]) -> Compared:
@@ -141,24 +133,21 @@ def settings_of(folder: Path, args: dict[str, Any]) -> Compared:
     from trainworthy.core.recipe import loading
 
     words = [str(w) for w in args["argv"][1:]]
+    then = " ".join(words) or "the preset's"
     try:
         loaded = loading.load(args["recipe"])
         config.read_args(folder / "args.json", loaded.module.Config)
     except Stop as stop:
         first, *more = str(stop).splitlines()
-        return Compared(
-            "settings",
-            " ".join(words) or "the preset's",
-            ["; ".join([first, *(" ".join(m.split()) for m in more[:2])])],
-        )
+        return Compared("settings", then, ["; ".join([first, *(" ".join(m.split()) for m in more[:2])])])
     try:
         plain, _ = config.parse(loaded.module, words, prog="repro")
     except (Stop, SystemExit):  # a secret, a file that is gone: args.json has what it came to
-        return Compared("settings", " ".join(words) or "the preset's", unknown="its command line cannot be read here")
-    now, then = config.flat(config.to_dict(plain)), config.flat(args["settings"])
+        return Compared("settings", then, unknown="its command line cannot be read here")
+    now, before = config.flat(config.to_dict(plain)), config.flat(args["settings"])
     own = ("run.out", "train.precision")  # where it is written; what the launcher decided
-    other = [f"{k} is {now[k]} today, was {then[k]}" for k in then if k in now and now[k] != then[k] and k not in own]
-    return Compared("settings", " ".join(words) or "the preset's", other)
+    other = [k for k in before if k in now and now[k] != before[k] and k not in own]
+    return Compared("settings", then, [f"{k} is {now[k]} today, was {before[k]}" for k in other])
 
 
 def data_of(folder: Path, args: dict[str, Any], data: dict[str, Any], *, read: bool) -> Compared:
@@ -167,11 +156,10 @@ def data_of(folder: Path, args: dict[str, Any], data: dict[str, Any], *, read: b
     before = before.get("none") if isinstance(before, dict) else None
     if not before:
         return Compared("data", "", unknown="data.json is missing, or of a version that kept no fingerprint")
-    shown = "; ".join(
-        f"{name}: {one.get('samples', 0):,} samples, {str(one.get('content', ''))[:12]}" for name, one in before.items()
-    )
+    splits = [f"{k}: {s.get('samples', 0):,} samples, {str(s.get('content', ''))[:12]}" for k, s in before.items()]
+    then = "; ".join(splits)
     if not read:
-        return Compared("data", shown, unknown="not read (--no-data)")
+        return Compared("data", then, unknown="not read (--no-data)")
     from accelerate import Accelerator
     from trainworthy.core.base import config
     from trainworthy.core.data import contents, inventory
@@ -182,16 +170,14 @@ def data_of(folder: Path, args: dict[str, Any], data: dict[str, Any], *, read: b
         loaded = loading.load(args["recipe"])
         cfg = config.read_args(folder / "args.json", loaded.module.Config)
         stage = stages.specs(loaded, cfg)[0].untrained(Accelerator(cpu=True))
-        return Compared(
-            "data", shown, contents.changes(before, inventory.identity(inventory.read_all(stage.data, before=before)))
-        )
+        now = inventory.identity(inventory.read_all(stage.data, before=before))
+        return Compared("data", then, contents.changes(before, now))
     except (Stop, OSError, ValueError, KeyError, TypeError) as error:
-        return Compared(
-            "data", shown, unknown=f"cannot be read here: {str(error).splitlines()[0] if str(error) else error!r}"
-        )
+        why = str(error).splitlines()[0] if str(error) else repr(error)
+        return Compared("data", then, unknown=f"cannot be read here: {why}")
 
 
-# -------------------------------------------------------------------------------------------------------------- telling
+# -------------------------------------------------------------------------------------------------------------- output
 def again(folder: Path, args: dict[str, Any]) -> str:
     """Return the command that starts the run again. If the fork is gone, it uses the copy in the run folder."""
     recipe = args["recipe"]
@@ -206,10 +192,8 @@ def show(folder: Path, args: dict[str, Any], environment: dict[str, Any], found:
     """Print the run, the differences, and what to do."""
     print(f"{folder}\n  started by   {shlex.join(['trainworthy', 'run', *map(str, args['argv'])])}")
     for one in found:
-        print(f"  {one.what:<12} {one.then or '-'}")
-        print(
-            f"               {'not compared: ' + one.unknown if one.unknown else 'the same here' if not one.differs else 'DIFFERS'}"
-        )
+        result = f"not compared: {one.unknown}" if one.unknown else "DIFFERS" if one.differs else "the same here"
+        print(f"  {one.what:<12} {one.then or '-'}\n               {result}")
         for line in one.differs:
             print(f"                 {line}")
     differ = [c.what for c in found if c.differs]
@@ -217,9 +201,7 @@ def show(folder: Path, args: dict[str, Any], environment: dict[str, Any], found:
     print(f"\nresult {'differs here: ' + ', '.join(differ) if differ else 'nothing that was compared differs'}"
           + (f"; not compared: {', '.join(unknown)}" if unknown else ""))  # fmt: skip
     if "commit" in differ:
-        patch = (
-            f" && trainworthy repro {shlex.quote(str(folder))} --diff | git apply" if environment.get("diff") else ""
-        )
+        patch = f" && trainworthy repro {shlex.quote(str(folder))} --diff | git apply" * bool(environment.get("diff"))
         print(f"first  git checkout {environment['commit'][:12]}{patch}")
     if "versions" in differ:
         lines = next(c.differs for c in found if c.what == "versions")

@@ -59,10 +59,8 @@ def resume(argv: list[str], found: dict[str, Any]) -> None:
         raise UserError(f"{folder} has finished", got="a summary.json", needed="a run that was interrupted",
                         next=f"open {folder / 'report.html'}, or start a new run")  # fmt: skip
     plain = recipes.load(saved["recipe"])
-    cfg, names = (
-        config.read_args(folder / "args.json", plain.module.Config),
-        saved.get("fallbacks", saved.get("rungs", [])),
-    )
+    cfg = config.read_args(folder / "args.json", plain.module.Config)
+    names = saved.get("fallbacks", saved.get("rungs", []))
     command = f"trainworthy resume {folder}" + (f" --fallback {fallback}" if fallback else "")
     if fallback is None:
         own = config.to_dict(getattr(plain.module, saved["preset"])())
@@ -83,7 +81,9 @@ def resume(argv: list[str], found: dict[str, Any]) -> None:
     if session.resumes and (other := environment.changed_versions(folder)):
         session.console.say(f"packages have changed since the run began: {other}", style="yellow")
     assert_boardable(cfg, wanted)
-    shown = board.during_run(session.folder.parent.parent, wanted=wanted and session.main, say=session.console.say)
+    running_board = board.during_run(
+        session.folder.parent.parent, wanted=wanted and session.main, say=session.console.say
+    )
     track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
     with (
         session_lock(session),
@@ -92,7 +92,7 @@ def resume(argv: list[str], found: dict[str, Any]) -> None:
         in_short_at_the_end(session, found),
         reported(session),
         track,
-        shown as board_is_up,
+        running_board as board_is_up,
     ):
         if fallback is not None:
             write_start(session)

@@ -30,10 +30,10 @@ def main(argv: list[str]) -> None:
 
 def run(argv: list[str], found: dict[str, Any]) -> None:
     """Run one seed or several; put what `report --json` says into `found`, also if a gate fails."""
-    wanted, argv = "--board" in argv, [a for a in argv if a != "--board"]
-    argv, asked = config.take(argv, "--seeds")
-    if asked is not None:
-        multi_seed.run(argv, asked, with_board=wanted, found=found)
+    argv, wanted = take_flag(argv, "--board")
+    argv, given = config.take(argv, "--seeds")
+    if given is not None:
+        multi_seed.run(argv, given, with_board=wanted, found=found)
     if not argv:
         raise UserError("run what?", next="trainworthy run --help")
     loaded = recipes.load(argv[0])
@@ -42,14 +42,14 @@ def run(argv: list[str], found: dict[str, Any]) -> None:
     folder = os.environ.pop("TRAINWORTHY_FOLDER", None)  # set for one of several seeds
     session = open_session(loaded, cfg, preset, argv, folder=Path(folder) if folder else None)
     track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
-    shown = board.during_run(cfg.run.out, wanted=wanted and session.main, say=session.console.say)
+    running_board = board.during_run(cfg.run.out, wanted=wanted and session.main, say=session.console.say)
     with (
         session_lock(session),
         Interrupts(session.folder) as interrupts,
         in_short_at_the_end(session, found),
         reported(session),
         track,
-        shown as board_is_up,
+        running_board as board_is_up,
     ):
         write_start(session)
         check_stages(session, only=(), deep=False)

@@ -64,9 +64,8 @@ def main(argv: list[str]) -> None:
     words, listed = take_flag(words, "--ranges")
     words = on_end.take_any(words)
     if not words or words[0].startswith("-"):
-        raise UserError(
-            "sweep what?", needed="a recipe, or the folder of a sweep", next="trainworthy sweep vision/classify"
-        )
+        needed = "a recipe, or the folder of a sweep"
+        raise UserError("sweep what?", needed=needed, next="trainworthy sweep vision/classify")
     if listed:
         list_ranges(words, as_json=as_json)
         return
@@ -99,11 +98,8 @@ def read_plan(home: Path, more: list[str]) -> tuple[Path, dict[str, Any]]:
                         next="ls -d runs/*/sweep-*")  # fmt: skip
     more, trials = take_number(more, "--trials")
     if more:
-        raise UserError(
-            "a sweep that continues takes no settings",
-            got=" ".join(more),
-            needed="its folder, and --trials N for more of them",
-        )
+        needed = "its folder, and --trials N for more of them"
+        raise UserError("a sweep that continues takes no settings", got=" ".join(more), needed=needed)
     plan["declared"]["trials"] = max(trials or 0, plan["declared"]["trials"])
     return home, plan
 
@@ -116,14 +112,13 @@ def list_ranges(words: list[str], *, as_json: bool) -> None:
     loaded = loading.load(words[0])
     cfg, _ = config.parse(loaded.module, words[1:], prog=f"trainworthy sweep {words[0]}")
     found = {name: space.ranged(cfg, name, given) for name, given in ranges.known(cfg).items()}
-    with results(as_json) as said:
-        said |= {name: asdict(one) for name, one in found.items()}
+    with results(as_json) as output:
+        output |= {name: asdict(one) for name, one in found.items()}
         now = config.flat(config.to_dict(cfg))
         rows = [("setting", "range", "scale", "now")]
-        rows += [
-            (n, r.words().partition("=")[2], "values" if r.values else "log" if r.log else "linear", str(now[n]))
-            for n, r in found.items()
-        ]
+        for name, r in found.items():
+            scale = "values" if r.values else "log" if r.log else "linear"
+            rows.append((name, r.words().partition("=")[2], scale, str(now[name])))
         print(table(rows) + f"\n\nnext   trainworthy sweep {shlex.join(words)} --nuisance {next(iter(found))}")
 
 
@@ -166,15 +161,13 @@ def make_plan(words: list[str]) -> tuple[Path, dict[str, Any]]:
     loaded = loading.load(target)
     cfg, preset = config.parse(loaded.module, fixed, prog=f"trainworthy sweep {target}")
     if name is not None and not all(c.isalnum() or c in "._-" for c in name):
-        raise UserError(
-            "the name of a study is the name of a folder", got=name, needed="letters, digits, dots and dashes"
-        )
+        needed = "letters, digits, dots and dashes"
+        raise UserError("the name of a study is the name of a folder", got=name, needed=needed)
     name = name or time.strftime("%Y%m%d-%H%M%S")
     home = cfg.run.out / loaded.slug / f"sweep-{name}"
     space = spaces.declare(cfg, scientific, nuisance)
-    fixed = fixed_words(
-        loaded.module, cfg, preset, fixed, {n for n, _ in space.scientific} | {r.name for r in space.nuisance}
-    )
+    searched = {n for n, _ in space.scientific} | {r.name for r in space.nuisance}
+    fixed = fixed_words(loaded.module, cfg, preset, fixed, searched)
     if masking.words(fixed) != fixed:
         raise UserError("a sweep keeps its settings in a file, and secrets are never written", got=shlex.join(masking.words(fixed)),
                         needed="a fork that reads the secret from the environment")  # fmt: skip
@@ -183,9 +176,8 @@ def make_plan(words: list[str]) -> tuple[Path, dict[str, Any]]:
     for share in (0.0, 1.0):  # both ends of every range, every scientific value
         for chosen in space.compared:
             point = spaces.words(chosen | {r.name: r.at(share) for r in space.nuisance})
-            settings_check.check_values(
-                config.parse(loaded.module, [*fixed, *point], prog="trainworthy sweep")[0], processes=1
-            )
+            one, _ = config.parse(loaded.module, [*fixed, *point], prog="trainworthy sweep")
+            settings_check.check_values(one, processes=1)
     metric = stages.untrained(loaded, cfg, Accelerator(cpu=True))[-1][1].metric
     declared = {"recipe": loaded.target, "fixed": fixed, **space.plain(), "trials": int(trials or TRIALS),
                 "seeds": int(seeds or 1), "bayes": bayes, "metric": metric.name, "higher_is_better": metric.higher_is_better}  # fmt: skip
@@ -232,10 +224,8 @@ def with_tested_ranges(home: Path, recipe: str, cfg: config.Config, fixed: list[
     found, lines = ranges.tested(recipe, fixed, space.compared, spaces.words)
     for line in lines:
         Console().say(f"  {line}")
-    return replace(
-        space,
-        nuisance=tuple(spaces.ranged(cfg, r.name, found[r.name]) if r.name in found else r for r in space.nuisance),
-    )
+    tested = (spaces.ranged(cfg, r.name, found[r.name]) if r.name in found else r for r in space.nuisance)
+    return replace(space, nuisance=tuple(tested))
 
 
 def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
@@ -253,17 +243,16 @@ def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
     on_end.run_folder(home)
     many = f", {declared['seeds']} seeds each" if declared["seeds"] > 1 else ""
     console.say(f"{declared['recipe']} · {declared['trials']} trials{many}, into {home}\n  {shlex.join(space.words())}")
-    with multi_seed.signals() as asked:
-        while not asked:
+    with multi_seed.signals() as arrived:
+        while not arrived:
             with studies.next_trial(study, home, declared["trials"]) as trial:
                 if trial is None:
                     break
-                run_trial(home, declared, study, space, trial, console, asked)
+                run_trial(home, declared, study, space, trial, console, arrived)
     found = report_findings(home, plan, study, space, console)
-    if asked:
-        raise Interrupted(
-            f"{asked[0]}: its running trial continues when the sweep is started again\n  next:         trainworthy sweep {home}"
-        )
+    if arrived:
+        raise Interrupted(f"{arrived[0]}: its running trial continues when the sweep is started again\n"
+                          f"  next:         trainworthy sweep {home}")  # fmt: skip
     if not found["best"] and all(t["state"] == "infeasible" for t in found["trials"]):
         raise GateFailed(f"no trial of {len(found['trials'])} is feasible, first: {found['trials'][0]['reason']}\n"
                          f"  evidence:     {home / 'report.html'}")  # fmt: skip
@@ -271,7 +260,7 @@ def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_trial(
-    home: Path, declared: dict[str, Any], study: Any, space: Any, trial: Any, console: Console, asked: list[str]
+    home: Path, declared: dict[str, Any], study: Any, space: Any, trial: Any, console: Console, arrived: list[str]
 ) -> None:
     """Run one trial, from its settings to its score."""
     from optuna.trial import TrialState
@@ -287,23 +276,21 @@ def run_trial(
         outcome = trials.Outcome(kind="gates", reason=f"gate failed: {failed}")
     else:
         own = [*fixed, *words(point), *([] if off else ["--gates.no-enabled"])]
-        outcome = trials.run(
-            declared["recipe"], own, seeds, folder_of(home, trial.number), at_once=1, console=console, asked=asked
-        )
+        folder = folder_of(home, trial.number)
+        outcome = trials.run(declared["recipe"], own, seeds, folder, at_once=1, arrived=arrived)
     if outcome.interrupted:
-        if not asked:
-            asked.append("a run was ended from outside")
+        if not arrived:
+            arrived.append("a run was ended from outside")
         return
     for name in ("values", "reason", "kind", "diagnosis", "evidence", "seconds", "cost"):
         trial.set_user_attr(name, getattr(outcome, name))
+    what = findings.describe(point)
     if outcome.values:
         study.tell(trial, outcome.mean)
-        console.say(
-            f"  trial {trial.number:<4} {declared['metric']} {outcome.mean:.4f}  {findings.describe(point)}  [{outcome.diagnosis}]"
-        )
+        console.say(f"  trial {trial.number:<4} {declared['metric']} {outcome.mean:.4f}  {what}  [{outcome.diagnosis}]")
         return
     study.tell(trial, state=TrialState.FAIL)
-    console.say(f"  trial {trial.number:<4} infeasible  {findings.describe(point)}  [{outcome.reason}]")
+    console.say(f"  trial {trial.number:<4} infeasible  {what}  [{outcome.reason}]")
     rows = findings.rows_of(study)
     if outcome.kind == "broken" and len(rows) >= 3 and all(r.state == "infeasible" for r in rows):
         raise UserError(f"none of the first {len(rows)} trials could run", got=outcome.reason,
@@ -312,16 +299,15 @@ def run_trial(
 
 def point_of(space: Any, trial: Any) -> dict[str, Any]:
     """Return the settings of a trial. If a killed worker did not store them, they are computed again and are the same."""
-    for name, values in space.scientific:
-        trial.suggest_categorical(name, values)
+    point = {name: trial.suggest_categorical(name, values) for name, values in space.scientific}
     for r in space.nuisance:
         if r.values:
-            trial.suggest_categorical(r.name, r.values)
+            point[r.name] = trial.suggest_categorical(r.name, r.values)
         elif r.whole:
-            trial.suggest_int(r.name, int(r.low), int(r.high), log=r.log)
+            point[r.name] = trial.suggest_int(r.name, int(r.low), int(r.high), log=r.log)
         else:
-            trial.suggest_float(r.name, r.low, r.high, log=r.log)
-    return {name: trial.params[name] for name in [*(n for n, _ in space.scientific), *(r.name for r in space.nuisance)]}
+            point[r.name] = trial.suggest_float(r.name, r.low, r.high, log=r.log)
+    return point
 
 
 def report_findings(home: Path, plan: dict[str, Any], study: Any, space: Any, console: Console) -> dict[str, Any]:
@@ -333,16 +319,13 @@ def report_findings(home: Path, plan: dict[str, Any], study: Any, space: Any, co
     f = findings.find(study, space, d["metric"], d["higher_is_better"])
     f.floor = plan.get("floor")
     ended = sum(r.state != "running" for r in f.rows)
-    lines, command = (
-        [f"{ended} of {d['trials']} trials have ended, {sum(r.state == 'infeasible' for r in f.rows)} infeasible."],
-        "",
-    )
+    lost, command = sum(r.state == "infeasible" for r in f.rows), ""
+    lines = [f"{ended} of {d['trials']} trials have ended, {lost} infeasible."]
     if spent := cost.words(f.cost):
         lines.append(f"Cost of all trials: {spent}.")
     if f.best is not None:
-        lines.append(
-            f"Best on validation data: trial {f.best.number}, {d['metric']} {f.best.value:.4f} with {findings.describe(f.best.point)}."
-        )
+        best = f"trial {f.best.number}, {d['metric']} {f.best.value:.4f} with {findings.describe(f.best.point)}"
+        lines.append(f"Best on validation data: {best}.")
         lines += findings.cautions(f)
         if ended == d["trials"]:
             lines += on_test_split(home, study, f.best.number, list(range(d["seeds"])))
@@ -367,9 +350,8 @@ def on_test_split(home: Path, study: Any, best: int, seeds: list[int]) -> list[s
 
     folder = folder_of(home, best)
     if not any(folder.glob("seed-*")):
-        return [
-            f"Trial {best} ran on another machine, in {folder}: run this command there for its score on the test split, if it has one."
-        ]
+        where = f"Trial {best} ran on another machine, in {folder}"
+        return [f"{where}: run this command there for its score on the test split, if it has one."]
     test = trials.test_score(folder, seeds)
     if test is None:
         return [
@@ -378,8 +360,7 @@ def on_test_split(home: Path, study: Any, best: int, seeds: list[int]) -> list[s
     found = [f"On the test split ({test[1]:,} samples), read once, for this trial alone: {test[0]:.4f}."]
     others = [n for n in study.user_attrs.get("tested", []) if n != best]
     if others:
-        found.append(
-            f"Trial {others[0]} was the best of fewer trials and its test score was read, too: this is not the first look at the test split."
-        )
+        again = f"Trial {others[0]} was the best of fewer trials and its test score was read, too"
+        found.append(f"{again}: this is not the first look at the test split.")
     study.set_user_attr("tested", [*others, best])
     return found

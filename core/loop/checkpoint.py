@@ -71,8 +71,8 @@ class Checkpoints:
         self.folder, self.keep, self.keep_every, self.n_best = folder, keep, keep_every, n_best
         self.group: Any = None  # of torch.distributed, for the threads that write shards
         self._writer = ThreadPoolExecutor(1)  # one thread, so that files are written in order
-        self._pending: Future | None = None
-        self._pending_best: Future | None = None
+        self._pending: dict[str, Future] = {}
+        """Unfinished saves: `state`, a complete state, and `best`, weights only."""
         self._held: dict[str, tuple[Path, dict]] = {}  # segments of the newest checkpoint: (file, its manifest's entry)
 
     def save(
@@ -84,7 +84,7 @@ class Checkpoints:
         `state` is loaded with weights_only=True: tensors, numbers, strings, lists, dicts, and segments in dicts. `info`
         becomes JSON. `without` names weights that the recipe can load again from their own source.
         """
-        self._wait_for_state()  # this save links to files of the one before
+        self._wait_for("state")  # this save links to files of the one before
         tensors, aliases = weights(model, without=without)
         segments: dict[str, Segment] = {}
 
@@ -101,7 +101,7 @@ class Checkpoints:
         def write(folder: Path) -> None:
             save_weights(folder / "model.safetensors", tensors, aliases)
             torch.save(state, folder / "state.pt")
-            (folder / "info.json").write_text(json.dumps({"step": step, **info}, indent=1))
+            _write_info(folder, step, info)
             for name, rows in fresh.items():
                 save_weights(folder / name, rows, {})
             for name, (file, _) in held.items():
@@ -112,7 +112,7 @@ class Checkpoints:
             self._held = {name: (self.folder / f"step-{step}" / name, files[name]) for name in segments}
             self._prune_steps(step)
 
-        self._pending = self._writer.submit(job)
+        self.write_later(job)
 
     def save_best(
         self,
@@ -135,15 +135,15 @@ class Checkpoints:
                 os.rename(written, folder / "model.safetensors")
             else:
                 save_weights(folder / "model.safetensors", tensors, aliases)
-            (folder / "info.json").write_text(json.dumps({"step": step, **info}, indent=1))
+            _write_info(folder, step, info)
 
         def job() -> None:
             self._publish(f"best-step-{step}", write, link=f"best_val_{metric}" if best[0] == step else None)
             keep = {f"best-step-{s}" for s in best}
             self._prune([p for p in self.folder.glob("best-step-*") if p.name not in keep])
 
-        self._wait_for_best()  # at most one copy of the weights is queued
-        self._pending_best = self._writer.submit(job)
+        self._wait_for("best")  # at most one copy of the weights is queued
+        self._pending["best"] = self._writer.submit(job)
 
     def unfinished(self, step: int) -> Path:
         """Return the folder in which the state of `step` is put together."""
@@ -156,7 +156,7 @@ class Checkpoints:
 
     def write_later(self, job: Callable[[], None]) -> None:
         """Let the thread write a state; the next save, or `wait`, waits for it and raises its error."""
-        self._pending = self._writer.submit(job)
+        self._pending["state"] = self._writer.submit(job)
 
     def complete(self, step: int, state: dict[str, Any], info: dict[str, Any], known: dict[str, dict]) -> None:
         """Add to what sharded processes wrote the rest of the state and the manifest; then rename. `known`: manifest
@@ -164,7 +164,7 @@ class Checkpoints:
 
         def write(folder: Path) -> None:
             torch.save(state, folder / "state.pt")
-            (folder / "info.json").write_text(json.dumps({"step": step, **info}, indent=1))
+            _write_info(folder, step, info)
 
         self._publish(f"step-{step}", write, link=LATEST, known=known, begun=True)
         self._held = {}
@@ -172,19 +172,11 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait until all saves are on disk; raise their errors."""
-        self._wait_for_state()
-        self._wait_for_best()
+        self._wait_for("state")
+        self._wait_for("best")
 
-    def _wait_for_state(self) -> None:
-        pending, self._pending = self._pending, None
-        self._result(pending)
-
-    def _wait_for_best(self) -> None:
-        pending, self._pending_best = self._pending_best, None
-        self._result(pending)
-
-    def _result(self, pending: Future | None) -> None:
-        if pending is None:
+    def _wait_for(self, kind: str) -> None:
+        if (pending := self._pending.pop(kind, None)) is None:
             return
         try:
             pending.result()
@@ -317,6 +309,10 @@ class Checkpoints:
             shutil.rmtree(trash, ignore_errors=True)
             os.rename(folder, trash)  # renamed first, so that a kill leaves nothing that looks like a checkpoint
             shutil.rmtree(trash, ignore_errors=True)
+
+
+def _write_info(folder: Path, step: int, info: dict[str, Any]) -> None:
+    (folder / "info.json").write_text(json.dumps({"step": step, **info}, indent=1))
 
 
 def _link(file: Path, to: Path) -> None:

@@ -4,8 +4,9 @@ matched."""
 import functools
 import hashlib
 import json
-import math
 import pickle
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -166,19 +167,16 @@ def _prefix(names: list[str], known: set[str]) -> tuple[str, str]:
     neither."""
     needed = min(len(names), len(known)) / 2
 
-    def common(words: list[str]) -> list[str]:
-        parts: dict[str, int] = {}
-        for word in words:
-            for i, letter in enumerate(word):
-                if letter == ".":
-                    parts[word[: i + 1]] = parts.get(word[: i + 1], 0) + 1
-        return [p for p, n in parts.items() if n >= needed]
+    def common(words: Iterable[str]) -> list[str]:
+        counts = Counter(word[: i + 1] for word in words for i, letter in enumerate(word) if letter == ".")
+        return [prefix for prefix, n in counts.items() if n >= needed]
 
-    def hits(way: tuple[str, str]) -> int:
-        return sum(n.startswith(way[0]) and way[1] + n.removeprefix(way[0]) in known for n in names)
+    def hits(change: tuple[str, str]) -> int:
+        strip, add = change
+        return sum(n.startswith(strip) and add + n.removeprefix(strip) in known for n in names)
 
-    ways = [("", ""), *((p, "") for p in common(names)), *(("", p) for p in common(list(known)))]
-    best = max(ways, key=hits)
+    changes = [("", ""), *((p, "") for p in common(names)), *(("", p) for p in common(known))]
+    best = max(changes, key=hits)
     return best if hits(best) >= needed else ("", "")
 
 
@@ -244,19 +242,12 @@ def report(stage: Stage, path: Path, *, trust_pickle: bool) -> Start:
     loaded = stage.pretrained or {}
     kept = [n for n in fits.missing if n in loaded]
     missing = [n for n in fits.missing if n not in loaded]
-    return Start(
-        str(found.file), found.sha256, round(share, 6), missing, kept, fits.unexpected, fits.mismatched, fits.prefix
-    )
+    file, share = str(found.file), round(share, 6)
+    return Start(file, found.sha256, share, missing, kept, fits.unexpected, fits.mismatched, fits.prefix)
 
 
 def holds_state(optimizer: torch.optim.Optimizer) -> list[str]:
     """Return the kinds of state (exp_avg, momentum_buffer, ...) with non-zero values. Before its first step, an
     optimiser can have them only from another run."""
-    kinds = {
-        k for s in optimizer.state.values() for k, v in s.items() if isinstance(v, (Tensor, int, float)) and _any(v)
-    }
-    return sorted(kinds)
-
-
-def _any(value: Tensor | float) -> bool:
-    return bool(value.any()) if isinstance(value, Tensor) else not math.isclose(value, 0)
+    values = [(k, v) for s in optimizer.state.values() for k, v in s.items() if isinstance(v, (Tensor, int, float))]
+    return sorted({k for k, v in values if torch.as_tensor(v).any()})

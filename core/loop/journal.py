@@ -58,7 +58,7 @@ class Journal:
         self.skipped: list[int] = []  # steps with a NaN or infinite loss or gradient
         self.live: monitors.Live | None = None
         self.pending: list[Logged] = []
-        self.shown = ""  # text next to the progress bar
+        self.progress = ""  # text next to the progress bar
         self._epoch_sums: dict[str, tuple[float, int]] = {}  # (sum, count) since the last evaluation
         self._bad_in_a_row = 0
         self._rates: dict[str, float] = {}
@@ -87,9 +87,9 @@ class Journal:
 
     # ---------------------------------------------------------------- updates
 
-    def add(self, unit: int, group: str, values: Mapping[str, float | Tensor]) -> None:
+    def add(self, iteration: int, group: str, values: Mapping[str, float | Tensor]) -> None:
         """Log more values of an iteration than its losses."""
-        self._added.setdefault(unit, {}).update({f"{group}/{k}": v for k, v in values.items()})
+        self._added.setdefault(iteration, {}).update({f"{group}/{k}": v for k, v in values.items()})
 
     @property
     def late(self) -> bool:
@@ -106,15 +106,17 @@ class Journal:
         now = time.monotonic()
         rate = len(rows) * self.run.cfg.train.batch_size / max(now - self.clock, 1e-9)
         self.clock = now
-        units: dict[int, dict[str, list[float]]] = {}  # several updates in an iteration give one row with their means
-        for logged, numbers in zip(pending, rows, strict=True):
-            for k, v in zip(logged.names, numbers, strict=True):
-                units.setdefault(logged.step, {}).setdefault(k, []).append(v)
-        for logged, numbers in zip(pending, rows, strict=True):
-            values = dict(zip(logged.names, numbers, strict=True))
+        updates = [(p, dict(zip(p.names, row, strict=True))) for p, row in zip(pending, rows, strict=True)]
+        iterations: dict[
+            int, dict[str, list[float]]
+        ] = {}  # several updates in an iteration give one row with their means
+        for logged, values in updates:
+            for k, v in values.items():
+                iterations.setdefault(logged.step, {}).setdefault(k, []).append(v)
+        for logged, values in updates:
             self._rates = logged.rates
-            if all_of_it := units.pop(logged.step, None):
-                row = {k: sum(v) / len(v) for k, v in all_of_it.items()}
+            if whole := iterations.pop(logged.step, None):
+                row = {k: sum(v) / len(v) for k, v in whole.items()}
                 row |= {k: float(v) for k, v in self._added.pop(logged.step, {}).items()}
                 self._write_row(logged, row, rate)
             self._check_finite(stage, logged, values)
@@ -128,7 +130,7 @@ class Journal:
             if math.isfinite(v):
                 total, n = self._epoch_sums.get(k, (0.0, 0))
                 self._epoch_sums[k] = (total + v, n + 1)
-        self.shown = f"loss {row['loss']:.4f}  {rate:.0f} samples/s"
+        self.progress = f"loss {row['loss']:.4f}  {rate:.0f} samples/s"
 
     def _check_finite(self, stage: Stage, logged: Logged, values: dict[str, float]) -> None:
         """Count a skipped step, store its batch, and stop after too many in a row."""
@@ -141,8 +143,8 @@ class Journal:
             return  # fp16 finds its loss scale by overflowing; report only a bad loss or repeated overflow
         self.skipped.append(logged.step)
         where = self._keep_guilty(stage, logged, values["loss"]) if len(self.skipped) <= 20 else ""
-        said = ", ".join(f"{k} {v:g}" for k, v in values.items())
-        run.console.say(f"  step {logged.step}: {said}: skipped, weights untouched{where}")
+        numbers = ", ".join(f"{k} {v:g}" for k, v in values.items())
+        run.console.say(f"  step {logged.step}: {numbers}: skipped, weights untouched{where}")
         if self._bad_in_a_row >= run.cfg.run.max_nonfinite_steps:
             raise Halt(
                 f"{self._bad_in_a_row} non-finite steps in a row (C17), the last at step {logged.step}: the run stopped itself\n"
@@ -234,8 +236,8 @@ class Journal:
         ranked = sorted([*self.best, (metrics[name], step)], key=lambda b: (math.isnan(b[0]), sign * b[0], b[1]))
         self.best = ranked[: run.cfg.run.keep_best]
         mark = "  best so far" if self.best[0][1] == step else ""
-        shown = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items() if "/" not in k)
-        return epoch, f"  epoch {epoch:>5g}  train loss {train.get('loss', math.nan):.4f}  {shown}{mark}"
+        scores = "  ".join(f"{k} {v:.4f}" for k, v in metrics.items() if "/" not in k)
+        return epoch, f"  epoch {epoch:>5g}  train loss {train.get('loss', math.nan):.4f}  {scores}{mark}"
 
     def check_history(self, stage: Stage) -> None:
         """Stop if the evaluations show that continuing is useless: the model learns nothing, has lost what it had

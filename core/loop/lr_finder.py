@@ -80,9 +80,8 @@ class LRFinder:
             raise UserError("the range test needs a range of rates", got=f"lr_start={lr_start:g}, lr_end={lr_end:g}",
                             needed="0 < lr_start < lr_end")  # fmt: skip
         if num_steps < 10:
-            raise UserError(
-                "the range test is too short", got=f"num_steps={num_steps}", needed="10 or more; 200 is usual"
-            )
+            needed = "10 or more; 200 is usual"
+            raise UserError("the range test is too short", got=f"num_steps={num_steps}", needed=needed)
         self.rates, self.losses, self.smoothed, self._ended = [], [], [], ""
         self._steps, self._window = num_steps, max(2, num_steps // 20)
         with restored(self.model, self.optimizer):
@@ -126,9 +125,8 @@ class LRFinder:
             rate, suggested = self.rates[steepest], self.rates[steepest] / 3
             axes.plot([rate], [self.smoothed[steepest]], "o", color="tab:orange", label=f"steepest descent, {rate:.2g}")
             axes.axvline(suggested, color="tab:green", linestyle="--", label=f"suggestion, {suggested:.2g}")
-            axes.axvspan(
-                band.low, band.high, color="tab:green", alpha=0.08, label=f"falls, {band.low:.2g} to {band.high:.2g}"
-            )
+            usable = f"falls, {band.low:.2g} to {band.high:.2g}"
+            axes.axvspan(band.low, band.high, color="tab:green", alpha=0.08, label=usable)
         else:
             axes.text(0.5, 0.5, f"no usable rate\n{self.verdict}", transform=axes.transAxes, ha="center", va="center",
                       color="tab:red", fontsize=12, wrap=True)  # fmt: skip

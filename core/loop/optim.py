@@ -93,9 +93,8 @@ def make_optimizer(model: nn.Module, settings: config.Optim, rates: Mapping[str,
     else:
         groups = []
         if idle := [n for n in trainable if n.split(".")[0] not in rates]:
-            raise UserError(
-                "trainable parameters have no learning rate", got=idle[0], needed=f"one of {', '.join(rates)}"
-            )
+            needed = f"one of {', '.join(rates)}"
+            raise UserError("trainable parameters have no learning rate", got=idle[0], needed=needed)
         for part, rate in rates.items():
             own = {n: p for n, p in trainable.items() if n.split(".")[0] == part}
             groups += [{**g, "name": f"{part}.{g['name']}"} for g in _groups(own, settings, rate, weights)]

@@ -18,7 +18,6 @@ def autocast(device: torch.device, precision: str):
 
 def precision(cfg: config.Config, accelerator: Accelerator) -> str:
     """Return fp32, bf16 or fp16: the setting, else the launcher's value."""
-    asked = cfg.train.precision
-    if asked == "launcher":
-        asked = {"no": "fp32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
-    return asked
+    if cfg.train.precision != "launcher":
+        return cfg.train.precision
+    return {"no": "fp32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)

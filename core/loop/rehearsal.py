@@ -185,8 +185,8 @@ class Rehearsal(FullRun):
 
     def validation(self, stage: Stage) -> Data:
         """Return at most `REHEARSED` samples: a rehearsal only checks that the evaluation runs."""
-        val, shown = stage.data["val"], stage.expect.at_most(REHEARSED)
-        return View(val, [i * len(val) // shown for i in range(shown)]) if len(val) > shown else val
+        val, n = stage.data["val"], stage.expect.at_most(REHEARSED)
+        return View(val, [i * len(val) // n for i in range(n)]) if len(val) > n else val
 
     def evaluator(self, stage: Stage) -> Callable:
         return stage.evaluate

@@ -199,7 +199,7 @@ class Run:
             yield self.current
 
             self.step = index + 1
-            self.console.tick(self.step, lambda: self.journal.shown)
+            self.console.tick(self.step, lambda: self.journal.progress)
             if mode.after_step(self, stage, size, n):
                 return
 
@@ -210,9 +210,8 @@ class Run:
         save = crosses(self.step, size, n * self.cfg.run.save_every) or saving.is_due(self)
         self._after_step(stage, last=last, save=save)
         if stops:
-            self.console.say(
-                f"  stopped early at step {self.step} of {self.total}: no new best for {self.cfg.train.patience:g} epochs"
-            )
+            why = f"no new best for {self.cfg.train.patience:g} epochs"
+            self.console.say(f"  stopped early at step {self.step} of {self.total}: {why}")
         return stops
 
     def end(self, stage: Stage) -> None:
@@ -226,7 +225,7 @@ class Run:
         if drift := self.ranks.drift(self.step):
             self.close()
             raise Stop(drift)
-        stop, self.finished = self._stop_asked(), last
+        stop, self.finished = self._requested_stop(), last
         save = self.folder is not None and (stop is not None or last or save)
         if save or stop or last or self.saw_bad or self.step % self.cfg.run.log_every == 0 or self.journal.late:
             self.flush(stage)
@@ -263,12 +262,9 @@ class Run:
     ) -> None:
         """Store the metrics (len(names),) of an update on `batches` for the log, still on the device. `update` calls
         it; a loop with its own updates calls it itself. `own`: this process's part of the loss."""
-        rates = {g.get("name", str(i)): g["lr"] for i, g in enumerate(opt.param_groups)}
-        rates = (
-            {"lr": next(iter(rates.values()))}
-            if len(set(rates.values())) == 1
-            else {f"lr/{k}": v for k, v in rates.items()}
-        )
+        rates = {f"lr/{g.get('name', i)}": g["lr"] for i, g in enumerate(opt.param_groups)}
+        if len(set(rates.values())) == 1:
+            rates = {"lr": next(iter(rates.values()))}
         keys = self.current.keys if self.current else []
         self.journal.pending.append(Logged(self.step + 1, keys, [] if keys else batches, names, values, rates, own))
 
@@ -352,15 +348,15 @@ class Run:
         if problem := agreed(self.accelerator, problem):
             raise problem
 
-    def _stop_asked(self) -> str | None:
+    def _requested_stop(self) -> str | None:
         """Return the signal that asks for a stop, agreed on by all ranks (they may receive it at different steps)."""
         if self.world == 1:
             return self.signal
         if self._flags is None:  # a CPU group, so that hosts do not wait for their devices
             self._flags = dist.new_group(backend="gloo")
-        asked = torch.tensor(float(self.signal is not None))
-        dist.all_reduce(asked, group=self._flags)
-        return (self.signal or "a signal on another rank") if asked.item() else None
+        signals = torch.tensor(float(self.signal is not None))
+        dist.all_reduce(signals, group=self._flags)
+        return (self.signal or "a signal on another rank") if signals.item() else None
 
     @contextlib.contextmanager
     def closed_on_error(self) -> Iterator[None]:

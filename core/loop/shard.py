@@ -174,15 +174,12 @@ def reshard(model: nn.Module) -> None:
 @torch.no_grad()
 def clip(grads: Iterable[Tensor], most: float) -> Tensor:
     """As `optim.clip`, over the gradients' shards on all processes."""
-    parts = [part for part in map(local, grads) if part.numel()]
-    device = parts[0].device if parts else torch.device("cpu")
-    squares = (
-        torch.stack([n.square() for n in torch._foreach_norm(parts)]).sum() if parts else torch.zeros((), device=device)
-    )
+    shards = [shard for shard in map(local, grads) if shard.numel()]
+    squares = torch.stack([n.square() for n in torch._foreach_norm(shards)]).sum() if shards else torch.zeros(())
     dist.all_reduce(squares)
     norm = squares.sqrt()
-    if parts and most != float("inf"):
-        torch._foreach_mul_(parts, (most / (norm + 1e-6)).clamp_max(1.0))
+    if shards and most != float("inf"):
+        torch._foreach_mul_(shards, (most / (norm + 1e-6)).clamp_max(1.0))
     return norm
 
 
@@ -254,35 +251,35 @@ def save(run: "Run", stage: Stage, state: dict[str, Any], info: dict[str, Any]) 
     checkpoints, step = run.checkpoints, run.step
     assert checkpoints is not None
     model, aliases = weights(stage.model, without=stage.not_saved, sharded=True)
-    rest, parts = split({"model": model, **state})
+    rest, shards = split({"model": model, **state})
     run.wait_for_checkpoints()
     run.on_rank_0(lambda: checkpoints.begin(step))
-    parts, rest = _staged(parts, run.world), checkpoint.snapshot({**rest, "aliases": aliases} if run.rank == 0 else {})
+    shards = _staged(shards, run.world)
+    rest = checkpoint.snapshot({**rest, "aliases": aliases} if run.rank == 0 else {})
     folder, rank, world = checkpoints.unfinished(step), run.rank, run.world
     group: Any = checkpoints.group or dist.new_group(backend="gloo")  # threads must not use training's
     checkpoints.group = group
 
     def job() -> None:
-        problem, mine = _write(folder, parts, group, rank)
         every: list[Any] = [None] * world
-        dist.all_gather_object(every, (problem, mine), group=group)
-        said = [next((wrong for wrong, _ in every if wrong), "")]
-        if rank == 0 and not said[0]:
-            known = {name: one for _, files in every for name, one in files.items()}
+        dist.all_gather_object(every, _write(folder, shards, group, rank), group=group)
+        first = [next((problem for problem, _ in every if problem), "")]
+        if rank == 0 and not first[0]:
+            entries = {name: one for _, files in every for name, one in files.items()}
             try:
-                checkpoints.complete(step, rest, {**info, "processes": world}, known)
+                checkpoints.complete(step, rest, {**info, "processes": world}, entries)
             except (OSError, RuntimeError) as error:
-                said = [str(error)]
-        dist.broadcast_object_list(said, src=0, group=group)
-        if said[0]:
+                first = [str(error)]
+        dist.broadcast_object_list(first, src=0, group=group)
+        if first[0]:
             if rank == 0:
                 shutil.rmtree(folder, ignore_errors=True)
-            raise RuntimeError(said[0])
+            raise RuntimeError(first[0])
 
     checkpoints.write_later(job)
 
 
-def _staged(parts: dict[str, Tensor], world: int) -> dict[str, Tensor]:
+def _staged(shards: dict[str, Tensor], world: int) -> dict[str, Tensor]:
     """Copy sharded tensors to the host."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor
@@ -291,11 +288,11 @@ def _staged(parts: dict[str, Tensor], world: int) -> dict[str, Tensor]:
     return {
         name: DTensor.from_local(local(t).to("cpu", copy=True), mesh, t.placements, run_check=False,  # type: ignore[attr-defined]
                                  shape=t.shape, stride=t.stride())
-        for name, t in parts.items()
+        for name, t in shards.items()
     }  # fmt: skip
 
 
-def _write(folder: Path, parts: dict[str, Tensor], group: Any, rank: int) -> tuple[str, dict[str, dict]]:
+def _write(folder: Path, shards: dict[str, Tensor], group: Any, rank: int) -> tuple[str, dict[str, dict]]:
     """Write this process's part; return (what went wrong or "", the manifest's entries). torch raises it on every rank."""
     import torch.distributed.checkpoint as dcp
 
@@ -303,11 +300,11 @@ def _write(folder: Path, parts: dict[str, Tensor], group: Any, rank: int) -> tup
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             writer = dcp.FileSystemWriter(folder, single_file_per_rank=True)
-            dcp.save(parts, storage_writer=writer, process_group=group)
+            dcp.save(shards, storage_writer=writer, process_group=group)
         return "", {p.name: checkpoint.entry(p) for p in folder.glob(f"__{rank}_*.distcp")}
     except Exception as error:  # torch wraps the errors of all ranks in one
-        said = re.sub(r"\s+", " ", str(error))
-        return ("No space left on device" if "No space left" in said or "Errno 28" in said else said)[-300:], {}
+        text = re.sub(r"\s+", " ", str(error))
+        return ("No space left on device" if "No space left" in text or "Errno 28" in text else text)[-300:], {}
 
 
 def is_in(folder: Path) -> bool:
@@ -322,21 +319,19 @@ def load(folder: Path, stage: Stage) -> tuple[dict[str, Tensor], dict[str, Any]]
 
     rest = torch.load(folder / "state.pt", weights_only=True)
     known: dict[str, Any] = dict(dcp.FileSystemReader(folder).read_metadata().state_dict_metadata)
-    near: dict[str, Tensor] = {}  # name -> a tensor of this stage that is cut in the same way
+    alike: dict[str, Tensor] = {}  # name -> a tensor of this stage that is cut in the same way
 
-    def noted(name: str, leaf: Any) -> Any:
+    def note(name: str, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
-            near[name] = leaf
+            alike[name] = leaf
         return leaf
 
     checkpoint.swap(
-        {"model": stage.model.state_dict(), "stateful": {k: s.state_dict() for k, s in stage.state.items()}}, noted
+        {"model": stage.model.state_dict(), "stateful": {k: s.state_dict() for k, s in stage.state.items()}}, note
     )
     targets: dict[str, Tensor] = {}
     for name, meta in known.items():
-        own = near.get(name)
-        if name.startswith("optimizers."):
-            own = _parameter(stage, name)
+        own = _parameter(stage, name) if name.startswith("optimizers.") else alike.get(name)
         dtype = meta.properties.dtype
         if own is not None and own.shape == meta.size:
             targets[name] = torch.empty_like(own.detach(), dtype=dtype)
@@ -346,12 +341,11 @@ def load(folder: Path, stage: Stage) -> tuple[dict[str, Tensor], dict[str, Any]]
         warnings.simplefilter("ignore")  # torch warns that there is a single process
         dcp.load(targets, storage_reader=dcp.FileSystemReader(folder))
 
-    def back(_: str, leaf: Any) -> Any:
-        return (
-            targets[leaf.removeprefix(PLACEHOLDER)] if isinstance(leaf, str) and leaf.startswith(PLACEHOLDER) else leaf
-        )
+    def fill(_: str, leaf: Any) -> Any:
+        is_placeholder = isinstance(leaf, str) and leaf.startswith(PLACEHOLDER)
+        return targets[leaf.removeprefix(PLACEHOLDER)] if is_placeholder else leaf
 
-    tree = checkpoint.swap(rest, back)
+    tree = checkpoint.swap(rest, fill)
     model = tree.pop("model")
     return model | {name: model[target] for name, target in tree.pop("aliases").items()}, tree
 

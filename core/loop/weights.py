@@ -57,11 +57,11 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 def sketch(module: nn.Module) -> str:
     """Return a hash of a module's structure, of the configs of its parts (transformers, diffusers), and of all bits of its tensors.
     It reads weights at the speed of memory, so that it can tell at every start whether they are those of the last one."""
-    said = [repr(module)]
+    texts = [repr(module)]
     for name, part in module.named_modules():
         if (config := getattr(part, "config", None)) is not None:
-            said.append(f"{name} {config.to_dict() if hasattr(config, 'to_dict') else config}")
-    found = hashlib.blake2b(UNSTEADY.sub("", "\n".join(said)).encode(), digest_size=16)
+            texts.append(f"{name} {config.to_dict() if hasattr(config, 'to_dict') else config}")
+    found = hashlib.blake2b(UNSTEADY.sub("", "\n".join(texts)).encode(), digest_size=16)
     for name, tensor in module.state_dict().items():
         if isinstance(tensor, Tensor) and tensor.numel():
             bits = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
@@ -75,9 +75,8 @@ def sketch(module: nn.Module) -> str:
 
 def save_weights(path: Path, tensors: dict[str, Tensor], aliases: dict[str, str]) -> None:
     """Write safetensors with the aliases in the metadata."""
-    save_file(
-        {k: v.contiguous() for k, v in tensors.items()}, path, metadata={"format": "pt", "aliases": json.dumps(aliases)}
-    )
+    metadata = {"format": "pt", "aliases": json.dumps(aliases)}
+    save_file({k: v.contiguous() for k, v in tensors.items()}, path, metadata=metadata)
 
 
 def stream_weights(path: Path | None, tensors: dict[str, Tensor], aliases: dict[str, str]) -> OSError | None:
@@ -150,6 +149,6 @@ def load_into(module: nn.Module, state: dict[str, Tensor], *, where: str, withou
 def frozen_digest(run: Run, stage: Stage) -> str:
     """Return the hash of the weights that a checkpoint leaves out. It is computed once, since they do not change."""
     if run.frozen_hash is None:
-        still = run.mode.frozen(stage)
-        run.frozen_hash = digest(still) if still else ""
+        frozen = run.mode.frozen(stage)
+        run.frozen_hash = digest(frozen) if frozen else ""
     return run.frozen_hash

@@ -15,7 +15,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 
 from trainworthy.core.base.errors import UserError
 
@@ -26,9 +25,8 @@ PATIENCE = 60.0
 def assert_installed() -> None:
     """Raise UserError if there is no TensorBoard."""
     if importlib.util.find_spec("tensorboard") is None:
-        raise UserError(
-            "TensorBoard is not installed", needed="the package 'tensorboard'", next="pip install tensorboard"
-        )
+        needed = "the package 'tensorboard'"
+        raise UserError("TensorBoard is not installed", needed=needed, next="pip install tensorboard")
 
 
 class Board:
@@ -41,15 +39,8 @@ class Board:
         self._settled = threading.Event()
 
     def __enter__(self) -> "Board":
-        words = [
-            sys.executable,
-            "-m",
-            "trainworthy.core.monitoring.board",
-            str(self.folder),
-            self.host,
-            str(self.port or ""),
-            str(os.getpid()),
-        ]
+        words = [sys.executable, "-m", "trainworthy.core.monitoring.board", str(self.folder), self.host, str(self.port or ""),
+                 str(os.getpid())]  # fmt: skip
         self._errors = tempfile.TemporaryFile()
         env = dict(os.environ, PYTHONSAFEPATH="1", CUDA_VISIBLE_DEVICES="", TF_CPP_MIN_LOG_LEVEL="3")
         self.child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=env,
@@ -82,9 +73,7 @@ class Board:
         self._settled.wait(PATIENCE + 5)
         return self.problem
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with contextlib.suppress(OSError):
             self.child.terminate()
         try:

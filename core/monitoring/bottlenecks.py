@@ -95,18 +95,12 @@ def to_try(kind: str, s: Settings, device: str) -> str:
         found = [f"--loader.workers {max(2, 2 * s.workers)} (now {s.workers}; for samples that are expensive to make)"]
         found += ["--loader.threads 8 (for files on a slow disk)", "smaller or already decoded files"]
     elif kind == "compute":
-        found = [
-            *half,
-            *fuse,
-            "a smaller model",
-            "a faster device or more of them (-n): this one is busy with useful work",
-        ]
+        busy = "a faster device or more of them (-n): this one is busy with useful work"
+        found = [*half, *fuse, "a smaller model", busy]
     elif kind == "memory":
-        found = [
-            *(f"{w} (fuses neighbouring operations)" for w in fuse),
-            *(f"{w} (half the traffic)" for w in half),
-            *batch,
-        ]
+        found = (
+            [f"{w} (fuses neighbouring operations)" for w in fuse] + [f"{w} (half the traffic)" for w in half] + batch
+        )
     elif kind == "communication":
         found = [
             "a larger --train.batch-size for each process",
@@ -114,13 +108,9 @@ def to_try(kind: str, s: Settings, device: str) -> str:
             "a faster connection between them",
         ]
     else:
-        envs = (
-            [f"--num-envs {2 * s.num_envs} (now {s.num_envs}: more samples for each call of the policy)"]
-            if s.num_envs
-            else []
-        )
+        envs = [f"--num-envs {2 * s.num_envs} (now {s.num_envs}: more samples for each call of the policy)"]
         fewer = [f"a smaller --train.accumulate (now {s.accumulate})"] if s.accumulate > 1 else []
-        found = [*envs, *batch, *fewer, *fuse]
+        found = [*(envs if s.num_envs else []), *batch, *fewer, *fuse]
         if not s.own_samples:
             found.append("`trainworthy batch` shows at which size the speed stops growing")
     return "; ".join(found)

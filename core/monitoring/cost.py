@@ -52,10 +52,9 @@ class Joules:
         """Since the start, of everything that ran on them; None where nothing can be read."""
         if not self._reads or not self.counted:
             return None
+        pairs = zip(self._reads, self._start, strict=True)
         try:
-            return round(
-                sum((read() - since) % wrap for (read, wrap), since in zip(self._reads, self._start, strict=True)), 1
-            )
+            return round(sum((read() - since) % wrap for (read, wrap), since in pairs), 1)
         except (OSError, ValueError):
             return None
 
@@ -156,11 +155,8 @@ def words(cost: dict[str, Any]) -> str:
     if not cost:
         return ""
     hours = cost["device_hours"]
-    text = (
-        f"{hours:.3g} device-hours ({cost['device']})"
-        if hours >= 0.01
-        else f"{hours * 3600:.0f} device-seconds ({cost['device']})"
-    )
+    text = f"{hours:.3g} device-hours" if hours >= 0.01 else f"{hours * 3600:.0f} device-seconds"
+    text += f" ({cost['device']})"
     if cost["peak_memory"]:
         text += f", peak memory {cost['peak_memory'] / 2**30:.2f} GiB"
     if cost["joules"] is not None:

@@ -85,9 +85,8 @@ class MetricsTracker:
         if self._also:
             self._also(row, step)
         if self._tb:  # one event with all values, since five separate scalars take 66 us per step
-            scalars = [
-                self._Summary.Value(tag=k, simple_value=v) for k, v in row.items() if isinstance(v, (int, float))
-            ]
+            numbers = {k: v for k, v in row.items() if isinstance(v, (int, float))}
+            scalars = [self._Summary.Value(tag=k, simple_value=v) for k, v in numbers.items()]
             event = self._Event(wall_time=wall, step=step, summary=self._Summary(value=scalars))
             self._tb.write(event.SerializeToString())
 

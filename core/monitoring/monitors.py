@@ -34,12 +34,9 @@ def is_at_chance(metric: Metric, value: float) -> bool:
 
 def nothing_learnt(metric: Metric, values: list[float], live: Live | None) -> bool:
     """Return whether, after a third of the run, the metric is at chance and the loss at its first value."""
-    return bool(
-        live
-        and len(values) > 1
-        and not live.learns
-        and all(is_at_chance(metric, v) for v in values if not math.isnan(v))
-    )
+    if not live or live.learns or len(values) < 2:
+        return False
+    return all(is_at_chance(metric, v) for v in values if not math.isnan(v))
 
 
 def lost(metric: Metric, history: list[tuple[int, float]], total: int) -> str:
@@ -143,13 +140,13 @@ def collapse(live: Live, collapsed: bool, diverged: bool = False) -> "Verdict":
     """Report whether the loss returned to the untrained level, or rose far above it, and stayed there."""
     if math.isnan(live.first):
         return _skip("no block of steps", COLLAPSE)[0]
-    said = f"untrained {live.first:.3g}, best {live.best:.3g}"
-    said += f", back at the untrained level since step {live.lost_since}" * collapsed
-    said += f", more than {BLOWN:g} times the untrained loss since step {live.blown_since}" * (
-        diverged and not collapsed
-    )
+    measured = f"untrained {live.first:.3g}, best {live.best:.3g}"
+    if collapsed:
+        measured += f", back at the untrained level since step {live.lost_since}"
+    elif diverged:
+        measured += f", more than {BLOWN:g} times the untrained loss since step {live.blown_since}"
     return verdict(
-        COLLAPSE, "fail" if collapsed or diverged else "pass", said,
+        COLLAPSE, "fail" if collapsed or diverged else "pass", measured,
         f"no {live.patience} steps at the loss of the untrained model",
         "the rate is too high: start again from the best weights with a lower --optim.lr" if collapsed or diverged else "",
     )  # fmt: skip
@@ -174,9 +171,9 @@ def plateau(rows: list[dict[str, Any]]) -> "Verdict":
     fell, rose, again = start - lowest > 4 * error, peak - lowest > 4 * error, peak - end > 4 * error
     most = peak - end > start - peak  # most of the progress is made below the peak
     bad = fell and ((rose and (again or end > lowest)) or (peak > lowest - 2 * error and again and most))
-    shown = f"loss {start:.3g} untrained, {lowest:.3g} in the warm-up, {peak:.3g} at the peak, {end:.3g} at the end (±{error:.2g})"
+    curve = f"loss {start:.3g} untrained, {lowest:.3g} in the warm-up, {peak:.3g} at the peak, {end:.3g} at the end (±{error:.2g})"
     return verdict(
-        PLATEAU, "advice" if bad else "pass", ("the peak rate is too high: " * bad) + shown,
+        PLATEAU, "advice" if bad else "pass", ("the peak rate is too high: " * bad) + curve,
         "a loss at the peak rate below the lowest of the warm-up",
         f"--optim.lr {rate[int(means.argmin()) * block + block // 2]:.1g}, the rate at which it still fell" if bad else "",
     )  # fmt: skip
@@ -185,12 +182,12 @@ def plateau(rows: list[dict[str, Any]]) -> "Verdict":
 def clipped(rows: list[dict[str, Any]], settings: dict[str, Any], total: int) -> "Verdict":
     """Report the fraction of steps after the warmup with a gradient norm above the limit."""
     limit = float(settings["clip"])
-    norms = [
-        float(r["step/grad_norm"]) for r in rows if r["step"] > settings["warmup"] * total and "step/grad_norm" in r
-    ]
-    if not math.isfinite(limit) or len(norms) < 20:
-        few = math.isfinite(limit)
-        return _skip("fewer than 20 steps after the warm-up" if few else "clipping is off", CLIPPED)[0]
+    if not math.isfinite(limit):
+        return _skip("clipping is off", CLIPPED)[0]
+    after = [r for r in rows if r["step"] > settings["warmup"] * total]
+    norms = [float(r["step/grad_norm"]) for r in after if "step/grad_norm" in r]
+    if len(norms) < 20:
+        return _skip("fewer than 20 steps after the warm-up", CLIPPED)[0]
     share, high = float(np.mean(np.array(norms) > limit)), float(np.quantile(norms, 0.9))
     odd = share > 0.8 or max(norms) < 0.1 * limit  # the limit was probably set for another loss
     return verdict(
@@ -204,12 +201,9 @@ def clipped(rows: list[dict[str, Any]], settings: dict[str, Any], total: int) ->
 
 def terms(rows: list[dict[str, Any]], small: tuple[str, ...]) -> "Verdict":
     """Report each term's fraction of the loss over the last tenth of the run."""
-    own = {"loss", "grad_norm", "samples_per_sec", "lr"}
-    names = [
-        k
-        for k in (rows[-1] if rows else {})
-        if k.startswith("step/") and k.count("/") == 1 and k.split("/")[1] not in own
-    ]
+    own = {"step/loss", "step/grad_norm", "step/samples_per_sec", "step/lr"}
+    last = rows[-1] if rows else {}
+    names = [k for k in last if k.startswith("step/") and k.count("/") == 1 and k not in own]
     if not names:
         return _skip("one term", TERMS)[0]
     tail = rows[-max(1, len(rows) // 10) :]
@@ -267,9 +261,9 @@ def _compare(
 ) -> "Verdict":
     """Give advice if `value` is behind `other` by more than the fraction `GAP` of the range from chance to the
     ceiling."""
-    way = abs(metric.ceiling - metric.floor)
-    way = way if math.isfinite(way) and way else max(abs(value - metric.floor), 1e-12)
-    behind = (other - value) * (1 if metric.higher_is_better else -1) / way
+    span = abs(metric.ceiling - metric.floor)
+    span = span if math.isfinite(span) and span else max(abs(value - metric.floor), 1e-12)
+    behind = (other - value) * (1 if metric.higher_is_better else -1) / span
     far = behind > GAP
     needed = f"a difference of at most {GAP:.0%} of the range from chance to the ceiling"
     return verdict(which, "advice" if far else "pass", measured, needed, remedy if far else "", behind=behind)
@@ -300,13 +294,8 @@ def _own(one: Monitor, history: list[dict[str, float]]) -> "Verdict":
     try:
         found = one.check(history)
     except Exception as error:  # an error in a fork's monitor must not lose the trained weights
-        return verdict(
-            which,
-            "advice",
-            f"raised {type(error).__name__}: {error}",
-            "a finding",
-            "fix the monitor; nothing else is lost",
-        )
+        raised = f"raised {type(error).__name__}: {error}"
+        return verdict(which, "advice", raised, "a finding", "fix the monitor; nothing else is lost")
     kind, remedy = ("pass", "") if found.ok else ("advice", found.remedy)
     return verdict(which, kind, found.measured, found.needed, remedy, **found.evidence)
 

@@ -18,20 +18,20 @@ KNOWN = ("wandb", "mlflow", "trackio")
 
 def names(cfg: config.Config) -> list[str]:
     """Return the requested trackers. An unknown or missing one raises before anything is trained."""
-    asked = cfg.track.replace(",", " ").split()
-    for name in asked:
+    requested = list(dict.fromkeys(cfg.track.replace(",", " ").split()))
+    for name in requested:
         if name not in KNOWN:
             raise config.unknown(f"tracker '{name}'", name, KNOWN)
         if importlib.util.find_spec(name) is None:
             raise UserError(f"--track {name}: not installed", next=f"pip install {name}")
-    return list(dict.fromkeys(asked))
+    return requested
 
 
 @contextlib.contextmanager
 def tracked(accelerator: Accelerator, cfg: config.Config, folder: Path, *, project: str) -> Iterator[None]:
     """Open a run in every requested tracker, named after the run folder, and end it however the run ends."""
-    asked = names(cfg)
-    if not asked:
+    requested = names(cfg)
+    if not requested:
         yield
         return
     key = {"wandb": "name", "mlflow": "run_name", "trackio": "name"}
@@ -40,7 +40,7 @@ def tracked(accelerator: Accelerator, cfg: config.Config, folder: Path, *, proje
     settings = config.flat(masking.settings(config.to_dict(cfg)))  # trackers take no nested values, and no lists
     settings = {k: v if isinstance(v, (str, int, float, bool)) else str(v) for k, v in settings.items()}
     try:
-        accelerator.init_trackers(project, config=settings, init_kwargs={n: {key[n]: name} for n in asked})
+        accelerator.init_trackers(project, config=settings, init_kwargs={n: {key[n]: name} for n in requested})
     except Exception as error:  # an external service: no key, no network, a wrong address
         raise UserError(f"--track {cfg.track}: a tracker cannot start", got=f"{type(error).__name__}: {error}",
                         next="set it up as its own pages say (wandb login, MLFLOW_TRACKING_URI), or leave --track out"

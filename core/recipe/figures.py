@@ -18,9 +18,9 @@ class Tile:
 
     def __post_init__(self):
         if self.image is not None and self.image.is_floating_point():
-            shown = (self.image.detach().cpu() * 255).round().clamp(0, 255).to(torch.uint8)
-            shown = shown.permute(1, 2, 0)  # (H, W, C)
-            self.image = shown.squeeze(-1) if shown.shape[-1] == 1 else shown
+            pixels = (self.image.detach().cpu() * 255).round().clamp(0, 255).to(torch.uint8)
+            pixels = pixels.permute(1, 2, 0)  # (H, W, C)
+            self.image = pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels
 
 
 @dataclass

@@ -32,11 +32,11 @@ def origin(base: Entry, found: re.Match | None, again: str) -> tuple[str, str]:
     today = base.path.read_text()
     if found is None or blob(today) == found["blob"]:
         return today, ""
-    said = "the recipe has changed since this fork was made; this compares with "
+    remark = "the recipe has changed since this fork was made; this compares with "
     then = git(base.path.parent, "cat-file", "blob", found["blob"])
     if then is None:
-        return today, said + "today's version, because the original one is not available: its changes are shown, too"
-    return then, said + f"the original version. With today's: {again}"
+        return today, remark + "today's version, because the original one is not available: its changes are shown, too"
+    return then, remark + f"the original version. With today's: {again}"
 
 
 def places(source: str) -> dict[str, int]:
@@ -64,16 +64,12 @@ def places(source: str) -> dict[str, int]:
                     words.setdefault(word.arg or "", made)
     found = {
         "settings of the preset `tiny`": functions.get("tiny"),
-        "the data, and their split (by group, if samples share a source)": reader
-        or words.get("data")
-        or words.get("ask"),
-        "the loss: return SUMS; core divides them over the whole global batch": functions.get("loss")
-        or words.get("loss"),
+        "the data, and their split (by group, if samples share a source)": reader or words.get("data") or words.get("ask"),
+        "the loss: return SUMS; core divides them over the whole global batch": functions.get("loss") or words.get("loss"),
         "the trainer, whose loss this is": calls.get("host") if "loss" not in functions else None,
         "the evaluation: the metric that is reported": functions.get("evaluate") or words.get("evaluate"),
         "the question, chance, ceiling and best known result": calls.get("Metric") or words.get("metric"),
-        "what a healthy run does (initial loss, loss floor), where theory gives it": calls.get("Expect")
-        or words.get("expect"),
+        "what a healthy run does (initial loss, loss floor), where theory gives it": calls.get("Expect") or words.get("expect"),
         "the loop": functions.get("train"),
-    }
+    }  # fmt: skip
     return {what: line for what, line in found.items() if line}

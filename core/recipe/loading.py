@@ -62,7 +62,7 @@ def load(name: str) -> Recipe:
     except SyntaxError as error:
         raise UserError(f"{path} is not valid Python", got=f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}",
                         needed="a recipe that compiles") from None  # fmt: skip
-    old_names(tree, path)
+    assert_new_names(tree, path)
     ours = HOME in path.parents
     module_name = f"trainworthy.recipes.{path.parent.name}.{path.stem}" if ours else f"trainworthy_fork_{path.stem}"
     if not ours and str(path.parent) not in sys.path:
@@ -89,31 +89,26 @@ def load(name: str) -> Recipe:
     return Recipe(entry, module)
 
 
-def old_names(tree: ast.Module, path: Path) -> None:
-    """Tell the author of a version 0.1 fork the new names of its imports, fields and functions."""
+def assert_new_names(tree: ast.Module, path: Path) -> None:
+    """Raise UserError for a fork of version 0.1, with the new name of an import, field or function."""
     renamed = config.of_recipes("renamed")
     fields, names = renamed["fields"], renamed["names"]
     for node in ast.walk(tree):
         now = ""
         if isinstance(node, ast.Import) and "core" in (a.name for a in node.names) and "core.Stage" in path.read_text():
             now = "`import core` is `from trainworthy import core`"
-        elif (
-            isinstance(node, ast.ImportFrom)
-            and (node.module or "").split(".")[0] in ("core", "recipes")
-            and not node.level
-        ):
-            if not any((folder / (node.module or "").split(".")[0]).exists() for folder in (path.parent, Path.cwd())):
+        elif isinstance(node, ast.ImportFrom):
+            package = "" if node.level else (node.module or "").split(".")[0]
+            own = any((folder / package).exists() for folder in (path.parent, Path.cwd()))
+            if package in ("core", "recipes") and not own:
                 now = f"`from {node.module}` is `from trainworthy.{node.module}`, and modules moved into rooms"
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("Stage", "Expect", "Tile"):
             now = ", ".join(f"{k.arg}= is {fields[k.arg]}=" for k in node.keywords if k.arg in fields)
         elif isinstance(node, ast.Attribute) and (old := ast.unparse(node)) in names:
             now = f"`{old}` is `{names[old]}`"
         if now:
-            raise UserError(
-                f"{path} is written for version 0.1",
-                got=f"line {getattr(node, 'lineno', 1)}: {now}",
-                next="docs/migration.md",
-            )
+            got = f"line {getattr(node, 'lineno', 1)}: {now}"
+            raise UserError(f"{path} is written for version 0.1", got=got, next="docs/migration.md")
 
 
 def sources(recipe: Recipe) -> dict[str, str]:
@@ -183,15 +178,9 @@ def variables(recipe: Recipe) -> dict[str, str]:
     own = {recipe.entry.path, *(p for p in map(Path, sources(recipe)) if HOME not in p.parents and p.is_file())}
     core = Path(__file__).resolve().parents[1]
     texts = [p.read_text(errors="replace") for p in own if core not in p.parents]
-    names = {
-        name
-        for text in texts
-        for name in READS.findall(text)
-        if not LAUNCHERS.match(name) and not masking.is_secret(name)
-    }
-    return {
-        name: hashlib.blake2b(os.environ.get(name, "").encode(), digest_size=2).hexdigest() for name in sorted(names)
-    }
+    names = sorted({name for text in texts for name in READS.findall(text)})
+    values = {n: os.environ.get(n, "") for n in names if not LAUNCHERS.match(n) and not masking.is_secret(n)}
+    return {name: hashlib.blake2b(value.encode(), digest_size=2).hexdigest() for name, value in values.items()}
 
 
 @cache
@@ -206,9 +195,6 @@ def fingerprint(recipe: Recipe, cfg: config.Config, data: str, **more: object) -
     settings.pop("gates")
     settings["run"] = {"seed": cfg.run.seed}
     files = {Path(k).name + v: "" for k, v in sources(recipe).items()}  # a moved folder is the same recipe
-    everything = json.dumps(
-        [sorted(files), settings, data, sys.version, installed(), recipe.start, variables(recipe), more],
-        sort_keys=True,
-        default=str,
-    )
-    return hashlib.blake2b(everything.encode(), digest_size=16).hexdigest()
+    everything = [sorted(files), settings, data, sys.version, installed(), recipe.start, variables(recipe), more]
+    text = json.dumps(everything, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -69,10 +69,8 @@ def recipes() -> list[Entry]:
 
 def is_recipe(path: Path) -> bool:
     """Return whether the file assigns STAGES at its top level."""
-    tree = ast.parse(path.read_text())
-    return any(
-        isinstance(n, ast.Assign) and any(getattr(t, "id", "") == "STAGES" for t in n.targets) for n in tree.body
-    )
+    targets = [t for n in ast.parse(path.read_text()).body if isinstance(n, ast.Assign) for t in n.targets]
+    return any(getattr(t, "id", "") == "STAGES" for t in targets)
 
 
 def find(name: str) -> Entry:

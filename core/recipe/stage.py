@@ -387,6 +387,4 @@ class Stage:
 
 
 PARTS = (*(f.name for f in fields(Stage)), "train")
-
-
 """Parts of a recipe: what it gives its stage, and its loop."""

@@ -42,6 +42,11 @@ class Trend:
     how: str
 
     @property
+    def losses(self) -> np.ndarray:
+        """Training loss at each evaluation; nan where it was not logged."""
+        return np.array([number(r.get("train/loss")) for r in self.rows])
+
+    @property
     def value(self) -> float:
         return float(self.values[-1])
 
@@ -107,18 +112,8 @@ def trend(rows: list[dict[str, Any]], summary: dict[str, Any], n_val: int) -> Tr
     rounding = 1e-9 * float(np.abs(values).max())  # equal evaluations have no noise and no trend
     if abs(end - start) < rounding:
         slope, end = 0.0, start
-    return Trend(
-        rows,
-        name,
-        1 if higher else -1,
-        values,
-        epochs,
-        slope,
-        end,
-        end - start,
-        error if error > rounding else 0.0,
-        how,
-    )
+    error = error if error > rounding else 0.0
+    return Trend(rows, name, 1 if higher else -1, values, epochs, slope, end, end - start, error, how)
 
 
 def advise(
@@ -146,11 +141,9 @@ def advise(
 
 def _not_finite(evaluated: list[dict], rows: list[dict], key: str) -> list[Advice]:
     """Advice if the newest evaluations are NaN or infinite."""
-    last = (
-        f"the last finite value: {num(number(rows[-1][key]))} at epoch {_epoch(rows[-1]):.4g}"
-        if rows
-        else "no evaluation is finite"
-    )
+    last = "no evaluation is finite"
+    if rows:
+        last = f"the last finite value: {num(number(rows[-1][key]))} at epoch {_epoch(rows[-1]):.4g}"
     text = f"Epoch {_epoch(evaluated[-1]):.4g}: {key.removeprefix('val/')} is {evaluated[-1][key]}, not a number ({last}). "
     text += "Weights or outputs have overflowed: go back to the best weights, lower the rate (--optim.lr) or clip (--optim.clip)."
     return [Advice("Stop: the metric is no longer a number", text, urgent=True)]
@@ -158,7 +151,7 @@ def _not_finite(evaluated: list[dict], rows: list[dict], key: str) -> list[Advic
 
 def _broken(t: Trend, summary: dict[str, Any], own_samples: bool) -> Advice | None:
     """Advice if more epochs cannot help: most progress is lost, or there never was any."""
-    floor, loss = summary.get("floor"), np.array([number(r.get("train/loss")) for r in t.rows])
+    floor, loss = summary.get("floor"), t.losses
     start = float(t.values[0]) if floor is None else float(floor)
     top, now = float(t.values[t.best]), float(np.median(t.values[-2:]))
     learnt, lost = t.sign * (top - start), t.sign * (top - now)
@@ -166,31 +159,24 @@ def _broken(t: Trend, summary: dict[str, Any], own_samples: bool) -> Advice | No
     if learnt > 4 * t.error and lost > max(0.5 * learnt, 4 * t.error) and not fell:
         text = f"{t.words()} Since its best, {num(top)} at epoch {t.epochs[t.best]:.4g}, {lost / learnt:.0%} of it is "
         text += f"lost, and the training loss went from {num(float(loss[t.best]))} to {num(float(loss[-1]))}. Start again from the "
-        return Advice(
-            "It collapsed: go back to the best weights",
-            text + "best weights at a lower rate (--optim.lr).",
-            urgent=True,
-        )
+        text += "best weights at a lower rate (--optim.lr)."
+        return Advice("It collapsed: go back to the best weights", text, urgent=True)
     if floor is None or len(t.values) < 3 or learnt > 3 * t.error:
         return None
     if t.scattered and all(t.sign * (t.values[-WINDOW:] - start) > 0):  # noisy, but always better than chance
         return None
-    text = f"{t.words()} No evaluation is better than chance ({num(start)}) by three standard errors, "
+    text = f"{t.words()} No evaluation is better than chance ({num(start)}) by three standard errors"
     if own_samples:
-        text = (
-            text.removesuffix(", ")
-            + ". Too low or too high a rate (`trainworthy lr`), too little exploration, or rewards that are too "
-        )
-        return Advice("It has learnt nothing that validation shows", text + "rare to be found.", urgent=True)
+        text += ". Too low or too high a rate (`trainworthy lr`), too little exploration, or rewards that are too rare to be found."
+        return Advice("It has learnt nothing that validation shows", text, urgent=True)
     if not loss[-1] < loss[0]:
-        text += f"and the training loss went from {num(float(loss[0]))} to {num(float(loss[-1]))}. Lower the rate (--optim.lr): "
-        return Advice(
-            "It diverged: lower the rate", text + "`trainworthy lr` shows which ones are usable.", urgent=True
-        )
+        text += f", and the training loss went from {num(float(loss[0]))} to {num(float(loss[-1]))}. Lower the rate (--optim.lr): "
+        text += "`trainworthy lr` shows which ones are usable."
+        return Advice("It diverged: lower the rate", text, urgent=True)
     first, last = t.rows[0], t.rows[-1]
     if any(k in first and k in last and number(last[k]) < 0.9 * number(first[k]) for k in LOSSES):
         return None  # few samples, or a strict metric: another measure of the same evaluations has learnt
-    text += f"while the training loss fell from {num(float(loss[0]))} to {num(float(loss[-1]))}. If that is little, the rate "
+    text += f", while the training loss fell from {num(float(loss[0]))} to {num(float(loss[-1]))}. If that is little, the rate "
     text += "is too low (`trainworthy lr`); if it is much, what is evaluated is not what is trained on (`trainworthy check`)."
     return Advice("Validation shows no learning", text, urgent=True)
 
@@ -216,8 +202,7 @@ def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_sampl
     if ended and decays:
         over = f" The {kind} schedule has ended: more epochs need a longer schedule, not a longer run."
     longer = f" For example a new run with --train.epochs {2 * planned:g}." if over else ""
-    loss = np.array([number(r.get("train/loss")) for r in t.rows])
-    then, now = float(loss[t.best]), float(loss[-WINDOW:].mean())
+    then, now = float(t.losses[t.best]), float(t.losses[-WINDOW:].mean())
     lost = t.sign * (t.values[t.best] - t.values[-WINDOW:].mean())
     if (ceiling := summary.get("ceiling")) is not None and all(v == ceiling for v in t.values[-2:]):
         return Advice("Stop: the metric is at its ceiling", f"{seen} More epochs cannot improve it.")
@@ -229,28 +214,21 @@ def _next(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_sampl
     if worse and overfits:
         text = f"{seen} Since its best, epoch {t.epochs[t.best]:.4g}, the training loss fell from {num(then)} to {num(now)} while "
         text += f"{t.name} went from {num(float(t.values[t.best]))} to {num(t.value)}. Use the best weights (--run.export best), "
-        return Advice(
-            "Stop: it is overfitting", text + "or fine-tune from them with more data or stronger regularisation."
-        )
+        text += "or fine-tune from them with more data or stronger regularisation."
+        return Advice("Stop: it is overfitting", text)
     worst = float((t.sign * t.values).min()) * t.sign
-    way = abs(float(t.values[t.best]) - float(summary["floor"] if summary.get("floor") is not None else worst))
-    if t.scattered and len(t.values) > 3 and t.error > NOISY * way and improved <= t.needed:
-        share = f"{t.error / way:.0%} of" if way else "more than"
+    gained = abs(float(t.values[t.best]) - float(summary["floor"] if summary.get("floor") is not None else worst))
+    if t.scattered and len(t.values) > 3 and t.error > NOISY * gained and improved <= t.needed:
+        share = f"{t.error / gained:.0%} of" if gained else "more than"
         text = f"{seen} The noise is {share} all that was gained: no trend can be seen in it. More held-out samples (episodes, "
-        return Advice(
-            "Unclear: the evaluations are too noisy for a trend",
-            text + "generated samples) per evaluation, or --seeds 5.",
-        )
+        text += "generated samples) per evaluation, or --seeds 5."
+        return Advice("Unclear: the evaluations are too noisy for a trend", text)
     if worse and (held := _held_out_loss(t)):
         text = f"{seen} The loss on held-out data still falls ({held}).{over}{longer}"
         return Advice("Change the schedule: it has not finished learning", text)
     if worse:
-        why = (
-            ""
-            if own_samples
-            else f" The training loss does not fall ({num(then)} at the best evaluation, {num(now)} now)."
-        )
-        return Advice("Change the schedule: lower the rate", f"{seen}{why}{over}")
+        why = f" The training loss does not fall ({num(then)} at the best evaluation, {num(now)} now)."
+        return Advice("Change the schedule: lower the rate", f"{seen}{'' if own_samples else why}{over}")
     if improved > t.needed and not t.levelled:
         ahead = t.span if ended else min(t.span, planned - epoch)
         text = f"{seen} If that line went on, it would reach {num(landing(t, summary, ahead))} after {ahead:.3g} more epochs "
@@ -273,11 +251,8 @@ def _held_out_loss(t: Trend) -> str:
         return ""
     loss = np.array([number(r[tag]) for r in t.rows])
     then, now = float(loss[t.best]), float(np.mean(loss[-2:]))
-    return (
-        f"{num(then)} at its best evaluation, {num(now)} now"
-        if now < then and loss[-1] <= loss[-WINDOW:].min() * 1.01
-        else ""
-    )
+    falls = now < then and loss[-1] <= loss[-WINDOW:].min() * 1.01
+    return f"{num(then)} at its best evaluation, {num(now)} now" if falls else ""
 
 
 def landing(t: Trend, summary: dict[str, Any], ahead: float) -> float:
@@ -296,9 +271,8 @@ def _against_baselines(t: Trend, summary: dict[str, Any]) -> Advice:
     bounds = summary.get("bounds", ())
     known = {k: float(m[t.name]) for k, m in summary.get("baselines", {}).items() if t.name in m and k not in bounds}
     if not known and summary.get("unfinished"):
-        return Advice(
-            "Baselines come at the end", f"{t.name} is {num(t.value)}; baselines are measured after training."
-        )
+        text = f"{t.name} is {num(t.value)}; baselines are measured after training."
+        return Advice("Baselines come at the end", text)
     if not known:
         chance = "" if summary.get("floor") is None else f" Chance is {num(float(summary['floor']))}."
         text = (
@@ -309,8 +283,7 @@ def _against_baselines(t: Trend, summary: dict[str, Any]) -> Advice:
     lead = t.sign * (t.value - known[best])
     text = f"{t.name} {num(t.value)} against {num(known[best])} of the best baseline ({best}): "
     if lead <= 2 * t.error:
-        little = "no better" if lead <= 0 else f"{num(lead, '+')}, less than two standard errors (±{num(t.error)})"
-        text += f"{little}."
+        text += "no better." if lead <= 0 else f"{num(lead, '+')}, less than two standard errors (±{num(t.error)})."
         return Advice("Do not use it yet: not clearly better than a baseline", text)
     errors = f", {lead / t.error:,.0f} standard errors" if t.error else ""
     return Advice("It beats every baseline", f"{text}{num(lead, '+')}{errors}.")
@@ -321,8 +294,8 @@ def against_healthy(f: Folder) -> Advice | None:
     is."""
     known = healthy(f)
     worse = [d for d in known.departures(f) if d.worse] if known else []
-    said = any(d.lasts and d.tag == f"val/{f.summary['metric']}" for d in worse)
-    behind = "" if said else outside(f)
+    metric_left = any(d.lasts and d.tag == f"val/{f.summary['metric']}" for d in worse)
+    behind = "" if metric_left else outside(f)
     if not worse and not behind:
         return None
     text = behind[:1].upper() + behind[1:]
@@ -330,12 +303,9 @@ def against_healthy(f: Folder) -> Advice | None:
         found = "; ".join(d.words for d in worse)
         text += " " * bool(text) + found[0].upper() + found[1:] + f". {known.seeds} healthy runs of {known.date}."
     if not behind:
-        text += (
-            f" Settings that differ from those runs: {known.differs}."
-            if known.differs
-            else " All settings are those of these runs: look at what changed in the recipe, the data or the libraries."
-        )
-    return Advice("It left the band of healthy runs", text, urgent=said or bool(behind))
+        same = " All settings are those of these runs: look at what changed in the recipe, the data or the libraries."
+        text += known.otherwise or same
+    return Advice("It left the band of healthy runs", text, urgent=metric_left or bool(behind))
 
 
 def _which_weights(t: Trend) -> Advice:

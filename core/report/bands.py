@@ -53,11 +53,11 @@ class Band:
     high: np.ndarray
 
     @classmethod
-    def of(cls, lines: list[tuple[np.ndarray, np.ndarray]]) -> "Band":
+    def of(cls, curves: list[tuple[np.ndarray, np.ndarray]]) -> "Band":
         """Build the band of one (x, y) per run, at up to KEPT points. A run that ended early keeps its last value."""
-        longest = max((x for x, _ in lines), key=lambda x: x[-1])
+        longest = max((x for x, _ in curves), key=lambda x: x[-1])
         x = thin(longest, longest, KEPT)[0]
-        y = np.array([np.interp(x, *line) for line in lines])
+        y = np.array([np.interp(x, *curve) for curve in curves])
         return cls(x, y.min(0), np.median(y, axis=0), y.max(0))
 
     @classmethod
@@ -94,7 +94,7 @@ class Band:
         return None
 
 
-def lines(f: Folder, total: float = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def banded_curves(f: Folder, total: float = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """{tag: (steps, values)} of the curves that have a band; steps are smoothed as in a run of `total` steps."""
     found = {k: series(f.steps, k) for k in ("step/loss", "step/grad_norm")}
     found = {k: smooth(*v, total) for k, v in found.items() if len(v[0]) > 1}
@@ -144,8 +144,8 @@ class Healthy:
         band, sign = self.bands[tag], 1 if higher else -1
         edge = np.interp(steps, band.x, band.low if higher else band.high)
         half = np.interp(steps, band.x, band.high - band.low) / 2
-        way = np.abs(np.interp(steps, band.x, band.median) - floor) if math.isfinite(floor) else np.abs(edge)
-        worse = sign * (edge - values) > np.maximum((OUTSIDE - 1) * half, DOUBT * way)
+        span = np.abs(np.interp(steps, band.x, band.median) - floor) if math.isfinite(floor) else np.abs(edge)
+        worse = sign * (edge - values) > np.maximum((OUTSIDE - 1) * half, DOUBT * span)
         worse |= ~np.isfinite(values)
         if not worse[-EVALUATIONS:].all():
             return ""
@@ -178,8 +178,8 @@ class Healthy:
     def departures(self, f: Folder) -> list[Departure]:
         """Return every curve that left its band, worst kinds first."""
         found = []
-        for tag, line in lines(f, self.total).items():
-            if tag in self.bands and (left := self.bands[tag].left(*line)):
+        for tag, curve in banded_curves(f, self.total).items():
+            if tag in self.bands and (left := self.bands[tag].left(*curve)):
                 found.append(_departure(f, tag, *left))
         return sorted(found, key=lambda d: not d.worse)
 
@@ -259,7 +259,7 @@ def reference(folders: list[Folder]) -> dict[str, Any]:
     """Return the content of results/NAME.band.json, from folders of healthy runs of one recipe with one group of
     settings."""
     first = folders[0]
-    each = [lines(f) for f in folders]
+    each = [banded_curves(f) for f in folders]
     tags = [tag for tag in each[0] if all(tag in found for found in each)]
     return {
         "recipe": first.args["recipe"], "preset": first.args["preset"], "date": time.strftime("%Y-%m-%d"),

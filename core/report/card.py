@@ -30,11 +30,9 @@ def measured(summary: dict) -> list[tuple[str, ...]]:
     columns = list(dict.fromkeys([name, *(k for m in against.values() for k in m if k in own)]))
     model = f"{summary['recipe']}, step {summary['reported']['step']}"
     ranges = summary.get("intervals", {})
-    test = (
-        {f"the same on the test split ({summary['test']['samples']:,})": summary["test"]["metrics"]}
-        if summary.get("test")
-        else {}
-    )
+    test = {}
+    if summary.get("test"):
+        test = {f"the same on the test split ({summary['test']['samples']:,})": summary["test"]["metrics"]}
     rows = {model: own, **test, **{k: m for k, m in against.items() if name in m}}
     known = {model: ranges.get("val", {}), **dict.fromkeys(test, ranges.get("test", {}))}
 
@@ -51,11 +49,14 @@ def between(limits: list[float] | None) -> str:
     return f" [{limits[0]:.4f}, {limits[1]:.4f}]" if limits else ""
 
 
+def _read(folder: Path) -> list[dict[str, Any]]:
+    """Summary, arguments, gates and data of a finished run folder."""
+    return [json.loads((folder / f"{n}.json").read_text()) for n in ("summary", "args", "gates", "data")]
+
+
 def write_card(folder: Path) -> Path:
     """Write card.md from the files of a finished run folder."""
-    summary, args, gates, data = (
-        json.loads((folder / f"{n}.json").read_text()) for n in ("summary", "args", "gates", "data")
-    )
+    summary, args, gates, data = _read(folder)
     metric, reported = summary["metric"], summary["reported"]
     name = plain(metric)
     limits = between(summary.get("intervals", {}).get("val", {}).get(metric))
@@ -168,16 +169,13 @@ def against(summary: dict) -> list[str]:
 def write_model_card(folder: Path, about: Mapping[str, Any]) -> Path:
     """Write README.md of a finished run's export, as the hub reads it. It is meant to leave this machine, so of a path it has the
     last part only."""
-    summary, args, gates, data = (
-        json.loads((folder / f"{n}.json").read_text()) for n in ("summary", "args", "gates", "data")
-    )
+    summary, args, gates, data = _read(folder)
     about, samples = dict(about), data["splits"]["val"]["samples"]
     usage, facts, source = about.pop("usage", ""), about.pop("facts", ()), about.pop("data", "data of the user's own")
     limits, settings = summary.get("intervals", {}).get("val", {}), masking.settings(args["settings"])
     values = [{"type": k, "value": round(v, 6)} for k, v in summary["metrics"].items() if math.isfinite(v)]
-    name = "-".join(
-        [str(about.get("base_model") or summary["recipe"]).rstrip("/").rpartition("/")[2], summary["stage"]]
-    )
+    base = str(about.get("base_model") or summary["recipe"]).rstrip("/").rpartition("/")[2]
+    name = f"{base}-{summary['stage']}"
     dataset = {"name": f"{source}: {samples} held-out samples", "type": (about.get("datasets") or ["own"])[0]}
     recipe = Path(args["recipe"]).name if args["recipe"].endswith(".py") else args["recipe"]
     task = {"type": about.get("pipeline_tag", "other")}

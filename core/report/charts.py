@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from trainworthy.core.report.bands import OUTSIDE, OVERFIT, Band, Healthy, healthy, lines, name_of, smooth, thin
+from trainworthy.core.report.bands import OUTSIDE, OVERFIT, Band, Healthy, banded_curves, healthy, name_of, smooth, thin
 from trainworthy.core.report.folder import Folder, references, series
 from trainworthy.core.report.html import esc, num, tag
 
@@ -111,8 +111,8 @@ def shade(axes: Any, c: dict[str, str], band: tuple[Band, int] | None) -> None:
 
 def charts(f: Folder, known: Healthy | None) -> list[Chart]:
     """Return the curves for which this folder has numbers."""
-    bands = {k: (b, known.seeds) for k, b in known.bands.items()} if known else {}
-    made = [_loss_chart(f, bands), _metric_chart(f, bands), _rate_chart(f), _norm_chart(f, bands)]
+    shades = {k: (b, known.seeds) for k, b in known.bands.items()} if known else {}
+    made = [_loss_chart(f, shades), _metric_chart(f, shades), _rate_chart(f), _norm_chart(f, shades)]
     x, y = series(f.steps, "step/samples_per_sec")
     if len(x) > 1:
         rate = float(np.nanmedian(y))
@@ -121,18 +121,20 @@ def charts(f: Folder, known: Healthy | None) -> list[Chart]:
                           a.set_ylim(0, top)), f"Median {rate:,.0f}.", SMALL))  # fmt: skip
     for key in f.steps[-1] if f.steps else {}:  # values that the loop logs besides its losses: step/<group>/<name>
         if key.count("/") == 2 and not key.startswith("step/lr/"):
-            made.append(_more(f, key))
+            made.append(_logged_chart(f, key))
     figures = f.summary.get("figures", {}).items()
     made += [_points(title, figure) for title, figure in figures if "x" in figure]
     return [m for m in made if m]
 
 
-def _more(f: Folder, key: str) -> Chart:
+def _logged_chart(f: Folder, key: str) -> Chart:
     x, y = series(f.steps, key)
     name = key.removeprefix("step/")
-    return Chart(
-        name.replace("/", "-"), name, lambda a, c: a.plot(*smooth(x, y), color=c["line"]), f"Newest {y[-1]:.4g}.", SMALL
-    )
+
+    def draw(axes: Any, c: dict[str, str]) -> None:
+        axes.plot(*smooth(x, y), color=c["line"])
+
+    return Chart(name.replace("/", "-"), name, draw, f"Newest {y[-1]:.4g}.", SMALL)
 
 
 def _points(title: str, figure: dict[str, Any]) -> Chart:
@@ -155,10 +157,11 @@ def _points(title: str, figure: dict[str, Any]) -> Chart:
     return Chart(name, title, draw, figure["note"])
 
 
-Bands = dict[str, tuple[Band, int]]
+Shades = dict[str, tuple[Band, int]]
+"""Tag -> (band of the healthy runs, number of their seeds)"""
 
 
-def _loss_chart(f: Folder, bands: Bands) -> Chart | None:
+def _loss_chart(f: Folder, shades: Shades) -> Chart | None:
     x, y = series(f.steps, "step/loss")
     if len(x) < 2:
         return None
@@ -167,13 +170,12 @@ def _loss_chart(f: Folder, bands: Bands) -> Chart | None:
              and k.count("/") == 1 and k != "step/lr"][:3]  # fmt: skip
 
     def draw(axes: Any, c: dict[str, str]) -> None:
-        shade(axes, c, bands.get("step/loss"))
+        shade(axes, c, shades.get("step/loss"))
         axes.plot(*thin(x, y), color=c["line"], alpha=0.22, linewidth=0.5)
         axes.plot(*smooth(x, y), color=c["line"], label="training, smoothed")
         for term, style in zip(terms, ("--", ":", "-."), strict=False):
-            axes.plot(
-                *smooth(*series(f.steps, term)), style, color=c["muted"], linewidth=1, label=term.removeprefix("step/")
-            )
+            label = term.removeprefix("step/")
+            axes.plot(*smooth(*series(f.steps, term)), style, color=c["muted"], linewidth=1, label=label)
         if val:
             axes.plot(*thin(*series(f.rows, val)), "o", markersize=2.6, color=c["second"], label=val)
         good = y[np.isfinite(y)]
@@ -185,14 +187,14 @@ def _loss_chart(f: Folder, bands: Bands) -> Chart | None:
     return Chart("loss", "Loss", draw, note)
 
 
-def _metric_chart(f: Folder, bands: Bands) -> Chart | None:
+def _metric_chart(f: Folder, shades: Shades) -> Chart | None:
     s = f.summary
     x, y = series(f.rows, f"val/{s.get('metric')}")
     if not np.isfinite(y).any():
         return None
     best = int(np.nanargmax(y if s.get("higher_is_better", True) else -y))
     known = sorted(references(s), key=lambda r: -r[1])
-    band = bands.get(f"val/{s['metric']}")
+    band = shades.get(f"val/{s['metric']}")
     levels = [v for _, v in known] + [float(np.nanmin(y)), float(np.nanmax(y))]
     levels += [float(band[0].low.min()), float(band[0].high.max())] if band else []
     near = 0.07 * (max(levels) - min(levels))
@@ -259,14 +261,14 @@ def _rate_chart(f: Folder) -> Chart | None:
     return Chart("rate", "Learning rate", draw, f"{optim.get('schedule', '')}, highest {peak:g}.".lstrip(", "), SMALL)
 
 
-def _norm_chart(f: Folder, bands: Bands) -> Chart | None:
+def _norm_chart(f: Folder, shades: Shades) -> Chart | None:
     x, y = series(f.steps, "step/grad_norm")
     if len(x) < 2:
         return None
     clip = float(f.settings.get("optim", {}).get("clip", "inf"))
 
     def draw(axes: Any, c: dict[str, str]) -> None:
-        shade(axes, c, bands.get("step/grad_norm"))
+        shade(axes, c, shades.get("step/grad_norm"))
         axes.plot(*thin(x, y), color=c["line"], alpha=0.22, linewidth=0.5)
         axes.plot(*smooth(x, y), color=c["line"])
         if math.isfinite(clip):
@@ -281,7 +283,7 @@ def _norm_chart(f: Folder, bands: Bands) -> Chart | None:
 
 def _against_chart(f: Folder, known: Healthy) -> Chart:
     """Plot every curve relative to its band, which is seldom wide enough to be visible at the curve's own scale."""
-    found = {name_of(f, k): known.bands[k].place(*line) for k, line in lines(f, known.total).items()
+    found = {name_of(f, k): known.bands[k].place(*curve) for k, curve in banded_curves(f, known.total).items()
              if k in known.bands and k != OVERFIT}  # fmt: skip
     styles = (("line", "-"), ("muted", ":"), ("good", "-"), ("second", "-"))
 

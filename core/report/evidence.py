@@ -22,15 +22,17 @@ def verdict_table(f: Folder, verdicts: list[dict[str, Any]], *, of: str = "Gate"
         name = f"{v['stage']} · {v['id']}" if several else v["id"]
         title = f"{tag('span', esc(name), class_='id')} {tag('span', esc(v['rows']), class_='dim')}{tag('p', esc(v['title']))}"
         why = tag("p", esc(f"{v['verdict']}: {v['reason']}"), class_="warn") if v["reason"] else ""
-        broken, shown = v["verdict"] in ("fail", "waived", "advice"), evidence(f, v)
-        measured = tag("p", esc(v["measured"])) + why + ("" if broken else details("Evidence", shown) if shown else "")
+        broken, findings = v["verdict"] in ("fail", "waived", "advice"), evidence(f, v)
+        measured = (
+            tag("p", esc(v["measured"])) + why + ("" if broken else details("Evidence", findings) if findings else "")
+        )
         cost = f"passed on {v['remembered']}" if v.get("remembered") else f"{v['seconds']:.1f} s"
         cells = "".join(tag("td", c) for c in (title, measured, esc(v["needed"]), esc(cost)))
         rows.append(tag("tr", tag("th", tag("span", esc(v["verdict"]), class_=f"pill {kind}"), scope="row") + cells))
         if broken:
             causes = tag("ul", "".join(tag("li", words(x)) for x in v["remedy"].splitlines()), class_="causes")
             causes = tag("p", "Likely causes, in order", class_="dim") + causes if v["remedy"] else ""
-            fold = causes + (details("Evidence", shown, is_open=v["verdict"] == "fail") if shown else "")
+            fold = causes + (details("Evidence", findings, is_open=v["verdict"] == "fail") if findings else "")
             fold = fold and tag("td", tag("div", fold, class_=f"card failure {kind}"), colspan=5)
             rows.append(fold and tag("tr", fold))
     return tag("table", f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>", class_="gates")
@@ -38,22 +40,22 @@ def verdict_table(f: Folder, verdicts: list[dict[str, Any]], *, of: str = "Gate"
 
 def evidence(f: Folder, v: dict[str, Any]) -> str:
     """A gate's evidence: image, curves, numbers."""
-    parts = []
+    blocks = []
     stage = f.path / "stages" / (v.get("stage") or "")
     image = (stage if stage.is_dir() and v.get("stage") else f.path) / "gates" / v["id"] / "batch.png"
     if image.is_file():
-        shown = picture(image.read_bytes(), f"the batch that {v['id']} used", side=900)
-        parts.append(tag("figure", shown + tag("figcaption", "The batch that it used")))
+        batch = picture(image.read_bytes(), f"the batch that {v['id']} used", side=900)
+        blocks.append(tag("figure", batch + tag("figcaption", "The batch that it used")))
     found = dict(v.get("evidence") or {})
     for keys, draw in DRAWN:
         if all(k in found for k in keys):
-            parts.append(draw(f, v, *(found.pop(k) for k in keys)))
+            blocks.append(draw(f, v, *(found.pop(k) for k in keys)))
     if found:
         plain = json.loads(json.dumps(found, default=str), parse_float=lambda x: float(f"{float(x):.4g}"))
         text = json.dumps(plain)
         text = text if len(text) < 4000 else text[:4000] + " ... (all of it in gates.json)"
-        parts.append(tag("pre", esc(text), tabindex="0"))
-    return tag("div", "".join(parts), class_="evidence") if any(parts) else ""
+        blocks.append(tag("pre", esc(text), tabindex="0"))
+    return tag("div", "".join(blocks), class_="evidence") if any(blocks) else ""
 
 
 def drawn(chart: Chart, words: str) -> str:

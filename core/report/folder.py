@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from trainworthy.core.base import masking
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.monitoring.metrics import read_rows
 from trainworthy.core.recipe.registry import find
@@ -33,6 +34,11 @@ class Folder:
         """Settings of the stage whose curves these are."""
         own, last = (self.args.get(k) for k in ("settings", "last_stage"))
         return {**(own if isinstance(own, dict) else {}), **(last if isinstance(last, dict) else {})}
+
+    @property
+    def arguments(self) -> list[str]:
+        """The command line after the verb, without secrets."""
+        return masking.words(self.args.get("argv", []))
 
     @property
     def own_samples(self) -> bool:
@@ -108,18 +114,8 @@ def number(value: Any) -> float:
         return math.nan
 
 
-VERDICT = {
-    "id": "?",
-    "stage": "",
-    "rows": "",
-    "title": "",
-    "verdict": "?",
-    "measured": "",
-    "needed": "",
-    "remedy": "",
-    "reason": "",
-    "seconds": 0.0,
-}
+TEXTS = ("stage", "rows", "title", "measured", "needed", "remedy", "reason")
+VERDICT = {"id": "?", "verdict": "?", "seconds": 0.0, **dict.fromkeys(TEXTS, "")}
 FINISHED = ("metric", "steps", "epochs", "train_seconds", "reported", "metrics", "final")
 """Keys of every summary.json. A file without them is another tool's, and the run counts as unfinished."""
 
@@ -134,20 +130,16 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
     """Return summary.json if it is ours."""
     name = found.get("metric")
     inner = [found.get(k) for k in ("reported", "metrics", "final")]
-    ours = all(k in found for k in FINISHED) and isinstance(name, str) and all(isinstance(x, dict) for x in inner)
-    return (
-        found if ours and name in found["reported"] and name in found["metrics"] and "step" in found["reported"] else {}
-    )
+    if not (all(k in found for k in FINISHED) and isinstance(name, str) and all(isinstance(x, dict) for x in inner)):
+        return {}
+    return found if {name, "step"} <= found["reported"].keys() and name in found["metrics"] else {}
 
 
 def splits(found: dict[str, Any]) -> dict[str, Any]:
     """Return data.json without splits that are not counted."""
     every = found.get("splits")
-    whole = (
-        {k: s for k, s in every.items() if isinstance(s, dict) and isinstance(s.get("samples"), int)}
-        if isinstance(every, dict)
-        else {}
-    )
+    every = every if isinstance(every, dict) else {}
+    whole = {k: s for k, s in every.items() if isinstance(s, dict) and isinstance(s.get("samples"), int)}
     return {**found, "splits": whole}
 
 
@@ -162,11 +154,8 @@ def read(path: Path) -> Folder:
     found = Folder(path, args, environment, splits(data), gates, summary(end), steps, rows, monitors, band)
     if not found.summary:
         noted = read_json(path / "metric.json")
-        best = [
-            b
-            for p in path.glob("checkpoints/*/best_val_*/info.json")
-            if {"metric", "value"} <= (b := read_json(p)).keys()
-        ]
+        best = [read_json(p) for p in path.glob("checkpoints/*/best_val_*/info.json")]
+        best = [b for b in best if {"metric", "value"} <= b.keys()]
         tags = [k.removeprefix("val/") for k in (rows[-1] if rows else {}) if k.startswith("val/")]
         name = best[0]["metric"] if best else next(iter(tags), None)
         if name:

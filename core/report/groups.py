@@ -38,16 +38,16 @@ def collect(folder: Path) -> dict[str, Any]:
         ours = summary(read_json(folder / f"seed-{seed}" / "summary.json"))
         if ours and math.isfinite(number(ours["reported"][ours["metric"]])):  # a mean with NaN is NaN
             summaries[seed] = ours
-    found["gates_off"] = [s for s in summaries if _gates_off(folder / f"seed-{s}")]
+    gates = {s: read_json(folder / f"seed-{s}" / "gates.json") for s in summaries}
+    found["gates_off"] = [s for s in summaries if not gates[s].get("enabled", True)]
     found["values"], found["missing"] = {}, [s for s in plan["seeds"] if s not in summaries]
     if not summaries:
         return found
     first = next(iter(summaries.values()))
     name = first["metric"]
     values = [s["reported"][name] for s in summaries.values()]
-    found |= {
-        k: first[k] for k in ("metric", "question", "higher_is_better", "floor", "ceiling", "best_known", "steps")
-    }
+    common = ("metric", "question", "higher_is_better", "floor", "ceiling", "best_known", "steps")
+    found |= {k: first[k] for k in common}
     found |= {"values": dict(zip(map(str, summaries), values, strict=True)), "mean": statistics.fmean(values),
               "min": min(values), "max": max(values), "weights": first["reported"]["weights"],
               "baselines": {k: statistics.fmean(s["baselines"][k][name] for s in summaries.values())
@@ -57,11 +57,8 @@ def collect(folder: Path) -> dict[str, Any]:
     if first.get("test"):
         found["test"] = statistics.fmean(s["test"]["metrics"][name] for s in summaries.values())
     if len(values) > 1:
-        found |= {
-            "sd": statistics.stdev(values),
-            "interval_95": intervals.interval(values),
-            "noise": intervals.noise(values),
-        }
+        found |= {"sd": statistics.stdev(values), "interval_95": intervals.interval(values),
+                  "noise": intervals.noise(values)}  # fmt: skip
     if len(values) >= QUARTERS:
         found |= {"iqm": float(intervals.iqm(np.array(values))), "iqm_interval_95": intervals.iqm_interval(values)}
     return found
@@ -69,44 +66,37 @@ def collect(folder: Path) -> dict[str, Any]:
 
 def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     """(label, number) of a group: each seed, then the summary."""
-    shown = [(f"seed {s}", f"{v:.4f}") for s, v in found["values"].items()]
-    shown.append(("mean", f"{found['mean']:.4f}"))
+    cells = [(f"seed {s}", f"{v:.4f}") for s, v in found["values"].items()]
+    cells.append(("mean", f"{found['mean']:.4f}"))
     if "test" in found:
-        shown.append(("mean on the test split", f"{found['test']:.4f}"))
+        cells.append(("mean on the test split", f"{found['test']:.4f}"))
     if "sd" in found:
         low, high = found["interval_95"]
-        shown += [("sample standard deviation", f"{found['sd']:.4f}"),
+        cells += [("sample standard deviation", f"{found['sd']:.4f}"),
                   ("95% interval of the mean (Student's t)", f"{low:.4f} to {high:.4f}"),
                   ("lowest to highest", f"{found['min']:.4f} to {found['max']:.4f}")]  # fmt: skip
     if "iqm" in found:
         low, high = found["iqm_interval_95"]
-        shown += [("interquartile mean", f"{found['iqm']:.4f}"),
+        cells += [("interquartile mean", f"{found['iqm']:.4f}"),
                   ("its 95% interval (bootstrap over seeds)", f"{low:.4f} to {high:.4f}")]  # fmt: skip
     if found.get("cost"):
-        shown.append(("cost, all seeds", cost.words(found["cost"])))
-    return shown
+        cells.append(("cost, all seeds", cost.words(found["cost"])))
+    return cells
 
 
 def sentence(found: dict[str, Any]) -> str:
     """Explain the spread to readers who compare results."""
     n = len(found["values"])
-    said = off(found)
+    text = off(found)
     if found["missing"]:
         missing = ", ".join(map(str, found["missing"]))
-        said += f"{len(found['missing'])} of {len(found['seeds'])} seeds did not finish, or have no finite score: {missing}. "
+        text += f"{len(found['missing'])} of {len(found['seeds'])} seeds did not finish, or have no finite score: {missing}. "
     if n < 2:
-        return said + "One seed: differences between single seeds are not results."
+        return text + "One seed: differences between single seeds are not results."
     if found["sd"] == 0:
-        return said + "Every seed gave the same number: too short a run, or too coarse a metric, to show the spread."
-    return (
-        said
-        + f"Two single runs may differ by {found['noise']:.4f} by chance. A smaller difference between single seeds is noise."
-    )
-
-
-def _gates_off(folder: Path) -> bool:
-    """Return whether this seed ran without gates."""
-    return not read_json(folder / "gates.json").get("enabled", True)
+        return text + "Every seed gave the same number: too short a run, or too coarse a metric, to show the spread."
+    text += f"Two single runs may differ by {found['noise']:.4f} by chance."
+    return text + " A smaller difference between single seeds is noise."
 
 
 def off(found: dict[str, Any]) -> str:
@@ -117,7 +107,7 @@ def off(found: dict[str, Any]) -> str:
     return f"Gates were off at {len(seeds)} of {len(found['values'])} seeds: nothing about these was checked. "
 
 
-def shown(found: dict[str, Any]) -> str:
+def as_text(found: dict[str, Any]) -> str:
     head = f"result {found['question']}  ({found['weights']} weights, {len(found['values'])} seeds)"
     lines = [("", found["metric"]), *rows(found), *((k, f"{v:.4f}") for k, v in found["baselines"].items())]
     return f"{head}\n{table(lines)}\n  {sentence(found)}"

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from trainworthy.core.base import masking
-from trainworthy.core.report.folder import Folder
 
 
 def esc(value: Any) -> str:
@@ -70,15 +69,15 @@ def picture(source: bytes | np.ndarray, alt: str, *, side: int = 192) -> str:
     """An image as a data URI. Large ones are averaged down to keep the page small; small ones keep their pixels."""
     from matplotlib import image
 
-    if isinstance(source, bytes) and len(source) < 24_000:
-        return tag("img", src="data:image/png;base64," + base64.b64encode(source).decode(), alt=alt, loading="lazy")
-    a = image.imread(io.BytesIO(source)) if isinstance(source, bytes) else np.asarray(source) / 255.0
-    k = max(1, math.ceil(max(a.shape[:2]) / side))
-    h, w = (n // k * k for n in a.shape[:2])
-    a = a[:h, :w].reshape(h // k, k, w // k, k, *a.shape[2:]).mean((1, 3)) if h and w else a
-    out = io.BytesIO()
-    image.imsave(out, np.clip(a, 0, 1), cmap="gray", vmin=0, vmax=1, format="png")
-    return tag("img", src="data:image/png;base64," + base64.b64encode(out.getvalue()).decode(), alt=alt, loading="lazy")
+    if not isinstance(source, bytes) or len(source) >= 24_000:
+        a = image.imread(io.BytesIO(source)) if isinstance(source, bytes) else np.asarray(source) / 255.0
+        k = max(1, math.ceil(max(a.shape[:2]) / side))
+        h, w = (n // k * k for n in a.shape[:2])
+        a = a[:h, :w].reshape(h // k, k, w // k, k, *a.shape[2:]).mean((1, 3)) if h and w else a
+        out = io.BytesIO()
+        image.imsave(out, np.clip(a, 0, 1), cmap="gray", vmin=0, vmax=1, format="png")
+        source = out.getvalue()
+    return tag("img", src="data:image/png;base64," + base64.b64encode(source).decode(), alt=alt, loading="lazy")
 
 
 def details(summary: str, inner: str, *, is_open: bool = False) -> str:
@@ -100,9 +99,10 @@ def note(text: str) -> str:
     return tag("p", esc(text), class_="note")
 
 
-def said(f: Folder) -> list[str]:
-    """The command line after the verb, without secrets."""
-    return masking.words(f.args.get("argv", []))
+def pill(kind: str, text: str) -> str:
+    """A verdict in a coloured frame; `kind` is good, warn or bad."""
+    mark = tag("span", {"good": "✓", "warn": "!", "bad": "✕"}[kind], aria_hidden="true")
+    return tag("p", mark + esc(text), class_=f"pill {kind}")
 
 
 def code(command: str) -> str:

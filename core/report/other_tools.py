@@ -43,11 +43,7 @@ def source_of(path: Path) -> Path | None:
 def _event_folders(folder: Path) -> list[Path]:
     """Folders under it with TensorBoard's files, without those of our own runs (<run>/tb)."""
     homes = sorted({p.parent for p in folder.rglob("events.out.tfevents.*") if HERE not in p.parts})
-    return [
-        h
-        for h in homes
-        if not any("recipe" in read_json(up / "args.json") for up in (h.absolute().parent, h.absolute().parent.parent))
-    ]
+    return [h for h in homes if not any("recipe" in read_json(up / "args.json") for up in h.absolute().parents[:2])]
 
 
 def read_foreign(source: Path, *, metric: str = "", higher: bool | None = None) -> Path:
@@ -60,15 +56,13 @@ def read_foreign(source: Path, *, metric: str = "", higher: bool | None = None) 
     try:
         home.mkdir(exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"{home} cannot be written", got=error.strerror, needed="a folder in which the page may be written"
-        ) from None
+        needed = "a folder in which the page may be written"
+        raise UserError(f"{home} cannot be written", got=error.strerror, needed=needed) from None
     what = f"{source.parent.name or source.name}, another tool's run"
     settings.setdefault("train", {}).setdefault("epochs", rows[-1].get("epoch", rows[-1]["step"]))
     settings["optim"] = {"schedule": _schedule([r.get("lr", math.nan) for r in (*steps, *rows) if "lr" in r])}
-    (home / "args.json").write_text(
-        json.dumps({"recipe": what, "preset": "", "argv": [], "foreign": str(source), "settings": settings}, indent=1)
-    )
+    args = {"recipe": what, "preset": "", "argv": [], "foreign": str(source), "settings": settings}
+    (home / "args.json").write_text(json.dumps(args, indent=1))
     for file, found in (("epoch", rows), ("step", steps)):
         (home / f"{file}_metrics.jsonl").write_text("".join(json.dumps(finite(r)) + "\n" for r in found))
     last = rows[-1]
@@ -97,11 +91,7 @@ def _of_state(path: Path) -> tuple[LOGGED, dict[str, Any]]:
     for row in log:
         if isinstance(row, dict) and isinstance(row.get("step"), (int, float)):
             for key, value in row.items():
-                if (
-                    key != "step"
-                    and isinstance(value, (int, float, str))
-                    and (isinstance(value, (int, float)) or value in ("nan", "inf", "-inf"))
-                ):
+                if key != "step" and (isinstance(value, (int, float)) or value in ("nan", "inf", "-inf")):
                     logged.setdefault(key, []).append((float(row["step"]), number(value)))
     epochs = found.get("num_train_epochs")
     return logged, {"train": {"epochs": float(epochs)} if isinstance(epochs, (int, float)) else {}}
@@ -119,46 +109,36 @@ def _of_board(folder: Path) -> tuple[LOGGED, dict[str, Any]]:
     split = {h: h.name for h in homes if h != folder and (HELD_OUT.match(h.name) or TRAINING.match(h.name))}
     single = [h for h in homes if h not in split]
     if len({h.parent for h in split}) + len([h for h in single if h != folder or not split]) > 1:
-        shown = ", ".join(str(h.relative_to(folder)) for h in homes[:6]) + (" ..." if len(homes) > 6 else "")
-        raise UserError(
-            f"{folder} holds several runs",
-            got=shown,
-            needed="the folder of one of them",
-            next=f"trainworthy report {homes[0]}",
-        )
+        found = ", ".join(str(h.relative_to(folder)) for h in homes[:6]) + (" ..." if len(homes) > 6 else "")
+        raise UserError(f"{folder} holds several runs", got=found, needed="the folder of one of them",
+                        next=f"trainworthy report {homes[0]}")  # fmt: skip
     logged: LOGGED = {}
     for home in homes:
-        found = EventAccumulator(str(home), size_guidance={"scalars": 0, "tensors": 0})
-        found.Reload()
-        series = {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
-        for tag in found.Tags()["tensors"]:  # TensorFlow 2 writes scalars as tensors
-            values = [(e.step, make_ndarray(e.tensor_proto)) for e in found.Tensors(tag)]
+        board = EventAccumulator(str(home), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+        series = {tag: [(e.step, e.value) for e in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
+        for tag in board.Tags()["tensors"]:  # TensorFlow 2 writes scalars as tensors
+            values = [(e.step, make_ndarray(e.tensor_proto)) for e in board.Tensors(tag)]
             if values and all(v.size == 1 and v.dtype.kind in "fiu" for _, v in values):
                 series[tag] = [(s, v.item()) for s, v in values]
         for tag, values in series.items():
-            logged.setdefault(f"{split[home]}/{tag}" if home in split else tag, []).extend(
-                (float(s), float(v)) for s, v in values
-            )
+            name = f"{split[home]}/{tag}" if home in split else tag
+            logged.setdefault(name, []).extend((float(s), float(v)) for s, v in values)
     if not logged:
-        raise UserError(
-            f"{folder} holds no scalars",
-            got="TensorBoard files without numbers",
-            needed="a run that logged at least one metric",
-        )
+        raise UserError(f"{folder} holds no scalars", got="TensorBoard files without numbers",
+                        needed="a run that logged at least one metric")  # fmt: skip
     return {k: sorted(dict(v).items()) for k, v in logged.items()}, {}
 
 
 # ------------------------------------------------------------------------------------------------------------- choosing
-def _metric(logged: LOGGED, asked: str, higher: bool | None, source: Path) -> tuple[str, str, bool]:
+def _metric(logged: LOGGED, requested: str, higher: bool | None, source: Path) -> tuple[str, str, bool]:
     """Return (name, tag, whether higher is better) of the metric: the requested one, else a held-out score, else a held-out loss."""
     held_out = {HELD_OUT.sub("", tag) or tag: tag for tag in logged if HELD_OUT.match(tag) and not SPEED.search(tag)}
-    if asked:
-        tag = held_out.get(asked) or (asked if asked in logged else None)
+    if requested:
+        tag = held_out.get(requested) or (requested if requested in logged else None)
         if tag is None:
             every = [*held_out, *(k for k in logged if not HELD_OUT.match(k) and not SPEED.search(k))]
-            raise UserError(
-                f"{source} has no metric '{asked}'", needed=f"one of: {', '.join(dict.fromkeys(every[:20]))}"
-            )
+            known = ", ".join(dict.fromkeys(every[:20]))
+            raise UserError(f"{source} has no metric '{requested}'", needed=f"one of: {known}")
         name = HELD_OUT.sub("", tag) or tag
     elif held_out:
         name = min(held_out, key=lambda k: (bool(LOWER.search(k)), -len(logged[held_out[k]])))  # a score before a loss
@@ -170,7 +150,7 @@ def _metric(logged: LOGGED, asked: str, higher: bool | None, source: Path) -> tu
     return name, tag, (not LOWER.search(name)) if higher is None else higher
 
 
-def _training(tag: str) -> bool:
+def _is_training_loss(tag: str) -> bool:
     return not HELD_OUT.match(tag) and bool(re.search(r"loss$", tag, re.IGNORECASE))
 
 
@@ -179,18 +159,18 @@ def _near(series: list[tuple[float, float]], step: float) -> float:
     return next((v for s, v in reversed(series) if s <= step), math.nan)
 
 
+def _is_rate(tag: str) -> bool:
+    return not HELD_OUT.match(tag) and bool(RATE.search(TRAINING.sub("", tag)))
+
+
 def _rows(logged: LOGGED, name: str, tag: str) -> list[dict[str, Any]]:
     """One row per evaluation: the metric, the mean training loss since the last one, rate and epoch."""
-    loss = next((logged[t] for t in sorted(logged, key=len) if _training(t)), [])
-    rate = next(
-        (logged[t] for t in sorted(logged, key=len) if RATE.search(TRAINING.sub("", t)) and not HELD_OUT.match(t)), []
-    )
+    shortest = sorted(logged, key=len)
+    loss = next((logged[t] for t in shortest if _is_training_loss(t)), [])
+    rate = next((logged[t] for t in shortest if _is_rate(t)), [])
     epoch = next((logged[t] for t in ("epoch", "train/epoch", "trainer/epoch") if t in logged), [])
-    others = {
-        HELD_OUT.sub("", t).replace("/", "_"): v
-        for t, v in logged.items()
-        if HELD_OUT.match(t) and not SPEED.search(t) and t != tag
-    }
+    held_out = [t for t in logged if HELD_OUT.match(t) and not SPEED.search(t) and t != tag]
+    others = {HELD_OUT.sub("", t).replace("/", "_"): logged[t] for t in held_out}
     rows, before = [], -math.inf
     for step, value in logged[tag]:
         row: dict[str, Any] = {"step": int(step), f"val/{name}": value}
@@ -208,9 +188,9 @@ def _rows(logged: LOGGED, name: str, tag: str) -> list[dict[str, Any]]:
 
 def _steps(logged: LOGGED) -> list[dict[str, Any]]:
     """Rows of the training curves."""
-    names = dict.fromkeys(sorted((t for t in logged if _training(t)), key=len)[:1], "step/loss")
+    names = dict.fromkeys(sorted(filter(_is_training_loss, logged), key=len)[:1], "step/loss")
     names |= {t: "step/grad_norm" for t in logged if t.endswith("grad_norm") and not HELD_OUT.match(t)}
-    names |= {t: "lr" for t in logged if RATE.search(TRAINING.sub("", t)) and not HELD_OUT.match(t)}
+    names |= dict.fromkeys(filter(_is_rate, logged), "lr")
     found: dict[float, dict[str, Any]] = {}
     for tag, name in names.items():
         for step, value in logged[tag]:

@@ -8,12 +8,8 @@ from typing import Any
 from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.locks import fcntl
 from trainworthy.core.report.folder import Folder, number, read
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None
 
 RECENT = 20  # rows of step metrics that the speed is the median of
 STALE = 120.0  # seconds after its last file from which on a run counts as ended, where locks cannot be asked
@@ -21,13 +17,12 @@ STALE = 120.0  # seconds after its last file from which on a run counts as ended
 
 def show(words: list[str], *, as_json: bool) -> None:
     """Print each live run: step, speed, time left, the newest score, the newest verdict."""
+    needed = "a folder with runs (default runs)"
     if len(words) > 1 or (words and words[0].startswith("-")):
-        raise UserError(
-            "list --running takes one folder", got=" ".join(words), needed="a folder with runs (default runs)"
-        )
+        raise UserError("list --running takes one folder", got=" ".join(words), needed=needed)
     home = Path(words[0] if words else "runs")
     if words and not home.is_dir():
-        raise UserError(f"no folder {home}", needed="a folder with runs (default runs)")
+        raise UserError(f"no folder {home}", needed=needed)
     found = [state(path) for path in live(home)]
     if as_json:
         write_json(found)

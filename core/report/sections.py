@@ -19,7 +19,7 @@ from trainworthy.core.report.card import CHOSEN, measured
 from trainworthy.core.report.evidence import verdict_table
 from trainworthy.core.report.folder import Folder, forked_from, read_json, references
 from trainworthy.core.report.folder import number as as_number
-from trainworthy.core.report.html import bars, card, code, details, esc, note, num, picture, said, table, tag, words
+from trainworthy.core.report.html import bars, card, code, details, esc, note, num, picture, pill, table, tag, words
 
 COLUMNS = 12  # evaluations shown next to each other
 SHOWN = 40  # rows and columns of a class table: 1,000 of each would make a page of 52 MB
@@ -95,22 +95,15 @@ def hero(f: Folder) -> str:
     (kind, words), recipe, question = verdict(f), name_of(f), f.summary.get("question") or ""
     seed, stamp = f.settings.get("run", {}).get("seed", "?"), " ".join(f.path.absolute().name.split("-")[:2])
     facts = [recipe, f.args.get("preset", ""), f"seed {seed}", stamp] if not f.args.get("foreign") else []
-    mark = tag("span", {"good": "✓", "warn": "!", "bad": "✕"}[kind], aria_hidden="true")
     left = tag("p", " · ".join(esc(x) for x in facts if x), class_="eyebrow")
-    left += tag("h1", esc(question[:1].upper() + question[1:] or recipe)) + tag(
-        "p", mark + esc(words), class_=f"pill {kind}"
-    )
+    left += tag("h1", esc(question[:1].upper() + question[1:] or recipe)) + pill(kind, words)
     now = state(f)
     if now.startswith("Not finished"):
-        left += tag("p", tag("span", "!", aria_hidden="true") + "Not finished", class_="pill warn")
+        left += pill("warn", "Not finished")
     if broken := [v["id"] for v in f.monitors if v["verdict"] == "fail"]:
-        words = f"{' and '.join(broken)} failed while training"
-        left += tag("p", tag("span", "✕", aria_hidden="true") + esc(words), class_="pill bad")
-    for words in (outside(f), f.summary.get("warning")):
-        if words:
-            left += tag(
-                "p", tag("span", "✕", aria_hidden="true") + esc(words[:1].upper() + words[1:]), class_="pill bad"
-            )
+        left += pill("bad", f"{' and '.join(broken)} failed while training")
+    for words in filter(None, (outside(f), f.summary.get("warning"))):
+        left += pill("bad", words[:1].upper() + words[1:])
     number, right = result(f) if "metric" in f.summary and (f.rows or "reported" in f.summary) else ("", "")
     left += number + tag("p", esc(now), class_="state")
     return tag("header", tag("div", left) + right, class_="hero" if right else "hero alone")
@@ -119,22 +112,19 @@ def hero(f: Folder) -> str:
 def result(f: Folder) -> tuple[str, str]:
     """The number with its uncertainty, and bars next to its baselines."""
     s, name, newest = f.summary, f.summary["metric"], (f.rows or [{}])[-1]
-    shown = s.get("reported") or {
-        "weights": "newest",
-        "step": newest["step"],
-        name: as_number(newest.get("val/" + name)),
-    }
-    seeds = len(s.get("seeds", [0]))
+    reported = s.get("reported")
+    if not reported:
+        reported = {"weights": "newest", "step": newest["step"], name: as_number(newest.get("val/" + name))}
     higher = s.get("higher_is_better", True)
-    of = f"{shown['weights']} weights, step {shown['step']:,} ({CHOSEN.get(shown['weights'], 'unfinished')})"
+    of = f"{reported['weights']} weights, step {reported['step']:,} ({CHOSEN.get(reported['weights'], 'unfinished')})"
     fine = [
-        f"last evaluation, step {shown['step']:,}" if s.get("foreign") else of,
+        f"last evaluation, step {reported['step']:,}" if s.get("foreign") else of,
         *([f"{f.n_val:,} held-out samples"] if f.n_val else []),
-        "one seed: differences between single seeds are not results" if seeds == 1 else f"{seeds} seeds",
+        "one seed: differences between single seeds are not results",
         *(["gates off: nothing was checked"] if not f.gates.get("enabled", True) else []),
         *([f"metric {name}: {'higher' if higher else 'lower'} is better"] if s.get("foreign") else []),
     ]
-    number = tag("p", f"<strong>{esc(num(shown[name]))}</strong> <span>{esc(name)}</span>", class_="number")
+    number = tag("p", f"<strong>{esc(num(reported[name]))}</strong> <span>{esc(name)}</span>", class_="number")
     if limits := s.get("intervals", {}).get("val", {}).get(name):
         fine.append(f"95% interval over these samples {num(limits[0])} to {num(limits[1])}")
     if test := s.get("test"):
@@ -146,7 +136,7 @@ def result(f: Folder) -> tuple[str, str]:
     ranked = sorted(references(s), key=lambda r: r[1], reverse=higher)
     if not ranked:
         return number, ""
-    rows = [("this model", shown[name], "model"), *((k, v, "other") for k, v in ranked)]
+    rows = [("this model", reported[name], "model"), *((k, v, "other") for k, v in ranked)]
     best = f" Best known: {s['best_known']}." if s.get("best_known") else ""
     drawn = bars(rows, high=s.get("ceiling"), caption=f"{name}, against baselines")
     drawn += note(f"{'Higher' if higher else 'Lower'} is better.{best}")
@@ -160,10 +150,9 @@ def result(f: Folder) -> tuple[str, str]:
 def next_steps(f: Folder) -> str:
     """The recommendation; after a failed gate, how to find its cause."""
     if f.failed:
-        check = ["trainworthy", "check", *said(f), "--only", ",".join(f.failed)]
-        tail = code(
-            shlex.join(["trainworthy", "resume", str(f.path)] if {"fallbacks", "rungs"} & f.args.keys() else check)
-        )
+        again = ["check", *f.arguments, "--only", ",".join(f.failed)]
+        again = ["resume", str(f.path)] if {"fallbacks", "rungs"} & f.args.keys() else again
+        tail = code(shlex.join(["trainworthy", *again]))
         where = "Likely causes and evidence are below, under Gates. To try again:"
         todo = [Advice("Fix what failed, then run the gates again", where)]
     elif f.rows:
@@ -171,15 +160,14 @@ def next_steps(f: Folder) -> str:
         if skipped := f.summary.get("skipped_steps"):
             why = "Their loss or gradient was not finite; weights were not touched. The batches are in postmortem/."
             todo.append(Advice(f"Look at {len(skipped)} skipped steps", why))
-        flagged = [v for v in f.monitors if v["verdict"] in ("fail", "advice")]
-        for v in flagged:
-            fallback = v.get("evidence", {}).get("fallback")
+        for v in f.monitors:
+            if v["verdict"] not in ("fail", "advice"):
+                continue
+            fallback = bool(v.get("evidence", {}).get("fallback"))
             first, *more = v["remedy"].splitlines() or [""]
             first = f"`{first}`" if first.startswith("trainworthy ") else first[:1].upper() + first[1:]
-            text = f"{v['measured']}. {'; '.join([first, *more])}"
-            todo.insert(
-                0 if fallback else len(todo), Advice(f"Monitor {v['id']}: {v['title']}", text, urgent=bool(fallback))
-            )
+            one = Advice(f"Monitor {v['id']}: {v['title']}", f"{v['measured']}. {'; '.join([first, *more])}", fallback)
+            todo.insert(0 if fallback else len(todo), one)
         if behind := outside(f):
             for one in todo:
                 if one.title == "It beats every baseline":
@@ -225,8 +213,8 @@ def tiles(f: Folder, split: str) -> list[tuple[bytes | None, str]]:
 
 def gallery(items: list[tuple[Any, str]], what: str) -> str:
     """Images with captions."""
-    shown = [("" if p is None else picture(p, f"{what}: {c}"), c) for p, c in items]
-    cells = [tag("figure", image + tag("figcaption", esc(c))) for image, c in shown]
+    images = ["" if p is None else picture(p, f"{what}: {c}") for p, c in items]
+    cells = [tag("figure", image + tag("figcaption", esc(c))) for image, (_, c) in zip(images, items, strict=True)]
     roomy = any(len(c) > 12 or (isinstance(p, bytes) and len(p) > 6000) for p, c in items)
     return tag("div", "".join(cells), class_="gallery roomy" if roomy else "gallery")
 
@@ -243,11 +231,11 @@ def predictions(f: Folder) -> str:
     if not rows:
         return ""
     keep = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), COLUMNS)).round().astype(int))
-    shown, truth, body = [rows[i] for i in keep], tiles(f, "val"), []
-    for i in range(len(shown[0]["captions"])):
+    columns, truth, body = [rows[i] for i in keep], tiles(f, "val"), []
+    for i in range(len(columns[0]["captions"])):
         image, label = truth[i] if i < len(truth) else (None, f"sample {i + 1}")
         cells = [tag("span", ("" if image is None else picture(image, f"sample {i + 1}")) + esc(label), class_="truth")]
-        for r in shown:
+        for r in columns:
             good, caption = r["good"][i], r["captions"][i]
             share = "" if good is None else tag("small", f"{good:.0%}")
             mark = tag("b", "✓", title="the same as the truth") if truth and caption == label else ""
@@ -255,7 +243,7 @@ def predictions(f: Folder) -> str:
             style = None if good is None else f"--v:{abs(good - 0.5) * 90:.0f}%"
             cells.append(tag("span", f"{tag('span', esc(caption) + mark)}{share}", class_=f"cell {kind}", style=style))
         body.append(cells)
-    return table(("truth" if truth else "", *(f"step {r['step']:,}" for r in shown)), body, class_="predictions")
+    return table(("truth" if truth else "", *(f"step {r['step']:,}" for r in columns)), body, class_="predictions")
 
 
 def weights(f: Folder) -> str:
@@ -271,16 +259,13 @@ def weights(f: Folder) -> str:
         rows.append((f"{'best' if i == 0 else f'{i + 1}. best'}{of}", b["step"], b[name], i == 0 and chosen == "best"))
     mark = tag("span", "exported", class_="pill accent")
     body = [[esc(k), esc(num(step)), esc(num(v)) + mark * on] for k, step, v, on in rows]
-    said = [f"Exported: the {chosen} weights, {CHOSEN[chosen]} (--run.export)."]
+    text = f"Exported: the {chosen} weights, {CHOSEN[chosen]} (--run.export)."
     if start := f.args.get("start"):
         fresh = len(start["missing"]) + len(start["mismatched"])
-        said.append(
-            f"Fine-tuned from {start['file']}: {start['share']:.1%} of the parameters loaded, {fresh} tensors left fresh."
-        )
+        text += f" Fine-tuned from {start['file']}: {start['share']:.1%} of the parameters loaded, {fresh} tensors left fresh."
     if s["steps"] < (planned := total_steps(f)):
-        said.append(f"Stopped early: after {s['steps']:,} of {planned:,} planned steps.")
-    table_ = table(("weights", "step", esc(name)), body, class_="plain")
-    return card("Which weights", table_ + note(" ".join(said)))
+        text += f" Stopped early: after {s['steps']:,} of {planned:,} planned steps."
+    return card("Which weights", table(("weights", "step", esc(name)), body, class_="plain") + note(text))
 
 
 def total_steps(f: Folder) -> int:
@@ -301,10 +286,9 @@ def figures(f: Folder) -> str:
         if isinstance(figure, list):
             images = [None if t.get("image") is None else np.array(t["image"], float) for t in figure]
             items = list(zip(images, [t.get("caption", "") for t in figure], strict=True))
-            inner = gallery(items, title)
+            parts.append(card(title, gallery(items, title)))
         else:
-            inner = matrix(figure)
-        parts.append(card(title, inner))
+            parts.append(card(title, matrix(figure)))
     newest = {k[4:]: v for k, v in (f.rows or [{}])[-1].items() if k.startswith("val/")}
     metrics = f.summary.get("metrics") or newest
     groups: dict[str, list[tuple[str, float, str]]] = {}
@@ -361,12 +345,9 @@ def markdown(text: str) -> str:
         if lines and lines[0].startswith("#"):
             out.append(tag("h4", lines.pop(0).lstrip("# ")))
         if lines and lines[0].startswith("|"):
-            cells = [
-                [c.strip().replace("\\|", "|") for c in re.split(r"(?<!\\)\|", x.strip("|"))]
-                for x in lines
-                if not set(x) <= set("|-: ")
-            ]
-            out.append(table(cells[0], cells[1:], class_="plain"))
+            rows = [re.split(r"(?<!\\)\|", x.strip("|")) for x in lines if not set(x) <= set("|-: ")]
+            head, *body = [[c.strip().replace("\\|", "|") for c in row] for row in rows]
+            out.append(table(head, body, class_="plain"))
         elif lines and lines[0].startswith("- "):
             out.append(tag("ul", "".join(tag("li", x.removeprefix("- ")) for x in lines)))
         elif lines:
@@ -386,7 +367,8 @@ FILES = {
 def files_section(f: Folder) -> str:
     """Paths of the files, and the next commands."""
     rows = [[tag("code", k), v] for k, v in FILES.items() if k == "report.html" or (f.path / k).exists()]
-    commands = [["run", *said(f)], ["check", *said(f)], ["report", str(f.path)]] if said(f) else []
+    given = f.arguments
+    commands = [["run", *given], ["check", *given], ["report", str(f.path)]] if given else []
     if any(f.path.glob("checkpoints/*/step-*")) and (not f.summary or f.summary.get("unfinished")):
         commands.insert(0, ["resume", str(f.path)])
     path = f.path / "card.md"

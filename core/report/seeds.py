@@ -28,27 +28,21 @@ def page(folder: Path, found: dict[str, Any]) -> str:
     name, n = found["metric"], len(runs)
     recipe = found["recipe"]
     title = f"{Path(recipe).stem if recipe.endswith('.py') else recipe}: {n} seeds"
-    number = tag(
-        "p", f"<strong>{esc(num(found['mean']))}</strong> <span>{esc(name)}, mean of {n} seeds</span>", class_="number"
-    )
-    hero = tag("p", esc(f"{title} · {folder.absolute().name}"), class_="eyebrow") + tag(
-        "h1", esc(found["question"][:1].upper() + found["question"][1:])
-    )
+    number = f"<strong>{esc(num(found['mean']))}</strong> <span>{esc(name)}, mean of {n} seeds</span>"
+    hero = tag("p", esc(f"{title} · {folder.absolute().name}"), class_="eyebrow")
+    hero += tag("h1", esc(found["question"][:1].upper() + found["question"][1:])) + tag("p", number, class_="number")
     low, high = found.get("interval_95", (None, None))
     between = f"95% interval of the mean {low:.4f} to {high:.4f}. " if low is not None else ""
-    hero += number + note(between + sentence(found))
-    known = [
-        (f"mean of {n} seeds", found["mean"], "model"),
-        *((f"seed {s}", v, "model") for s, v in found["values"].items()),
-    ]
+    hero += note(between + sentence(found))
+    known = [(f"mean of {n} seeds", found["mean"], "model")]
+    known += [(f"seed {s}", v, "model") for s, v in found["values"].items()]
     known += [(k, v, "other") for k, v in {**found["baselines"], "chance": found["floor"]}.items()]
     drawn = bars(known, high=found["ceiling"], caption=f"{name} of every seed, against baselines")
     header = tag("header", tag("div", hero) + tag("div", drawn, class_="card"), class_="hero")
     numbers = table(("", esc(name)), [[esc(k), esc(v)] for k, v in rows(found)])
     links = "".join(tag("li", tag("a", f"seed {s}", href=f"seed-{s}/report.html")) for s, _ in runs)
-    body = section(
-        "Curves", tag("div", "".join(map(chart_card, _charts(runs, name))), class_="charts"), "One line per seed."
-    )
+    curves = "".join(map(chart_card, _charts(runs, name)))
+    body = section("Curves", tag("div", curves, class_="charts"), "One line per seed.")
     if n >= QUARTERS:
         better, side = ("at least", "right") if found["higher_is_better"] else ("at most", "left")
         body += section("Performance profile", tag("div", chart_card(_profile(found)), class_="charts"),

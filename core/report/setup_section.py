@@ -5,12 +5,12 @@ import re
 from trainworthy.core.base import masking
 from trainworthy.core.monitoring import cost
 from trainworthy.core.report.folder import Folder
-from trainworthy.core.report.html import card, esc, said, table, tag
+from trainworthy.core.report.html import card, esc, table, tag
 
 
 def settings_section(f: Folder) -> str:
     """Settings in groups; those from the command line are marked."""
-    given = {w[2:].split("=")[0].replace("-", "_") for w in said(f) if w.startswith("--")}
+    given = {w[2:].split("=")[0].replace("-", "_") for w in f.arguments if w.startswith("--")}
     given |= {re.sub(r"(^|\.)no_(\w+)$", r"\1\2", w) for w in given}
     groups: dict[str, list[list[str]]] = {}
     for key, value in masking.settings(f.settings).items():

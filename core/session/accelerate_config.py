@@ -80,19 +80,14 @@ class Setup:
         self.file, self._text = file, file.read_text()
         kinds = [(self._read("distributed_type") or "NO").upper()]
         if kinds == ["FSDP"]:
-            refuse_fsdp(
-                {k: self._read(k, indent=r"\s+") for k in FSDP_SETTINGS},
-                f"{file}: distributed_type FSDP",
-                self._read("num_processes"),
-            )
+            settings = {k: self._read(k, indent=r"\s+") for k in FSDP_SETTINGS}
+            refuse_fsdp(settings, f"{file}: distributed_type FSDP", self._read("num_processes"))
         kinds += ["PARALLELISM_CONFIG"] * bool(re.search(r"^parallelism_config:\s*($|\{\s*\w)", self._text, re.M))
         refuse(kinds, (self._read("mixed_precision") or "no").lower(), f"{file}: distributed_type {kinds[0]}")
         self.processes, self.machines = self._read("num_processes"), int(self._read("num_machines") or 1)
-        self.rank, self.address, self.port = (
-            self._read(k) for k in ("machine_rank", "main_process_ip", "main_process_port")
-        )
-        missing = [k for k, v in (("machine_rank", self.rank), ("main_process_ip", self.address),
-                                  ("main_process_port", self.port), ("num_processes", self.processes)) if not v]  # fmt: skip
+        needed = ("machine_rank", "main_process_ip", "main_process_port", "num_processes")
+        self.rank, self.address, self.port, _ = (self._read(k) for k in needed)
+        missing = [k for k in needed if not self._read(k)]
         if self.machines > 1 and missing:
             raise UserError(f"{file}: several machines must know where to meet", got=f"num_machines: {self.machines}, without "
                             + ", ".join(missing), needed="on every machine main_process_ip and main_process_port of the first, "

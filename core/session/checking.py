@@ -25,15 +25,12 @@ def check_stages(session: Session, *, only: tuple[str, ...], deep: bool, stage: 
     """Write every stage's data report and run its gates, in order. A later stage starts from the one before, as its
     gates trained it on eight samples. Raises GateFailed before the full run. `stage`: only that one."""
     with gates.quick_collections():
-        _check_each(session, only, deep, stage)
+        for spec, context in stages.contexts(session, deep=deep):
+            if stage in ("", spec.name):
+                check_stage(session, spec, context, only)
+            del context  # its stages would live while the next one is made
     if stage and stage not in (known := [p.name for p in stages.specs(session.recipe, session.cfg)]):
         raise config.unknown(f"stage '{stage}'", stage, known)
-
-
-def _check_each(session: Session, only: tuple[str, ...], deep: bool, stage: str) -> None:
-    for spec, context in stages.contexts(session, deep=deep):
-        if stage in ("", spec.name):
-            check_stage(session, spec, context, only)
 
 
 def check_stage(
@@ -49,10 +46,9 @@ def check_stage(
     about |= {"shard": cfg.run.shard} if sharded else {}
     base = recipes.fingerprint(s.recipe, cfg, "", **about)
     report_data(s, context, stage, base)
+    notes = inventory.merge_notes({k: x.notes for k, x in context.scans.items()})
     counts = " / ".join(f"{x.total:,} {name}" for name, x in context.scans.items())
-    counts += "".join(
-        f"\n       {note}" for note in inventory.merge_notes({k: x.notes for k, x in context.scans.items()})
-    )
+    counts += "".join(f"\n       {note}" for note in notes)
     title = f"\nstage  {spec.name}, {spec.index + 1} of {spec.of}\n" if spec.of > 1 else ""
     chosen = [g for g in order.of_stage(stage, sharded=sharded) if not only or g.id in only]
     if not cfg.gates.enabled and not only:
@@ -90,9 +86,8 @@ def check_stage(
     if not all(v.remembered for one, v in zip(chosen, verdicts, strict=True) if one.lasting):
         passed, skipped, waived = (sum(v.verdict == k for v in verdicts) for k in ("pass", "skip", "waived"))
         extra = "".join(f", {n} {word}" for n, word in ((skipped, "skipped"), (waived, "waived")) if n)
-        s.console.say(
-            f"       {passed} of {len(verdicts)} gates passed{extra}, {sum(v.seconds for v in verdicts):.1f} s"
-        )
+        seconds = sum(v.seconds for v in verdicts)
+        s.console.say(f"       {passed} of {len(verdicts)} gates passed{extra}, {seconds:.1f} s")
 
 
 def _remembered(s: Session, cfg: config.Config, mark: str) -> tuple[str, dict, dict]:

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import torch
 from accelerate import Accelerator
+from trainworthy.core.base import config
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.machine import checkout
@@ -88,27 +89,23 @@ def assert_processes(got: int) -> None:
 
     `accelerate launch --cpu --num_processes 2` and MULTI_CPU configs start one process without a warning.
     """
-    asked = os.environ.get("TRAINWORTHY_PROCESSES") or _asked_of_accelerate()
-    if asked and int(asked) != got:
+    needed = os.environ.get("TRAINWORTHY_PROCESSES") or _processes_of_accelerate()
+    if needed and int(needed) != got:
         raise UserError(
-            "the launcher did not start as many processes as requested", got=f"{got} process(es)", needed=f"{asked}",
+            "the launcher did not start as many processes as requested", got=f"{got} process(es)", needed=needed,
             cause="accelerate's --cpu and MULTI_CPU run one process; --multi_gpu on CPU needs ACCELERATE_USE_CPU=true",
-            next=f"trainworthy run RECIPE -n {asked}",
+            next=f"trainworthy run RECIPE -n {needed}",
         )  # fmt: skip
 
 
-def _asked_of_accelerate() -> str | None:
+def _processes_of_accelerate() -> str | None:
     """Return `--num_processes` from the command line of a parent `accelerate launch`."""
     if "LOCAL_RANK" in os.environ:
         return None  # a real distributed start: torch's launcher sets the number
     try:
-        line = psutil.Process().parent().cmdline()
+        words = psutil.Process().parent().cmdline()
     except (psutil.Error, AttributeError):
         return None
-    if not any(Path(word).name == "accelerate" for word in line[:3]):
+    if not any(Path(word).name == "accelerate" for word in words[:3]):
         return None
-    for i, word in enumerate(line):
-        name, _, value = word.replace("_", "-").partition("=")
-        if name == "--num-processes":
-            return value or line[i + 1]
-    return None
+    return config.take([w.replace("--num_processes", "--num-processes", 1) for w in words], "--num-processes")[1]

@@ -127,7 +127,8 @@ def _estimate(
     if not reads:
         plan.sizes = None
     total = _steps(spec.cfg, run, stage, samples, known=not longest)
-    _note_gradients(stage, memory)
+    for p in stage.parameters().values():
+        p.register_post_accumulate_grad_hook(memory.gradient)
     memory.flops, memory.largest = 0.0, ((), "", 0)
     memory.restart()
     try:
@@ -161,11 +162,6 @@ def _estimate(
         gate_batch=stage.expect.gate_batch_size or t.batch_size, **_units(stage, run), checkpoint=kept + state + inside, best=kept,
         evaluation=evaluation, cache=_cache(stage, spec.cfg), missing=missing,
     )  # fmt: skip
-
-
-def _note_gradients(stage: Stage, memory: Simulation) -> None:
-    for p in stage.parameters().values():
-        p.register_post_accumulate_grad_hook(memory.gradient)
 
 
 def _saved(stage: Stage) -> tuple[int, int]:

@@ -11,7 +11,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
 
 from trainworthy.core.base import config
 from trainworthy.core.base.errors import UserError
@@ -34,9 +33,8 @@ def recipe_of(recipe: Recipe, names: Sequence[str], files: list[Path]) -> Recipe
     stage, then of each earlier fallback. Raises UserError for a fallback that the recipe does not offer."""
     known = offered(recipe)
     if not known:
-        raise UserError(
-            f"{recipe.id} has no fallbacks", got=f"--fallback {names[-1]}", needed="`FALLBACKS` in the recipe's file"
-        )
+        needed = "`FALLBACKS` in the recipe's file"
+        raise UserError(f"{recipe.id} has no fallbacks", got=f"--fallback {names[-1]}", needed=needed)
     for name in names:
         if name not in known:
             raise config.unknown(f"fallback '{name}'", name, known)
@@ -69,19 +67,14 @@ def final_weights(folder: Path, recipe: Recipe, cfg: config.Config) -> Path:
     evaluation if its Phase sets that. They are the model's weights; an EMA starts anew."""
     last = stages.specs(recipe, cfg)[-1]
     home = folder / "checkpoints" / last.name
+    phase = config.phases(cfg).get(last.name)
+    best = phase is not None and phase.hand_on == "best"
     with closing(Checkpoints(home)) as checkpoints:
-        if (phase := config.phases(cfg).get(last.name)) and phase.hand_on == "best":
-            found = next(home.glob("best_val_*/"), None)
-            return (
-                checkpoints.best_weights(found.name.removeprefix("best_val_")) if found else _nothing(folder, last.name)
-            )
-        found = checkpoints.newest()
-    return found / "model.safetensors" if found else _nothing(folder, last.name)
-
-
-def _nothing(folder: Path, stage: str) -> NoReturn:
-    raise UserError(f"{folder} has no weights to continue from", got=f"no checkpoint of its last stage, '{stage}'",
-                    needed="a run that has saved one", next=f"trainworthy resume {folder}")  # fmt: skip
+        found = next(home.glob("best_val_*/"), None) if best else checkpoints.newest()
+        if not found:
+            raise UserError(f"{folder} has no weights to continue from", got=f"no checkpoint of its last stage, '{last.name}'",
+                            needed="a run that has saved one", next=f"trainworthy resume {folder}")  # fmt: skip
+        return checkpoints.best_weights(found.name.removeprefix("best_val_")) if best else found / "model.safetensors"
 
 
 def start_files(folder: Path) -> list[Path]:

@@ -35,10 +35,10 @@ def supervise(command: list[str], env: dict[str, str]) -> int:
         # In its own session, Ctrl-C does not reach the launcher, which would kill the ranks. We forward it to them once.
         child = subprocess.Popen(command, env={**env, "TRAINWORTHY_EXIT": str(note)}, start_new_session=True,
                                  preexec_fn=_deaf if os.name == "posix" else None)  # fmt: skip
-        launcher, asked, ranks = psutil.Process(child.pid), [], []
+        launcher, arrived, ranks = psutil.Process(child.pid), [], []
 
         def forward(number: int, _frame) -> None:
-            asked.append(number)
+            arrived.append(number)
             nodes.stop_note(note).touch()
             with contextlib.suppress(psutil.Error):
                 ranks[:] = launcher.children()
@@ -57,13 +57,13 @@ def supervise(command: list[str], env: dict[str, str]) -> int:
             if note.exists() and note.read_text():
                 return _reap(launcher, child, note)
             if nodes.RESTARTS in env and ranks and not psutil.wait_procs(ranks, timeout=0)[1] and not note.exists():
-                note.write_text(str(128 + asked[0]))  # a signal before the run began, which torchrun would restart
+                note.write_text(str(128 + arrived[0]))  # a signal before the run began, which torchrun would restart
                 return _reap(launcher, child, note)
         if note.exists():
             return int((note.read_text() or "0").split()[0])
-        if asked:
-            print(f"interrupted: {signal.Signals(asked[0]).name}, before the run began", file=sys.stderr)
-            return 128 + asked[0]
+        if arrived:
+            print(f"interrupted: {signal.Signals(arrived[0]).name}, before the run began", file=sys.stderr)
+            return 128 + arrived[0]
         return 128 - code if code < 0 else code
 
 

@@ -46,13 +46,10 @@ def check(recipe: Recipe, cfg: config.Config, accelerator: Accelerator, built: I
     for name, stage in built:
         least = at_least(stage)
         if least > total:
-            raise UserError(
-                f"{name} cannot fit into the memory of {accelerator.device}",
-                got=f"{least / 1e9:.1f} GB for weights, gradients and the optimiser's state, without any activation",
-                needed=f"at most {total / 1e9:.1f} GB",
-                next=f"trainworthy plan {recipe.target} --memory {total / 1e9:.0f} names settings that need less; "
-                "--run.no-check-memory starts anyway",
-            )
+            raise UserError(f"{name} cannot fit into the memory of {accelerator.device}", needed=f"at most {total / 1e9:.1f} GB",
+                            got=f"{least / 1e9:.1f} GB for weights, gradients and the optimiser's state, without any activation",
+                            next=f"trainworthy plan {recipe.target} --memory {total / 1e9:.0f} names settings that need less; "
+                            "--run.no-check-memory starts anyway")  # fmt: skip
 
 
 def cpu_warning(recipe: Recipe, cfg: config.Config, preset: str, accelerator: Accelerator) -> str:

@@ -20,7 +20,7 @@ from trainworthy.core.base.errors import DONE, INTERRUPTED, SIGNALS, Interrupted
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.machine import cores
 from trainworthy.core.monitoring import board
-from trainworthy.core.report.groups import NAME, plan_of, shown
+from trainworthy.core.report.groups import NAME, as_text, plan_of
 from trainworthy.core.report.seeds import write
 from trainworthy.core.session import on_end
 
@@ -50,19 +50,19 @@ class Job:
         return next((line.strip() for line in reversed(lines) if line.strip()), "starting")
 
 
-def run(argv: list[str], asked: str, *, with_board: bool = False, found: dict[str, Any] | None = None) -> None:
+def run(argv: list[str], given: str, *, with_board: bool = False, found: dict[str, Any] | None = None) -> None:
     """Run `trainworthy run RECIPE --seeds 5` (or 0,1,2): a group folder with a run folder per seed. Exits with the
     worst code. The content of the group's page is put into `found`."""
-    plan, home = planned("run", argv, asked)
+    plan, home = planned("run", argv, given)
     folder = home / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     made(folder)
     write_whole(folder / NAME, json.dumps({**plan, "argv": masking.words(plan["argv"])}, indent=1))
     _run(folder, plan, force=False, with_board=with_board, found=found)
 
 
-def planned(verb: str, argv: list[str], asked: str, own: tuple[str, ...] = ()) -> tuple[dict[str, Any], Path]:
+def planned(verb: str, argv: list[str], given: str, own: tuple[str, ...] = ()) -> tuple[dict[str, Any], Path]:
     """Return the common settings of all seeds, and the folder of the recipe's runs. Invalid settings raise here, once.
-    `own`: words of the command that are no settings."""
+    `given`: value of --seeds; `own`: words of the command that are no settings."""
     import torch
     from trainworthy.core.recipe import loading
 
@@ -70,13 +70,13 @@ def planned(verb: str, argv: list[str], asked: str, own: tuple[str, ...] = ()) -
     rest, file = config.take(rest, "--accelerate-config")
     launcher = [w for flag, value in (("-n", n), ("--accelerate-config", file)) if value for w in (flag, value)]
     if not rest:
-        raise UserError(f"{verb} what?", next=f"trainworthy {verb} vision/classify --seeds {asked}")
+        raise UserError(f"{verb} what?", next=f"trainworthy {verb} vision/classify --seeds {given}")
     loaded = loading.load(rest[0])
     cfg, _ = config.parse(loaded.module, rest[1:], prog=f"trainworthy {verb} {rest[0]}")
     settings_check.check_values(cfg, processes=int(n or 1))
     rest, _ = config.take(rest, "--run.seed")
     threads = (cfg.run.threads or torch.get_num_threads()) * int(n or 1)
-    plan = {"recipe": loaded.target, "argv": [*rest[1:], *own, *launcher], "seeds": _seeds(asked, cfg.run.seed)}
+    plan = {"recipe": loaded.target, "argv": [*rest[1:], *own, *launcher], "seeds": _seeds(given, cfg.run.seed)}
     plan["each"] = int(n or 1)
     plan["at_once"] = len(devices(plan["each"])) or max(1, cores().allowed // threads)
     return plan, cfg.run.out / loaded.slug
@@ -109,9 +109,8 @@ def job_of(verb: str, plan: dict[str, Any], seed: int, folder: Path) -> Job:
 
 def title(plan: dict[str, Any], folder: Path) -> str:
     """Return the first line of a group."""
-    return (
-        f"{plan['recipe']} · seeds {', '.join(map(str, plan['seeds']))} · {plan['at_once']} in parallel, into {folder}"
-    )
+    seeds = ", ".join(map(str, plan["seeds"]))
+    return f"{plan['recipe']} · seeds {seeds} · {plan['at_once']} in parallel, into {folder}"
 
 
 def worst(jobs: list[Job]) -> int:
@@ -129,14 +128,14 @@ def resume(
     _run(folder, plan, force=force, more=more, with_board=with_board, found=found)
 
 
-def _seeds(asked: str, first: int) -> list[int]:
+def _seeds(given: str, first: int) -> list[int]:
     """5 -> five seeds from `first` on; 0,1,2 -> these."""
-    words = asked.split(",")
+    words = given.split(",")
     if not all(w.strip().isdigit() for w in words):
-        raise UserError("--seeds needs a number of seeds, or the seeds", got=asked, needed="--seeds 5 or --seeds 0,1,2")
-    seeds = [int(w) for w in words] if len(words) > 1 else list(range(first, first + int(asked)))
+        raise UserError("--seeds needs a number of seeds, or the seeds", got=given, needed="--seeds 5 or --seeds 0,1,2")
+    seeds = [int(w) for w in words] if len(words) > 1 else list(range(first, first + int(given)))
     if len(set(seeds)) < max(2, len(seeds)):
-        raise UserError("--seeds needs several different seeds", got=asked, needed="two or more",
+        raise UserError("--seeds needs several different seeds", got=given, needed="two or more",
                         cause="one seed cannot show the spread; omit --seeds to run one seed")  # fmt: skip
     return seeds
 
@@ -157,45 +156,40 @@ def _run(
     console.say(title(plan, folder))
     on_end.run_folder(folder)
     served = board.during_run(folder, wanted=with_board, say=console.say)
-    with signals() as asked, served as board_is_up:
+    with signals() as arrived, served as board_is_up:
         board_is_up()
-        work(jobs, plan["at_once"], asked, console, _ended, each=plan.get("each", 0))
+        work(jobs, plan["at_once"], arrived, console, _ended, each=plan.get("each", 0))
     group = write(folder)
     if found is not None:
         found |= {"run": str(folder), **group}
     if group["values"]:
-        console.say("\n" + shown(group) + f"\n\nreport {folder / 'report.html'}\ncard   {folder / 'card.md'}")
-    if asked:
+        console.say("\n" + as_text(group) + f"\n\nreport {folder / 'report.html'}\ncard   {folder / 'card.md'}")
+    if arrived:
         saved = any(folder.glob("seed-*/checkpoints/*/step-*/manifest.json"))
-        raise Interrupted(f"{asked[0]}: every seed was stopped\n  next:         trainworthy resume {folder}",
-                          code=INTERRUPTED if saved else 128 + signal.Signals[asked[0]])  # fmt: skip
+        raise Interrupted(f"{arrived[0]}: every seed was stopped\n  next:         trainworthy resume {folder}",
+                          code=INTERRUPTED if saved else 128 + signal.Signals[arrived[0]])  # fmt: skip
     sys.exit(worst(jobs))
 
 
 def work(
-    jobs: list[Job],
-    side_by_side: int,
-    asked: list[str],
-    console: Console,
-    ended: Callable[[Job], str],
-    each: int = 0,
+    jobs: list[Job], at_once: int, arrived: list[str], console: Console, ended: Callable[[Job], str], each: int = 0
 ) -> None:
-    """Start and watch the jobs; a failed seed does not stop the others. `asked`: names of signals that have arrived. `ended` returns
-    the line of a finished job. `each`: accelerators of a job; 0: they share them."""
+    """Start and watch the jobs; a failed seed does not stop the others. `arrived`: names of signals. `ended` returns the line
+    of a finished job. `each`: accelerators of a job; 0: they share them."""
     waiting, running, forwarded = list(jobs), {}, False
-    free = devices(each)[:side_by_side] or [""] * side_by_side
+    free = devices(each)[:at_once] or [""] * at_once
     with contextlib.ExitStack() as stack:
         live = None
         if sys.stdout.isatty():
             from rich.live import Live
 
             live = stack.enter_context(Live(transient=True, refresh_per_second=4))
-        while running or (waiting and not asked):
-            while waiting and free and not asked:
+        while running or (waiting and not arrived):
+            while waiting and free and not arrived:
                 job = waiting.pop(0)
                 job.place = free.pop(0)
                 running[job.seed] = (job, _start(job), time.monotonic())
-            if asked and not forwarded:
+            if arrived and not forwarded:
                 forwarded = True
                 for _, child, _ in running.values():
                     child.send_signal(signal.SIGINT)
@@ -237,11 +231,11 @@ def stopped(job: Job) -> str:
 @contextlib.contextmanager
 def signals() -> Iterator[list[str]]:
     """Collect the names of arriving signals; `work` forwards them."""
-    asked: list[str] = []
+    arrived: list[str] = []
     numbers = [n for n in SIGNALS if signal.getsignal(n) != signal.SIG_IGN]  # nohup
-    before = {n: signal.signal(n, lambda number, _: asked.append(signal.Signals(number).name)) for n in numbers}
+    before = {n: signal.signal(n, lambda number, _: arrived.append(signal.Signals(number).name)) for n in numbers}
     try:
-        yield asked
+        yield arrived
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -186,9 +186,8 @@ def continued(argv: list[str]) -> list[str]:
     from accelerate import PartialState
     from accelerate.utils import parse_flag_from_env
 
-    world = PartialState(
-        cpu=parse_flag_from_env("ACCELERATE_USE_CPU")
-    ).num_processes  # as the Accelerator that follows makes it
+    cpu = parse_flag_from_env("ACCELERATE_USE_CPU")  # as the Accelerator that follows reads it
+    world = PartialState(cpu=cpu).num_processes
     note = Path(os.environ[NOTE]).with_name("run-folder")
     every: list[Any] = [note.read_text() if note.exists() else ""] * world
     if world > 1:

@@ -62,14 +62,16 @@ def result(code: int, message: str) -> str:
         if best:
             return f"{read_json(_folder / 'result.json')['metric']} {best['value']:.6g}, trial {best['number']}"
         group = read_json(_folder / "seeds.json")
-        return (
-            f"{group['metric']} {group['mean']:.6g}, mean of {len(group['values'])} seeds"
-            if group.get("values")
-            else "done"
-        )
+        if not group.get("values"):
+            return "done"
+        return f"{group['metric']} {group['mean']:.6g}, mean of {len(group['values'])} seeds"
     lines = [line for line in message.splitlines() if line.strip()]
     reasons = [line for line in lines if line.startswith(("crashed: ", "stopped", "interrupted: ", "error: "))]
     return (reasons or lines or [f"exit code {code}"])[-1 if reasons else 0].strip()
+
+
+def say(text: str) -> None:
+    print(f"on-end {text}", file=sys.stderr, flush=True)
 
 
 def run(code: int, message: str) -> None:
@@ -84,19 +86,15 @@ def run(code: int, message: str) -> None:
         try:
             ended = child.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            print(
-                f"on-end still running after {PATIENCE:.0f} s; it continues on its own; its output is in {log}",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(f"still running after {PATIENCE:.0f} s; it continues on its own; its output is in {log}")
             return
     except BaseException as error:  # another Ctrl-C, a full disk: the exit code of the run stays
         with contextlib.suppress(Exception):
-            print(f"on-end {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            say(f"{type(error).__name__}: {error}")
         return
     text = log.read_text(errors="replace").strip().splitlines()
     if ended:
-        print(f"on-end FAILED with exit code {ended}: {text[-1] if text else 'it printed nothing'}\n       the run's exit code stays {code}; "
-              f"all output: {log}", file=sys.stderr, flush=True)  # fmt: skip
+        say(f"FAILED with exit code {ended}: {text[-1] if text else 'it printed nothing'}\n"
+            f"       the run's exit code stays {code}; all output: {log}")  # fmt: skip
     else:
-        print(f"on-end exit code 0{': ' + text[-1] if text else ''}", file=sys.stderr, flush=True)
+        say(f"exit code 0{': ' + text[-1] if text else ''}")

@@ -85,16 +85,11 @@ def crashed(error: Exception, folder: Path, again: str) -> Crashed:
         what = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
         mend = "correct what the traceback shows, then: "
         resume += "   (--force where the recipe's file has changed)"
-    lines = [
-        what,
-        f"  saved:        {f'{saved.name}, complete: {saved}' if saved else 'nothing: no checkpoint was written yet'}",
-    ]
+    kept = f"{saved.name}, complete: {saved}" if saved else "nothing: no checkpoint was written yet"
+    lines = [what, f"  saved:        {kept}"]
     if gone:
-        cause = (
-            "; ".join(stopped_processes.found)
-            or "it was killed (by the system, out of memory?), or its machine was lost"
-        )
-        lines.append(f"  likely cause: {cause}")
+        killed = "it was killed (by the system, out of memory?), or its machine was lost"
+        lines.append(f"  likely cause: {'; '.join(stopped_processes.found) or killed}")
     lines.append(f"  report:       {folder / 'report.html'}")
     if gone and (folder / "summary.json").is_file():
         lines.append("  next:         nothing: training had ended, and its result and export are written")

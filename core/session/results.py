@@ -18,6 +18,7 @@ from trainworthy.core.loop.journal import Halt
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.loop.weights import load_into, load_weights, save_weights, weights
 from trainworthy.core.monitoring import monitors
+from trainworthy.core.monitoring.metrics import read_rows
 from trainworthy.core.recipe.stage import Stage, Tile, View
 from trainworthy.core.report.card import measured, write_card, write_model_card
 from trainworthy.core.report.folder import read_json
@@ -63,12 +64,10 @@ class Watcher:
         if any(t.image is not None for t in tiles):
             contact_sheet(tiles, self.path / "predictions" / f"step-{step}.png")
         path = self.path / "predictions.jsonl"
-        rows = [r for r in path.read_text().splitlines() if json.loads(r)["step"] < step] if path.exists() else []
-        rows.append(
-            json.dumps({"step": step, "captions": [t.caption for t in tiles], "good": [t.score for t in tiles]})
-        )
+        rows = [r for r in read_rows(path) if r["step"] < step]
+        rows.append({"step": step, "captions": [t.caption for t in tiles], "good": [t.score for t in tiles]})
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, "\n".join(rows) + "\n")
+        write_whole(path, "".join(json.dumps(r) + "\n" for r in rows))
 
 
 class ClassWatch:
@@ -108,11 +107,9 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
     classes = paths.check_classes(run, stage)
     if gap and classes and classes.blocks:
         gap.because = classes.remedy
-    shown: dict[str, Any] = {}
     stage = whole()
-    if stage.figures:
-        with evaluating(stage.eval_model), run.autocast():
-            shown = stage.figures(stage.eval_model, val)
+    with evaluating(stage.eval_model), run.autocast():
+        figures = stage.figures(stage.eval_model, val) if stage.figures else {}
     with evaluating(stage.eval_model), run.autocast():
         baselines = stage.baselines()  # on every rank, because a baseline's model may be evaluated on all of them
     if not s.main:
@@ -120,11 +117,8 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
     run.tracker.flush()
     if zeroed:
         baselines |= {"this model, input zeroed": {metric.name: zeroed[metric.name]}}
-    value, others = (
-        final[metric.name],
-        {k: m[metric.name] for k, m in baselines.items() if _ignorant(k) and metric.name in m},
-    )
-    warning = _warning(run, stage, value, others)
+    others = {k: m[metric.name] for k, m in baselines.items() if _ignorant(k) and metric.name in m}
+    warning = _warning(run, stage, final[metric.name], others)
     export = s.folder / "export"
     export.mkdir(exist_ok=True)
     stage.export(export) if stage.export else save_weights(export / "model.safetensors", *weights(stage.eval_model))
@@ -134,7 +128,7 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
         "recipe": s.recipe.id, **_about(run, stage), "warning": warning,
         "reported": {"weights": cfg.run.export, "step": chosen_step, metric.name: final[metric.name]},
         "metrics": final, "test": tested and {"samples": len(test), "metrics": tested}, "intervals": intervals,
-        "baselines": baselines, "figures": {k: _plain_figure(v) for k, v in shown.items()},
+        "baselines": baselines, "figures": {k: _plain_figure(v) for k, v in figures.items()},
     }  # fmt: skip
     # written last: this file marks the run as finished
     write_whole(s.folder / "summary.json", json.dumps(summary, indent=1, default=str))
@@ -143,12 +137,8 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
     write_card(s.folder)
     if stage.model_card:
         write_model_card(s.folder, stage.model_card)
-    return {
-        "table": measured(summary),
-        "wrong": [v for v in read if v.blocks],
-        "warning": warning,
-        "outside": run.journal.outside,
-    }
+    return {"table": measured(summary), "wrong": [v for v in read if v.blocks], "warning": warning,
+            "outside": run.journal.outside}  # fmt: skip
 
 
 def _warning(run: Run, stage: Stage, value: float, others: dict[str, float]) -> str:

@@ -22,6 +22,7 @@ from trainworthy.core.base import config, masking, network, settings_check
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import SIGNALS, Interrupted, Stop, UserError
 from trainworthy.core.base.files import write_whole
+from trainworthy.core.base.locks import held
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.data import contents as hashed
 from trainworthy.core.gates import order
@@ -42,11 +43,6 @@ from trainworthy.core.session import (
     stages,
     stopped_processes,
 )
-
-try:
-    import fcntl
-except ImportError:  # Windows has no fcntl
-    fcntl = None
 
 
 @dataclass
@@ -87,9 +83,8 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
     torch.set_num_threads(cfg.run.threads or torch.get_num_threads())
     accelerate_config.from_environment()
     accelerator = Accelerator(log_with=trackers.names(cfg) or None)
-    accelerate_config.refuse(
-        [accelerator.distributed_type.value], accelerator.mixed_precision, "what accelerate started"
-    )
+    engine = accelerator.distributed_type.value
+    accelerate_config.refuse([engine], accelerator.mixed_precision, "what accelerate started")
     environment.assert_processes(accelerator.num_processes)
     stopped_processes.watch(accelerator)
     console = Console(quiet=not accelerator.is_main_process)
@@ -143,10 +138,8 @@ def check_settings(
         known += [g.id for g in order.of_stage(stage, sharded=shard.mode(cfg, accelerator.num_processes) != shard.NONE)]
         if spec.cfg.init_from:
             start = init_from.report(stage, Path(spec.cfg.init_from), trust_pickle=cfg.trust_pickle)
-        if "train" in stage.data and len(stage.data["train"]) < 2:
-            raise UserError(
-                "the training set is too small", got=f"{len(stage.data['train'])} sample(s)", needed="2 or more"
-            )
+        if "train" in stage.data and (n := len(stage.data["train"])) < 2:
+            raise UserError("the training set is too small", got=f"{n} sample(s)", needed="2 or more")
         assert_validation_size(stage, cfg)
     for name in names:
         if name not in known and (now := config.renamed(name, known)):
@@ -206,14 +199,10 @@ def together(accelerator: Accelerator, problem: Stop | None) -> None:
 @contextlib.contextmanager
 def session_lock(session: Session) -> Iterator[None]:
     """Lock the run folder for one group of processes; refuse a second one."""
-    with open(session.folder / ".lock", "a") as file:
-        problem = None
-        if session.main and fcntl is not None:
-            try:  # a record lock belongs to this process, not to loader workers that outlive a kill
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                problem = UserError(f"{session.folder} is in use by another process", needed="one process at a time",
-                                    cause="it was resumed twice, or is still running")  # fmt: skip
+    with held(session.folder / ".lock", wait=False) if session.main else contextlib.nullcontext(True) as got:
+        problem = None if got else UserError(
+            f"{session.folder} is in use by another process", needed="one process at a time",
+            cause="it was resumed twice, or is still running")  # fmt: skip
         together(session.accelerator, problem)
         yield
 

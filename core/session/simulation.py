@@ -23,13 +23,8 @@ LONGEST = 900.0
 GENERATED = 3
 """Tokens of a generation that are simulated."""
 aten = torch.ops.aten
-INDEXED = {
-    aten.index.Tensor,
-    aten.index_put.default,
-    aten.index_put_.default,
-    aten._index_put_impl_.default,
-    aten._unsafe_index_put.default,
-}
+INDEXED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default,
+           aten._unsafe_index_put.default}  # fmt: skip
 ATTENTION = {
     aten._scaled_dot_product_flash_attention_for_cpu: 0,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: 1,

@@ -67,9 +67,8 @@ def specs(recipe: Recipe, cfg: config.Config) -> list[StageSpec]:
     known = config.phases(cfg)
     makers = [m for m in makers if m.__name__ not in known or known[m.__name__].epochs != 0]
     if not makers:
-        raise UserError(
-            "no stage is left", got="0 epochs of each", needed=" or ".join(f"--{name}.epochs" for name in known)
-        )
+        needed = " or ".join(f"--{name}.epochs" for name in known)
+        raise UserError("no stage is left", got="0 epochs of each", needed=needed)
     return [StageSpec(m.__name__, m, config.of_stage(cfg, m.__name__, i), i, len(makers)) for i, m in enumerate(makers)]
 
 
@@ -106,12 +105,10 @@ def context(
     half = os.environ.get("TRAINWORTHY_HALF")
     argv = [s.recipe.target, *s.argv[1:]]  # a fork's full path, so that a repro runs from any folder
     argv += ["--stage", spec.name] if spec.of > 1 else []
-    fallback = ["-m", "trainworthy.launch", "resume", str(s.folder.absolute())]  # `check` lacks a fallback's weights
-    again = (
-        (lambda gate: f"sys.exit(subprocess.run([sys.executable, *{fallback!r}]).returncode)")
-        if s.recipe.fallbacks
-        else None
-    )
+    again = None
+    if s.recipe.fallbacks:  # `check` lacks a fallback's weights
+        resume = ["-m", "trainworthy.launch", "resume", str(s.folder.absolute())]
+        again = lambda gate: f"sys.exit(subprocess.run([sys.executable, *{resume!r}]).returncode)"  # noqa: E731
     return gates.GateContext(spec.cfg, s.accelerator, spec.factory(before), s.recipe.module.train, spec.folder(s.folder), {}, {}, argv,
                        deep, Path(half) if half else None, again, stage=spec.name, follows=follows)  # fmt: skip
 

@@ -42,9 +42,8 @@ def _look(peers: dict[int, psutil.Process]) -> None:
             try:
                 stopped[rank] = stopped[rank] + 1 if process.status() == psutil.STATUS_STOPPED else 0
                 if stopped[rank] >= SECONDS:
-                    found.append(
-                        f"rank {rank} (process {process.pid}) was stopped for {SECONDS} s (SIGSTOP) and was ended"
-                    )
+                    what = f"rank {rank} (process {process.pid})"
+                    found.append(f"{what} was stopped for {SECONDS} s (SIGSTOP) and was ended")
                     process.kill()
             except psutil.Error:  # it has ended
                 del peers[rank]

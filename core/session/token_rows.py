@@ -5,23 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from trainworthy.core.recipe.stage import Data
+from trainworthy.core.recipe.wrapped import Wrapped
 
 
-class Longest(Data):
+class Longest(Wrapped):
     """A text data set of which every sequence is `length` tokens long: its last token is repeated."""
 
     def __init__(self, data: Data, length: int):
         self.__dict__.update(vars(data))
-        self.data, self.length, self.fields = data, length, data.fields
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
-        return self.data.get(index, generator)
-
-    def order(self, *parts: int | str) -> Tensor:
-        return self.data.order(*parts)
+        super().__init__(data)
+        self.length = length
 
     def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         batch = self.data.collate(samples)

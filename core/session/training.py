@@ -37,11 +37,10 @@ def train(session: Session, interrupts: Interrupts) -> None:
                 return stage
 
             mark = digest(previous.eval_model.state_dict())
-            # No variable holds the context: its stages would live while this one trains
             with gates.quick_collections():
-                check_stage(
-                    session, spec, stages.context(session, spec, trained, follows="trained", deep=False), (), mark=mark
-                )
+                context = stages.context(session, spec, trained, follows="trained", deep=False)
+                check_stage(session, spec, context, (), mark=mark)
+                del context  # its stages would live while this one trains
         previous, done = train_stage(session, spec, previous, done, interrupts)
 
 
@@ -96,9 +95,8 @@ def train_stage(
         print_result(s, stage, result, cost_of=session.folder)
     if s.main and spec.last:
         hint = f"\nnext   {command}" if (command := query_command(s.recipe.module, s.folder)) else ""
-        s.console.say(
-            f"\nreport {s.folder / 'report.html'}\ncard   {s.folder / 'card.md'}\nexport {s.folder / 'export'}{hint}"
-        )
+        files = {"report": "report.html", "card": "card.md", "export": "export"}
+        s.console.say("".join(f"\n{k:<6} {s.folder / name}" for k, name in files.items()) + hint)
     if wrong := agreed(s.accelerator, result.get("wrong")):
         raise WrongExport(f"the export in {s.folder / 'export'} is not what was scored: {wrong[0].measured}\n"
                           f"  needed:       {wrong[0].needed}\n  likely cause: {wrong[0].remedy.splitlines()[0]}\n"
@@ -162,10 +160,10 @@ def print_result(s: Session, stage: Stage, result: dict[str, Any], *, cost_of: P
         s.console.say(f"\nOUTSIDE the healthy band: {result['outside']}", style="bold red")
     if result["warning"]:
         s.console.say(f"\n{result['warning']}", style="bold red")
-    s.console.say(
-        f"\nresult {stage.metric.question}  ({s.cfg.run.export} weights, {len(stage.data['val']):,} held-out samples"
-        + (")" if s.cfg.gates.enabled else "; gates OFF)")
+    of = f"{s.cfg.run.export} weights, {len(stage.data['val']):,} held-out samples" + "; gates OFF" * (
+        not s.cfg.gates.enabled
     )
+    s.console.say(f"\nresult {stage.metric.question}  ({of})")
     s.console.say(table(result["table"]))
     if s.meter:
         s.meter.note(now=True)

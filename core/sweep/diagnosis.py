@@ -26,9 +26,8 @@ def faults(f: Folder) -> list[str]:
     found += [jumps] if jumps else []
     share = _rate_at_the_end(f)
     if found and share > STILL_HIGH:
-        found.append(
-            f"the rate is too high late: still {share:.0%} of its peak at the last step (a schedule that decays, or a lower rate)"
-        )
+        found.append(f"the rate is too high late: still {share:.0%} of its peak at the last step "
+                     "(a schedule that decays, or a lower rate)")  # fmt: skip
     return found
 
 
@@ -84,10 +83,8 @@ def _jumping(f: Folder) -> str:
 
 def _rate_at_the_end(f: Folder) -> float:
     for rows in (f.steps, f.rows):
-        rates = [
-            max((number(v) for k, v in r.items() if k.removeprefix("step/").split("/")[0] == "lr"), default=0.0)
-            for r in rows
-        ]
+        logged = [[number(v) for k, v in r.items() if k.removeprefix("step/").split("/")[0] == "lr"] for r in rows]
+        rates = [max(values, default=0.0) for values in logged]
         if rates and max(rates) > 0:
             return rates[-1] / max(rates)
     return 0.0

@@ -49,11 +49,9 @@ class Edge:
 
     def words(self) -> str:
         of = f" of {self.of}" if self.of else ""
-        where = (
-            f"at the {'upper' if self.up else 'lower'} end of its range"
-            if self.near
-            else f"the {'highest' if self.up else 'lowest'} tried"
-        )
+        where = f"the {'highest' if self.up else 'lowest'} tried"
+        if self.near:
+            where = f"at the {'upper' if self.up else 'lower'} end of its range"
         return (f"The best trial{of} has {self.name} {self.value:.3g}, {where}: "
                 f"the best value may be beyond it. Wider range: --nuisance {self.wider.words()}")  # fmt: skip
 
@@ -105,9 +103,7 @@ def find(study: Any, space: Space, metric: str, higher: bool) -> Findings:
         tried = [r for r in rows_with(chosen, f.rows) if r.state != "running"]
         if best is not None and n >= FEW:
             edges = [e for one in space.nuisance if (e := at_edge(one, best, tried))]
-            for edge in edges:
-                edge.of = describe(chosen)
-            f.edges += edges
+            f.edges += [replace(e, of=describe(chosen)) for e in edges]
     return f
 
 
@@ -135,9 +131,9 @@ def at_edge(one: Range, best: Row, tried: list[Row]) -> Edge | None:
             if near and beyond and len(beyond) >= 3:  # worse ones lie beyond: the best is inside
                 continue
             wider = one.wider(up=up)
-            return (
-                Edge(one.name, best.point[one.name], up, wider, near=near) if wider != one else None
-            )  # a share of 1 has no more room
+            if wider == one:  # a share of 1 has no more room
+                return None
+            return Edge(one.name, best.point[one.name], up, wider, near=near)
     return None
 
 
@@ -147,10 +143,8 @@ def wider(f: Findings) -> Space | None:
         return None
     found = []
     for one in f.space.nuisance:
-        mine = [e.wider for e in f.edges if e.name == one.name]
-        found.append(
-            replace(one, low=min([one.low, *(w.low for w in mine)]), high=max([one.high, *(w.high for w in mine)]))
-        )
+        each = [one, *(e.wider for e in f.edges if e.name == one.name)]
+        found.append(replace(one, low=min(w.low for w in each), high=max(w.high for w in each)))
     return replace(f.space, nuisance=tuple(found))
 
 
@@ -169,11 +163,10 @@ def cautions(f: Findings) -> list[str]:
     if is_at_chance(f):
         found.append(f"No trial is better than chance ({f.floor:.4f}): nothing was learnt, so no trial can be chosen. Train longer "
                      "(--train.epochs, --max-steps), or search other settings.")  # fmt: skip
-    same = [r.number for r in f.rows if r.state == "done" and r.value == f.best.value and r is not f.best]
+    same = sum(r.state == "done" and r.value == f.best.value and r is not f.best for r in f.rows)
     if same:
-        found.append(
-            f"{len(same)} other trial{'s have' if len(same) > 1 else ' has'} exactly the same score. The first of them was taken."
-        )
+        trials = "1 other trial has" if same == 1 else f"{same} other trials have"
+        found.append(f"{trials} exactly the same score. The first of them was taken.")
     return found
 
 
@@ -192,15 +185,12 @@ def comparison(f: Findings) -> list[str]:
     known.sort(key=lambda pair: pair[1].score, reverse=f.higher)
     (a, first), (b, second) = known[0], known[1]
     if first.score == second.score and not any(set(r.values) - {first.score} for r in (first, second)):
-        return [
-            f"{describe(a)} and {describe(b)} have exactly the same {f.metric}, {first.score:.4f}: the trials show no difference."
-        ]
+        text = f"{describe(a)} and {describe(b)} have exactly the same {f.metric}, {first.score:.4f}"
+        return [f"{text}: the trials show no difference."]
     text = f"{describe(a)} is ahead of {describe(b)} by {abs(first.score - second.score):.4f} {f.metric}, each at its own best nuisance settings."
     if min(len(first.values), len(second.values)) < 2:
-        return [
-            text
-            + " With one seed for each trial there is no interval. Run both with `trainworthy run --seeds 5`, then compare them."
-        ]
+        text += " With one seed for each trial there is no interval."
+        return [f"{text} Run both with `trainworthy run --seeds 5`, then compare them."]
     d = intervals.welch(second.values, first.values)
     verdict = "excludes 0" if d.real else "includes 0: these seeds do not show a difference"
     return [f"{text} 95% interval of the difference {d.low:+.4f} to {d.high:+.4f} (Welch over seeds): it {verdict}. Both are the best of "

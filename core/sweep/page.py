@@ -12,16 +12,7 @@ from trainworthy.core.report.html import code, esc, note, num, section, table, t
 from trainworthy.core.sweep.findings import Findings, Row, comparison, describe, rows_with
 from trainworthy.core.sweep.space import Range
 
-MARKS = [
-    ("line", "o"),
-    ("second", "s"),
-    ("good", "^"),
-    ("muted", "D"),
-    ("line", "v"),
-    ("second", "P"),
-    ("good", "*"),
-    ("muted", "h"),
-]
+MARKS = list(zip(("line", "second", "good", "muted") * 2, "os^DvP*h", strict=True))
 """Colour and mark of each compared setting in the plots over a nuisance setting."""
 
 
@@ -36,19 +27,13 @@ def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) 
     hero += "".join(note(line) for line in lines)
     hero += code(command) if command else ""
     header = tag("header", tag("div", hero), class_="hero alone")
-    body = section(
-        "Isolation plots",
-        _plots(f),
-        "For each compared value its best trial, then every trial over each nuisance setting.",
-    )
+    lead = "For each compared value its best trial, then every trial over each nuisance setting."
+    body = section("Isolation plots", _plots(f), lead)
     conclusions = [*(e.words() for e in f.edges), *comparison(f)]
     found = "".join(tag("p", esc(s)) for s in conclusions) + (code(f.wider_command) if f.wider_command else "")
     body += section("Conclusions", tag("div", found, class_="card") if conclusions else "")
-    body += section(
-        "Trials",
-        tag("div", _trials(f), class_="card"),
-        "Infeasible: a gate failed, or the run stopped itself. Such a trial has no score.",
-    )
+    lead = "Infeasible: a gate failed, or the run stopped itself. Such a trial has no score."
+    body += section("Trials", tag("div", _trials(f), class_="card"), lead)
     page = PAGE.format(title=esc(title), style=STYLE, hero=header, nav="", body=body, name=esc(home.name))
     path = home / "report.html"
     write_whole(path, page)  # several processes write it
@@ -74,18 +59,8 @@ def _trials(f: Findings) -> str:
         score = esc(num(r.value)) if r.value is not None else esc(r.state)
         cells.append([f"trial {r.number}", score, *(esc(_setting(r.point.get(k, ""))) for k in names), esc(r.reason or r.diagnosis),
                       esc(f"{r.seconds:.0f} s"), esc(f"{r.cost['device_hours']:.2g}" if r.cost else "")])  # fmt: skip
-    return table(
-        (
-            "",
-            esc(f.metric),
-            *map(esc, names),
-            "diagnosis of its curves, or why it is infeasible",
-            "time",
-            "device-hours",
-        ),
-        cells,
-        class_="plain",
-    )
+    head = ("", f.metric, *names, "diagnosis of its curves, or why it is infeasible", "time", "device-hours")
+    return table(map(esc, head), cells, class_="plain")
 
 
 def _setting(value: Any) -> str:
@@ -129,10 +104,8 @@ def _scatter(f: Findings, one: Range) -> Chart:
             rates, scores = [r.point[one.name] for r in mine], [r.value for r in mine]
             axes.plot(rates, scores, mark, color=c[colour], markersize=4, label=label)
         if lost:  # on the lower axis: they have no score
-            at = [r.point[one.name] for r in lost]
-            axes.plot(
-                at, [0.04] * len(lost), "x", color=c["muted"], label="infeasible", transform=axes.get_xaxis_transform()
-            )
+            at, low = [r.point[one.name] for r in lost], [0.04] * len(lost)
+            axes.plot(at, low, "x", color=c["muted"], label="infeasible", transform=axes.get_xaxis_transform())
         axes.margins(y=0.15)
         if one.log:
             axes.set_xscale("log")

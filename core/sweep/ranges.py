@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from trainworthy.core.base import config
+from trainworthy.core.base.console import last_line
 from trainworthy.core.base.errors import UserError
 
 FACTOR = 30.0
@@ -19,11 +20,8 @@ def declared(kind: type) -> dict[str, str]:
         for word in vars(one).get("SEARCH_RANGES", "").split():
             name, equals, given = word.partition("=")
             if not equals or not given:
-                raise UserError(
-                    f"SEARCH_RANGES of {one.__module__} cannot be read",
-                    got=word,
-                    needed="NAME=LOW:HIGH, separated by spaces",
-                )
+                needed = "NAME=LOW:HIGH, separated by spaces"
+                raise UserError(f"SEARCH_RANGES of {one.__module__} cannot be read", got=word, needed=needed)
             found[name] = given
     return found
 
@@ -42,9 +40,8 @@ def known(cfg: config.Config) -> dict[str, str]:
     common = {k.removeprefix("optim."): v for k, v in declared(type(cfg)).items() if k.startswith("optim.")}
     for name, phase in phases.items():
         found |= {f"{name}.{k}": v for k, v in common.items() if k in vars(phase)}
-    idle = {
-        f"optim.{k}" for k in ("lr", *common) if phases and all(vars(p).get(k) is not None for p in phases.values())
-    }
+    own = [k for k in ("lr", *common) if phases and all(vars(p).get(k) is not None for p in phases.values())]
+    idle = {f"optim.{k}" for k in own}
     return {name: given for name, given in (found | declared(type(cfg))).items() if name not in idle}
 
 
@@ -73,10 +70,8 @@ def tested(
         command = [sys.executable, "-m", "trainworthy", "lr", recipe, *fixed, *words(chosen), "--json"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            last = next((w for w in reversed(done.stderr.splitlines()) if w.strip()), "")
-            raise UserError(
-                "the range test did not end", got=f"exit {done.returncode}: {last}", next=" ".join(command[2:-1])
-            )
+            got = f"exit {done.returncode}: {last_line(done.stderr)}"
+            raise UserError("the range test did not end", got=got, next=" ".join(command[2:-1]))
         about = ", ".join(f"{k} {v}" for k, v in chosen.items())
         for row in json.loads(done.stdout)["stages"]:
             if not row["tested"] or row["stage"].endswith("-one-batch"):
@@ -89,6 +84,5 @@ def tested(
             low, high = around(row["suggestion"], high=row["usable_to"] if row["blew_up"] else float("inf")).split(":")
             spans.setdefault(row["setting"], []).append((float(low), float(high)))
             lines.append(f"the range test of {at} suggests {row['suggestion']:.1e}")
-    return {k: f"{min(a for a, _ in v):.2g}:{max(b for _, b in v):.2g}" for k, v in spans.items()}, list(
-        dict.fromkeys(lines)
-    )
+    found = {k: f"{min(a for a, _ in v):.2g}:{max(b for _, b in v):.2g}" for k, v in spans.items()}
+    return found, list(dict.fromkeys(lines))

@@ -40,12 +40,10 @@ class Range:
             value = int(self.low) + int(share * (int(self.high) - int(self.low) + 1))
         else:
             value = self.low + share * (self.high - self.low)
-        value = float(f"{min(max(value, self.low), self.high):.4g}")
-        return (
-            min(max(round(value), int(self.low)), int(self.high))
-            if self.whole
-            else min(max(value, self.low), self.high)
-        )
+        value = float(f"{min(max(value, self.low), self.high):.4g}")  # rounding may leave the range
+        if self.whole:
+            return min(max(round(value), int(self.low)), int(self.high))
+        return min(max(value, self.low), self.high)
 
     def share(self, value: float) -> float:
         """Where in the range a value is, 0 to 1, in its scale."""
@@ -57,11 +55,8 @@ class Range:
         """The range as it is given on a command line."""
         if self.values:
             return f"{self.name}={','.join(map(str, self.values))}"
-        last = self.name.split(".")[-1].replace("-", "_")
-        usual = last in RATES or (self.low > 0 and self.high / self.low >= DECADES)
-        return f"{self.name}={self.low:.4g}:{self.high:.4g}" + (
-            "" if self.log == usual else ":log" if self.log else ":linear"
-        )
+        scale = "" if self.log == is_log(self.name, self.low, self.high) else ":log" if self.log else ":linear"
+        return f"{self.name}={self.low:.4g}:{self.high:.4g}{scale}"
 
     def wider(self, *, up: bool) -> "Range":
         """The range with as much again beyond the end that the best trial is at."""
@@ -100,11 +95,9 @@ class Space:
         """The settings of trial `number`: the combinations take turns, and the n-th trial of each has the n-th quasi-random point,
         the same for all, so that they are compared under equal conditions. A function of the number alone: processes that share a
         study never repeat a point, and a resumed one goes on in the sequence."""
-        many = self.compared
-        return many[number % len(many)] | {
-            one.name: one.at(u)
-            for one, u in zip(self.nuisance, quasi(number // len(many), len(self.nuisance)), strict=True)
-        }
+        turn, which = divmod(number, len(self.compared))
+        shares = quasi(turn, len(self.nuisance))
+        return self.compared[which] | {r.name: r.at(u) for r, u in zip(self.nuisance, shares, strict=True)}
 
     def structure(self, point: dict[str, Any]) -> dict[str, Any]:
         """Return the settings that change what is built, and not only a number in it. Gates run once for each such structure."""
@@ -120,6 +113,11 @@ class Space:
     def plain(self) -> dict[str, Any]:
         """Return the space as the study stores it."""
         return {"scientific": {k: list(v) for k, v in self.scientific}, "nuisance": [asdict(r) for r in self.nuisance]}
+
+
+def is_log(name: str, low: float, high: float) -> bool:
+    """Return whether a range is searched on a log scale where none is given."""
+    return name.replace("-", "_").split(".")[-1] in RATES or (low > 0 and high / low >= DECADES)
 
 
 def quasi(index: int, dimensions: int) -> list[float]:
@@ -235,18 +233,14 @@ def ranged(cfg: config.Config, name: str, given: Any) -> Range:
         *ends, scale = given.split(":") if given.count(":") == 2 else [*given.split(":"), ""]
     else:
         return Range(name, values=tuple(values(cfg, name, given)))
+    unreadable = f"the range of {name} cannot be read"
     try:
         low, high = (float(e) for e in ends)
     except (TypeError, ValueError):
-        raise UserError(
-            f"the range of {name} cannot be read", got=given, needed=f"--nuisance {name}=LOW:HIGH"
-        ) from None
+        raise UserError(unreadable, got=given, needed=f"--nuisance {name}=LOW:HIGH") from None
     if isinstance(now, (bool, str)) or scale not in ("", "log", "linear"):
-        raise UserError(
-            f"the range of {name} cannot be read", got=given, needed="LOW:HIGH, LOW:HIGH:log or :linear of a number"
-        )
-    last = name.replace("-", "_").split(".")[-1]
-    log = scale == "log" or (not scale and (last in RATES or (low > 0 and high / low >= DECADES)))
+        raise UserError(unreadable, got=given, needed="LOW:HIGH, LOW:HIGH:log or :linear of a number")
+    log = scale == "log" or (not scale and is_log(name, low, high))
     if not (math.isfinite(low) and math.isfinite(high) and low < high) or (log and low <= 0):
         raise UserError(f"the range of {name} is empty", got=given, needed="low < high, and low > 0 on a log scale")
     return Range(name, low, high, log, isinstance(now, int))

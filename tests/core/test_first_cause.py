@@ -100,8 +100,7 @@ QUICK = ("labels-from-one", "bytes", "thousand-outputs")
                                    for p in PLANTS if p.id in CASES])  # fmt: skip
 def test_the_planted_cause_is_the_first(plant, launch, fork):
     fork(plant.hunk, recipe=plant.recipe)
-    done = launch("check", "mine.py", "--only", plant.gate, *plant.argv)
-    assert done.returncode == 3, done.shown
+    done = launch("check", "mine.py", "--only", plant.gate, *plant.argv, code=3)
     verdict = next(v for v in done.verdicts() if v["id"] == plant.gate)
     assert CASES[plant.id] in verdict["remedy"].splitlines()[0], verdict["remedy"]
 
@@ -127,8 +126,7 @@ OTHERS = {
 def test_the_cause_is_the_first_where_the_gate_runs_alone(name: str, launch, fork):
     gate, old, new, words = OTHERS[name]
     fork((old, new))
-    done = launch("check", "mine.py", "--only", gate)
-    assert done.returncode == 3, done.shown
+    done = launch("check", "mine.py", "--only", gate, code=3)
     verdict = next(v for v in done.verdicts() if v["id"] == gate)
     assert words in verdict["remedy"].splitlines()[0], verdict["remedy"]
 
@@ -137,8 +135,7 @@ def test_the_cause_is_the_first_where_the_gate_runs_alone(name: str, launch, for
 def test_a_known_mistake_is_named_before_what_follows_from_it(launch, fork):
     """A Dice over rows also pulls at void pixels, which `scored` sees first. `formula` knows the mistake."""
     fork(("dice(logits.softmax(1), mask)", "dice(logits.softmax(2), mask)"), recipe="vision/segment")
-    done = launch("check", "mine.py", "--only", "initial-loss,scored,formula")
-    assert done.returncode == 3, done.shown
+    done = launch("check", "mine.py", "--only", "initial-loss,scored,formula", code=3)
     verdicts = {v["id"]: v for v in done.verdicts()}
     assert verdicts["scored"]["verdict"] == "fail", done.shown
     first = verdicts["initial-loss"]["remedy"].splitlines()[0]

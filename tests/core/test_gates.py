@@ -1,7 +1,6 @@
 """Every planted bug is stopped by its gate before anything is trained; a non-finite step never reaches the weights."""
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from trainworthy.core.gates import order
 from trainworthy.core.recipe.registry import find
 
 from tests.conftest import Done, collected
-from tests.helpers.commands import environment
+from tests.helpers.commands import execute, holds
 from tests.helpers.plant import Plant
 from tests.vision.healthy_classify import DROPOUT_BY_FUNCTION
 from tests.vision.planted_classify import UPDATE
@@ -45,8 +44,7 @@ def caught(plant: Plant, launch: Callable[..., Done], fork: Callable[..., Path],
     fork(plant.hunk, recipe=plant.recipe)
     ids = [g.id for g in order.ORDER]
     only = ids[: ids.index(plant.gate) + 1] if plant.gate in ids else [*plant.before, plant.gate]
-    done = launch("check", "mine.py", "--run.seed", str(seed), "--only", ",".join(only), *plant.argv)
-    assert done.returncode == 3, done.shown
+    done = launch("check", "mine.py", "--run.seed", str(seed), "--only", ",".join(only), *plant.argv, code=3)
     noted(done.verdicts())
     failed = [v for v in done.verdicts() if v["verdict"] == "fail"]
     assert failed[0]["id"] in (plant.gate, *plant.before), done.shown
@@ -100,9 +98,7 @@ def test_repro_fails_again_from_any_folder(gate: str, launch, fork, tmp_path: Pa
     script = launch("check", "mine.py", "--only", gate, *plant.argv).folder() / "gates" / gate / "repro.py"
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    command = [sys.executable, str(script)]
-    again = subprocess.run(command, cwd=elsewhere, env=environment(), capture_output=True, text=True, timeout=300)
-    assert again.returncode == 3, again.stdout + again.stderr
+    again = execute(sys.executable, script, cwd=elsewhere, code=3)
     assert f"FAIL   {gate}" in again.stdout
 
 
@@ -111,8 +107,7 @@ def test_a_lost_micro_batch_is_seen_behind_draws_of_the_model(launch, fork):
     fork(DROPOUT_BY_FUNCTION)
     assert "in eval mode" in launch("check", "mine.py", "--only", "accumulation").stdout
     fork(DROPOUT_BY_FUNCTION, (UPDATE, UPDATE.replace("batches)", "batches[:1])")))
-    done = launch("check", "mine.py", "--only", "accumulation")
-    assert done.returncode == 3, done.shown
+    done = launch("check", "mine.py", "--only", "accumulation", code=3)
     assert "in eval mode" in done.stdout
 
 
@@ -128,8 +123,7 @@ def bad_at(when: str) -> tuple[str, str]:
 def test_bad_samples_are_skipped_counted_and_kept(launch, fork):
     """A loss that is NaN for certain samples from step 5 on: the run ends well, and says what it left out."""
     fork(bad_at('(batch["image"].mean((1, 2, 3), keepdim=True).flatten(1) > 0.28) & (run.step >= 5) & model.training'))
-    done = launch("run", "mine.py", *QUICK)
-    assert done.returncode == 0, done.shown
+    done = launch("run", "mine.py", *QUICK, code=0)
     summary = json.loads((done.folder() / "summary.json").read_text())
     skipped = summary["skipped_steps"]
     assert 0 < len(skipped) < 25
@@ -147,10 +141,8 @@ def test_bad_samples_are_skipped_counted_and_kept(launch, fork):
 def test_nothing_but_nan_stops_the_run(launch, fork):
     """NaN from step 5 on: exit 4 with the row and the cause; the weights kept are those of the last finite step."""
     fork(bad_at("torch.tensor((run.step >= 5) & model.training)"))
-    done = launch("run", "mine.py", *QUICK)
-    assert done.returncode == 4, done.shown
-    assert "C17" in done.stderr
-    assert "10 non-finite steps in a row" in done.stderr
+    done = launch("run", "mine.py", *QUICK, code=4)
+    holds(done.stderr, "C17", "10 non-finite steps in a row")
     assert "Traceback" not in done.stderr
     assert len(list((done.folder() / "postmortem").iterdir())) == 10
     kept = load_file(done.folder() / "checkpoints" / "classify" / "latest" / "model.safetensors")

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from trainworthy.core.loop.weights import sketch
 
-from tests.helpers.commands import BIN, QUICK, environment, read, run_folder
+from tests.helpers.commands import BIN, QUICK, environment, execute, read, run_folder
 
 ODD = "my 'own' \"run\" \u00e9\u4e2d $HOME;#"
 
@@ -19,7 +19,7 @@ ODD = "my 'own' \"run\" \u00e9\u4e2d $HOME;#"
 def shell(command: str, cwd: Path, **env: str) -> subprocess.CompletedProcess:
     """Run a shell command with the real `trainworthy` as $TW."""
     known = {k: v for k, v in environment(TW=str(BIN / "trainworthy"), **env).items() if v}
-    return subprocess.run(["/bin/sh", "-c", command], cwd=cwd, env=known, capture_output=True, text=True, timeout=300)
+    return execute("/bin/sh", "-c", command, cwd=cwd, env=known)
 
 
 def test_a_bare_container_without_git_home_utf8_or_open_streams(tmp_path: Path):

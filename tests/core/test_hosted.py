@@ -193,7 +193,7 @@ def test_transformers_multiplies_a_classifier_s_gradient_by_its_micro_batches():
     assert "2x4 1.0e+00" in result.verdicts[0].measured
 
 
-def test_misuse_is_told():
+def test_misuse_gets_an_error():
     with pytest.raises(UserError, match="no eval_dataset"):
         trainworthy.check(lambda: _without_eval())
     one = classifier()
@@ -205,3 +205,38 @@ def _without_eval():
     trainer = classifier()
     trainer.eval_dataset = None
     return trainer
+
+
+# ---------------------------------------- healthy trainers whose chance level is not 0 and whose first hundred steps show little
+@cache
+def uneven_reviews():
+    """Which half of the alphabet does the first letter come from? One class three times as often as the other."""
+    from datasets import Dataset
+
+    words = ("plot", "music", "cast", "light", "sound", "pace")
+    letters = [c for c in "abcdefghijklmnopqrstuvwxyz" if c <= "m" or c in "nqtw"]
+    rows = [
+        {
+            "text": f"{letters[i * 5 % 17]} {letters[i * 5 % 17]} {words[i % 6]} {words[i * 7 % 5]} {i}",
+            "label": int(letters[i * 5 % 17] > "m"),
+        }
+        for i in range(400)
+    ]
+    return Dataset.from_list(rows).train_test_split(120, seed=0)
+
+
+def binary(lr: float, warmup: int = 0):
+    """The documentation's classifier on more reviews."""
+    trainer, tokenizer = classifier(), language.tokenizer()
+    data = uneven_reviews().map(lambda rows: tokenizer(rows["text"], truncation=True), batched=True)
+    trainer.train_dataset, trainer.eval_dataset = data["train"], data["test"]
+    trainer.args.learning_rate, trainer.args.warmup_steps, trainer.args.num_train_epochs = lr, warmup, 3
+    return trainer
+
+
+@pytest.mark.parametrize(("lr", "warmup"), [pytest.param(5e-3, 0, marks=pytest.mark.verify), (3e-4, 60)])
+def test_a_healthy_binary_classifier_is_let_through(lr: float, warmup: int):
+    """Chance was taken as 0: "labels shuffled before the split" after 20 steps at an accuracy of a third."""
+    gates = ("overfit", "baseline", "tiny-data")
+    found = trainworthy.check(lambda: binary(lr, warmup), only=gates, raises=False)
+    assert [v.verdict for v in found.verdicts] == ["pass"] * 3, found.table()

@@ -10,6 +10,7 @@ from trainworthy.core.data import contents, inventory, texts
 
 from tests.conftest import ROOT, patched
 from tests.core.planted_fabricated import made_up
+from tests.helpers.commands import assert_refused, holds
 from tests.vision.planted_classify import STAGES
 from trainworthy import core
 
@@ -44,10 +45,8 @@ def prose(tmp_path: Path):
 
 # ------------------------------------------------------------------------------------------------------------ the command
 def test_data_of_pictures_is_printed_and_kept(launch):
-    done = launch("data", "vision/classify")
-    assert done.returncode == 0, done.shown
-    for words in ("4,000", "1x28x28", "0 to 1", "400 · 400 · 400", "█" * 30, "closest 0.9765", "--only data,leakage"):
-        assert words in done.stdout, done.shown
+    done = launch("data", "vision/classify", code=0)
+    holds(done.stdout, "4,000", "1x28x28", "0 to 1", "400 · 400 · 400", "█" * 30, "closest 0.9765", "--only data,leakage")  # fmt: skip
     assert max(map(len, done.stdout.splitlines())) <= 120, "a column for each of three splits"
     found = json.loads((done.folder() / "data.json").read_text())
     assert found["splits"]["train"]["fields"]["label"]["classes"] == {str(i): 400 for i in range(10)}
@@ -64,9 +63,7 @@ def test_what_was_made_up_is_counted(launch, fork):
     found = json.loads((done.folder() / "data.json").read_text())["splits"]["val"]["fields"]["image"]["fabricated"]
     assert found["classes"] == pytest.approx({str(i): i / 28 for i in range(10)})
     fork((STAGES, made_up("image[:, :label] = 0", "label")))
-    done = launch("data", "mine.py", "--sample", "300")
-    assert done.returncode == 2, done.shown
-    assert "the fabricated share of 'image' is not a share" in done.stderr
+    assert_refused(launch("data", "mine.py", "--sample", "300"), "the fabricated share of 'image' is not a share")
 
 
 def test_json_and_sample(launch):
@@ -91,8 +88,7 @@ def test_copies_inside_a_split_and_uneven_classes(launch, fork):
 
 def test_texts_their_lists_and_a_recipe_that_honours_them(launch, prose):
     recipe = prose(LEAKS["edited copies"])
-    done = launch("data", recipe)
-    assert done.returncode == 0, done.shown
+    done = launch("data", recipe, code=0)
     folder = done.folder()
     found = json.loads((folder / "data.json").read_text())
     lengths = found["splits"]["train"]["fields"]["text"]["lengths"]
@@ -103,14 +99,12 @@ def test_texts_their_lists_and_a_recipe_that_honours_them(launch, prose):
     lists = texts.load_exclusions(folder)
     assert found["exclusions"]["chunks"] == sum(map(len, lists.chunks.values())) > 30
     assert f"they take {found['exclusions']['training_samples']} of 151" in done.stdout
-    after = launch("check", recipe, "--only", "leakage", "--lists", str(folder))
-    assert after.returncode == 0, after.shown
+    launch("check", recipe, "--only", "leakage", "--lists", str(folder), code=0)
 
 
 @pytest.mark.parametrize("leak", LEAKS)
 def test_known_texts_are_a_leak(leak: str, launch, prose):
-    done = launch("check", prose(LEAKS[leak]), "--only", "leakage")
-    assert done.returncode == 3, done.shown
+    done = launch("check", prose(LEAKS[leak]), "--only", "leakage", code=3)
     (verdict,) = done.verdicts()
     assert "near duplicates" in verdict["measured"]
     assert "rare chunks" in verdict["needed"]
@@ -118,14 +112,13 @@ def test_known_texts_are_a_leak(leak: str, launch, prose):
 
 
 def test_the_recipe_on_texts_is_healthy(launch, prose):
-    done = launch("check", prose())
-    assert done.returncode == 0, done.shown
+    launch("check", prose(), code=0)
 
 
 def test_a_group_field_decides_what_is_one_source(launch, prose):
     grouped = ('"text": core.Field("input"), ', '"text": core.Field("input"), "page": core.Field("group"), ')
     apart = ('return {"text": text, ', 'return {"text": text, "page": f"{len(self.rows)}-{index}", ')
-    assert launch("check", prose(LEAKS["edited copies"], grouped, apart), "--only", "leakage").returncode == 0
+    launch("check", prose(LEAKS["edited copies"], grouped, apart), "--only", "leakage", code=0)
     shared = ('return {"text": text, ', 'return {"text": text, "page": f"{label}", ')
     done = launch("check", prose(grouped, shared), "--only", "leakage")
     assert (done.returncode, "shared groups page" in done.stdout) == (3, True), done.shown
@@ -141,19 +134,14 @@ def test_a_group_field_decides_what_is_one_source(launch, prose):
     ],
 )
 def test_bad_usage(argv: tuple[str, ...], words: tuple[str, ...], launch):
-    done = launch(*argv)
-    assert done.returncode == 2, done.shown
-    assert "Traceback" not in done.stderr
+    done = launch(*argv, code=2)
     assert not [w for w in words if w not in done.stderr], done.shown
 
 
 def test_a_sample_that_cannot_be_read_is_named(launch, fork):
     line = "        image = self.images[index].float() / 255\n"
     fork((line, '        if index == 777:\n            raise OSError("truncated file 777.png")\n' + line))
-    done = launch("data", "mine.py")
-    assert done.returncode == 2, done.shown
-    assert "sample 777 of train cannot be read" in done.stderr
-    assert "truncated file 777.png" in done.stderr
+    assert_refused(launch("data", "mine.py"), "sample 777 of train cannot be read", "truncated file 777.png")
 
 
 # ------------------------------------------------------------------------------------------------------------- the pieces

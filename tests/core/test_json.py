@@ -75,7 +75,7 @@ def test_rates_and_sizes(tmp_path: Path):
 
 
 def test_diff(tmp_path: Path):
-    assert trainworthy("fork", "vision/classify", "mine.py", cwd=tmp_path).returncode == 0
+    trainworthy("fork", "vision/classify", "mine.py", cwd=tmp_path, code=0)
     assert said("diff", "mine.py", cwd=tmp_path) == {"fork": "mine.py", "against": "vision/classify", "changed": False}
     path = tmp_path / "mine.py"
     path.write_text(path.read_text().replace("label_smoothing: float = 0.1", "label_smoothing: float = 0.05"))

@@ -2,7 +2,6 @@
 
 import random
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,9 +11,13 @@ import torch
 from tests.helpers.commands import (
     BIN,
     QUICK,
+    assert_refused,
+    assert_same_run,
     environment,
     equal_but_rounding,
+    execute,
     final_weights,
+    holds,
     killed,
     losses,
     read,
@@ -27,89 +30,60 @@ from tests.helpers.commands import (
 from tests.vision.planted_classify import LOOP
 
 
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twenty steps without a stop, gates off: what every variation must equal."""
-    cwd = tmp_path_factory.mktemp("straight")
-    done = trainworthy("run", "vision/classify", *QUICK, cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    return run_folder(cwd)
-
-
-def test_run_folder_is_complete(straight: Path):
+def test_run_folder_is_complete(quick_run: Path):
     for name in ("args.json", "environment.json", "data.json", "gates.json", "step_metrics.jsonl", "epoch_metrics.jsonl",
                  "summary.json", "card.md", "report.html", "recipe.py", "export/model.safetensors"):  # fmt: skip
-        assert (straight / name).stat().st_size > 0, name
-    rows = read(straight / "step_metrics.jsonl")
+        assert (quick_run / name).stat().st_size > 0, name
+    rows = read(quick_run / "step_metrics.jsonl")
     assert [r["step"] for r in rows] == list(range(1, 21))
     assert {"step/loss", "step/grad_norm", "step/lr", "step/samples_per_sec"} <= rows[0].keys()
     assert rows[-1]["step/loss"] < rows[0]["step/loss"]
-    assert "OFF" in (straight / "card.md").read_text().upper()
+    assert "OFF" in (quick_run / "card.md").read_text().upper()
 
 
-def test_gates_leave_no_trace(straight: Path, tmp_path: Path):
+def test_gates_leave_no_trace(quick_run: Path, tmp_path: Path):
     settings = [a for a in QUICK if a != "--gates.no-enabled"]
-    done = trainworthy("run", "vision/classify", *settings, "--gates.no-remember", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = trainworthy("run", "vision/classify", *settings, "--gates.no-remember", cwd=tmp_path, code=0)
     assert "gates passed" in done.stdout
-    assert losses(run_folder(tmp_path)) == losses(straight)
-    assert same(final_weights(run_folder(tmp_path)), final_weights(straight))
+    assert_same_run(run_folder(tmp_path), quick_run)
 
 
 @pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.verify), 2])
-def test_workers_change_nothing(workers: int, straight: Path, tmp_path: Path):
-    done = trainworthy("run", "vision/classify", *QUICK, "--loader.workers", workers, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert same(final_weights(run_folder(tmp_path)), final_weights(straight))
+def test_workers_change_nothing(workers: int, quick_run: Path, tmp_path: Path):
+    trainworthy("run", "vision/classify", *QUICK, "--loader.workers", workers, cwd=tmp_path, code=0)
+    assert same(final_weights(run_folder(tmp_path)), final_weights(quick_run))
 
 
-def test_micro_batches_change_nothing_but_rounding(straight: Path, tmp_path: Path):
-    done = trainworthy("run", "vision/classify", *QUICK, "--train.accumulate", 3, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    equal_but_rounding(losses(run_folder(tmp_path)), losses(straight))
+def test_micro_batches_change_nothing_but_rounding(quick_run: Path, tmp_path: Path):
+    trainworthy("run", "vision/classify", *QUICK, "--train.accumulate", 3, cwd=tmp_path, code=0)
+    equal_but_rounding(losses(run_folder(tmp_path)), losses(quick_run))
 
 
 @pytest.mark.slow
-def test_two_processes_train_like_one(straight: Path, tmp_path: Path):
-    done = trainworthy("run", "vision/classify", "-n", 2, *QUICK, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_two_processes_train_like_one(quick_run: Path, tmp_path: Path):
+    trainworthy("run", "vision/classify", "-n", 2, *QUICK, cwd=tmp_path, code=0)
     folder = run_folder(tmp_path)
     assert read(folder / "args.json")["processes"] == 2
-    equal_but_rounding(losses(folder), losses(straight))
-    one, two = read(straight / "summary.json")["final"], read(folder / "summary.json")["final"]
+    equal_but_rounding(losses(folder), losses(quick_run))
+    one, two = read(quick_run / "summary.json")["final"], read(folder / "summary.json")["final"]
     assert two["val/nll"] == pytest.approx(one["val/nll"], abs=2e-2)
 
 
 @pytest.mark.slow
 def test_two_processes_pass_the_gates_and_keep_exit_codes(tmp_path: Path):
-    assert trainworthy("check", "vision/classify", "-n", 2, cwd=tmp_path).returncode == 0
-    refused = trainworthy("check", "vision/classify", "-n", 2, "--optim.lrr", 1, cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "--optim.lrr" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    trainworthy("check", "vision/classify", "-n", 2, cwd=tmp_path, code=0)
+    assert_refused(trainworthy("check", "vision/classify", "-n", 2, "--optim.lrr", 1, cwd=tmp_path), "--optim.lrr")
 
 
 @pytest.mark.verify
 def test_deep_check_uses_new_processes(tmp_path: Path):
-    done = trainworthy("check", "vision/classify", "--deep", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "in a new process" in done.stdout
-    assert "2 processes" in done.stdout
+    done = trainworthy("check", "vision/classify", "--deep", cwd=tmp_path, code=0)
+    holds(done.stdout, "in a new process", "2 processes")
 
 
 def test_a_launcher_that_starts_too_few_is_refused(tmp_path: Path):
-    command = [
-        BIN / "accelerate",
-        "launch",
-        "--cpu",
-        "--num_processes",
-        "2",
-        "-m",
-        "core.launch",
-        "vision/classify",
-        *QUICK,
-    ]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
+    words = ("launch", "--cpu", "--num_processes", "2", "-m", "core.launch", "vision/classify", *QUICK)
+    done = execute(BIN / "accelerate", *words, cwd=tmp_path)
     assert done.returncode != 0
     assert "did not start as many processes" in done.stderr
     assert not (tmp_path / "runs").exists()
@@ -128,27 +102,21 @@ def test_an_accelerate_config_is_followed_or_refused(tmp_path: Path):
     config = tmp_path / "accelerate.yaml"
     config.write_text(ACCELERATE.format(kind="'NO'", precision="bf16", processes=1))
     argv = ("check", "vision/classify", "--only", "initial-loss", "--accelerate-config", config)
-    done = trainworthy(*argv, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = trainworthy(*argv, cwd=tmp_path, code=0)
     assert "bf16" in done.stdout.splitlines()[0]
     config.write_text(ACCELERATE.format(kind="MULTI_CPU", precision="'no'", processes=2))  # starts one, says nothing
-    refused = trainworthy(*argv, cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "did not start as many processes" in refused.stderr
+    assert_refused(trainworthy(*argv, cwd=tmp_path), "did not start as many processes")
 
 
-def test_accelerate_launch_is_the_same_path(straight: Path, tmp_path: Path):
+def test_accelerate_launch_is_the_same_path(quick_run: Path, tmp_path: Path):
     (tmp_path / "core").mkdir()  # a folder of this name where the user stands must do no harm
     (tmp_path / "core" / "__init__.py").write_text("raise RuntimeError('the wrong core')\n")
-    command = [BIN / "accelerate", "launch", "-m", "trainworthy.launch", "vision/classify", *QUICK]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert same(final_weights(run_folder(tmp_path)), final_weights(straight))
+    words = ("launch", "-m", "trainworthy.launch", "vision/classify", *QUICK)
+    execute(BIN / "accelerate", *words, cwd=tmp_path, code=0)
+    assert same(final_weights(run_folder(tmp_path)), final_weights(quick_run))
     without = {k: v for k, v in environment().items() if k != "PYTHONSAFEPATH"}
-    listed = subprocess.run([BIN / "trainworthy", "run", "vision/classify", "--preset", "none"], cwd=tmp_path, env=without,
-                            capture_output=True, text=True, timeout=300)  # fmt: skip
-    assert listed.returncode == 2
-    assert "unknown preset" in listed.stderr  # our core answered, not the one in the folder
+    bad = execute(BIN / "trainworthy", "run", "vision/classify", "--preset", "none", cwd=tmp_path, env=without)
+    assert_refused(bad, "unknown preset")  # our core answered, not the one in the folder
 
 
 # ------------------------------------------------------------------------------------------------------ stop and resume
@@ -164,7 +132,7 @@ LONG = ("--train.epochs", "2", "--run.save-every", "0.1", "--gates.no-enabled", 
 @pytest.fixture(scope="module")
 def long_straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cwd = tmp_path_factory.mktemp("long")
-    assert trainworthy("run", "vision/classify", *LONG, cwd=cwd).returncode == 0
+    trainworthy("run", "vision/classify", *LONG, cwd=cwd, code=0)
     return run_folder(cwd)
 
 
@@ -174,11 +142,9 @@ def test_a_signal_saves_and_resume_is_bitwise(how: int, long_straight: Path, tmp
     assert code == 5, output
     assert f"trainworthy resume {folder.relative_to(tmp_path)}" in output
     assert not (folder / "summary.json").exists()
-    done = trainworthy("resume", folder, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = trainworthy("resume", folder, cwd=tmp_path, code=0)
     assert "resumed from step-" in done.stdout
-    assert same(final_weights(folder), final_weights(long_straight))
-    assert losses(folder) == losses(long_straight)
+    assert_same_run(folder, long_straight)
     dropped = ("seconds", "time")
     one, two = (read(f / "epoch_metrics.jsonl") for f in (folder, long_straight))
     assert [{k: v for k, v in r.items() if not k.endswith(dropped)} for r in one] == two
@@ -189,8 +155,7 @@ def test_a_signal_saves_and_resume_is_bitwise(how: int, long_straight: Path, tmp
 def test_two_processes_stop_and_resume(tmp_path: Path):
     code, folder, output = _stop_at(tmp_path, 19, "run", "vision/classify", "-n", 2, *LONG)
     assert code == 5, output
-    done = trainworthy("resume", folder, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    trainworthy("resume", folder, cwd=tmp_path, code=0)
     assert [r["step"] for r in read(folder / "step_metrics.jsonl")] == list(range(1, 126))
 
 
@@ -222,17 +187,15 @@ def _survive_kills(cwd: Path, kills: int, recipe: str, *settings: str, seed: int
     draw = random.Random(seed)
     argv: tuple[object, ...] = ("run", recipe, *KILLED[recipe], *settings)
     (cwd / "straight").mkdir()
-    assert trainworthy(*argv, cwd=cwd / "straight").returncode == 0
+    trainworthy(*argv, cwd=cwd / "straight", code=0)
     reference = run_folder(cwd / "straight")
     for _ in range(kills):
         killed(*argv, cwd=cwd, lives=draw.uniform(0.0, 0.35))
         folder = run_folder(cwd)
         assert not (folder / "summary.json").exists()  # it was killed in the middle
         argv = ("resume", folder)
-    done = trainworthy("resume", folder, cwd=cwd)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert same(final_weights(folder), final_weights(reference))
-    assert losses(folder) == losses(reference)
+    trainworthy("resume", folder, cwd=cwd, code=0)
+    assert_same_run(folder, reference)
 
 
 @pytest.mark.slow
@@ -252,8 +215,7 @@ def test_slow_steps_are_seen_before_ten_of_them_are_over(launch, fork):
     imports = "from trainworthy import core\nfrom trainworthy.core.loop import journal\nfrom trainworthy.core.monitoring import metrics\n"
     waits = imports + "journal.SECONDS = metrics.SECONDS = 0.0\n"
     fork((LOOP, look.join(LOOP.splitlines(keepends=True))), ("from trainworthy import core\n", waits))
-    done = launch("run", "mine.py", *QUICK, "--run.log-every", "1000")
-    assert done.returncode == 0, done.shown
+    done = launch("run", "mine.py", *QUICK, "--run.log-every", "1000", code=0)
     rows = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("rows ")]
     assert rows[:5] == [0, 1, 2, 3, 4], rows
 
@@ -266,29 +228,24 @@ def test_a_damaged_checkpoint_is_passed_over(long_straight: Path, tmp_path: Path
     data = bytearray(weights.read_bytes())
     data[len(data) // 2] ^= 1
     weights.write_bytes(data)
-    done = trainworthy("resume", folder, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = trainworthy("resume", folder, cwd=tmp_path, code=0)
     assert f"skipped checkpoint {newest.name}: model.safetensors does not match its hash" in done.stdout
     assert same(final_weights(folder), final_weights(long_straight))
 
 
-def test_resume_refuses_what_it_cannot_resume(straight: Path, tmp_path: Path):
-    finished = trainworthy("resume", straight, cwd=tmp_path)
-    assert (finished.returncode, "has finished" in finished.stderr) == (2, True)
-    nothing = trainworthy("resume", tmp_path, cwd=tmp_path)
-    assert (nothing.returncode, "is not a run folder" in nothing.stderr) == (2, True)
+def test_resume_refuses_what_it_cannot_resume(quick_run: Path, tmp_path: Path):
+    assert_refused(trainworthy("resume", quick_run, cwd=tmp_path), "has finished")
+    assert_refused(trainworthy("resume", tmp_path, cwd=tmp_path), "is not a run folder")
 
 
 def test_a_changed_fork_needs_force(tmp_path: Path):
-    assert trainworthy("fork", "vision/classify", "mine.py", cwd=tmp_path).returncode == 0
+    trainworthy("fork", "vision/classify", "mine.py", cwd=tmp_path, code=0)
     code, folder, output = _stop_at(tmp_path, 7, "run", "mine.py", *LONG)
     assert code == 5, output
     fork = tmp_path / "mine.py"
     fork.write_text(fork.read_text() + "\n# another version\n")
-    refused = trainworthy("resume", folder, cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "changed: mine.py" in refused.stderr
-    assert trainworthy("resume", folder, "--force", cwd=tmp_path).returncode == 0
+    assert_refused(trainworthy("resume", folder, cwd=tmp_path), "changed: mine.py")
+    trainworthy("resume", folder, "--force", cwd=tmp_path, code=0)
 
 
 def test_a_run_in_use_is_not_resumed_twice(tmp_path: Path):
@@ -306,8 +263,7 @@ def test_a_run_in_use_is_not_resumed_twice(tmp_path: Path):
 # --------------------------------------------------------------------------------------------------------------- results
 @pytest.mark.slow
 def test_tiny_reaches_its_result_and_its_export_stands_alone(tmp_path: Path):
-    done = trainworthy("run", "vision/classify", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    trainworthy("run", "vision/classify", cwd=tmp_path, code=0)
     folder = run_folder(tmp_path)
     summary = read(folder / "summary.json")
     assert summary["reported"]["accuracy"] >= 0.975
@@ -326,8 +282,8 @@ def test_tiny_reaches_its_result_and_its_export_stands_alone(tmp_path: Path):
     images, labels = digits.load()
     held_out = digits.split(labels)[1]
     torch.save((images[held_out].float() / 255, labels[held_out]), tmp_path / "held_out.pt")
-    alone = subprocess.run([sys.executable, "-c", script, folder / "export" / "model.pt2", tmp_path / "held_out.pt"],
-                           cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True)  # fmt: skip
+    files = (folder / "export" / "model.pt2", tmp_path / "held_out.pt")
+    alone = execute(sys.executable, "-c", script, *files, cwd=tmp_path, code=0)
     assert float(alone.stdout) == pytest.approx(summary["reported"]["accuracy"], abs=1e-9)
 
 
@@ -344,7 +300,6 @@ CHOICES = [
 @pytest.mark.parametrize("settings", CHOICES, ids=" ".join)
 def test_every_choice_learns(settings: tuple[str, ...], tmp_path: Path):
     long = ("--train.epochs", "2", "--gates.no-enabled", "--run.no-tensorboard")
-    done = trainworthy("run", "vision/classify", *long, *settings, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    trainworthy("run", "vision/classify", *long, *settings, cwd=tmp_path, code=0)
     seen = losses(run_folder(tmp_path))
     assert sum(seen[-5:]) < 0.95 * sum(seen[:5]), seen

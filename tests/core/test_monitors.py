@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from trainworthy.core.monitoring import monitors
 from trainworthy.core.recipe.stage import Metric
 
-from tests.helpers.commands import final_weights, losses, read, run_folder, same, trainworthy
+from tests.helpers.commands import assert_same_run, holds, read, run_folder, trainworthy
 
 SETTINGS = {"train": {"batch_size": 64}, "optim": {"clip": 1.0, "warmup": 0.1}}
 
@@ -145,11 +145,8 @@ BOMB = ('        if run.step == 150 and not run.rehearsal:\n'
 def test_a_collapse_stops_the_run(fork, launch):
     """All weights zero from step 150 on: exit 4, with the row, the best weights and the next command."""
     fork((UPDATE, BOMB))
-    done = launch("run", "mine.py", *FAST, "--train.epochs", "8", "--optim.lr", "0.01")
-    assert done.returncode == 4, done.shown
-    assert "collapse (C17): since step 151" in done.stderr
-    assert "best_val_accuracy" in done.stderr
-    assert "--optim.lr 0.003" in done.stderr
+    done = launch("run", "mine.py", *FAST, "--train.epochs", "8", "--optim.lr", "0.01", code=4)
+    holds(done.stderr, "collapse (C17): since step 151", "best_val_accuracy", "--optim.lr 0.003")
     found = {v["id"]: v["verdict"] for v in read(done.folder() / "monitors.json")["monitors"]}
     assert found["collapse"] == "fail"
 
@@ -159,8 +156,7 @@ def test_a_spike_is_named_and_the_run_goes_on(fork, launch):
     fork((UPDATE, "        once = 40.0 if step.index == 199 and not run.rehearsal else 1.0\n"
           "        scaled = lambda m, b: {k: v * once for k, v in stage.loss(m, b).items()}\n"
           "        run.update(stage, step.batches, loss=scaled)\n"))  # fmt: skip
-    done = launch("run", "mine.py", *FAST, "--train.epochs", "3.5", "--optim.lr", "0.01")
-    assert done.returncode == 0, done.shown
+    done = launch("run", "mine.py", *FAST, "--train.epochs", "3.5", "--optim.lr", "0.01", code=0)
     assert "step 200: the loss jumps to" in done.stdout
     assert load_file(done.folder() / "postmortem" / "step-200.safetensors")["0/label"].shape == (64,)
     spike = next(m for m in read(done.folder() / "monitors.json")["monitors"] if m["id"] == "spike")
@@ -175,8 +171,7 @@ def test_patience_ends_the_run_and_survives_a_resume(tmp_path, fork):
          (UPDATE, f"        if run.step == 20 and not run.started:\n            {stop}\n{UPDATE}"))  # fmt: skip
     words = "--train.epochs 3 --train.eval-every 0.2 --train.patience 0.55"
     settings = ("mine.py", *FAST, *words.split())
-    whole = trainworthy("run", *settings, "--run.out", "whole", cwd=tmp_path)
-    assert whole.returncode == 0, whole.stderr
+    whole = trainworthy("run", *settings, "--run.out", "whole", cwd=tmp_path, code=0)
     straight = run_folder(tmp_path, "whole/*/2*")
     summary = read(straight / "summary.json")
     assert (summary["steps"], summary["planned_steps"]) == (50, 188)
@@ -184,14 +179,11 @@ def test_patience_ends_the_run_and_survives_a_resume(tmp_path, fork):
     assert "50 of 188 steps (stopped early)" in (straight / "card.md").read_text()
     assert (straight / "checkpoints/classify/step-50").is_dir()
 
-    cut = trainworthy("run", *settings, "--run.out", "cut", cwd=tmp_path, STOP="1")
-    assert cut.returncode == 5, cut.stderr
+    trainworthy("run", *settings, "--run.out", "cut", cwd=tmp_path, STOP="1", code=5)
     resumed = run_folder(tmp_path, "cut/*/2*")
-    again = trainworthy("resume", resumed, cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
+    trainworthy("resume", resumed, cwd=tmp_path, code=0)
     assert read(resumed / "summary.json")["steps"] == 50
-    assert losses(resumed) == losses(straight)
-    assert same(final_weights(resumed), final_weights(straight))
+    assert_same_run(resumed, straight)
 
 
 def test_a_fork_s_monitor_that_raises_is_told_and_costs_nothing():

@@ -74,9 +74,7 @@ def test_a_hub_that_cannot_be_reached_is_one_message_with_the_way_round(
     argv = tuple(str(WRITE[word](tmp_path / word[1:-1])) if word in WRITE else word for word in argv)
     closed = "http://127.0.0.1:9"
     done = launch("check", *argv, HF_HUB_OFFLINE=offline, HF_ENDPOINT=closed, HF_HOME=str(tmp_path / "hf"),
-                  TORCH_HOME=str(tmp_path / "torch"), http_proxy=closed, https_proxy=closed)  # fmt: skip
-    assert done.returncode == 2, done.shown
-    assert "Traceback" not in done.stderr
+                  TORCH_HOME=str(tmp_path / "torch"), http_proxy=closed, https_proxy=closed, code=2)  # fmt: skip
     message = done.stderr[done.stderr.index("error: ") :]  # behind what the hub's client logs of its retries
     assert "no network" in message
     assert how in message, message
@@ -94,9 +92,9 @@ NOT_FROM_THE_HUB = {
 @pytest.mark.verify
 @pytest.mark.parametrize("recipe", NOT_FROM_THE_HUB)
 def test_a_recipe_that_reads_no_data_from_the_hub_says_what_it_reads(recipe: str, launch, tmp_path: Path):
-    done = launch("check", recipe, "--data.path", "hub:someone/set", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "hf"))
-    assert done.returncode == 2, done.shown
-    assert "Traceback" not in done.stderr
+    done = launch(
+        "check", recipe, "--data.path", "hub:someone/set", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "hf"), code=2
+    )
     assert NOT_FROM_THE_HUB[recipe] in done.stderr
     assert not (tmp_path / "runs").exists()
 

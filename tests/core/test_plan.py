@@ -21,7 +21,7 @@ from trainworthy.core.session import estimate, spread
 from trainworthy.core.session.simulation import simulated
 
 from tests.conftest import ROOT
-from tests.helpers.commands import trainworthy
+from tests.helpers.commands import holds, trainworthy
 
 FEW = {
     "vision/classify": ["--train.batch-size", "32", "--loader.workers", "0"],
@@ -88,8 +88,7 @@ def test_what_does_not_fit_gets_settings_that_help(tmp_path):
 @pytest.mark.verify
 def test_the_command_prints_each_kind_as_text_and_json(tmp_path, capsys):
     words = ["plan", "vision/classify", "--preset", "full", "--device", "A100", "--samples", "75750", "--json"]
-    done = trainworthy(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = trainworthy(*words, cwd=tmp_path, code=0)
     assert not list(tmp_path.iterdir())
     found = json.loads(done.stdout)
     (stage,) = found["stages"]
@@ -99,16 +98,13 @@ def test_the_command_prints_each_kind_as_text_and_json(tmp_path, capsys):
     assert stage["flops"] == pytest.approx(3 * 2 * 4.1e9 * 256, rel=0.1)
     plan.show(found)
     text = capsys.readouterr().out
-    for said in (
-        "optimiser",
+    holds(text, "optimiser",
         "activations",
         "gates",
         "fits into 80 GB",
         "5,918 steps",
         "A100, 40%",
-        "not on this machine",
-    ):
-        assert said in text, text
+        "not on this machine")  # fmt: skip
 
 
 # ----------------------------------------------------------------------------------------------------- several processes
@@ -207,9 +203,9 @@ def words(command: str) -> list[str]:
 @pytest.mark.parametrize("command", PAPER)
 def test_a_plan_of_the_page_is_understood(command: str, monkeypatch):
     monkeypatch.chdir(ROOT)
-    rest, asked = plan.taken(words(command)[1:])
+    rest, own = plan.take_options(words(command)[1:])
     cfg, _ = config.parse(loading.load(rest[0]).module, rest[1:], prog="trainworthy plan")
-    assert asked["device"] in plan.DEVICES
+    assert own["device"] in plan.DEVICES
     model = getattr(cfg, "model", "")
     assert not model or (Path(model) / "config.json").is_file()
 
@@ -221,8 +217,7 @@ def test_the_page_has_a_plan():
 @pytest.mark.verify
 def test_the_plan_of_a_published_run_is_near_its_throughput():
     (command,) = (c for c in PAPER if "tinyllama" in c)
-    done = trainworthy(*words(command), "--json", cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    done = trainworthy(*words(command), "--json", cwd=ROOT, code=0)
     found = json.loads(done.stdout)
     (stage,) = found["stages"]
     assert stage["parameters"] == pytest.approx(1.1e9, rel=0.01)
@@ -254,15 +249,12 @@ def test_full_on_a_cpu_is_refused_once_all_else_is_there(tmp_path):
     pictures.write_folder(tmp_path / "data", per_class=8, held_out=4)
     words = ["vision/classify", "--preset", "full", "--model", "small", "--weights", "none", "--data.path", str(tmp_path / "data"),
              "--optim.layer-decay", "1", "--loader.workers", "0"]  # fmt: skip
-    done = trainworthy("run", *words, cwd=tmp_path)
-    assert done.returncode == 2
+    done = trainworthy("run", *words, cwd=tmp_path, code=2)
     assert "--run.no-check-memory starts here" in done.stderr + done.stdout
     assert not (tmp_path / "runs").exists()
 
 
 def test_full_on_a_cpu_says_so_before_it_begins(tmp_path):
-    done = trainworthy("run", "vision/classify", "--preset", "full", "--data.path", "none", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "made for an accelerator" in done.stdout
-    assert "trainworthy run vision/classify (the preset tiny" in done.stdout
+    done = trainworthy("run", "vision/classify", "--preset", "full", "--data.path", "none", cwd=tmp_path, code=2)
+    holds(done.stdout, "made for an accelerator", "trainworthy run vision/classify (the preset tiny")
     assert "there is no data folder none" in done.stderr + done.stdout

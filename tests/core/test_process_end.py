@@ -13,7 +13,7 @@ import pytest
 from trainworthy.core.loop import checkpoint_survey
 from trainworthy.core.session import process_end
 
-from tests.helpers.commands import QUICK, final_weights, losses, run_folder, same, start, stop
+from tests.helpers.commands import QUICK, assert_same_run, holds, run_folder, start, started, stop, wait_until
 from tests.vision.planted_classify import LOOP
 
 SAVING = ("--run.save-every", "0.05")  # a checkpoint every few steps
@@ -39,15 +39,12 @@ def resumable(folder: Path) -> Path:
 
 def gone(folder: Path, seconds: float = 60) -> bool:
     """Has every process that works in `folder` ended by then?"""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        here = []
-        for process in psutil.process_iter(["cwd"]):
-            here += [process.pid] * (process.info["cwd"] == str(folder) and process.status() != psutil.STATUS_ZOMBIE)
-        if not here:
-            return True
-        time.sleep(0.2)
-    return False
+
+    def is_empty() -> bool:
+        here = [p for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(folder)]
+        return all(p.status() == psutil.STATUS_ZOMBIE for p in here)
+
+    return wait_until(is_empty, seconds=seconds, pause=0.2)
 
 
 # --------------------------------------------------------------------------------------------------------------- signals
@@ -65,10 +62,7 @@ def test_a_closed_terminal_and_slurms_warning_save_and_stop(how: int, tmp_path: 
 @pytest.mark.parametrize("how", [signal.SIGHUP, pytest.param(signal.SIGUSR1, marks=pytest.mark.verify)])
 def test_a_signal_to_the_command_alone_ends_both_ranks(how: int, tmp_path: Path):
     """What a closing terminal does: only the command is in its session. No orphan, no launcher's traceback."""
-    child = start("run", "vision/classify", "-n", 2, *LONG, "--run.log-every", "100000", cwd=tmp_path)
-    while not list(tmp_path.glob("runs/*/*/checkpoints/*/step-*/manifest.json")):
-        assert child.poll() is None, child.stdout.read()
-        time.sleep(0.01)
+    child = started("run", "vision/classify", "-n", 2, *LONG, "--run.log-every", "100000", cwd=tmp_path)
     child.send_signal(how)
     said = child.communicate(timeout=120)[0]
     assert child.returncode == 5, said
@@ -86,8 +80,7 @@ def test_a_signal_before_anything_is_saved_does_not_claim_so(tmp_path: Path):
     child.send_signal(signal.SIGTERM)
     said = child.communicate(timeout=120)[0]
     assert child.returncode == 128 + signal.SIGTERM, said
-    assert "nothing was saved" in said
-    assert "trainworthy check vision/classify --gates.no-remember" in said
+    holds(said, "nothing was saved", "trainworthy check vision/classify --gates.no-remember")
     assert "Traceback" not in said
 
 
@@ -111,45 +104,29 @@ def test_a_crash_says_what_is_safe_and_leaves_a_report(launch, fork):
 
 def test_a_crash_before_the_first_checkpoint_is_not_called_saved(launch, fork):
     fork((LOOP, RAISES + "raise RuntimeError('the cat sat on the cable')\n"))
-    done = launch("run", "mine.py", *QUICK)
-    assert done.returncode == 1, done.shown
-    assert "Traceback" in done.stderr
-    assert "nothing: no checkpoint was written yet" in done.stderr
-    assert "trainworthy run mine.py" in done.stderr
+    done = launch("run", "mine.py", *QUICK, code=1)
+    holds(done.stderr, "Traceback", "nothing: no checkpoint was written yet", "trainworthy run mine.py")
     assert (done.folder() / "report.html").is_file()
 
 
 def test_a_crash_while_workers_read_ends(launch, fork):
     fork((LOOP, RAISES + "raise RuntimeError('the cat sat on the cable')\n"))
-    done = launch("run", "mine.py", *QUICK, *SAVING, "--loader.workers", "2", timeout=90)
-    assert done.returncode == 5, done.shown
+    launch("run", "mine.py", *QUICK, *SAVING, "--loader.workers", "2", timeout=90, code=5)
 
 
 def test_out_of_memory_says_what_fits(launch, fork):
     fork((LOOP, RAISES + "import torch\n            torch.empty(2**52)\n"))
-    done = launch("run", "mine.py", *QUICK, *SAVING)
-    assert done.returncode == 5, done.shown
+    done = launch("run", "mine.py", *QUICK, *SAVING, code=5)
     assert "Traceback" not in done.stderr
-    assert "stopped: out of memory" in done.stderr
-    assert "trainworthy resume" in done.stderr
+    holds(done.stderr, "stopped: out of memory", "trainworthy resume")
 
 
 def test_a_limit_of_file_sizes_outside_a_checkpoint_is_no_bug(launch, fork):
     fork((LOOP, RAISES + "raise OSError(27, 'File too large', 'big.bin')\n"))
-    done = launch("run", "mine.py", *QUICK, *SAVING)
-    assert done.returncode == 4, done.shown
+    done = launch("run", "mine.py", *QUICK, *SAVING, code=4)
     assert "Traceback" not in done.stderr
-    assert "big.bin" in done.stderr
-    assert f"trainworthy resume {done.folder().relative_to(done.cwd)}" in done.stderr
+    holds(done.stderr, "big.bin", f"trainworthy resume {done.folder().relative_to(done.cwd)}")
     assert (done.folder() / "report.html").is_file()
-
-
-def started(cwd: Path, *argv: object) -> "psutil.Popen":
-    child = start(*argv, cwd=cwd)
-    while not list(cwd.glob("runs/*/*/checkpoints/*/step-*/manifest.json")):
-        assert child.poll() is None, child.stdout.read()
-        time.sleep(0.01)
-    return child
 
 
 @pytest.mark.slow
@@ -166,7 +143,7 @@ def test_one_rank_that_crashes_ends_the_run_with_its_own_error(fork, tmp_path: P
 
 @pytest.mark.slow
 def test_one_rank_that_is_killed_ends_the_run_with_what_is_safe(tmp_path: Path):
-    child = started(tmp_path, "run", "vision/classify", "-n", 2, *LONG)
+    child = started("run", "vision/classify", "-n", 2, *LONG, cwd=tmp_path)
     (rank,) = [p for p in psutil.Process(child.pid).children(recursive=True) if p.environ().get("RANK") == "1"][:1]
     os.kill(rank.pid, signal.SIGKILL)
     said = child.communicate(timeout=120)[0]
@@ -193,9 +170,7 @@ def test_a_rank_is_killed_25_times_and_the_run_is_that_without_kills(shard: str,
     for _ in range(25):
         before = manifests(tmp_path)
         child = start(*argv, cwd=tmp_path)
-        while manifests(tmp_path) <= before:
-            assert child.poll() is None, child.stdout.read()
-            time.sleep(0.01)
+        wait_until(lambda n=before: manifests(tmp_path) > n, child=child)
         time.sleep(draw.uniform(0, 0.5))
         ranks = [p for p in psutil.Process(child.pid).children(recursive=True) if "RANK" in p.environ()]
         os.kill(draw.choice(ranks).pid, signal.SIGKILL)
@@ -206,8 +181,7 @@ def test_a_rank_is_killed_25_times_and_the_run_is_that_without_kills(shard: str,
     child = start(*argv, cwd=tmp_path)
     said = child.communicate(timeout=600)[0]
     assert child.returncode == 0, said
-    assert losses(run_folder(tmp_path)) == losses(run_folder(tmp_path / "straight"))
-    assert same(final_weights(run_folder(tmp_path)), final_weights(run_folder(tmp_path / "straight")))
+    assert_same_run(run_folder(tmp_path), run_folder(tmp_path / "straight"))
 
 
 def manifests(cwd: Path) -> set[str]:
@@ -219,7 +193,7 @@ def manifests(cwd: Path) -> set[str]:
 @pytest.mark.verify
 @pytest.mark.parametrize("number", ["0", "1"])
 def test_one_rank_that_is_frozen_ends_the_run_within_a_minute(number: str, tmp_path: Path):
-    child = started(tmp_path, "run", "vision/classify", "-n", 2, *LONG)
+    child = started("run", "vision/classify", "-n", 2, *LONG, cwd=tmp_path)
     (rank,) = [p for p in psutil.Process(child.pid).children(recursive=True) if p.environ().get("RANK") == number][:1]
     os.kill(rank.pid, signal.SIGSTOP)
     begun = time.monotonic()

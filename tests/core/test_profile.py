@@ -13,7 +13,7 @@ from trainworthy.core.commands import profile
 from trainworthy.core.monitoring import bottlenecks, module_times
 from trainworthy.core.monitoring.bottlenecks import Settings
 
-from tests.helpers.commands import trainworthy
+from tests.helpers.commands import holds, trainworthy
 
 TINY = ("--train.batch-size", "16", "--gates.no-enabled", "--run.no-tensorboard", "--steps", "4")
 
@@ -116,8 +116,7 @@ def test_planted_bottlenecks_are_named_by_the_real_command(planted: str, verdict
     """In the training loop of a fork, where a user would plant them."""
     line = "        run.update(stage, step.batches)\n"
     path = fork((line, f"        {planted}\n{line}"))
-    done = trainworthy("profile", path, *TINY, "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = trainworthy("profile", path, *TINY, "--json", cwd=tmp_path, code=0)
     (found,) = json.loads(done.stdout)
     assert found["verdict"] == verdict, (found["shares"], found["operations"][:4])
 
@@ -131,8 +130,7 @@ def test_exchange_between_two_processes_is_named(fork, tmp_path: Path):
             f"        x = torch.zeros(8_000_000)\n        for _ in range(4):\n            torch.distributed.all_reduce(x)\n{line}",
         )
     )
-    done = trainworthy("profile", path, *TINY, "-n", "2", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = trainworthy("profile", path, *TINY, "-n", "2", "--json", cwd=tmp_path, code=0)
     (found,) = json.loads(done.stdout)
     assert found["verdict"] == "communication-bound", (found["shares"], found["operations"][:4])
     assert "fewer processes" in found["try"]
@@ -141,8 +139,7 @@ def test_exchange_between_two_processes_is_named(fork, tmp_path: Path):
 def test_a_slow_loader_is_said_with_the_setting_to_try(fork, tmp_path: Path):
     path = fork(("        image = self.images[index].float() / 255\n",
                  "        import time\n        time.sleep(0.005)\n        image = self.images[index].float() / 255\n"))  # fmt: skip
-    done = trainworthy("profile", path, *TINY, "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = trainworthy("profile", path, *TINY, "--json", cwd=tmp_path, code=0)
     (found,) = json.loads(done.stdout)
     assert found["verdict"] == "input-bound", found
     assert found["waited"] > 16 * 0.005
@@ -165,7 +162,7 @@ def test_a_slow_loader_is_said_with_the_setting_to_try(fork, tmp_path: Path):
     assert sum(one["seconds"] for one in found["modules"]) <= 1.05 * 4 * found["profiled"]
     assert 0 <= found["idle"] < 1
     assert "gpuGetDeviceCount" not in done.stderr
-    again = trainworthy("profile", trace.parent, "--steps", 2, cwd=tmp_path)  # a run folder: its recipe, its settings
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert "input-bound: " in again.stdout
-    assert "try first" in again.stdout
+    again = trainworthy(
+        "profile", trace.parent, "--steps", 2, cwd=tmp_path, code=0
+    )  # a run folder: its recipe, its settings
+    holds(again.stdout, "input-bound: ", "try first")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.helpers.commands import QUICK, machines, run_folder, trainworthy
+from tests.helpers.commands import QUICK, assert_refused, holds, machines, run_folder, trainworthy
 from tests.vision.planted_classify import LOOP
 
 CONFIG = """compute_environment: LOCAL_MACHINE
@@ -35,10 +35,8 @@ def test_an_engine_that_does_not_train_here_is_refused_before_anything_starts(
 ):
     config = tmp_path / "accelerate.yaml"
     config.write_text(CONFIG.format(kind=kind, precision=precision))
-    done = launch("run", "vision/classify", *QUICK, "--accelerate-config", str(config))
-    assert done.returncode == 2, done.shown
-    assert f"{words}" in done.stderr
-    assert "is not supported" in done.stderr
+    done = launch("run", "vision/classify", *QUICK, "--accelerate-config", str(config), code=2)
+    holds(done.stderr, f"{words}", "is not supported")
     assert "trainworthy run RECIPE -n" in done.stderr or "bf16" in done.stderr
     assert not (tmp_path / "runs").exists()
 
@@ -61,18 +59,14 @@ def test_fsdp_of_an_accelerate_config_is_refused_with_the_flag_that_does_the_sam
 ):
     config = tmp_path / "accelerate.yaml"
     config.write_text(CONFIG.format(kind="FSDP", precision="bf16") + f"fsdp_config:\n  {settings}\n")
-    done = launch("run", "vision/classify", "--accelerate-config", str(config))
-    assert done.returncode == 2, done.shown
-    for word in ("distributed_type FSDP", "trainworthy run RECIPE", *words):
-        assert word in done.stderr
+    done = launch("run", "vision/classify", "--accelerate-config", str(config), code=2)
+    holds(done.stderr, "distributed_type FSDP", "trainworthy run RECIPE", *words)
     assert not (tmp_path / "runs").exists()
 
 
 def test_fsdp_on_a_cpu_which_accelerate_drops_in_silence_is_refused(launch, tmp_path: Path):
     """As `accelerate launch --use_fsdp` sets it for the processes it starts."""
-    done = launch("run", "vision/classify", *QUICK, ACCELERATE_USE_FSDP="true")
-    assert done.returncode == 2, done.shown
-    assert "FSDP" in done.stderr
+    assert_refused(launch("run", "vision/classify", *QUICK, ACCELERATE_USE_FSDP="true"), "FSDP")
     assert not (tmp_path / "runs").exists()
 
 
@@ -80,19 +74,15 @@ def test_fsdp_on_a_cpu_which_accelerate_drops_in_silence_is_refused(launch, tmp_
 @pytest.mark.slow
 def test_ranks_that_train_alone_stop_at_once(fork, tmp_path: Path):
     fork((LOOP, ALONE))
-    done = trainworthy("run", "mine.py", "-n", 2, *QUICK, cwd=tmp_path)
-    assert done.returncode == 4, done.stdout + done.stderr
-    assert "ranks diverge: gradients are not exchanged" in done.stderr
-    assert "after step 1 " in done.stderr
-    assert "run.update" in done.stderr
+    done = trainworthy("run", "mine.py", "-n", 2, *QUICK, cwd=tmp_path, code=4)
+    holds(done.stderr, "ranks diverge: gradients are not exchanged", "after step 1 ", "run.update")
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
 def test_a_gate_names_ranks_that_train_alone_first(fork, tmp_path: Path):
     fork((LOOP, ALONE))
-    done = trainworthy("check", "mine.py", "-n", 2, "--only", "wiring", cwd=tmp_path)
-    assert done.returncode == 3, done.stdout + done.stderr
+    done = trainworthy("check", "mine.py", "-n", 2, "--only", "wiring", cwd=tmp_path, code=3)
     shown = done.stdout.splitlines()
     (failed,) = [line for line in shown if "FAIL" in line]
     assert failed.split("wiring")[1].strip().startswith("ranks diverge: gradients are not exchanged")
@@ -105,8 +95,7 @@ def test_what_is_not_finite_on_one_rank_is_kept_by_that_rank(fork, tmp_path: Pat
     read = "        image = self.images[index].float() / 255\n"
     spoil = "        if generator is not None and index % 500 == 7:\n            image = image * float('nan')\n"
     fork((read, read + spoil))
-    done = trainworthy("run", "mine.py", "-n", 2, *QUICK, "--run.max-nonfinite-steps", 1000, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = trainworthy("run", "mine.py", "-n", 2, *QUICK, "--run.max-nonfinite-steps", 1000, cwd=tmp_path, code=0)
     files = sorted((run_folder(tmp_path) / "postmortem").iterdir())
     assert files
     for file in files:
@@ -133,10 +122,8 @@ use_cpu: true
 def test_machines_that_do_not_know_where_to_meet_are_told(launch, tmp_path: Path):
     config = tmp_path / "machine.yaml"
     config.write_text(CONFIG.format(kind="MULTI_GPU", precision="'no'").replace("num_machines: 1", "num_machines: 2"))
-    done = launch("run", "vision/classify", "--accelerate-config", str(config))
-    assert done.returncode == 2, done.shown
-    for word in ("main_process_ip", "main_process_port", "machine_rank"):
-        assert word in done.stderr
+    done = launch("run", "vision/classify", "--accelerate-config", str(config), code=2)
+    holds(done.stderr, "main_process_ip", "main_process_port", "machine_rank")
 
 
 def two_machines(cwd: Path, *argv: str) -> list[tuple[int, str]]:
@@ -153,8 +140,7 @@ def two_machines(cwd: Path, *argv: str) -> list[tuple[int, str]]:
 def test_two_machines_without_a_shared_folder_are_told_so(tmp_path: Path):
     for code, said in two_machines(tmp_path, "check", "vision/classify", "--only", "resume"):
         assert code == 2, said
-        assert "the run folder is not shared by all machines" in said
-        assert "--run.out" in said
+        holds(said, "the run folder is not shared by all machines", "--run.out")
         assert "Traceback" not in said
 
 

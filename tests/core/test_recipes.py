@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from trainworthy.core.recipe.registry import HOME, Entry, recipes
 
 from tests.conftest import ROOT
-from tests.helpers.commands import losses, read, run_folder, same, stop, trainworthy
+from tests.helpers.commands import holds, losses, read, run_folder, same, stop, trainworthy
 from tests.helpers.settings import SHORT
 from tests.helpers.smoke import complete
 
@@ -42,8 +42,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory):
     @cache
     def made(recipe: str) -> Path:
         cwd = tmp_path_factory.mktemp("straight")
-        done = trainworthy(*argv(next(e for e in OURS if e.id == recipe)), cwd=cwd)
-        assert done.returncode == 0, done.stdout + done.stderr
+        trainworthy(*argv(next(e for e in OURS if e.id == recipe)), cwd=cwd, code=0)
         return run_folder(cwd)
 
     return lambda entry: made(entry.id)
@@ -68,8 +67,7 @@ def test_stopped_in_any_stage_and_resumed_is_the_same_run(entry: Entry, stage: s
     assert code == 5, said
     folder = run_folder(tmp_path)
     assert len(losses(home(folder, entry, stage))) < len(losses(home(whole, entry, stage))), "it was stopped too late"
-    done = trainworthy("resume", folder, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    trainworthy("resume", folder, cwd=tmp_path, code=0)
     for name in stages(entry):
         assert same(*(load_file(f / "checkpoints" / name / "latest" / "model.safetensors") for f in (folder, whole)))
         assert losses(home(folder, entry, name)) == losses(home(whole, entry, name))
@@ -101,8 +99,7 @@ CHECKED = [
 @pytest.mark.parametrize(("entry", "seed"), CHECKED)
 def test_no_gate_fails_a_healthy_recipe(entry: Entry, seed: int, launch):
     """vision/classify has tests/core/test_quiet.py."""
-    done = launch("check", entry.id, "--run.seed", str(seed), timeout=600)
-    assert done.returncode == 0, done.shown
+    done = launch("check", entry.id, "--run.seed", str(seed), timeout=600, code=0)
     assert {v["verdict"] for v in done.verdicts()} == {"pass", "skip"}, done.shown
     assert not [v for v in done.verdicts() if v["verdict"] == "skip" and not v["reason"]]
 
@@ -129,12 +126,8 @@ def test_a_seventh_domain_touches_nothing_outside_its_folder(tmp_path: Path, lau
     (info / "entry_points.txt").write_text("[trainworthy.recipes]\nother = other_recipes\n")
     env = {"PYTHONPATH": f"{ROOT}:{site}"}
     listed = launch("list", **env)
-    assert "sound/tones" in listed.stdout
-    assert "Tell tones apart" in listed.stdout
-    done = launch("check", "sound/tones", "--only", "schema,initial-loss", **env)
-    assert done.returncode == 0, done.shown
-    ran = launch("run", "sound/tones", "--train.epochs", "0.1", *ALWAYS, **env)
-    assert ran.returncode == 0, ran.shown
+    holds(listed.stdout, "sound/tones", "Tell tones apart")
+    done = launch("check", "sound/tones", "--only", "schema,initial-loss", **env, code=0)
+    launch("run", "sound/tones", "--train.epochs", "0.1", *ALWAYS, **env, code=0)
     assert done.folder().relative_to(tmp_path).parts[1] == "sound-tones"
-    copy = launch("fork", "sound/tones", "./mine.py", **env)
-    assert copy.returncode == 0, copy.shown
+    launch("fork", "sound/tones", "./mine.py", **env, code=0)

@@ -15,7 +15,7 @@ from trainworthy.core.loop import checkpoint
 from trainworthy.core.recipe.stage import Data, Field
 
 from tests.conftest import ROOT, Done, patched
-from tests.helpers.commands import QUICK, read, run_folder, start, trainworthy
+from tests.helpers.commands import QUICK, assert_refused, holds, read, run_folder, start, trainworthy
 from tests.helpers.pictures import write_folder
 
 # A fork whose data change with a file in the working directory, and whose loop imports its neighbour late.
@@ -70,8 +70,7 @@ def unfinished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder as an interrupted run leaves it, with three checkpoints that were asked for by steps."""
     cwd = tmp_path_factory.mktemp("unfinished")
     write_fork(cwd)
-    done = trainworthy("run", "mine.py", *QUICK, "--run.save-steps", 8, "--run.keep-checkpoints", 9, cwd=cwd)
-    assert done.returncode == 0, done.stderr
+    trainworthy("run", "mine.py", *QUICK, "--run.save-steps", 8, "--run.keep-checkpoints", 9, cwd=cwd, code=0)
     folder = run_folder(cwd)
     (folder / "summary.json").unlink()
     return folder
@@ -85,11 +84,8 @@ def copy(unfinished: Path, tmp_path: Path) -> Path:
 def refused(launch: Callable[..., Done], folder: Path, *words: str, argv: tuple[str, ...] = (), **env: str) -> Done:
     """Resume is refused with these words, and changes nothing."""
     before = hashes(folder)
-    done = launch("resume", str(folder), *argv, **env)
-    assert done.returncode == 2, done.shown
-    assert "Traceback" not in done.stderr
-    for word in words:
-        assert word in done.stderr, done.shown
+    done = launch("resume", str(folder), *argv, **env, code=2)
+    holds(done.stderr, *words)
     after = hashes(folder)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     assert not {name for name in changed if name not in (".lock", "report.html") and not name.startswith("plots/")}, (
@@ -112,8 +108,7 @@ def test_remembered_passes_cover_all_data(tmp_path: Path):
     assert "gates passed" not in again.stdout
     (tmp_path / "changed").write_text("copies")
     waived = ("--gates.waive", "data", "--gates.because", "leakage alone")
-    leaked = trainworthy("run", "mine.py", *quick, *waived, cwd=tmp_path, **cache)
-    assert leaked.returncode == 3, leaked.stdout
+    leaked = trainworthy("run", "mine.py", *quick, *waived, cwd=tmp_path, **cache, code=3)
     assert "488 exact" in leaked.stdout
 
 
@@ -124,13 +119,11 @@ def test_remembered_passes_cover_weights_and_late_imports(tmp_path: Path):
     first = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
     assert "gates passed" in first.stdout, first.stderr
     torch.save(torch.full((16, 1, 5, 5), torch.nan), tmp_path / "weights.pt")
-    damaged = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
-    assert damaged.returncode == 3, damaged.stdout
+    damaged = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache, code=3)
     assert "verdicts are remembered" not in damaged.stdout
     (tmp_path / "weights.pt").unlink()
     fork.with_name("neighbour_of_mine.py").write_text("raise RuntimeError('another version')\n")
-    other = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
-    assert other.returncode == 3, other.stdout
+    other = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache, code=3)
     assert "verdicts are remembered" not in other.stdout
 
 
@@ -146,8 +139,7 @@ def test_resume_refuses_other_data_unless_forced(how: str, words: str, copy: Pat
     (tmp_path / "changed").write_text(how)
     refused(launch, copy, "the data are not those this run was started with", words, "--force")
     if how == "inputs":
-        forced = launch("resume", str(copy), "--force")
-        assert forced.returncode == 0, forced.shown
+        forced = launch("resume", str(copy), "--force", code=0)
         assert words in forced.stdout
 
 
@@ -211,13 +203,11 @@ def test_resume_refuses_other_settings_and_reports_other_packages(copy: Path, la
     environment.write_text(json.dumps({**known, "versions": {**known["versions"], "torch": "1.0"}}))
     done = refused(launch, copy, f"optim.lr is 0.5, was {rate}", "args.json was edited", "--force")
     assert "save_steps" not in done.stderr, "where and how often to save may change"
-    forced = launch("resume", str(copy), "--force")
-    assert forced.returncode == 0, forced.shown
+    forced = launch("resume", str(copy), "--force", code=0)
     assert "environment.SCALE_OF_MINE" not in done.stderr
     (copy / "summary.json").unlink()
     args.write_text(args.read_text().replace('"lr": 0.5', f'"lr": {rate}'))
-    other = launch("resume", str(copy), SCALE_OF_MINE="2")
-    assert other.returncode == 0, other.shown
+    other = launch("resume", str(copy), SCALE_OF_MINE="2", code=0)
     assert "environment variables that the recipe reads have changed since the run began: SCALE_OF_MINE" in other.stdout
     assert f"packages have changed since the run began: torch 1.0 -> {torch.__version__.split('+')[0]}" in forced.stdout
 
@@ -229,13 +219,9 @@ def test_weights_that_are_not_those_that_were_saved_are_not_reported(copy: Path,
     shutil.copy(other, best)
     args = copy / "args.json"
     args.write_text(args.read_text().replace('"export": "final"', '"export": "best"'))
-    done = launch("resume", str(copy))
-    assert done.returncode == 2, done.shown
-    assert "are not those that were saved" in done.stderr
-    assert "model.safetensors does not match its hash" in done.stderr
-    again = launch("check", "vision/classify", "--init-from", str(best))
-    assert again.returncode == 2, again.shown
-    assert "does not match its hash" in again.stderr
+    done = launch("resume", str(copy), code=2)
+    holds(done.stderr, "are not those that were saved", "model.safetensors does not match its hash")
+    assert_refused(launch("check", "vision/classify", "--init-from", str(best)), "does not match its hash")
 
 
 def test_a_run_folder_that_was_copied_without_links_goes_on(unfinished: Path, tmp_path: Path, launch):
@@ -243,8 +229,7 @@ def test_a_run_folder_that_was_copied_without_links_goes_on(unfinished: Path, tm
     copied = Path(shutil.copytree(unfinished, tmp_path / "copy", symlinks=False))
     place = copied / "checkpoints" / "classify"
     shutil.rmtree(place / "step-20")
-    done = launch("resume", str(copied))
-    assert done.returncode == 0, done.shown
+    done = launch("resume", str(copied), code=0)
     assert "resumed from step-16" in done.stdout
     assert (place / "latest").is_symlink()
     assert (place / "latest").resolve().name == "step-20"
@@ -255,10 +240,8 @@ def test_a_report_that_cannot_be_written_is_no_crash_and_nothing_to_resume(launc
     (tmp_path / "mine.py").write_text(
         patched(source, (LOOP, '    (run.folder / "report.html" / "x").mkdir(parents=True)\n' + LOOP))
     )
-    done = launch("run", "mine.py", *QUICK)
-    assert done.returncode == 4, done.shown
-    assert "its report cannot be written" in done.stderr
-    assert "trainworthy report" in done.stderr
+    done = launch("run", "mine.py", *QUICK, code=4)
+    holds(done.stderr, "its report cannot be written", "trainworthy report")
     assert "Traceback" not in done.stderr
     assert (done.folder() / "summary.json").is_file()
 
@@ -269,8 +252,7 @@ def test_a_late_import_is_no_change_and_its_change_is_one(copy: Path, unfinished
     shutil.copytree(place / "step-8", place / ".trash-step-8")
     os.rename(place / "step-20", place / ".trash-step-20")  # moved aside for another of the same step, which never came
     (place / ".writing-step-24").mkdir()
-    done = launch("resume", str(copy))
-    assert done.returncode == 0, done.shown
+    done = launch("resume", str(copy), code=0)
     assert "resumed from step-20" in done.stdout
     assert not list(place.glob(".[twl]*")), list(place.iterdir())
     (copy / "summary.json").unlink()
@@ -284,12 +266,11 @@ def test_a_late_import_is_no_change_and_its_change_is_one(copy: Path, unfinished
 
 
 def test_saving_by_minutes(launch, tmp_path: Path):
-    done = launch("run", "vision/classify", *QUICK, "--run.save-minutes", "0.00001", "--run.keep-checkpoints", "30")
-    assert done.returncode == 0, done.shown
+    done = launch(
+        "run", "vision/classify", *QUICK, "--run.save-minutes", "0.00001", "--run.keep-checkpoints", "30", code=0
+    )
     assert len(list(done.folder().glob("checkpoints/classify/step-*"))) == 20
-    bad = launch("run", "vision/classify", "--run.save-minutes", "-1")
-    assert bad.returncode == 2
-    assert "--run.save-minutes" in bad.stderr
+    assert_refused(launch("run", "vision/classify", "--run.save-minutes", "-1"), "--run.save-minutes")
 
 
 def test_a_save_does_not_wait_for_the_best_weights(tmp_path: Path):
@@ -365,18 +346,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_copies_and_torn_labels_of_pictures_stop_a_check(folder: Path, launch):
-    done = launch("check", "vision/classify", "--data.path", str(folder), "--only", "data,leakage")
-    assert done.returncode == 3, done.shown
+    done = launch("check", "vision/classify", "--data.path", str(folder), "--only", "data,leakage", code=3)
     verdicts = {v["id"]: v for v in done.verdicts()}
     assert "16 of 88 samples have an input that also occurs with another 'label'" in verdicts["data"]["measured"]
     assert "1 exact" in verdicts["leakage"]["measured"]
 
 
 def test_data_compares_all_records_and_names_the_users_settings(folder: Path, launch):
-    done = launch("data", "vision/classify", "--data.path", str(folder), "--sample", "5")
-    assert done.returncode == 0, done.shown
-    assert "1 of 41" in done.stdout
-    assert f"trainworthy check vision/classify --data.path {folder} --only data,leakage" in done.stdout
+    done = launch("data", "vision/classify", "--data.path", str(folder), "--sample", "5", code=0)
+    holds(done.stdout, "1 of 41", f"trainworthy check vision/classify --data.path {folder} --only data,leakage")
 
 
 # ------------------------------------------------------------------------------------------------------------ validation
@@ -385,16 +363,12 @@ def test_a_validation_split_too_small_is_refused_at_once_and_can_be_given(tmp_pa
     for file in sorted((root / "val").glob("*/*"))[1:]:
         file.unlink()
     path = ("--data.path", str(root))
-    small = launch("run", "vision/classify", *path)
-    assert small.returncode == 2, small.shown
-    for word in ("validation split is too small", "1 sample(s)", "at least 10: one of each class", "--data.val"):
-        assert word in small.stderr, small.shown
+    small = launch("run", "vision/classify", *path, code=2)
+    holds(small.stderr, "validation split is too small", "1 sample(s)", "at least 10: one of each class", "--data.val")
     assert not (tmp_path / "runs").exists()
-    given = launch("check", "vision/classify", *path, "--data.val", "0.25", "--only", "schema")
-    assert given.returncode == 0, given.shown
+    given = launch("check", "vision/classify", *path, "--data.val", "0.25", "--only", "schema", code=0)
     assert "60 train / 20 val" in " ".join(given.stdout.split()), given.shown
-    wrong = launch("check", "vision/classify", *path, "--data.val", "1.5", "--only", "schema")
-    assert wrong.returncode == 2
+    wrong = launch("check", "vision/classify", *path, "--data.val", "1.5", "--only", "schema", code=2)
     assert "--data.val is not a share" in wrong.stderr
 
 

@@ -9,7 +9,7 @@ import pytest
 from trainworthy.core.base import masking
 
 from tests.core.test_report import epochs, lines, put
-from tests.helpers.commands import QUICK, stop
+from tests.helpers.commands import QUICK, assert_refused, holds, stop
 
 SECRET = "wq7-very-private-41"
 HEAD = 'class Config(core.Config):\n    """Settings of vision/classify."""\n'
@@ -34,8 +34,7 @@ def keyed(fork):
 
 def test_a_secret_setting_is_used_and_never_written(keyed, launch, tmp_path: Path):
     path = keyed()
-    done = launch("run", path.name, *QUICK, "--api-key", SECRET)
-    assert done.returncode == 0, done.shown
+    done = launch("run", path.name, *QUICK, "--api-key", SECRET, code=0)
     assert (tmp_path / "used.txt").read_text() == str(len(SECRET)), "the run works with the real value"
     assert SECRET not in done.shown
     assert not holders(tmp_path / "runs")
@@ -44,16 +43,13 @@ def test_a_secret_setting_is_used_and_never_written(keyed, launch, tmp_path: Pat
     assert args["argv"][-2:] == ["--api-key", masking.HIDDEN]
     page = (done.folder() / "report.html").read_text()
     assert "--api-key" in page
-    again = launch("run", path.name, *QUICK, "--config", str(done.folder() / "args.json"))
-    assert again.returncode == 2, again.shown
-    assert "--api-key" in again.stderr
-    assert "value again" in again.stderr
+    again = launch("run", path.name, *QUICK, "--config", str(done.folder() / "args.json"), code=2)
+    holds(again.stderr, "--api-key", "value again")
 
 
 def test_a_failed_gate_prints_and_keeps_a_command_without_the_secret(keyed, launch, tmp_path: Path):
     path = keyed((SMOOTHED, f"7.0 * {SMOOTHED}"))
-    done = launch("check", path.name, "--only", "initial-loss", f"--api-key={SECRET}")
-    assert done.returncode == 3, done.shown
+    done = launch("check", path.name, "--only", "initial-loss", f"--api-key={SECRET}", code=3)
     assert f"--api-key={masking.HIDDEN}" in done.stderr
     assert SECRET not in done.shown
     assert (done.folder() / "gates" / "initial-loss" / "repro.py").is_file()
@@ -68,14 +64,9 @@ def test_resume_asks_for_the_secret_again_and_goes_on_with_it(keyed, launch, tmp
     assert SECRET not in said
     (folder,) = {p.parent for p in tmp_path.glob("runs/*/*/args.json")}
     (tmp_path / "used.txt").unlink()
-    asked = launch("resume", str(folder))
-    assert asked.returncode == 2, asked.shown
-    assert "--api-key" in asked.stderr
-    assert f"trainworthy resume {folder} --api-key VALUE" in asked.stderr
-    other = launch("resume", str(folder), "--optim.lr", "1")
-    assert other.returncode == 2, "settings stay refused"
-    done = launch("resume", str(folder), "--api-key", SECRET)
-    assert done.returncode == 0, done.shown
+    assert_refused(launch("resume", str(folder)), "--api-key", f"trainworthy resume {folder} --api-key VALUE")
+    launch("resume", str(folder), "--optim.lr", "1", code=2)
+    launch("resume", str(folder), "--api-key", SECRET, code=0)
     assert (tmp_path / "used.txt").read_text() == str(len(SECRET))
     assert not holders(tmp_path / "runs")
 
@@ -91,15 +82,12 @@ def test_a_secret_from_the_environment_is_found_again_by_itself(fork, launch, tm
 @pytest.mark.verify
 def test_several_seeds_keep_the_secret_to_themselves(keyed, launch, tmp_path: Path):
     path = keyed()
-    done = launch("run", path.name, "--seeds", "2", *QUICK, "--api-key", SECRET)
-    assert done.returncode == 0, done.shown
+    done = launch("run", path.name, "--seeds", "2", *QUICK, "--api-key", SECRET, code=0)
     assert SECRET not in done.shown
     assert not holders(tmp_path / "runs")
     (group,) = tmp_path.glob("runs/*/seeds-*")
     (group / "seed-1" / "summary.json").unlink()
-    again = launch("resume", str(group))
-    assert again.returncode == 2, again.shown
-    assert f"trainworthy resume {group} --api-key VALUE" in again.stderr
+    assert_refused(launch("resume", str(group)), f"trainworthy resume {group} --api-key VALUE")
 
 
 @pytest.mark.parametrize(
@@ -222,8 +210,7 @@ def test_nothing_that_comes_from_elsewhere_is_markup_on_the_page(launch, tmp_pat
     write_card(run)
     card = (run / "card.md").read_text()
     assert "<x-evil" not in card
-    done = launch("report", str(run))
-    assert done.returncode == 0, done.shown
+    launch("report", str(run), code=0)
     harmless((run / "report.html").read_text())
     assert all(re.fullmatch(r"[\w.-]+\.png", p.name) for p in (run / "plots").iterdir())
     assert not list(tmp_path.rglob("*x-evil*")) or all(p.parent == run / "plots" for p in tmp_path.rglob("*x-evil*"))
@@ -234,7 +221,6 @@ def test_the_page_of_several_seeds_escapes_a_metrics_name(launch, tmp_path: Path
     for seed in range(2):
         hostile(group / f"seed-{seed}")
     put(group / "seeds.json", {"recipe": EVIL, "argv": [EVIL], "seeds": [0, 1], "at_once": 1})
-    done = launch("report", str(group))
-    assert done.returncode == 0, done.shown
+    launch("report", str(group), code=0)
     harmless((group / "report.html").read_text())
     assert "<x-evil" not in (group / "card.md").read_text()

@@ -4,7 +4,6 @@ import json
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.report import groups, intervals, seeds
 from trainworthy.core.session import multi_seed
 
-from tests.helpers.commands import read, run_folder, start, trainworthy
+from tests.helpers.commands import assert_refused, read, run_folder, start, trainworthy, wait_until
 from tests.vision.planted_classify import LOOP
 
 TINY = ("--train.epochs", "0.1", "--train.batch-size", "16", "--gates.no-enabled", "--run.no-tensorboard")  # 25 steps
@@ -95,8 +94,7 @@ def test_one_seed_is_not_several(asked: str):
 # -------------------------------------------------------------------------------------------------------------- compare
 def test_compare_gives_an_interval_and_refuses_single_seeds(tmp_path: Path):
     a, b = group(tmp_path / "a", [0.90, 0.91, 0.92]), group(tmp_path / "b", [0.95, 0.96, 0.97])
-    said = trainworthy("compare", a, b, cwd=tmp_path)
-    assert said.returncode == 0, said.stderr
+    said = trainworthy("compare", a, b, cwd=tmp_path, code=0)
     assert re.search(r"difference \+0.0500, 95% interval \+0.02\d\d to \+0.07\d\d", said.stdout), said.stdout
     assert "second is better" in said.stdout
     assert "do not show a difference" in groups.compare(a, group(tmp_path / "c", [0.90, 0.91, 0.93])).words()
@@ -129,8 +127,7 @@ def test_seeds_share_out_the_accelerators(visible: str, each: int, places: list[
 
 def test_a_failing_seed_is_told_and_the_others_go_on(tmp_path: Path, fork):
     fork((LOOP, '    if cfg.run.seed == 7:\n        raise RuntimeError("planted")\n' + LOOP))
-    done = trainworthy("run", "mine.py", "--seeds", "0,1,7", *TINY, cwd=tmp_path)
-    assert done.returncode == 1, done.stdout + done.stderr
+    done = trainworthy("run", "mine.py", "--seeds", "0,1,7", *TINY, cwd=tmp_path, code=1)
     folder = run_folder(tmp_path, "runs/mine/seeds-*")
     assert re.search(r"seed 7  exit 1: RuntimeError: planted\n +look at it: tail -n 30 .*seed-7.log", done.stdout), (
         done.stdout
@@ -148,7 +145,7 @@ def test_a_failing_seed_is_told_and_the_others_go_on(tmp_path: Path, fork):
     assert page.count("<svg") == 2
     assert not re.search(r'(src|href)="(http|//)', page)
     (folder / "report.html").unlink()
-    assert trainworthy("report", folder, cwd=tmp_path).returncode == 0
+    trainworthy("report", folder, cwd=tmp_path, code=0)
     assert (folder / "report.html").is_file()
 
 
@@ -156,11 +153,12 @@ def test_a_failing_seed_is_told_and_the_others_go_on(tmp_path: Path, fork):
 def test_stopped_seeds_go_on(tmp_path: Path):
     argv = ("run", "vision/classify", "--seeds", "2", *TINY, "--train.epochs", "2", "--loader.workers", "0")
     child = start(*argv, cwd=tmp_path)
-    until = time.monotonic() + 120
-    while time.monotonic() < until and not all(
-        any("epoch " in line for line in log.read_text().splitlines()) for log in _logs(tmp_path)
-    ):
-        time.sleep(0.1)
+
+    def both_train() -> bool:
+        logs = list(tmp_path.glob("runs/*/seeds-*/seed-*.log"))
+        return len(logs) == 2 and all("epoch " in log.read_text() for log in logs)
+
+    wait_until(both_train, pause=0.1)
     child.send_signal(signal.SIGINT)
     said, _ = child.communicate(timeout=120)
     assert child.returncode == 5, said
@@ -168,26 +166,14 @@ def test_stopped_seeds_go_on(tmp_path: Path):
     assert f"trainworthy resume {folder.relative_to(tmp_path)}" in said
     assert len(list(folder.glob("seed-*/checkpoints/classify/latest/info.json"))) == 2
     assert not list(folder.glob("seed-*/summary.json"))
-    done = trainworthy("resume", folder, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    trainworthy("resume", folder, cwd=tmp_path, code=0)
     assert list(read(folder / "seeds.json")["values"]) == ["0", "1"]
     assert all("resumed from step-" in log.read_text() for log in folder.glob("*.log"))
 
 
-def _logs(cwd: Path) -> list[Path]:
-    """The two logs, once both are there; until then one that says nothing."""
-    found = list(cwd.glob("runs/*/seeds-*/seed-*.log"))
-    if len(found) == 2:
-        return found
-    empty = cwd / "empty"
-    empty.touch()
-    return [empty]
-
-
 def test_gates_at_several_seeds_say_which_spoke_at_which(tmp_path: Path, fork):
     fork(("F.cross_entropy(logits, batch", "(1 + (cfg.run.seed == 4)) * F.cross_entropy(logits, batch"))
-    done = trainworthy("check", "mine.py", "--seeds", "3,4", "--only", "schema,initial-loss", cwd=tmp_path)
-    assert done.returncode == 3, done.stdout + done.stderr
+    done = trainworthy("check", "mine.py", "--seeds", "3,4", "--only", "schema,initial-loss", cwd=tmp_path, code=3)
     assert re.search(r"seed 3  2 of 2 gates passed  \[", done.stdout), done.stdout
     assert re.search(r"seed 4  1 of 2 gates passed, 1 failed: runs/mine/checks/\S+-seed-4/report.html", done.stdout)
     assert re.search(r"FAIL   initial-loss \(\S+\) at 1 of 2 seeds\n +seed 4 +.*4\.6\d*", done.stdout), done.stdout
@@ -197,6 +183,4 @@ def test_gates_at_several_seeds_say_which_spoke_at_which(tmp_path: Path, fork):
 
 @pytest.mark.parametrize("verb", ["run", "check"])
 def test_seeds_of_what(verb: str, tmp_path: Path):
-    done = trainworthy(verb, "--seeds", "2", cwd=tmp_path)
-    assert done.returncode == 2
-    assert f"{verb} what?" in done.stderr
+    assert_refused(trainworthy(verb, "--seeds", "2", cwd=tmp_path), f"{verb} what?")

@@ -2,14 +2,13 @@
 
 import json
 import shlex
-import subprocess
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
 from tests.helpers import namespaces
-from tests.helpers.commands import BIN, environment, run_folder, trainworthy
+from tests.helpers.commands import BIN, assert_refused, execute, holds, run_folder, trainworthy
 from tests.vision.planted_classify import LOOP, UPDATE
 
 QUICK = ("--gates.no-enabled", "--run.no-tensorboard", "--run.log-every", "1", "--optim.lr", "3e-4")
@@ -70,7 +69,7 @@ def assert_equal_to_rounding(folder: Path, other: Path, *, loss: float = 1e-4, n
 @pytest.mark.parametrize(
     ("recipe", "shard", "processes"),
     [
-        pytest.param("vision/classify", "full", 2, marks=pytest.mark.verify),  # make test: test_parts.py
+        pytest.param("vision/classify", "full", 2, marks=pytest.mark.verify),  # make test: test_gates_in_processes.py
         pytest.param("vision/classify", "grad", 2, marks=pytest.mark.verify),
         pytest.param("vision/classify", "full", 4, marks=pytest.mark.verify),
         pytest.param("llm/pretrain", "full", 2, marks=pytest.mark.verify),
@@ -125,9 +124,18 @@ ALONE = (
 @pytest.mark.slow
 def test_the_gates_of_a_sharded_run_are_quiet_on_a_healthy_recipe(launch):
     done = launch(
-        "check", "vision/classify", "-n", "2", "--shard", "full", "--ema", "0.9", "--only", "wiring,sharding,resume"
+        "check",
+        "vision/classify",
+        "-n",
+        "2",
+        "--shard",
+        "full",
+        "--ema",
+        "0.9",
+        "--only",
+        "wiring,sharding,resume",
+        code=0,
     )
-    assert done.returncode == 0, done.shown
     assert "on the whole model in each process; the gate `sharding` compares" in done.stdout
     assert [(v["id"], v["verdict"]) for v in done.verdicts()] == [(k, "pass") for k in ("wiring", "resume", "sharding")]
     assert "parameters on 2 processes" in done.verdicts()[-1]["measured"]
@@ -137,28 +145,24 @@ def test_the_gates_of_a_sharded_run_are_quiet_on_a_healthy_recipe(launch):
 @pytest.mark.verify
 @pytest.mark.parametrize("recipe", list(SMALL))
 def test_all_gates_of_a_sharded_run_are_quiet_on_a_healthy_recipe(recipe: str, launch):
-    done = launch("check", recipe, "-n", "2", "--shard", "full", timeout=900)
-    assert done.returncode == 0, done.shown
+    done = launch("check", recipe, "-n", "2", "--shard", "full", timeout=900, code=0)
     assert {v["id"]: v["verdict"] for v in done.verdicts()}["sharding"] == "pass"
 
 
 @pytest.mark.slow
 def test_a_loop_that_is_right_for_whole_weights_alone_is_stopped(fork, launch):
     fork((UPDATE, ALONE))
-    done = launch("check", "mine.py", "-n", "2", "--shard", "full", "--only", "sharding")
-    assert done.returncode == 3, done.shown
+    done = launch("check", "mine.py", "-n", "2", "--shard", "full", "--only", "sharding", code=3)
     (verdict,) = done.verdicts()
     assert "weights differ by" in verdict["measured"]
-    assert "likely causes" in done.stdout
-    assert "the local shard" in done.stdout
+    holds(done.stdout, "likely causes", "the local shard")
 
 
 @pytest.mark.slow
 @pytest.mark.verify
 def test_a_planted_bug_is_stopped_in_a_sharded_run(fork, launch):
     fork((UPDATE, UPDATE.replace("step.batches", "step.batches[:1]")))
-    done = launch("check", "mine.py", "-n", "2", "--shard", "full", "--only", "wiring,accumulation,sharding")
-    assert done.returncode == 3, done.shown
+    done = launch("check", "mine.py", "-n", "2", "--shard", "full", "--only", "wiring,accumulation,sharding", code=3)
     assert "accumulation" in {v["id"] for v in done.verdicts() if v["verdict"] == "fail"}
 
 
@@ -177,11 +181,9 @@ def test_a_sharded_run_goes_on_with_any_number_of_processes(processes: tuple[int
     """Stopped by a signal after 12 and after 24 of 36 steps. With the same number of processes: bitwise."""
     fork((LOOP, LOOP + STOP))
     how = ("run", "mine.py", "--ema", "0.9", "--max-steps", 36, "--train.batch-size", 32, "--shard", "full", *QUICK)
-    done = trainworthy(*how, "-n", processes[0], "--run.out", "straight", cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = trainworthy(*how, "-n", processes[0], "--run.out", "straight", cwd=tmp_path, code=0)
     (tmp_path / "stops").touch()
-    done = trainworthy(*how, "-n", processes[0], "--run.out", "stopped", cwd=tmp_path)
-    assert done.returncode == 5, done.stdout + done.stderr
+    done = trainworthy(*how, "-n", processes[0], "--run.out", "stopped", cwd=tmp_path, code=5)
     straight, folder = (run_folder(tmp_path, f"{name}/*/2*") for name in ("straight", "stopped"))
     saved = folder / "checkpoints" / "classify" / "latest"
     if processes[0] > 1:
@@ -209,13 +211,12 @@ def test_a_run_with_whole_copies_goes_on_with_another_number_too(fork, tmp_path:
     """DDP: two processes, one, two."""
     fork((LOOP, LOOP + STOP))
     how = ("run", "mine.py", "--max-steps", 36, "--train.batch-size", 32, *QUICK)
-    assert trainworthy(*how, "--run.out", "straight", cwd=tmp_path).returncode == 0
+    trainworthy(*how, "--run.out", "straight", cwd=tmp_path, code=0)
     (tmp_path / "stops").touch()
-    assert trainworthy(*how, "-n", 2, "--run.out", "stopped", cwd=tmp_path).returncode == 5
+    trainworthy(*how, "-n", 2, "--run.out", "stopped", cwd=tmp_path, code=5)
     straight, folder = (run_folder(tmp_path, f"{name}/*/2*") for name in ("straight", "stopped"))
-    assert trainworthy("resume", folder, "-n", 1, cwd=tmp_path).returncode == 5
-    done = trainworthy("resume", folder, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    trainworthy("resume", folder, "-n", 1, cwd=tmp_path, code=5)
+    done = trainworthy("resume", folder, cwd=tmp_path, code=0)
     assert "2 x cpu" in done.stdout
     assert_equal_to_rounding(folder, straight)
 
@@ -225,12 +226,9 @@ def test_a_run_with_whole_copies_goes_on_with_another_number_too(fork, tmp_path:
 def test_more_processes_than_samples_of_a_batch_are_refused(fork, tmp_path: Path):
     fork((LOOP, LOOP + STOP))
     (tmp_path / "stops").touch()
-    done = trainworthy("run", "mine.py", "--max-steps", 36, "--train.batch-size", 2, *QUICK, cwd=tmp_path)
-    assert done.returncode == 5, done.stderr
-    done = trainworthy("resume", run_folder(tmp_path), "-n", 3, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout
-    assert "--train.batch-size is too small to be cut" in done.stderr
-    assert "2 samples for 3 process(es)" in done.stderr
+    done = trainworthy("run", "mine.py", "--max-steps", 36, "--train.batch-size", 2, *QUICK, cwd=tmp_path, code=5)
+    done = trainworthy("resume", run_folder(tmp_path), "-n", 3, cwd=tmp_path, code=2)
+    holds(done.stderr, "--train.batch-size is too small to be cut", "2 samples for 3 process(es)")
 
 
 @pytest.mark.slow
@@ -239,15 +237,13 @@ def test_settings_of_speed_may_change_when_a_run_goes_on_and_no_others(fork, tmp
     """From whole copies with one micro-batch to shards with two, on other loaders."""
     fork((LOOP, LOOP + STOP))
     how = ("run", "mine.py", "--max-steps", 24, "--train.batch-size", 32, "-n", 2, *QUICK)
-    assert trainworthy(*how, "--run.out", "straight", cwd=tmp_path).returncode == 0
+    trainworthy(*how, "--run.out", "straight", cwd=tmp_path, code=0)
     (tmp_path / "stops").touch()
-    assert trainworthy(*how, "--run.out", "stopped", cwd=tmp_path).returncode == 5
+    trainworthy(*how, "--run.out", "stopped", cwd=tmp_path, code=5)
     (tmp_path / "stops").unlink()
     straight, folder = (run_folder(tmp_path, f"{name}/*/2*") for name in ("straight", "stopped"))
-    done = trainworthy("resume", folder, "--optim.lr", "1e-3", "--train.accumulate", 2, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout
-    assert "a continued run cannot change these settings" in done.stderr
-    assert "--optim.lr" in done.stderr
+    done = trainworthy("resume", folder, "--optim.lr", "1e-3", "--train.accumulate", 2, cwd=tmp_path, code=2)
+    holds(done.stderr, "a continued run cannot change these settings", "--optim.lr")
     assert not (folder / "summary.json").exists()
     more = (
         "--train.accumulate",
@@ -261,8 +257,7 @@ def test_settings_of_speed_may_change_when_a_run_goes_on_and_no_others(fork, tmp
         "--run.keep-every",
         5,
     )
-    done = trainworthy("resume", folder, *more, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = trainworthy("resume", folder, *more, cwd=tmp_path, code=0)
     assert "shard full" in done.stdout
     assert_equal_to_rounding(folder, straight)
     saved = sorted(int(p.name.removeprefix("step-")) for p in folder.glob("checkpoints/*/step-*"))
@@ -290,16 +285,15 @@ def test_a_damaged_shard_is_passed_over_by_all_processes(fork, tmp_path: Path):
         "full",
         *QUICK,
     )
-    assert trainworthy(*how, "--run.out", "straight", cwd=tmp_path).returncode == 0
+    trainworthy(*how, "--run.out", "straight", cwd=tmp_path, code=0)
     (tmp_path / "stops").touch()
-    assert trainworthy(*how, "--run.out", "stopped", cwd=tmp_path).returncode == 5
+    trainworthy(*how, "--run.out", "stopped", cwd=tmp_path, code=5)
     straight, folder = (run_folder(tmp_path, f"{name}/*/2*") for name in ("straight", "stopped"))
     shard = (folder / "checkpoints" / "classify" / "latest").resolve() / "__1_0.distcp"
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    done = trainworthy("resume", folder, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = trainworthy("resume", folder, cwd=tmp_path, code=0)
     assert f"skipped checkpoint {shard.parent.name}: __1_0.distcp does not match its hash" in done.stdout
     assert "resumed from step-8" in done.stdout
     assert [r["step/loss"] for r in rows(folder)] == [r["step/loss"] for r in rows(straight)]
@@ -314,11 +308,9 @@ def test_a_full_disk_ends_all_processes_with_the_cause(fork, tmp_path: Path):
     words = ("run", "mine.py", "--max-steps", "60", "--run.save-steps", "5", "--run.keep-checkpoints", "9", "-n", "2", "--shard", "full",
              "--run.out", "/mnt/runs", *QUICK)  # fmt: skip
     script = f"mount -t tmpfs -o size=1500k none /mnt && exec {shlex.join([str(BIN / 'trainworthy'), *words])}"
-    argv = ["unshare", "-m", "sh", "-c", script]
-    done = subprocess.run(argv, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
+    done = execute("unshare", "-m", "sh", "-c", script, cwd=tmp_path)
     assert done.returncode not in (0, 124), done.stdout
-    assert "the disk is full" in done.stderr + done.stdout
-    assert "free some space" in done.stderr + done.stdout
+    holds(done.stderr + done.stdout, "the disk is full", "free some space")
     assert "Traceback" not in done.stderr + done.stdout
 
 
@@ -335,17 +327,12 @@ def test_a_full_disk_ends_all_processes_with_the_cause(fork, tmp_path: Path):
 def test_what_cannot_be_sharded_is_refused_with_the_reason(
     recipe: str, more: tuple, words: tuple, launch, tmp_path: Path
 ):
-    done = launch("run", recipe, "--shard", "full", *more)
-    assert done.returncode == 2, done.shown
-    for word in words:
-        assert word in done.stderr
-    assert "Traceback" not in done.stderr
+    assert_refused(launch("run", recipe, "--shard", "full", *more), *words)
     assert not (tmp_path / "runs").exists()
 
 
 def test_one_process_has_nothing_to_shard_and_says_so(launch):
-    done = launch("run", "vision/classify", "--shard", "full", "--max-steps", "3", *QUICK)
-    assert done.returncode == 0, done.shown
+    done = launch("run", "vision/classify", "--shard", "full", "--max-steps", "3", *QUICK, code=0)
     assert "one process, so nothing to shard" in done.stdout
 
 

@@ -13,6 +13,7 @@ from trainworthy.recipes.rl.control.gates.monitors import far
 
 from tests.conftest import Done
 from tests.core.test_monitors import healthy, rows
+from tests.helpers.commands import holds
 from tests.vision.planted_classify import POOL, SPLIT
 
 ACCURACY = Metric("accuracy", "", 0.1, 1.0)
@@ -99,13 +100,10 @@ def test_a_run_at_chance_stops_itself_and_one_that_ends_there_says_so_first(
 ):
     mine = fork((SPLIT, "labels = labels[torch.randperm(len(labels))]\n    " + SPLIT))
     flat = ("run", str(mine), *BARE)
-    done = launch(*flat, "--train.epochs", "6")
-    assert done.returncode == 4, done.shown
-    assert "nothing learnt (C11)" in done.stderr
-    assert "the gates are off" in done.stderr
+    done = launch(*flat, "--train.epochs", "6", code=4)
+    holds(done.stderr, "nothing learnt (C11)", "the gates are off")
     assert "report.html" in {p.name for p in done.folder().iterdir()}
-    done = launch(*flat, "--train.epochs", "1")  # too short to be stopped
-    assert done.returncode == 0, done.shown
+    done = launch(*flat, "--train.epochs", "1", code=0)  # too short to be stopped
     told = [line for line in done.stdout.splitlines() if line.startswith(("NO BETTER", "result"))]
     assert told[0].startswith("NO BETTER THAN CHANCE: accuracy"), done.stdout
     assert "NO BETTER THAN CHANCE" in (done.folder() / "report.html").read_text()
@@ -116,21 +114,18 @@ def test_a_fork_is_held_against_the_band_of_its_parent(launch: Callable[..., Don
     """A trunk that does not train: it beats the majority class under passed gates, and its parent by far not."""
     parent = fork(name="parent.py")
     budget = (*BARE, "--train.epochs", "4", "--optim.lr", "3e-3")
-    done = launch("run", str(parent), *budget)
-    assert done.returncode == 0, done.shown
+    done = launch("run", str(parent), *budget, code=0)
     assert "OUTSIDE" not in done.stdout
     healthy_run = folder.read(done.folder())
     band = tmp_path / "results" / "parent.band.json"
     band.parent.mkdir()
     band.write_text(json.dumps(bands.reference([healthy_run])))
     mine = tmp_path / "mine.py"
-    done = launch("fork", str(parent), str(mine))
-    assert done.returncode == 0, done.shown
+    done = launch("fork", str(parent), str(mine), code=0)
     source = mine.read_text()
     assert source.count("x = self.blocks(") == 1
     mine.write_text(source.replace(POOL, POOL.replace("x.mean", "x.detach().mean")))
-    done = launch("run", str(mine), *budget)
-    assert done.returncode == 0, done.shown
+    done = launch("run", str(mine), *budget, code=0)
     told = [
         line for line in done.stdout.splitlines() if line.lstrip().startswith(("OUTSIDE the healthy band", "result"))
     ]
@@ -140,6 +135,5 @@ def test_a_fork_is_held_against_the_band_of_its_parent(launch: Callable[..., Don
     assert "which this was forked from" in page
     assert "It beats every baseline<" not in page
     assert "gates that read what this fork changed" in page or "Gates were OFF" in page
-    stopped = launch("run", str(mine), *budget, "--run.stop-outside-band")
-    assert stopped.returncode == 4, stopped.shown
+    stopped = launch("run", str(mine), *budget, "--run.stop-outside-band", code=4)
     assert "outside the band of healthy runs" in stopped.stderr

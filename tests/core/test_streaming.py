@@ -12,6 +12,8 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import loader
 from trainworthy.core.recipe.stage import Data, Field, View
 
+from tests.helpers.commands import wait_until
+
 CPU = torch.device("cpu")
 PATIENCE = 20  # seconds a test waits for threads before it fails
 
@@ -71,16 +73,9 @@ def test_no_more_in_hand_than_the_window_and_reading_goes_on_meanwhile():
     for done in range(1, 6):
         next(batches)
         begun = 5 * done - 1 + 8  # what was taken last makes room when the next is asked for
-        wait_for(lambda n=begun: len(data.begun) == n)
+        wait_until(lambda n=begun: len(data.begun) == n, seconds=PATIENCE, pause=0.001)
         time.sleep(0.02)
         assert len(data.begun) == begun
-
-
-def wait_for(condition) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_the_first_batch_waits_for_one_file_not_for_all():

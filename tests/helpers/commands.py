@@ -34,12 +34,26 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def trainworthy(
-    *argv: object, cwd: Path, timeout: float = 600, once: str = "", **env: str
+    *argv: object, cwd: Path, code: int | None = None, timeout: float = 600, once: str = "", **env: str
 ) -> subprocess.CompletedProcess:
     """`trainworthy ...` in `cwd`, output captured; forked from a process that has done the imports (tests/helpers/server.py).
-    `once`: it is sent SIGTERM as soon as a complete checkpoint matches."""
+    `code`: the exit code that it must have. `once`: it is sent SIGTERM as soon as a complete checkpoint matches."""
     settings = environment(**env)
-    return server(settings).run([str(a) for a in argv], cwd=cwd, env=settings, timeout=timeout, once=once)
+    done = server(settings).run([str(a) for a in argv], cwd=cwd, env=settings, timeout=timeout, once=once)
+    return ended(done, code)
+
+
+def ended(done: Any, code: int | None) -> Any:
+    """`done`, which must have this exit code (None: any). Bad usage leaves no traceback."""
+    assert code in (None, done.returncode), f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert code != 2 or "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def assert_refused(done: Any, *words: str) -> Any:
+    """Bad usage: exit code 2, and a message on stderr that holds `words`. Returns `done`."""
+    holds(ended(done, 2).stderr, *words)
+    return done
 
 
 def killed(*argv: object, cwd: Path, lives: float) -> None:
@@ -50,16 +64,70 @@ def killed(*argv: object, cwd: Path, lives: float) -> None:
         raise AssertionError(f"it ended by itself with {done.returncode}: {done.stdout}{done.stderr}")
 
 
-def installed(*argv: object, cwd: Path, **env: str) -> subprocess.CompletedProcess:
+def holds(text: str, *words: str) -> None:
+    """`text` holds each of `words`."""
+    assert not (missing := [word for word in words if word not in text]), f"{missing} not in:\n{text}"
+
+
+def execute(
+    *command: object, cwd: Path, code: int | None = None, timeout: float = 600, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess:
+    """Any program, output captured. `code`: the exit code that it must have. `env` replaces `environment()`."""
+    done = subprocess.run(
+        [*map(str, command)], cwd=cwd, env=env or environment(), capture_output=True, text=True, timeout=timeout
+    )
+    return ended(done, code)
+
+
+def installed(*argv: object, cwd: Path, code: int | None = None, **env: str) -> subprocess.CompletedProcess:
     """The same by the installed command, imports and all."""
-    return subprocess.run([str(BIN / "trainworthy"), *map(str, argv)], cwd=cwd, env=environment(**env), capture_output=True,
-                          text=True, timeout=600)  # fmt: skip
+    return execute(BIN / "trainworthy", *argv, cwd=cwd, code=code, env=environment(**env))
+
+
+def imported(*argv: str, cwd: Path) -> tuple[str, set[str]]:
+    """What a command printed, and the modules that its process had imported at its end."""
+    code = "import atexit, sys; atexit.register(lambda: print('\\f', *sys.modules)); from trainworthy.core.cli import main; main()"
+    done = execute(sys.executable, "-c", code, *argv, cwd=cwd, timeout=100)
+    text, _, modules = done.stdout.partition("\f")
+    assert modules, done.stderr
+    return text.rstrip("\n"), set(modules.split())
 
 
 def start(*argv: object, cwd: Path, **env: str) -> subprocess.Popen:
     """The same in the background; its output is one pipe."""
     return subprocess.Popen([str(BIN / "trainworthy"), *map(str, argv)], cwd=cwd, env=environment(PYTHONUNBUFFERED="1", **env),
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+
+
+def wait_until(
+    condition: Callable[[], Any], *, child: subprocess.Popen | None = None, seconds: float = 240, pause: float = 0.01
+) -> Any:
+    """Wait for a true value of `condition` and return it; `child` must go on running meanwhile."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert child is None or child.poll() is None, child.stdout.read()
+        assert time.monotonic() < deadline, f"waited {seconds} s in vain"
+        time.sleep(pause)
+    return found
+
+
+def started(
+    *argv: object, cwd: Path, once: str = "runs/*/*/checkpoints/*/step-*", seconds: float = 240, **env: str
+) -> subprocess.Popen:
+    """Start a run and wait until a complete checkpoint matches `once`."""
+    child = start(*argv, cwd=cwd, **env)
+    wait_until(lambda: list(cwd.glob(f"{once}/manifest.json")), child=child, seconds=seconds, pause=0.005)
+    return child
+
+
+def outputs(children: list[subprocess.Popen], seconds: float) -> list[tuple[int, str]]:
+    """(exit code, output) of each; none outlives this."""
+    try:
+        texts = [child.communicate(timeout=seconds)[0] for child in children]
+    finally:
+        for child in children:
+            child.terminate()
+    return [(child.returncode, text) for child, text in zip(children, texts, strict=True)]
 
 
 def machines(cwd: Path, *argv: str, settings: Callable[[int, int, Path], tuple[str, ...]], seconds: float = 100,
@@ -69,34 +137,22 @@ def machines(cwd: Path, *argv: str, settings: Callable[[int, int, Path], tuple[s
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    started = []
+    children = []
     for rank in (0, 1):
         own = cwd / f"machine-{rank}"
         own.mkdir(parents=True, exist_ok=True)
         private = tempfile.mkdtemp(prefix="tw-", dir="/tmp")  # a longer path has no room for the workers' sockets
-        started.append(start(*argv, *settings(rank, port, own), cwd=own, TMPDIR=private, **env))
-    try:
-        said = [child.communicate(timeout=seconds)[0] for child in started]
-    finally:
-        for child in started:
-            child.terminate()
-    return [(child.returncode, words) for child, words in zip(started, said, strict=True)]
+        children.append(start(*argv, *settings(rank, port, own), cwd=own, TMPDIR=private, **env))
+    return outputs(children, seconds)
 
 
-def stop(
-    *argv: object, cwd: Path, once: str, how: int = signal.SIGTERM, seconds: float = 240, **env: str
-) -> tuple[int, str]:
-    """Start a run, send a signal to all of its processes once a complete checkpoint matches `once`: (exit code, output)."""
-    child = start(*argv, cwd=cwd, **env)
-    deadline = time.monotonic() + seconds
-    while not list(cwd.glob(f"{once}/manifest.json")):
-        assert child.poll() is None, child.stdout.read()
-        assert time.monotonic() < deadline, "no checkpoint came"
-        time.sleep(0.005)
+def stop(*argv: object, how: int = signal.SIGTERM, **more: Any) -> tuple[int, str]:
+    """As `started`, then send a signal to all of its processes: (exit code, output)."""
+    child = started(*argv, **more)
     process = psutil.Process(child.pid)
     for one in (*process.children(recursive=True), process):  # workers first: they must not die of it
         one.send_signal(how)
-    output = child.communicate(timeout=min(seconds, 200))[0]
+    output = child.communicate(timeout=200)[0]
     return child.returncode, output
 
 
@@ -140,3 +196,9 @@ def final_weights(folder: Path) -> dict[str, torch.Tensor]:
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     """Bitwise equality of two sets of tensors."""
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def assert_same_run(folder: Path, other: Path) -> None:
+    """Two runs of one stage had bitwise the same losses and end with bitwise the same weights."""
+    assert losses(folder) == losses(other)
+    assert same(final_weights(folder), final_weights(other))

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.helpers.commands import BIN, environment
+from tests.helpers.commands import BIN, environment, outputs
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 SHARED, OWN = "/mnt/shared", "/mnt/own"
@@ -57,29 +57,16 @@ def together(shared: Path, *argv: str, seconds: float = 300) -> list[tuple[int, 
     shared.mkdir(parents=True, exist_ok=True)
     env = environment(GLOO_SOCKET_IFNAME="eth0", TMPDIR="/tmp", PYTHONUNBUFFERED="1")
     with cabled() as names:
-        started = []
+        children = []
         for rank, name in enumerate(names):
-            words = [
-                str(BIN / "trainworthy"),
-                *argv,
-                "--nodes",
-                "2",
-                "--node-rank",
-                str(rank),
-                "--address",
-                f"{ADDRESSES[0]}:29500",
-            ]
+            machine = f"--nodes 2 --node-rank {rank} --address {ADDRESSES[0]}:29500"
+            words = [str(BIN / "trainworthy"), *argv, *machine.split()]
             script = (
                 f"hostname machine-{rank} && mount -t tmpfs none /mnt && mkdir {SHARED} {OWN}-{rank} && "
                 f"mount --bind {shlex.quote(str(shared))} {SHARED} && mount -t tmpfs none /tmp && cd {OWN}-{rank} && exec {shlex.join(words)}"
             )
             inside = ["ip", "netns", "exec", name, "unshare", "-m", "-u", "sh", "-c", script]
-            started.append(
+            children.append(
                 subprocess.Popen(inside, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             )
-        try:
-            said = [child.communicate(timeout=seconds)[0] for child in started]
-        finally:
-            for child in started:
-                child.kill()
-    return [(child.returncode, words) for child, words in zip(started, said, strict=True)]
+        return outputs(children, seconds)

@@ -49,7 +49,7 @@ def chosen() -> dict[str, Plant]:
     return {g: first[g] for g in sorted(first, key=lambda g: (ids.index(g) if g in ids else len(ids), g))}
 
 
-def asked(recipe: str, seed: int, plant: Plant | None = None) -> dict[str, str]:
+def verdicts_of(recipe: str, seed: int, plant: Plant | None = None) -> dict[str, str]:
     """{gate: verdict} of a recipe, or of a planted bug's gate."""
     with tempfile.TemporaryDirectory() as name:
         source = (ROOT / "recipes" / f"{recipe}.py").read_text()
@@ -113,7 +113,7 @@ def main(recipes: list[str]) -> None:
             "recipe": recipe,
             "bug": plant.id if plant else "",
             "seed": seed,
-            "verdicts": asked(recipe, seed, plant),
+            "verdicts": verdicts_of(recipe, seed, plant),
         }
         with JOURNAL.open("a") as file:
             file.write(json.dumps(entry) + "\n")

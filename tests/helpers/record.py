@@ -99,12 +99,12 @@ class Record:
         self.lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def pytest_sessionfinish(self) -> None:
-        self.page.write_text("\n".join(self.told()) + "\n")
+        self.page.write_text("\n".join(self.markdown()) + "\n")
 
     def cases(self) -> list[tuple[Case, Seeds]]:
         return [(case, self.seen[case]) for case in self.suite if case in self.seen]
 
-    def told(self) -> list[str]:
+    def markdown(self) -> list[str]:
         """Return the lines of the page; misses and false alarms first."""
         plants, healthy = ([c for c in self.cases() if c[0][1] == kind] for kind in ("plant", "healthy"))
         what = {"plant": "not caught", "healthy": "false alarm"}
@@ -181,4 +181,4 @@ def wilson(hits: int, n: int) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text("\n".join(Record(PAGE).told()) + "\n")
+    PAGE.write_text("\n".join(Record(PAGE).markdown()) + "\n")

@@ -41,8 +41,8 @@ def write(home: Path) -> Path:
             pixels = rng.integers(0, 120, (40 + i, 50, 3), dtype=np.uint8)
             pixels[..., 0] += 130 * red
             Image.fromarray(pixels).save(data / name)
-            told = {"answer": "yes" if red else "no", "pair": f"{split}{i % 2}{i // 4}"}
-            lines.append({"image": name, "question": "any red ?", **told})
+            answer = {"answer": "yes" if red else "no", "pair": f"{split}{i % 2}{i // 4}"}
+            lines.append({"image": name, "question": "any red ?", **answer})
             lines.append({"image": name, "question": "left colour ?", "answer": "red" if red else "blue"})
         (data / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return home
@@ -82,7 +82,7 @@ def talkative(home: Path, *, steps: int = 250, train: int = 256, val: int = 64) 
     model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token_id
     chat = turns.chat(tokenizer)
 
-    def asked(items: list) -> list[Asked]:
+    def questions(items: list) -> list[Asked]:
         short = [Asked(0, q, a) for q, a in zip(scenes.QUESTIONS.values(), scenes.answers(items), strict=True)]
         return [Asked(0, DESCRIBE, scenes.describe(items)), *short]
 
@@ -92,9 +92,9 @@ def talkative(home: Path, *, steps: int = 250, train: int = 256, val: int = 64) 
         found = []
         for index in range(step * 24, (step + 1) * 24):
             items = scenes.by_x(scenes.draw(composites.generator("train", "chat", index), "train")[0])
-            told = chat.ids(scenes.describe(items))
-            row = turns.packed(chat, len(told), asked(items))
-            row["ids"] = row["ids"].masked_scatter(row["ids"] == rows.IMAGE, torch.tensor(told))
+            ids = chat.ids(scenes.describe(items))
+            row = turns.packed(chat, len(ids), questions(items))
+            row["ids"] = row["ids"].masked_scatter(row["ids"] == rows.IMAGE, torch.tensor(ids))
             found.append(row)
         batch = rows.together(found)
         logits = rows.answer(model, model.get_input_embeddings()(batch["ids"]), batch)
@@ -113,9 +113,9 @@ def talkative(home: Path, *, steps: int = 250, train: int = 256, val: int = 64) 
         for i in range(n):
             write_png(source.image(i), str(talks / f"{split}-{i}.png"))
             items = source.pairs[i // 2][i % 2]
-            said = [text for one in asked(items)[: 1 + i % 2] for text in (one.question, one.answer)]
-            said[0] = f"<image>\n{said[0]}"
+            texts = [text for one in questions(items)[: 1 + i % 2] for text in (one.question, one.answer)]
+            texts[0] = f"<image>\n{texts[0]}"
             lines.append({"image": f"{split}-{i}.png", "conversations": [
-                {"from": ("human", "gpt")[k % 2], "value": text} for k, text in enumerate(said)]})  # fmt: skip
+                {"from": ("human", "gpt")[k % 2], "value": text} for k, text in enumerate(texts)]})  # fmt: skip
         (talks / f"{split}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     return home

@@ -90,8 +90,7 @@ def classifier(home: Path) -> Path:
 
     def train(folder: Path) -> None:
         argv = ("run", "vision/classify", *PLAIN, "--gates.no-enabled", "--train.epochs", "0.3", "--run.out", folder)
-        done = call(*argv, cwd=home)
-        assert done.returncode == DONE, shown(done)
+        commands.ended(call(*argv, cwd=home), DONE)
 
     (export,) = once(home / "classifier", train).glob("*/*/export")
     return export
@@ -170,10 +169,6 @@ def call(*argv: object, cwd: Path, stop: str = "") -> subprocess.CompletedProces
     return commands.installed(*argv, cwd=cwd, **env)
 
 
-def shown(done: subprocess.CompletedProcess) -> str:
-    return f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-
-
 # ------------------------------------------------------------------------------------------------------------- the test
 def cases(domain: str) -> list:
     """A parameter for each recipe in the folder of a domain."""
@@ -191,8 +186,7 @@ def smoke(recipe: str, cwd: Path, stand_ins: Path) -> None:
 
     def step(name: str, *argv: object, code: int, stop: str = "") -> None:
         started = time.monotonic()
-        done = call(*argv, cwd=cwd, stop=stop)
-        assert done.returncode == code, f"{name}: {shown(done)}"
+        done = commands.ended(call(*argv, cwd=cwd, stop=stop), code)
         cost[name] = getattr(done, "cpu", time.monotonic() - started)
 
     gates = ("--gates.no-remember",)

@@ -183,7 +183,7 @@ LEFT_OUT = ("overfit", "baseline", "tiny-data", "range-test", "data", "fabricate
 """Gates that train to a goal (the rehearsal and others run the same code), and gates that read data on the host alone."""
 
 
-def judged(recipe: str, argv: list[str], ids: tuple[str, ...] = ()) -> dict[str, str]:
+def outcomes(recipe: str, argv: list[str], ids: tuple[str, ...] = ()) -> dict[str, str]:
     """Gates of every stage of a recipe there (`ids`, else all but LEFT_OUT): passed, skipped, measured, or what was raised."""
     loaded, found = loading.load(recipe), {}
     cfg = config.parse(loaded.module, argv, prog="stand-in")[0]
@@ -194,17 +194,17 @@ def judged(recipe: str, argv: list[str], ids: tuple[str, ...] = ()) -> dict[str,
                           stage=spec.name, follows="rehearsed" if before else "none")  # fmt: skip
             context.folder.mkdir(parents=True)
             if "finish" in ids:
-                found[f"{spec.name} finish"] = _said(finish, context)
+                found[f"{spec.name} finish"] = outcome_of(finish, context)
             for one in order.of_stage(context.look()[1]):
                 if one.id in ids or (not ids and one.id not in LEFT_OUT):
                     assert context.look()[0].device == DEVICE
                     assert all(isinstance(p, OnDevice) for p in context.look()[1].model.parameters())
                     context.put_away()
                     started = time.process_time()
-                    found[f"{spec.name} {one.id}"] = said = _said(one.check, context)
+                    found[f"{spec.name} {one.id}"] = outcome = outcome_of(one.check, context)
                     if os.environ.get("STAND_IN_TRACE"):
                         print(
-                            f"{spec.name} {one.id}: {said[:300]} ({time.process_time() - started:.1f} s)",
+                            f"{spec.name} {one.id}: {outcome[:300]} ({time.process_time() - started:.1f} s)",
                             file=sys.stderr,
                             flush=True,
                         )
@@ -223,7 +223,7 @@ def finish(context: GateContext) -> None:
         run.measure(stage, stage.data["test"])
 
 
-def _said(check: Callable[[GateContext], Finding | None], context: GateContext) -> str:
+def outcome_of(check: Callable[[GateContext], Finding | None], context: GateContext) -> str:
     try:
         finding = check(context)
         return "pass" if finding is None or finding.ok else f"fail: {finding.measured}"
@@ -241,4 +241,4 @@ def _said(check: Callable[[GateContext], Finding | None], context: GateContext) 
 if __name__ == "__main__":
     own = sys.argv[2:]
     only = own.pop(0).removeprefix("--only=") if own and own[0].startswith("--only=") else ""
-    print(json.dumps(judged(sys.argv[1], own, tuple(filter(None, only.split(","))))))
+    print(json.dumps(outcomes(sys.argv[1], own, tuple(filter(None, only.split(","))))))

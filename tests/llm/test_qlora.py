@@ -11,7 +11,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.llm.models import loading, quantized
 
 from tests.helpers import language
-from tests.helpers.commands import final_weights, losses, run_folder, same, trainworthy
+from tests.helpers.commands import assert_same_run, final_weights, run_folder, same, trainworthy
 from tests.helpers.plant import Plant
 from tests.llm.planted_sft import FOUR, LOADED, MODEL, PLANTS, SFT
 
@@ -142,8 +142,7 @@ def test_adapters_alone_are_saved_and_a_resumed_run_is_the_straight_one(straight
     assert done.returncode == 0, done.stderr
     assert "resumed from step-" in done.stdout
     assert f"resumed from {last}" not in done.stdout
-    assert same(final_weights(folder), final_weights(straight))
-    assert losses(folder) == losses(straight)
+    assert_same_run(folder, straight)
 
 
 # ------------------------------------------------------------------------------------------------------------------ export

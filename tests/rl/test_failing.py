@@ -7,7 +7,7 @@ import pytest
 from trainworthy.core.loop import checkpoint_survey
 
 from tests.conftest import ROOT, Done, run_module
-from tests.helpers.commands import final_weights, losses, same
+from tests.helpers.commands import assert_same_run
 
 ENV = {"PYTHONPATH": str(ROOT)}
 SHORT = (
@@ -78,8 +78,7 @@ def test_a_run_whose_environment_fails_goes_on_once_it_is_mended(recipe: str, ho
     again = launch("resume", str(folder), **ENV)
     assert again.returncode == 0, again.shown
     assert f"resumed from {saved}" in again.stdout, again.shown
-    assert losses(folder) == losses(straight(recipe))
-    assert same(final_weights(folder), final_weights(straight(recipe)))
+    assert_same_run(folder, straight(recipe))
 
 
 def test_a_signal_while_an_environment_steps_is_not_its_error(launch):

@@ -16,7 +16,7 @@ from trainworthy.recipes.vision.data import mixing, pictures
 from trainworthy.recipes.vision.models import zoo
 
 from tests.core.test_life import _stop_at
-from tests.helpers.commands import QUICK, final_weights, losses, read, run_folder, same, trainworthy
+from tests.helpers.commands import QUICK, assert_same_run, final_weights, losses, read, run_folder, same, trainworthy
 from tests.helpers.pictures import write_folder, write_hub
 
 NET = ("--preset", "full", "--model", "shufflenet_v2_x0_5", "--weights", "none", "--train.precision", "fp32",
@@ -129,8 +129,7 @@ def test_streaming_resumes_bitwise(launch, hub, tmp_path):
     assert code == 5, said
     resumed = trainworthy("resume", folder, cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    assert losses(folder) == losses(whole)
-    assert same(final_weights(folder), final_weights(whole))
+    assert_same_run(folder, whole)
     exported = [load_file(f / "export" / "model.safetensors") for f in (folder, whole)]
     assert same(*exported)
 

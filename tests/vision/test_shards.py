@@ -11,7 +11,7 @@ from trainworthy.core import UserError
 from trainworthy.recipes.vision.data import pictures
 
 from tests.core.test_life import _stop_at
-from tests.helpers.commands import final_weights, losses, run_folder, same, trainworthy
+from tests.helpers.commands import assert_same_run, run_folder, trainworthy
 from tests.helpers.pictures import chosen, encoded
 
 SMALL = (
@@ -142,5 +142,4 @@ def test_a_streamed_run_resumes_bitwise(shards, tmp_path):
     assert code == 5, said
     resumed = trainworthy("resume", folder, cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
-    assert losses(folder) == losses(whole)
-    assert same(final_weights(folder), final_weights(whole))
+    assert_same_run(folder, whole)

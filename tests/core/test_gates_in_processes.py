@@ -1,8 +1,7 @@
 """Every recipe in several processes: its metrics are those of one process, and sharded it trains what whole copies train
-(tests/helpers/parts.py)."""
+(tests/helpers/gates_in_processes.py)."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from trainworthy.core.recipe.registry import HOME, recipes
 
 from tests.conftest import ROOT
-from tests.helpers.commands import environment
+from tests.helpers.commands import execute
 from tests.helpers.settings import SHORT
 from tests.helpers.smoke import STAND_INS
 
@@ -26,9 +25,7 @@ def measured(tmp_path: Path, stand_ins: Path, recipes: list[str], **how: object)
     settings = {r: [*SHORT.get(r, ()), *map(str, STAND_INS.get(r, lambda home: ())(stand_ins))] for r in recipes}
     file = tmp_path / "asked.json"
     file.write_text(json.dumps({"processes": 2, "gates": ["sharding"], "shard": "full", "recipes": settings, **how}))
-    argv = [sys.executable, "-m", "tests.helpers.parts", str(file)]
-    done = subprocess.run(argv, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=1800)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = execute(sys.executable, "-m", "tests.helpers.gates_in_processes", file, cwd=ROOT, code=0, timeout=1800)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert {one["recipe"] for one in found} == {*recipes}
     return found
