@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from trainworthy.core.base.correlation import pearson
 from trainworthy.core.guard.checks import causality, objectives
+from trainworthy.core.guard.checks.invariants import names, tops
 from trainworthy.core.guard.checks.objectives import Fault
 from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.measures import indexing, mixing, pairing, supervision
@@ -31,7 +32,7 @@ SHIFTS = {
 def targets(seen: Observer) -> dict:
     """Find class targets that are constant, ignored or shifted, batches of one class, and predictions paired with every
     target."""
-    if fault := seen.evidence.outer.fault():
+    if fault := seen.evidence.outer.fault() or seen.evidence.multi_hot.fault():
         return finding("targets", *fault)
     for check in (
         objectives.exchanged,
@@ -192,6 +193,8 @@ def positive_first(rows: list[dict]) -> Fault | None:
 def loss_input(seen: Observer) -> dict:
     """Find probabilities as input of a loss that needs logits or log-probabilities, and regression targets out of the output's range."""
     if fault := seen.evidence.output_ranges.fault():
+        return finding("loss-input", *fault)
+    if seen.evidence.log_scales.first and (fault := seen.evidence.log_scales.fault(names(tops()))):
         return finding("loss-input", *fault)
     if not seen.calls:
         return skip("loss-input", "none of the losses that can be fed wrongly is used")
