@@ -97,7 +97,9 @@ def test_a_scale_that_is_a_logarithm(first: float, how: str, stopped: bool):
         assert (one.fault({}) is not None) == stopped
 
 
-def rollouts(*, masked: bool, critic: bool = True, seed: int = 0, horizon: int = 64, envs: int = 4, returns: bool = False):
+def rollouts(
+    *, masked: bool, critic: bool = True, seed: int = 0, horizon: int = 64, envs: int = 4, returns: bool = False
+):
     """The record of three rollouts of an environment whose episodes end now and then."""
     rng, credit, values = np.random.default_rng(seed), Credit(), Values()
     states = rng.normal(size=(3 * horizon + 1, envs, 3)).astype(np.float32)
@@ -133,6 +135,9 @@ def rollouts(*, masked: bool, critic: bool = True, seed: int = 0, horizon: int =
 def test_advantages_that_run_over_the_end_of_an_episode(seed: int, critic: bool, returns: bool):
     torch.manual_seed(seed)
     wrong, right = (rollouts(masked=m, critic=critic, seed=seed, returns=returns) for m in (False, True))
-    assert wrong.on >= 20 and not wrong.masked
-    assert right.exact == wrong.exact > 100 and not right.on and right.masked >= 20
+    assert wrong.on >= 20
+    assert not wrong.masked
+    assert right.exact == wrong.exact > 100
+    assert not right.on
+    assert right.masked >= 20
     assert bool(wrong.based) == critic

@@ -327,6 +327,7 @@ def of(seen: Observer) -> dict[str, Any]:
         "target": place,
         "inputs": fit.get("inputs"),
         "fit": fit,
+        "direct": seen.fits.direct / max(1, seen.fits.calls),
         "closed": bool(getattr(seen.control, "closed", "")),
         "one_source": len(getattr(seen.control, "kept", ())) == 1,
         "eval_r2": [r_squared(p.pairs) for p in later],

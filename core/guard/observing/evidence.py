@@ -121,8 +121,7 @@ class Evidence:
     def root(self, seen: Any, module: nn.Module, args: tuple, kwargs: dict, out: Any, grad: bool) -> None:
         """Note a model's call."""
         self.calls[id(module), grad] += 1
-        if not grad:
-            self.multi_hot.answered(out)
+        (seen.fits if grad else self.multi_hot).answered(out)
         if args and isinstance(args[0], Tensor):
             self.bootstrapped.root(args[0], out, self.credit)
             self.values.root(module, args[0], out, self.credit)
