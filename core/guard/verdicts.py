@@ -258,7 +258,7 @@ class Guard:
         if not right_answers.suitable(facts, ended):
             return None
         more = {**given, "whole": True, "lengths": ended.record["progress"]["lengths"], "target": facts["target"]}
-        more["limit"] = 1.5 * given["limit"]
+        more |= {"limit": 1.5 * given["limit"], "numbers": right_answers.numeric(facts)}
         fault = right_answers.check(
             ended, lambda name: self._rehearse(self._plan(name, steps=10**9, most=10**9, **more))
         )

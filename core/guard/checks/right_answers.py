@@ -34,16 +34,18 @@ CAUSE = (
 class Answers(Oracle):
     """Answers every evaluation alike: with each sample's own target, or with those of other samples."""
 
-    def __init__(self, place: int | None, *, right: bool) -> None:
+    def __init__(self, place: int | None, *, right: bool, numbers: bool = False) -> None:
         super().__init__()
-        self.place, self.right = place, right
+        self.place, self.right, self.numbers = place, right, numbers
 
     def answer(self, seen: Any, given: tuple, out: Any) -> Any:
         """Return what a model is made to answer in place of `out`."""
         one = seen.recent[-1] if seen.recent else None
         if one is None or one.backwards or torch.is_grad_enabled() or not seen.steps or self.place is None:
             return out
-        row = self.passes.setdefault(id(one), {"calls": 0, "answered": 0, "rows": 0, "said": [], "pass": one})
+        row = self.passes.setdefault(
+            id(one), {"calls": 0, "answered": 0, "rows": 0, "varied": False, "said": [], "pass": one}
+        )
         row["calls"] += 1
         scored = out.get("logits") if isinstance(out, Mapping) else out
         answer = self._answer(used(one.recent, given), scored)
@@ -51,17 +53,18 @@ class Answers(Oracle):
             return out
         row["answered"] += 1
         row["rows"] += len(answer)
+        row["varied"] |= bool((answer != answer[:1]).any())  # zeros in the place of unknown targets are no answers
         if isinstance(out, Mapping):
             out["logits"] = answer  # type: ignore[index]
             return out
         return answer
 
     def _answer(self, batch: Any, out: Any) -> Tensor | None:
-        target = wanted(batch, out, {self.place: 1})  # type: ignore[dict-item]
+        target = None if self.numbers else wanted(batch, out, {self.place: 1})  # type: ignore[dict-item]
         if target is not None:
             return saying(out, self._mine(target), right=True)
         leaves = tree_leaves(batch) if batch is not None else []
-        y = leaves[self.place] if self.place < len(leaves) else None  # type: ignore[operator,index]
+        y = leaves[self.place] if self.numbers and self.place < len(leaves) else None  # type: ignore[operator,index]
         if not isinstance(y, Tensor) or not isinstance(out, Tensor) or not y.is_floating_point():
             return None
         fits = out.is_floating_point() and y.dim() and out.dim() and len(y) == len(out) and y.numel() == out.numel()
@@ -83,6 +86,11 @@ class Answers(Oracle):
         return [{k: v for k, v in row.items() if k != "pass"} for row in self.passes.values() if row["said"]]
 
 
+def numeric(facts: dict[str, Any]) -> bool:
+    """Return whether the loss compares numbers, by the facts of a run."""
+    return bool(facts.get("fit")) and facts["fit"]["kind"] not in BINARY
+
+
 def suitable(facts: dict[str, Any], ended: "Outcome") -> bool:
     """Return whether the right answers are known, and a score is printed that should be perfect with them."""
     record, fit = ended.record, facts.get("fit") or {}
@@ -95,7 +103,9 @@ def suitable(facts: dict[str, Any], ended: "Outcome") -> bool:
 
 def printed(one: "Outcome") -> dict[str, Series]:
     """Return the scores that were printed after evaluations all of whose calls were answered."""
-    rows = [r for r in one.record.get("answers", []) if r["answered"] == r["calls"] and r["rows"] >= ROWS]
+    rows = [
+        r for r in one.record.get("answers", []) if r["answered"] == r["calls"] and r["rows"] >= ROWS and r["varied"]
+    ]
     text = "\n".join(printed_between(one.output, r["said"]) for r in rows)
     return {k: s for k, s in series(text).items() if s.kind in KINDS and "train" not in s.name}
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 MOST = 20_000  # rows of training
 READ = 2000  # of an evaluation
 ROWS = 50  # of a class in an evaluation
-NUMBERS = 4  # of a row, at least
+NUMBERS, WIDEST = 4, 1024  # of a row: pictures are compared elsewhere
 COPIED, UNIQUE = 0.5, 0.02  # shares of evaluation rows that are in training: of the multiplied class, of another one
 DISTINCT = 10
 EVEN = 1.15  # largest class by smallest
@@ -39,7 +39,7 @@ def rows(data: Any, most: int, limit: float) -> list[Row]:
         ]
         numbers = [x.detach().cpu().flatten() for x in parts if x.is_floating_point() and x.numel() > 1]
         labels = [float(x) for x in parts if x.numel() == 1]
-        if len(labels) != 1 or labels[0] != int(labels[0]) or sum(len(x) for x in numbers) < NUMBERS:
+        if len(labels) != 1 or labels[0] != int(labels[0]) or not NUMBERS <= sum(map(len, numbers)) <= WIDEST:
             return []
         found.append((hash(b"".join(x.numpy().tobytes() for x in numbers)), labels[0]))
     return found

@@ -61,6 +61,8 @@ class Plan:
     """Is added to the seeds of torch, numpy and random that the script sets."""
     target: int | None = None
     """Index of the target among the batch's tensors; None: the only row of class numbers."""
+    numbers: bool = False
+    """Of `right` and `wrong`: the targets are numbers, and not classes."""
     inputs: list[int] | None = None
     """Indices of the entries that are exchanged; None: all but the target."""
 
@@ -86,7 +88,7 @@ class Control:
         self.optimizers = 0
         self.oracle = Oracle() if plan.name == "oracle" else None
         if plan.name in ANSWERED:
-            self.oracle = Answers(plan.target, right=plan.name == "right")
+            self.oracle = Answers(plan.target, right=plan.name == "right", numbers=plan.numbers)
         self.arrived = plan.name != "later"
         self.begun = False
         self.quota: dict[tuple, int] = {}  # batches of an evaluation, by its length and batch size
