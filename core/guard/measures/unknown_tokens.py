@@ -4,12 +4,14 @@ of the texts are not those of the vocabulary.
 Padding at the ends of a row does not count. The background of pictures, and rests in music, come in runs; unknown words do not.
 """
 
+from collections import deque
+
 import torch
 from torch import Tensor
 from trainworthy.core.guard.hooks.addresses import home_of
 
 VOCABULARY = 200  # rows of the table, at least
-TOKENS = 4000
+TOKENS = 2000
 SHARE = 0.4  # of one token
 USED = 0.5  # of the table's rows
 RUNS = 0.2  # by how much the token is more frequent after itself
@@ -20,12 +22,12 @@ class Lookups:
     """Counts of tokens that training looks up in each table."""
 
     def __init__(self) -> None:
-        self.batch: list[Tensor] = []
+        self.batches: deque = deque(maxlen=4)  # loops may fetch ahead
         self.tables: dict[int, list] = {}  # calls, tokens by number (V,), tokens after themselves by number (V,)
 
     def entries(self, batch: list[Tensor]) -> None:
         """Note a batch: tokens that the loop changes (masks) are not those of the data."""
-        self.batch = [x for x in batch if x.dtype == torch.int64 and x.dim() == 2]
+        self.batches.append([x for x in batch if x.dtype == torch.int64 and x.dim() == 2])
 
     def look(self, ids: Tensor, table: Tensor) -> None:
         """Note tokens (N, T) of the batch that are looked up in a table (V, D)."""
@@ -33,7 +35,7 @@ class Lookups:
             return
         home = home_of(ids)
         row = self.tables.setdefault(id(table), [0, torch.zeros(len(table)), torch.zeros(len(table))])
-        if row[0] >= CALLS or not any(home_of(x) == home for x in self.batch):
+        if row[0] >= CALLS or not any(home_of(x) == home for batch in self.batches for x in batch):
             return
         row[0] += 1
         ids = ids.detach().cpu()
