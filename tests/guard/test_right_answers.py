@@ -70,3 +70,15 @@ def test_answers_are_the_batch_s_own(seed: int, kind: str):
         assert torch.equal(found, y)
         assert torch.equal(other.sort(0).values, y.sort(0).values)
         assert torch.equal(other, y) == (kind == "zeros")
+
+
+def test_a_call_that_is_not_answered_ends_what_its_evaluation_printed():
+    x, y, out = torch.randn(60, 4), torch.randn(60, 1), torch.randn(60, 1)
+    one = SimpleNamespace(recent=deque([[x, y]]), backwards=0)
+    answers, said = Answers(1, right=True, numbers=True), [0, -1]
+    with torch.no_grad():
+        answers.answer(SimpleNamespace(recent=[one], steps=10), ((x,), {}), out)
+        answers.ended(one, said)
+        assert answers.facts()[0]["said"] == [0, -1]
+        answers.answer(SimpleNamespace(recent=[], steps=10), ((x + 1,), {}), out)  # a test without a loader
+    assert answers.facts()[0]["said"][1] >= 0

@@ -15,7 +15,7 @@ from trainworthy.core.guard.checks.oracle import ROWS, Oracle, saying, wanted
 from trainworthy.core.guard.checks.results import ENDED
 from trainworthy.core.guard.measures.float_targets import BINARY
 from trainworthy.core.guard.measures.printed_scores import BOUNDED, Series, printed_between, series
-from trainworthy.core.guard.measures.records import used
+from trainworthy.core.guard.measures.records import used, written
 
 if TYPE_CHECKING:
     from trainworthy.core.guard.rehearsals.rehearsal import Outcome
@@ -42,6 +42,7 @@ class Answers(Oracle):
         """Return what a model is made to answer in place of `out`."""
         one = seen.recent[-1] if seen.recent else None
         if one is None or one.backwards or torch.is_grad_enabled() or not seen.steps or self.place is None:
+            self.close()
             return out
         row = self.passes.setdefault(
             id(one), {"calls": 0, "answered": 0, "rows": 0, "varied": False, "said": [], "pass": one}
@@ -50,6 +51,7 @@ class Answers(Oracle):
         scored = out.get("logits") if isinstance(out, Mapping) else out
         answer = self._answer(used(one.recent, given), scored)
         if answer is None:
+            self.close()
             return out
         row["answered"] += 1
         row["rows"] += len(answer)
@@ -76,6 +78,12 @@ class Answers(Oracle):
         return target[
             torch.randperm(len(target), generator=torch.Generator().manual_seed(len(target))).to(target.device)
         ]
+
+    def close(self) -> None:
+        """The model was called on something that is not answered: what is printed from here on may be its result."""
+        for row in self.passes.values():
+            if row["said"] and row["said"][1] < 0:
+                row["said"][1] = written()
 
     def done(self) -> bool:
         """The script runs to its end."""
