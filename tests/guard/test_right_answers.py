@@ -81,4 +81,14 @@ def test_a_call_that_is_not_answered_ends_what_its_evaluation_printed():
         answers.ended(one, said)
         assert answers.facts()[0]["said"] == [0, -1]
         answers.answer(SimpleNamespace(recent=[], steps=10), ((x + 1,), {}), out)  # a test without a loader
-    assert answers.facts()[0]["said"][1] >= 0
+        assert answers.facts()[0]["said"][1] >= 0
+        one.recent.append([x + 2, y])
+        answers.passes.clear()
+        answers.answer(SimpleNamespace(recent=[one], steps=10), ((x,), {}), out)
+        answers.ended(one, [5, -1])
+        assert not answers.facts()  # what is printed now may be the result of that test
+    answers.answer(SimpleNamespace(recent=[one], steps=10), ((x,), {}), out)
+    with torch.no_grad():
+        answers.answer(SimpleNamespace(recent=[one], steps=11), ((x,), {}), out)
+        answers.ended(one, [9, -1])
+    assert answers.facts()

@@ -37,6 +37,7 @@ class Answers(Oracle):
     def __init__(self, place: int | None, *, right: bool, numbers: bool = False) -> None:
         super().__init__()
         self.place, self.right, self.numbers = place, right, numbers
+        self.mixed = False  # since the last step, the model was also called on something that was not answered
 
     def answer(self, seen: Any, given: tuple, out: Any) -> Any:
         """Return what a model is made to answer in place of `out`."""
@@ -84,6 +85,12 @@ class Answers(Oracle):
         for row in self.passes.values():
             if row["said"] and row["said"][1] < 0:
                 row["said"][1] = written()
+        self.mixed = not torch.is_grad_enabled()
+
+    def ended(self, one: Any, said: list[int]) -> None:
+        """An evaluation has ended: what is printed next is its result, unless there was another one that was not answered."""
+        if not self.mixed:
+            super().ended(one, said)
 
     def done(self) -> bool:
         """The script runs to its end."""
