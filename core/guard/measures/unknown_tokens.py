@@ -14,7 +14,7 @@ VOCABULARY = 200  # rows of the table, at least
 TOKENS = 2000
 SHARE = 0.4  # of one token
 USED = 0.5  # of the table's rows
-RUNS = 0.2  # by how much the token is more frequent after itself
+RUNS = 0.4  # how far the token is more frequent after itself, on the way from its share to always
 CALLS = 400
 
 
@@ -54,7 +54,7 @@ class Lookups:
             share = float(tokens[top]) / max(1.0, total)
             if total < TOKENS or share < SHARE or used > USED or share > 0.95:
                 continue
-            if float(again[top]) / float(tokens[top]) > share + RUNS:
+            if float(again[top]) / float(tokens[top]) > share + RUNS * (1 - share):
                 continue
             return (
                 f"{share:.0%} of {total:,.0f} tokens inside the texts are token {top}, scattered between others, and {used:.0%} of the "
