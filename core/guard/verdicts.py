@@ -13,7 +13,16 @@ from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.verdict import Kind, Verdict
 from trainworthy.core.gates.runner import _show
-from trainworthy.core.guard.checks import ending, interventions, invariants, oracle, progress, ranks, restart
+from trainworthy.core.guard.checks import (
+    ending,
+    interventions,
+    invariants,
+    oracle,
+    progress,
+    ranks,
+    restart,
+    right_answers,
+)
 from trainworthy.core.guard.checks.results import CHECKS, LEARNING, finding, skip, verdict
 from trainworthy.core.guard.measures import printed_scores
 from trainworthy.core.guard.rehearsals import rehearsal, sandbox
@@ -233,6 +242,8 @@ class Guard:
             more["whole"] = True
             done = self._rehearse(self._plan("end", steps=10**9, most=10**9, **more))
         found = ending.answer(watch.record, done.record, done.late, done.output, limit)
+        if found.get("ok"):
+            found = self._answered(watch, done, more) or found
         self._verdict(found, time.monotonic() - began)
         if not self.only or "progress" in self.only:
             self._progress(watch, done, more)
@@ -240,6 +251,18 @@ class Guard:
             began = time.monotonic()
             plan = self._plan("later", **(more | {"later": number, "limit": max(30.0, 2.5 * limit)}))
             self._verdict(ending.second(self._rehearse(plan).record), time.monotonic() - began)
+
+    def _answered(self, watch: Outcome, ended: Outcome, given: dict) -> dict | None:
+        """The script's own scores, to its end, for right answers in all evaluations; None where nothing is wrong with them."""
+        facts = watch.record["facts"]
+        if not right_answers.suitable(facts, ended):
+            return None
+        more = {**given, "whole": True, "lengths": ended.record["progress"]["lengths"], "target": facts["target"]}
+        more |= {"limit": 1.5 * given["limit"], "numbers": right_answers.numeric(facts)}
+        fault = right_answers.check(
+            ended, lambda name: self._rehearse(self._plan(name, steps=10**9, most=10**9, **more))
+        )
+        return finding("ending", *fault) if fault else None
 
     def _progress(self, watch: Outcome, ended: Outcome, given: dict) -> None:
         """Compare what the script prints with what it prints when its weights stay as they were drawn."""

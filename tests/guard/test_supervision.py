@@ -15,6 +15,7 @@ from trainworthy.core.guard.checks.objectives import noise
 from trainworthy.core.guard.checks.schedules import by_hand
 from trainworthy.core.guard.hooks import events, initial_weights, patches
 from trainworthy.core.guard.measures import columns, supervision
+from trainworthy.core.guard.measures.log_scales import LogScales
 from trainworthy.core.guard.measures.output_ranges import OutputRanges
 from trainworthy.core.guard.measures.targets import describe
 from trainworthy.core.guard.observing.observer import Observer
@@ -88,7 +89,9 @@ def test_log_softmax_over_the_batch(dim: int):
     torch.manual_seed(0)
     log_p = torch.randn(32, 10).log_softmax(dim)
     row = describe("kl_div", log_p, torch.randn(32, 10).softmax(1), {}, None)
-    seen = SimpleNamespace(calls=[row] * 4, evidence=SimpleNamespace(output_ranges=OutputRanges()))
+    seen = SimpleNamespace(
+        calls=[row] * 4, evidence=SimpleNamespace(output_ranges=OutputRanges(), log_scales=LogScales())
+    )
     assert loss_input(seen)["ok"] == (dim == 1)
 
 

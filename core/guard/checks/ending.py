@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from trainworthy.core.guard.checks import behaviour
 from trainworthy.core.guard.checks.results import ENDED, finding, skip
 from trainworthy.core.guard.hooks.parameters import parameters_of
-from trainworthy.core.guard.measures import best_weights
+from trainworthy.core.guard.measures import averages, best_weights
 from trainworthy.core.guard.measures.records import Group
 from trainworthy.core.guard.measures.scales import SCALE, fault, goes_on
 from trainworthy.core.guard.observing.to_the_end import Evaluation, Following, inside, kind, known
@@ -22,7 +22,7 @@ PAIRS = 1000  # neighbouring tokens that two sources must have to be compared
 
 def check(seen: Following) -> dict:
     """Join the faults that are seen in a whole script."""
-    faults = [fault for find in (stranger, untrained, scales, vocabulary, worst, calm) if (fault := find(seen))]
+    faults = [fault for find in FINDERS if (fault := find(seen))]
     if faults:
         return finding("ending", "; ".join(what for what, _ in faults), "\n".join(cause for _, cause in faults))
     sources = len({(e.kind, e.source) for e in seen.evaluations})
@@ -33,13 +33,19 @@ def check(seen: Following) -> dict:
     )
 
 
-def length(seen: Following) -> str:
-    """Return how many steps were made, and how many the script makes whose passes were cut short."""
+def cut_short(seen: Following) -> tuple[list, float]:
+    """Return the passes of training that were cut short, and how many steps the script makes; 0 if that is unknown."""
     cut = [p for p in seen.passes if p.training and p.was_cut]
     more = sum(p.steps * (p.length / p.got - 1) for p in cut if p.length and p.got)
+    return cut, seen.steps + more if all(p.length for p in cut) else 0.0
+
+
+def length(seen: Following) -> str:
+    """Return how many steps were made, and how many the script makes whose passes were cut short."""
+    cut, steps = cut_short(seen)
     if not cut:
         return f"{seen.steps} steps"
-    whole = f" of about {seen.steps + more:.0f}" if all(p.length for p in cut) else ""
+    whole = f" of about {steps:.0f}" if steps else ""
     return f"{seen.steps}{whole} steps, because {len(cut)} passes of training were cut short"
 
 
@@ -209,6 +215,19 @@ def untrained(seen: Following) -> Fault | None:
     return None
 
 
+def average(seen: Following) -> Fault | None:
+    """Find an average of weights that is evaluated while it still is mostly what it began with."""
+    _, whole = cut_short(seen)
+    return averages.fault(seen.trail.found, seen.steps, whole) if whole and not seen.from_file else None
+
+
+def sampled(seen: Following) -> Fault | None:
+    """Find samples that are drawn with the time running backwards."""
+    models = {id(inside(m)): inside(m) for m in seen.roots.values()}
+    noised = {kind(models[i]): i for i in seen.evidence.sampling.noised if i in models}
+    return seen.evidence.sampling.fault({i: noised[kind(m)] for i, m in models.items() if kind(m) in noised})
+
+
 def large(module: nn.Module) -> list[Tensor]:
     """Return a model's weight matrices as vectors."""
     return [p.detach().flatten().float() for p in parameters_of(module) if p.numel() >= 256 and p.dim() > 1]
@@ -232,3 +251,6 @@ def calm(seen: Following) -> Fault | None:
         )
     found = behaviour.state(seen)
     return (found["measured"], found["cause"]) if found.get("ok") is False else None
+
+
+FINDERS = (stranger, untrained, scales, vocabulary, worst, average, sampled, calm)

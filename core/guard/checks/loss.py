@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from trainworthy.core.base.correlation import pearson
 from trainworthy.core.guard.checks import causality, objectives
+from trainworthy.core.guard.checks.invariants import names, tops
 from trainworthy.core.guard.checks.objectives import Fault
 from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.measures import indexing, mixing, pairing, supervision
@@ -31,7 +32,7 @@ SHIFTS = {
 def targets(seen: Observer) -> dict:
     """Find class targets that are constant, ignored or shifted, batches of one class, and predictions paired with every
     target."""
-    if fault := seen.evidence.outer.fault():
+    if fault := seen.evidence.outer.fault() or seen.evidence.multi_hot.fault():
         return finding("targets", *fault)
     for check in (
         objectives.exchanged,
@@ -193,6 +194,8 @@ def loss_input(seen: Observer) -> dict:
     """Find probabilities as input of a loss that needs logits or log-probabilities, and regression targets out of the output's range."""
     if fault := seen.evidence.output_ranges.fault():
         return finding("loss-input", *fault)
+    if seen.evidence.log_scales.first and (fault := seen.evidence.log_scales.fault(names(tops()))):
+        return finding("loss-input", *fault)
     if not seen.calls:
         return skip("loss-input", "none of the losses that can be fed wrongly is used")
     for name in sorted({r["loss"] for r in seen.calls}):
@@ -324,6 +327,7 @@ def of(seen: Observer) -> dict[str, Any]:
         "target": place,
         "inputs": fit.get("inputs"),
         "fit": fit,
+        "direct": seen.fits.direct / max(1, seen.fits.calls),
         "closed": bool(getattr(seen.control, "closed", "")),
         "one_source": len(getattr(seen.control, "kept", ())) == 1,
         "eval_r2": [r_squared(p.pairs) for p in later],

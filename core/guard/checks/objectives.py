@@ -7,6 +7,7 @@ import torch
 from trainworthy.core.base.correlation import spearman
 from trainworthy.core.guard.checks.causality import follows_only_the_past
 from trainworthy.core.guard.checks.invariants import names, stepped, tops
+from trainworthy.core.guard.checks.policies import advantages
 from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.hooks.parameters import parameters_of
 from trainworthy.core.guard.measures import (
@@ -39,6 +40,7 @@ def direction(seen: Any) -> dict:
     ]
     penalty = penalties.penalty(one.penalties) or penalties.embeddings(one.penalties)
     rows += [(penalty, ""), (one.bootstrapped.fault(), ""), loss_terms.check(one.loss_terms), collapse.check(seen)]
+    rows += [(advantages(seen), "")]
     wrong, told = [], []
     for fault, text in rows:
         wrong += [fault] if fault else []

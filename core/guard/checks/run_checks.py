@@ -25,6 +25,8 @@ def check(seen: Observer, plan: Any) -> dict[str, Any]:
     """What every check says of one run; on a run with changed data only the facts that `interventions` compares."""
     if plan.name in ("trained", "held"):
         return {"progress": progress.facts(seen)}
+    if plan.name in ("right", "wrong"):
+        return {"answers": seen.control.oracle.facts()}
     if isinstance(seen, to_the_end.Following):
         kept = seen.rounds.rows if seen.held or seen.loads else []
         return {

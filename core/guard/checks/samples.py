@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 from torch.utils.data.sampler import SequentialSampler
 from trainworthy.core.guard.checks.results import finding, skip
-from trainworthy.core.guard.measures import columns
+from trainworthy.core.guard.measures import columns, overlapping_windows, repeated_rows
 from trainworthy.core.guard.measures.alignment import turned_apart
 from trainworthy.core.guard.measures.collating import mispaired
 from trainworthy.core.guard.measures.drawn_apart import drawn_apart
@@ -33,7 +33,11 @@ def samples(seen: Observer) -> dict:
         return skip("samples", "no DataLoader feeds the loop")
     rehearsed = seen.control is not None  # after a real run nothing is drawn or read again
     checks = (same_order, workers, never, collated, both_splits)[: 5 if rehearsed else 2]
-    found = [x for x in (sampler_weights(train), *(check(seen, train) for check in checks)) if x]
+    found = [
+        x
+        for x in (sampler_weights(train), seen.evidence.lookups.fault(), *(check(seen, train) for check in checks))
+        if x
+    ]
     if found:
         return finding("samples", "; ".join(what for what, _ in found), "\n".join(cause for _, cause in found))
     loader = train[0].loader
@@ -120,13 +124,14 @@ def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
         shares[key] = shared(train[0].loader, loader, mine, limit + SECONDS)
     known = [s for s in shares.values() if s is not None]
     if not known or min(known) < 0.1:
+        others = [v for v in evals.values() if v.dataset is not data]
         return (
             partners(train[0].loader, evals, mine, limit + 2 * SECONDS)
             or drawn_apart(seen, train[0].loader, time.monotonic() + SECONDS)
             or turned_apart(train[0].loader, evals, limit + 3 * SECONDS)
-            or columns.check(
-                data, [v.dataset for v in evals.values() if v.dataset is not data], time.monotonic() + SECONDS
-            )
+            or columns.check(data, [v.dataset for v in others], time.monotonic() + SECONDS)
+            or repeated_rows.check(train[0].loader, others, time.monotonic() + SECONDS)
+            or overlapping_windows.check(train[0].loader, others, time.monotonic() + SECONDS)
         )
     share = min(known)
     return (

@@ -211,6 +211,8 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
             f"{max(ahead):.3g} would come after {ahead.index(max(ahead)):,}",
             "the warm-up is longer than the run: it was set for a longer one, or counts samples and not batches",
         )
+    if found := spent(one, ahead[:end]) if len(ahead) >= end >= 16 else None:
+        return found
     rates = ahead[: max(len(rates), int(1.5 * updates))] if several and ahead else rates
     peak, after = max(rates[:updates], default=0.0), rates[updates - 1 : int(1.5 * updates)]
     if several and peak > 0 and after and max(after) < 0.1 * peak:
@@ -221,6 +223,22 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
             "scheduler.step() belongs after the loop over batches, or its lengths must be counted in batches",
         )
     return f"{kind}: one step per update, rate {after[0] if after else rates[-1] if rates else 0:.3g} after an epoch"
+
+
+def spent(one: Any, rates: list[float]) -> dict | None:
+    """Find a rate that is gone before the middle of the run, and stays so: below a hundredth of its peak where it falls by a constant factor
+    now and then (a short run has few such steps), else below a thousandth. `rates`: those of the whole run."""
+    kind, peak = type(one.it).__name__, max(rates, default=0.0)
+    low, words = (0.01, "hundredth") if kind in ("StepLR", "MultiStepLR") else (0.001, "thousandth")
+    gone = max((i + 1 for i, rate in enumerate(rates) if rate >= low * peak), default=0)
+    if not peak or gone >= 0.5 * len(rates):
+        return None
+    return finding(
+        "schedule",
+        f"{kind} is stepped at every batch: after {gone:,} of the run's {len(rates):,} updates its rate is {rates[gone]:.2g}, below a {words} of "
+        f"its peak {peak:.3g}, and stays there",
+        "its lengths count epochs: scheduler.step() belongs after the loop over batches, or its lengths must be counted in batches",
+    )
 
 
 LOW = re.compile(r"(?i)(^|[^a-z])(\w*loss|r?mse|mae|nll|ppl|perplexity|wer|cer|fid|err|error)([^a-z]|$)")

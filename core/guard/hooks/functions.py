@@ -93,9 +93,28 @@ def layers(seen: Any) -> None:
 
         return __init__
 
+    def embedding(original: Callable) -> Callable:
+        def run(input: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled() and not seen.busy:
+                seen.evidence.looked_up(input, weight)
+            return original(input, weight, *args, **kwargs)
+
+        return run
+
+    def sigmoid(original: Callable) -> Callable:
+        def run(input: Any, *args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled() and not seen.busy:
+                seen.evidence.squashed(input)
+            return original(input, *args, **kwargs)
+
+        return run
+
     for cls in (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention):
         replace(cls, "__init__", made)
     replace(F, "normalize", normalize)
+    replace(F, "embedding", embedding)
+    for owner in (torch, torch.Tensor, F):
+        replace(owner, "sigmoid", sigmoid)
     for name in DROPOUTS:
         replace(F, name, dropout)
     replace(F, "scaled_dot_product_attention", attention)

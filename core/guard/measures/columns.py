@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset
+from trainworthy.core.guard.measures import missing_codes
 
 MOST, WIDTH = 20_000, 64  # rows; entries of a row
 CODES = (5, 200)
@@ -47,7 +48,8 @@ def check(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None
         if mine.keys() != theirs.keys():
             continue
         for key, column in theirs.items():
-            if told := renumbered(mine[key], column):
+            anew = missing_codes.renumbered(mine[key], column) if whole else ""
+            if told := renumbered(mine[key], column) or anew:
                 return (
                     f"column {key[1]} of entry {key[0]}: {told}",
                     "the evaluation's codes were made anew, in another order: use one mapping for all rows, made from the training rows",

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.doubles import to_double
-from trainworthy.core.guard.hooks.addresses import address_of
+from trainworthy.core.guard.hooks.addresses import address_of, home_of
 
 CALLS = 2000
 SEARCHED = 10**6  # entries of a target that is searched for among the batch's
@@ -37,12 +37,18 @@ class Fits:
             int, int
         ] = {}  # address of a prediction in this step -> entry of the batch that it was compared with
         self.at = -1
+        self.homes: set[int] = set()  # memory of the last outputs of a model
+        self.direct = 0  # predictions that are such an output itself
         self.shared = 0  # predictions that were compared with two entries of a batch
         self.root: tuple | None = None  # a model's call whose output is compared with an entry of the batch
 
     def batch(self, batch: Any) -> None:
         """Note the entries of a batch, as a rehearsal gives it to the script."""
         self.batches.append(tree_leaves(batch))
+
+    def answered(self, out: Any) -> None:
+        """Note what a model returned in training."""
+        self.homes = {home_of(x) for x in tree_leaves(out) if isinstance(x, Tensor)}
 
     def note(self, name: str, prediction: Tensor, target: Tensor, out: Any, root: tuple | None, step: int) -> None:
         """Note one loss with gradients; `out`: its value."""
@@ -59,6 +65,7 @@ class Fits:
         if name != "ctc_loss" and (prediction.shape != target.shape or target.numel() < 2):
             return
         self.calls += 1
+        self.direct += home_of(prediction) in self.homes
         given = [x for x in tree_leaves(root[1:]) if isinstance(x, Tensor) and x.dim()]
         place = self._place(target.detach(), given) if target.numel() <= SEARCHED else None
         if place is None:

@@ -16,21 +16,25 @@ from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.hooks.addresses import address_of, home_of
 from trainworthy.core.guard.hooks.parameters import parameters_of
+from trainworthy.core.guard.measures.advantages import Values
 from trainworthy.core.guard.measures.attention_masks import Masks
 from trainworthy.core.guard.measures.bootstrapping import Bootstrapped
 from trainworthy.core.guard.measures.broadcasting import Outer
 from trainworthy.core.guard.measures.class_conditions import Conditions
 from trainworthy.core.guard.measures.dropped_shares import Shares
 from trainworthy.core.guard.measures.kept_states import States
+from trainworthy.core.guard.measures.log_scales import LogScales
 from trainworthy.core.guard.measures.loss_terms import Terms
 from trainworthy.core.guard.measures.made_anew import MadeAnew
 from trainworthy.core.guard.measures.mixing import Mixing
+from trainworthy.core.guard.measures.multi_hot import MultiHot
 from trainworthy.core.guard.measures.output_ranges import OutputRanges
 from trainworthy.core.guard.measures.penalties import Penalties
 from trainworthy.core.guard.measures.policy_rewards import Credit
 from trainworthy.core.guard.measures.records import CLOSE, Group, fingerprint, on_gradient, used
 from trainworthy.core.guard.measures.regression import Regression
 from trainworthy.core.guard.measures.targets import fits
+from trainworthy.core.guard.measures.unknown_tokens import Lookups
 from trainworthy.core.guard.measures.variational import Latent
 
 CALLS = 200  # recorded calls of each model, with gradients and without
@@ -84,7 +88,7 @@ class Evidence:
         self.restored, self.unrestored = 0, 0
         self.regression, self.output_ranges = Regression(), OutputRanges()
         self.mixing = Mixing()
-        self.credit = Credit()
+        self.credit, self.values = Credit(), Values()
         self.latent = Latent()
         self.penalties = Penalties()
         self.outer = Outer()
@@ -92,6 +96,7 @@ class Evidence:
         self.bootstrapped = Bootstrapped()
         self.loss_terms = Terms()
         self.conditions = Conditions()
+        self.multi_hot, self.lookups, self.log_scales = MultiHot(), Lookups(), LogScales()
         self.texts: list[Tensor] = []  # batches of tokens, time last
 
     def close(self) -> None:
@@ -109,14 +114,17 @@ class Evidence:
         self.batches.append([x for x in leaves if isinstance(x, Tensor)])
         self.places.append({address_of(x): i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.numel()})
         self.kept, self.current = [], self.batches[-1]
+        self.lookups.entries(self.batches[-1])
         self.sources = {at: i for places in self.places for at, i in places.items()}
 
     @harmless
     def root(self, seen: Any, module: nn.Module, args: tuple, kwargs: dict, out: Any, grad: bool) -> None:
         """Note a model's call."""
         self.calls[id(module), grad] += 1
+        (seen.fits if grad else self.multi_hot).answered(out)
         if args and isinstance(args[0], Tensor):
             self.bootstrapped.root(args[0], out, self.credit)
+            self.values.root(module, args[0], out, self.credit)
             if grad:
                 self.credit.guess(args[0], out)
         if self.calls[id(module), grad] > CALLS:
@@ -188,6 +196,21 @@ class Evidence:
     def headed(self, scores: Tensor, target: Tensor) -> None:
         """Note the targets of a class loss: those of a critic's classes belong to the generator's."""
         self.conditions.loss(scores, target)
+
+    @harmless
+    def several_labels(self, target: Tensor) -> None:
+        """Note the soft targets of a cross-entropy."""
+        self.multi_hot.target(target)
+
+    @harmless
+    def squashed(self, given: Tensor) -> None:
+        """Note what goes through a sigmoid in an evaluation."""
+        self.multi_hot.sigmoid(given)
+
+    @harmless
+    def looked_up(self, ids: Tensor, table: Tensor) -> None:
+        """Note tokens that are looked up in training."""
+        self.lookups.look(ids, table)
 
     @harmless
     def compared(self, name: str, tensors: tuple, grad: bool) -> None:
@@ -289,6 +312,7 @@ class Evidence:
         if len(roots) == 1:
             self.latent.look(roots[0])
             with contextlib.suppress(Exception):  # of a kind of graph that has no terms
+                self.log_scales.look(roots[0])
                 self.loss_terms.look(roots[0], self.current)
 
     @harmless

@@ -1,5 +1,6 @@
 """Follows a script to its end, its passes over loaders cut short, and records its evaluations and the states that it keeps."""
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Container
@@ -11,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.guard.hooks.parameters import parameters_of
+from trainworthy.core.guard.measures.averages import Trail
 from trainworthy.core.guard.measures.best_weights import Rounds
 from trainworthy.core.guard.measures.records import alive, class_target, fingerprint, pretrained, used
+from trainworthy.core.guard.measures.sampling import Sampling
 from trainworthy.core.guard.measures.scales import Measures
 from trainworthy.core.guard.observing.observer import Observer
 
@@ -20,7 +23,14 @@ TOKENS = 60_000
 
 
 class Quiet:
-    """Takes the place of the records of a watched rehearsal."""
+    """Takes the place of the records of a watched rehearsal: only sampling is looked at."""
+
+    def __init__(self) -> None:
+        self.sampling = Sampling()
+
+    def drew(self, out: Tensor) -> None:
+        """Note noise that the script drew."""
+        self.sampling.drew(out)
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: None
@@ -107,7 +117,7 @@ class Following(Observer):
         self.holding = control is not None and control.plan.name == "held"
         self.kept: list[tuple[Tensor, Tensor]] = []  # weights before an optimiser's step
         self.from_file = False
-        self.rounds = Rounds()
+        self.rounds, self.trail = Rounds(), Trail()
 
     # --- optimisers
 
@@ -126,6 +136,8 @@ class Following(Observer):
         self.last_root = (module, args, kwargs)
         self.roots.setdefault(id(module), module)
         self._input(inside(module), args, kwargs)
+        with contextlib.suppress(Exception):
+            self.evidence.sampling.call(inside(module), args, kwargs)
         return self.drops
 
     def _input(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -134,6 +146,7 @@ class Following(Observer):
         if torch.is_grad_enabled():
             self.now = None
             self.rounds.training()
+            self.trail.trains(module)
             rows = self.trained.setdefault(kind(module), Scales())
         elif self.steps and (one is None or (not one.backwards and one.calls < 4 * one.got)):
             self.rounds.evaluation(self.steps)
@@ -162,6 +175,10 @@ class Following(Observer):
             again = [e for e in self.evaluations[-8:] if key == (e.model, e.source, e.step)]
             self.now = again[-1] if again else Evaluation(source, id(module), kind(module), some(module), self.steps)
             self.evaluations += [] if again else [self.now]
+            if not again:
+                twins = [id(m) for m in map(inside, self.roots.values()) if kind(m) == self.now.kind]
+                with contextlib.suppress(Exception):
+                    self.trail.evaluated(module, twins, self.snap, self.steps)
         self.now.calls += 1  # type: ignore[union-attr]
         return self.sources.setdefault((kind(module), *source), Scales())
 
@@ -239,6 +256,7 @@ class Following(Observer):
                 p.copy_(value)
         self.kept = []
         super().step(it)
+        self.trail.step(self.groups[id(it)].parameters)
 
     def backward(self) -> None:
         if not self.backwards:

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from trainworthy.core.guard.checks.oracle import Oracle
+from trainworthy.core.guard.checks.right_answers import Answers
 from trainworthy.core.guard.measures.joined_samples import arrange, joined, unfit
 from trainworthy.core.guard.measures.records import Pass, written
 from trainworthy.core.guard.observing.observer import Observer
 
 EIGHT = 8
 TEXTS = (list, tuple)
-TO_THE_END = ("end", "trained", "held")
+ANSWERED = ("right", "wrong")
+TO_THE_END = ("end", "trained", "held", *ANSWERED)
 PART = 0.03  # of the time that is left: one pass over training data on the way to the script's end
 FEW = 12  # optimiser steps after which a slow script is cut
 WAIT = 8.0  # seconds after enough was trained until an evaluation must have begun
@@ -34,7 +36,8 @@ class Plan:
     other's inputs; `blank`: these eight with zero inputs; `restart`: the script's own data, from a checkpoint; `end`: the script's own data,
     all passes cut short, to the end of the script; `later`: a training after the first one, with the passes before it cut short;
     `oracle`: the script's own data, and right and wrong answers in its evaluations; `trained` and `held`: as `end`, with passes of given
-    lengths, `held` with the weights as they were drawn."""
+    lengths, `held` with the weights as they were drawn; `right` and `wrong`: the same, with right answers in all evaluations, or those of other
+    samples."""
     steps: int = 40
     """Optimiser steps after which a training pass is cut (not before `seconds`)."""
     seconds: float = 6.0
@@ -58,6 +61,8 @@ class Plan:
     """Is added to the seeds of torch, numpy and random that the script sets."""
     target: int | None = None
     """Index of the target among the batch's tensors; None: the only row of class numbers."""
+    numbers: bool = False
+    """Of `right` and `wrong`: the targets are numbers, and not classes."""
     inputs: list[int] | None = None
     """Indices of the entries that are exchanged; None: all but the target."""
 
@@ -82,6 +87,8 @@ class Control:
         self.cut_at: int | None = None
         self.optimizers = 0
         self.oracle = Oracle() if plan.name == "oracle" else None
+        if plan.name in ANSWERED:
+            self.oracle = Answers(plan.target, right=plan.name == "right", numbers=plan.numbers)
         self.arrived = plan.name != "later"
         self.begun = False
         self.quota: dict[tuple, int] = {}  # batches of an evaluation, by its length and batch size

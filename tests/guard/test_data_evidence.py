@@ -1,0 +1,126 @@
+"""What the data alone show: codes that were given anew, copies and windows in both splits, unknown words. Each stops what it is for, and is
+quiet on its healthy twin and on what looks like it."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from trainworthy.core.guard.measures import missing_codes, overlapping_windows, repeated_rows
+from trainworthy.core.guard.measures.unknown_tokens import Lookups
+
+
+def loader(*tensors):
+    return DataLoader(TensorDataset(*tensors), 32)
+
+
+def cities(n: int, seed: int):
+    rng = np.random.default_rng(seed)
+    return (np.minimum(rng.geometric(0.02, n), 300) * 617) % 1000
+
+
+def encoded(values, known):
+    return torch.tensor([{v: i + 1 for i, v in enumerate(np.unique(known))}.get(v, 0) for v in values])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_codes_of_the_evaluation_s_own_rows(seed: int):
+    train, test = cities(4000, seed), cities(1000, 100 + seed)
+    ours = encoded(train, train)
+    assert missing_codes.renumbered(ours, encoded(test, test))
+    assert missing_codes.renumbered(ours.float(), encoded(test, test).float())
+    assert not missing_codes.renumbered(ours, encoded(test, train))
+    # by frequency: what is missing is at the end
+    rank = {v: i for i, v in enumerate(sorted(set(train), key=lambda v: -(train == v).sum()))}
+    by_rank = [torch.tensor([rank.get(v, len(rank)) for v in x]) for x in (train, test)]
+    assert not missing_codes.renumbered(*by_rank)
+
+
+def test_one_row_of_each_user_is_no_new_code():
+    rng = np.random.default_rng(0)
+    users = torch.tensor(np.repeat(np.arange(300), rng.geometric(0.1, 300)))
+    assert not missing_codes.renumbered(users, torch.arange(300))
+
+
+def imbalanced(seed: int):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(1100, 6, generator=draw), torch.arange(1100) < 100
+
+
+def multiplied(x, y):
+    rare = torch.arange(100).repeat(10)
+    return torch.cat([x[~y], x[rare]]), torch.cat([torch.zeros(1000), torch.ones(1000)]).long()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rare_class_that_was_multiplied_before_the_split(seed: int):
+    x, y = multiplied(*imbalanced(seed))
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    a, b = order[:1500], order[1500:]
+    assert repeated_rows.check(loader(x[a], y[a]), [loader(x[b], y[b])], time.monotonic() + 10)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rare_class_that_was_multiplied_after_the_split(seed: int):
+    x, y = imbalanced(seed)
+    held = torch.arange(1100) % 4 == 0
+    train = multiplied(torch.cat([x[y & ~held].repeat(2, 1)[:100], x[~y]]), torch.arange(1100) < 100)
+    assert not repeated_rows.check(loader(*train), [loader(x[held], y[held].long())], time.monotonic() + 10)
+
+
+def test_rows_that_repeat_by_nature_are_not_multiplied():
+    draw = torch.Generator().manual_seed(0)
+    kinds = torch.randn(40, 6, generator=draw)
+    x = torch.cat([torch.randn(300, 6, generator=draw), kinds[torch.randint(40, (1700,), generator=draw)]])
+    y = (torch.arange(2000) >= 300).long()
+    order = torch.randperm(2000, generator=draw)
+    a, b = order[:1000], order[1000:]
+    assert not repeated_rows.check(loader(x[a], y[a]), [loader(x[b], y[b])], time.monotonic() + 10)
+
+
+def series(n: int, columns: int, seed: int):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(n, columns, generator=draw).cumsum(0)
+
+
+@pytest.mark.parametrize(("columns", "stride"), [(1, 1), (3, 1), (3, 4)])
+@pytest.mark.parametrize("seed", range(5))
+def test_overlapping_windows_that_were_split_at_random(columns: int, stride: int, seed: int):
+    whole = series(2000, columns, seed)
+    x = torch.stack([whole[i : i + 24] for i in range(0, 1970, stride)])
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    cut = int(0.8 * len(x))
+    check = lambda a, b: overlapping_windows.check(loader(x[a]), [loader(x[b])], time.monotonic() + 20)  # noqa: E731
+    assert check(order[:cut], order[cut:])
+    assert not check(torch.arange(cut), torch.arange(cut, len(x)))
+    assert not check(torch.cat([torch.arange(cut // 2), torch.arange(cut, len(x))]), torch.arange(cut // 2, cut))
+
+
+def test_windows_without_overlap_may_be_split_at_random():
+    x = series(4800, 2, 0).view(200, 24, 2)
+    assert not overlapping_windows.check(loader(x[::2]), [loader(x[1::2])], time.monotonic() + 10)
+    still = torch.zeros(400, 24, 2)
+    assert not overlapping_windows.check(loader(still[:300]), [loader(still[300:])], time.monotonic() + 10)
+
+
+def lookups(ids, table):
+    one = Lookups()
+    for part in ids.split(32):
+        one.entries([part])
+        one.look(part, table)
+    return one.fault()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_texts_of_unknown_words(seed: int):
+    draw, table = torch.Generator().manual_seed(seed), torch.zeros(2000, 4)
+    words = (1500 * torch.rand(320, 24, generator=draw) ** 4).long() + 2
+    words[:, 18:] = 0
+    assert lookups(torch.where((words > 40) & (words > 0), 1, words), table)
+    assert not lookups(words, table)  # a usual text
+    padded = words.clone()
+    padded[:, 6:] = 0
+    assert not lookups(padded.repeat(4, 1), table)  # short texts
+    runs = torch.where(torch.arange(24)[None] % 12 < 9, 1, words)
+    assert not lookups(runs, table)  # the background of a picture
