@@ -46,3 +46,45 @@ def test_dropout_is_the_noise_of_a_conditional_generator(tmp_path):
     alone = TRANSLATE.replace("mse(score, torch.ones_like(score)) + ", "").replace("score = critic(made, x)", "")
     found, _, _ = guard(alone, tmp_path / "alone", interventions=False)
     assert "dropout is alive" in found["modes"].measured, found["modes"]
+
+
+PRENET = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+torch.manual_seed(0)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.out = nn.Linear(8, 32), nn.Linear(32, 3)
+    def forward(self, x):
+        return self.out(F.dropout(
+            F.relu(self.net(x)), p=0.5, training=True))
+
+x = torch.randn(400, 8)
+y = x[:, :3].argmax(1)
+train, val = (torch.utils.data.TensorDataset(x[s], y[s]) for s in (slice(320), slice(320, None)))
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+for epoch in range(4):
+    model.train()
+    for a, b in torch.utils.data.DataLoader(train, 16, shuffle=True):
+        optimizer.zero_grad()
+        F.cross_entropy(model(a), b).backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        right = sum(int((model(a).argmax(1) == b).sum()) for a, b in torch.utils.data.DataLoader(val, 16))
+    print("accuracy", right / len(val))
+"""
+
+
+def test_dropout_that_is_written_to_stay_on(tmp_path):
+    """Tacotron's prenet drops in every mode. Without the argument, the same dropout stays on by its default."""
+    found, printed, _ = guard(PRENET, tmp_path, interventions=False)
+    assert not [v for v in found.values() if v.blocks], printed
+    found, printed, _ = guard(
+        PRENET.replace("p=0.5, training=True", "p=0.5"), tmp_path / "default", interventions=False
+    )
+    assert "dropout is alive" in found["modes"].measured, printed
