@@ -2,8 +2,12 @@
 
 import functools
 import inspect
+import itertools
+import linecache
 import random
+import re
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -60,6 +64,18 @@ def losses(seen: Any) -> None:
         replace(F, name, functools.partial(compared, name=name))
 
 
+ALWAYS_ON = re.compile(r"training\s*=\s*True\b|,\s*True\s*[,)]")
+
+
+@functools.lru_cache(1024)
+def always_on(code: CodeType, instruction: int) -> bool:
+    """Return whether `training=True` is written in this call of dropout: it is meant to stay on (Tacotron's prenet, Monte-Carlo dropout).
+    Without an argument, True is only the default."""
+    first, last, _, _ = next(itertools.islice(code.co_positions(), instruction // 2, None), (None,) * 4)
+    lines = range(first, last + 1) if first and last else ()
+    return bool(ALWAYS_ON.search("".join(linecache.getline(code.co_filename, i) for i in lines)))
+
+
 def layers(seen: Any) -> None:
     def normalize(original: Callable) -> Callable:
         def run(input: Any, p: float = 2.0, dim: int = 1, *args: Any, **kwargs: Any) -> Any:
@@ -72,8 +88,9 @@ def layers(seen: Any) -> None:
     def dropout(original: Callable) -> Callable:
         def run(input: Any, p: float = 0.5, training: bool = True, *args: Any, **kwargs: Any) -> Any:
             if training and p:
-                seen.drops += 1
-                seen.dropout_called(p, inspect.currentframe().f_back)  # type: ignore[union-attr]
+                caller: Any = inspect.currentframe().f_back  # type: ignore[union-attr]
+                seen.drops += not always_on(caller.f_code, caller.f_lasti)
+                seen.dropout_called(p, caller)
             return original(input, p, training, *args, **kwargs)
 
         return run

@@ -1,0 +1,90 @@
+"""Shapes of public trainers that were stopped, or not rehearsed, although they are healthy."""
+
+from tests.guard.guarding import guard
+
+TRANSLATE = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+a = torch.rand(96, 3, 16, 16) * 2 - 1
+train, val = (torch.utils.data.TensorDataset(x, -x) for x in (a[:80], a[80:]))
+generator = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(16, 3, 3, padding=1), nn.Tanh())
+
+class Critic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(6, 16, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(16, 1, 3, padding=1))
+    def forward(self, made, given):
+        return self.net(torch.cat([made, given], 1))
+
+critic = Critic()
+g = torch.optim.Adam(generator.parameters(), 2e-4, betas=(0.5, 0.999))
+d = torch.optim.Adam(critic.parameters(), 2e-4, betas=(0.5, 0.999))
+mse, l1 = nn.MSELoss(), nn.L1Loss()
+loader, shown = torch.utils.data.DataLoader(train, 4, shuffle=True), torch.utils.data.DataLoader(val, 8)
+for epoch in range(3):
+    for i, (x, y) in enumerate(loader):
+        made = generator(x)
+        score = critic(made, x)
+        g.zero_grad()
+        (mse(score, torch.ones_like(score)) + 100 * l1(made, y)).backward()
+        g.step()
+        real, fake = critic(y, x), critic(made.detach(), x)
+        d.zero_grad()
+        (0.5 * (mse(real, torch.ones_like(real)) + mse(fake, torch.zeros_like(fake)))).backward()
+        d.step()
+        if i % 10 == 0:
+            x, y = next(iter(shown))
+            torch.save(generator(x), "pictures.pt")
+"""
+
+
+def test_dropout_is_the_noise_of_a_conditional_generator(tmp_path):
+    """pix2pix samples its pictures with dropout. Another model's dropout is alive by mistake."""
+    found, printed, _ = guard(TRANSLATE, tmp_path, interventions=False)
+    assert not [v for v in found.values() if v.blocks], printed
+    alone = TRANSLATE.replace("mse(score, torch.ones_like(score)) + ", "").replace("score = critic(made, x)", "")
+    found, _, _ = guard(alone, tmp_path / "alone", interventions=False)
+    assert "dropout is alive" in found["modes"].measured, found["modes"]
+
+
+PRENET = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+torch.manual_seed(0)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.out = nn.Linear(8, 32), nn.Linear(32, 3)
+    def forward(self, x):
+        return self.out(F.dropout(
+            F.relu(self.net(x)), p=0.5, training=True))
+
+x = torch.randn(400, 8)
+y = x[:, :3].argmax(1)
+train, val = (torch.utils.data.TensorDataset(x[s], y[s]) for s in (slice(320), slice(320, None)))
+model = Net()
+optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+for epoch in range(4):
+    model.train()
+    for a, b in torch.utils.data.DataLoader(train, 16, shuffle=True):
+        optimizer.zero_grad()
+        F.cross_entropy(model(a), b).backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        right = sum(int((model(a).argmax(1) == b).sum()) for a, b in torch.utils.data.DataLoader(val, 16))
+    print("accuracy", right / len(val))
+"""
+
+
+def test_dropout_that_is_written_to_stay_on(tmp_path):
+    """Tacotron's prenet drops in every mode. Without the argument, the same dropout stays on by its default."""
+    found, printed, _ = guard(PRENET, tmp_path, interventions=False)
+    assert not [v for v in found.values() if v.blocks], printed
+    found, printed, _ = guard(
+        PRENET.replace("p=0.5, training=True", "p=0.5"), tmp_path / "default", interventions=False
+    )
+    assert "dropout is alive" in found["modes"].measured, printed
