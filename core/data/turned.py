@@ -26,7 +26,7 @@ CHANGES: dict[str, Change] = {
 ROWS, LEAST = 2000, 20  # samples that are compared; of either class there must be so many
 KNOWN = 0.9  # share of a class that must be nearest to its own kind as it is
 EXCHANGED = 0.4  # share of either class that must be nearest to the other when it is changed
-DRAWS, MADE = 150, 0.05  # draws of the training path for either class; the share of them that must show the change
+DRAWS, MADE = 400, 0.06  # draws of the training path for either class; the share of them that must show the change
 
 
 @dataclass

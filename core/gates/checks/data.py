@@ -117,8 +117,8 @@ def inventory_gate(context: GateContext) -> Finding:
                        f"the target was written into the input: entry {best['entry']} alone gives it"))  # fmt: skip
     faults += [*_splits_differ(context.scans, stage), *_paths_differ(run, stage, context.cfg.run.seed)]
     faults += _belongs_elsewhere(stage)
-    if (pair := turned.exchanged(context.scans["train"], stage.data["train"], context.cfg.run.seed)) is not None:
-        faults.append((pair.words(), pair.cause()))
+    if pair := context.data_report.get("exchanged_classes"):
+        faults.append((turned.Exchanged(**pair).words(), turned.Exchanged(**pair).cause()))
     faults += [(named, "class ids built for each split: build one list of classes, use it in all")
                for named in paths.differently_named(stage)]  # fmt: skip
     wrong = [fault for fault, _ in faults]
