@@ -320,8 +320,11 @@ def leakage(context: GateContext) -> Finding:
     return Finding(
         found["exact"] == 0 and (near <= allowed or by_key) and not shared and not tested and not cause, measured,
         f"0 exact duplicates, at most {allowed} near ones ({limit}), no group or series in two splits",
-        "the training loader reads the unsplit data\ndata were augmented or duplicated before they were split\n"
-        "frames, tiles or sentences of one source were split sample by sample: split by group", evidence=found, batch=batch,
+        named.order_causes(
+            (near > found["exact"], "data were augmented or duplicated before they were split"),
+            (found["exact"] >= near, "the training loader reads the unsplit data"),
+            (False, "frames, tiles or sentences of one source were split sample by sample: split by group")),
+        evidence=found, batch=batch,
         cause=cause,
     )  # fmt: skip
 
