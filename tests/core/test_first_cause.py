@@ -25,6 +25,7 @@ CASES = {
     "inverted-validation": "are inverted (high for low)",
     "unsplit": "the training loader reads the unsplit data",
     "noisy-copies": "data were augmented or duplicated before they were split",
+    "betas-exchanged": "the two betas are exchanged",
     "inverted-in-training": "the training path inverts its inputs",
     "turned-by-any-angle": "'6' turned by half is '9'",
     "keep-prob": "if 0.9 is the share to keep",

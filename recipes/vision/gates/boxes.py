@@ -124,7 +124,7 @@ def lie_on(context: GateContext) -> Finding:
     told_wrong = "; ".join(wrong)
     return Finding(
         not wrong, told_wrong or f"painted rectangles match their boxes, IoU at least {min(told):.2f}",
-        f"an IoU of at least {AS_ONE} with the painted rectangle for 90% of the boxes",
+        f"an IoU of at least {AS_ONE} with the painted rectangle for 90% of the boxes; stored boxes that fit their own picture",
         order_causes(
             ("format" in told_wrong or "as x" in told_wrong, "the file has another box format than the reader assumes (COCO has x, y, w, "
              "h); convert once, when the file is read"),
