@@ -9,7 +9,8 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +26,9 @@ TEXT_LAGS = (1, -1, 2, -2)
 MASK_LAGS = tuple(k * sign for k in range(1, 10) for sign in (1, -1))  # a picture may be several windows
 SURE, ALSO = 5.0, 3.0  # standard errors by which the other row must fit better in one run of rows, and in a second one
 SIDE = 128  # pixels to which pictures and masks are pooled
-UNRELATED = 0.5  # the own row's fit above that of a distant row must be below this fraction of the better row's
+UNRELATED = (
+    0.5  # the own row's fit must differ from that of a distant row by less than this fraction of the better row's
+)
 FAR = 11  # times the lag
 
 
@@ -48,9 +51,24 @@ class Moved:
                 f"({self.pairs} rows, {self.sure:.0f} standard errors)")  # fmt: skip
 
 
-def moved(data: Data) -> Moved | None:
-    """Return the clearest run of rows whose targets belong to other rows, or None."""
-    if len(data) < 2 * LEAST or (found := _kind(data)) is None:
+Fit = Callable[[int, int], float | None]
+"""(i, j) -> how well the target of row i fits the input of row j; None if they cannot be compared."""
+
+
+class Comparison(NamedTuple):
+    """How rows of a data set are compared with their neighbours."""
+
+    target: str
+    """Name of the field that may have moved."""
+    most: int
+    """Largest number of rows that are read."""
+    lags: tuple[int, ...]
+    prepare: Callable[[list[dict[str, Any]]], Fit]
+
+
+def moved(data: Data, compared: Comparison | None = None) -> Moved | None:
+    """Return the clearest run of rows whose targets belong to other rows, or None. Without `compared`, texts and masks are compared."""
+    if len(data) < 2 * LEAST or (found := compared or _kind(data)) is None:
         return None
     target, most, lags, prepare = found
     size = min(most, len(data)) // BLOCKS
@@ -67,10 +85,6 @@ def moved(data: Data) -> Moved | None:
     return None
 
 
-Fit = Callable[[int, int], float | None]
-"""(i, j) -> how well the target of row i fits the input of row j; None if they cannot be compared."""
-
-
 def _run(fit: Fit, target: str, start: int, size: int, lag: int) -> Moved | None:
     places = [i for i in range(size) if 0 <= i + lag < size]
     rows = [(fit(i, i), fit(i, i + lag), fit(i, (i + FAR * lag) % size)) for i in places]
@@ -80,26 +94,26 @@ def _run(fit: Fit, target: str, start: int, size: int, lag: int) -> Moved | None
     own, other, far = known.unbind(1)
     gain = other - own
     sure = (gain.mean() / (gain.std() / math.sqrt(len(gain))).clamp_min(1e-12)).item()
-    if sure < ALSO or (own - far).mean() > UNRELATED * (other - far).mean():
+    if sure < ALSO or abs((own - far).mean()) > UNRELATED * (other - far).mean():
         return None
     return Moved(target, lag, start, len(known), sure)
 
 
-def _kind(data: Data) -> tuple[str, int, tuple[int, ...], Callable[[list[dict[str, Any]]], Fit]] | None:
-    """(name of the target, rows to compare, lags, what prepares rows) of data whose target can be compared with its input."""
+def _kind(data: Data) -> Comparison | None:
+    """Return the comparison of data whose target can be compared with its input without knowledge of the domain."""
     first = data.get(0, None)
     targets = [k for k, f in data.fields.items() if f.role == "target"]
     inputs = [k for k in compared_fields(data) if k in first]
     read = [k for k in inputs if isinstance(first[k], str)]
     if read == inputs and (said := next((k for k in targets if isinstance(first[k], str)), "")):
-        return said, ROWS, TEXT_LAGS, lambda rows: _texts(rows, read, said)
+        return Comparison(said, ROWS, TEXT_LAGS, lambda rows: _texts(rows, read, said))
     pictures = [
         k for k in inputs if isinstance(first[k], Tensor) and first[k].ndim == 3 and first[k].is_floating_point()
     ]
     for mask in (k for k in targets if isinstance(first[k], Tensor) and first[k].ndim == 2):
         for picture in pictures:
             if first[picture].shape[-2:] == first[mask].shape:
-                return mask, PICTURES, MASK_LAGS, lambda rows, mask=mask, picture=picture: _masks(rows, picture, mask)
+                return Comparison(mask, PICTURES, MASK_LAGS, partial(_masks, picture=picture, mask=mask))
     return None
 
 
@@ -134,8 +148,8 @@ def _texts(rows: list[dict[str, Any]], read: list[str], target: str) -> Fit:
 def _masks(rows: list[dict[str, Any]], picture: str, mask: str) -> Fit:
     slopes, outlines = [], []
     for row in rows:
-        slope = _steps(row[picture].float()).amax(0, keepdim=True)  # (1, H, W)
-        edge = (_steps(row[mask][None].float()) > 0).float()
+        slope = steps(row[picture].float()).amax(0, keepdim=True)  # (1, H, W)
+        edge = (steps(row[mask][None].float()) > 0).float()
         size = (min(slope.shape[-2], SIDE), min(slope.shape[-1], SIDE))
         slopes.append(F.adaptive_avg_pool2d(slope, size).flatten() / slope.mean().clamp_min(1e-9))
         outlines.append(F.max_pool2d(F.adaptive_max_pool2d(edge, size), 3, 1, 1).flatten())
@@ -147,7 +161,7 @@ def _masks(rows: list[dict[str, Any]], picture: str, mask: str) -> Fit:
     return lambda i, j: under[i][j] if clear[i] else None
 
 
-def _steps(image: Tensor) -> Tensor:
+def steps(image: Tensor) -> Tensor:
     """Return the largest difference of each pixel (C, H, W) to the next one in its row and in its column."""
     across, down = (image.diff(dim=d).abs() for d in (2, 1))
     return torch.maximum(F.pad(across, (0, 1)), F.pad(down, (0, 0, 0, 1)))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
@@ -54,6 +55,8 @@ class Record:
     read: dict[str, dict[int, set]] = field(default_factory=dict)
     """If the loop makes its own samples from a data set (prompts): data set -> step -> what it read of it to train."""
     nonfinite: list[str] = field(default_factory=list)
+    dropped: float = 0.0
+    """Largest share that dropout was told to drop in a training forward."""
     start: tuple[float, list[str], list[str]] | None = None
     """Before the first optimiser step of a pretrained model: fraction of its parameters equal to the file's, names that
     differ from the file, kinds of state that an optimiser already held."""
@@ -86,11 +89,13 @@ class Recorder:
             register_optimizer_step_post_hook(self._post_step),
             self.stage.model.register_load_state_dict_pre_hook(self._loading),
         ]
+        self._dropout, F.dropout = F.dropout, self._drop  # nn.Dropout looks it up by this name, too
         if "train" not in self.stage.data:
             self._listen()
         return self.record
 
     def __exit__(self, *_) -> None:
+        F.dropout = self._dropout
         for hook in self._hooks:
             hook.remove()
         for one in self._wrapped:
@@ -99,6 +104,12 @@ class Recorder:
             self.stage.ask = self._ask
         after = self._fingerprints()
         self.record.frozen_moved = [n for n, t in self._frozen.items() if not torch.equal(t, after[n])]
+
+    def _drop(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        """Note the share, and drop it."""
+        if training and torch.is_grad_enabled():
+            self.record.dropped = max(self.record.dropped, float(p))
+        return self._dropout(input, p, training, inplace)
 
     def _listen(self) -> None:
         """Note the samples that the loop itself reads on the training path, by step."""

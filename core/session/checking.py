@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shlex
+from dataclasses import asdict
 from typing import Any
 
 from trainworthy.core import gates
@@ -10,7 +11,7 @@ from trainworthy.core.base import config, masking
 from trainworthy.core.base.errors import GateFailed, UserError
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.processes import agreed, kind_of
-from trainworthy.core.data import contents, inventory
+from trainworthy.core.data import contents, inventory, turned
 from trainworthy.core.gates import order
 from trainworthy.core.loop import shard
 from trainworthy.core.loop.precision import precision
@@ -138,6 +139,10 @@ def report_data(s: Session, context: gates.GateContext, stage: Stage, base: str)
     if changed:
         s.console.say(f"data changed since the run began; it continues (--force): {'; '.join(changed)}", style="yellow")
     context.data_report = inventory.report(context.scans)
+    if "train" in context.scans and (
+        pair := turned.exchanged(context.scans["train"], stage.data["train"], s.cfg.run.seed)
+    ):
+        context.data_report["exchanged_classes"] = asdict(pair)
     for scan in context.scans.values():  # compared, and not read again
         scan.contents = scan.columns = None
     if s.main:

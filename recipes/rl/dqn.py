@@ -216,7 +216,7 @@ class Policy(nn.Module):
 # ---------------------------------------------------------------------------------------------------------------- stage
 def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    fits(cfg.n_step, cfg.num_steps, cfg.buffer_size, cfg.num_envs)
+    fits(cfg.n_step, cfg.num_steps, cfg.buffer_size, cfg.num_envs, cfg.learning_starts)
     n_obs, n_actions, _ = environments.sizes(cfg.env, Discrete, stack=cfg.frame_stack)
     solved, ceiling = environments.limits(cfg.env)
     policy = Policy(n_obs, n_actions, cfg.hidden_sizes, cfg.dueling)

@@ -25,7 +25,7 @@ from trainworthy.core.base.config import Optim, RunSettings, Train
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.rl.control.data import environments
 from trainworthy.recipes.rl.control.data.environments import Environments, Episodes
-from trainworthy.recipes.rl.control.data.replay import Replay, Target
+from trainworthy.recipes.rl.control.data.replay import Replay, Target, fits
 from trainworthy.recipes.rl.control.evaluation import episode_pictures, episodes
 from trainworthy.recipes.rl.control.gates import agents as gates
 from trainworthy.recipes.rl.control.gates import definitions, formulas, monitors
@@ -199,9 +199,7 @@ class Policy(nn.Module):
 # ---------------------------------------------------------------------------------------------------------------- stage
 def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    if cfg.num_steps > cfg.buffer_size // cfg.num_envs:
-        raise UserError("the steps of an iteration do not fit", needed=f"--num-steps <= --buffer-size / {cfg.num_envs} environments",
-                        got=f"{cfg.num_steps}, {cfg.buffer_size}")  # fmt: skip
+    fits(1, cfg.num_steps, cfg.buffer_size, cfg.num_envs, cfg.learning_starts)
     if cfg.target_entropy > math.log(2):  # the uniform density on [-1, 1]
         raise UserError("no action has that entropy: the temperature would grow without end", got=f"--target-entropy {cfg.target_entropy:g}",
                         needed="less than ln 2 = 0.69 nats per action dimension, usually -1")  # fmt: skip

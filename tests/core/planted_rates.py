@@ -53,6 +53,8 @@ SCHEDULE = [
     Plant("rate-in-epochs", "schedule", "C11", LOOP, rate("0.9 ** step.epoch"), ("once per epoch",)),
     Plant("updated-twice", "schedule", "C9", UPDATE, 2 * UPDATE, ("stepped 2 times in iteration 1",),
           harm="twice as many steps as planned, each batch seen twice"),
+    Plant("betas-exchanged", "schedule", "C9", NORMALISE, SAME, ("averages the gradient over 1,000 steps", "two betas are exchanged"),
+          argv=("--optim.betas", "0.999", "0.9")),
     Plant("warm-up-without-end", "schedule", "C11", NORMALISE, SAME, ("warm-up takes 90%",), argv=("--optim.warmup", "0.9")),
     Plant("clip-before-backward", "schedule", "C9", UPDATE,
           own_loop("optimizer.zero_grad()", CLIP, MEAN_LOSS, "loss.backward()", "optimizer.step()"),

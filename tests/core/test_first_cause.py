@@ -23,6 +23,12 @@ CASES = {
     "bytes": "were not divided by 255",
     "divided-twice": "were divided by 255 twice",
     "inverted-validation": "are inverted (high for low)",
+    "unsplit": "the training loader reads the unsplit data",
+    "noisy-copies": "data were augmented or duplicated before they were split",
+    "betas-exchanged": "the two betas are exchanged",
+    "inverted-in-training": "the training path inverts its inputs",
+    "turned-by-any-angle": "'6' turned by half is '9'",
+    "keep-prob": "if 0.9 is the share to keep",
     "normalised-twice-in-training": "divides by 255 once more",
     "target-in-corner": "the target was written into the input: entry 0",
     "augmented-evaluation": "get() draws without a generator",
@@ -194,7 +200,7 @@ def test_a_number_that_fits_no_known_fault_names_none():
     wide = Field("input", low=0.0, high=1.0)
     assert named.explain_range(wide, {"min": 0.0, "max": 3.0}) == ""
     assert named.explain_range(wide, {"min": 0.0, "max": 255.0})
-    assert named.explain_path_scales(0.13, 0.31, 0.3, 0.9) == ""
+    assert named.explain_path_scales(0.13, 0.31, 0.3, 0.9, wide) == ""
     accident = math.log(16973)  # of a head that starts too large: the other half of the samples has another loss
     assert named.explain_uniform_outputs(accident, accident + 0.1, math.log(10), 256) == ""
     assert "ln 16973" in named.explain_uniform_outputs(accident, accident, math.log(10), 256)

@@ -14,7 +14,7 @@ from torch import nn
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.recorder import fingerprints
 from trainworthy.core.loop.checkpoint import Checkpoints
-from trainworthy.recipes.rl import dqn
+from trainworthy.recipes.rl import dqn, sac
 from trainworthy.recipes.rl.control.data import environments
 from trainworthy.recipes.rl.control.data.replay import KEPT, Replay, Target
 
@@ -275,6 +275,15 @@ def test_an_environment_that_cannot_be_learnt_is_one_message(name: str, words: t
 def test_a_unit_shorter_than_its_returns_is_one_message():
     with pytest.raises(UserError, match="--n-step <= --num-steps"):
         dqn.dqn(dqn.Config(n_step=20), run=None)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda: dqn.dqn(dqn.Config(buffer_size=200), run=None), lambda: sac.sac(sac.Config(buffer_size=200), run=None)],
+)
+def test_a_buffer_that_is_counted_in_episodes_is_one_message(build):
+    with pytest.raises(UserError, match="forgets transitions before the first update"):
+        build()
 
 
 # -------------------------------------------------------------------------------------------------- by the real command

@@ -77,9 +77,12 @@ def explain_split_scales(train: dict[str, Any], val: dict[str, Any], spec: Field
     return "the splits are read by different code, or are different data: validation inputs are on another scale"
 
 
-def explain_path_scales(mean: float, std: float, other_mean: float, other_std: float) -> str:
+def explain_path_scales(mean: float, std: float, other_mean: float, other_std: float, spec: Field) -> str:
     """Return the cause of inputs on another scale on the training path than on the evaluation path."""
     ratio = std / other_std if other_std else 0.0
+    mirrored = mean if spec.low is None or spec.high is None else spec.low + spec.high - mean
+    if abs(mirrored - other_mean) < 0.1 * other_std < other_std < abs(mean - other_mean) and abs(ratio - 1) < 0.2:
+        return "the training path inverts its inputs (high for low) and the evaluation path does not: their means are mirror images"
     for factor, how in ((BYTE, f"lacks a division by {BYTE}"), (1 / BYTE, f"divides by {BYTE} once more")):
         if abs(ratio / factor - 1) < 0.2:
             return f"the training path {how} (spread {ratio:.3g} times that of the evaluation path)"

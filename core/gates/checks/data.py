@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.data import contents, inventory, pairing, texts
+from trainworthy.core.data import contents, inventory, pairing, texts, turned
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.checks import paths
@@ -117,6 +117,8 @@ def inventory_gate(context: GateContext) -> Finding:
                        f"the target was written into the input: entry {best['entry']} alone gives it"))  # fmt: skip
     faults += [*_splits_differ(context.scans, stage), *_paths_differ(run, stage, context.cfg.run.seed)]
     faults += _belongs_elsewhere(stage)
+    if pair := context.data_report.get("exchanged_classes"):
+        faults.append((turned.Exchanged(**pair).words(), turned.Exchanged(**pair).cause()))
     faults += [(named, "class ids built for each split: build one list of classes, use it in all")
                for named in paths.differently_named(stage)]  # fmt: skip
     wrong = [fault for fault, _ in faults]
@@ -258,7 +260,7 @@ def _paths_differ(run: Run, stage: Stage, seed: int) -> list[tuple[str, str]]:
         if abs(a.mean - b.mean) > 0.5 * b.std or not 0.5 <= a.std / b.std <= 2:
             fault = (f"'{key}' has another scale in training: mean {a.mean:.3g}, std {a.std:.3g}; "
                      f"in evaluation mean {b.mean:.3g}, std {b.std:.3g}")  # fmt: skip
-            wrong.append((fault, named.explain_path_scales(a.mean, a.std, b.mean, b.std)))
+            wrong.append((fault, named.explain_path_scales(a.mean, a.std, b.mean, b.std, data.fields[key])))
     return wrong
 
 
@@ -318,8 +320,11 @@ def leakage(context: GateContext) -> Finding:
     return Finding(
         found["exact"] == 0 and (near <= allowed or by_key) and not shared and not tested and not cause, measured,
         f"0 exact duplicates, at most {allowed} near ones ({limit}), no group or series in two splits",
-        "the training loader reads the unsplit data\ndata were augmented or duplicated before they were split\n"
-        "frames, tiles or sentences of one source were split sample by sample: split by group", evidence=found, batch=batch,
+        named.order_causes(
+            (near > found["exact"], "data were augmented or duplicated before they were split"),
+            (found["exact"] >= near, "the training loader reads the unsplit data"),
+            (False, "frames, tiles or sentences of one source were split sample by sample: split by group")),
+        evidence=found, batch=batch,
         cause=cause,
     )  # fmt: skip
 

@@ -23,6 +23,8 @@ from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.loop.shard import NONE, mode
 from trainworthy.core.recipe.stage import Stage
 
+MOST_DROPPED = 0.8  # by dropout; models in use drop 0.1 to 0.5, a few 0.7
+
 
 def _gradient_fault(record: Record, clip: float, *, tolerance: float) -> str:
     """Return the first gradient in the optimiser that is not the loss's own (clipped or not); empty if there is
@@ -39,6 +41,14 @@ def _gradient_fault(record: Record, clip: float, *, tolerance: float) -> str:
         ):
             return f"at step {i} the gradient in the optimiser has norm {g['norm']:.3g}, the loss's own {g['own_norm']:.3g}"
     return ""
+
+
+def _dropped(record: Record) -> tuple[str, str]:
+    """Return (fault, cause) if dropout leaves next to nothing; both empty if it does not."""
+    if record.dropped <= MOST_DROPPED:
+        return "", ""
+    return (f"dropout drops {record.dropped:.0%} of its inputs in training (allowed: {MOST_DROPPED:.0%})",
+            f"dropout takes the share to drop: {1 - record.dropped:.2g}, if {record.dropped:.2g} is the share to keep")  # fmt: skip
 
 
 def _tolerance(run: Run) -> float:
@@ -97,8 +107,8 @@ def wiring(context: GateContext) -> Finding:
     if record.frozen_moved:
         wrong.append(f"{len(record.frozen_moved)} frozen tensors moved, e.g. {record.frozen_moved[0]}")
     fault = _gradient_fault(record, context.cfg.optim.clip, tolerance=_tolerance(run))
-    if fault:
-        wrong.append(fault)
+    dropped, kept = _dropped(record)
+    wrong += [x for x in (fault, dropped) if x]
     named = [(g.get("name", k), g["params"]) for k, o in stage.optimizers.items() for g in o.param_groups]
     groups = ", ".join(f"{name} {sum(p.numel() for p in some):,}" for name, some in named)
     groups = groups if len(named) <= 4 else f"{len(named)} groups, {named[0][0]} to {named[-1][0]}"
@@ -110,7 +120,7 @@ def wiring(context: GateContext) -> Finding:
                   unmoved=bool(unmoved)),
         evidence={"gradients": record.gradients, "moved": {n: record.moved.get(n, 0.0) for n in trained},
                   "groups": groups, "frozen_moved": record.frozen_moved[:20]},
-        cause=diagnosed(record.experiments) if fault and not causes else explain_silent_steps(record.silent) if untouched else "",
+        cause=diagnosed(record.experiments) if fault and not causes else explain_silent_steps(record.silent) if untouched else kept,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes.named import order_causes
 from trainworthy.core.gates.gate import GateContext, fetch
 from trainworthy.recipes.vision.data import boxes
+from trainworthy.recipes.vision.gates import placement
 
 PAINTED, SAMPLES = 32, 32
 AS_ONE = 0.6  # IoU of a box with the rectangle painted in it (healthy: at least 0.8, one pixel off along every edge)
@@ -99,7 +100,8 @@ def iou(a: Tensor, b: Tensor) -> float:
 @gate("boxes", rows="V3", title="boxes match their objects, on both paths", reads="data")
 def lie_on(context: GateContext) -> Finding:
     """Sends pictures of many sizes, one bright rectangle in each, through the training and the evaluation path. The box must match the
-    rectangle. If it does not, the gate tries formats, scales and mirroring that would explain it."""
+    rectangle. If it does not, the gate tries formats, scales and mirroring that would explain it. If it does, up to 256 real pictures show
+    whether their stored boxes belong to another picture, or to a smaller copy of theirs."""
     (run, stage), seed = context.look(), context.cfg.run.seed
     wrong, told, batch = [], [], None
     for name, data in stage.data.items():
@@ -116,17 +118,20 @@ def lie_on(context: GateContext) -> Finding:
                 if fault:
                     wrong.append(f"{name}, {path} path: {'' if key == 'boxes' else 'truth: '}{fault}")
                     batch = now
+    stored = [] if wrong else [(f"{name}: {fault}", cause) for name, data in stage.data.items() if name != "test"
+                               for fault, cause in placement.faults(data)]  # fmt: skip
+    wrong += [fault for fault, _ in stored]
     told_wrong = "; ".join(wrong)
     return Finding(
         not wrong, told_wrong or f"painted rectangles match their boxes, IoU at least {min(told):.2f}",
-        f"an IoU of at least {AS_ONE} with the painted rectangle for 90% of the boxes",
+        f"an IoU of at least {AS_ONE} with the painted rectangle for 90% of the boxes; stored boxes that fit their own picture",
         order_causes(
             ("format" in told_wrong or "as x" in told_wrong, "the file has another box format than the reader assumes (COCO has x, y, w, "
              "h); convert once, when the file is read"),
             ("mirrored" in told_wrong or "times as large" in told_wrong, "the picture is resized, mirrored or cropped and its boxes are "
              "not: pass both to one transform (tv_tensors)"),
             ("normalised" in told_wrong, "boxes are divided by the picture's size, but the net expects pixels")),
-        batch=batch if wrong else None,
+        batch=batch if wrong and not stored else None, cause=stored[0][1] if stored else "",
     )  # fmt: skip
 
 

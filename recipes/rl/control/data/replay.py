@@ -16,11 +16,15 @@ from trainworthy.core.loop.optim import exact
 KEPT = ("observation", "action", "reward", "next_observation", "terminated", "truncated")
 
 
-def fits(n_step: int, rollout: int, capacity: int, envs: int) -> None:
-    """Raise UserError if an iteration's steps do not fit into the buffer."""
+def fits(n_step: int, rollout: int, capacity: int, envs: int, first: int) -> None:
+    """Raise UserError if an iteration's steps, or the `first` transitions, do not fit into the buffer."""
     if not n_step <= rollout <= capacity // envs:
         raise UserError("the steps of an iteration do not fit", got=f"{n_step}, {rollout}, {capacity}",
                         needed=f"--n-step <= --num-steps <= --buffer-size / {envs} environments")  # fmt: skip
+    if first > capacity:
+        raise UserError("the buffer forgets transitions before the first update", got=f"--learning-starts {first}, --buffer-size {capacity}",
+                        needed="--buffer-size in transitions, at least --learning-starts",
+                        cause="the buffer was counted in episodes or rollouts")  # fmt: skip
 
 
 class Replay:

@@ -1,0 +1,137 @@
+"""Finds an augmentation that makes one class look like another: digits that are turned by any angle, where a 6 becomes a 9.
+
+A change of a picture (a half turn, a mirror) exchanges two classes if most pictures of each, changed so, are nearest to one of the other.
+The training path is then drawn from: does it make that change and keep the label?
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from trainworthy.core.data import inventory
+from trainworthy.core.data.contents import compared_fields
+from trainworthy.core.data.loader import Keyed
+from trainworthy.core.recipe.stage import Data
+
+Change = Callable[[Tensor], Tensor]
+CHANGES: dict[str, Change] = {
+    "turned by half": lambda x: x.flip(-2, -1),
+    "mirrored": lambda x: x.flip(-1),
+    "upside down": lambda x: x.flip(-2),
+    "turned by a quarter": lambda x: x.rot90(1, (-2, -1)),
+    "turned by three quarters": lambda x: x.rot90(3, (-2, -1)),
+}
+ROWS, LEAST = 2000, 20  # samples that are compared; of either class there must be so many
+KNOWN = 0.9  # share of a class that must be nearest to its own kind as it is
+EXCHANGED = 0.4  # share of either class that must be nearest to the other when it is changed
+DRAWS, MADE = 400, 0.06  # draws of the training path for either class; the share of them that must show the change
+
+
+@dataclass
+class Exchanged:
+    """Two classes that the training path makes look alike."""
+
+    change: str
+    classes: tuple[str, str]
+    alike: tuple[float, float]
+    """Share of each class that is nearest to the other when it is changed."""
+    made: tuple[float, float]
+    """Share of the draws of each class in which the training path makes the change."""
+
+    def words(self) -> str:
+        a, b = self.classes
+        return (f"'{a}' {self.change} is nearest to a '{b}' in {self.alike[0]:.0%} of the samples, '{b}' to a '{a}' in {self.alike[1]:.0%}; "
+                f"the training path makes that change in {self.made[0]:.0%} and {self.made[1]:.0%} of its draws and keeps the label")  # fmt: skip
+
+    def cause(self) -> str:
+        return f"the augmentation makes one class look like another: '{self.classes[0]}' {self.change} is '{self.classes[1]}'"
+
+
+@dataclass
+class Pictures:
+    """Some samples of a split, as a scan keeps them."""
+
+    contents: Tensor
+    """(N, C, H, W), smoothed, centred, of unit norm."""
+    labels: Tensor
+    indices: list[int]
+    classes: list[str]
+    input: str
+    target: str
+
+    def nearest(self, pictures: Tensor, *, own: bool) -> Tensor:
+        """Return the class of the sample that is nearest to each picture; `own`: row i of both is one sample and does not count."""
+        alike = pictures.flatten(1) @ self.contents.flatten(1).T
+        return self.labels[(alike.fill_diagonal_(-2.0) if own else alike).argmax(1)]
+
+    def share(self, near: Tensor, of: int, to: int) -> float:
+        mine = near[self.labels == of]
+        return (mine == to).float().mean().item() if len(mine) >= LEAST else 0.0
+
+
+def exchanged(scan: inventory.Scan, data: Data, seed: int) -> Exchanged | None:
+    """Return two classes that the training path of `data` exchanges, or None. `scan`: what was read of its evaluation path."""
+    if (found := _pictures(scan, data)) is None:
+        return None
+    plain = found.nearest(found.contents, own=True)
+    sure = [c for c in range(len(found.classes)) if found.share(plain, c, c) >= KNOWN]
+    for name, change in CHANGES.items():
+        changed = change(found.contents)
+        if changed.shape != found.contents.shape:
+            continue
+        near = found.nearest(changed, own=True)
+        for a, b in ((a, b) for a in sure for b in sure if a < b):
+            alike = found.share(near, a, b), found.share(near, b, a)
+            if min(alike) < EXCHANGED:
+                continue
+            made = _made(found, data, change, a, b, seed), _made(found, data, change, b, a, seed)
+            if min(made) >= MADE:
+                return Exchanged(name, (found.classes[a], found.classes[b]), alike, made)
+    return None
+
+
+def _pictures(scan: inventory.Scan, data: Data) -> Pictures | None:
+    inputs = compared_fields(data)
+    targets = [k for k, f in data.fields.items() if f.role == "target"]
+    classes = data.fields[targets[0]].classes if len(targets) == 1 else None  # a mixture has two targets
+    if not classes or len(inputs) != 1 or scan.contents is None or not scan.targets.get(targets[0]):
+        return None
+    first, labels = data.get(0, None)[inputs[0]], [scan.targets[targets[0]][i] for i in scan.kept]
+    if not isinstance(first, Tensor) or first.ndim != 3 or not all(isinstance(y, int) for y in labels):
+        return None
+    rows = range(0, len(labels), -(-len(labels) // ROWS))
+    shape = _pooled(first).shape
+    if scan.contents.shape[1] != shape.numel():
+        return None
+    contents = _smooth(scan.contents[list(rows)].unflatten(1, shape))
+    indices = [scan.index(r) for r in rows]
+    return Pictures(contents, torch.tensor(labels)[list(rows)], indices, list(classes), inputs[0], targets[0])
+
+
+def _pooled(picture: Tensor) -> Tensor:
+    """Return a picture (C, H, W) as a scan keeps it, not yet centred."""
+    large = min(picture.shape[-2:]) > inventory.SIDE
+    return F.adaptive_avg_pool2d(picture.float()[None], inventory.SIDE)[0] if large else picture.float()
+
+
+def _smooth(pictures: Tensor) -> Tensor:
+    """Return pictures (N, C, H, W) that compare well where a stroke is a pixel off: blurred, centred, of unit norm."""
+    blurred = F.avg_pool2d(pictures, 3, 1, 1)
+    centred = blurred - blurred.mean((1, 2, 3), keepdim=True)
+    return centred / centred.flatten(1).norm(dim=1).clamp_min(1e-9)[:, None, None, None]
+
+
+def _made(found: Pictures, data: Data, change: Change, of: int, to: int, seed: int) -> float:
+    """Return the share of draws of the class `of` that are nearest to one of `to`, and more like the changed sample than like the sample."""
+    rows = (found.labels == of).nonzero().flatten().tolist()
+    keyed = Keyed(data, seed)
+    drawn, made = [keyed[(n // len(rows), found.indices[rows[n % len(rows)]])] for n in range(DRAWS)], 0
+    for n, sample in enumerate(drawn):
+        picture, own = _pooled(sample[found.input])[None], found.contents[rows[n % len(rows)]]
+        if int(sample[found.target]) != of or picture.shape[1:] != own.shape:
+            continue
+        picture = _smooth(picture)
+        made += int(found.nearest(picture, own=False)) == to and bool((picture * (change(own) - own)).sum() > 0)
+    return made / DRAWS

@@ -1,0 +1,66 @@
+"""An augmentation that makes one class look like another is found by nearest neighbours."""
+
+import pytest
+import torch
+from torchvision.transforms import v2
+from trainworthy.core.base.config import Config
+from trainworthy.core.data import inventory, turned
+from trainworthy.core.gates.causes import named
+from trainworthy.core.recipe.stage import Data, Field
+
+from tests.helpers.set_cases import digits
+
+
+class Augmented(Data):
+    """Digits as pictures of one channel, augmented on the training path; `turn` changes the label, too."""
+
+    def __init__(self, augment=None, turn=None):
+        images, labels = digits()
+        rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:1500]
+        self.images, self.labels, self.augment, self.turn = images[rows, None], labels[rows], augment, turn
+        self.fields = {
+            "image": Field("input", low=0.0, high=1.0),
+            "label": Field("target", classes=[str(i) for i in range(10)]),
+        }
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def get(self, index, generator):
+        image, label = self.images[index].float() / 255, self.labels[index]
+        if generator is not None and self.augment is not None:
+            image = self.augment(image)
+        if generator is not None and self.turn is not None and torch.rand((), generator=generator) < 0.5:
+            image, label = image.flip(-2, -1), self.turn[label]
+        return {"image": image, "label": label}
+
+
+def affine(degrees: int):
+    return v2.RandomAffine(degrees, translate=(0.1, 0.1), scale=(0.85, 1.15), shear=10)
+
+
+def found(data: Data):
+    return turned.exchanged(inventory.scan("train", data), data, Config().run.seed)
+
+
+def test_digits_turned_by_any_angle_are_found():
+    pair = found(Augmented(affine(180)))
+    assert pair is not None
+    assert (pair.change, pair.classes) == ("turned by half", ("6", "9"))
+    assert "'6' turned by half is '9'" in pair.cause()
+
+
+@pytest.mark.parametrize("augment", [None, affine(12), affine(45), v2.RandomHorizontalFlip(), v2.RandomErasing(0.5)])
+def test_changes_that_keep_the_classes_apart_are_quiet(augment):
+    assert found(Augmented(augment)) is None
+
+
+def test_a_turn_that_changes_the_label_is_quiet():
+    assert found(Augmented(turn=torch.tensor([0, 1, 2, 3, 4, 5, 9, 7, 8, 6]))) is None
+
+
+def test_an_inverted_training_path_is_named():
+    spec = Field("input", low=0.0, high=1.0)
+    assert "inverts" in named.explain_path_scales(0.87, 0.31, 0.13, 0.31, spec)
+    assert "inverts" not in named.explain_path_scales(0.87, 0.1, 0.13, 0.31, spec)
+    assert "inverts" not in named.explain_path_scales(0.52, 0.2, 0.48, 0.2, spec)
