@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from datasets import Dataset
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -203,13 +204,26 @@ def drive(
 
 
 def built(factory: Callable[[], Trainer]) -> Trainer:
-    """Build one trainer without its library's progress bars and messages, since gates build a dozen."""
-    level, bars = logging.get_verbosity(), are_progress_bars_disabled()
+    """Build one trainer without its library's progress bars and messages, since gates build a dozen. Its `dropped_rows` are
+    (description, rows before, rows after) of each filter with which TRL drops rows, for example without a scored token."""
+    level, bars, dropped = logging.get_verbosity(), are_progress_bars_disabled(), []
     logging.set_verbosity_error()
     disable_progress_bars()
+    own = Dataset.filter
+
+    def noted(rows: Dataset, *args: Any, **kwargs: Any) -> Dataset:
+        kept = own(rows, *args, **kwargs)
+        if str(kwargs.get("desc")).startswith("Dropping"):
+            dropped.append((kwargs["desc"], len(rows), len(kept)))
+        return kept
+
+    Dataset.filter = noted
     try:
-        return factory()
+        trainer = factory()
+        trainer.dropped_rows = dropped
+        return trainer
     finally:
+        Dataset.filter = own
         logging.set_verbosity(level)
         if not bars:
             enable_progress_bars()
@@ -225,8 +239,11 @@ def quiet(trainer: Trainer) -> Optimizer:
     args.load_best_model_at_end, args.num_train_epochs = False, 1
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
-    optimizer = trainer.create_optimizer() if trainer.optimizer is None else trainer.optimizer
-    return getattr(optimizer, "optimizer", optimizer)
+    if trainer.optimizer is None:
+        made = trainer.create_optimizer()
+        # The trainer makes a group without weight decay (norms, biases) even where nothing of that kind trains (LoRA).
+        made.param_groups[:] = [group for group in made.param_groups if group["params"]]
+    return getattr(trainer.optimizer, "optimizer", trainer.optimizer)
 
 
 def inputs(batch: dict[str, Any] | list[dict]) -> dict[str, Any] | list[dict]:

@@ -94,7 +94,7 @@ def check(factory: Callable[[], "Script | Loop | Trainer"], *, only: str | Itera
         looping = type(built[0]).__name__ == "Loop" and sys.modules.get("trainworthy.core.adapters.loop")
         own = looping if looping and isinstance(built[0], looping.Loop) else None
         for name in (*only, *waive):
-            if name not in (known := own.known() if own else [g.id for g in order.ORDER]):
+            if name not in (known := own.known() if own else [g.id for g in (*order.ORDER, *_own_gates(built[0]))]):
                 raise config.unknown(f"{'check' if own else 'gate'} '{name}'", name, known)
         where = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
         where.mkdir(parents=True, exist_ok=True)
@@ -110,6 +110,20 @@ def check(factory: Callable[[], "Script | Loop | Trainer"], *, only: str | Itera
             f"{len(result.failed)} of {len(verdicts)} {'checks' if own else 'gates'} failed\n\n{result.table(result.failed)}"
         )
     return result
+
+
+def _is_trainer(made: Any) -> bool:
+    library = sys.modules.get("transformers")
+    return library is not None and isinstance(made, library.Trainer)
+
+
+def _own_gates(made: Any) -> list[gates.Gate]:
+    """Return the gates that only a trainer has."""
+    if not _is_trainer(made):
+        return []
+    from trainworthy.core.adapters.trainer_gates import GATES
+
+    return GATES
 
 
 def _place(factory: Callable) -> str:
@@ -141,7 +155,7 @@ def _prove(
     console.say(f"{_place(factory)} · seed {seed} · {alone.device}\ndata   {counts}{loss}\ngates")
     verdicts: list[Verdict] = []
     with gates.quick_collections():
-        for gate in order.ORDER:
+        for gate in (*order.ORDER, *stage.gates):
             if not only or gate.id in only:
                 cfg.gates.waive, cfg.gates.because = (gate.id,) if gate.id in waive else (), waive.get(gate.id, "")
                 verdicts += gates.run_gates([adapted.adapted(gate, subject)], context, known={}, console=console)
@@ -156,7 +170,7 @@ def _prove(
 
 # ------------------------------------------------------------------------------------------------------------- the stage
 def _subject(factory: Callable[[], Any], first: Any, seed: int, folder: Path) -> Subject:
-    if (library := sys.modules.get("transformers")) and isinstance(first, library.Trainer):
+    if _is_trainer(first):
         from trainworthy.core.adapters.trainer import subject
 
         return subject(factory, seed)

@@ -11,7 +11,8 @@ from torch import Tensor
 from trainworthy.core.adapters.hosted import Hosted, built, count, items_of, loss, quiet, train
 from trainworthy.core.adapters.objective import smoothing_floor
 from trainworthy.core.adapters.subject import Subject
-from trainworthy.core.base import config
+from trainworthy.core.adapters.trainer_gates import GATES, reachable
+from trainworthy.core.base import config, seeds
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.run import Run, Step
 from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, View
@@ -23,9 +24,11 @@ SHOWN = 64  # validation samples per evaluation in a rehearsal
 
 class Rows(Data):
     """A trainer's data set for core: the columns that its collator gets, with lists as tensors; batches as it collates
-    them."""
+    them. On the training path, and for `fixed` rows (augmented as they are read, `with_transform`) on the evaluation path too, the
+    global generators are seeded."""
 
-    def __init__(self, trainer: Trainer, rows: Any):
+    def __init__(self, trainer: Trainer, rows: Any, *, fixed: bool = False):
+        self._fixed = fixed
         named = hasattr(rows, "column_names")  # of `datasets`; other sets lose unused columns in the collator
         self.rows = trainer._remove_unused_columns(rows, "checked") if named else rows
         self._collate = (
@@ -39,6 +42,10 @@ class Rows(Data):
         return len(self.rows)
 
     def get(self, index: int, generator: torch.Generator | None) -> dict[str, Any]:
+        if generator is not None:
+            seeds.seed_all(generator.initial_seed())
+        elif self._fixed:
+            seeds.seed_all(seeds.derive("fixed", index))
         return self._read(self.rows[index])
 
     def _read(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +116,10 @@ def _stage(factory: Callable[[], Trainer], run: Run, start: dict[str, float]) ->
     trainer = built(factory)
     optimizer = quiet(trainer)
     for group in optimizer.param_groups:
-        group["peak_lr"] = max(group["lr"], group.get("initial_lr", 0.0))
+        # OneCycleLR and CyclicLR begin far below their peak
+        group["peak_lr"] = max(group["lr"], group.get("initial_lr", 0.0), group.get("max_lr", 0.0))
+    if trainer.lr_scheduler is not None:
+        _hold(trainer.lr_scheduler)
     name = (trainer.args.metric_for_best_model or "loss").removeprefix("eval_")
     if name not in start:
         raise UserError(
@@ -117,7 +127,8 @@ def _stage(factory: Callable[[], Trainer], run: Run, start: dict[str, float]) ->
         )
     higher = bool(trainer.args.greater_is_better)
     floor, ceiling = (min(start[name], 0.95), 1.0) if higher else (start[name], 0.0)
-    data = {"train": Rows(trainer, trainer.train_dataset), "val": Rows(trainer, trainer.eval_dataset)}
+    goal = floor + 0.95 * (ceiling - floor)
+    data = {"train": Rows(trainer, trainer.train_dataset, fixed=True), "val": Rows(trainer, trainer.eval_dataset)}
     frozen = tuple(n for n, p in trainer.model.named_parameters() if not p.requires_grad)
     return Hosted(
         name=type(trainer).__name__,
@@ -133,12 +144,25 @@ def _stage(factory: Callable[[], Trainer], run: Run, start: dict[str, float]) ->
             frozen=frozen,
             overfit_steps=300,
             overfit_longer=True,
-            overfit_metric=floor + 0.95 * (ceiling - floor),
+            overfit_metric=lambda batch: reachable(trainer, batch, name, goal),
             loss_floor=_smoothed(trainer),
         ),
         trainer=trainer,
         own_rates=True,
+        gates=list(GATES),
     )
+
+
+def _hold(scheduler: Any) -> None:
+    """Let a schedule of fixed length that was passed in keep its last rate: a gate may take more steps than the run, and OneCycleLR
+    raises then."""
+    own, total = scheduler.step, getattr(scheduler, "total_steps", None) or math.inf
+
+    def step(*args: Any, **kwargs: Any) -> None:
+        if scheduler.last_epoch + 1 < total:
+            own(*args, **kwargs)
+
+    scheduler.step = step
 
 
 def _constant(trainer: Trainer, start: dict[str, float]) -> dict[str, float]:

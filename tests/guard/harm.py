@@ -1,4 +1,4 @@
-"""Harm of the bugs of the fifth to ninth set: each script is run whole, unchanged and with every patch, at two seeds.
+"""Harm of the bugs of the fifth to ninth and of the hosted set: each script is run whole, unchanged and with every patch, at two seeds.
 
 `python -m tests.guard.harm [SCRIPT | ID ...]` prints one line for each run: id, seed, final number, seconds.
 The final number is the last `FINAL name=value` that the script prints. Where a bug changes the script's own
@@ -19,6 +19,8 @@ from tests.guard import (
     eighth_set_heldout,
     fifth_set,
     fifth_set_heldout,
+    hosted_set,
+    hosted_set_heldout,
     ninth_set,
     ninth_set_heldout,
     seventh_set,
@@ -37,8 +39,11 @@ SETS = (
     eighth_set_heldout,
     ninth_set,
     ninth_set_heldout,
+    hosted_set,
+    hosted_set_heldout,
 )
 SEEDS = (0, 1)
+SCRIPTS = Path(__file__).parent / "scripts" / "hosted"
 
 
 def with_seed(text: str, seed: int) -> str:
@@ -90,6 +95,10 @@ def main(wanted: list[str]) -> None:
     torch.set_num_threads(1)
     if any("hf_" in name for name in wanted) or not wanted:
         import transformers  # noqa: F401
+    if any((SCRIPTS / f"{name.partition('--')[0]}.py").exists() for name in wanted) or not wanted:
+        import peft  # noqa: F401
+        import trl  # noqa: F401
+        from transformers import Trainer  # noqa: F401
     patches = [p for half in SETS for p in (*half.BUGS, *half.HEALTHY)]
     honest = {id: code for one in SETS for id, code in one.HONEST.items()}
     for name in sorted({Path(p.script).name for p in patches}):
