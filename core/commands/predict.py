@@ -52,7 +52,13 @@ def main(argv: list[str]) -> None:
             if sys.stderr.isatty():
                 print(f"\r  {i} of {len(rows)}", end="", file=sys.stderr)
     where = f" in {out}" if out else ""
-    print(f"{len(rows)} {speaker.noun}{where}" + speaker.cut(cut, len(rows)), file=sys.stderr)
+    print(f"{count(len(rows), speaker.noun)}{where}" + speaker.cut(cut, len(rows)), file=sys.stderr)
+
+
+def count(n: int, noun: str) -> str:
+    """Return a number with its noun, of which the first word is in the plural."""
+    first, *others = noun.split()
+    return " ".join([f"{n:,}", first.removesuffix("s") if n == 1 else first, *others])
 
 
 def take_options(argv: list[str]) -> tuple[list[str], dict[str, Any]]:

@@ -227,6 +227,15 @@ class Gap:
     val: float
     because: str = ""
     """The explanation, if another check has found it."""
+    samples: int = 0
+    """Samples of each side, for the noise of a metric in [0, 1]; 0: no noise is assumed."""
+
+    def noise(self) -> float:
+        """Return two standard errors of the difference, an upper bound for means of values in [0, 1]; 0 for other metrics."""
+        both = (self.train, self.val)
+        if not self.samples or self.metric.ceiling != 1 or not all(0 <= v <= 1 for v in (self.metric.floor, *both)):
+            return 0.0
+        return 2 * math.sqrt(sum(v * (1 - v) for v in both) / self.samples)
 
     def verdict(self) -> "Verdict":
         """Report how far validation is behind training, as a fraction of the range from chance to the ceiling."""
@@ -235,6 +244,7 @@ class Gap:
             f"{self.metric.name} {self.train:.4g} on training samples, {self.val:.4g} on held-out ones",
             self.because
             or "more data or augmentation, stronger regularisation, a smaller model, or the best weights (--run.export best)",
+            self.noise(),
         )  # fmt: skip
 
 
@@ -257,15 +267,22 @@ class Norms:
 
 
 def _compare(
-    which: tuple[str, str, str], metric: Metric, value: float, other: float, measured: str, remedy: str
+    which: tuple[str, str, str],
+    metric: Metric,
+    value: float,
+    other: float,
+    measured: str,
+    remedy: str,
+    noise: float = 0.0,
 ) -> "Verdict":
     """Give advice if `value` is behind `other` by more than the fraction `GAP` of the range from chance to the
-    ceiling."""
+    ceiling, and by more than `noise`, in the metric's unit."""
     span = abs(metric.ceiling - metric.floor)
     span = span if math.isfinite(span) and span else max(abs(value - metric.floor), 1e-12)
     behind = (other - value) * (1 if metric.higher_is_better else -1) / span
-    far = behind > GAP
+    far = behind > GAP and abs(other - value) > noise
     needed = f"a difference of at most {GAP:.0%} of the range from chance to the ceiling"
+    needed += f", or of {noise:.2g}, two standard errors" if noise > GAP * span else ""
     return verdict(which, "advice" if far else "pass", measured, needed, remedy if far else "", behind=behind)
 
 

@@ -189,11 +189,20 @@ def installed() -> list[str]:
     return sorted({f"{d.metadata['Name']} {d.version}" for d in importlib.metadata.distributions()})
 
 
+def _number(text: str) -> float:
+    """Return a number of JSON, as an int if it is whole."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
 def fingerprint(recipe: Recipe, cfg: config.Config, data: str, **more: object) -> str:
     """Hash everything that a gate's verdict depends on; equal fingerprints need no second run of the gates."""
     settings = masking.settings(config.to_dict(cfg))  # a changed API key does not change the training
     settings.pop("gates")
     settings["run"] = {"seed": cfg.run.seed}
+    if "precision" in more:  # the type itself, where a resumed run's args.json has replaced "launcher"
+        settings["train"] = settings["train"] | {"precision": more["precision"]}
+    settings = json.loads(json.dumps(settings, default=str), parse_float=_number)  # 5 of a preset is 5.0 in args.json
     files = {Path(k).name + v: "" for k, v in sources(recipe).items()}  # a moved folder is the same recipe
     everything = [sorted(files), settings, data, sys.version, installed(), recipe.start, variables(recipe), more]
     text = json.dumps(everything, sort_keys=True, default=str)

@@ -199,7 +199,7 @@ def _on_training_samples(run: Run, stage: Stage, held_out: float) -> tuple[monit
     n = min(len(stage.data["val"]), stage.expect.at_most(1000, times=16))
     among = train.representative(min(len(train), 4 * n))
     some = View(train, [among[i] for i in seeds.permutation(len(among), run.cfg.run.seed, "gap").tolist()[:n]])
-    gap = monitors.Gap(metric, run.measure(stage, some)[metric.name], held_out)
+    gap = monitors.Gap(metric, run.measure(stage, some)[metric.name], held_out, samples=n)
     if not layers(stage.eval_model):
         return gap, None
     with by_batch(stage.eval_model):

@@ -121,6 +121,14 @@ def test_generalisation_gap(metric: Metric, train: float, val: float, verdict: s
     assert monitors.Gap(metric, train, val).verdict().verdict == verdict
 
 
+def test_a_gap_within_the_noise_of_few_samples_is_no_advice():
+    accuracy = Metric("agreement", "", 1 / 3, 1.0)
+    assert monitors.Gap(accuracy, 0.4, 0.3, samples=48).verdict().verdict == "pass"
+    assert monitors.Gap(accuracy, 0.4, 0.3, samples=1000).verdict().verdict == "advice"
+    assert monitors.Gap(accuracy, 1.0, 0.6, samples=48).verdict().verdict == "advice"
+    assert monitors.Gap(Metric("psnr", "", 10.0, 40.0), 30.0, 20.0, samples=4).verdict().verdict == "advice"
+
+
 def test_live_resumes_from_its_state():
     """What a checkpoint keeps is enough: cut anywhere, the same spikes are seen."""
     found = rows(lambda t: healthy(t) + 3.0 * (0.7 <= t < 0.71))

@@ -106,6 +106,12 @@ def test_remembered_passes_cover_all_data(tmp_path: Path):
     again = trainworthy("run", "mine.py", *quick, cwd=tmp_path, **cache)
     assert "verdicts are remembered" in again.stdout, again.stderr
     assert "gates passed" not in again.stdout
+    folder = max((tmp_path / "runs" / "mine").glob("2*"))
+    # as if it had been stopped: its args.json has 5.0 for a preset's 5, and fp32 for `launcher`
+    (folder / "summary.json").unlink()
+    resumed = trainworthy("resume", folder, cwd=tmp_path, **cache)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "verdicts are remembered" in resumed.stdout
     (tmp_path / "changed").write_text("copies")
     waived = ("--gates.waive", "data", "--gates.because", "leakage alone")
     leaked = trainworthy("run", "mine.py", *quick, *waived, cwd=tmp_path, **cache, code=3)

@@ -230,6 +230,7 @@ def test_monitors_say_what_only_a_trained_net_shows(monitor: Monitor, key: str, 
     found = monitor.check([first, {**good, key: bad}])
     assert not found.ok
     assert not [w for w in words if w not in found.measured + found.remedy], found
+    assert "first evaluation" not in monitor.check([{**good, key: bad}]).measured  # it is the only one
 
 
 # ------------------------------------------------------------------------------------------------------- through the command

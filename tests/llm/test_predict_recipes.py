@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from trainworthy.core.commands import chat
+from trainworthy.core.commands import chat, predict
 
 from tests.helpers import language
 from tests.helpers.commands import environment, read, run_folder, trainworthy
@@ -95,3 +95,9 @@ def test_a_reward_model_rewards_answers(lora: str, tmp_path: Path):
     assert (done.returncode, "generates none" in done.stderr) == (2, True)
     done = trainworthy("chat", folder, cwd=tmp_path)
     assert (done.returncode, "rewards answers" in done.stderr) == (2, True)
+
+
+def test_one_row_is_counted_in_the_singular():
+    assert predict.count(1, "answers") == "1 answer"
+    assert predict.count(1, "rows with rewards") == "1 row with rewards"
+    assert predict.count(1200, "rows with rewards") == "1,200 rows with rewards"

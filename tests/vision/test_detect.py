@@ -277,6 +277,8 @@ def damaged(root: Path, what: str) -> Path:
                 a["bbox"] = [x, y, x + w, y + h]
         case "unlisted id":
             every[0]["category_id"] = 99
+        case "no id":
+            del listed["annotations"][3]["category_id"]
         case "missing picture":
             (root / "train" / "01.png").unlink()
         case "another size":
@@ -305,7 +307,8 @@ FAULTS = {
     "normalised": ("normalised coordinates", "multiply"),
     "xyxy": ("are xyxy", "w = x2 - x1"),
     "unlisted id": ("category that the file does not list", "99 (1 times)"),
-    "missing picture": ("cannot be read", "01.png", "no such file"),
+    "no id": ("annotations[3]", "no 'category_id'"),
+    "missing picture": ("cannot be read", "train/01.png", "no such file"),
     "another size": ("not as large as the JSON says", "48x48", "96x96"),
     "another list": ("list other categories", "zero"),
     "orphan": ("do not belong", "12345"),

@@ -241,6 +241,13 @@ def damaged(root: Path, what: str) -> Path:
             Image.fromarray(ids.astype(np.uint16) * 1000).save(mask)
         case "colours":
             Image.fromarray(ids).convert("RGB").save(mask)
+        case "colours everywhere":
+            for one in root.rglob("masks/*.png"):
+                Image.open(one).convert("RGB").save(one)
+        case "JPEG":
+            for one in root.rglob("masks/*.png"):
+                Image.fromarray(np.array(Image.open(one)) * 9).save(one.with_suffix(".jpg"), quality=50)
+                one.unlink()
         case "empty":
             shutil.rmtree(root / "train" / "images")
         case "one class":
@@ -257,6 +264,8 @@ FAULTS = {
     "from one": ("ids that are not class ids", "2 (", "count from 1"),
     "instances": ("cannot be read", "instance numbers"),
     "colours": ("cannot be read", "colours (RGB)", "class id"),
+    "colours everywhere": ("cannot be read", "colours (RGB)", "in a format that", "remove or replace them"),
+    "JPEG": ("ids that are not class ids", "JPEG changes the ids", "as PNG"),
     "empty": ("no picture in", "images", "needed"),
     "one class": ("has 1 classes", "2 to 255"),
 }
@@ -267,6 +276,7 @@ def test_a_fault_is_one_message(tmp_path, what):
     with pytest.raises(UserError) as told:
         load(damaged(tmp_path / "data", what))
     assert not [w for w in FAULTS[what] if w not in str(told.value)], str(told.value)
+    assert "--data.max-bad 1.00" not in str(told.value)  # no picture would be left
 
 
 @pytest.mark.parametrize(("side", "anew"), [(180, False), (90, True)])

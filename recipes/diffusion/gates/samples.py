@@ -372,12 +372,12 @@ def of(classifier: Callable[[Tensor], tuple[Tensor, Tensor]]) -> list[Gate]:
 def samples(history: list[dict[str, float]]) -> Finding:
     """Compares one-step denoising and samples of the first and the last evaluation."""
     first, last = history[0], history[-1]
-    good = last["val/agreement"] >= 0.8
+    good, later = last["val/agreement"] >= 0.8, len(history) > 1
     return Finding(
         good,
-        f"one step recovers {last['val/denoised']:.0%} of a picture's variance (first evaluation {first['val/denoised']:.0%}); "
-        f"{last['val/agreement']:.1%} of the samples show the requested class, Frechet distance {last['val/frechet']:.2f} "
-        f"(first evaluation {first['val/agreement']:.1%}, {first['val/frechet']:.2f})",
+        f"one step recovers {last['val/denoised']:.0%} of a picture's variance" + f" (first evaluation {first['val/denoised']:.0%})" * later +
+        f"; {last['val/agreement']:.1%} of the samples show the requested class, Frechet distance {last['val/frechet']:.2f}"
+        + f" (first evaluation {first['val/agreement']:.1%}, {first['val/frechet']:.2f})" * later,
         "the requested class in at least 80% of the samples",
         "train longer; then look at the samples: blurred (use a larger net), other classes (more guidance), saturated (less guidance)",
     )  # fmt: skip

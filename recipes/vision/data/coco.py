@@ -3,6 +3,7 @@
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,14 +63,16 @@ def read_lists(root: Path) -> list[Listed]:
 
 def read_list(root: Path, file: Path, split: str) -> Listed:
     """Read one JSON file and resolve its references."""
+    at: list[str] = []
     try:
         found = json.loads(file.read_text(encoding="utf-8-sig"))
-        pictures = {p["id"]: (p["file_name"], (int(p["height"]), int(p["width"]))) for p in found["images"]}
-        names = {int(c["id"]): str(c["name"]) for c in found["categories"]}
+        pictures = {p["id"]: (p["file_name"], (int(p["height"]), int(p["width"]))) for p in _each(found, "images", at)}
+        names = {int(c["id"]): str(c["name"]) for c in _each(found, "categories", at)}
         entries = [(a["image_id"], int(a["category_id"]), [float(v) for v in a["bbox"]], a.get("iscrowd", 0))
-                   for a in found["annotations"]]  # fmt: skip
+                   for a in _each(found, "annotations", at)]  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         problem = f"no {error}" if isinstance(error, KeyError) else describe_error(error)
+        problem = f"{at[-1]}: {problem}" if at else problem
         raise UserError(f"cannot read {file}", got=problem, needed="COCO: images (id, file_name, width, height), annotations "
                         "(image_id, category_id, bbox), categories (id, name)") from None  # fmt: skip
     whole = [e for e in entries if not e[3]]
@@ -110,15 +113,23 @@ def read_list(root: Path, file: Path, split: str) -> Listed:
                         needed=f"a file_name below {root}", cause="written on another machine, or by somebody else's tool",
                         next="write file_name relative to the folder of the pictures")  # fmt: skip
 
-    def where(name: str) -> Path:
-        found = allowed(name)
-        return next((path for path in found if path.is_file()), found[0])
-
+    files = [next((p for p in allowed(name) if p.is_file()), None) for name, _ in pictures.values()]
+    usual = Counter(p.parent for p in files if p).most_common(1)  # where a missing picture is looked for first
+    files = [p or (usual[0][0] / Path(name).name if usual else allowed(name)[-1])
+             for p, (name, _) in zip(files, pictures.values(), strict=True)]  # fmt: skip
     place = {key: i for i, key in enumerate(pictures)}
-    return Listed(file, [where(name) for name, _ in pictures.values()], [s for _, s in pictures.values()],
+    return Listed(file, files, [s for _, s in pictures.values()],
                   torch.tensor([place[e[0]] for e in whole], dtype=torch.long),
                   torch.tensor([e[2] for e in whole], dtype=torch.float64).view(-1, 4),
                   torch.tensor([e[1] for e in whole], dtype=torch.long), names, len(entries) - len(whole))  # fmt: skip
+
+
+def _each(found: dict, key: str, at: list[str]) -> Iterator[dict]:
+    """Yield the entries of a list. While one is read, its place is the last in `at`, for the message."""
+    for i, entry in enumerate(found[key]):
+        at.append(f"{key}[{i}]" + (f" (id {entry['id']})" if isinstance(entry, dict) and "id" in entry else ""))
+        yield entry
+        at.clear()
 
 
 def of_each(values: Tensor, of: Tensor, n: int) -> list[Tensor]:

@@ -94,13 +94,16 @@ def class_names(root: Path, pixels: Tensor, pairs: Pairs) -> tuple[str, ...]:
     beyond = [v for v in seen if v >= n] if classes else []
     if beyond:
         odd = int(pixels[:, beyond].sum(1).nonzero()[0])
+        lossy = [p for _, p in pairs.files if p.suffix.lower() in (".jpg", ".jpeg")]
         display_path = ", ".join(f"{v} ({int(pixels[:, v].sum()):,} pixels)" for v in beyond[:5]) + (
             ", ..." if len(beyond) > 5 else ""
         )
         raise UserError(f"masks of {root} have ids that are not class ids", got=f"{display_path}, first in the mask of {pairs.name(odd)}",
                         needed=f"0 to {n - 1} ({', '.join(classes[:5])}{', ...' if n > 5 else ''}), or {IGNORE} for void",
-                        cause="ids that count from 1" if beyond == [n] and 0 not in seen else
-                        "instance masks (a number for each object), grey levels for ids, or another list of classes")  # fmt: skip
+                        cause=f"JPEG changes the ids at outlines: {len(lossy):,} masks are JPEG files" if lossy else
+                        "ids that count from 1" if beyond == [n] and 0 not in seen else
+                        "instance masks (a number for each object), grey levels for ids, or another list of classes",
+                        next="write the masks again as PNG" if lossy else f"write class ids, or list every class in {file}")  # fmt: skip
     if not classes and numbered(pixels, pairs):
         raise UserError(f"masks of {root} number objects, they do not name classes",
                         got=f"values up to {max(seen)}, each in one piece", needed="class ids, the same for every object of a kind",
