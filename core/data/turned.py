@@ -25,7 +25,10 @@ CHANGES: dict[str, Change] = {
 }
 ROWS, LEAST = 2000, 20  # samples that are compared; of either class there must be so many
 KNOWN = 0.9  # share of a class that must be nearest to its own kind as it is
-EXCHANGED = 0.4  # share of either class that must be nearest to the other when it is changed
+EXCHANGED, MEAN = (
+    0.4,
+    0.6,
+)  # share of either class that must be nearest to the other when it is changed, and the mean of both
 DRAWS, MADE = 400, 0.06  # draws of the training path for either class; the share of them that must show the change
 
 
@@ -84,7 +87,7 @@ def exchanged(scan: inventory.Scan, data: Data, seed: int) -> Exchanged | None:
         near = found.nearest(changed, own=True)
         for a, b in ((a, b) for a in sure for b in sure if a < b):
             alike = found.share(near, a, b), found.share(near, b, a)
-            if min(alike) < EXCHANGED:
+            if min(alike) < EXCHANGED or sum(alike) < 2 * MEAN:
                 continue
             made = _made(found, data, change, a, b, seed), _made(found, data, change, b, a, seed)
             if min(made) >= MADE:
