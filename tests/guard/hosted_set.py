@@ -150,18 +150,16 @@ HARMFUL = {
     "chapter_sft--prompt_scored",
     "chapter_sft--answers_cut",
     "chapter_sft--end_never_scored",
-    "chapter_sft--right_padded_generation",
     "chapter_sft--shifted_twice",
     "dates_seq2seq--target_cut",
     "dates_seq2seq--argmax_of_ids",
     "dates_seq2seq--other_start_in_generation",
     "digit_images--names_in_other_order",
-    "chapter_dpo--base_trains_too",
 }
 
 WHOLE = """
 _rows, _tokenizer = load()[1], trainer.processing_class
-_inputs = _tokenizer(_rows["source"], return_tensors="pt", padding=True)
+_inputs = _tokenizer(list(_rows["source"]), return_tensors="pt", padding=True)
 _said = _tokenizer.batch_decode(
     trainer.model.generate(input_ids=_inputs["input_ids"], attention_mask=_inputs["attention_mask"], max_length=20),
     skip_special_tokens=True,

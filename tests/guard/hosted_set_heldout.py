@@ -112,7 +112,6 @@ HEALTHY = [
 HARMFUL = {
     "sentences--weights_inverted",
     "sentences--oversampled_before_split",
-    "sentences--loss_not_divided",
     "code_spans--first_label_repeated",
     "code_spans--next_words_label",
     "chapter_sft--smoothing_without_shift",
