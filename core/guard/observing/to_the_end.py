@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.guard.hooks.parameters import parameters_of
+from trainworthy.core.guard.hooks.streams import Generated
 from trainworthy.core.guard.measures.averages import Trail
 from trainworthy.core.guard.measures.best_weights import Rounds
 from trainworthy.core.guard.measures.records import alive, class_target, fingerprint, pretrained, used
@@ -164,8 +165,9 @@ class Following(Observer):
             rows.measures.read(x)
 
     def _evaluation(self, module: nn.Module, one: Any, given: tuple) -> Scales:
-        """Note a call without gradients. Without a loader, inputs are told apart by the evaluation that had them first."""
-        if one is not None:
+        """Note a call without gradients. Without a loader, and with a generator that may read any data, inputs are told apart by
+        the evaluation that had them first."""
+        if one is not None and not isinstance(one.loader.dataset, Generated):
             source = (id(one.loader.dataset),)
         else:
             full = len(self.known) > 10**4
