@@ -46,7 +46,8 @@ def length(seen: Following) -> str:
     if not cut:
         return f"{seen.steps} steps"
     whole = f" of about {steps:.0f}" if steps else ""
-    return f"{seen.steps}{whole} steps, because {len(cut)} passes of training were cut short"
+    passes = "a pass of training was" if len(cut) == 1 else f"{len(cut)} passes of training were"
+    return f"{seen.steps}{whole} steps, because {passes} cut short"
 
 
 def second(record: dict) -> dict:
