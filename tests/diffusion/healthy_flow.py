@@ -13,5 +13,10 @@ VARIANTS = [
             naive="the condition is never dropped", may_skip=("terms", "init", "fabricated", "hidden-class")),
     Healthy("flow-no-average", ("--ema", "0"), recipe=FLOW, naive="raw weights are sampled",
             may_skip=("terms", "init", "fabricated", "ema")),
+    Healthy("flow-direction-too", hunk=(
+        '        return {"mse": error.sum()}\n',
+        "        apart = 1 - torch.nn.functional.cosine_similarity(prediction.flatten(1), target.flatten(1))  # (B,)\n"
+        '        return {"mse": error.sum(), "direction": 0.1 * apart.sum()}\n',
+    ), recipe=FLOW, naive="the gradient of the loss is zero at another prediction"),
 ]  # fmt: skip
 SAMPLED = ()

@@ -95,6 +95,20 @@ def asked_for(process: Diffusion, t: Tensor, target: Tensor, image: Tensor, nois
     )
 
 
+@pytest.mark.parametrize("weight", [0.1, 10.0])
+def test_the_target_is_read_from_the_quadratic_terms_alone(weight: float):
+    target = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+    def loss(net, batch):
+        prediction = net(batch["noisy"], torch.zeros(4)).sample
+        apart = 1 - torch.nn.functional.cosine_similarity(prediction.flatten(1), target.flatten(1))
+        return {"mse": (prediction - target).square().sum(), "direction": weight * apart.sum()}
+
+    (first, second), _, terms, others = objective.slopes_of(loss, {"noisy": target})
+    assert (terms, others) == (("mse",), ("direction",))
+    assert torch.allclose(-first / (second - first), target, atol=1e-5)
+
+
 def test_targets_are_told_apart():
     """Each by its own name, whatever the process."""
     image, noise = pictures(30)

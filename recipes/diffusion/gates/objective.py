@@ -1,5 +1,6 @@
 """Measures a diffusion objective from the loss itself: the target and the weight at each timestep, and a net that knows the answers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,6 +53,10 @@ class Objective:
     of_image: Tensor
     of_noise: Tensor
     """(B,) target = of_image image + of_noise noise, as fitted."""
+    terms: tuple[str, ...] = ()
+    """The loss's terms that target and weight were measured from."""
+    others: tuple[str, ...] = ()
+    """Its other terms: they are not quadratic in the prediction (a cosine), so their gradient names no target."""
 
     @property
     def kind(self) -> str:
@@ -88,11 +93,7 @@ def objective(context: GateContext) -> Objective:
         run, stage = context.build(Rehearsal(steps=1))
         data = stage.data["train"]
         batch = fetch(data, pick(data, min(LEVELS, len(data)), context.cfg.run.seed), context.cfg.run.seed, run.device)
-        slopes = []
-        for value in (0.0, 1.0):
-            net = Constant(value)
-            total = sum(stage.loss(net, batch).values())
-            slopes.append(torch.autograd.grad(total, net.output)[0])
+        slopes, net, terms, others = slopes_of(stage.loss, batch)
         steep = slopes[1] - slopes[0]
         target = torch.where(steep > 0, -slopes[0] / steep, 0.0)
         weight = steep.flatten(1).mean(1) * steep[0].numel() / 2
@@ -103,9 +104,31 @@ def objective(context: GateContext) -> Objective:
             found = torch.linalg.lstsq(basis, to_double(y.flatten(1)[..., None])).solution[..., 0]
             return on_device(found, y.device).unbind(1)
 
-        return Objective(batch, clean, net.noisy, net.timestep, target, weight, *fitted(net.noisy), *fitted(target))
+        return Objective(
+            batch, clean, net.noisy, net.timestep, target, weight, *fitted(net.noisy), *fitted(target), terms, others
+        )
 
     return context.once("diffusion objective", read)
+
+
+def slopes_of(loss: Callable, batch: dict) -> tuple[list[Tensor], Constant, tuple[str, ...], tuple[str, ...]]:
+    """Return (gradients of the quadratic terms at the predictions 0 and 1, the last net, names of these terms, of the others). A term is
+    quadratic if its gradients at 0, 1 and 2 are on a line. If none is, all terms count."""
+    gradients: dict[str, list[Tensor]] = {}
+    for value in (0.0, 1.0, 2.0):
+        net = Constant(value)
+        for name, term in loss(net, batch).items():
+            gradient = torch.autograd.grad(term, net.output, retain_graph=True, allow_unused=True)[0]
+            if gradient is not None:
+                gradients.setdefault(name, []).append(gradient)
+
+    def is_quadratic(name: str) -> bool:
+        first, second, third = gradients[name]
+        return (third - 2 * second + first).abs().max() <= 1e-3 * torch.stack(gradients[name]).abs().max()
+
+    terms = tuple(filter(is_quadratic, gradients)) or tuple(gradients)
+    others = tuple(name for name in gradients if name not in terms)
+    return [sum(gradients[name][i] for name in terms) for i in (0, 1)], net, terms, others
 
 
 class Knowing(nn.Module):

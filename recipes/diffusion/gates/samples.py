@@ -2,8 +2,9 @@
 frequency of timesteps (DF7), two samplers agree (DF6); and monitors of sample quality (DF1, DF6).
 
 The gates measure the objective from the loss itself. They pass the output of a constant net to the loss and take its gradient at two
-constants. The loss is quadratic, so the gradient's zero is the target at that timestep, and its slope is the weight. The declaration to
-compare with is `cfg.noise` (`weights`, `below`); the inverse is the exported scheduler, of a diffusion or a flow.
+constants. The loss is quadratic, so the gradient's zero is the target at that timestep, and its slope is the weight. Terms that are not
+quadratic (a cosine) are left out. The declaration to compare with is `cfg.noise` (`weights`, `below`); the inverse is the exported
+scheduler, of a diffusion or a flow.
 """
 
 import math
@@ -271,7 +272,8 @@ def _by_formula(context: GateContext, asked: Objective, weight: Tensor) -> tuple
     ):
         for i in range(few):
             one = {k: v[i : i + 1] if isinstance(v, Tensor) else v for k, v in asked.batch.items()}
-            loss = sum(stage.loss(net, one).values()).item()
+            found = stage.loss(net, one)
+            loss = sum(found[name] for name in asked.terms).item()
             error = (outputs[-1][0] - to_double(asked.target[i])).square().mean().item()
             due = weight[i].item() * error
             worst = max(worst, abs(loss - due) / max(abs(due), 1e-4))
@@ -304,7 +306,8 @@ def weighting(context: GateContext) -> Finding:
         gap[i].item() <= 0.02 and apart <= limit and apart_from <= 0.02,
         f"target: {asked.kind}; weights differ by at most {gap[i]:.1%} (t {t[i]:.0f}: {asked.weight[i]:.3f}, declared "
         f"{expected[i]:.3f}); the losses of {of} single samples by at most {apart_from:.1%}; "
-        f"the distribution of {n:,} timesteps by at most {apart:.3f}",
+        f"the distribution of {n:,} timesteps by at most {apart:.3f}"
+        + (f"; not compared, as they are not quadratic: {', '.join(asked.others)}" if asked.others else ""),
         f"at most 2% at every level and for every sample; at most {limit:.3f} for the distribution",
         order_causes(
             (gap[i].item() > 0.02, "the weight is that of another prediction type: min(SNR, gamma) over SNR is min-SNR for the noise, "
