@@ -126,7 +126,8 @@ def _stage(factory: Callable[[], Trainer], run: Run, start: dict[str, float]) ->
             f"the trainer's evaluation has no '{name}'", got=", ".join(start), cause="metric_for_best_model"
         )
     higher = bool(trainer.args.greater_is_better)
-    floor, ceiling = (min(start[name], 0.95), 1.0) if higher else (start[name], 0.0)
+    best = _smoothed(trainer) if name.endswith("loss") else 0.0
+    floor, ceiling = (min(start[name], 0.95), 1.0) if higher else (start[name], best)
     goal = floor + 0.95 * (ceiling - floor)
     data = {"train": Rows(trainer, trainer.train_dataset, fixed=True), "val": Rows(trainer, trainer.eval_dataset)}
     frozen = tuple(n for n, p in trainer.model.named_parameters() if not p.requires_grad)
@@ -197,8 +198,9 @@ def _constant(trainer: Trainer, start: dict[str, float]) -> dict[str, float]:
 
 def _smoothed(trainer: Trainer) -> float:
     """Return the lowest loss under `label_smoothing_factor`."""
-    eps, config = trainer.args.label_smoothing_factor, getattr(trainer.model, "config", None)
-    classes = getattr(config, "num_labels" if trainer.compute_metrics else "vocab_size", 0)
+    eps, model = trainer.args.label_smoothing_factor, trainer.model
+    tokens = getattr(model, "get_output_embeddings", lambda: None)()  # of models that predict tokens
+    classes = getattr(getattr(model, "config", None), "num_labels" if tokens is None else "vocab_size", 0)
     return smoothing_floor(eps, classes) if eps and classes else 0.0
 
 

@@ -14,7 +14,7 @@ from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import evaluating
 from transformers import EvalPrediction, Trainer
 
-ROWS = 64
+ROWS, FEW = 64, 8  # FEW: of which the loss is computed
 MOST_DROPPED = 0.1  # of the rows; the few longest prompts of a data set may be dropped on purpose
 NAMES = ("accuracy", "f1", "exact_match", "precision", "recall")
 """Metrics of which more is better, where the trainer does not say which one counts."""
@@ -139,10 +139,13 @@ def tokens(context: GateContext) -> Finding:
     if getattr(trainer.processing_class, "eos_token_id", None) is None and _vocabulary(trainer) is None:
         raise Skip("no tokenizer")
     data = stage.data["train"]
-    batch = dict(data.collate([data.get(i, None) for i in data.representative(min(ROWS, len(data)))])["inputs"])
+    batch, few = (
+        dict(data.collate([data.get(i, None) for i in data.representative(min(n, len(data)))])["inputs"])
+        for n in (ROWS, FEW)
+    )
     faults = [
         _end_ignored(trainer, batch),
-        _shifted(trainer, stage.model, batch),
+        _shifted(trainer, stage.model, few),
         _other_start(trainer, batch),
         _reread(trainer),
     ]
@@ -188,17 +191,17 @@ def _dropped(trainer: Trainer) -> tuple[str, str] | None:
 def _shifted(trainer: Trainer, model: nn.Module, batch: dict) -> tuple[str, str] | None:
     """The model gets labels that are those of the next place already."""
     seen: list[dict] = []
+    if "labels" not in batch or not _causal(model):
+        return None
 
     def note(_: nn.Module, args: tuple, kwargs: dict) -> None:
         seen.append(kwargs)
 
     handle = model.register_forward_pre_hook(note, with_kwargs=True)
-    few = {k: v[:8] if isinstance(v, Tensor) and v.dim() and len(v) == len(batch["input_ids"]) else v for k, v in batch.items()} if (
-        isinstance(batch.get("input_ids"), Tensor)) else batch  # fmt: skip
     try:
         with evaluating(model), torch.random.fork_rng(devices=[]):
             seeds.seed_all(0)
-            trainer.compute_loss(model, trainer._prepare_inputs(dict(few)))
+            trainer.compute_loss(model, trainer._prepare_inputs(dict(batch)))
     finally:
         handle.remove()
     for kwargs in seen:
@@ -206,7 +209,7 @@ def _shifted(trainer: Trainer, model: nn.Module, batch: dict) -> tuple[str, str]
         if not isinstance(ids, Tensor) or not isinstance(labels, Tensor) or ids.shape != labels.shape or ids.dim() != 2:
             continue
         scored = labels >= 0
-        if scored.sum() < 16 or not _causal(model):
+        if scored.sum() < 16:
             continue
         own = float((labels == ids)[scored].float().mean())
         following = float((labels[:, :-1] == ids[:, 1:])[scored[:, :-1]].float().mean())

@@ -136,6 +136,19 @@ def translator(start: int = 2):
                           data_collator=DataCollatorForSeq2Seq(words, model=model), compute_metrics=exact)  # fmt: skip
 
 
+def smoothed():
+    from transformers.trainer_pt_utils import LabelSmoother
+
+    trainer = translator()
+    trainer.args.label_smoothing_factor = 0.1
+    trainer.label_smoother = LabelSmoother(epsilon=0.1)
+    return trainer
+
+
+def test_the_floor_of_a_smoothed_loss_of_tokens_is_over_the_vocabulary():
+    assert checked(smoothed, "overfit")[0] == "pass"
+
+
 def argmax_of_tokens():
     trainer = translator()
     own = trainer.compute_metrics
@@ -153,7 +166,7 @@ def test_generation_begins_as_training_does_and_its_metric_reads_tokens():
     assert checked(argmax_of_tokens, "answers")[0] == "fail"
 
 
-def adapted(thaw: bool = False):
+def adapted(thaw: bool = False, **settings):
     from peft import LoraConfig, get_peft_model
     from trl import DPOConfig, DPOTrainer
 
@@ -161,7 +174,7 @@ def adapted(thaw: bool = False):
     for p in model.parameters():
         p.requires_grad_(p.requires_grad or thaw)
     data = answers("preferences")
-    args = DPOConfig(output_dir="dpo", gradient_checkpointing=False, **COMMON)
+    args = DPOConfig(output_dir="dpo", gradient_checkpointing=False, **COMMON, **settings)
     return DPOTrainer(model=model, args=args, train_dataset=data["train"], eval_dataset=data["test"],
                       processing_class=language.tokenizer())  # fmt: skip
 
@@ -169,6 +182,10 @@ def adapted(thaw: bool = False):
 def test_a_reference_without_its_adapter_must_not_train():
     assert checked(adapted, "reference")[0] == "pass"
     assert checked(lambda: adapted(thaw=True), "reference")[0] == "fail"
+
+
+def test_reference_scores_that_were_computed_first_are_no_rows_of_tokens():
+    assert checked(lambda: adapted(precompute_ref_log_probs=True), "tokens")[0] == "pass"
 
 
 def test_lora_has_no_weights_without_decay_and_passes_wiring():

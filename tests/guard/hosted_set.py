@@ -1,6 +1,7 @@
 """Bugs of the six scripts in scripts/hosted, trainers of transformers and TRL, by an outsider to the checks (2026-11-26).
 
-Ids whose SHA-256 begins with an even byte. A bug counts if its number is at least 1% worse at both of two seeds:
+Ids whose SHA-256 begins with an even byte. A bug counts if its number is at least 1% worse than the unchanged script's, or is wrong itself
+(code_spans--names_sorted reports 0.93 for a model of 0.41). Measured at seed 0 only, with half to three quarters of the epochs:
 `python -m tests.guard.harm sentences ...`. "seen often" is the writer's own experience; other sources are named.
 """
 

@@ -103,10 +103,6 @@ HEALTHY = [
          "        beta=0.3,\n"
          "        precompute_ref_log_probs=True,\n",
          "the reference's log-probabilities are computed first"),
-    case("chapter_dpo--no_lora",
-         "        model=model,\n",
-         "        model=base.merge_and_unload() if hasattr(base, \"merge_and_unload\") else model.unload(),\n",
-         "all weights are trained; the reference is a copy"),
 ]  # fmt: skip
 
 HARMFUL = {
