@@ -241,7 +241,7 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
                 "Each class, in percent of its pixels": segmentation.table(confusion, classes)}  # fmt: skip
 
     def export(folder: Path) -> None:
-        """model.safetensors + config.json, and a program that runs without this project (torch.export): the U-Net for any size."""
+        """model.safetensors + config.json, and a program that runs without this project (torch.export), for pictures of any size."""
         shape = tuple(val_data.get(0, None)["image"].shape)
         config = {"classes": classes, "ignore_index": IGNORE, "norm": cfg.norm, "shape": shape, **cut}
         config["input"] = f"float32 (B, {str(shape)[1:]} in [0, 1]; normalised inside the model"
@@ -250,7 +250,8 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
             core.save_export(folder, model, config, torch.zeros(2, *shape), any_size=(2, 3))
         else:  # their own names: models.get_model(architecture, num_classes=...), or from_pretrained, loads it
             config |= exporting.library(model, cfg.model, n)
-            core.save_export(folder, model, config, torch.zeros(2, *shape), weights=model.net)
+            sides = () if hub_nets.named(cfg.model) else (2, 3)  # some of the hub's have positions for one size
+            core.save_export(folder, model, config, torch.zeros(2, *shape), weights=model.net, any_size=sides)
 
     # Pixels around an outline that a net cannot know; hub nets predict at 1/4 or 1/8 of the resolution.
     reach = cfg.fold if cfg.model == "small" else 4

@@ -13,24 +13,11 @@ from torch import nn
 from trainworthy.recipes.vision.data import boxes, masks, pictures
 from trainworthy.recipes.vision.evaluation import detection, segmentation
 
+from tests.helpers.cards import printed
 from tests.helpers.commands import environment, execute, read
 from tests.helpers.pictures import write_coco, write_folder, write_masks
 
 QUICK = ("--gates.no-enabled", "--run.no-tensorboard", "--loader.workers", "0")
-ALONE = "\nassert not [m for m in sys.modules if m.split('.')[0] in ('trainworthy', 'core', 'recipes')]\n"
-
-
-def card_code(file: Path) -> str:
-    """The code of the section "Use"."""
-    return file.read_text().partition("## Use\n\n```python\n")[2].partition("\n```")[0]
-
-
-def used(run: Path, file: Path, cwd: Path) -> str:
-    """What the code of the card prints for a picture, in a fresh process without this project's folder on its path."""
-    code = card_code(run / "card.md")
-    assert code == card_code(run / "export" / "README.md")
-    code = code.replace('"export"', repr(str(run / "export"))).replace('"picture.jpg"', repr(str(file)))
-    return execute(sys.executable, "-c", code + ALONE, cwd=cwd, code=0, env=environment(PYTHONPATH="")).stdout
 
 
 def told(run: Path, files: list[Path], cwd: Path) -> list[dict]:
@@ -52,7 +39,9 @@ def test_classify(launch, tmp_path: Path):
     likely = [s["probabilities"][y] for s, y in zip(said, truth, strict=True)]
     assert -np.log(likely).mean() == pytest.approx(metrics["nll"], rel=1e-4)
     ranked = sorted(said[0]["probabilities"].items(), key=lambda one: -one[1])
-    assert used(run, files[0], tmp_path).splitlines() == [f"{p:.4f} {name}" for name, p in ranked]
+    assert printed(run, tmp_path, **{"picture.jpg": str(files[0])}).splitlines() == [
+        f"{p:.4f} {name}" for name, p in ranked
+    ]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +63,7 @@ def test_segment(more: tuple[str, ...], launch, tmp_path: Path):
     scores = segmentation.scores(total, data.classes)
     assert 0 < scores["iou"] < 1
     assert {k: v for k, v in metrics.items() if k in scores} == pytest.approx(scores, abs=1e-9)
-    shown = used(run, files[0], tmp_path)
+    shown = printed(run, tmp_path, **{"picture.jpg": str(files[0])})
     assert shown.splitlines() == [f"{said[0]['shares'].get(c, 0):.4f} of the pixels: {c}" for c in data.classes]
     first = (tmp_path / said[0]["mask"], tmp_path / "mask.png")
     assert np.array_equal(*(np.array(Image.open(file)) for file in first))
@@ -112,7 +101,7 @@ def test_detect(model: str, launch, tmp_path: Path):
     assert metrics["map"] > 0
     assert {k: metrics[k] for k in scores} == pytest.approx(scores, abs=1e-6)
     lines = [f"{o['score']:.4f} {o['class']}: {' '.join(f'{x:.1f}' for x in o['box'])}" for o in said[0]["objects"]]
-    assert used(run, files[0], tmp_path).splitlines() == lines
+    assert printed(run, tmp_path, **{"picture.jpg": str(files[0])}).splitlines() == lines
 
 
 def test_predict_names_the_command_that_asks_the_export(launch, tmp_path: Path):
