@@ -82,6 +82,7 @@ def speaker_of(folder: Path, most: int | None = None, model: str | None = None) 
     if folder.name == "export" and (folder.parent / "args.json").is_file():
         folder = folder.parent
     saved, export = args_of(folder), folder / "export"
+    script = export / "use.py"
     loaded = recipes.load(saved["recipe"])
     make = next((getattr(loaded.module, name) for name in ("speaker", "asker") if hasattr(loaded.module, name)), None)
     if make is None:
@@ -89,7 +90,7 @@ def speaker_of(folder: Path, most: int | None = None, model: str | None = None) 
         packaged = "/" in loaded.id and not loaded.id.endswith(".py")
         page = f"docs/recipes/{loaded.slug}.md" if packaged else "its recipe's `export`"
         raise UserError(f"{loaded.id} exports no language model that could be asked in words", needed=f"a run of {', '.join(able)}",
-                        got=f"{folder}", next=f"load {export} as {page} shows")  # fmt: skip
+                        got=f"{folder}", next=f"python {script} FILE" if script.is_file() else f"load {export} as {page} shows")  # fmt: skip
     if not export.is_dir() or not any(export.rglob("*.safetensors")):
         failed = [v["id"] for v in read_json(folder / "gates.json").get("gates", []) if v["verdict"] == "fail"]
         if failed:

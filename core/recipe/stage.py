@@ -329,8 +329,9 @@ class Stage:
     export: Callable[[Path], None] | None = None
     """Writes the export in a format that other libraries load. Default: model.safetensors."""
     model_card: Mapping[str, Any] = field(default_factory=dict)
-    """Header of the export's README.md, with the hub's keys (base_model, license, datasets, library_name, tags), and the key
-    `usage`, a Python example. Core adds results, gates and settings. Empty: the export gets no README.md."""
+    """Header of the export's README.md, with the hub's keys (base_model, license, datasets, library_name, tags), and the keys
+    `usage`, a Python example (card.md has it, too), and `script`, a file that the example imports, copied to export/use.py. Core
+    adds results, gates and settings. Empty: the export gets no README.md."""
     exported: Any = None
     """How users load the export (an `exported.Exported`). A gate, and the end of each run, load it in a fresh process
     and compare its answers with the model's."""

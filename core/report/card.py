@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
@@ -54,8 +55,8 @@ def _read(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{n}.json").read_text()) for n in ("summary", "args", "gates", "data")]
 
 
-def write_card(folder: Path) -> Path:
-    """Write card.md from the files of a finished run folder."""
+def write_card(folder: Path, usage: str = "") -> Path:
+    """Write card.md from the files of a finished run folder. `usage`: Python code that uses the export."""
     summary, args, gates, data = _read(folder)
     metric, reported = summary["metric"], summary["reported"]
     name = plain(metric)
@@ -88,6 +89,7 @@ def write_card(folder: Path) -> Path:
         *([f"Cost of the run: {plain(spent)}."] if (spent := cost.words(cost.of_run(folder))) else []),
         *(f"Data, {plain(split)}: {plain(k)}: {plain(v)}." for split, d in data["splits"].items() for k, v in d["notes"].items()),
         "",
+        *_use(usage),
         "## Gates",
         "",
     ]  # fmt: skip
@@ -98,8 +100,13 @@ def write_card(folder: Path) -> Path:
         line += f"; waived: {v['reason']}" if v["verdict"] == "waived" else ""
         lines.append(f"- {plain(line)}")
     path = folder / "card.md"
-    write_whole(path, page(lines))
+    write_whole(path, page(lines, kept=usage))
     return path
+
+
+def _use(usage: str) -> list[str]:
+    """The section with code that uses the export."""
+    return ["## Use", "", "```python", usage.strip(), "```", ""] if usage else []
 
 
 def tested(summary: dict) -> list[str]:
@@ -171,11 +178,13 @@ def write_model_card(folder: Path, about: Mapping[str, Any]) -> Path:
     last part only."""
     summary, args, gates, data = _read(folder)
     about, samples = dict(about), data["splits"]["val"]["samples"]
+    if script := about.pop("script", None):
+        shutil.copyfile(script, folder / "export" / "use.py")
     usage, facts, source = about.pop("usage", ""), about.pop("facts", ()), about.pop("data", "data of the user's own")
     limits, settings = summary.get("intervals", {}).get("val", {}), masking.settings(args["settings"])
     values = [{"type": k, "value": round(v, 6)} for k, v in summary["metrics"].items() if math.isfinite(v)]
     base = str(about.get("base_model") or summary["recipe"]).rstrip("/").rpartition("/")[2]
-    name = f"{base}-{summary['stage']}"
+    name = base if base == summary["stage"] else f"{base}-{summary['stage']}"
     dataset = {"name": f"{source}: {samples} held-out samples", "type": (about.get("datasets") or ["own"])[0]}
     recipe = Path(args["recipe"]).name if args["recipe"].endswith(".py") else args["recipe"]
     task = {"type": about.get("pipeline_tag", "other")}
@@ -199,7 +208,7 @@ def write_model_card(folder: Path, about: Mapping[str, Any]) -> Path:
         "",
         *against(summary),
         "",
-        *(["## Use", "", "```python", usage.strip(), "```", ""] if usage else []),
+        *_use(usage),
         "## Data",
         "",
         *[f"- {split}: {d['samples']:,} samples" for split, d in data["splits"].items()],

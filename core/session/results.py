@@ -134,7 +134,7 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
     write_whole(s.folder / "summary.json", json.dumps(summary, indent=1, default=str))
     if s.meter:
         s.meter.note(now=True)  # for the card
-    write_card(s.folder)
+    write_card(s.folder, stage.model_card.get("usage", ""))
     if stage.model_card:
         write_model_card(s.folder, stage.model_card)
     return {"table": measured(summary), "wrong": [v for v in read if v.blocks], "warning": warning,

@@ -260,13 +260,12 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
         net, shape = ema.model if ema else model, tuple(val_data.get(0, None)["image"].shape)
-        config = {"classes": classes, "preprocessing": fit and fit.plain()}
+        config = {"classes": classes, "preprocessing": fit and fit.plain(), "shape": shape}
         config |= {"norm": cfg.norm, "input": f"float32 (B, {str(shape)[1:]} in [0, 1]; normalised inside the model"}
         if cfg.model == "small":
             core.save_export(folder, net, config | {"architecture": "ResNet", "widths": cfg.widths}, torch.zeros(2, *shape))  # fmt: skip
         else:  # their own names: models.get_model(architecture, num_classes=...), or from_pretrained, loads it
-            theirs = {"architecture": cfg.model, "library": "torchvision", "num_classes": n}
-            config |= hub_nets.configured(model) or theirs
+            config |= exporting.library(model, cfg.model, n)
             core.save_export(folder, net, config, torch.zeros(2, *shape), weights=net.net)
 
     expect = core.Expect(initial_loss=balanced.first_loss, loss_floor=balanced.floor, new_parameters=fresh)
@@ -295,6 +294,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         predict=predict,
         figures=figures,
         export=export,
+        model_card=exporting.card("classify", cfg),
         confusion=confusion,
         exported=exporting.of_classes(run),
         gates=[gates.scale, *[gates.balance] * (cfg.balance.by in ("weights", "sampler")), objective.CLASSIFY],

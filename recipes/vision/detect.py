@@ -226,6 +226,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         """model.safetensors + config.json; and of FCOS and RetinaNet a program that runs without this project (torch.export)."""
         config = {"classes": classes, "architecture": cfg.model, "backbone": cfg.backbone, "image_size": cfg.image_size,
                   "background_first": bool(model.background), "nms_thresh": cfg.nms_thresh, "score_thresh": cfg.score_thresh,
+                  "detections_per_img": cfg.detections_per_img,
                   "shorter": cfg.min_size, "fill": list(val_data.fill),
                   "input": "float32 (B, 3, image_size, image_size) in [0, 1]: resized by min(image_size / longer side, shorter / "
                            "shorter side) (the first alone where shorter is 0), fill (or black) right and below",
@@ -238,6 +239,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
             config["anchors"] = (model.anchor_generator.cell_anchors[0][:, 2:] * 2).tolist()
         if isinstance(model, detectors.Dense):
             raw, example = detectors.Raw(model, cfg.image_size), torch.zeros(2, 3, cfg.image_size, cfg.image_size)
+            config |= {"level_sizes": model.level_sizes(example.shape), "topk_candidates": model.net.topk_candidates}
             core.save_export(folder, raw, config, example, weights=model.net)
         else:
             save_file(model.net.state_dict(), folder / "model.safetensors")
@@ -269,6 +271,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         predict=predict,
         figures=figures,
         export=export,
+        model_card=exporting.card("detect", cfg, program=isinstance(model, detectors.Dense)),
         # Faster R-CNN has no exported program, and torchvision's constructor uses a canvas of its own.
         exported=exporting.of_boxes(run, classes, limits(cfg)) if isinstance(model, detectors.Dense) else None,
         gates=detect_gates.DETECTING,

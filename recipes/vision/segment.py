@@ -241,20 +241,17 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
                 "Each class, in percent of its pixels": segmentation.table(confusion, classes)}  # fmt: skip
 
     def export(folder: Path) -> None:
-        """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
+        """model.safetensors + config.json, and a program that runs without this project (torch.export), for pictures of any size."""
         shape = tuple(val_data.get(0, None)["image"].shape)
-        config = {"classes": classes, "ignore_index": IGNORE, "resize": cfg.resize, "norm": cfg.norm}
+        config = {"classes": classes, "ignore_index": IGNORE, "norm": cfg.norm, "shape": shape, **cut}
         config["input"] = f"float32 (B, {str(shape)[1:]} in [0, 1]; normalised inside the model"
         if cfg.model == "small":
             config |= {"architecture": "UNet", "widths": cfg.widths, "fold": cfg.fold}
-            core.save_export(folder, model, config, torch.zeros(2, *shape))
+            core.save_export(folder, model, config, torch.zeros(2, *shape), any_size=(2, 3))
         else:  # their own names: models.get_model(architecture, num_classes=...), or from_pretrained, loads it
-            config |= hub_nets.configured(model) or {
-                "architecture": cfg.model,
-                "library": "torchvision",
-                "num_classes": n,
-            }
-            core.save_export(folder, model, config, torch.zeros(2, *shape), weights=model.net)
+            config |= exporting.library(model, cfg.model, n)
+            sides = () if hub_nets.named(cfg.model) else (2, 3)  # some of the hub's have positions for one size
+            core.save_export(folder, model, config, torch.zeros(2, *shape), weights=model.net, any_size=sides)
 
     # Pixels around an outline that a net cannot know; hub nets predict at 1/4 or 1/8 of the resolution.
     reach = cfg.fold if cfg.model == "small" else 4
@@ -290,6 +287,7 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
         predict=predict,
         figures=figures,
         export=export,
+        model_card=exporting.card("segment", cfg),
         confusion=confusion_matrix,
         exported=exporting.of_masks(run, classes, name),
         gates=pictures.SEGMENTING,

@@ -248,9 +248,9 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
                 "this model, another's picture": scored.evaluate(model, others)}  # fmt: skip
 
     def export(folder: Path) -> None:
-        """Save language/ for from_pretrained and vision.pt2 (torch.export): images -> embeddings that come before the question. For a hub
-        model: model/ for from_pretrained."""
-        about = {"conversations": train_data.talks, "max_new_tokens": scored.longest or train_data.longest_answer()}
+        """Save language/ for from_pretrained and vision.pt2 (torch.export): images -> embeddings. For a hub model: model/."""
+        about = {"conversations": train_data.talks, "max_new_tokens": scored.longest or train_data.longest_answer(),
+                 "ends": train_data.ends}  # fmt: skip
         if cfg.model:
             return hub.export(model, cfg.model, folder, about)
         net = copy.deepcopy(model).eval().cpu()
@@ -263,7 +263,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         core.export_program(eyes, torch.zeros(2, 3, net.encoder.side, net.encoder.side), folder / "vision.pt2")
         config = about | {"encoder": cfg.encoder, "encoder_layer": cfg.encoder_layer, "language": cfg.language,
                   "features": net.features, "side": net.encoder.side, "row": turns.row_of(train_data.chat),
-                  "image": "float32 (B, 3, side, side) in [0, 1]; normalised inside vision.pt2"}  # fmt: skip
+                  "image": "(B, 3, side, side) in [0, 1], not normalised", "prompt": turns.prompt_of(train_data.chat, words)}  # fmt: skip
         (folder / "config.json").write_text(json.dumps(config, indent=1))
 
     def halfway(batch: dict) -> float:

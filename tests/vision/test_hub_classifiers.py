@@ -10,7 +10,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.recipe import loading
 from trainworthy.core.session import stages
-from trainworthy.recipes.vision.models import hub_nets, read_export
+from trainworthy.recipes.vision.models import hub_nets, use_export
 
 t = pytest.importorskip("transformers")
 
@@ -78,7 +78,7 @@ def test_its_export_is_read_by_from_pretrained(tmp_path):
     picture = stage.data["val"].images[0]
     (tmp_path / "export").mkdir()
     stage.export(tmp_path / "export")
-    read = read_export.answer(read_export.load(str(tmp_path / "export")), {"picture": picture})
+    read = use_export.answer(use_export.load(str(tmp_path / "export")), {"picture": picture})
     here = stage.model.eval()(stage.data["val"].get(0, None)["image"][None])[0]
     assert set(read) == {"model.pt2", "transformers"}
     assert here.any()

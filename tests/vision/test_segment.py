@@ -488,7 +488,7 @@ def test_full_trains_and_exports_for_torchvision(launch, tmp_path):
         config["architecture"], weights=None, weights_backbone=None, num_classes=config["num_classes"]
     ).eval()
     net.load_state_dict(load_file(out / "export" / "model.safetensors"))
-    images = torch.rand(2, 3, 64, 64)
+    images = torch.rand(2, 3, 96, 130)  # of another size than the training windows
     mean, std = (torch.tensor(v).view(-1, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     with torch.no_grad():
         logits = net((images - mean) / std)["out"]

@@ -17,6 +17,7 @@ from trainworthy.recipes.vlm.data.rows import Asked
 from trainworthy.recipes.vlm.models import small_language_model
 
 from tests.helpers import seeing
+from tests.helpers.cards import printed
 from tests.helpers.commands import read
 from trainworthy import core
 
@@ -189,6 +190,7 @@ def predicted(out: Path, hub: Path, launch, talker, tokenizer, eyes, config: dic
         inputs_embeds=start, max_new_tokens=3, do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=0
     )
     assert first["answer"] == tokenizer.decode(said[0], skip_special_tokens=True).strip()
+    assert used(out, hub / "data" / name, "any red ?") == answered(out, file, rows[:1], launch)
     file.write_text(
         "\n".join(map(json.dumps, [rows[0], {"image": "nowhere.png", "question": "any red ?"}, {"prompt": "hello"}]))
     )
@@ -199,6 +201,19 @@ def predicted(out: Path, hub: Path, launch, talker, tokenizer, eyes, config: dic
         "row 2: no image and question",
     )
     refused(launch("chat", str(out)), "answers questions about pictures", "trainworthy predict")
+
+
+def used(out: Path, picture: Path, question: str) -> str:
+    """What the code of the card prints for a question about a picture."""
+    example = {"picture.jpg": str(picture), "What is in the picture?": question}
+    return printed(out, out, **example).removesuffix("\n")
+
+
+def answered(out: Path, file: Path, asked: list[dict], launch) -> str:
+    """What `trainworthy predict` answers to the only row."""
+    file.write_text("\n".join(map(json.dumps, asked)))
+    done = launch("predict", str(out), str(file), code=0)
+    return json.loads(done.stdout)["answer"]
 
 
 @pytest.mark.verify

@@ -10,10 +10,11 @@ import torch
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.vlm.data import conversations, folders, questions, rows, turns
 from trainworthy.recipes.vlm.data.rows import Asked
+from trainworthy.recipes.vlm.models import small_language_model
 
 from tests.helpers import language, seeing
 from tests.helpers.commands import read
-from tests.vlm.test_instruct import messages
+from tests.vlm.test_instruct import answered, messages, used
 
 LLAMA3 = ("{{ bos_token }}{% for m in messages %}<|im_start|>{{ m['role'] }}\n\n{{ m['content'] | trim }}<|im_end|>{% endfor %}"
           "{% if add_generation_prompt %}<|im_start|>assistant\n\n{% endif %}")  # fmt: skip
@@ -63,6 +64,18 @@ def test_a_conversation_is_in_the_templates_turns():
         assert text.endswith("blue<|im_end|>")
         assert scored == ["no<|im_end|>", "blue<|im_end|>"]
         assert words.convert_tokens_to_ids("<|im_end|>") in chat.ends
+
+
+def test_the_prompt_of_an_export_is_the_row_of_training():
+    """Token by token up to the answer, with a chat template and without; `use.py` makes a row of it."""
+    asked = Asked(0, "any red ?", "no")
+    for words in (tokenizer(), tokenizer(LLAMA3), small_language_model.vocabulary()):
+        chat, ids = turns.chat(words), lambda text, words=words: words(text, add_special_tokens=False)["input_ids"]
+        start = [words.bos_token_id, *[rows.IMAGE] * 3]
+        row = turns.packed(chat, 3, [asked]) if chat else rows.pack(words, start, [asked])
+        before, after = turns.prompt_of(chat, words).split("<image>")
+        made = [*ids(before), *[rows.IMAGE] * 3, *ids(after.replace("{question}", asked.question))]
+        assert row["ids"][row["labels"] == rows.IGNORE].tolist() == made
 
 
 def test_questions_about_one_picture_share_it():
@@ -264,6 +277,9 @@ def test_a_run_answers_at_length_and_says_how_its_prompt_reads(hub, launch):
     config = read(out / "export" / "config.json")
     assert config["encoder_layer"] == -2
     assert config["row"].endswith("{question}<|im_end|>\n<|im_start|>assistant\n")
+    row = {"image": "val-1.png", "question": "any red ?"}
+    answer = answered(out, hub / "data" / "asked.jsonl", [row], launch)
+    assert used(out, hub / "data" / row["image"], "any red ?") == answer
     from transformers import GenerationConfig
 
     ends = GenerationConfig.from_pretrained(out / "export" / "language").eos_token_id

@@ -10,7 +10,7 @@ from trainworthy.recipes.vlm.models import hub as whole
 from trainworthy.recipes.vlm.models import small_language_model
 
 from tests.helpers.commands import read
-from tests.vlm.test_instruct import hub, refused, talked  # noqa: F401
+from tests.vlm.test_instruct import answered, hub, refused, talked, used  # noqa: F401
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 # What llava-hf and HuggingFaceM4 ship, shortened: the first ends no answer.
@@ -184,6 +184,9 @@ def test_a_hub_model_trains_and_is_loaded_again(name, rank, models, talked, laun
     )
     given = ready(text=[asked], images=[[image]], return_tensors="pt")
     assert new.generate(**given, max_new_tokens=2, do_sample=False).shape[0] == 1
+    picture = next(talked.glob("*.png"))
+    row = {"image": picture.name, "question": "any red ?"}
+    assert used(out, picture, "any red ?") == answered(out, talked / "asked.jsonl", [row], launch)
 
 
 GATES = "schema,data,wiring,schedule,dependency,evaluation,accumulation,loader,resume,init,towers,rates,image-tokens,answers"

@@ -99,12 +99,15 @@ class Dense(Detector):
         outputs = {k: v.float() for k, v in self.net.head(maps).items()}  # (B, A, ...), levels concatenated
         if targets is not None:
             return self.sums(images.shape, outputs, targets)
-        anchors = self.anchors(images.shape)
-        sizes = [m.shape[-2] * m.shape[-1] for m in maps]
-        sizes = [s * len(anchors) // sum(sizes) for s in sizes]  # anchors of each level
+        anchors, sizes = self.anchors(images.shape), self.level_sizes(images.shape)
         split = {k: list(v.split(sizes, 1)) for k, v in outputs.items()}
         return self.outside(self.net.postprocess_detections(
             split, [list(anchors.split(sizes))] * len(images), [tuple(images.shape[-2:])] * len(images)))  # fmt: skip
+
+    def level_sizes(self, shape: Sequence[int]) -> list[int]:
+        """Return the number of anchors of every level for pictures (..., H, W)."""
+        places = [h * w for h, w in self.grids(shape)]
+        return [n * len(self.anchors(shape)) // sum(places) for n in places]
 
     def sums(self, shape: Sequence[int], outputs: dict[str, Tensor], targets: list[Target]) -> dict[str, Tensor]:
         """Return the library's loss of these outputs, multiplied by its divisor."""

@@ -1,10 +1,11 @@
-"""How users read the exports of classify, segment and detect (`read_export.py`), and the recipes' answers to the same images.
+"""How users read the exports of classify, segment and detect (`use_export.py`), and the recipes' answers to the same images.
 
 Images come from the stored files, not from `Data.get`, because the evaluation path's own processing is what is compared.
 """
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +13,57 @@ from torchvision.ops import batched_nms
 from trainworthy.core.gates.checks.exported import Exported
 from trainworthy.recipes.vision.data import boxes, masks
 from trainworthy.recipes.vision.evaluation import detection, segmentation
-from trainworthy.recipes.vision.models import detectors, read_export
+from trainworthy.recipes.vision.models import detectors, hub_nets, use_export
 
 from trainworthy import core
 
-READER = Path(read_export.__file__)
+READER = Path(use_export.__file__)
+
+START = """import sys
+
+sys.path.insert(0, "export")  # the run's folder export/, wherever it is now
+import use  # export/use.py needs torch, torchvision and Pillow. `python export/use.py picture.jpg` does the same
+
+config, net = use.open_export("export")
+picture = use.read("picture.jpg", config)  # of any size
+"""
+CLASSIFY = """for name, probability in use.classify(config, net, picture)[:5]:
+    print(f"{probability:.4f} {name}")"""
+SEGMENT = """mask = use.segment(config, net, picture)  # (H, W) class ids of the whole picture, in windows as in the evaluation
+use.Image.fromarray(mask.numpy()).save("mask.png")
+for i, name in enumerate(config["classes"]):
+    print(f"{(mask == i).float().mean():.4f} of the pixels: {name}")"""
+DETECT = """for name, score, (x1, y1, x2, y2) in use.detect(config, net, picture):  # pixels of the picture
+    print(f"{score:.4f} {name}: {x1:.1f} {y1:.1f} {x2:.1f} {y2:.1f}")"""
+TASKS = {
+    "classify": ("image-classification", CLASSIFY),
+    "segment": ("image-segmentation", SEGMENT),
+    "detect": ("object-detection", DETECT),
+}
+
+
+def card(task: str, cfg: Any, *, program: bool = True) -> dict[str, Any]:
+    """Return the header of the export's model card (`core.Stage.model_card`), with code that uses the export. `program`: there is one."""
+    tag, code = TASKS[task]
+    name = Path(cfg.model).name if Path(cfg.model).is_dir() else cfg.model
+    known = hub_nets.named(cfg.model)
+    net = name if task != "detect" else f"{name}, backbone {cfg.backbone}"
+    facts = [f"Net: {net}. Pretrained weights: {cfg.weights}."]
+    if not program:
+        facts.append(
+            "There is no exported program: the number of proposals depends on the picture. `model.safetensors` has the weights."
+        )
+    return {
+        **({"base_model": name, "library_name": "transformers"} if known else {}), "pipeline_tag": tag, "facts": facts,
+        "data": cfg.data.path.removeprefix("hub:") if cfg.data.path.startswith("hub:") else Path(cfg.data.path).name,
+        **({"usage": START + code, "script": READER} if program else {}),
+    }  # fmt: skip
+
+
+def library(model: nn.Module, name: str, n_classes: int) -> dict[str, Any]:
+    """Return what config.json of an export says of the library that has this net: transformers, or torchvision."""
+    theirs = {"architecture": name, "library": "torchvision", "num_classes": n_classes}
+    return hub_nets.configured(model) or theirs
 
 
 def stored(data: core.Data, index: int) -> tuple[core.Data, int]:

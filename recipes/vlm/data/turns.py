@@ -114,3 +114,8 @@ def row_of(chat: Chat | None) -> str:
     if chat is None:
         return "embeddings of bos, those of the picture, those of '\\n' + question; then greedily up to eos"
     return parts(chat, "", [placed(Asked(0, "{question}", "answer"))])[0][0]
+
+
+def prompt_of(chat: Chat | None, tokenizer: Any) -> str:
+    """Return the text that an export's users tokenise: up to the answer, with <image> and {question}."""
+    return row_of(chat) if chat else f"{tokenizer.bos_token or ''}{PLACE}\n{{question}}"

@@ -12,6 +12,14 @@ from trainworthy.recipes.llm.models import loading
 from trainworthy.recipes.shared import hub, language_models
 from trainworthy.recipes.vlm.models import small_language_model
 
+USAGE = """import sys
+
+sys.path.insert(0, "export")  # the run's folder export/, wherever it is now
+import use  # export/use.py needs torch, torchvision, transformers and Pillow
+
+ask = use.open_export("export")
+print(ask("picture.jpg", "What is in the picture?"))"""
+
 
 def load(name: str, lora: language_models.LoRA) -> nn.Module:
     """Return a causal language model with the adapters of `lora`."""
@@ -77,6 +85,8 @@ def card(cfg: Any) -> dict[str, Any]:
         "pipeline_tag": "image-text-to-text",
         "facts": facts,
         "data": source,
+        "usage": USAGE,
+        "script": Path(__file__).with_name("use_export.py"),
     }
 
 
