@@ -132,6 +132,7 @@ def test_captions_are_read_as_the_pipeline_reads_them(model: Path):
     assert found.cut(("a red square", "one with far more letters than are read")) == 1
 
 
+@pytest.mark.verify
 def test_a_caption_of_one_figure_says_which(tmp_path: Path):
     """A decoder's first states hardly depend on their token: nothing to learn from, unless another one stands in front, in the
     export's own tokenizer, too."""

@@ -398,6 +398,7 @@ def test_letters_there_and_back():
     assert ctc.fewest(ctc.spell("letter")) == 7
 
 
+@pytest.mark.verify
 def test_letters_that_stay_blank_are_told(launch):
     """CTC learns blanks first: a run that ends there says so. No fallback opens a decoder that nobody asks."""
     done = launch("run", "distill/whisper", "--data.sentences", "60", *QUICK, "--width", "32", "--depth", "1", "--decoder", "ctc",

@@ -45,7 +45,7 @@ def test_dropout_is_the_noise_of_a_conditional_generator(tmp_path):
     assert not [v for v in found.values() if v.blocks], printed
     alone = TRANSLATE.replace("mse(score, torch.ones_like(score)) + ", "").replace("score = critic(made, x)", "")
     found, _, _ = guard(alone, tmp_path / "alone", interventions=False)
-    assert "dropout is alive" in found["modes"].measured, found["modes"]
+    assert "dropout is active" in found["modes"].measured, found["modes"]
 
 
 PRENET = """
@@ -87,4 +87,4 @@ def test_dropout_that_is_written_to_stay_on(tmp_path):
     found, printed, _ = guard(
         PRENET.replace("p=0.5, training=True", "p=0.5"), tmp_path / "default", interventions=False
     )
-    assert "dropout is alive" in found["modes"].measured, printed
+    assert "dropout is active" in found["modes"].measured, printed

@@ -151,7 +151,7 @@ for epoch in range(20):
 def test_views_of_eight_repeated_samples_cannot_be_told_apart(tmp_path):
     verdicts, printed, _ = guard(VIEWS, tmp_path)
     assert not [v for v in verdicts.values() if v.blocks], printed
-    assert "repeated" in verdicts["overfit"].reason, printed
+    assert "repetitions" in verdicts["overfit"].reason, printed
 
 
 DECODER = """
