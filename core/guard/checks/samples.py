@@ -125,15 +125,13 @@ def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
     known = [s for s in shares.values() if s is not None]
     if not known or min(known) < 0.1:
         others = [v for v in evals.values() if v.dataset is not data]
-        streams = any(isinstance(d, IterableDataset) for d in (data, *(v.dataset for v in others)))
         return (
             partners(train[0].loader, evals, mine, limit + 2 * SECONDS)
             or drawn_apart(seen, train[0].loader, time.monotonic() + SECONDS)
             or turned_apart(train[0].loader, evals, limit + 3 * SECONDS)
             or columns.check(data, [v.dataset for v in others], time.monotonic() + SECONDS)
-            or (not streams and repeated_rows.check(train[0].loader, others, time.monotonic() + SECONDS))
-            or (not streams and overlapping_windows.check(train[0].loader, others, time.monotonic() + SECONDS))
-            or None
+            or repeated_rows.check(train[0].loader, others, time.monotonic() + SECONDS)
+            or overlapping_windows.check(train[0].loader, others, time.monotonic() + SECONDS)
         )
     share = min(known)
     return (

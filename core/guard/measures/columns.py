@@ -1,14 +1,13 @@
 """Compares the columns of training and evaluation data: codes that were given anew, and scales that were fitted anew, on the
 evaluation's own rows."""
 
-import time
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import IterableDataset
 from trainworthy.core.guard.measures import missing_codes
+from trainworthy.core.guard.measures.spaced import spaced
 
 MOST, WIDTH = 20_000, 64  # rows; entries of a row
 CODES = (5, 200)
@@ -19,25 +18,21 @@ Columns = dict[tuple[int, int], Tensor]
 def read(data: Any, limit: float) -> tuple[Columns, bool]:
     """Return the columns of a data set by entry and place, of up to `MOST` evenly spaced rows, and whether these are all; nothing if time
     runs out."""
-    if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
-        return {}, False
-    step = max(1, -(-len(data) // MOST))
-    rows: list[list[Tensor]] = []
-    for i in range(0, len(data), step):
-        if time.monotonic() > limit:
-            return {}, False
-        found = [
-            torch.as_tensor(x)
-            for x in tree_leaves(data[i])
-            if isinstance(x, (Tensor, int, float)) or hasattr(x, "dtype")
-        ]
-        rows.append([x.detach().cpu().flatten() for x in found])
-        if sum(x.numel() for x in found) > 4 * WIDTH:  # pictures
-            return {}, False
+    rows = spaced(data, MOST, limit, numbers)
     if len(rows) < ROWS or len({tuple((x.dtype, x.shape) for x in row) for row in rows}) > 1:
         return {}, False
     stacked = [torch.stack(x) for x in zip(*rows, strict=True)]
-    return {(k, j): x[:, j] for k, x in enumerate(stacked) for j in range(min(WIDTH, x.shape[1]))}, step == 1
+    return {(k, j): x[:, j] for k, x in enumerate(stacked) for j in range(min(WIDTH, x.shape[1]))}, len(rows) == len(
+        data
+    )
+
+
+def numbers(sample: Any) -> list[Tensor] | None:
+    """Return the entries of a row as vectors; None of pictures."""
+    found = [
+        torch.as_tensor(x) for x in tree_leaves(sample) if isinstance(x, (Tensor, int, float)) or hasattr(x, "dtype")
+    ]
+    return None if sum(x.numel() for x in found) > 4 * WIDTH else [x.detach().cpu().flatten() for x in found]
 
 
 def check(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None:

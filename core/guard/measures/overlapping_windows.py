@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
+from trainworthy.core.guard.measures.spaced import spaced
 
 MOST = 8000  # windows of training
 READ = 200  # of an evaluation
@@ -21,22 +22,19 @@ VARIED = 6  # different values of the part that windows share
 BETWEEN = 0.4  # of the evaluation's windows
 
 
-def windows(data: Any, most: int, limit: float) -> list[Tensor]:
-    """Return the first entry of evenly spaced samples, if it is a series (T,) or (T, F) of numbers."""
-    if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
-        return []
-    found = []
-    for i in range(0, len(data), max(1, -(-len(data) // most))):
-        if time.monotonic() > limit:
-            return []
-        x = next(
-            (torch.as_tensor(v) for v in tree_leaves(data[i]) if isinstance(v, Tensor) or hasattr(v, "dtype")), None
-        )
-        if x is None or not x.is_floating_point() or x.dim() not in (1, 2) or not STEPS <= len(x) <= 4096:
-            return []
-        if x.dim() == 2 and x.shape[1] > len(x):  # channels first, or no series
-            return []
-        found.append(x.detach().cpu().contiguous())
+def window(sample: Any) -> Tensor | None:
+    """Return the first entry of a sample, if it is a series (T,) or (T, F) of numbers."""
+    x = next((torch.as_tensor(v) for v in tree_leaves(sample) if isinstance(v, Tensor) or hasattr(v, "dtype")), None)
+    if x is None or not x.is_floating_point() or x.dim() not in (1, 2) or not STEPS <= len(x) <= 4096:
+        return None
+    if x.dim() == 2 and x.shape[1] > len(x):  # channels first, or no series
+        return None
+    return x.detach().cpu().contiguous()
+
+
+def windows(data: Any, most: int, limit: float, *, whole: bool = False) -> list[Tensor]:
+    """Return evenly spaced windows, if all have one shape."""
+    found = spaced(data, most, limit, window, whole=whole)
     return found if len({x.shape for x in found}) == 1 else []
 
 
@@ -47,9 +45,7 @@ def key(x: Tensor) -> int:
 
 def check(train: DataLoader, others: list[DataLoader], limit: float) -> tuple[str, str] | None:
     """Return how many windows lie between those of training, and the cause."""
-    if len(getattr(train, "dataset", ())) > MOST:
-        return None
-    mine = windows(train.dataset, MOST, limit)
+    mine = windows(train.dataset, MOST, limit, whole=True)
     if len(mine) < ROWS:
         return None
     long = len(mine[0])

@@ -4,7 +4,6 @@ A row that occurs several times is no fault by itself. It is one where rows of o
 all copies of training rows, and the classes are of equal size, as they are after random oversampling.
 """
 
-import time
 from collections import Counter
 from typing import Any
 
@@ -12,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
+from trainworthy.core.guard.measures.spaced import spaced
 
 MOST = 20_000  # rows of training
 READ = 2000  # of an evaluation
@@ -24,35 +24,26 @@ EVEN = 1.15  # largest class by smallest
 Row = tuple[int, float]
 
 
-def rows(data: Any, most: int, limit: float) -> list[Row]:
-    """Return content and class of evenly spaced rows of numbers; nothing where the data are something else, or the time is over."""
-    found: list[Row] = []
-    if isinstance(data, IterableDataset) or not hasattr(data, "__len__"):
-        return []
-    for i in range(0, len(data), max(1, -(-len(data) // most))):
-        if time.monotonic() > limit:
-            return []
-        parts = [
-            torch.as_tensor(x)
-            for x in tree_leaves(data[i])
-            if isinstance(x, (Tensor, np.ndarray, np.generic, int, float))
-        ]
-        numbers = [x.detach().cpu().flatten() for x in parts if x.is_floating_point() and x.numel() > 1]
-        labels = [float(x) for x in parts if x.numel() == 1]
-        if len(labels) != 1 or labels[0] != int(labels[0]) or not NUMBERS <= sum(map(len, numbers)) <= WIDEST:
-            return []
-        found.append((hash(b"".join(x.numpy().tobytes() for x in numbers)), labels[0]))
-    return found
+def row_of(sample: Any) -> Row | None:
+    """Return content and class of a row of numbers; None of anything else."""
+    parts = [
+        torch.as_tensor(x) for x in tree_leaves(sample) if isinstance(x, (Tensor, np.ndarray, np.generic, int, float))
+    ]
+    numbers = [x.detach().cpu().flatten() for x in parts if x.is_floating_point() and x.numel() > 1]
+    labels = [float(x) for x in parts if x.numel() == 1]
+    if len(labels) != 1 or labels[0] != int(labels[0]) or not NUMBERS <= sum(map(len, numbers)) <= WIDEST:
+        return None
+    return hash(b"".join(x.numpy().tobytes() for x in numbers)), labels[0]
 
 
 def check(train: DataLoader, others: list[DataLoader], limit: float) -> tuple[str, str] | None:
     """Return what was multiplied, and its cause."""
-    mine = rows(train.dataset, MOST, limit)
-    if len(mine) < ROWS or len(mine) < len(train.dataset):
+    mine = spaced(train.dataset, MOST, limit, row_of, whole=True)
+    if len(mine) < ROWS:
         return None
     known, sizes = {content for content, _ in mine}, Counter(label for _, label in mine)
     for other in others:
-        theirs = rows(other.dataset, READ, limit)
+        theirs = spaced(other.dataset, READ, limit, row_of)
         total = sizes + Counter(label for _, label in theirs)
         classes = [k for k in sizes if sum(label == k for _, label in theirs) >= ROWS]
         if (
