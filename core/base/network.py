@@ -74,7 +74,7 @@ def refusal(what: str, error: BaseException, settings: Mapping[str, Any]) -> Use
     """Build the error that `what` cannot be downloaded. It names the settings with hub names, and how to get their
     files."""
     names = sorted(set(_hub_names(settings)))
-    variables = ", ".join(f"{flag} {value}" for flag, value in names)
+    given = ", ".join(f"{flag} {value}" for flag, value in names)
     how = []
     for flag, value in names:
         is_data = value.startswith("hub:")
@@ -83,7 +83,7 @@ def refusal(what: str, error: BaseException, settings: Mapping[str, Any]) -> Use
         how.append(f"hf download {kind}{name} --local-dir FOLDER, then {flag} {folder}")
     lines = str(error).strip().splitlines()
     return UserError(
-        f"{what} cannot be fetched" + (f": {variables}" if variables else ""),
+        f"{what} cannot be fetched" + (f": {given}" if given else ""),
         got=f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__,
         needed="the network, files in the cache of an earlier run, or a folder on this machine",
         cause="no network (HF_HUB_OFFLINE, a proxy, a firewall?)",

@@ -92,11 +92,15 @@ def _run(fit: Fit, target: str, start: int, size: int, lag: int) -> Moved | None
     if len(known) < LEAST:
         return None
     own, other, far = known.unbind(1)
-    gain = other - own
-    sure = (gain.mean() / (gain.std() / math.sqrt(len(gain))).clamp_min(1e-12)).item()
+    sure = standard_errors(other - own)
     if sure < ALSO or abs((own - far).mean()) > UNRELATED * (other - far).mean():
         return None
     return Moved(target, lag, start, len(known), sure)
+
+
+def standard_errors(gain: Tensor) -> float:
+    """Return how many standard errors the mean of `gain` (N,) is above zero."""
+    return (gain.mean() / (gain.std() / math.sqrt(len(gain))).clamp_min(1e-12)).item()
 
 
 def _kind(data: Data) -> Comparison | None:

@@ -107,9 +107,8 @@ class Journal:
         rate = len(rows) * self.run.cfg.train.batch_size / max(now - self.clock, 1e-9)
         self.clock = now
         updates = [(p, dict(zip(p.names, row, strict=True))) for p, row in zip(pending, rows, strict=True)]
-        iterations: dict[
-            int, dict[str, list[float]]
-        ] = {}  # several updates in an iteration give one row with their means
+        # Several updates in an iteration give one row with their means.
+        iterations: dict[int, dict[str, list[float]]] = {}
         for logged, values in updates:
             for k, v in values.items():
                 iterations.setdefault(logged.step, {}).setdefault(k, []).append(v)

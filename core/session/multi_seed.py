@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config, masking, settings_check
-from trainworthy.core.base.console import Console
+from trainworthy.core.base.console import Console, last_line
 from trainworthy.core.base.errors import DONE, INTERRUPTED, SIGNALS, Interrupted, UserError
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.machine import cores
@@ -43,11 +43,11 @@ class Job:
 
     def last_line(self) -> str:
         """The newest line of its log; of an error, its cause and not its next step."""
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        for line in reversed(lines[-12:]):
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        for line in reversed(text.splitlines()[-12:]):
             if line.startswith(("crashed: ", "stopped: ", "stopped before training: ", "error: ")):
                 return line.removeprefix("crashed: ")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "starting")
+        return last_line(text).strip() or "starting"
 
 
 def run(argv: list[str], given: str, *, with_board: bool = False, found: dict[str, Any] | None = None) -> None:

@@ -1,9 +1,9 @@
 """Gates of class-conditional diffusion: the sampler inverts the training target (DF4), EMA (DF2), dropped classes (DF5), weight and
 frequency of timesteps (DF7), two samplers agree (DF6); and monitors of sample quality (DF1, DF6).
 
-The gates measure the objective from the loss itself. They pass the output of a constant net to the loss and take its gradient at two
-constants. The loss is quadratic, so the gradient's zero is the target at that timestep, and its slope is the weight. Terms that are not
-quadratic (a cosine) are left out. The declaration to compare with is `cfg.noise` (`weights`, `below`); the inverse is the exported
+The gates measure the objective from the loss itself. They pass the output of a constant net to the loss and take its gradient at three
+constants. A term whose gradients are on a line is quadratic: the gradient's zero is the target at that timestep, and its slope is the
+weight. Other terms (a cosine) are left out. The declaration to compare with is `cfg.noise` (`weights`, `below`); the inverse is the exported
 scheduler, of a diffusion or a flow.
 """
 

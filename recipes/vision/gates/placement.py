@@ -3,7 +3,6 @@
 A box fits if the pixels inside it change more from one to the next than those around it. No model is trained.
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -117,12 +116,8 @@ def _enlarged(placed: Placed, scale: float) -> Smaller | None:
     if len(known) < pairing.LEAST:
         return None
     own, large, far = known.unbind(1)
-    sure = min(_standard_errors(large - own), _standard_errors(large - far))
+    sure = min(pairing.standard_errors(large - own), pairing.standard_errors(large - far))
     if sure < pairing.SURE or abs((own - far).mean()) > pairing.UNRELATED * (large - far).mean():
         return None
     better = int((large > own).sum())
     return Smaller(scale, better, len(placed.boxes), *(x.mean().item() for x in (own, large, far)), sure)
-
-
-def _standard_errors(gain: Tensor) -> float:
-    return (gain.mean() / (gain.std() / math.sqrt(len(gain))).clamp_min(1e-12)).item()
