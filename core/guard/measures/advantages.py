@@ -85,7 +85,7 @@ def steps(
             torch.tensor(ended, dtype=torch.bool), torch.tensor(cut, dtype=torch.bool))  # fmt: skip
 
 
-def left(columns: Tensor, wanted: Tensor, fitted: Tensor) -> tuple[Tensor, Tensor]:
+def residuals(columns: Tensor, wanted: Tensor, fitted: Tensor) -> tuple[Tensor, Tensor]:
     """Return what the sum leaves of each weight, as a share of the fitted weights' spread, and the factors."""
     scale = columns[fitted].abs().amax(0).clamp_min(1e-12)
     factors = torch.linalg.lstsq((columns / scale)[fitted], wanted[fitted, None], driver="gelsd").solution[:, 0] / scale
@@ -107,12 +107,12 @@ class Sums:
         if int(inner.sum()) < FITTED or float(wanted[inner].std()) == 0:
             return False
         columns = columns if critic else columns[:, [0, 3, 4]]
-        rest, factors = left(columns, wanted, inner)
+        rest, factors = residuals(columns, wanted, inner)
         if float(rest[inner].abs().max()) > EXACT:
             return False
         self.exact += int(inner.sum())
         if critic:
-            without, _ = left(columns[:, [0, 3, 4]], wanted, inner)
+            without, _ = residuals(columns[:, [0, 3, 4]], wanted, inner)
             self.based += float(without[inner].std()) > BASED
         # the next step's share of the weight must be visible, else both sums are the same
         later = (columns[:, 2:4] @ factors[2:4] if critic else columns[:, 1] * factors[1]) / wanted[inner].std()

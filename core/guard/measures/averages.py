@@ -11,7 +11,7 @@ from trainworthy.core.guard.hooks.parameters import parameters_of
 
 PARTS, ENTRIES = 8, 256
 STEPS = 100_000
-ALIKE = 0.3  # cosine of the way of the average and the way of the weights
+ALIKE = 0.3  # cosine between the changes of the average and of the weights
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Trail:
         for p in chosen:
             self.last[id(p)] = p.detach().flatten()[:ENTRIES].clone()
         if len(self.passed) < STEPS:
-            self.passed |= {few(p) for p in chosen[:2]}
+            self.passed |= {signature(p) for p in chosen[:2]}
 
     def trains(self, module: nn.Module) -> None:
         """Note a model that was called with gradients."""
@@ -62,17 +62,17 @@ class Trail:
             if len(ids) != len(mine) or not rows:
                 continue
             now, last, first = (torch.cat(x) for x in zip(*rows, strict=True))
-            way, moved = last - first, now - first
-            kept = any(few(p) in self.passed for p, _ in known)
-            if float(way.norm()) == 0 or kept or torch.equal(now, last) or torch.equal(now, first):
+            weights_moved, average_moved = last - first, now - first
+            kept = any(signature(p) in self.passed for p, _ in known)
+            if float(weights_moved.norm()) == 0 or kept or torch.equal(now, last) or torch.equal(now, first):
                 continue
-            if float(torch.cosine_similarity(way, moved, 0)) > ALIKE:
-                share = 1 - float((way * moved).sum() / (way * way).sum())
+            if float(torch.cosine_similarity(weights_moved, average_moved, 0)) > ALIKE:
+                share = 1 - float((weights_moved * average_moved).sum() / (weights_moved * weights_moved).sum())
                 self.found.append(Average(id(module), type(module).__name__, step, share))
             return
 
 
-def few(p: Tensor) -> tuple[float, ...]:
+def signature(p: Tensor) -> tuple[float, ...]:
     """Return a few values of a tensor, by which its states are told apart."""
     return (p.numel(), *p.detach().flatten()[:4].float().tolist())
 
@@ -90,5 +90,5 @@ def fault(found: list[Average], steps: int, whole: float) -> tuple[str, str] | N
     rest = f"; after all {whole:.0f} it will be {left:.0%}" if whole > steps else ""
     return (
         f"the weights of the evaluation after step {one.step} of {steps} are an average that is {one.start:.0%} the initial weights{rest}",
-        f"the decay of the average is that of a longer run: 1 / (1 - decay) steps must be few beside {whole:.0f}, or the decay must be warmed up",
+        f"the decay of the average is that of a longer run: 1 / (1 - decay) must be well below {whole:.0f} steps, or the decay must be warmed up",
     )
