@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 from torch.utils.data import TensorDataset
 from trainworthy.core.guard.measures import neighbours
 
@@ -35,7 +35,9 @@ def test_faults_of_the_data(seed: int):
     (x, y), (v, w), g = splits(seed)
     assert "of training are not those" in cause((x, y[torch.randperm(len(y), generator=g)]), (v, w))
     assert "of the evaluation are not those" in cause((x, y), (v, w[torch.randperm(len(w), generator=g)]))
-    by_name = torch.tensor(sorted(range(10), key=["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"].__getitem__))  # fmt: skip
+    by_name = torch.tensor(
+        sorted(range(10), key="zero one two three four five six seven eight nine".split().__getitem__)
+    )
     assert "number their classes differently" in cause((x, y), (v, by_name.argsort()[w]))
     assert "transposed" in cause((x, y), (v.transpose(2, 3), w))
     assert "upside down" in cause((x, y), (v.flip(2), w))
@@ -57,7 +59,9 @@ def test_what_may_differ(seed: int):
     few = w < 4  # an evaluation on some of the classes
     assert not cause((x, y), (v[few], w[few]))
     assert not cause((x.roll(1, 3), y), (v, w))
-    turned = torch.stack([p.rot90(int(k), (1, 2)) for p, k in zip(x, torch.randint(4, y.shape, generator=g), strict=True)])
+    turned = torch.stack(
+        [p.rot90(int(k), (1, 2)) for p, k in zip(x, torch.randint(4, y.shape, generator=g), strict=True)]
+    )
     assert not cause((turned, y), (v, w))
     drawn = torch.randint(10, y.shape, generator=g), torch.randint(10, w.shape, generator=g)
     assert not cause((x, drawn[0]), (v, drawn[1]))
@@ -73,3 +77,21 @@ def test_columns_and_texts():
     words[:, :12] = topic[:, None] * 50 + torch.randint(0, 50, (1200, 12), generator=g)
     assert not cause((words[:800], topic[:800]), (words[800:], topic[800:]))
     assert "number" in cause((words[:800], topic[:800]), (words[800:], (topic[800:] + 1) % 4))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_numbers(seed: int):
+    bunch = load_breast_cancer()
+    bunch.target, bunch.data = bunch.data[:, 2], bunch.data[:, 4:]  # a perimeter, from texture and shape
+    (x, y), (v, w), g = splits(seed, bunch, (26,))
+    y, w = y.float(), w.float()
+    assert not cause((x, y), (v, w))
+    assert not cause((x, (y - y.mean()) / y.std()), (v, w))
+    assert not cause((x, y), (v, 1000 * w))  # predictions may be scaled back
+    assert "of training are not those" in cause((x, y[torch.randperm(len(y), generator=g)]), (v, w))
+    assert "of the evaluation are not those" in cause(
+        (x, y[:, None]), (v, w[torch.randperm(len(w), generator=g)][:, None])
+    )
+    assert "opposite signs" in cause((x, y), (v, -w))
+    hard = splits(seed, load_diabetes(), (10,))[:2]
+    assert not cause(*((x, y.float()) for x, y in hard))

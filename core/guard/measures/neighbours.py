@@ -1,4 +1,4 @@
-"""Compares the data of training and of evaluations by a classifier that needs no training: the nearest other sample.
+"""Compares the data of training and of evaluations by answers that need no training: the target of the nearest other sample.
 
 It tells faults of the data from faults of the model, also before the model has learnt anything. Scale and mean of inputs are not compared: a loop
 may normalise what its data set does not.
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.base.correlation import pearson
 from trainworthy.core.guard.measures.spaced import spaced
 
 Fault = tuple[str, str]
@@ -24,36 +25,36 @@ CLEAR = 0.25  # difference of two shares of right answers
 SURE = 4.0  # standard errors
 
 
-def sample(one: Any) -> tuple[Tensor, int] | None:
-    """Return the input and the class of a sample that has one of each."""
-    leaves = [torch.as_tensor(x) for x in tree_leaves(one) if isinstance(x, (Tensor, int)) or hasattr(x, "dtype")]
-    inputs = [x for x in leaves if x.numel() > 3]
-    targets = [x for x in leaves if x.numel() == 1]
-    if len(leaves) != 2 or len(inputs) != 1 or len(targets) != 1 or targets[0].dtype != torch.int64:
+def sample(one: Any) -> tuple[Tensor, Tensor] | None:
+    """Return the input and the target, a class or a number, of a sample that has one of each. A text is the counts of its words."""
+    leaves = [
+        torch.as_tensor(x) for x in tree_leaves(one) if isinstance(x, (Tensor, int, float)) or hasattr(x, "dtype")
+    ]
+    if len(leaves) != 2 or leaves[0].numel() < 4 or leaves[1].numel() != 1:
         return None
-    x = inputs[0].detach().cpu()
-    if x.is_floating_point() and x.dim() == 3 and min(x.shape[1:]) > SIDE:
-        x = F.adaptive_avg_pool2d(x, SIDE)
-    if x.dtype == torch.int64 and (x.dim() > 1 or int(x.min()) < 0 or int(x.max()) >= WORDS):
-        return None
-    return x.float() if x.is_floating_point() else x, int(targets[0])
+    x, y = leaves[0].detach().cpu(), leaves[1].detach().cpu().flatten()[0]
+    if x.dim() == 3 and min(x.shape[1:]) > SIDE:
+        x = F.adaptive_avg_pool2d(x.float(), SIDE)
+    if x.dtype == torch.int64 and x.dim() == 1:
+        if int(x.min()) < 0 or int(x.max()) >= WORDS:
+            return None
+        x = F.normalize(torch.bincount(x, minlength=WORDS).float().sqrt(), dim=0)
+    return x.float(), y.float() if y.is_floating_point() else y.long()
 
 
 def read(data: Any, most: int, limit: float) -> tuple[Tensor, Tensor] | None:
-    """Return inputs and classes of evenly spaced samples: numbers (N, ...), of texts the counts of their words."""
+    """Return inputs (N, ...) and targets (N,) of evenly spaced samples."""
     found = spaced(data, most, limit, sample)
-    inputs, classes = [x for x, _ in found], torch.tensor([y for _, y in found])
-    if len(found) < LEAST or len({x.dtype for x in inputs}) > 1 or int(classes.min()) < 0:
+    if len(found) < LEAST or len({(x.shape, y.dtype) for x, y in found}) > 1 or found[0][0].numel() > WORDS:
         return None
-    if not inputs[0].is_floating_point():
-        inputs = [F.normalize(torch.bincount(x, minlength=WORDS).float().sqrt(), dim=0) for x in inputs]
-    if len({x.shape for x in inputs}) > 1 or inputs[0].numel() > WORDS or not 2 <= len(classes.unique()) <= CLASSES:
-        return None
-    return torch.stack(inputs), classes
+    x, y = (torch.stack(v) for v in zip(*found, strict=True))
+    varied = len(y.unique())
+    fits = varied > CLASSES if y.is_floating_point() else 2 <= varied <= CLASSES and int(y.min()) >= 0
+    return (x, y) if fits else None
 
 
 class Nearest:
-    """Answers by the class of the nearest of some samples: entries in units of their spread, but texts as they are."""
+    """Answers by the target of the nearest of some samples: entries in units of their spread, but texts as they are."""
 
     def __init__(self, x: Tensor, y: Tensor):
         self.mean, spread = x.mean(0), x.std(0)
@@ -65,17 +66,23 @@ class Nearest:
         return ((x - self.mean) / self.spread).flatten(1)
 
     def answers(self, x: Tensor) -> Tensor:
-        """Return the classes of new inputs."""
+        """Return the targets of new inputs."""
         return self.y[torch.cdist(self.scaled(x), self.x).argmin(1)]
 
     def right(self) -> float:
-        """Return how often the nearest other sample has the same class."""
-        nearest = torch.cdist(self.x, self.x).fill_diagonal_(float("inf")).argmin(1)
-        return float((self.y[nearest] == self.y).float().mean())
+        """Return how well the nearest other sample answers."""
+        return score(self.y[torch.cdist(self.x, self.x).fill_diagonal_(float("inf")).argmin(1)], self.y)
+
+
+def score(answer: Tensor, y: Tensor) -> float:
+    """Return the share of right classes, or the correlation with the numbers."""
+    return pearson(answer, y) if y.is_floating_point() else float((answer == y).float().mean())
 
 
 def chance(y: Tensor) -> float:
-    """Return the share of right answers that guessing can reach, and as much above it as is no evidence."""
+    """Return the score that guessing can reach, and as much above it as is no evidence."""
+    if y.is_floating_point():
+        return SURE / len(y) ** 0.5
     share = float((y.bincount() / len(y)).max())
     return share + SURE * (share * (1 - share) / len(y)) ** 0.5
 
@@ -112,7 +119,7 @@ def numbered(truth: Tensor, answer: Tensor, classes: int) -> tuple[float, int]:
 
 
 def check(train: Any, others: list[Any], limit: float) -> Fault | None:
-    """Return what is wrong with the classes or the inputs of training or of one of the evaluations."""
+    """Return what is wrong with the targets or the inputs of training or of one of the evaluations."""
     mine = read(train, MOST, limit) if others else None
     if mine is None:
         return None
@@ -120,7 +127,7 @@ def check(train: Any, others: list[Any], limit: float) -> Fault | None:
     own = model.right()
     for data in others:
         theirs = read(data, READ, limit)
-        if theirs is None or theirs[0].shape[1:] != mine[0].shape[1:]:
+        if theirs is None or theirs[0].shape[1:] != mine[0].shape[1:] or theirs[1].dtype != mine[1].dtype:
             continue
         if found := compared(model, own, mine, theirs):
             return found
@@ -128,30 +135,33 @@ def check(train: Any, others: list[Any], limit: float) -> Fault | None:
 
 
 def compared(model: Nearest, own: float, mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> Fault | None:
-    """`own`: how often the nearest training sample of a training sample has its class."""
+    """`own`: how well the nearest other training sample answers a training sample."""
     (x, y), among = theirs, Nearest(*theirs).right()
     answer = model.answers(x)
-    got = float((answer == y).float().mean())
-    told = (
-        f"the nearest other sample has the same class for {own:.0%} of {len(mine[1])} training samples and {among:.0%} of {len(y)} of the "
-        f"evaluation, the nearest training sample for {got:.0%} of the evaluation"
-    )
+    got = score(answer, y)
+    told = f"{'correlation with the target' if y.is_floating_point() else 'right classes'} if the target of the nearest other sample is taken: "
+    told += f"{own:.2f} among {len(mine[1])} training samples, {among:.2f} among {len(y)} of the evaluation, {got:.2f} from training to evaluation"
     for share, other, labels, of in ((own, among, mine[1], "training"), (among, own, y, "the evaluation")):
         if share < chance(labels) < other - CLEAR and got < chance(y):
             return (
                 told,
-                f"the classes of {of} are not those of its samples: one of the two was sorted or shuffled alone",
+                f"the targets of {of} are not those of its samples: one of the two was sorted or shuffled alone",
             )
     least = min(own, among)
     if got > least - CLEAR or least < max(chance(y), chance(mine[1])):
         return None
-    new, moved = numbered(y, answer, int(max(y.max(), answer.max())) + 1)
+    if y.is_floating_point():
+        if got < -max(0.6 * least, chance(y)):
+            return told, "the targets of training and evaluation have opposite signs"
+        new, moved = 0.0, 0
+    else:
+        new, moved = numbered(y, answer, int(max(y.max(), answer.max())) + 1)
     if moved > 1 and new > max(got + CLEAR, 0.8 * least):
         return (
-            f"{told}; with {moved} classes numbered otherwise {new:.0%}",
+            f"{told}; {new:.2f} with {moved} classes numbered otherwise",
             "training and evaluation number their classes differently: use one mapping from names to numbers for both",
         )
-    best, how = max(((float((model.answers(v) == y).float().mean()), k) for k, v in changes(x)), default=(0.0, ""))
+    best, how = max(((score(model.answers(v), y), k) for k, v in changes(x)), default=(0.0, ""))
     if best > max(got + CLEAR, 0.8 * least):
         return (
             f"{told}; {how}, {best:.0%}",
