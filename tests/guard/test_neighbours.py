@@ -35,9 +35,7 @@ def test_faults_of_the_data(seed: int):
     (x, y), (v, w), g = splits(seed)
     assert "of training are not those" in cause((x, y[torch.randperm(len(y), generator=g)]), (v, w))
     assert "of the evaluation are not those" in cause((x, y), (v, w[torch.randperm(len(w), generator=g)]))
-    by_name = torch.tensor(
-        sorted(range(10), key="zero one two three four five six seven eight nine".split().__getitem__)
-    )
+    by_name = torch.tensor([8, 5, 4, 9, 1, 7, 6, 3, 2, 0])  # "eight", "five", ...
     assert "number their classes differently" in cause((x, y), (v, by_name.argsort()[w]))
     assert "transposed" in cause((x, y), (v.transpose(2, 3), w))
     assert "upside down" in cause((x, y), (v.flip(2), w))
