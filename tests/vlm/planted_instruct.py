@@ -104,7 +104,7 @@ for data in stage.data.values():
           ("moves the encoder",), recipe=VLM, argv=THIRD, harm="what the encoder learnt from far more pictures is gone"),
 ]  # fmt: skip
 RELATIVES = [
-    "vlm-01-places-scored", "vlm-features-viewed",
+    "vlm-01-places-scored", "vlm-features-viewed", "vlm-05-places-cut-with-their-features",
     "vlm-03-one-table-trains",
     "vlm-02-frozen-under-no-grad", "encoder-in-train-mode", "answers-cut", "vlm-04-projector-frozen-with-the-tower",
     "vlm-07-projector-not-loaded", "projector-made-anew", "language-model-hot", "one-picture-for-all", "one-rate-for-all",
