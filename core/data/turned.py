@@ -89,9 +89,10 @@ def exchanged(scan: inventory.Scan, data: Data, seed: int) -> Exchanged | None:
             alike = found.share(near, a, b), found.share(near, b, a)
             if min(alike) < EXCHANGED or sum(alike) < 2 * MEAN:
                 continue
-            made = _made(found, data, change, a, b, seed), _made(found, data, change, b, a, seed)
-            if min(made) >= MADE:
-                return Exchanged(name, (found.classes[a], found.classes[b]), alike, made)
+            if (one := _made(found, data, change, a, b, seed)) >= MADE and (
+                other := _made(found, data, change, b, a, seed)
+            ) >= MADE:
+                return Exchanged(name, (found.classes[a], found.classes[b]), alike, (one, other))
     return None
 
 
@@ -130,11 +131,12 @@ def _made(found: Pictures, data: Data, change: Change, of: int, to: int, seed: i
     """Return the share of draws of the class `of` that are nearest to one of `to`, and more like the changed sample than like the sample."""
     rows = (found.labels == of).nonzero().flatten().tolist()
     keyed = Keyed(data, seed)
-    drawn, made = [keyed[(n // len(rows), found.indices[rows[n % len(rows)]])] for n in range(DRAWS)], 0
-    for n, sample in enumerate(drawn):
-        picture, own = _pooled(sample[found.input])[None], found.contents[rows[n % len(rows)]]
-        if int(sample[found.target]) != of or picture.shape[1:] != own.shape:
-            continue
-        picture = _smooth(picture)
-        made += int(found.nearest(picture, own=False)) == to and bool((picture * (change(own) - own)).sum() > 0)
-    return made / DRAWS
+    drawn = [(rows[n % len(rows)], keyed[(n // len(rows), found.indices[rows[n % len(rows)]])]) for n in range(DRAWS)]
+    shape = found.contents.shape[1:]
+    kept = [(row, x) for row, sample in drawn
+            if int(sample[found.target]) == of and (x := _pooled(sample[found.input])).shape == shape]  # fmt: skip
+    if not kept:
+        return 0.0
+    pictures, own = _smooth(torch.stack([x for _, x in kept])), found.contents[[row for row, _ in kept]]
+    changed = (pictures * (change(own) - own)).sum((1, 2, 3)) > 0
+    return int(((found.nearest(pictures, own=False) == to) & changed).sum()) / DRAWS
