@@ -88,3 +88,35 @@ def test_dropout_that_is_written_to_stay_on(tmp_path):
         PRENET.replace("p=0.5, training=True", "p=0.5"), tmp_path / "default", interventions=False
     )
     assert "dropout is active" in found["modes"].measured, printed
+
+
+EACH = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+x = torch.randn(160, 8)
+y = x @ torch.randn(8, 1)
+fixed, net = nn.Linear(8, 4), nn.Linear(12, 1)
+optimizers = [torch.optim.Adam([p], 1e-2) for p in (*fixed.parameters(), *net.parameters())]
+for epoch in range(4):
+    for a, b in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 8, shuffle=True):
+        with torch.no_grad():
+            seen = fixed(a)
+        loss = nn.functional.mse_loss(net(torch.cat([a, seen], 1)), b)
+        loss.backward()
+        for o in optimizers:
+            o.step()
+        for o in optimizers:
+            o.zero_grad()
+"""
+
+
+def test_an_optimiser_for_every_parameter(tmp_path):
+    """Pyro makes one for each, also for those of a fixed model. Without gradients anywhere the order is wrong."""
+    found, _, _ = guard(EACH, tmp_path, interventions=False)
+    assert found["gradients"].verdict == "pass", found["gradients"]
+    early = EACH.replace("    for o in optimizers:\n            o.step()\n        ", "    ").replace(
+        "o.zero_grad()\n", "o.zero_grad()\n        for o in optimizers:\n            o.step()\n"
+    )
+    found, _, _ = guard(early, tmp_path / "early", interventions=False)
+    assert "there was no gradient" in found["gradients"].measured, found["gradients"]

@@ -266,7 +266,7 @@ def gradients(seen: Observer) -> dict:
         if g.stale >= max(2, 0.5 * (looked - 1)):
             wrong.append(f"at {g.stale} of {looked} steps the gradients hold those of the step before")
             causes.append("zero_grad() is missing, or is not called between step() and the next backward()")
-        if g.empty >= max(2, 0.5 * looked) and not g.closure:
+        if g.empty >= max(2, 0.5 * looked) and not g.closure and not beside_the_graph(seen, g, groups):
             flat = g.flat >= min(CLOSE, looked)
             wrong.append(
                 f"at {g.empty} of {looked} steps {'every gradient was exactly zero' if flat else 'there was no gradient'}"
@@ -300,6 +300,13 @@ def gradients(seen: Observer) -> dict:
         )
     count = f"{seen.backwards} backward() calls, {seen.steps} steps, each with its own gradients"
     return finding("gradients", "; ".join(wrong) or count, "\n".join(causes), windows=[g.windows[:12] for g in groups])
+
+
+def beside_the_graph(seen: Observer, group: Group, groups: list[Group]) -> bool:
+    """Return whether no loss depends on an optimiser's tensors, while other optimisers step with gradients: an optimiser is made for every
+    parameter (Pyro), those of a fixed model, too. What should get gradients is found by `wiring`."""
+    reached = {id(p) for p in group.parameters} & seen.leaves.keys()
+    return not reached and any(g is not group and g.empty < 0.5 * g.steps for g in groups)
 
 
 def moved_ids(seen: Observer, group: Group) -> set[int]:
