@@ -120,3 +120,34 @@ def test_an_optimiser_for_every_parameter(tmp_path):
     )
     found, _, _ = guard(early, tmp_path / "early", interventions=False)
     assert "there was no gradient" in found["gradients"].measured, found["gradients"]
+
+
+KEPT = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+x = torch.randn(400, 8)
+y = (x @ torch.randn(8, 3)).argmax(1)
+train, val = (torch.utils.data.TensorDataset(x[s], y[s]) for s in (slice(0, 300), slice(280, 400)))
+train, val = torch.utils.data.DataLoader(train, 8, shuffle=True), torch.utils.data.DataLoader(val, 8)
+model = nn.Linear(8, 3)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+kept = iter(val)
+with torch.no_grad():
+    for _ in range(2):
+        model(next(kept)[0])
+for epoch in range(3):
+    for a, b in train:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(a), b).backward()
+        optimizer.step()
+    with torch.no_grad():
+        print("acc", sum((model(a).argmax(1) == b).float().sum() for a, b in val) / 120)
+"""
+
+
+def test_an_evaluation_whose_iterator_is_kept_is_no_training(tmp_path):
+    """Lightning tries two batches of the validation before it trains, and keeps the iterator."""
+    found, printed, _ = guard(KEPT, tmp_path, interventions=False)
+    assert found["passes"].measured.startswith("38 batches drawn"), printed
+    assert "of the validation samples are training samples" in found["samples"].measured, printed

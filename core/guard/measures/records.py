@@ -69,6 +69,11 @@ class Pass:
     def source(self, iterator: Any) -> None:
         self.held = None if iterator is None else weakref.ref(iterator)
 
+    def left(self, other: Any) -> bool:
+        """Return whether the loop over this iterator has ended, now that `other` is drawn from."""
+        gone = self.held is not None and self.source in (None, other)
+        return gone or 0 < self.calls == self.no_grad_calls
+
     @property
     def training(self) -> bool:
         return self.backwards > 0

@@ -156,9 +156,8 @@ class Observer(Updates, Losses):
         one.got += 1
         if self.control is not None:
             batch = self.control.batch(one, opened(batch), self)
-        # a loop that was left by `break` drops its iterator, or takes it again (persistent workers)
-        left = (None, one.source)
-        self.recent = [p for p in self.recent if not (p.ended or p is one or (p.held and p.source in left))] + [one]
+        # a loop that was left by `break` drops its iterator, takes it again (persistent workers), or was an evaluation whose iterator is kept
+        self.recent = [p for p in self.recent if not (p.ended or p is one or p.left(one.source))] + [one]
         one.recent.append(batch)
         self.drawn(batch)
         if (one.loader.num_workers > 1 or self.ranks > 1) and one.got <= 64:
