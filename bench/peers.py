@@ -8,10 +8,9 @@
     python bench/peers.py table
 
 A script runs until its first optimiser step (torch-audit: 100 steps). The names in its scope there are what a user would pass to a tool;
-`PARTS` says which. A bug of the loop reaches a tool where it changes such a value. A tool stops a bug if it reports something on it that it
-does not report on the healthy script. TrainCheck learns from the healthy script's first 10 steps, checks 10 steps of a bug at the same
-seed, and 10 of the healthy script at another seed. With a CUDA build of torch and no driver it needs `RuntimeError` next to
-`AssertionError` in `safe_getattr` of traincheck/utils.py.
+`PARTS` says which. A tool stops a bug if it reports something on it that it does not report on the healthy script. TrainCheck learns from
+the healthy script's first 10 steps, checks 10 steps of a bug at the same seed, and 10 of the healthy script at another seed. With a CUDA
+build of torch and no driver it needs `RuntimeError` next to `AssertionError` in `safe_getattr` of traincheck/utils.py.
 """
 
 import argparse
