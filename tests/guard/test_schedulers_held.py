@@ -45,7 +45,10 @@ def swap(*changes: tuple[str, str]) -> str:
 FAULTS = {
     "under an option": (SOURCE, "only if args.lradj == 'TST'"),
     "then by hand": (swap(("    # end of an epoch\n", BY_HAND)), "then the loop set"),
-    "never": (swap(('        if args.lradj == "TST":\n            scheduler.step()\n', "")), "scheduler.step() is missing"),
+    "never": (
+        swap(('        if args.lradj == "TST":\n            scheduler.step()\n', "")),
+        "scheduler.step() is missing",
+    ),
 }
 LINE = SOURCE[SOURCE.index("scheduler = ") : SOURCE.index("done = 0")]
 HEALTHY = {
