@@ -163,6 +163,71 @@ def test_functions_of_the_scripts_own_modules(tmp_path):
     assert "exchanged" in checked(tmp_path, source, losses=module)["cause"]
 
 
+CACHED = """
+import torch
+from torch.utils.data import DataLoader
+
+train_loader = DataLoader(data, batch_size=32, shuffle=True)
+steady_loader = DataLoader(data, batch_size=32, shuffle=False)
+
+
+def soft_targets(teacher, loader):
+    kept = []
+    with torch.no_grad():
+        for x, y in loader:
+            kept.append(teacher(x))
+    return kept
+
+
+def train(student, loader, teacher_logits):
+    for i, (x, y) in enumerate(loader):
+        loss = kd(student(x), teacher_logits[i], y)
+        loss.backward()
+
+
+cached = soft_targets(teacher, train_loader)
+train(student, train_loader, cached)
+"""
+FLAT = """
+import torch
+from torch.utils.data import DataLoader
+
+train_loader = DataLoader(data, batch_size=32, shuffle=True)
+outputs, losses = [], []
+for x, y in train_loader:
+    outputs.append(teacher(x))
+outputs = torch.cat(outputs)
+for epoch in range(3):
+    for i, (x, y) in enumerate(train_loader):
+        loss = kd(student(x), outputs[i * 32 : (i + 1) * 32])
+        loss.backward()
+        losses.append(loss.item())
+        if losses[i] > 5:
+            print(losses[i])
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "changes", "wrong"),
+    [
+        (CACHED, [], True),
+        (CACHED, [("soft_targets(teacher, train_loader)", "soft_targets(teacher, steady_loader)")], True),
+        (CACHED, [("train(student, train_loader", "train(student, steady_loader")], False),
+        (CACHED, [("shuffle=True", "shuffle=True, generator=seeded")], False),
+        (CACHED, [("enumerate(loader)", "enumerate(zip(loader, order))")], False),
+        (CACHED, [("teacher_logits[i]", "teacher_logits[y]")], False),
+        (FLAT, [], True),
+        (FLAT, [("outputs[i * 32 : (i + 1) * 32]", "outputs[y]")], False),
+        (FLAT, [("outputs[i * 32 : (i + 1) * 32]", "teacher(x)")], False),
+    ],
+)
+def test_results_kept_by_the_number_of_a_batch(tmp_path, source, changes, wrong):
+    """A loader that is shuffled has another order in each pass."""
+    found = checked(tmp_path, patched(source, *changes))
+    assert bool(found["cause"]) == wrong, found
+    assert not wrong or "which is shuffled" in found["measured"]
+
+
 CLASSES = """
 class Vae:
     def __init__(self, hidden, latent):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.measures import splits
+from trainworthy.core.guard.measures.caches import Caches
 from trainworthy.core.guard.measures.source import (
     FUNCTIONS,
     Function,
@@ -37,6 +38,7 @@ def check(script: Path) -> dict:
         calls.samples,
         lambda: splits.twin(source),
         lambda: splits.lost_input(source),
+        lambda: Caches(source, [row[1:] for row in calls.reached]).fault(),
     )
     for rule in rules:
         if fault := rule():
