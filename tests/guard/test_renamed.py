@@ -27,7 +27,7 @@ SAME = list(range(10))
 @pytest.mark.parametrize(
     ("seen", "wrong"),
     [
-        (observed(0.4, SORTED, trained=0.45), True),
+        (observed(0.33, SORTED, trained=0.4), True),
         (observed(0.6, SORTED, trained=0.6), True),
         (observed(0.4, SAME, trained=0.45), False),
         (observed(0.05, SAME, trained=0.45), False),

@@ -98,6 +98,7 @@ class Evidence:
         self.conditions = Conditions()
         self.multi_hot, self.lookups, self.log_scales = MultiHot(), Lookups(), LogScales()
         self.texts: list[Tensor] = []  # batches of tokens, time last
+        self.turned: Counter = Counter()  # binary losses whose target has the gradient, and not their input
 
     def close(self) -> None:
         """Record nothing more."""

@@ -23,6 +23,8 @@ class Losses:
         if not isinstance(input, Tensor) or not isinstance(target, Tensor):
             return
         train = torch.is_grad_enabled() and input.requires_grad
+        if name in BINARY and not train and torch.is_grad_enabled() and target.requires_grad:
+            self.evidence.turned[name] += 1
         rows = self.calls if train else self.eval_calls
         if train:
             self.evidence.headed(input, target)
