@@ -108,6 +108,11 @@ BUGS = {
         'print("val", evaluate(model, train_loader),',
         "`val_loader` is meant",
     ),
+    "inputs of one split": (
+        "    val_score",
+        "    x_train, y_train, x_val, y_val = data()\n    val_loss = weighted(model(x_train), y_val)\n    val_score",
+        "`x_val` is meant",
+    ),
     "input": ("model(noisy_image)", "model(image)", "`noisy_image` is meant in the later lines"),
 }
 HEALTHY = {
@@ -126,6 +131,9 @@ HEALTHY = {
                                    ("loss = weighted(pred, target)", "loss = weighted(target, pred)")],
     "training statistics for the validation": [
         ("    val_score", "    train_stats, val_stats = model.stats()\n    val_norm = scale(train_stats)\n    val_score")
+    ],
+    "a split that is not used": [
+        ("    val_score", "    x_train, y_train, x_val, y_val = data()\n    val_pred = model(x_train)\n    val_score")
     ],
     "a classifier of neighbours": [
         ("    val_score", "    y_train, y_val, x_train, x_val = data()\n    val_pred = knn(x_train, y_train, x_val)\n    val_score")

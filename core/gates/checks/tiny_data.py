@@ -82,6 +82,11 @@ def skill(
     return found
 
 
+def is_sure(found: Skill) -> bool:
+    """Return whether a result is twice what is needed: at least six standard deviations."""
+    return found.gap > 2 * found.needed
+
+
 def _range(metric: Metric, chance: float) -> float:
     """Range from chance to the ceiling. The measured chance level counts if it is better than the declared one."""
     return abs(metric.ceiling - (chance if metric.better(chance, metric.floor) else metric.floor))
@@ -276,9 +281,9 @@ def tiny_data(context: GateContext) -> Finding:
     if not ok or close:
         retrained = found["retrain"]()
         lucky = carried.gap <= max(carried.needed, 2 * abs(retrained.gap))
-        # Twice what is needed is six standard deviations. A net that memorises fits permuted labels as fast, so retraining decides only below.
-        surely = carried.gap > 2 * carried.needed
-        ok = ok and not (lucky if not found["classes"] else close and not retrained.belongs and not surely)
+        # A net that memorises fits permuted labels as fast, so retraining decides only where no held-out result is sure.
+        sure = is_sure(carried) or (again is not None and is_sure(again))
+        ok = ok and not (lucky if not found["classes"] else close and not retrained.belongs and not sure)
     measured, needed = _describe(found, metric.name, again, retrained)
     if context.deep:
         late = f"last third of {30 * times} epochs: {'a plateau' if gain <= allowed else 'still better'} ({gain:+.3f})"

@@ -74,7 +74,13 @@ def twin(source: Source) -> Fault | None:
     for file, scope in scopes(source):
         lines = [n for n in inside(scope) if isinstance(n, (ast.Assign, ast.AnnAssign))]
         made = {name: line for n in lines for name, line in stored(n).items() if split_of(name) and kind_of(name)[-1:]}
-        idle = {n: at for n, at in made.items() if kind_of(n)[-1] in KINDS and n not in read_names(source, scope)}
+        known = read_names(source, scope)
+        idle = {n: at for n, at in made.items() if kind_of(n)[-1] in KINDS and n not in known}
+        for whole in ({n for n in stored(line) if n in idle} for line in lines):
+            if len({split_of(n) for n in whole}) < len(
+                whole
+            ):  # inputs and targets of a split that this function does without
+                idle = {n: at for n, at in idle.items() if n not in whole}
         if not idle:
             continue
         for node, names, reads in uses(scope):
