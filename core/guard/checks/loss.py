@@ -40,6 +40,7 @@ def targets(seen: Observer) -> dict:
         objectives.mixed,
         objectives.text_along_batch,
         objectives.read_apart,
+        causality.packed_copy,
     ):
         if fault := check(seen):
             return finding("targets", *fault)

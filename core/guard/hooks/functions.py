@@ -126,6 +126,16 @@ def layers(seen: Any) -> None:
 
         return run
 
+    def pack(original: Callable) -> Callable:
+        def run(input: Any, lengths: Any, batch_first: bool = False, *args: Any, **kwargs: Any) -> Any:
+            out = original(input, lengths, batch_first, *args, **kwargs)
+            if not seen.busy:
+                seen.evidence.pack(input, batch_first, out)
+            return out
+
+        return run
+
+    replace(nn.utils.rnn, "pack_padded_sequence", pack)
     for cls in (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention):
         replace(cls, "__init__", made)
     replace(F, "normalize", normalize)
