@@ -75,13 +75,16 @@ def test_two_classes_are_told_from_shuffled_ones_by_a_second_training(seed: int)
     assert wrong.verdict == "fail", wrong.measured
 
 
+@pytest.mark.parametrize("first", [0.25, 0.30])
 @pytest.mark.parametrize(("gap", "kind"), [(0.34, "pass"), (0.2, "fail")])
-def test_other_samples_may_be_surer_than_the_first_ones(monkeypatch: pytest.MonkeyPatch, gap: float, kind: str):
+def test_other_samples_may_be_surer_than_the_first_ones(
+    monkeypatch: pytest.MonkeyPatch, first: float, gap: float, kind: str
+):
     """A net that memorises fits permuted labels as fast, so its second training says nothing. The numbers are those of a BERT on 256 sentences
-    of two classes: 4 standard deviations on the first held-out samples, 8 on others."""
+    of two classes: 4 to 5 standard deviations on the first held-out samples, 8 on others."""
 
     def trained(*_: Any, seed: int | None = None, **__: Any) -> dict:
-        carried = tiny_data.Skill(0.41, 0.16, 0.06, gap=0.25, needed=0.18)
+        carried = tiny_data.Skill(0.16 + first, 0.16, 0.06, gap=first, needed=0.18)
         if seed is not None:
             carried = tiny_data.Skill(0.06 + gap, 0.06, 0.04, gap=gap, needed=0.12)
         learnt = tiny_data.Skill(0.99, 0.17, 0.03, gap=0.82, needed=0.08)

@@ -126,6 +126,18 @@ def layers(seen: Any) -> None:
 
         return run
 
+    for cls in (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention):
+        replace(cls, "__init__", made)
+    replace(F, "normalize", normalize)
+    replace(F, "embedding", embedding)
+    for owner in (torch, torch.Tensor, F):
+        replace(owner, "sigmoid", sigmoid)
+    for name in DROPOUTS:
+        replace(F, name, dropout)
+    replace(F, "scaled_dot_product_attention", attention)
+
+
+def sequences(seen: Any) -> None:
     def pack(original: Callable) -> Callable:
         def run(input: Any, lengths: Any, batch_first: bool = False, *args: Any, **kwargs: Any) -> Any:
             out = original(input, lengths, batch_first, *args, **kwargs)
@@ -136,15 +148,6 @@ def layers(seen: Any) -> None:
         return run
 
     replace(nn.utils.rnn, "pack_padded_sequence", pack)
-    for cls in (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention):
-        replace(cls, "__init__", made)
-    replace(F, "normalize", normalize)
-    replace(F, "embedding", embedding)
-    for owner in (torch, torch.Tensor, F):
-        replace(owner, "sigmoid", sigmoid)
-    for name in DROPOUTS:
-        replace(F, name, dropout)
-    replace(F, "scaled_dot_product_attention", attention)
 
 
 def differences(seen: Any) -> None:
