@@ -108,11 +108,6 @@ BUGS = {
         'print("val", evaluate(model, train_loader),',
         "`val_loader` is meant",
     ),
-    "inputs of one split": (
-        "    val_score",
-        "    x_train, y_train, x_val, y_val = data()\n    val_loss = weighted(model(x_train), y_val)\n    val_score",
-        "`x_val` is meant",
-    ),
     "input": ("model(noisy_image)", "model(image)", "`noisy_image` is meant in the later lines"),
 }
 HEALTHY = {
@@ -234,6 +229,20 @@ def test_results_kept_by_the_number_of_a_batch(tmp_path, source, changes, wrong)
     found = checked(tmp_path, patched(source, *changes))
     assert bool(found["cause"]) == wrong, found
     assert not wrong or "which is shuffled" in found["measured"]
+
+
+def test_modules_of_a_package(tmp_path):
+    """`python -m pkg.train` finds its modules from the folder above the package."""
+    source = "from pkg.losses import weighted\nfrom .more import scaled\nloss = {}(target, pred)\n"
+    package = tmp_path / "pkg"
+    package.mkdir()
+    for name, text in {"__init__": "", "losses": "def weighted(pred, target):\n    return pred / target\n",
+                       "more": "def scaled(pred, target):\n    return pred / target\n"}.items():  # fmt: skip
+        (package / f"{name}.py").write_text(text)
+    for name in ("weighted", "scaled"):
+        found = checked(package, source.format(name))
+        assert "exchanged" in found["cause"], found
+        assert "of pkg/train.py" in found["measured"] or "of train.py" in found["measured"]
 
 
 CLASSES = """

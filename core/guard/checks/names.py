@@ -87,7 +87,7 @@ class Calls:
 
     def _reached(self) -> Iterator[tuple[str, ast.Call, Function, list[str]]]:
         """Yield (file, call, function, names of the parameters that positional arguments get)."""
-        for name, node in self.source.nodes():
+        for name, node in self.source.nodes:
             if isinstance(node, ast.Call) and (found := self._function(node)) is not None:
                 bound = id(found) in self.owner and not any(tail(d) == "staticmethod" for d in found.decorator_list)
                 if node not in self.within.get(id(node), ()) and found not in self.within.get(id(node), ()):
@@ -142,7 +142,7 @@ class Calls:
 
     def keywords(self) -> Fault | None:
         """Find two keywords that get each other's name."""
-        calls = [(name, n) for name, n in self.source.nodes() if isinstance(n, ast.Call) and len(n.keywords) > 1]
+        calls = [(name, n) for name, n in self.source.nodes if isinstance(n, ast.Call) and len(n.keywords) > 1]
         for name, call in calls:
             keys, values = [k.arg or "" for k in call.keywords], [tail(k.value) for k in call.keywords]
             for i, j in exchanged(values, keys):
@@ -161,7 +161,7 @@ class Calls:
 
     def library(self) -> Fault | None:
         """Find arguments of a library's function in the wrong order, by the words of their names."""
-        for name, node in self.source.nodes():
+        for name, node in self.source.nodes:
             called = tail(node.func) if isinstance(node, ast.Call) else ""
             if called not in KNOWN or called in self.by_name or called in self.classes:
                 continue
@@ -179,7 +179,7 @@ class Calls:
         """Find two results that are unpacked into each other's name."""
         found: list[tuple[str, ast.Assign, Function, list[str], list[str]]] = []
         reached = {id(call): function for _, call, function, _ in self.reached}
-        for name, node in self.source.nodes():
+        for name, node in self.source.nodes:
             if (
                 not isinstance(node, ast.Assign)
                 or not isinstance(node.value, ast.Call)
@@ -208,9 +208,9 @@ class Calls:
         """Find a loop over batches whose names are exchanged, by those that the one data set of the script returns."""
         sets = [f for f in self.functions if f.name == "__getitem__" and id(f) in self.owner]
         results = returned(sets[0]) if len(sets) == 1 else []
-        if not results or any(isinstance(n, ast.keyword) and n.arg == "collate_fn" for _, n in self.source.nodes()):
+        if not results or any(isinstance(n, ast.keyword) and n.arg == "collate_fn" for _, n in self.source.nodes):
             return None
-        for name, node in self.source.nodes():
+        for name, node in self.source.nodes:
             if not isinstance(node, ast.For):
                 continue
             target = node.target

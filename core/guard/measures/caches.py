@@ -47,9 +47,7 @@ class Caches:
         return None
 
     def _scopes(self) -> Iterator[tuple[str, ast.AST]]:
-        for file, tree in self.source.trees.items():
-            yield file, tree
-            yield from ((file, n) for n in ast.walk(tree) if isinstance(n, FUNCTIONS))
+        yield from ((file, n) for file, n in self.source.nodes if isinstance(n, (ast.Module, *FUNCTIONS)))
 
     def _name(self, scope: ast.AST, name: str) -> str:
         """Return the name that every call of a function passes for its parameter; of any other variable its own name."""
@@ -59,7 +57,7 @@ class Caches:
     def _shuffled(self) -> Iterator[str]:
         """Yield the names that are always a loader with shuffle=True, of no sampler and no generator of its own."""
         made: dict[str, list[bool]] = {}
-        for _, node in self.source.nodes():
+        for _, node in self.source.nodes:
             for target, value in pairs(node):
                 keys = {k.arg: k.value for k in value.keywords} if isinstance(value, ast.Call) else {}
                 shuffle = keys.get("shuffle")
@@ -81,7 +79,7 @@ class Caches:
                 back = [n.value for n in inside(scope) if isinstance(n, ast.Return) and n.value is not None]
                 if isinstance(scope, FUNCTIONS) and len(back) == 1 and len(lists) == 1 and holds(back[0], lists):
                     filled[id(scope)] = loop
-        for _, node in self.source.nodes():
+        for _, node in self.source.nodes:
             for target, value in pairs(node):
                 if target and id(value) in self.reached and id(self.reached[id(value)][0]) in filled:
                     found[target] = filled[id(self.reached[id(value)][0])]

@@ -1,6 +1,7 @@
 """Reads a script's source: its own files, its functions and their parameters, its names and where they are read."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,43 +20,53 @@ class Source:
 
     trees: dict[str, ast.Module] = field(default_factory=dict)
     """File name, as the user sees it -> tree."""
+    read_anywhere: set[str] | None = None
+    """Names that any file reads; None: not collected yet."""
 
-    def nodes(self) -> Iterator[tuple[str, ast.AST]]:
-        """Yield every node with its file's name."""
-        for name, tree in self.trees.items():
-            for node in ast.walk(tree):
-                yield name, node
+    @functools.cached_property
+    def nodes(self) -> list[tuple[str, ast.AST]]:
+        """Every node with its file's name."""
+        return [(name, node) for name, tree in self.trees.items() for node in ast.walk(tree)]
 
 
 def read(script: Path) -> Source:
-    """Read a script and the modules below its folder that it imports. A file that is no Python is left out."""
-    found, due = Source(), [script]
+    """Read a script and the modules that it imports from its folder, from the folder of its package, and from the working directory. A file
+    that is no Python is left out."""
+    package = script.parent
+    while (package / "__init__.py").is_file() and package != package.parent:
+        package = package.parent
+    homes = list(dict.fromkeys((script.parent, package, Path.cwd())))
+    found, due, done = Source(), [script], set()
     while due and len(found.trees) < FILES:
         path = due.pop(0)
-        name = path.name if path.parent == script.parent else str(path.relative_to(script.parent))
-        if name in found.trees:
+        if path in done:
             continue
+        done.add(path)
+        home = next((h for h in homes if path.is_relative_to(h)), path.parent)
+        name = str(path.relative_to(home))
+        name = name if name not in found.trees else str(path)
         try:
             found.trees[name] = ast.parse(path.read_text())
         except (OSError, SyntaxError, ValueError):
             continue
-        due += [p for p in imported(found.trees[name], path, script.parent) if p.is_file()]
+        due += [p for p in imported(found.trees[name], path, homes) if p.is_file()]
     return found
 
 
-def imported(tree: ast.Module, path: Path, home: Path) -> list[Path]:
-    """Return the files below `home` that a module may import."""
+def imported(tree: ast.Module, path: Path, homes: list[Path]) -> list[Path]:
+    """Return the files below `homes` that a module may import."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [home / f"{a.name.replace('.', '/')}.py" for a in node.names]
+            found += [home / f"{a.name.replace('.', '/')}.py" for home in homes for a in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = path.parents[node.level - 1] if node.level else home
-            if not base.is_relative_to(home):
-                continue
-            base = base / (node.module or "").replace(".", "/")
-            found += [base.with_suffix(".py"), *(base / f"{a.name}.py" for a in node.names)]
-    return found
+            for home in homes if not node.level else [path.parents[min(node.level, len(path.parents)) - 1]]:
+                base = home / (node.module or "").replace(".", "/")
+                found += [
+                    base.with_suffix(".py") if node.module else base / "__init__.py",
+                    *(base / f"{a.name}.py" for a in node.names),
+                ]
+    return [p for p in found if "site-packages" not in p.parts]
 
 
 def tail(node: ast.AST | None) -> str:

@@ -32,23 +32,29 @@ def kind_of(name: str) -> tuple[str, ...]:
 
 def scopes(source: Source) -> Iterator[tuple[str, Scope]]:
     """Yield the functions and modules of a script that read their variables by name alone."""
-    if any(isinstance(n, ast.Call) and getattr(n.func, "id", "") in INDIRECT for _, n in source.nodes()):
+    if any(isinstance(n, ast.Call) and getattr(n.func, "id", "") in INDIRECT for _, n in source.nodes):
         return
-    for file, tree in source.trees.items():
-        yield file, tree
-        yield from ((file, n) for n in ast.walk(tree) if isinstance(n, FUNCTIONS))
+    yield from ((file, n) for file, n in source.nodes if isinstance(n, (ast.Module, *FUNCTIONS)))
 
 
 def read_names(source: Source, scope: Scope) -> set[str]:
     """Return the names that are read in a function, or of a module in any file."""
-    nodes = [n for _, n in source.nodes()] if isinstance(scope, ast.Module) else list(ast.walk(scope))
-    found = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Store)}
-    found |= {n for g in nodes if isinstance(g, (ast.Global, ast.Nonlocal)) for n in g.names}
-    if isinstance(scope, ast.Module):
-        found |= {a.name for n in nodes if isinstance(n, ast.ImportFrom) for a in n.names}
+    if not isinstance(scope, ast.Module):
+        return names_in(list(ast.walk(scope)))
+    if source.read_anywhere is None:
+        nodes = [n for _, n in source.nodes]
+        found = names_in(nodes) | {a.name for n in nodes if isinstance(n, ast.ImportFrom) for a in n.names}
         found |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
-        found |= {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
-    return found
+        source.read_anywhere = found | {
+            n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)
+        }
+    return source.read_anywhere
+
+
+def names_in(nodes: list[ast.AST]) -> set[str]:
+    """Return the names that nodes read, or that they declare for another scope."""
+    found = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Store)}
+    return found | {n for g in nodes if isinstance(g, (ast.Global, ast.Nonlocal)) for n in g.names}
 
 
 def stored(node: ast.AST) -> dict[str, int]:
@@ -74,7 +80,7 @@ def twin(source: Source) -> Fault | None:
     for file, scope in scopes(source):
         lines = [n for n in inside(scope) if isinstance(n, (ast.Assign, ast.AnnAssign))]
         made = {name: line for n in lines for name, line in stored(n).items() if split_of(name) and kind_of(name)[-1:]}
-        known = read_names(source, scope)
+        known = read_names(source, scope) if made else set()
         idle = {n: at for n, at in made.items() if kind_of(n)[-1] in KINDS and n not in known}
         for whole in ({n for n in stored(line) if n in idle} for line in lines):
             if len({split_of(n) for n in whole}) < len(
