@@ -245,6 +245,14 @@ def test_modules_of_a_package(tmp_path):
         assert "of pkg/train.py" in found["measured"] or "of train.py" in found["measured"]
 
 
+def test_functions_that_the_script_does_not_use(tmp_path):
+    """A fault in a part of a library that this script never names does not stop it."""
+    module = "def weighted(pred, target):\n    return pred / target\n\n\ndef other(pred, target):\n    return weighted(target, pred)\n"
+    source = "import losses\n\n\ndef main():\n    print(losses.weighted(pred, target))\n\n\nmain()\n"
+    assert not checked(tmp_path, source, losses=module)["cause"]
+    assert "exchanged" in checked(tmp_path, source.replace("losses.weighted(", "losses.other("), losses=module)["cause"]
+
+
 CLASSES = """
 class Vae:
     def __init__(self, hidden, latent):
@@ -262,6 +270,9 @@ class Vae:
 class Body:
     def __init__(self, hidden, latent):
         self.sizes = hidden, latent
+
+
+vae = Vae(8, 2)
 
 
 class Loss:

@@ -20,8 +20,8 @@ class Source:
 
     trees: dict[str, ast.Module] = field(default_factory=dict)
     """File name, as the user sees it -> tree."""
-    read_anywhere: set[str] | None = None
-    """Names that any file reads; None: not collected yet."""
+    known: set[str] = field(default_factory=set)
+    """Names that any file reads."""
 
     @functools.cached_property
     def nodes(self) -> list[tuple[str, ast.AST]]:
@@ -50,7 +50,39 @@ def read(script: Path) -> Source:
         except (OSError, SyntaxError, ValueError):
             continue
         due += [p for p in imported(found.trees[name], path, homes) if p.is_file()]
+    nodes = [n for tree in found.trees.values() for n in ast.walk(tree)]
+    found.known = names_in(nodes) | {a.name for n in nodes if isinstance(n, ast.ImportFrom) for a in n.names}
+    found.known |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
+    found.known |= {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+    prune(found)
     return found
+
+
+def prune(source: Source) -> None:
+    """Leave out functions and classes that nothing names, from what is run on import on: this script does not use them."""
+    defined: dict[str, list[ast.stmt]] = {}
+    due: list[ast.AST] = []
+    for tree in source.trees.values():
+        for line in tree.body:
+            if isinstance(line, (*FUNCTIONS, ast.ClassDef)):
+                defined.setdefault(line.name, []).append(line)
+                due += line.decorator_list
+            else:
+                due.append(line)
+    live: set[int] = set()
+    while due:
+        for node in ast.walk(due.pop()):
+            for one in defined.pop(tail(node), ()):
+                live.add(id(one))
+                due.append(one)
+    for tree in source.trees.values():
+        tree.body = [n for n in tree.body if not isinstance(n, (*FUNCTIONS, ast.ClassDef)) or id(n) in live]
+
+
+def names_in(nodes: list[ast.AST]) -> set[str]:
+    """Return the names that nodes read, or that they declare for another scope."""
+    found = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Store)}
+    return found | {n for g in nodes if isinstance(g, (ast.Global, ast.Nonlocal)) for n in g.names}
 
 
 def imported(tree: ast.Module, path: Path, homes: list[Path]) -> list[Path]:

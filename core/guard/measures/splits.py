@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from trainworthy.core.guard.measures.source import FUNCTIONS, Source, inside, words
+from trainworthy.core.guard.measures.source import FUNCTIONS, Source, inside, names_in, words
 
 Fault = tuple[str, str]
 SPLITS = {"train": "train", "training": "train", "trn": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
@@ -39,22 +39,7 @@ def scopes(source: Source) -> Iterator[tuple[str, Scope]]:
 
 def read_names(source: Source, scope: Scope) -> set[str]:
     """Return the names that are read in a function, or of a module in any file."""
-    if not isinstance(scope, ast.Module):
-        return names_in(list(ast.walk(scope)))
-    if source.read_anywhere is None:
-        nodes = [n for _, n in source.nodes]
-        found = names_in(nodes) | {a.name for n in nodes if isinstance(n, ast.ImportFrom) for a in n.names}
-        found |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
-        source.read_anywhere = found | {
-            n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)
-        }
-    return source.read_anywhere
-
-
-def names_in(nodes: list[ast.AST]) -> set[str]:
-    """Return the names that nodes read, or that they declare for another scope."""
-    found = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Store)}
-    return found | {n for g in nodes if isinstance(g, (ast.Global, ast.Nonlocal)) for n in g.names}
+    return source.known if isinstance(scope, ast.Module) else names_in(list(ast.walk(scope)))
 
 
 def stored(node: ast.AST) -> dict[str, int]:
