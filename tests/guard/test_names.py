@@ -88,6 +88,11 @@ BUGS = {
         "Normalize() takes mean before",
     ),
     "metric": ("r2_score(target, pred)", "r2_score(pred, target)", "r2_score() takes true values before"),
+    "metric of a module": (
+        'print("val", val_score, r2_score(target, pred))',
+        'from sklearn import metrics\n    print("val", metrics.recall_score(pred, target), val_score)',
+        "recall_score() takes true values before",
+    ),
     "batches": (
         "for image, label in train_loader:",
         "for label, image in train_loader:",
@@ -113,6 +118,8 @@ BUGS = {
 HEALTHY = {
     "as it is": [],
     "a symmetric function": [("overlap(pred, target)\n        loss.", "overlap(target, pred)\n        loss.")],
+    "a score of another library": [("from sklearn.metrics import", "from torchmetrics.functional import"),
+                                   ("r2_score(target, pred)", "r2_score(pred, target)")],
     "both orders": [("loss = weighted(pred, target)", "loss = weighted(pred, target) + weighted(target, pred)")],
     "by keyword": [("loss = weighted(pred, target)", "loss = weighted(target=target, pred=pred)")],
     "score of the training set": [

@@ -161,10 +161,14 @@ class Calls:
 
     def library(self) -> Fault | None:
         """Find arguments of a library's function in the wrong order, by the words of their names."""
+        scores = {a.asname or a.name for _, n in self.source.nodes if of_scikit(n) for a in n.names}  # type: ignore[attr-defined]
         for name, node in self.source.nodes:
             called = tail(node.func) if isinstance(node, ast.Call) else ""
             if called not in KNOWN or called in self.by_name or called in self.classes:
                 continue
+            base = node.func.value if isinstance(node.func, ast.Attribute) else node.func  # type: ignore[attr-defined]
+            if called in SCORES and ast.unparse(base) not in scores | {"sklearn.metrics"}:
+                continue  # that of another library, with another order
             at, (first, second), (one, two) = KNOWN[called]
             given = plain(node)[at : at + 2]  # type: ignore[arg-type]
             if len(given) == 2 and means(given[0], two, one) and means(given[1], one, two):
@@ -259,6 +263,13 @@ SCORES = ("precision_score", "recall_score", "r2_score", "roc_auc_score", "avera
 KNOWN = {"Normalize": (0, *MOMENTS), "Normal": (0, *MOMENTS), **dict.fromkeys(SCORES, (0, *ANSWERS))}
 """Functions of torchvision, torch and scikit-learn: place of the first of two arguments, what these are, words of their names. Functions that are
 symmetric (accuracy, mean squared error) are left out."""
+
+
+def of_scikit(node: ast.AST) -> bool:
+    """Return whether a statement imports from scikit-learn."""
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").split(".")[0] == "sklearn"
+    return isinstance(node, ast.Import) and any(a.name.startswith("sklearn") for a in node.names)
 
 
 def means(node: ast.AST, one: set[str], other: set[str]) -> bool:
