@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
-from trainworthy.core.adapters.hosted import Hosted, built, count, items_of, loss, quiet, train
+from trainworthy.core.adapters.class_weights import class_weights, total_weight
+from trainworthy.core.adapters.hosted import Hosted, built, count, inputs, items_of, loss, quiet, train
 from trainworthy.core.adapters.objective import smoothing_floor
 from trainworthy.core.adapters.subject import Subject
 from trainworthy.core.adapters.trainer_gates import GATES, reachable
@@ -19,6 +20,7 @@ from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, View
 from transformers import EvalPrediction, Trainer
 
 CHANCE = 256  # samples on which the chance level is measured
+FEW = 8  # samples from whose loss its class weights are read
 SHOWN = 64  # validation samples per evaluation in a rehearsal
 
 
@@ -108,8 +110,16 @@ def _skips(probe: Trainer) -> dict[str, str]:
         "accumulation": "it does not accumulate gradients"
         if probe.args.gradient_accumulation_steps == 1
         else "its loss is a mean per micro-batch: exact as long as all are of one size" * (not counted),
+        "dependency": "micro-batches are averaged without the class weights of their samples"
+        * (probe.args.gradient_accumulation_steps > 1 and _weights(probe, rows) is not None),
     }
     return {k: v for k, v in skips.items() if v}
+
+
+def _weights(trainer: Trainer, rows: Rows) -> Tensor | None:
+    """Return the class weights of a trainer whose loss is a weighted mean."""
+    batch = rows.collate([rows.get(i, None) for i in range(min(FEW, len(rows)))])
+    return class_weights(lambda: loss(trainer, trainer.model, batch), batch["inputs"].get("labels"))
 
 
 def _stage(factory: Callable[[], Trainer], run: Run, start: dict[str, float]) -> Hosted:
@@ -130,14 +140,20 @@ def _stage(factory: Callable[[], Trainer], run: Run, start: dict[str, float]) ->
     floor, ceiling = (min(start[name], 0.95), 1.0) if higher else (start[name], best)
     goal = floor + 0.95 * (ceiling - floor)
     data = {"train": Rows(trainer, trainer.train_dataset, fixed=True), "val": Rows(trainer, trainer.eval_dataset)}
+    weights = _weights(trainer, data["val"]) if trainer.args.gradient_accumulation_steps == 1 else None
+
+    def size(batch: dict) -> float | Tensor:
+        """Return what the loss of a batch is a mean over: samples, scored tokens, or their class weights."""
+        return count(trainer, batch) if weights is None else total_weight(weights, cast(dict, inputs(batch))["labels"])
+
     frozen = tuple(n for n, p in trainer.model.named_parameters() if not p.requires_grad)
     return Hosted(
         name=type(trainer).__name__,
         model=trainer.model,
         optimizers={"main": optimizer},
         data=data,
-        loss=lambda model, batch: {"loss": loss(trainer, model, batch) * count(trainer, batch)},
-        counts=lambda batch: {"loss": count(trainer, batch)},
+        loss=lambda model, batch: {"loss": loss(trainer, model, batch) * size(batch)},
+        counts=lambda batch: {"loss": size(batch)},
         evaluate=lambda model, chosen: _measured(trainer, chosen, range(len(chosen))),
         metric=Metric(name, "", floor=floor, ceiling=ceiling, higher_is_better=higher),
         expect=Expect(

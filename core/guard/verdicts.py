@@ -17,6 +17,7 @@ from trainworthy.core.guard.checks import (
     ending,
     interventions,
     invariants,
+    names,
     oracle,
     progress,
     ranks,
@@ -75,6 +76,7 @@ class Guard:
             self._verdict(found, found.get("seconds", 0.0))
         if r.get("ranks"):
             self._verdict(ranks.check(r))
+        self._names()
         if self.interventions and not (self.only and set(LEARNING).isdisjoint(self.only)):
             self._intervene(watch)
         if self.interventions and not (self.only and not {"ending", "progress", "later"} & set(self.only)):
@@ -294,6 +296,15 @@ class Guard:
             self.target = original
         found = restart.check(watch.record, again.record, words)
         return self._verdict(found, time.monotonic() - began)
+
+    def _names(self) -> None:
+        """What the source tells without being run."""
+        began = time.monotonic()
+        try:
+            found = names.check(self.target.path)
+        except Exception as error:
+            found = skip("names", f"could not be checked: {type(error).__name__}: {error}"[:300])
+        self._verdict(found, time.monotonic() - began)
 
     def _files(self, before: dict, watch: Outcome) -> None:
         """What changed in the working directory although writes are redirected."""

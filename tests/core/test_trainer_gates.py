@@ -255,3 +255,43 @@ def test_f1_is_not_asked_of_eight_samples_without_its_class():
 def test_bugs_are_named_in_an_error():
     with pytest.raises(GateFailed, match="choose another pad token"):
         trainworthy.check(pads_are_ends, only="tokens")
+
+
+WEIGHTS = torch.tensor([0.2, 3.0])
+
+
+def by_class(mixed: bool = False):
+    """A weighted mean through `compute_loss_func`; `mixed`: of scores that are normalised over the batch."""
+
+    def weighted(outputs, labels, num_items_in_batch=None):
+        scores = outputs.logits - outputs.logits.mean(0) if mixed else outputs.logits
+        return torch.nn.functional.cross_entropy(scores, labels, weight=WEIGHTS)
+
+    trainer = classifier()
+    trainer.compute_loss_func = weighted
+    return trainer
+
+
+def test_class_weights_are_no_dependence_of_samples():
+    """The loss is the mean over the weights of its samples' classes: samples of another weight count more, and do not mix."""
+    assert checked(by_class, "dependency")[0] == "pass"
+    assert checked(lambda: by_class(mixed=True), "dependency")[0] == "fail"
+    assert checked(by_class, "wiring")[0] == "pass"
+
+
+def test_class_weights_are_read_from_the_loss():
+    from torch.nn import functional as F
+    from trainworthy.core.adapters.class_weights import class_weights, total_weight
+
+    scores, labels = torch.randn(6, 2), torch.tensor([0, 1, 1, -100, 0, 1])
+    found = class_weights(lambda: F.cross_entropy(scores, labels, weight=WEIGHTS), labels)
+    assert torch.equal(found, WEIGHTS)
+    assert total_weight(found, labels) == 2 * 0.2 + 3 * 3.0
+    for other in (
+        lambda: F.cross_entropy(scores, labels),
+        lambda: F.cross_entropy(scores, labels, weight=WEIGHTS, reduction="sum"),
+        lambda: F.cross_entropy(scores, labels, weight=WEIGHTS) + scores.pow(2).mean(),
+        lambda: F.cross_entropy(scores, (labels + 1).clamp(max=1), weight=WEIGHTS),
+    ):
+        assert class_weights(other, labels) is None
+    assert F.cross_entropy is torch.nn.functional.cross_entropy

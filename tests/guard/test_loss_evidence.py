@@ -11,6 +11,7 @@ from trainworthy.core.guard.measures.log_scales import LogScales
 from trainworthy.core.guard.measures.multi_hot import MultiHot
 from trainworthy.core.guard.measures.policy_rewards import Credit
 
+from tests.conftest import patched
 from tests.guard.guarding import guard
 
 LABELS = """
@@ -48,6 +49,30 @@ def test_cross_entropy_on_several_labels(loss, shift, stopped, tmp_path):
     verdicts, output, _ = guard(text, tmp_path, interventions=False, **{"--only": "targets"})
     assert verdicts["targets"].blocks == stopped, output
     assert not stopped or "do not exclude each other" in output
+
+
+@pytest.mark.parametrize(
+    ("call", "stopped"),
+    [
+        ("F.binary_cross_entropy_with_logits(b, model(a))", True),
+        ("F.binary_cross_entropy(b, 0.1 + 0.8 * torch.sigmoid(model(a)).nan_to_num())", True),
+        ("F.binary_cross_entropy_with_logits(model(a), b)", False),
+        ("F.binary_cross_entropy_with_logits(model(a), torch.sigmoid(b + bias))", False),
+        ("F.mse_loss(b, torch.sigmoid(model(a)))", False),
+        ("F.kl_div(b, F.log_softmax(model(a), 1), log_target=True)", False),
+    ],
+)
+def test_a_target_in_place_of_the_prediction(call, stopped, tmp_path):
+    """Learned targets and divergences in the other direction are meant."""
+    source = patched(
+        LABELS.replace("SEED", "0").replace("SHIFT", "0").replace("LOSS", "BCEWithLogitsLoss"),
+        ("criterion(model(a), b).backward()", f"({call}).backward()"),
+        ("from torch import nn\n", "from torch import nn\nimport torch.nn.functional as F\n"),
+        ("optimizer = torch.optim.Adam(model.parameters(), 1e-2)",
+         "bias = nn.Parameter(torch.zeros(6))\noptimizer = torch.optim.Adam([*model.parameters(), bias], 1e-2)"),
+    )  # fmt: skip
+    verdicts, printed, _ = guard(source, tmp_path, interventions=False, **{"--only": "loss-input"})
+    assert verdicts["loss-input"].blocks == stopped, printed
 
 
 @pytest.mark.parametrize("kind", ["counts", "smooth", "one-hot", "ignored", "bag"])

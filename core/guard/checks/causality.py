@@ -115,6 +115,40 @@ def sees_the_same_place(seen: Any) -> bool | None:
     return all(found) if found else None
 
 
+def packed_copy(seen: Any) -> tuple[str, str] | None:
+    """Find packed targets that are the model's own tokens, from the first one on, where the scores of a place follow its token. (After a
+    picture in front of the tokens they do not.)"""
+    if seen.evidence.packed.call is None or seen.control is None:
+        return None
+    module, args, kwargs, ids, sizes = seen.evidence.packed.call
+    place = next((k for k in (2, 1) if k < len(sizes)), 0)
+    count, start = int(sizes[place]), int(sizes[:place].sum())
+    if not place or count < 2:
+        return None
+
+    def at_place(out: Any) -> Tensor | None:
+        found = [y for y in tree_leaves(out) if isinstance(y, Tensor) and y.is_floating_point()]
+        flat = next((y[start : start + count] for y in found if y.dim() == 2 and len(y) == int(sizes.sum())), None)
+        padded = (y[:, place] for y in found if y.dim() == 3 and len(y) == len(ids) and y.shape[1] > place)
+        return flat if flat is not None else next(padded, None)
+
+    other = ids.clone()
+    other[:, place] = ids[:, place].roll(1)
+    if torch.equal(other, ids):
+        return None
+    call = Again(module, args, kwargs, ids, at_place)
+    first, again, changed = call(ids), call(ids), call(other)
+    if first is None or again is None or changed is None or not torch.equal(first, again):
+        return None
+    moved = float((changed - first).abs().float().mean()) / max(float(first.float().std()), 1e-12)
+    if moved < SEEN:
+        return None
+    return (
+        f"every packed target is the token that the model reads at the same place, and its scores there follow it (by {moved:.2g} of their spread)",
+        "the shift by one is missing: pack tokens[:, 1:] with lengths - 1 as the targets. The model copies its input",
+    )
+
+
 def sees_ahead(seen: Any) -> dict | None:
     """Check that a model whose targets are the next tokens does not see them."""
     if seen.shifted is None:

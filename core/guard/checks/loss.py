@@ -40,6 +40,7 @@ def targets(seen: Observer) -> dict:
         objectives.mixed,
         objectives.text_along_batch,
         objectives.read_apart,
+        causality.packed_copy,
     ):
         if fault := check(seen):
             return finding("targets", *fault)
@@ -196,6 +197,8 @@ def loss_input(seen: Observer) -> dict:
         return finding("loss-input", *fault)
     if seen.evidence.log_scales.first and (fault := seen.evidence.log_scales.fault(names(tops()))):
         return finding("loss-input", *fault)
+    if fault := supervision.turned(seen.evidence.turned, seen.calls):
+        return finding("loss-input", *fault)
     if not seen.calls:
         return skip("loss-input", "none of the losses that can be fed wrongly is used")
     for name in sorted({r["loss"] for r in seen.calls}):
@@ -259,7 +262,11 @@ def renamed(seen: Observer) -> Fault | None:
     held = ~first & known[truth]
     as_it_is, new = (float((x[held] == answer[held]).float().mean()) for x in (truth, names[truth]))
     moved = int((names != torch.arange(classes))[known].sum())
-    if moved < 2 or new < 0.5 or new - as_it_is < 0.25 or trained - as_it_is < 0.25:
+    if moved < 2 or new - as_it_is < 0.25 or trained - as_it_is < 0.25:
+        return None
+    count, chance = int(known.sum()), 1 / int(known.sum())
+    weak = moved < 0.5 * count or new < 2.5 * max(as_it_is, chance) or new < 0.8 * trained
+    if new < 0.5 and weak:  # a model of few classes that is still bad may confuse two of them in one way
         return None
     return (
         f"{as_it_is:.2f} right in the evaluation and {trained:.2f} in training; with {moved} of {int(known.sum())} classes "

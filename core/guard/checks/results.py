@@ -73,6 +73,10 @@ CHECKS = {
         "memorised samples score perfectly",
         "eight memorised samples are right in the evaluation, and in the score that the script prints",
     ),
+    "names": (
+        "names in the source fit each other",
+        "arguments are in the order of their parameters, and each split is read by its own name",
+    ),
     "ending": (
         "the script's end",
         "to the script's end: optimisers hold the model that trains, evaluations get training's scale, the best weights are kept",
@@ -95,7 +99,7 @@ CHECKS = {
 """Of each check: its title, and what must hold."""
 LEARNING = ("overfit", "signal", "metric")
 """Checks that compare rehearsals on changed data."""
-OF_SCRIPTS = ("ending", "progress", "later", "resume", "ranks", "files")
+OF_SCRIPTS = ("names", "ending", "progress", "later", "resume", "ranks", "files")
 """Checks of a whole script, which a `Loop` has not."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainworthy.core.guard.checks.invariants import stepped
 from trainworthy.core.guard.checks.results import finding, skip
-from trainworthy.core.guard.measures.records import CLOSE
+from trainworthy.core.guard.measures.records import CLOSE, SETTINGS
 from trainworthy.core.guard.observing.observer import Observer
 
 
@@ -114,32 +114,79 @@ def uncalled(seen: Observer, one: Any, train: list) -> dict | None:
             f"{kind} is stepped again after an evaluation, without an optimiser step in between",
             "scheduler.step() is called after the training and after the validation of an epoch: it ends too soon",
         )
-    low = lowered(one)
-    if still and mine.steps >= 16 and low < 0.2:
+    if not one.at and several and mine is not None and not child(seen, one.it):
+        return held_low(seen, one, mine, still)
+    return None
+
+
+def held_low(seen: Observer, one: Any, mine: Any, still: bool) -> dict | None:
+    """A scheduler that lowers the rate when it is built (OneCycleLR to 1/25 of its peak) and is never stepped. `still`: the rate never
+    changes, and no line of the script steps it. A step under an option that is off will not come, and neither does one whose rate the loop
+    sets itself."""
+    kind, first = type(one.it).__name__, mine.rates[0]
+    steps = next((i for i, rate in enumerate(mine.rates) if rate != first), len(mine.rates))
+    low = first / (peak_of(one) or 1.0)
+    if steps < 16 or not 0 <= low < 0.2:
+        return None
+    told = f"{kind} was never stepped in {mine.steps} updates: the rate stays at {low:.2g} of its base"
+    if still:
+        return finding("schedule", told, "scheduler.step() is missing")
+    if max(one.it.get_last_lr()) != first or any(s.at for s in seen.schedulers if s.optimizer is one.optimizer):
+        return None  # a warm-up of another scheduler, or of the loop
+    if (later := max(mine.rates)) >= 3 * first and mine.rates[steps] >= 3 * first:
         return finding(
             "schedule",
-            f"{kind} was never stepped in {mine.steps} updates: the rate stays at {low:.2g} of its base",
-            "scheduler.step() is missing",
+            f"{kind} was never stepped in {mine.steps} updates: {steps} of them used the rate {first:.3g} that it begins with, "
+            f"then the loop set {later:.3g}",
+            f"{kind} lowers the rate when it is built: build it only where it is stepped, or set the rate before the first step, too",
+        )
+    options = options_of(*one.place) if steps == len(mine.rates) else []
+    if options:
+        return finding(
+            "schedule",
+            f"{told}. Its step() is called only if {' or '.join(options[:3])}",
+            f"{kind} lowers the rate when it is built: build it under the same condition",
         )
     return None
 
 
-def has_step(file: str, line: int) -> bool:
-    """Whether the script calls `step()` of what is assigned in that line, in this file or in a module next to it: in a branch that
-    this rehearsal has not taken."""
-    nodes = syntax(file)
-    assigned = [n for n in nodes if isinstance(n, ast.Assign) and n.lineno <= line <= (n.end_lineno or 0)]
+def calls_of_step(file: str, line: int) -> list[tuple[ast.Call, list[ast.AST]]]:
+    """Return the calls of `step()` of what is assigned in that line, in this file or in a module next to it, each with the nodes of its
+    file."""
+    assigned = [n for n in syntax(file) if isinstance(n, ast.Assign) and n.lineno <= line <= (n.end_lineno or 0)]
     names = {tail(t) for n in assigned for t in n.targets} - {""}
     beside = [getattr(m, "__file__", None) or "" for m in list(sys.modules.values())]
     files = {file, *(f for f in beside if f.startswith(f"{Path(file).parent}/") and "site-packages" not in f)}
-    return any(
-        isinstance(n, ast.Call)
-        and isinstance(n.func, ast.Attribute)
-        and n.func.attr == "step"
-        and tail(n.func.value) in names
-        for one in files
-        for n in syntax(one)
-    )
+    found = []
+    for nodes in (syntax(one) for one in files):
+        called = [n for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+        found += [(n, nodes) for n in called if n.func.attr == "step" and tail(n.func.value) in names]  # type: ignore[attr-defined]
+    return found
+
+
+def options_of(file: str, line: int) -> list[str]:
+    """Return the conditions, each of settings and constants alone, under which a scheduler is stepped; nothing if a call of its `step()`
+    has another condition or none. What settings decide does not change while the script runs."""
+    found = []
+    for call, nodes in calls_of_step(file, line):
+        around = [n for n in nodes if isinstance(n, ast.If) and any(x is call for x in ast.walk(n))]
+        if not around or not all(settled(n.test) for n in around):
+            return []
+        found.append(ast.unparse(around[0].test))
+    return list(dict.fromkeys(found))
+
+
+def settled(test: ast.AST) -> bool:
+    """Whether a condition reads attributes of settings, names in capitals, and constants alone."""
+    parents = {id(n.value): n for n in ast.walk(test) if isinstance(n, ast.Attribute)}
+    names = [n for n in ast.walk(test) if isinstance(n, ast.Name)]
+    held = [n.id.isupper() or (n.id.lower() in SETTINGS and id(n) in parents) for n in names]
+    return bool(held) and all(held) and not any(isinstance(n, ast.Call) for n in ast.walk(test))
+
+
+def has_step(file: str, line: int) -> bool:
+    """Whether the script calls `step()` of what is assigned in that line: in a branch that this rehearsal has not taken."""
+    return bool(calls_of_step(file, line))
 
 
 def syntax(file: str) -> list[ast.AST]:
@@ -258,11 +305,10 @@ def contrary(plateaus: dict[str, str]) -> tuple[str, str] | None:
     return None
 
 
-def lowered(one: Any) -> float:
-    """Return the present rate of a scheduler's optimiser as a fraction of its base rate."""
+def peak_of(one: Any) -> float:
+    """Return the highest rate that a scheduler is built for, as far as its optimiser holds it."""
     groups = getattr(one.optimizer, "param_groups", [])
-    found = [float(g["lr"]) / float(g["initial_lr"]) for g in groups if float(g.get("initial_lr") or 0) > 0]
-    return max(found, default=1.0)
+    return max((max(float(g.get(k) or 0) for k in ("initial_lr", "max_lr")) for g in groups), default=0.0)
 
 
 def child(seen: Observer, scheduler: Any) -> bool:

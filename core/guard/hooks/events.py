@@ -43,7 +43,13 @@ def install(seen: Any, *, losses: bool = True) -> None:
     _schedules(seen)
     initial_weights.install(seen.drawn_weights)
     if losses:
-        for part in (functions.losses, functions.layers, functions.differences, functions.likelihoods):
+        for part in (
+            functions.losses,
+            functions.layers,
+            functions.sequences,
+            functions.differences,
+            functions.likelihoods,
+        ):
             part(seen)
         _states(seen)
     imported_by_name()

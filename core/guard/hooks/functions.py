@@ -137,6 +137,19 @@ def layers(seen: Any) -> None:
     replace(F, "scaled_dot_product_attention", attention)
 
 
+def sequences(seen: Any) -> None:
+    def pack(original: Callable) -> Callable:
+        def run(input: Any, lengths: Any, batch_first: bool = False, *args: Any, **kwargs: Any) -> Any:
+            out = original(input, lengths, batch_first, *args, **kwargs)
+            if not seen.busy:
+                seen.evidence.pack(input, batch_first, out)
+            return out
+
+        return run
+
+    replace(nn.utils.rnn, "pack_padded_sequence", pack)
+
+
 def differences(seen: Any) -> None:
     def difference(original: Callable) -> Callable:
         def run(self: torch.Tensor, other: Any) -> Any:

@@ -56,6 +56,18 @@ def contradiction(one: Soft) -> Fault | None:
     )
 
 
+def turned(times: dict[str, int], rows: list[dict]) -> Fault | None:
+    """Find a binary loss that always gets the target in place of the prediction. `times`: calls in which only the target had a gradient."""
+    used = {r["loss"] for r in rows}
+    name, count = max(times.items(), key=lambda one: one[1], default=("", 0))
+    if count < 3 or name in used:
+        return None
+    return (
+        f"in all {count} calls of {name} the target has a gradient, and the input has none",
+        f"the two are exchanged: {name}(prediction, target)",
+    )
+
+
 def proportional(weights: Any, counts: Any, *, within: float) -> bool:
     """Return whether weights are the counts times one factor, where the largest count is at least twice the smallest."""
     w, n = np.asarray(weights, float), np.asarray(counts, float)

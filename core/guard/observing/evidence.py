@@ -29,6 +29,7 @@ from trainworthy.core.guard.measures.made_anew import MadeAnew
 from trainworthy.core.guard.measures.mixing import Mixing
 from trainworthy.core.guard.measures.multi_hot import MultiHot
 from trainworthy.core.guard.measures.output_ranges import OutputRanges
+from trainworthy.core.guard.measures.packed import Packed
 from trainworthy.core.guard.measures.penalties import Penalties
 from trainworthy.core.guard.measures.policy_rewards import Credit
 from trainworthy.core.guard.measures.records import CLOSE, Group, fingerprint, on_gradient, used
@@ -86,7 +87,7 @@ class Evidence:
         self.starts: dict[int, Tensor] = {}  # weights after each optimiser's last step
         self.windows: dict[int, tuple[int, list[Tensor]]] = {}
         self.restored, self.unrestored = 0, 0
-        self.regression, self.output_ranges = Regression(), OutputRanges()
+        self.regression, self.output_ranges, self.packed = Regression(), OutputRanges(), Packed()
         self.mixing = Mixing()
         self.credit, self.values = Credit(), Values()
         self.latent = Latent()
@@ -98,6 +99,7 @@ class Evidence:
         self.conditions = Conditions()
         self.multi_hot, self.lookups, self.log_scales = MultiHot(), Lookups(), LogScales()
         self.texts: list[Tensor] = []  # batches of tokens, time last
+        self.turned: Counter = Counter()  # binary losses whose target has the gradient, and not their input
 
     def close(self) -> None:
         """Record nothing more."""
@@ -201,6 +203,11 @@ class Evidence:
     def several_labels(self, target: Tensor) -> None:
         """Note the soft targets of a cross-entropy."""
         self.multi_hot.target(target)
+
+    @harmless
+    def pack(self, given: Tensor, batch_first: bool, out: Any) -> None:
+        """Note padded rows that were packed."""
+        self.packed.pack(given, batch_first, out)
 
     @harmless
     def squashed(self, given: Tensor) -> None:

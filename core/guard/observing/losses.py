@@ -23,6 +23,8 @@ class Losses:
         if not isinstance(input, Tensor) or not isinstance(target, Tensor):
             return
         train = torch.is_grad_enabled() and input.requires_grad
+        if name in BINARY and not train and torch.is_grad_enabled() and target.requires_grad:
+            self.evidence.turned[name] += 1
         rows = self.calls if train else self.eval_calls
         if train:
             self.evidence.headed(input, target)
@@ -57,6 +59,8 @@ class Losses:
         given = next((x for x in self.last_root[1] if isinstance(x, Tensor)), None)
         fits = given is not None and target.dim() > 0 and len(given) == len(target)
         row["forced"] = forced(target, *self.last_root)
+        if target.dim() == 1 and len(self.calls) <= CLOSE:
+            self.evidence.packed.loss(target, self.last_root)
         if row.get("soft"):
             if fits:
                 self.evidence.mixed(target, given)
