@@ -132,6 +132,8 @@ def inventory_gate(context: GateContext) -> Finding:
     faults += _belongs_elsewhere(stage)
     if pair := context.data_report.get("exchanged_classes"):
         faults.append((turned.Exchanged(**pair).words(), turned.Exchanged(**pair).cause()))
+    if change := context.data_report.get("foreign_change"):
+        faults.append((turned.Foreign(**change).words(), turned.Foreign(**change).cause()))
     faults += [(named, "class ids built for each split: build one list of classes, use it in all")
                for named in paths.differently_named(stage)]  # fmt: skip
     wrong = [fault for fault, _ in faults]
