@@ -33,7 +33,10 @@ EXCHANGED, MEAN = (
     0.6,
 )  # share of either class that must be nearest to the other when it is changed, and the mean of both
 FOREIGN = 0.75  # share of the pictures that are less like the others when they are changed
-SAME, CLEAR = 0.8, 0.1  # cosine of a draw with the changed picture, and by how much it must be above that with the picture
+SAME, CLEAR = (
+    0.8,
+    0.1,
+)  # cosine of a draw with the changed picture, and by how much it must be above that with the picture
 DRAWS, MADE = 400, 0.06  # draws of the training path for either class; the share of them that must show the change
 
 
@@ -143,7 +146,11 @@ def foreign(scan: inventory.Scan, data: Data, seed: int) -> Foreign | None:
     if len(sources) != 1 or scan.contents is None or len(scan.kept) < DRAWS:
         return None
     first = data.get(0, None)[sources[0]]
-    if not isinstance(first, Tensor) or first.ndim != 3 or scan.contents.shape[1] != (shape := _pooled(first).shape).numel():
+    if (
+        not isinstance(first, Tensor)
+        or first.ndim != 3
+        or scan.contents.shape[1] != (shape := _pooled(first).shape).numel()
+    ):
         return None
     rows = list(range(0, len(scan.kept), -(-len(scan.kept) // ROWS)))
     contents = _smooth(scan.contents[rows].unflatten(1, shape))

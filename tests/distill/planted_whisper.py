@@ -17,15 +17,21 @@ SCORED = 'logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len
 PREVIOUS = "model = heads.taught(previous)\n"
 UPDATE = "        run.update(stage, step.batches)\n"
 GOT = "        (envelope, heard), ids = got, self.ids[i]\n"
-FASTER = GOT + """        if generator is not None:  # speed perturbation (Ko 2015)
+FASTER = (
+    GOT
+    + """        if generator is not None:  # speed perturbation (Ko 2015)
             rate, spoken = 0.85 + 0.3 * torch.rand((), generator=generator).item(), int(envelope.any(-1).sum())
             size = min(len(envelope), round(spoken / rate))
             other = F.interpolate(envelope[:spoken].mT[None], size=size, mode="linear")[0].mT
             envelope = F.pad(other, (0, 0, 0, len(envelope) - size))
 """
-BOTH = FASTER + """            most = min(self.shape[0][0], round(size / spoken * len(heard)))
+)
+BOTH = (
+    FASTER
+    + """            most = min(self.shape[0][0], round(size / spoken * len(heard)))
             heard = F.interpolate(heard.mT[None], size=most, mode="linear")[0].mT
 """
+)
 
 
 def bug(

@@ -42,7 +42,9 @@ def copied(context: GateContext) -> Finding:
     _, stage = context.build(Rehearsal(steps=1))
     ours, theirs = _by_layer(stage.model.state_dict()), _by_layer(stage.frozen_modules["teacher"].state_dict())
     found, needed, wrong, still = [], [], [], []
-    learns = {LAYER.search(name)[1] for name, p in stage.model.named_parameters() if p.requires_grad and LAYER.search(name)}
+    learns = {
+        LAYER.search(name)[1] for name, p in stage.model.named_parameters() if p.requires_grad and LAYER.search(name)
+    }
     for side in ("encoder", "decoder"):
         n, kept = (sum(k[0] == side for k in layers) for layers in (theirs, ours))
         even = [round(i * (n - 1) / max(1, kept - 1)) for i in range(kept)]

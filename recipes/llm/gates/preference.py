@@ -232,7 +232,10 @@ def lengths(chat: Chat) -> Gate:
         for name, found in sizes.items():
             if cut := cut_at([r[name] for r in pairs], found):
                 shown += f"; {cut[1]} {name} answers have {cut[0]} tokens, the most of all"
-                cause = cause or f"{name} answers were cut at {cut[0]} tokens when they were generated, or before they were stored"
+                cause = (
+                    cause
+                    or f"{name} answers were cut at {cut[0]} tokens when they were generated, or before they were stored"
+                )
         return Finding(
             1 - ONE_SIDED < share < ONE_SIDED and not cause, shown,
             f"between {1 - ONE_SIDED:.0%} and {ONE_SIDED:.0%}; otherwise counting tokens solves the task; no answers that end at a limit",
