@@ -206,6 +206,13 @@ def test_a_step_that_is_not_finite_never_reaches_the_weights(net: Path, fork, la
     assert all(torch.isfinite(t).all() for t in weights(done.folder()).values())
 
 
+def test_noise_on_the_embeddings_is_no_fault_of_accumulation(net: Path, launch):
+    """NEFTune draws for each micro-batch. A hosted trainer's own loss draws it, not the stage's."""
+    asked = ("check", "llm/sft", "--model", str(net), *SMALL, "--neftune-noise-alpha", "5", "--packing")
+    done = launch(*asked, "--only", "accumulation", code=0)
+    assert "the model draws at random as it trains" in done.stdout, done.shown
+
+
 SAID = 'zip(generate(model, batch["prompt"], before), map(chat.said, batch["completion"]), strict=True)\n'
 FORCED = """zip(
                     [(tokenizer.decode(ids[1:]), True) for ids in model(input_ids=batch["input_ids"]).logits.argmax(-1)],
