@@ -90,7 +90,9 @@ def test_a_reward_that_looks_for_the_answer_anywhere_is_stopped(net: Path, launc
     (tmp_path / "anywhere.py").write_text(
         "def contains(completions, answer, **_):\n    return [float(a in c) for c, a in zip(completions, answer)]\n"
     )
-    done = launch("check", "rl/grpo", "--model", str(net), *SMALL, "--only", "rewards", "--reward", "anywhere.py:contains")
+    done = launch(
+        "check", "rl/grpo", "--model", str(net), *SMALL, "--only", "rewards", "--reward", "anywhere.py:contains"
+    )
     (found,) = done.verdicts()
     assert found["verdict"] == "fail", done.shown
     assert "24 of 24 numbers that only contain the right one" in found["measured"], done.shown
