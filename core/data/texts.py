@@ -24,7 +24,8 @@ LENGTHS, CUT = (
     30,
     0.05,
 )  # different lengths that texts must have, and the share that ends at the longest, to call them cut
-SHORT, DIFFERENT, MOST = 5, 50, 0.3  # lengths of short texts, different texts of the longest, and their share
+SHORT, DIFFERENT = 5, 50  # lengths of short texts, different texts of the longest
+MOST, SOME = 0.3, 0.1  # their share, if they are twice as many as those of any other length, or four times
 # Scripts whose words no space parts: Thai, Lao, Burmese, Khmer, Chinese and Japanese
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 WORD = re.compile(rf"(?=\w)[{UNSPACED}]|[^\W{UNSPACED}]+")
@@ -46,27 +47,49 @@ def chunks(text: list[str]) -> list[tuple[str, ...]]:
     return [tuple(text[i : i + MIN]) for i in range(len(text) - MIN + 1)]
 
 
-def cut_at(texts: list[str]) -> tuple[int, int] | None:
-    """Return (characters, how many texts) if many texts end at one length, the longest of all: they were cut there."""
-    sizes = Counter(map(len, texts))
-    if len(sizes) < LENGTHS:
-        return _short_cut_at(texts, sizes) if len(sizes) >= SHORT else None
+def cut_at(texts: list[str], tokens: list[int] | None = None) -> tuple[int, int] | None:
+    """Return (characters, how many texts) if many texts end at one length, the longest of all: they were cut there. With `tokens` (how many
+    each text has), a length is a number of tokens."""
+    each = tokens or [len(t) for t in texts]
+    sizes = Counter(each)
+    if len(sizes) < SHORT:
+        return None if tokens else _all_cut_at(texts, sizes)
     longest = max(sizes)
+    if len(sizes) < LENGTHS:
+        return _short_cut_at([t for t, n in zip(texts, each, strict=True) if n == longest], sizes)
     near = sum(n for size, n in sizes.items() if 0.8 * longest <= size < longest)
     usual = near / (0.2 * longest)  # texts of one length, a little below it
     whole = sizes[longest]
     return (longest, whole) if whole >= CUT * len(texts) and whole > 10 * max(1.0, usual) else None
 
 
-def _short_cut_at(texts: list[str], sizes: Counter[int]) -> tuple[int, int] | None:
-    """The same for texts of few lengths: most of them, and many different ones, must end at the longest. Codes and numbers do by nature."""
-    longest = max(sizes)
-    ends = [t for t in texts if len(t) == longest]
-    codes = sum(any(c.isdigit() for c in t) for t in ends) >= 0.1 * len(ends)
-    rest = max(n for size, n in sizes.items() if size < longest)
-    if codes or len(set(ends)) < DIFFERENT or len(ends) <= max(MOST * len(texts), 2 * rest):
+def _all_cut_at(texts: list[str], sizes: Counter[int]) -> tuple[int, int] | None:
+    """The same for texts that nearly all have one length, or one character less (a space at the cut). Different texts of several words have
+    one length if all were cut, or if a template wrote them; texts of a template end with one of a few words."""
+    longest = max(sizes, default=0)
+    ends = [t for t in texts if len(t) >= longest - 1]
+    if (
+        len(ends) < 0.95 * len(texts)
+        or len(set(ends)) < DIFFERENT
+        or sum(len(t.split()) >= 3 for t in ends) < MOST * len(ends)
+    ):
         return None
-    return longest, len(ends)
+    last = {t.split()[-1] for t in ends if t.split()}
+    return None if _are_codes(ends) or len(last) < 0.2 * len(set(ends)) else (longest, len(ends))
+
+
+def _are_codes(texts: list[str]) -> bool:
+    """Return whether a twentieth of the characters are digits: codes, dates and numbers have one length by nature."""
+    characters = "".join(texts)
+    return sum(c.isdigit() for c in characters) >= 0.05 * len(characters)
+
+
+def _short_cut_at(ends: list[str], sizes: Counter[int]) -> tuple[int, int] | None:
+    """The same for texts of few lengths: many of them, and many different ones, must end at the longest. `ends`: those that do."""
+    longest = max(sizes)
+    rest = max(n for size, n in sizes.items() if size < longest)
+    many = len(ends) > max(MOST * sizes.total(), 2 * rest) or len(ends) > max(SOME * sizes.total(), 4 * rest)
+    return (longest, len(ends)) if many and len(set(ends)) >= DIFFERENT and not _are_codes(ends) else None
 
 
 @dataclass

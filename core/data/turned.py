@@ -2,6 +2,9 @@
 
 A change of a picture (a half turn, a mirror) exchanges two classes if most pictures of each, changed so, are nearest to one of the other.
 The training path is then drawn from: does it make that change and keep the label?
+
+Where samples are generated, a change that the training path makes is learnt, and generated: mirrored digits. It is a fault if the data do not
+have it: if most pictures, changed so, are less like the other pictures than they were.
 """
 
 from collections.abc import Callable
@@ -29,6 +32,11 @@ EXCHANGED, MEAN = (
     0.4,
     0.6,
 )  # share of either class that must be nearest to the other when it is changed, and the mean of both
+FOREIGN = 0.75  # share of the pictures that are less like the others when they are changed
+SAME, CLEAR = (
+    0.8,
+    0.1,
+)  # cosine of a draw with the changed picture, and by how much it must be above that with the picture
 DRAWS, MADE = 400, 0.06  # draws of the training path for either class; the share of them that must show the change
 
 
@@ -50,6 +58,24 @@ class Exchanged:
 
     def cause(self) -> str:
         return f"the augmentation makes one class look like another: '{self.classes[0]}' {self.change} is '{self.classes[1]}'"
+
+
+@dataclass
+class Foreign:
+    """A change that the training path makes and the data do not have."""
+
+    change: str
+    less: float
+    """Share of the pictures that are less like the others when they are changed."""
+    made: float
+    """Share of the draws in which the training path makes the change."""
+
+    def words(self) -> str:
+        return (f"the training path has pictures {self.change} in {self.made:.0%} of its draws; {self.less:.0%} of the pictures are less like "
+                "the others when they are changed so")  # fmt: skip
+
+    def cause(self) -> str:
+        return f"the augmentation makes pictures ({self.change}) that are not in the data, and the model learns to generate them"
 
 
 @dataclass
@@ -112,6 +138,51 @@ def _pictures(scan: inventory.Scan, data: Data) -> Pictures | None:
     contents = _smooth(scan.contents[list(rows)].unflatten(1, shape))
     indices = [scan.index(r) for r in rows]
     return Pictures(contents, torch.tensor(labels)[list(rows)], indices, list(classes), inputs[0], targets[0])
+
+
+def foreign(scan: inventory.Scan, data: Data, seed: int) -> Foreign | None:
+    """Return a change that the training path of `data` makes and that the pictures of `scan` do not have, or None. For data that are
+    generated: their pictures have the role `source`."""
+    sources = [k for k, f in data.fields.items() if f.role == "source"]
+    if len(sources) != 1 or scan.contents is None or len(scan.kept) < DRAWS:
+        return None
+    first = data.get(0, None)[sources[0]]
+    if (
+        not isinstance(first, Tensor)
+        or first.ndim != 3
+        or scan.contents.shape[1] != (shape := _pooled(first).shape).numel()
+    ):
+        return None
+    rows = list(range(0, len(scan.kept), -(-len(scan.kept) // ROWS)))
+    contents = _smooth(scan.contents[rows].unflatten(1, shape))
+    keyed, drawn = Keyed(data, seed), torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:DRAWS]
+    draws = torch.stack([_pooled(keyed[(0, scan.index(rows[n]))][sources[0]]) for n in drawn.tolist()])
+    if draws.shape[1:] != shape:
+        return None
+    draws, plain = _smooth(draws), contents[drawn]
+    if bool(((draws - plain).flatten(1).norm(dim=1) < 1e-3).all()):
+        return None  # no augmentation
+    found, own = [], _alike(draws, plain)
+    for name, change in CHANGES.items():
+        changed = change(plain)
+        if changed.shape != plain.shape:
+            continue
+        alike = _alike(draws, changed)
+        made = ((alike > own + CLEAR) & (alike > SAME)).float().mean().item()
+        others = plain.flatten(1) @ contents.flatten(1).T, changed.flatten(1) @ contents.flatten(1).T
+        for table in others:
+            table[torch.arange(len(drawn)), drawn] = -2.0  # not with itself
+        # not the nearest: a picture that was taken ten times in a row is always least like its mirrored copies
+        before, after = (table.topk(len(rows) // 40 + 1).values[:, -1] for table in others)
+        less = (after < before).float().mean().item()
+        found.append(Foreign(name, less, made))
+    found = [f for f in found if f.less >= FOREIGN and f.made >= MADE]
+    return max(found, key=lambda f: f.made, default=None)
+
+
+def _alike(a: Tensor, b: Tensor) -> Tensor:
+    """Return the cosine of two lists of pictures (N, C, H, W) of unit norm, (N,)."""
+    return (a * b).flatten(1).sum(1)
 
 
 def _pooled(picture: Tensor) -> Tensor:

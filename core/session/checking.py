@@ -139,10 +139,10 @@ def report_data(s: Session, context: gates.GateContext, stage: Stage, base: str)
     if changed:
         s.console.say(f"data changed since the run began; it continues (--force): {'; '.join(changed)}", style="yellow")
     context.data_report = inventory.report(context.scans)
-    if "train" in context.scans and (
-        pair := turned.exchanged(context.scans["train"], stage.data["train"], s.cfg.run.seed)
-    ):
-        context.data_report["exchanged_classes"] = asdict(pair)
+    if "train" in context.scans:
+        for name, of in (("exchanged_classes", turned.exchanged), ("foreign_change", turned.foreign)):
+            if found := of(context.scans["train"], stage.data["train"], s.cfg.run.seed):
+                context.data_report[name] = asdict(found)
     for scan in context.scans.values():  # compared, and not read again
         scan.contents = scan.columns = None
     if s.main:

@@ -266,7 +266,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         pretrained=loading.from_file(trainer.model, path),
         gates=[
             splits.held_out(cfg.data),
-            reward_gates.lengths(chat),
+            preference.lengths(chat),
             preference.sides,
             gates.template(chat, ("chosen", "rejected")),
             reward_gates.place(chat),

@@ -133,3 +133,8 @@ def test_the_gate_sees_what_train_does_to_the_weights_and_resume_goes_on(quick_r
     fork((LOOP, "    stage.model.stem.reset_parameters()\n" + LOOP))
     lost = launch("check", "mine.py", *argv, "init", code=3)
     assert "stem.weight" in lost.verdicts()[0]["measured"]
+    assert "initialised again" in lost.verdicts()[0]["remedy"]
+    body = "    for m in stage.model.blocks[0].modules():\n        getattr(m, 'reset_parameters', list)()\n"
+    fork((LOOP, body + LOOP))
+    part = launch("check", "mine.py", *argv, "init", code=3)
+    assert part.verdicts()[0]["remedy"].startswith("nothing of 'blocks.0' was loaded: its names differ"), part.shown

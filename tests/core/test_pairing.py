@@ -1,5 +1,7 @@
 """Targets that belong to another row, and copies with another class, are found without a model."""
 
+import random
+
 import torch
 from trainworthy.core.data import inventory, pairing, texts
 from trainworthy.core.recipe.stage import Data, Field
@@ -105,3 +107,9 @@ def test_texts_that_were_cut_are_found():
     assert texts.cut_at([name for name in names if len(name) <= 8]) is None, "left out, not cut"
     assert texts.cut_at([str(i) for i in range(100_000)]) is None, "nine tenths of numbers have the most digits"
     assert texts.cut_at([f"{i:032x}" for i in range(400)]) is None, "hashes have one length"
+    assert texts.cut_at([text[:20].rstrip() for text in said if len(text) > 24])[0] == 20, (
+        "all are cut, some at a space"
+    )
+    draws = random.Random(0)
+    moves = [" ".join(draws.choice(("turn left", "turn back", "step left")) for _ in range(6)) for _ in range(400)]
+    assert texts.cut_at(moves) is None, "texts of a template have one length"

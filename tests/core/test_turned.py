@@ -64,3 +64,52 @@ def test_an_inverted_training_path_is_named():
     assert "inverts" in named.explain_path_scales(0.87, 0.31, 0.13, 0.31, spec)
     assert "inverts" not in named.explain_path_scales(0.87, 0.1, 0.13, 0.31, spec)
     assert "inverts" not in named.explain_path_scales(0.52, 0.2, 0.48, 0.2, spec)
+
+
+class Generated(Data):
+    """Pictures that a model learns to generate, changed on the training path."""
+
+    def __init__(self, pictures, augment):
+        self.pictures, self.augment = pictures, augment
+        self.fields = {"image": Field("source", low=-1.0, high=1.0), "noisy": Field("input")}
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def get(self, index, generator):
+        image = self.pictures[index]
+        if generator is not None:
+            with torch.random.fork_rng():
+                torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
+                image = self.augment(image)
+        return {"image": image, "noisy": image}
+
+
+def drawn_digits():
+    images, labels = digits()
+    rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[:1500]
+    return torch.nn.functional.adaptive_avg_pool2d(images[rows, None].float(), 16) / 127.5 - 1
+
+
+def landscapes(copies: int):
+    """Light above, dark below, otherwise at random; each is there `copies` times, with noise, as frames of a film are."""
+    draws = torch.Generator().manual_seed(0)
+    coarse = torch.randn(1500 // copies, 3, 4, 4, generator=draws).repeat_interleave(copies, 0)
+    fine = torch.nn.functional.interpolate(coarse, size=16, mode="bicubic") + torch.linspace(2, -2, 16)[:, None]
+    return (fine / 3 + 0.05 * torch.randn(fine.shape, generator=draws)).clamp(-1, 1)
+
+
+@pytest.mark.parametrize(
+    ("pictures", "augment", "change"),
+    [
+        (drawn_digits, v2.RandomHorizontalFlip(), "mirrored"),
+        (drawn_digits, affine(12), None),
+        (lambda: landscapes(1), v2.RandomHorizontalFlip(), None),
+        (lambda: landscapes(10), v2.RandomHorizontalFlip(), None),
+        (lambda: landscapes(1), v2.RandomVerticalFlip(), "upside down"),
+    ],
+)
+def test_a_change_that_the_data_do_not_have_is_not_to_be_generated(pictures, augment, change):
+    data = Generated(pictures(), augment)
+    made = turned.foreign(inventory.scan("train", data), data, 0)
+    assert (made.change if made else None) == change

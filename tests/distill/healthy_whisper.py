@@ -1,6 +1,6 @@
 """Healthy variants of distill/whisper."""
 
-from tests.distill.planted_whisper import FIRST, RECIPE, SECOND
+from tests.distill.planted_whisper import BOTH, FIRST, GOT, RECIPE, SECOND
 from tests.helpers.plant import Healthy
 
 SKIPS = ("terms", "init", "fabricated", "initial-loss", "tiny-data")
@@ -12,5 +12,6 @@ VARIANTS = [
     Healthy("distil-small-student", (*FIRST, "--width", "64", "--depth", "2"), recipe=RECIPE, may_skip=SKIPS),
     Healthy("distil-letters", (*SECOND, "--decoder", "ctc", "--task.lr", "2e-3"), recipe=RECIPE, may_skip=SKIPS),
     Healthy("distil-dropout", FIRST, DROPPED, recipe=RECIPE, may_skip=SKIPS, naive="two forwards differ"),
+    Healthy("distil-speed-of-both", FIRST, (GOT, BOTH), recipe=RECIPE, may_skip=SKIPS, naive="shapes differ in training"),
 ]  # fmt: skip
 SAMPLED: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ SPLIT = "    learn, held_out, told = source.split(cfg.data.max_wer)\n"
 NOTES = '    data["train"].notes = told\n'
 OPTIMIZER = 'optimizers={"main": core.make_optimizer(model, cfg.optim)},\n'
 UPDATE = "        run.update(stage, step.batches)\n"
+WHOLE = '    whole = () if cfg.encoder else ("model.encoder",)\n'
 
 
 def bug(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ...], **more: str) -> Plant:
@@ -24,6 +25,8 @@ PLANTS = [
     bug("layers-drawn-anew", "copied", "C14", LOADED,
         '    model.load_state_dict({k: v for k, v in start.items() if ".layers." not in k}, strict=False)\n',
         ("no layer", "strict=False"), harm="a net from scratch that is thought to be pruned"),
+    bug("pruned-and-frozen", "copied", "C14", WHOLE, '    whole = ("model.encoder",)\n', ("encoder lacks 2 of 4 layers", "frozen"),
+        source="Distil-Whisper, whose encoder is whole", harm="what is left of the encoder never learns to do without its other layers"),
     bug("mean-over-vocabulary", "divergence", "C1", APART, APART.replace('"sum"', '"mean"') + " * len(ours)",
         ("kl is", "mean over the vocabulary"), source="DST-03 LD#74", harm="the teacher has 1/51,864 of its weight"),
     bug("temperature-not-squared", "divergence", "C1", "cfg.kl * temperature**2 * apart", "cfg.kl * apart",

@@ -16,6 +16,22 @@ SPEECH = "speech = self.offset[: x.shape[1]] + self.scale * x"
 SCORED = 'logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(ids), -1)'
 PREVIOUS = "model = heads.taught(previous)\n"
 UPDATE = "        run.update(stage, step.batches)\n"
+GOT = "        (envelope, heard), ids = got, self.ids[i]\n"
+FASTER = (
+    GOT
+    + """        if generator is not None:  # speed perturbation (Ko 2015)
+            rate, spoken = 0.85 + 0.3 * torch.rand((), generator=generator).item(), int(envelope.any(-1).sum())
+            size = min(len(envelope), round(spoken / rate))
+            other = F.interpolate(envelope[:spoken].mT[None], size=size, mode="linear")[0].mT
+            envelope = F.pad(other, (0, 0, 0, len(envelope) - size))
+"""
+)
+BOTH = (
+    FASTER
+    + """            most = min(self.shape[0][0], round(size / spoken * len(heard)))
+            heard = F.interpolate(heard.mT[None], size=most, mode="linear")[0].mT
+"""
+)
 
 
 def bug(
@@ -55,6 +71,8 @@ PLANTS = [
     bug("stretched-over-the-canvas", "alignment", "W4", SPEECH,
         f"x = F.interpolate(x.mT, size=len(self.rest)).mT[:, : x.shape[1]]\n        {SPEECH}",
         ("per second of input", "from 20 to 50 frames per second"), harm="every recording is heard slower than it was spoken"),
+    bug("another-speed-in-training", "alignment", "W4", GOT, FASTER, ("the augmentation changes the length of the input",),
+        harm="features belong to other moments than the sound"),
     bug("transcript-shifted-twice", "head", "C4", SCORED,
         SCORED.replace("logits.", "logits[:, :-1].").replace("1:]", "2:]") + "\n        wrong = F.pad(wrong, (1, 0))",
         ("nats per token", "shifted twice"), task=True, source="DST-07 huggingface/transformers PR#46895",

@@ -14,6 +14,7 @@ from trainworthy.recipes.distill.data import transcripts
 from trainworthy.recipes.shared import speech, whisper
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizerFast
 
+from tests.distill.planted_compress import WHOLE
 from tests.helpers.commands import read
 
 FEW = 24
@@ -42,6 +43,14 @@ def test_more_layers_than_the_teacher_has(launch):
     assert done.returncode == 2, done.shown
     assert "more layers than its teacher" in done.stderr
     assert "1 to 4" in done.stderr
+
+
+def test_a_side_that_lost_layers_must_train(fork, launch):
+    fork((WHOLE, '    whole = ("model.encoder",)\n'), recipe="distill/compress")
+    asked = ("check", "mine.py", "--data.sentences", "60", "--only", "copied")
+    (found,) = launch(*asked, code=3).verdicts()
+    assert "the encoder lacks 2 of 4 layers and is frozen" in found["cause"], found
+    launch(*asked, "--encoder", "0", code=0)  # whole: as Distil-Whisper freezes it
 
 
 def test_a_student_with_every_layer_is_its_teacher():

@@ -21,6 +21,7 @@ from trainworthy.recipes.shared import speech, whisper
 from transformers import WhisperConfig, WhisperForConditionalGeneration, WhisperTokenizerFast
 from transformers.modeling_outputs import BaseModelOutput
 
+from tests.distill.planted_whisper import BOTH, FASTER, FIRST, GOT
 from tests.helpers.commands import equal_but_rounding, losses, read, run_folder
 
 QUICK = ("--gates.no-enabled", "--run.no-tensorboard", "--features.epochs", "1", "--task.epochs", "1")
@@ -285,6 +286,14 @@ def test_the_sensor_keeps_time():
     envelope = recordings.envelope(wave)
     assert envelope.shape == (60, recordings.CHANNELS)
     assert envelope.mean(1).argmax() == 20
+
+
+@pytest.mark.parametrize(("new", "stopped"), [(FASTER, ["alignment"]), (BOTH, [])], ids=["input", "both"])
+def test_another_speed_in_training_is_one_of_input_and_target(new: str, stopped: list[str], fork, launch):
+    """Samples of any length may have another one in training, if their targets have it, too."""
+    fork((GOT, new), recipe="distill/whisper")
+    done = launch("check", "mine.py", *FIRST, "--only", "schema,alignment")
+    assert [v["id"] for v in done.verdicts() if v["verdict"] == "fail"] == stopped, done.shown
 
 
 @pytest.mark.verify

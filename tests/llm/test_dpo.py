@@ -322,3 +322,28 @@ def test_two_answers_that_are_the_same_are_told(net: Path, launch, tmp_path: Pat
     done = launch(*asked, "--data.max-bad", "0.6")
     assert done.returncode == 0, done.shown
     assert "left out" in json.dumps(read(done.folder() / "data.json"))
+
+
+def cut(rows: list[dict], key: str, tokens: int, tokenizer) -> list[dict]:
+    """Rows with answers as a model writes them that may generate so many tokens."""
+    ids = tokenizer([r[key] for r in rows], add_special_tokens=False)["input_ids"]
+    return [{**r, key: tokenizer.decode(some[:tokens])} for r, some in zip(rows, ids, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("change", "gate", "words"),
+    [
+        (lambda rows, _: [{**r, "rejected": r["rejected"][:20]} for r in rows if len(r["rejected"]) > 24], "data", "was cut at 20 characters"),
+        (lambda rows, words: cut(rows, "rejected", 56, words), "lengths", "rejected answers were cut at 56 tokens"),
+        (lambda rows, _: [{**r, "rejected": r["chosen"][: len(r["chosen"]) // 2]} for r in rows], "lengths", "rejected answers are cut"),
+    ],
+    ids=["characters", "tokens", "shorter"],
+)  # fmt: skip
+def test_rejected_answers_that_were_cut_are_stopped(change, gate: str, words: str, net: Path, launch, tmp_path: Path):
+    """What is learnt from them is that an answer ends, or how long it is."""
+    rows = change(preferences.constructed()[0][:600], loading.tokenizer(str(net)))
+    path = str(written(tmp_path / "rows.jsonl", rows))
+    done = launch("check", "llm/dpo", "--model", str(net), *SMALL, "--data.path", path, "--only", "data,lengths")
+    found = {v["id"]: v for v in done.verdicts()}
+    assert found[gate]["verdict"] == "fail", done.shown
+    assert words in found[gate]["cause"] + found[gate]["remedy"], done.shown

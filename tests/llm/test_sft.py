@@ -206,6 +206,34 @@ def test_a_step_that_is_not_finite_never_reaches_the_weights(net: Path, fork, la
     assert all(torch.isfinite(t).all() for t in weights(done.folder()).values())
 
 
+def test_noise_on_the_embeddings_is_no_fault_of_accumulation(net: Path, launch):
+    """NEFTune draws for each micro-batch. A hosted trainer's own loss draws it, not the stage's."""
+    asked = ("check", "llm/sft", "--model", str(net), *SMALL, "--neftune-noise-alpha", "5", "--packing")
+    done = launch(*asked, "--only", "accumulation", code=0)
+    assert "the model draws at random as it trains" in done.stdout, done.shown
+
+
+SAID = 'zip(generate(model, batch["prompt"], before), map(chat.said, batch["completion"]), strict=True)\n'
+FORCED = """zip(
+                    [(tokenizer.decode(ids[1:]), True) for ids in model(input_ids=batch["input_ids"]).logits.argmax(-1)],
+                    map(chat.said, batch["completion"]), strict=True)
+"""
+ASKED = "asked = [chat.ask(chat.turns(p, before), p) for p in prompts]"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "forced"),
+    [(SAID, FORCED, True), (ASKED, "asked = [tokenizer(p)['input_ids'] for p in prompts]", False)],
+    ids=["teacher-forcing", "no-template"],
+)
+def test_answers_that_are_read_off_a_pass_over_the_true_ones_are_named(old, new, forced: bool, net: Path, fork, launch):
+    fork((old, new), recipe="llm/sft")
+    done = launch("check", "mine.py", "--model", str(net), *SMALL, "--only", "prompts")
+    (found,) = done.verdicts()
+    assert found["verdict"] == "fail", done.shown
+    assert ("teacher forcing" in found["cause"]) is forced, done.shown
+
+
 @pytest.mark.verify
 def test_a_run_does_not_go_on_over_another_model(tmp_path: Path):
     """Frozen weights are not in the checkpoint: they must be those the run was started with."""

@@ -86,6 +86,19 @@ def test_the_loss_is_the_formula_s(more: tuple[str, ...], net: Path, launch):
         assert verdicts[gate]["verdict"] == "pass", done.shown
 
 
+def test_a_reward_that_looks_for_the_answer_anywhere_is_stopped(net: Path, launch, tmp_path: Path):
+    (tmp_path / "anywhere.py").write_text(
+        "def contains(completions, answer, **_):\n    return [float(a in c) for c, a in zip(completions, answer)]\n"
+    )
+    done = launch(
+        "check", "rl/grpo", "--model", str(net), *SMALL, "--only", "rewards", "--reward", "anywhere.py:contains"
+    )
+    (found,) = done.verdicts()
+    assert found["verdict"] == "fail", done.shown
+    assert "24 of 24 numbers that only contain the right one" in found["measured"], done.shown
+    assert "anywhere in the text" in found["cause"], done.shown
+
+
 def test_a_base_model_is_asked_in_lines(launch, tmp_path: Path):
     """Lines need no chat template; turns do."""
     base = language.write(tmp_path / "base", template=False)

@@ -136,11 +136,15 @@ def _first_gradient(
     if draws is not None:
         own = stage.loss
 
-        def drawn(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+        def draw(*_) -> None:
             seeds.seed_global(context.cfg.run.seed, "draws", draws)
+
+        def drawn(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+            draw()
             return own(model, batch)
 
         stage.loss = drawn
+        stage.model.register_forward_pre_hook(draw)  # a hosted trainer has its own loss
     grads: list[Tensor] = []
 
     def keep(optimizer, _args, _kwargs) -> None:

@@ -14,7 +14,9 @@ from trainworthy.core.gates.checks import paths
 from trainworthy.core.gates.gate import GateContext, fetch, own_size, pick, split_evenly, train_set
 from trainworthy.core.gates.recorder import training_samples
 from trainworthy.core.loop.run import Run, evaluating
-from trainworthy.core.recipe.stage import Field, Stage
+from trainworthy.core.recipe.stage import Data, Field, Stage
+
+LENGTHS = 4  # samples whose shapes are compared
 
 
 @gate(
@@ -47,7 +49,8 @@ def schema(context: GateContext) -> Finding:
             if isinstance(value, Tensor) and value.shape[:1] != (2,):
                 wrong.append(f"{name}: '{key}' of two samples has shape {tuple(value.shape)}")
             if isinstance(value, Tensor) and (
-                value.dtype != plain[key].dtype or value.shape[1:] != plain[key].shape[1:]
+                value.dtype != plain[key].dtype
+                or (value.shape[1:] != plain[key].shape[1:] and not _of_any_length(data, key, value, plain[key], run))
             ):
                 wrong.append(f"{name}: '{key}' is {value.dtype} {tuple(value.shape[1:])} in training, "
                              f"{plain[key].dtype} {tuple(plain[key].shape[1:])} in evaluation")  # fmt: skip
@@ -70,6 +73,16 @@ def schema(context: GateContext) -> Finding:
         "get() and collate() of the two splits differ", batch=batch,
         cause="get() draws without a generator: augment only where one is handed to it" if drawn and len(drawn) == len(wrong) else "",
     )  # fmt: skip
+
+
+def _of_any_length(data: Data, key: str, drawn: Tensor, plain: Tensor, run: Run) -> bool:
+    """Return whether two batches of a field differ only in axes in which single samples differ, too: an augmentation may change the speed of
+    a recording, or leave out words of a text."""
+    if drawn.ndim != plain.ndim:
+        return False
+    shapes = [tuple(fetch(data, [i], None, run.device)[key].shape) for i in pick(data, LENGTHS, run.cfg.run.seed)]
+    return all(a == b or len({s[axis] for s in shapes}) > 1
+               for axis, (a, b) in enumerate(zip(drawn.shape, plain.shape, strict=True)))  # fmt: skip
 
 
 def _loss_schema(run, stage: Stage, batch: dict) -> list[str]:
@@ -119,6 +132,8 @@ def inventory_gate(context: GateContext) -> Finding:
     faults += _belongs_elsewhere(stage)
     if pair := context.data_report.get("exchanged_classes"):
         faults.append((turned.Exchanged(**pair).words(), turned.Exchanged(**pair).cause()))
+    if change := context.data_report.get("foreign_change"):
+        faults.append((turned.Foreign(**change).words(), turned.Foreign(**change).cause()))
     faults += [(named, "class ids built for each split: build one list of classes, use it in all")
                for named in paths.differently_named(stage)]  # fmt: skip
     wrong = [fault for fault, _ in faults]

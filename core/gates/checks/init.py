@@ -1,5 +1,8 @@
 """Checks fine-tuning: the model has the weights that it should start from, and no other state of that run."""
 
+from collections.abc import Collection
+from itertools import takewhile
+
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext
@@ -29,8 +32,13 @@ def init(context: GateContext) -> Finding:
     wrong, remedy = [], []
     if changed:
         wrong.append(f"{len(changed)} tensors are in the file and differ from it, e.g. {list_names(changed)}")
-        remedy.append(f"the names only fit with their {fits.prefix}: strict=False loaded nothing" if fits.prefix
-                      else "initialised again after loading (a new head: declare expect.new_parameters), or never loaded")  # fmt: skip
+        again = "initialised again after loading (a new head: declare expect.new_parameters)"
+        if fits.prefix and share < 0.5:  # with the prefix taken off, most of the file is there
+            remedy.append(f"the names only fit with their {fits.prefix}: strict=False loaded nothing")
+        elif part := _whole_part(changed, {n for n, _ in stage.model.named_parameters()} & fits.pairs.keys()):
+            remedy.append(f"nothing of '{part}' was loaded: its names differ under strict=False; or it was {again}")
+        else:
+            remedy.append(f"{again}, or never loaded")
     if share < NEEDED:
         for what, names in (("not in the file", missing), ("of another shape", fits.mismatched)):
             if names:
@@ -54,3 +62,12 @@ def init(context: GateContext) -> Finding:
         evidence={"share": share, "changed": changed, "missing": missing, "unexpected": fits.unexpected,
                   "mismatched": fits.mismatched, "prefix": fits.prefix, "optimiser": old},
     )  # fmt: skip
+
+
+def _whole_part(changed: Collection[str], known: Collection[str]) -> str:
+    """Return the module whose tensors are all in `changed`, and no others; "" if there is none. `known`: names of the file."""
+    parts = [name.split(".")[:-1] for name in changed]
+    same = [level[0] for level in takewhile(lambda level: len({*level}) == 1, zip(*parts, strict=False))]
+    prefix = ".".join(same)
+    inside = [name for name in known if name.startswith(f"{prefix}.")]
+    return prefix if prefix and len(inside) > 1 and {*inside} <= {*changed} else ""

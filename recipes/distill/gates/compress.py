@@ -28,14 +28,23 @@ def teacher_of(context: GateContext) -> whisper.Whisper:
 
 
 # ------------------------------------------------------------------------------------------------------------ the student
-@gate("copied", rows="C14", title="the student starts as its teacher's own layers, evenly spaced", reads="model")
+@gate(
+    "copied",
+    rows="C14",
+    title="the student starts as its teacher's own layers, evenly spaced, and learns to do without the others",
+    reads="model",
+)
 def copied(context: GateContext) -> Finding:
-    """Searches every layer of the untrained student among the teacher's layers, bit for bit. All other tensors must be the teacher's."""
+    """Searches every layer of the untrained student among the teacher's layers, bit for bit. All other tensors must be the teacher's. A side
+    that lacks layers must train."""
     if context.cfg.init_from:
         raise Skip("it starts from --init-from")
     _, stage = context.build(Rehearsal(steps=1))
     ours, theirs = _by_layer(stage.model.state_dict()), _by_layer(stage.frozen_modules["teacher"].state_dict())
-    found, needed, wrong = [], [], []
+    found, needed, wrong, still = [], [], [], []
+    learns = {
+        LAYER.search(name)[1] for name, p in stage.model.named_parameters() if p.requires_grad and LAYER.search(name)
+    }
     for side in ("encoder", "decoder"):
         n, kept = (sum(k[0] == side for k in layers) for layers in (theirs, ours))
         even = [round(i * (n - 1) / max(1, kept - 1)) for i in range(kept)]
@@ -43,14 +52,17 @@ def copied(context: GateContext) -> Finding:
         found.append(f"{side} {', '.join('no layer' if j is None else str(j) for j in same)} of {n}")
         needed.append(f"{side} {', '.join(map(str, even))}")
         wrong += [side] * (same != even)
+        still += [f"the {side} lacks {n - kept} of {n} layers and is frozen"] * (kept < n and side not in learns)
     others = [k for k, v in theirs["", 0].items() if not torch.equal(v, ours["", 0].get(k, v.new_zeros(0)))]
     wrong += others
     rest = f"; {len(others)} other tensors are not the teacher's, e.g. {others[0]}" if others else ""
     return Finding(
-        not wrong, "copied from layers: " + "; ".join(found) + rest, "; ".join(needed) + "; all other tensors equal the teacher's",
+        not wrong and not still, "; ".join(["copied from layers: " + "; ".join(found) + rest, *still]),
+        "; ".join(needed) + "; all other tensors equal the teacher's; a side that lacks layers trains",
         "layers are initialised again, or were loaded under strict=False, so that nothing of the teacher is left\n"
         "the first layers were copied instead of evenly spaced ones from first to last\n"
         "embeddings, norms or convolutions were not copied", evidence={"found": found, "others": others[:20]},
+        cause=f"{still[0]}: what is left never learns to do without them" if still and not wrong else "",
     )  # fmt: skip
 
 

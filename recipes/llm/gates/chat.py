@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -302,7 +303,8 @@ def asked(chat: Chat) -> Gate:
         indices = some(data, context.cfg.run.seed)
         with heard(stage.model) as asked:
             run.measure(stage, View(data, indices))
-        wrong = []
+        generates = any(b.shape[1] in (1, a.shape[1] + 1) for a, b in pairwise(asked))  # with a cache, or without
+        wrong, forced = [], not generates
         for i in indices:
             sample = data.get(i, None)
             _, answer = reference(chat, sample["prompt"], sample["completion"])
@@ -312,6 +314,7 @@ def asked(chat: Chat) -> Gate:
             trained = trained[: len(trained) - len(answer)]
             ends = [row.tolist()[-len(trained) :] for ids in asked for row in ids if ids.shape[1] >= len(trained)]
             if trained not in ends:
+                forced &= any(_holds(row.tolist(), trained + answer[:-1]) for ids in asked for row in ids)
                 before = chat.tokenizer.decode(trained[-24:])
                 wrong.append(f"in training, sample {i}'s answer follows {before!r}; no evaluation prompt ends so")
         generated = chat.tokenizer.decode(asked[0][0].tolist())
@@ -322,9 +325,16 @@ def asked(chat: Chat) -> Gate:
             "prompts are padded on the right for generation: the answer then continues the padding\n"
             "the generation prompt (the assistant's header) is missing in training or evaluation",
             evidence={"generated_from": generated},
+            cause="the evaluation gives the model the true answer and reads its own off the same pass (teacher forcing): generate it instead"
+            if wrong and forced else "",
         )  # fmt: skip
 
     return check
+
+
+def _holds(ids: list[int], some: list[int]) -> bool:
+    """Return whether `some` are consecutive in `ids`."""
+    return any(ids[i : i + len(some)] == some for i in range(len(ids) - len(some) + 1))
 
 
 def padding() -> Gate:

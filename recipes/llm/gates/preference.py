@@ -10,19 +10,23 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
+from trainworthy.core.data.texts import cut_at
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.checks.learning import overfitted
-from trainworthy.core.gates.gate import Gate, GateContext, fetch
+from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.loop.update import training_modes
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Data, Metric, Probe, Stage, View
-from trainworthy.recipes.llm.data.pairs import Chat
+from trainworthy.recipes.llm.data.pairs import Chat, plain_tokens
+from trainworthy.recipes.llm.evaluation.calibration import preferred
 from trainworthy.recipes.llm.gates.chat import reference
 
 PAIRS = 2
 # nats per token that chosen answers may lose; healthy runs lose less and gain more elsewhere (see the page)
 SUNK = 1.0
+# share of pairs whose preferred answer has more (or fewer) tokens from which length alone solves the task
+ONE_SIDED = 0.9
 
 
 def _won(over: Tensor, beta: float) -> Tensor:
@@ -211,6 +215,37 @@ def sides(context: GateContext) -> Finding:
         "the splits come from different people or different questions: split one source instead",
         evidence={f"{split}, {name}": row for (split, name), row in table.items()},
     )  # fmt: skip
+
+
+def lengths(chat: Chat) -> Gate:
+    title = "the preferred answer is not simply the longer one"
+
+    @gate("lengths", rows="R1", title=title, reads="data")
+    def check(context: GateContext) -> Finding:
+        """Counts the pairs that the number of tokens alone would rank correctly, and the answers that end at one number of tokens."""
+        _, stage = context.look()
+        data, cause = stage.data["train"], ""
+        pairs = [data.get(i, None) for i in pick(data, 1000, context.cfg.run.seed)]
+        sizes = {k: plain_tokens(tuple(r[k] for r in pairs), chat) for k in ("chosen", "rejected")}
+        share = preferred(torch.tensor([a - b for a, b in zip(*sizes.values(), strict=True)]))
+        shown = f"the preferred answer has more tokens in {share:.1%} of {len(pairs)} training pairs"
+        for name, found in sizes.items():
+            if cut := cut_at([r[name] for r in pairs], found):
+                shown += f"; {cut[1]} {name} answers have {cut[0]} tokens, the most of all"
+                cause = (
+                    cause
+                    or f"{name} answers were cut at {cut[0]} tokens when they were generated, or before they were stored"
+                )
+        return Finding(
+            1 - ONE_SIDED < share < ONE_SIDED and not cause, shown,
+            f"between {1 - ONE_SIDED:.0%} and {ONE_SIDED:.0%}; otherwise counting tokens solves the task; no answers that end at a limit",
+            "rejected answers are cut, or come from another model with another length limit\n"
+            "use pairs of nearly equal length, or leave out the longest\n"
+            "if raters were asked for length: --gates.waive lengths --gates.because ...",
+            evidence={"share": share}, cause=cause,
+        )  # fmt: skip
+
+    return check
 
 
 @monitor("likelihood", rows="L9", title="preferred answers do not become less likely")

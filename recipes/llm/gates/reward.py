@@ -17,19 +17,15 @@ from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes.named import order_causes
 from trainworthy.core.gates.checks.learning import overfitted
-from trainworthy.core.gates.gate import Gate, GateContext, pick
+from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Metric, View
-from trainworthy.recipes.llm.data import preferences
 from trainworthy.recipes.llm.data.pairs import Chat
-from trainworthy.recipes.llm.evaluation.calibration import preferred
 from trainworthy.recipes.llm.gates import preference
 from trainworthy.recipes.llm.gates.chat import backbone, felt, quoting, reference, rows, rows_of, some
 
 FIRST_LOSS = math.log(2)  # all answers have the same reward
-# share of pairs whose preferred answer has more (or fewer) tokens from which length alone solves the task
-ONE_SIDED = 0.9
 FOLLOWS = (
     0.5  # limit of the rank correlation of rewards with lengths: measured -0.07 healthy, 0.82 trained on length alone
 )
@@ -68,29 +64,6 @@ def alone(model: nn.Module, chat: Chat, prompt: str, answer: str, device: torch.
     ids = torch.tensor([before + after], device=device)
     bare = model.get_base_model() if hasattr(model, "peft_config") else model
     return to_double(bare.score(backbone(model)(input_ids=ids, use_cache=False).last_hidden_state[0, -1])).squeeze()
-
-
-def lengths(chat: Chat) -> Gate:
-    title = "the preferred answer is not simply the longer one"
-
-    @gate("lengths", rows="R1", title=title, reads="data")
-    def check(context: GateContext) -> Finding:
-        """Counts the pairs that a reward of the number of tokens alone would rank correctly."""
-        _, stage = context.look()
-        data = stage.data["train"]
-        pairs = [data.get(i, None) for i in pick(data, 1000, context.cfg.run.seed)]
-        share = preferred(preferences.more_tokens(pairs, chat))
-        return Finding(
-            1 - ONE_SIDED < share < ONE_SIDED,
-            f"the preferred answer has more tokens in {share:.1%} of {len(pairs)} training pairs",
-            f"between {1 - ONE_SIDED:.0%} and {ONE_SIDED:.0%}; otherwise counting tokens solves the task",
-            "rejected answers are cut, or come from another model with another length limit\n"
-            "use pairs of nearly equal length, or leave out the longest\n"
-            "if raters were asked for length: --gates.waive lengths --gates.because ...",
-            evidence={"share": share},
-        )  # fmt: skip
-
-    return check
 
 
 def place(chat: Chat) -> Gate:

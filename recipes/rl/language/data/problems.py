@@ -147,6 +147,11 @@ def one_digit_off(answer: str) -> str:
     return other if differ(other, answer) else ""
 
 
+def one_digit_more(answer: str) -> str:
+    """A whole number with one digit more, in which the answer is: wrong. Empty: the answer is no whole number."""
+    return f"{answer}7" if re.fullmatch(r"-?\d+", answer) else ""
+
+
 def exact(completions: list[str], answer: list[str], **_) -> list[float]:
     """1 for the right answer, 0 for any other."""
     return [float(right(said, due)) for said, due in zip(completions, answer, strict=True)]

@@ -20,6 +20,7 @@ DRAWN, DRAWN_16 = (
 )  # total variation distance, in fp32 and in 16 bits: rounding of a cache, of padding and of batched kernels
 FAR = 6.0  # standard deviations between the sampled answers' log-probability and the policy's average
 TRIED = 24  # questions that a reward is tested on
+INSIDE = "numbers that only contain the right one get as much reward as it"
 
 
 def gates(s: Subject, base: str) -> list[Gate]:
@@ -66,6 +67,7 @@ def rewards(s: Subject) -> Gate:
             "one digit off": [problems.one_digit_off(r["answer"]) or other for r, other in pairs],
             "empty": ["" for _ in pairs],
             "long and wrong": [f"{other} " * 6 for _, other in pairs],
+            "one digit more": [problems.one_digit_more(r["answer"]) or other for r, other in pairs],
         }
         seen = {k: ask(v) for k, v in texts.items()}
         mean = {k: sum(v) / len(v) for k, v in seen.items()}
@@ -81,9 +83,12 @@ def rewards(s: Subject) -> Gate:
             "right answers get a higher reward than wrong ones of their length, long ones and empty ones, independently of the batch",
             "the reward is constant or depends on length alone, so it teaches nothing or the wrong thing\n"
             "the function reads another column than the answer, or another part of the completion\n"
+            "it looks for the answer anywhere in the text: in 1427 for 142, or in a list of many numbers\n"
             "it reads only the last number, but answers are fractions or formulas: compare with math-verify\n"
             "it draws at random, keeps a state, or mixes up the order of its batch",
             evidence={"mean": mean},
+            cause="the reward looks for the answer anywhere in the text, also inside another number"
+            if len(faults) == 1 and INSIDE in faults[0] else "",
         )  # fmt: skip
 
     return check
@@ -93,7 +98,7 @@ def _reward_faults(
     pairs: list[tuple[dict, str]], texts: dict[str, list[str]], seen: dict[str, list[float]]
 ) -> list[str]:
     """Return what is wrong with the rewards `seen` of `texts`, by kind of answer."""
-    right, _, _, empty, long = (sum(v) / len(v) for v in seen.values())
+    right, _, _, empty, long, _ = (sum(v) / len(v) for v in seen.values())
     all_of_it = {v for values in seen.values() for v in values}
     faults = []
     if len(all_of_it) == 1:
@@ -114,6 +119,10 @@ def _reward_faults(
         if len(same) > 0.1 * len(pairs):
             faults.append(f"{len(same)} of {len(pairs)} answers with one changed digit get as much reward as the right one, e.g. "
                           f"{same[0][1]!r} for {same[0][0]!r}")  # fmt: skip
+        more = zip(seen["right"], seen["one digit more"], pairs, texts["one digit more"], strict=True)
+        inside = [(r["answer"], t) for a, b, (r, other), t in more if b >= a and t != other]
+        if len(inside) > 0.1 * len(pairs):
+            faults.append(f"{len(inside)} of {len(pairs)} {INSIDE}, e.g. {inside[0][1]!r} for {inside[0][0]!r}")
         if empty >= right:
             faults.append(f"the empty answer gets {empty:g}, a right one {right:g}")
         if long >= right:
