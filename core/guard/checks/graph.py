@@ -1,6 +1,8 @@
 """Checks of the graph and its optimisers: which parameters get gradients, which change, and whether each step uses its
 own gradients, once."""
 
+import re
+
 import torch
 from torch import nn
 from trainworthy.core.base.doubles import to_double
@@ -10,6 +12,9 @@ from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.hooks.parameters import parameters_of
 from trainworthy.core.guard.measures.records import CLOSE, Group, pretrained
 from trainworthy.core.guard.observing.observer import Observer
+
+POSITIONS = re.compile(r"pos(ition(s|al)?)?(_?(emb(ed(ding)?s?)?|enc(oding)?s?))?", re.IGNORECASE)
+"""Names of parameters that hold positions."""
 
 
 def wiring(seen: Observer) -> dict:
@@ -30,26 +35,9 @@ def wiring(seen: Observer) -> dict:
             "the optimiser was built before these were added, replaced or unfrozen, or over a part of the model; "
             "or their modules are kept in a list or dict, not in a ModuleList"
         )
-    dead, share, cut = unreached(seen, groups, called)
-    if dead and share > 0.999:
-        wrong.append(f"none of the {len(dead)} tensors in the optimiser ever got a gradient")
-        causes.append(
-            "the optimiser holds a copy of the model's parameters, or of a model that was replaced afterwards"
-        )
-    elif dead and lost:
-        wrong.append(f"{len(dead)} tensors in an optimiser never got a gradient: {listed(dead)}")
-    elif (text := shut(seen, groups, missing)) and not lost:
+    for text, cause in without_gradients(seen, groups, called, missing, bool(lost)):
         wrong.append(text)
-        causes.append("the optimiser was built over a part that was frozen or replaced afterwards")
-    elif dead and cut:
-        held = f"{share:.0%} of what the optimiser holds"
-        wrong.append(f"{len(dead)} tensors ({held}) never got a gradient although their modules ran: {listed(dead)}")
-        causes.append("a detach(), no_grad(), argmax or .data cuts the graph above them")
-    if not wrong and dead and seen.fits.shared >= CLOSE:
-        wrong.append(
-            f"one output is compared with two entries of the batch, and {len(dead)} tensors never got a gradient: {listed(dead)}"
-        )
-        causes.append("copied code: a loss reads another output than its own")
+        causes += [cause] * bool(cause)
     if not wrong and (term := dropped_terms(seen)):
         wrong, causes = [term[0]], [term[1]]
     if flat := zeroed(seen, groups):
@@ -73,6 +61,32 @@ def wiring(seen: Observer) -> dict:
         "\n".join(causes),
         missing=[called.get(i) for i, _ in missing][:20],
     )
+
+
+def without_gradients(
+    seen: Observer, groups: list[Group], called: dict[int, str], missing: list, lost: bool
+) -> list[tuple[str, str]]:
+    """Find tensors in an optimiser that never got a gradient. `missing`: parameters with gradients that are in none; `lost`: whether that is
+    a mistake."""
+    dead, share, cut = unreached(seen, groups, called)
+    if dead and share > 0.999:
+        cause = "the optimiser holds a copy of the model's parameters, or of a model that was replaced afterwards"
+        return [(f"none of the {len(dead)} tensors in the optimiser ever got a gradient", cause)]
+    if lost:
+        return [(f"{len(dead)} tensors in an optimiser never got a gradient: {listed(dead)}", "")] * bool(dead)
+    if text := shut(seen, groups, missing):
+        return [(text, "the optimiser was built over a part that was frozen or replaced afterwards")]
+    if dead and cut:
+        held = f"{share:.0%} of what the optimiser holds"
+        text = f"{len(dead)} tensors ({held}) never got a gradient although their modules ran: {listed(dead)}"
+        return [(text, "a detach(), no_grad(), argmax or .data cuts the graph above them")]
+    if places := [name for name in dead if POSITIONS.fullmatch(name.rpartition(".")[2])]:
+        cause = "their sum with the input is not assigned (x + self.pos_embed): the model does not know the order of its tokens"
+        return [(f"the positions {listed(places)} never got a gradient, although the optimiser holds them", cause)]
+    if dead and seen.fits.shared >= CLOSE:
+        text = f"one output is compared with two entries of the batch, and {len(dead)} tensors never got a gradient: {listed(dead)}"
+        return [(text, "copied code: a loss reads another output than its own")]
+    return []
 
 
 def untrained(seen: Observer, modules: list[nn.Module]) -> list[tuple[str, str]]:
@@ -169,7 +183,10 @@ def unreached(seen: Observer, groups: list[Group], called: dict[int, str]) -> tu
     dead = [p for p in trained if id(p) not in received]
     share = sum(p.numel() for p in dead) / max(1, sum(p.numel() for p in trained))
     ran = {id(p): order for m, order, _ in seen.called.values() for p in parameters_of(m, recurse=False)}
-    rows = [ran[id(p)] for p in dead if id(p) in ran]
+    whole = {
+        id(p) for m, _, _ in seen.called.values() if next(m.children(), None) for p in parameters_of(m, recurse=False)
+    }
+    rows = [ran[id(p)] for p in dead if id(p) in ran and id(p) not in whole]  # a token of a whole model may go unused
     live = [ran[id(p)] for p in trained if id(p) in received and id(p) in ran]
     cut = bool(rows) and (not live or min(rows) < min(live) or _share_of(dead, ran, trained) > 0.5)
     return [called.get(id(p), f"a tensor {tuple(p.shape)}") for p in dead], share, cut

@@ -97,9 +97,16 @@ def class_weights(rows: list[dict]) -> Fault | None:
 
 
 def sampler_weights(passes: list) -> Fault | None:
-    """Find a sampler whose weights are the frequencies of what it weighs."""
-    for sampler in dict.fromkeys(getattr(p.loader, "sampler", None) for p in passes):
-        if not isinstance(sampler, WeightedRandomSampler) or len(sampler.weights) < 100:
+    """Find a sampler whose weights are those of classes, or the frequencies of what it weighs."""
+    for sampler, loader in {getattr(p.loader, "sampler", None): p.loader for p in passes}.items():
+        if not isinstance(sampler, WeightedRandomSampler):
+            continue
+        if hasattr(loader.dataset, "__len__") and len(sampler.weights) < 0.5 * len(loader.dataset):
+            return (
+                f"the sampler has {len(sampler.weights):,} weights for {len(loader.dataset):,} samples: the other samples are never drawn",
+                "it has one weight for each class and not for each sample: weights[labels] is meant",
+            )
+        if len(sampler.weights) < 100:
             continue
         values, counts = sampler.weights.double().unique(return_counts=True)
         if 2 <= len(values) <= 200 and proportional(values, counts, within=0.1):
