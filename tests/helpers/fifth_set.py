@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 from torch.nn import functional as F
-from torchvision.transforms.functional import to_pil_image
+from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 from trainworthy.recipes.vlm.data import scenes as questions
 
 from tests.helpers.set_cases import Case, digits, lines, mask_folders, picture, scenes
@@ -25,14 +25,14 @@ def folders_with_val(root: Path, train: int, val: int):
 
 
 def rows_one_off(root: Path) -> tuple[str, ...]:
-    """Class folders, sorted by a table of labels; from its row 600 of 1,500 on, each training picture has the label of the next row."""
+    """Class folders, sorted by a table of labels; from its row 900 of 1,500 on, each training picture has the label of the next row."""
     images, _ = digits()
     rows = list(folders_with_val(root, 150, 50))
     train = [r for r in rows if r[0] == "train"]
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0)).tolist()
     table = [train[k] for k in order]
     labels = [label for _, label, _ in table]
-    labels = labels[:600] + labels[601:] + labels[-1:]
+    labels = labels[:900] + labels[901:] + labels[-1:]
     for (_, _, i), label in zip(table, labels, strict=True):
         picture(images[i], root / "train" / str(label) / f"{i}.png")
     for split, label, i in rows:
@@ -96,7 +96,7 @@ def masks_through_jpeg(root: Path) -> tuple[str, ...]:
         shown = torch.where(mask == 255, torch.zeros_like(mask), mask) * 25
         to_pil_image(shown[None]).save(file, quality=40)
         with Image.open(file) as again:
-            read = torch.tensor(list(again.getdata()), dtype=torch.float32).view(mask.shape)
+            read = pil_to_tensor(again)[0].float()
         kept.append((read / 25).round().clamp(0, 10).byte())
     mask_folders(root, pictures, kept)
     return ("--data.path", str(root))
@@ -135,8 +135,8 @@ BUGS = [
         "vision/classify",
         "own data",
         "pictures sorted into class folders by a table of labels",
-        "one row of the table was lost: from there on, three fifths of the training pictures have the label of the next row",
-        "HARM",
+        "one row of the table was lost: from there on, two fifths of the training pictures have the label of the next row",
+        "measured, seed 0: accuracy 0.812, right labels 0.966",
         argv=("--train.epochs", "12", "--train.batch-size", "32", "--no-augment", "--image-size", "32"),
         data=rows_one_off,
     ),
@@ -146,7 +146,7 @@ BUGS = [
         "own data",
         "a training folder and a validation folder of the same collection",
         "the training pictures are enlarged thumbnails of 7 pixels, those of validation are the originals",
-        "HARM",
+        "measured, seed 0: accuracy 0.540; the same net on right pictures 0.966",
         argv=("--train.epochs", "12", "--train.batch-size", "32", "--no-augment", "--image-size", "32"),
         data=thumbnails_in_training,
     ),
@@ -156,7 +156,7 @@ BUGS = [
         "own data",
         "scans of ten classes, each made on another day",
         "the scanner prints the day into the corner: the class can be read from a grey square",
-        "HARM",
+        "measured, seed 0: 0.996 on stamped held-out digits; with the stamp erased 0.552 (250 of them; stamped 1.000)",
         argv=("--train.epochs", "12", "--train.batch-size", "32", "--no-augment", "--image-size", "32"),
         data=stamped,
     ),
@@ -166,7 +166,7 @@ BUGS = [
         "evaluation",
         "a reject option: a fifth of the pictures, those with the least probability, go to a person",
         "accuracy and recall are those of the surest four fifths, and are reported as those of all pictures",
-        "HARM",
+        "measured, 8 epochs, seed 0: 0.9975 of the surest four fifths, 0.970 of all",
         edits=(
             (
                 "        logits, truth = run.gather(torch.cat(logits)), run.gather(torch.cat(truth))\n",
@@ -177,7 +177,7 @@ BUGS = [
                 ),
             ),
         ),
-        argv=("--balance.ratio", "50", "--train.epochs", "12"),
+        argv=("--train.epochs", "8"),
     ),
     Case(
         "segment~own-half-transposed",
@@ -185,7 +185,7 @@ BUGS = [
         "own data",
         "masks of two annotators with two tools",
         "one tool writes its arrays as (x, y): every second training mask is transposed",
-        "HARM",
+        "counted: a transposed mask shares 12% of its object pixels with the right one; by argument: half of the training masks lie elsewhere",
         argv=("--train.epochs", "12", "--window", "96", "--step", "96"),
         data=half_transposed,
     ),
@@ -195,7 +195,7 @@ BUGS = [
         "own data",
         "masks that were kept as viewable pictures, 25 grey levels to a class",
         "they were kept as JPEG: along each outline lie pixels of classes in between",
-        "HARM",
+        "counted: 37% of the objects' pixels have another class, and a mask has 10 of 11 classes where 3 to 5 are right",
         argv=("--train.epochs", "12", "--window", "96", "--step", "96"),
         data=masks_through_jpeg,
     ),
@@ -205,7 +205,7 @@ BUGS = [
         "evaluation",
         "test-time augmentation: the mean over the picture and its mirror image",
         "the answer for the mirror image is not mirrored back",
-        "HARM",
+        "measured, 5 epochs, seed 0: IoU 0.476, unchanged recipe 0.882",
         edits=(
             (
                 '            total += segmentation.scored(batch, model(batch["image"]), n)\n',
@@ -222,7 +222,7 @@ BUGS = [
         "data",
         "a dropped class becomes class 0, as in code that counts classes from 1",
         "class 0 is a digit here; the sampler asks for the class `null`, whose embedding was never trained",
-        "HARM",
+        "by argument: guidance subtracts the prediction of an untrained embedding, and a tenth of all pictures are shown as a 0",
         edits=(
             (
                 "        condition = torch.tensor(self.null) if hidden else label\n",
@@ -236,7 +236,7 @@ BUGS = [
         "settings",
         "no guidance: a scale of 0, as some libraries count it",
         "here 1 is no guidance, and 0 is the prediction without a class",
-        "HARM",
+        "by argument: no sample knows its class: agreement near 0.1; the unchanged recipe has 0.955 after 6 epochs (measured)",
         argv=("--sampling.guidance-scale", "0"),
     ),
     Case(
@@ -245,7 +245,7 @@ BUGS = [
         "rollout",
         "advantages are normalised once for the whole rollout",
         "the returns are made of the normalised advantages: the critic learns its own value plus a number near 0",
-        "HARM",
+        "measured, seed 0: return 115, unchanged recipe 500",
         edits=(
             (
                 '    return rollout | {"advantage": advantage, "return": advantage + value, "value": value}\n',
@@ -262,7 +262,7 @@ BUGS = [
         "model",
         "statistics of the newest rollout, since old policies saw other states",
         "the inputs' scale jumps with each rollout; policy and critic read every state in new units",
-        "HARM",
+        "measured, seed 0: return 127, unchanged recipe 500",
         edits=(
             (
                 "        self.observations.update(observation[:, : self.memory.n_obs])\n",
@@ -280,7 +280,7 @@ BUGS = [
         "rollout",
         "clipping to -1 and 1, as the Atari papers do",
         "they clip the error or the reward; here it is the target, which is capped near one step's scale",
-        "HARM",
+        "measured, 160 iterations, seed 0: return 103, unchanged recipe 500",
         edits=(
             (
                 '            batch["return"] = returns(cfg, policy, target, rows) / policy.returns.rms\n',
@@ -294,7 +294,7 @@ BUGS = [
         "rollout",
         "double DQN, written from memory",
         "the target network chooses and the trained network evaluates: targets follow each update",
-        "HARM",
+        "measured, 160 iterations, seed 0: return 255, unchanged recipe 500 (one seed)",
         edits=(
             (
                 '    worth = target(rows["following"])\n',
@@ -307,30 +307,12 @@ BUGS = [
         ),
     ),
     Case(
-        "sac~density-before-tanh",
-        "rl/sac",
-        "model",
-        "the log-density of the Gaussian, as PPO has it",
-        "the action went through tanh: without its slope, the entropy counts what tanh has squeezed out",
-        "HARM",
-        edits=(
-            (
-                "        return u.tanh(), (log_normal - log_slope).sum(-1)\n",
-                "        return u.tanh(), log_normal.sum(-1)\n",
-            ),
-            (
-                "        log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))\n",
-                "",
-            ),
-        ),
-    ),
-    Case(
         "sac~temperature-turned",
         "rl/sac",
         "loss",
         "the temperature's loss, in the sign of the policy's",
         "the temperature grows while the entropy is too high, and vanishes where it is too low",
-        "HARM",
+        "measured, seed 0: return -1006, unchanged recipe -138 (docs, five seeds)",
         edits=(
             (
                 "        surplus = -log_prob.detach() - cfg.target_entropy * n_act\n",
@@ -344,7 +326,7 @@ BUGS = [
         "loss",
         "`batchmean`, which torch's documentation asks for",
         "core divides by the samples once more: the teacher's loss weighs a 64th of what the setting says",
-        "HARM",
+        "by argument: the weight of the teacher's loss falls from 0.9 to 0.014 and depends on the batch size",
         edits=(
             (
                 '            apart = F.kl_div(soft(logits), taught(batch["image"]), reduction="sum", log_target=True)\n',
@@ -358,7 +340,7 @@ BUGS = [
         "data",
         "the share of known labels, with the splits the other way round",
         "all training labels are known, in both stages: what `--labelled 0.05` claims to measure is another experiment",
-        "HARM",
+        "by argument: 4,000 labels in place of 200; the comparison with the student alone says nothing about few labels",
         edits=(
             (
                 '        split.fit, split.known = fit, some(split.labels, cfg.labelled if name == "train" else 1.0)\n',
@@ -453,7 +435,7 @@ HEALTHY = [
         "target",
         "a soft update of the target network after each update",
         "its rate of 1/32 follows as fast as a copy every 32 updates",
-        "HARM",
+        "by argument: a soft update (Lillicrap 2016) as fast as the copy",
         edits=(
             (
                 "            if (step.index * cfg.gradient_steps + i) % cfg.target_update_interval == 0:\n                target.follow(policy)\n",
@@ -467,7 +449,7 @@ HEALTHY = [
         "model",
         "three critics",
         "the lowest of three in place of two",
-        "HARM",
+        "by argument: the lowest of more critics is a little more pessimistic (REDQ)",
         edits=(
             (
                 "        self.critics = Side(mlp(n_obs + n_act, *widths, 1, activation=nn.ReLU) for _ in range(2))\n",

@@ -66,8 +66,8 @@ BUGS = [
         "vision/classify",
         "export",
         "class folders zero to nine, and an export that lists them in the order of the numbers",
-        "the folders were read in alphabetical order: the exported names belong to other outputs",
-        "HARM",
+        "the folders are read in alphabetical order: the exported names belong to other outputs",
+        "measured, seed 0: accuracy 0.966 is reported; counted: of ten exported names one (six) is that of its output",
         edits=(
             (
                 '        config = {"classes": classes, "preprocessing": fit and fit.plain(), "shape": shape}\n',
@@ -82,21 +82,12 @@ BUGS = [
         data=folders_of_words,
     ),
     Case(
-        "classify~smoothing-kept",
-        "vision/classify",
-        "settings",
-        "a label smoothing of 0.9, from code in which it is what the true class keeps",
-        "nine tenths of the target are spread over all classes: the true class has 0.19",
-        "HARM",
-        argv=("--label-smoothing", "0.9", "--train.epochs", "8"),
-    ),
-    Case(
         "flow~draws-fixed",
         "diffusion/flow",
         "data",
         "reproducible samples: noise and time from the picture's number, as in the evaluation",
         "each picture has one noise and one time in all epochs: 4,000 pairs are all that the net ever sees",
-        "HARM",
+        "by argument: 4,000 noises and times in place of new ones in each epoch; the net can learn each pair by heart",
         edits=(
             (
                 "        generator = generator or pictures.fixed_draws(self.split, index)\n",
@@ -110,7 +101,7 @@ BUGS = [
         "data",
         "the training rows' labels are the first ones (the rows of validation come last in the author's own files)",
         "the training rows are chosen by class: most pictures have another picture's label",
-        "HARM",
+        "counted: 75% of the training pictures have another picture's label; unchanged recipe 0.955 after 6 epochs (measured)",
         edits=(
             (
                 "    train_data = Noised(pictures.Rows(images, learn), labels[learn], classes, process, cfg.conditioning_dropout_prob)\n",
@@ -141,7 +132,7 @@ BUGS = [
         "loss",
         "the maximum, as in code that minimises the negative gain",
         "here the gain is positive: its larger bound is taken, and nothing holds the policy near the old one",
-        "HARM",
+        "measured, seed 0: return 14, unchanged recipe 500",
         edits=(
             (
                 "        gain = torch.min(\n",
@@ -150,21 +141,12 @@ BUGS = [
         ),
     ),
     Case(
-        "ppo~entropy-of-one",
-        "rl/ppo",
-        "settings",
-        "more exploration: an entropy coefficient of 1",
-        "the bonus outweighs normalised advantages: the policy stays nearly uniform",
-        "HARM",
-        argv=("--ent-coef", "1"),
-    ),
-    Case(
         "dqn~own-simulator-done",
         "rl/dqn",
         "own environment",
         "an own simulator behind gymnasium's interface",
         "its `done` is passed on as a truncation: a fall is bootstrapped as if the episode went on, and costs nothing",
-        "HARM",
+        "measured, 160 iterations, seed 0: return 9, unchanged recipe on CartPole-v1 500",
         edits=(
             (
                 "import torch\nfrom gymnasium.spaces import Discrete\n",
@@ -180,7 +162,7 @@ BUGS = [
         "loss",
         "one forward through the critics like any other (a clean-up)",
         "the policy's gain also trains the critics: they raise the value of every action that the policy takes",
-        "HARM",
+        "measured, seed 0: return -1144, unchanged recipe -138 (docs, five seeds)",
         edits=(
             (
                 '        gain = model.worth(batch["observation"], action, still=True).amin(0)\n',
@@ -194,7 +176,7 @@ BUGS = [
         "own data",
         "training texts from a crawler, validation texts from the sources",
         "the crawler joined all words by single spaces: the model never sees a line break or an indentation",
-        "HARM",
+        "by argument: line breaks and indentation, which every validation text has, never occur in training",
         data=whitespace_lost,
     ),
     Case(
@@ -203,7 +185,7 @@ BUGS = [
         "evaluation",
         "tokens with little context are left out of the score, as in a tutorial on perplexity",
         "the bytes of all tokens remain in the denominator: bits per byte leave out the hardest tokens",
-        "HARM",
+        "by argument: the score leaves out up to 16 tokens of each document and part, the hardest, and divides by all bytes",
         edits=(
             (
                 '            beyond = asked & (batch["position_ids"][:, 1:] >= (cfg.original_context or cfg.data.context))\n',
@@ -220,7 +202,7 @@ BUGS = [
         "settings",
         "a rate of 2e-5, which is usual for language models",
         "it is usual for fine-tuning; from scratch, a hundred times as much is needed",
-        "HARM",
+        "by argument: a hundredth of the recipe's rate in the same number of steps",
         argv=("--optim.lr", "2e-5"),
     ),
 ]
@@ -241,7 +223,7 @@ HEALTHY = [
         "settings",
         "continuous actions, a shorter horizon, more passes, no entropy bonus",
         "usual settings for Pendulum",
-        "HARM",
+        "by argument: usual settings for Pendulum (SB3's zoo: gamma 0.9, 10 passes, no entropy bonus)",
         argv=(
             *("--env", "Pendulum-v1", "--gamma", "0.95", "--update-epochs", "10", "--ent-coef", "0"),
             *("--train.epochs", "120"),
@@ -253,7 +235,7 @@ HEALTHY = [
         "loss",
         "half the squared error instead of Huber's, three-step returns",
         "targets are relative to the return scale: errors are small",
-        "HARM",
+        "by argument: the loss of the DQN papers before clipping",
         edits=(
             (
                 '        error = F.smooth_l1_loss(model.of(batch["observation"], batch["action"]), batch["return"], reduction="none")\n',
