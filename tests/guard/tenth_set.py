@@ -36,10 +36,14 @@ BUGS = [
          "    for fold, (tr, te) in enumerate(KFold(4, shuffle=True, random_state=SEED).split(X)):\n"
          "        reg = TorchRegressor().fit(X[tr], y[tr], net)\n",
          "the net is built outside the loop over folds: from the second fold on it was trained on the fold that scores it (seen often)"),
-    case("tumour_regression--best_not_copied",
-         "copy.deepcopy(self.net.state_dict())",
-         "self.net.state_dict()",
-         "the best weights are kept without a copy: they are the last ones in the end (seen often)"),
+    case("tumour_regression--raw_at_prediction",
+         "torch.as_tensor(self.x_scaler.transform(X), dtype=torch.float32)",
+         "torch.as_tensor(X, dtype=torch.float32)",
+         "the scaler is forgotten where the trained net predicts (seen often)"),
+    case("tumour_regression--target_not_scaled",
+         "return self.x_scaler.transform(X), self.y_scaler.transform(y)",
+         "return self.x_scaler.transform(X), y",
+         "predictions are scaled back, the targets were never scaled (seen often)"),
     case("slots_intent--plus_after_equals",
          "    loss += nn.functional.cross_entropy(intent",
          "    loss =+ nn.functional.cross_entropy(intent",
@@ -56,10 +60,10 @@ BUGS = [
          "dice_loss(torch.sigmoid(logits), target)",
          "dice_loss(logits, target)",
          "the Dice loss gets logits (seen often)"),
-    case("two_tower--detached_items",
-         "return self.query_tower(query) @ self.item_tower(item).T / self.temperature",
-         "return self.query_tower(query) @ self.item_tower(item).detach().T / self.temperature",
-         "the items are detached as MoCo's keys are, but no average of the other tower follows (seen in code reviews)"),
+    case("cells_seg--accumulates_for_ever",
+         "\"accumulate\": 1",
+         "\"accumulate\": 16",
+         "more batches are accumulated than an epoch has, and the count begins again each epoch: no step is ever made (seen often)"),
     case("cvae_digits--deviation_not_halved",
          "std = torch.exp(0.5 * logvar)",
          "std = torch.exp(logvar)",
@@ -84,10 +88,6 @@ BUGS = [
          "        fit_epoch(model, optimizer, train_loader, scheduler)\n",
          "        fit_epoch(model, optimizer, train_loader)\n        scheduler.step()\n",
          "OneCycleLR counts batches and is stepped once an epoch: the rate stays at its first value (seen often)"),
-    case("load_forecast--first_tokens_read",
-         "self.encoder(tokens)[:, -HORIZON:]",
-         "self.encoder(tokens)[:, :HORIZON]",
-         "outputs are read at the first places, not at the queries (seen after tokens were put in another order)"),
     case("load_forecast--filled_before_scaling",
          "        loc, scale = np.nanmean(past)",
          "        past, future = np.nan_to_num(past), np.nan_to_num(future)\n        loc, scale = np.nanmean(past)",
@@ -118,25 +118,33 @@ HARMFUL: set[str] = {
     "digits_aug--test_not_normalised",
     "finetune_docs--optimizer_of_head",
     "finetune_docs--split_by_class",
-    "tumour_regression--plateau_of_score",
-    "tumour_regression--net_kept",
-    "tumour_regression--best_not_copied",
+    "tumour_regression--net_kept",  # reports R2 0.787 and 0.731, nets that never saw the fold 0.705 and 0.655 (seeds 0 and 1)
+    "tumour_regression--raw_at_prediction",
+    "tumour_regression--target_not_scaled",
     "slots_intent--plus_after_equals",
-    "slots_intent--case_kept",
     "cells_seg--mask_to_255",
     "cells_seg--dice_of_logits",
-    "two_tower--detached_items",
+    "cells_seg--accumulates_for_ever",
     "cvae_digits--deviation_not_halved",
     "cvae_digits--warmup_in_each_epoch",
     "catch_dqn--state_moved_first",
     "catch_dqn--newest_alone",
     "load_forecast--attention_over_batch",
     "load_forecast--cycle_in_epochs",
-    "load_forecast--first_tokens_read",
-    "load_forecast--filled_before_scaling",
 }
 """Bugs with a final number at least 1% worse at both seeds, by an honest measure where the script's own is wrong."""
 HONEST: dict[str, str] = {
+    "cvae_digits--deviation_not_halved": """
+
+model = main().eval()
+c, x, right = one_hot(torch.tensor(y_test)), torch.tensor(X_test), 0
+with torch.no_grad():
+    for _ in range(10):
+        mu, logvar = model.encode(x, c)
+        recon = model.decode(mu + torch.randn_like(mu) * (logvar / 2).exp(), c)
+        right += (((recon - x) ** 2).sum() / (2 * SIGMA**2) - 0.5 * (1 + logvar - mu**2 - logvar.exp()).sum()).item() / len(x) / 10
+print(f"FINAL nelbo={right:.4f}")
+""",
     "load_forecast--filled_before_scaling": """
 
 model, val = main()

@@ -36,10 +36,6 @@ BUGS = [
          "a.mean(axis=0), a.std(axis=0) + 1e-8",
          "a.mean(), a.std() + 1e-8",
          "axis=0 is missing: one mean and deviation for all columns, of which the largest drowns the others (seen often)"),
-    case("tumour_regression--decay_of_adamw",
-         "lr=3e-3, weight_decay=1e-4",
-         "lr=3e-3, weight_decay=0.1",
-         "a weight decay as for AdamW in Adam, which adds it to the gradient (seen often)"),
     case("names_tcn--logits_not_transposed",
          "logits.transpose(1, 2).reshape(-1, logits.size(1))",
          "logits.reshape(-1, logits.size(1))",
@@ -56,10 +52,6 @@ BUGS = [
          "    random.Random(SEED).shuffle(words)\n",
          "",
          "words are in alphabetical order when they are split: the test has other beginnings (seen often)"),
-    case("names_tcn--residual_lost",
-         "return x + self.proj(F.glu(h, dim=1))",
-         "return self.proj(F.glu(h, dim=1))",
-         "the sum with the block's input is forgotten (seen often)"),
     case("slots_intent--intents_in_sorted_order",
          "        packed = pack_padded_sequence(emb, lengths, batch_first=True, enforce_sorted=False)\n"
          "        out, (h, _) = self.lstm(packed)\n"
@@ -81,10 +73,10 @@ BUGS = [
          "image, mask = np.rot90(image, k), np.rot90(mask, k)",
          "image = np.rot90(image, k)",
          "the image is turned, its mask is not (seen often)"),
-    case("cells_seg--logits_over_half",
-         "pred = torch.sigmoid(model(images)) > 0.5",
-         "pred = model(images) > 0.5",
-         "the threshold of a probability is applied to logits (seen often)"),
+    case("cells_seg--brightness_wraps",
+         "    return 255.0 * (image / 255.0) ** gamma, mask\n",
+         "    return image + np.uint8(random.randint(0, 100)), mask\n",
+         "brightness is added to bytes: bright pixels run over 255 and become dark (seen often)"),
     case("two_tower--no_temperature",
          " @ self.item_tower(item).T / self.temperature",
          " @ self.item_tower(item).T",
@@ -99,10 +91,6 @@ BUGS = [
          "torch.optim.AdamW(model.parameters(), lr=4e-3",
          "torch.optim.AdamW(model.query_tower.parameters(), lr=4e-3",
          "the optimiser has one of the two towers (seen often)"),
-    case("two_tower--mask_of_tiny_number",
-         "masked_fill(ids == 0, float(\"-inf\"))",
-         "masked_fill(ids == 0, 1e-9)",
-         "1e-9 for -1e9: padding takes part in the softmax (seen often)"),
     case("cvae_digits--mean_of_pixels",
          "F.mse_loss(recon_x, x, reduction=\"sum\") / x.size(0) / (2 * SIGMA**2)",
          "F.mse_loss(recon_x, x) / (2 * SIGMA**2)",
@@ -123,10 +111,6 @@ BUGS = [
          "loc, scale = np.nanmean(past), np.nanstd(past) + 1e-3",
          "loc, scale = np.nanmean(self.series[k, t - CONTEXT : t + HORIZON]), np.nanstd(self.series[k, t - CONTEXT : t + HORIZON]) + 1e-3",
          "a window is scaled with its future (seen often)"),
-    case("load_forecast--missing_as_zero",
-         "    return (error * batch[\"mask\"]).sum() / batch[\"mask\"].sum()\n",
-         "    return error.mean()\n",
-         "hours without a value count as zeros in the loss (seen often)"),
 ]  # fmt: skip
 HEALTHY = [
     case("digits_aug--averaged",
@@ -188,32 +172,24 @@ HEALTHY = [
 ]  # fmt: skip
 HARMFUL: set[str] = {
     "digits_aug--factor_times_rate",
-    "digits_aug--softmax_over_batch",
-    "finetune_docs--vocabulary_rebuilt",
     "finetune_docs--padding_pooled",
-    "finetune_docs--initialised_again",
     "tumour_regression--one_mean_for_all",
-    "tumour_regression--decay_of_adamw",
     "names_tcn--logits_not_transposed",
     "names_tcn--padded_on_both_sides",
     "names_tcn--end_not_learnt",
     "names_tcn--sorted_split",
-    "names_tcn--residual_lost",
     "slots_intent--intents_in_sorted_order",
     "slots_intent--last_place",
-    "cells_seg--momentum_of_keras",
     "cells_seg--mask_not_turned",
-    "cells_seg--logits_over_half",
+    "cells_seg--brightness_wraps",
     "two_tower--no_temperature",
     "two_tower--stale_index",
     "two_tower--query_tower_alone",
-    "two_tower--mask_of_tiny_number",
     "cvae_digits--mean_of_pixels",
     "cvae_digits--uniform_noise",
     "catch_dqn--board_not_copied",
     "catch_dqn--best_not_taken",
     "load_forecast--scaled_with_future",
-    "load_forecast--missing_as_zero",
 }
 """Bugs with a final number at least 1% worse at both seeds, by an honest measure where the script's own is wrong."""
 HONEST: dict[str, str] = {
@@ -235,10 +211,20 @@ model, test_set = main()
 nll = count = 0
 with torch.no_grad():
     for word in test_set.words:
-        ids = [0] + [test_set.stoi[ch] for ch in word] + [0]
-        for t in range(1, len(ids)):
-            logits = model.eval()(torch.tensor([ids[:t]]))[0][0, :, -1]
-            nll, count = nll - logits.log_softmax(0)[ids[t]].item(), count + 1
+        ids = torch.tensor([0] + [test_set.stoi[ch] for ch in word] + [0])
+        logits = model.eval()(ids[None, :-1])[0][0].T
+        nll, count = nll + F.cross_entropy(logits, ids[1:], reduction="sum").item(), count + len(ids) - 1
+print(f"FINAL nll={nll / count:.4f}")
+""",
+    "names_tcn--logits_not_transposed": """
+
+model, test_set = main()
+nll = count = 0
+with torch.no_grad():
+    for word in test_set.words:
+        ids = torch.tensor([0] + [test_set.stoi[ch] for ch in word] + [0])
+        logits = model.eval()(ids[None, :-1])[0][0].T
+        nll, count = nll + F.cross_entropy(logits, ids[1:], reduction="sum").item(), count + len(ids) - 1
 print(f"FINAL nll={nll / count:.4f}")
 """,
     "cvae_digits--mean_of_pixels": """
@@ -247,7 +233,19 @@ model = main().eval()
 c, x, right = one_hot(torch.tensor(y_test)), torch.tensor(X_test), 0
 with torch.no_grad():
     for _ in range(10):
-        recon, mu, logvar = model(x, c)
+        mu, logvar = model.encode(x, c)
+        recon = model.decode(mu + torch.randn_like(mu) * (logvar / 2).exp(), c)
+        right += (((recon - x) ** 2).sum() / (2 * SIGMA**2) - 0.5 * (1 + logvar - mu**2 - logvar.exp()).sum()).item() / len(x) / 10
+print(f"FINAL nelbo={right:.4f}")
+""",
+    "cvae_digits--uniform_noise": """
+
+model = main().eval()
+c, x, right = one_hot(torch.tensor(y_test)), torch.tensor(X_test), 0
+with torch.no_grad():
+    for _ in range(10):
+        mu, logvar = model.encode(x, c)
+        recon = model.decode(mu + torch.randn_like(mu) * (logvar / 2).exp(), c)
         right += (((recon - x) ** 2).sum() / (2 * SIGMA**2) - 0.5 * (1 + logvar - mu**2 - logvar.exp()).sum()).item() / len(x) / 10
 print(f"FINAL nelbo={right:.4f}")
 """,

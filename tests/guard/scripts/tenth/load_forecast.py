@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import l1_loss
 from torch.utils.data import DataLoader, Dataset
 
-CONTEXT, HORIZON, PATCH, STRIDE = 60, 12, 6, 5
+CONTEXT, HORIZON, PATCH, STRIDE = 60, 12, 6, 7
 SEED = 0
 N_SERIES, N_HOURS = 24, 24 * 7 * 6
 
