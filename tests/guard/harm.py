@@ -1,4 +1,4 @@
-"""Harm of the bugs of the fifth to ninth and of the hosted set: each script is run whole, unchanged and with every patch, at two seeds.
+"""Harm of the bugs of the fifth to tenth and of the hosted set: each script is run whole, unchanged and with every patch, at two seeds.
 
 `python -m tests.guard.harm [SCRIPT | ID ...]` prints one line for each run: id, seed, final number, seconds.
 The final number is the last `FINAL name=value` that the script prints. Where a bug changes the script's own
@@ -26,6 +26,8 @@ from tests.guard import (
     seventh_set,
     seventh_set_heldout,
     sixth_set,
+    tenth_set,
+    tenth_set_heldout,
 )
 from tests.helpers.patches import patched
 
@@ -39,6 +41,8 @@ SETS = (
     eighth_set_heldout,
     ninth_set,
     ninth_set_heldout,
+    tenth_set,
+    tenth_set_heldout,
     hosted_set,
     hosted_set_heldout,
 )

@@ -1,4 +1,4 @@
-"""Guard the scripts, variants and bugs of a set by the command, or check what their `make_trainer()` returns.
+"""Guard the scripts, variants and bugs of a set by the command, or check what their `make_script()` or `make_trainer()` returns.
 
     python -m tests.guard.score ninth [--half open|heldout|both] [--kind scripts|healthy|bugs|all] [--by guard|check] [--out FOLDER] [NAME ...]
 
@@ -47,7 +47,7 @@ def first_failure(said: str) -> tuple[str, str]:
 
 
 def run(by: str, folder: Path, script: str) -> int:
-    """Return the exit code of `trainworthy guard SCRIPT`, or of a check of its `make_trainer`, in a fork of this process."""
+    """Return the exit code of `trainworthy guard SCRIPT`, or of a check of its parts, in a fork of this process."""
     if pid := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     code: Any = 2
@@ -60,9 +60,9 @@ def run(by: str, folder: Path, script: str) -> int:
         if by == "check":
             import trainworthy
 
-            code = (
-                0 if trainworthy.check(importlib.import_module(Path(script).stem).make_trainer, raises=False).ok else 3
-            )
+            module = importlib.import_module(Path(script).stem)
+            factory = getattr(module, "make_script", None) or module.make_trainer
+            code = 0 if trainworthy.check(factory, raises=False).ok else 3
         else:
             sys.argv = ["trainworthy", "guard", script]
             runpy.run_module("trainworthy", run_name="__main__", alter_sys=True)
@@ -90,6 +90,9 @@ def main() -> None:
         importlib.import_module(name)
     for kind, id, text in cases(args.set, args.half, args.kind):
         if args.names and id not in args.names:
+            continue
+        if args.by == "check" and not re.search(r"^def make_(script|trainer)\(", text, re.M):
+            print(kind, id, "skipped: neither make_script() nor make_trainer()", sep="\t", flush=True)
             continue
         folder = (args.out / id).resolve()
         folder.mkdir(parents=True, exist_ok=True)
