@@ -95,8 +95,8 @@ def test_mixed_losses(exchanged: bool):
 
 
 @pytest.mark.parametrize(("form", "found"), [
-    (lambda m, s: 0.5 * (m**2 + s.exp() - s - 1), "right"),
-    (lambda m, s: 0.5 * (m**2 + (2 * s).exp() - 2 * s - 1), "right"),
+    (lambda m, s: 0.5 * (m**2 + s.exp() - s - 1), "log-variance"),
+    (lambda m, s: 0.5 * (m**2 + (2 * s).exp() - 2 * s - 1), "log-deviation"),
     (lambda m, s: 0.5 * (m**2 + s - s), "free"),
     (lambda m, s: 0.5 * (m**2 - s), "one-sided"),
     (lambda m, s: (m.abs() + s.abs()), ""),
@@ -110,10 +110,10 @@ def test_divergence_from_a_normal_code(form, found: str):
 
 def test_a_look_at_a_variational_loss_leaves_its_gradients_alone():
     torch.manual_seed(0)
-    body, head, x = torch.nn.Linear(12, 8), torch.nn.Linear(4, 100), torch.rand(16, 100)
-    for reduction, found in (("sum", "right"), ("mean", "averaged")):
+    body, head, x = torch.nn.Linear(12, 16), torch.nn.Linear(8, 100), torch.rand(16, 100)
+    for reduction, half, found in (("sum", 0.5, "log-variance"), ("mean", 0.5, "averaged"), ("sum", 1, "wider")):
         mean, spread = body(x[:, :12]).chunk(2, 1)
-        made = torch.sigmoid(head(mean + (0.5 * spread).exp() * torch.randn_like(mean)))
+        made = torch.sigmoid(head(mean + (half * spread).exp() * torch.randn_like(mean)))
         kl = 0.5 * (mean**2 + spread.exp() - spread - 1).sum()
         loss = torch.nn.functional.binary_cross_entropy(made, x, reduction=reduction) + kl
         expected = torch.autograd.grad(loss, body.weight, retain_graph=True)[0]
@@ -124,6 +124,30 @@ def test_a_look_at_a_variational_loss_leaves_its_gradients_alone():
         assert one.found == [found]
         assert torch.equal(body.weight.grad, expected)
         body.zero_grad()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_size_of_a_code_s_noise(seed: int):
+    """The KL term says what the spread is; the reconstruction, how it is used."""
+    torch.manual_seed(seed)
+    mean, spread = torch.randn(32, 8), 0.3 * torch.randn(32, 8)
+    used = {
+        "log-variance": lambda s: (s / 2).exp(),
+        "log-deviation": torch.exp,
+        "deviation": lambda s: s,
+        "variance": torch.sqrt,
+    }
+    decoder = torch.nn.Sequential(torch.nn.Linear(8, 20), torch.nn.Tanh(), torch.nn.Linear(20, 30))
+    for form, deviation in used.items():
+        s = (spread.exp() if "log" not in form else spread).requires_grad_()
+        m = mean.clone().requires_grad_()
+        for factor, wide in ((1, False), (2, True)):
+            made = decoder(m + factor * deviation(s) * torch.randn_like(m))
+            grads = torch.autograd.grad((made - 1).pow(2).sum(), [m, s])
+            assert (variational.noise_size(*grads, spread=s, form=form) > variational.WIDER) == wide
+        drawn = [decoder(m + deviation(s) * torch.randn_like(m)) for _ in range(4)]
+        grads = torch.autograd.grad(sum((made - 1).pow(2).sum() for made in drawn), [m, s])
+        assert variational.noise_size(*grads, spread=s, form=form) < variational.WIDER
 
 
 def played(weigh) -> tuple[tuple[str, str] | None, str]:

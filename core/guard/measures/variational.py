@@ -13,6 +13,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 LOOKS = 4
+FORMS = {"log-variance": lambda s: (s / 2).exp() / 2, "log-deviation": torch.exp, "deviation": torch.ones_like,
+         "variance": lambda s: s.rsqrt() / 2}  # fmt: skip
+"""What the KL term takes the spread for, and the slope of the deviation by it."""
+WIDER = 1.6  # times the deviation
+MEDIAN = 0.6745  # of the absolute values of normal noise
 
 
 class Latent:
@@ -57,7 +62,9 @@ class Latent:
                 found = compare(*pair, total[mean] - through[0], total[spread] - through[1])
                 weight = float((total[mean] - through[0]).flatten() @ pair[0].flatten()) / float(pair[0].pow(2).sum())
                 recon = next((i for i in rest if outputs[i].shape != pair[0].shape), None)
-                if found == "right" and recon is not None and self._averaged(outputs[recon], total[recon], weight):
+                if found in FORMS and noise_size(*through, spread=outputs[spread], form=found) > WIDER:
+                    found = "wider"
+                elif found in FORMS and recon is not None and self._averaged(outputs[recon], total[recon], weight):
                     found = "averaged"
             if found:
                 self.found.append(found)
@@ -81,7 +88,7 @@ def makers(i: int, outputs: list[Tensor]) -> set[int]:
 
 
 def compare(mean: Tensor, spread: Tensor, by_mean: Tensor, by_spread: Tensor) -> str:
-    """Return `right` where the gradients are those of a KL divergence from N(0, 1), `free` where the variance has none,
+    """Return what the spread is (`FORMS`) where the gradients are those of a KL divergence from N(0, 1), `free` where the variance has none,
     `one-sided` where it is pushed one way whatever it is; empty where this is no KL divergence."""
     size = float(mean.pow(2).sum())
     weight = float((by_mean * mean).sum()) / max(size, 1e-30)
@@ -91,11 +98,20 @@ def compare(mean: Tensor, spread: Tensor, by_mean: Tensor, by_spread: Tensor) ->
     forms = [(spread.exp() - 1) / 2, (2 * spread).exp() - 1]
     if bool((spread > 0).all()):
         forms += [spread - 1 / spread, (1 - 1 / spread) / 2]
-    if any(float((unit - f).norm()) <= 0.01 * float(f.norm()) for f in forms):
-        return "right"
+    for name, f in zip(FORMS, forms, strict=False):
+        if float((unit - f).norm()) <= 0.01 * float(f.norm()) > 0:
+            return name
     if float(unit.abs().max()) < 1e-3 and float(forms[0].abs().max()) > 1e-2:
         return "free"
     return "one-sided" if float((unit + 0.5).abs().max()) < 1e-3 else ""
+
+
+def noise_size(by_mean: Tensor, by_spread: Tensor, *, spread: Tensor, form: str) -> float:
+    """Return the size of the noise in units of the deviation, from the gradients of the reconstruction: a code mean + noise * deviation has
+    those of the mean, times the noise and the deviation's slope. Several codes of one mean make it smaller."""
+    noise = by_spread / (by_mean * FORMS[form](spread.detach()))
+    noise = noise[noise.isfinite()].abs()
+    return float(noise.median()) / MEDIAN if noise.numel() >= 128 else 0.0
 
 
 def check(one: Latent) -> tuple[tuple[str, str] | None, str]:
@@ -112,6 +128,11 @@ def check(one: Latent) -> tuple[tuple[str, str] | None, str]:
         return (
             "the KL term pushes the log-variance up, whatever it is",
             "the term exp(log-variance) is missing",
+        ), ""
+    if what == "wider":
+        return (
+            "codes are drawn with a larger deviation than the one whose KL term is in the loss",
+            "exp(log-variance) is used as the deviation: exp(0.5 * log-variance) is meant",
         ), ""
     if what == "averaged":
         return (
