@@ -39,6 +39,9 @@ def test_faults_of_the_data(seed: int):
     assert "number their classes differently" in cause((x, y), (v, by_name.argsort()[w]))
     assert "transposed" in cause((x, y), (v.transpose(2, 3), w))
     assert "upside down" in cause((x, y), (v.flip(2), w))
+    by_class = torch.cat([y, w]).argsort(stable=True)
+    every = torch.cat([x, v])[by_class], torch.cat([y, w])[by_class]
+    assert "order of their classes" in cause(*([a[s] for a in every] for s in (slice(0, 1200), slice(1200, None))))
     assert "order (2, 1, 0)" in cause((tinted(x), y), (tinted(v, (2, 1, 0)), w))
 
 

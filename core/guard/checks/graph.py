@@ -128,6 +128,13 @@ def unmoved_by_hand(seen: Observer) -> dict:
             f"{len(rows)} parameters got gradients from {seen.backwards} backward() calls, and none of them moved",
             "the update is assigned to a new tensor (p = p - lr * p.grad) and not to the parameter (p -= ... under no_grad)",
         )
+    whole = [p for p in seen.passes if p.ended and not p.was_cut and p.backwards >= 4 and p.got == p.length]
+    if len(whole) >= 2 and any(g.parameters for g in seen.groups.values()) and rows:
+        return finding(
+            "wiring",
+            f"{seen.backwards} backward() calls in {len(whole)} whole passes over the data, and the optimiser made no step",
+            "more batches are accumulated than an epoch has, and the count begins again in each; or step() is missing",
+        )
     return skip("wiring", "no optimiser of torch.optim made a step")
 
 

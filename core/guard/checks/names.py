@@ -38,6 +38,7 @@ def check(script: Path) -> dict:
         calls.samples,
         lambda: splits.twin(source),
         lambda: splits.lost_input(source),
+        lambda: turned_sign(source),
         lambda: Caches(source, [row[1:] for row in calls.reached]).fault(),
     )
     for rule in rules:
@@ -270,6 +271,25 @@ def of_scikit(node: ast.AST) -> bool:
     if isinstance(node, ast.ImportFrom):
         return (node.module or "").split(".")[0] == "sklearn"
     return isinstance(node, ast.Import) and any(a.name.startswith("sklearn") for a in node.names)
+
+
+def turned_sign(source: Source) -> Fault | None:
+    """Find `x =+ y`, which sets x to y."""
+    for file, node in source.nodes:
+        if (
+            not isinstance(node, ast.Assign)
+            or not isinstance(node.value, ast.UnaryOp)
+            or not isinstance(node.value.op, ast.UAdd)
+        ):
+            continue
+        target, value = node.targets[-1], node.value
+        beside = target.end_lineno == value.lineno and value.col_offset - (target.end_col_offset or 0) == 2
+        if beside and not isinstance(value.operand, ast.Constant):
+            return (
+                f"line {node.lineno} of {file} is `{ast.unparse(target)} =+ ...`: it replaces the value and adds nothing to it",
+                "`+=` is meant",
+            )
+    return None
 
 
 def means(node: ast.AST, one: set[str], other: set[str]) -> bool:

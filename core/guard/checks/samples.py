@@ -35,7 +35,12 @@ def samples(seen: Observer) -> dict:
     checks = (same_order, workers, never, collated, both_splits)[: 5 if rehearsed else 2]
     found = [
         x
-        for x in (sampler_weights(train), seen.evidence.lookups.fault(), *(check(seen, train) for check in checks))
+        for x in (
+            sampler_weights(train),
+            seen.evidence.lookups.fault(),
+            seen.evidence.stored.fault(),
+            *(check(seen, train) for check in checks),
+        )
         if x
     ]
     if found:

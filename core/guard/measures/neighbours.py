@@ -23,6 +23,7 @@ SIDE = 16  # pixels to which pictures are pooled
 WORDS = 4096
 CLEAR = 0.25  # difference of two shares of right answers
 SURE = 4.0  # standard errors
+UNSEEN = 0.3  # share of an evaluation's samples that are of no class of training
 
 
 def sample(one: Any) -> tuple[Tensor, Tensor] | None:
@@ -148,6 +149,13 @@ def compared(model: Nearest, own: float, mine: tuple[Tensor, Tensor], theirs: tu
                 f"the targets of {of} are not those of its samples: one of the two was sorted or shuffled alone",
             )
     least = min(own, among)
+    if not y.is_floating_point():
+        new = ~torch.isin(y, mine[1])
+        if float(new.float().mean()) > UNSEEN:
+            return (
+                f"{int(new.sum())} of {len(y)} samples of the evaluation are of classes that none of {len(mine[1])} training samples has",
+                "the rows were in the order of their classes when they were split: shuffle them first",
+            )
     if got > least - CLEAR or least < max(chance(y), chance(mine[1])):
         return None
     if y.is_floating_point():

@@ -34,6 +34,7 @@ from trainworthy.core.guard.measures.penalties import Penalties
 from trainworthy.core.guard.measures.policy_rewards import Credit
 from trainworthy.core.guard.measures.records import CLOSE, Group, fingerprint, on_gradient, used
 from trainworthy.core.guard.measures.regression import Regression
+from trainworthy.core.guard.measures.stored_samples import Stored
 from trainworthy.core.guard.measures.targets import fits
 from trainworthy.core.guard.measures.unknown_tokens import Lookups
 from trainworthy.core.guard.measures.variational import Latent
@@ -98,6 +99,7 @@ class Evidence:
         self.loss_terms = Terms()
         self.conditions = Conditions()
         self.multi_hot, self.lookups, self.log_scales = MultiHot(), Lookups(), LogScales()
+        self.stored = Stored()
         self.texts: list[Tensor] = []  # batches of tokens, time last
         self.turned: Counter = Counter()  # binary losses whose target has the gradient, and not their input
 
