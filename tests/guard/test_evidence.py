@@ -144,10 +144,13 @@ def test_the_size_of_a_code_s_noise(seed: int):
         for factor, wide in ((1, False), (2, True)):
             made = decoder(m + factor * deviation(s) * torch.randn_like(m))
             grads = torch.autograd.grad((made - 1).pow(2).sum(), [m, s])
-            assert (variational.noise_size(*grads, spread=s, form=form) > variational.WIDER) == wide
+            assert variational.unusual(*grads, spread=s, form=form) == ("wider" if wide else "")
+        made = decoder(m + deviation(s) * torch.rand_like(m))
+        grads = torch.autograd.grad((made - 1).pow(2).sum(), [m, s])
+        assert variational.unusual(*grads, spread=s, form=form) == "one sign"
         drawn = [decoder(m + deviation(s) * torch.randn_like(m)) for _ in range(4)]
         grads = torch.autograd.grad(sum((made - 1).pow(2).sum() for made in drawn), [m, s])
-        assert variational.noise_size(*grads, spread=s, form=form) < variational.WIDER
+        assert not variational.unusual(*grads, spread=s, form=form)
 
 
 def played(weigh) -> tuple[tuple[str, str] | None, str]:

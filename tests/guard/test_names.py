@@ -332,5 +332,7 @@ def test_the_check_is_part_of_guard(tmp_path):
                                              ("x=+y", False), ("sign =+ 1", False), ("loss += aux", False)])  # fmt: skip
 def test_a_sum_that_replaces(tmp_path, line, wrong):
     script = tmp_path / "train.py"
-    script.write_text(f"def train(self, loss, aux, f, x, y):\n    {line}\n    return loss\n\n\nprint(train(1, 2, 3, 4, 5, 6))\n")
+    script.write_text(
+        f"def train(self, loss, aux, f, x, y):\n    {line}\n    return loss\n\n\nprint(train(1, 2, 3, 4, 5, 6))\n"
+    )
     assert bool(names.check(script).get("cause")) == wrong

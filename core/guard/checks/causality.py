@@ -14,6 +14,7 @@ from trainworthy.core.base.modes import in_mode
 from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.hooks.parameters import parameters_of
 from trainworthy.core.guard.measures import rows as sample_rows
+from trainworthy.core.guard.measures.logits import classes_last
 from trainworthy.core.guard.measures.records import bare, logits_of
 from trainworthy.core.guard.measures.targets import fits, tokens_of
 
@@ -78,10 +79,13 @@ def follows_only_the_past(module: nn.Module, args: tuple, kwargs: dict, x: Tenso
 
 
 def scores_of(out: Any, ids: Tensor) -> Tensor | None:
-    """Return a model's outputs for each token, (*ids.shape, C)."""
+    """Return a model's outputs for each token, (*ids.shape, C), also if it has them as (B, C, T)."""
     found = [y for y in tree_leaves(out) if isinstance(y, Tensor) and y.is_floating_point() and y.dim() > 1
              and y.numel() % ids.numel() == 0 and y.shape[-1] == y.numel() // ids.numel() > 1]  # fmt: skip
-    return found[0].reshape(*ids.shape, -1) if found else None
+    if found:
+        return found[0].reshape(*ids.shape, -1)
+    leaves = (y for y in tree_leaves(out) if isinstance(y, Tensor) and y.is_floating_point())
+    return next((z for y in leaves if (z := classes_last(y, ids)) is not None), None)
 
 
 def permuted(x: Tensor, axis: int, start: int) -> Tensor:

@@ -197,7 +197,7 @@ def loss_input(seen: Observer) -> dict:
         return finding("loss-input", *fault)
     if seen.evidence.log_scales.first and (fault := seen.evidence.log_scales.fault(names(tops()))):
         return finding("loss-input", *fault)
-    if fault := supervision.turned(seen.evidence.turned, seen.calls):
+    if fault := supervision.turned(seen.evidence.turned, seen.calls) or seen.evidence.logits.fault():
         return finding("loss-input", *fault)
     if not seen.calls:
         return skip("loss-input", "none of the losses that can be fed wrongly is used")

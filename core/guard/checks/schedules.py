@@ -13,6 +13,8 @@ from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.measures.records import CLOSE, SETTINGS
 from trainworthy.core.guard.observing.observer import Observer
 
+FACTORS = 1000  # of a LambdaLR, from its first step on
+
 
 def schedule(seen: Observer) -> dict:
     """Check the pace of every scheduler, and predict it to the end of the first epoch by stepping it on."""
@@ -32,6 +34,8 @@ def schedule(seen: Observer) -> dict:
     length = max((p.length or 0 for p in train[:1]), default=0)
     told: list[str] = []
     for one in seen.schedulers:
+        if fault := squared(one):
+            return finding("schedule", *fault)
         if one.placed:
             told.append(f"{type(one.it).__name__}: its step() is told the epoch, {len(one.at)} times")
             continue
@@ -270,6 +274,24 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
             "scheduler.step() belongs after the loop over batches, or its lengths must be counted in batches",
         )
     return f"{kind}: one step per update, rate {after[0] if after else rates[-1] if rates else 0:.3g} after an epoch"
+
+
+def squared(one: Any) -> tuple[str, str] | None:
+    """Find a LambdaLR whose function returns rates: its largest factor is the base rate itself, so the rate is never above its square."""
+    factors = getattr(one.it, "lr_lambdas", None)
+    base = max(getattr(one.it, "base_lrs", [1.0]))
+    if type(one.it).__name__ != "LambdaLR" or not factors or not 0 < base < 0.3:
+        return None
+    try:
+        peak = max(float(f(k)) for f in factors for k in range(FACTORS))
+    except Exception:
+        return None
+    if abs(peak - base) > 1e-6 * base:
+        return None
+    return (
+        f"the largest factor of LambdaLR is {peak:.3g}, the base rate itself: the rate is never above its square, {base * peak:.2g}",
+        "the function returns a rate where a factor of the base rate is meant (1 at its peak)",
+    )
 
 
 def spent(one: Any, rates: list[float]) -> dict | None:

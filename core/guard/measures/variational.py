@@ -62,8 +62,8 @@ class Latent:
                 found = compare(*pair, total[mean] - through[0], total[spread] - through[1])
                 weight = float((total[mean] - through[0]).flatten() @ pair[0].flatten()) / float(pair[0].pow(2).sum())
                 recon = next((i for i in rest if outputs[i].shape != pair[0].shape), None)
-                if found in FORMS and noise_size(*through, spread=outputs[spread], form=found) > WIDER:
-                    found = "wider"
+                if found in FORMS and (other := unusual(*through, spread=outputs[spread], form=found)):
+                    found = other
                 elif found in FORMS and recon is not None and self._averaged(outputs[recon], total[recon], weight):
                     found = "averaged"
             if found:
@@ -106,12 +106,16 @@ def compare(mean: Tensor, spread: Tensor, by_mean: Tensor, by_spread: Tensor) ->
     return "one-sided" if float((unit + 0.5).abs().max()) < 1e-3 else ""
 
 
-def noise_size(by_mean: Tensor, by_spread: Tensor, *, spread: Tensor, form: str) -> float:
-    """Return the size of the noise in units of the deviation, from the gradients of the reconstruction: a code mean + noise * deviation has
-    those of the mean, times the noise and the deviation's slope. Several codes of one mean make it smaller."""
+def unusual(by_mean: Tensor, by_spread: Tensor, *, spread: Tensor, form: str) -> str:
+    """Return `wider` if a code's noise is larger than the deviation, `one sign` if it has one; from the gradients of the reconstruction: a code
+    mean + noise * deviation has those of the mean, times the noise and the deviation's slope. Several codes of one mean make it smaller."""
     noise = by_spread / (by_mean * FORMS[form](spread.detach()))
-    noise = noise[noise.isfinite()].abs()
-    return float(noise.median()) / MEDIAN if noise.numel() >= 128 else 0.0
+    noise = noise[noise.isfinite() & (noise != 0)]
+    if noise.numel() < 128:
+        return ""
+    if float((noise > 0).float().mean()) > 0.98:
+        return "one sign"
+    return "wider" if float(noise.abs().median()) > WIDER * MEDIAN else ""
 
 
 def check(one: Latent) -> tuple[tuple[str, str] | None, str]:
@@ -133,6 +137,11 @@ def check(one: Latent) -> tuple[tuple[str, str] | None, str]:
         return (
             "codes are drawn with a larger deviation than the one whose KL term is in the loss",
             "exp(log-variance) is used as the deviation: exp(0.5 * log-variance) is meant",
+        ), ""
+    if what == "one sign":
+        return (
+            "the noise of the codes is never negative",
+            "it is uniform (torch.rand, rand_like) where normal noise is meant (torch.randn, randn_like)",
         ), ""
     if what == "averaged":
         return (

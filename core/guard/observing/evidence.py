@@ -24,6 +24,7 @@ from trainworthy.core.guard.measures.class_conditions import Conditions
 from trainworthy.core.guard.measures.dropped_shares import Shares
 from trainworthy.core.guard.measures.kept_states import States
 from trainworthy.core.guard.measures.log_scales import LogScales
+from trainworthy.core.guard.measures.logits import Logits
 from trainworthy.core.guard.measures.loss_terms import Terms
 from trainworthy.core.guard.measures.made_anew import MadeAnew
 from trainworthy.core.guard.measures.mixing import Mixing
@@ -99,7 +100,7 @@ class Evidence:
         self.loss_terms = Terms()
         self.conditions = Conditions()
         self.multi_hot, self.lookups, self.log_scales = MultiHot(), Lookups(), LogScales()
-        self.stored = Stored()
+        self.stored, self.logits = Stored(), Logits()
         self.texts: list[Tensor] = []  # batches of tokens, time last
         self.turned: Counter = Counter()  # binary losses whose target has the gradient, and not their input
 
@@ -269,6 +270,7 @@ class Evidence:
     def similar(self, logits: Tensor) -> None:
         """Note the logits of a cross-entropy."""
         self.penalties.scored(logits)
+        self.logits.note(logits)
 
     @harmless
     def read(self, ids: Tensor | None, target: Tensor) -> None:

@@ -1,0 +1,60 @@
+"""Looks at how the scores of a class loss were made: a view whose rows mix classes and places, and cosines that nothing scales."""
+
+import math
+
+import torch
+from torch import Tensor
+from trainworthy.core.guard.measures.records import VIEWS
+
+Fault = tuple[str, str]
+LEAST, MANY = 4, 8  # calls, classes
+
+
+class Logits:
+    """The scores of cross-entropies in training."""
+
+    def __init__(self) -> None:
+        self.calls = self.mixed = self.cosines = self.classes = 0
+        self.old: tuple[int, ...] = ()
+
+    def note(self, scores: Tensor) -> None:
+        """Note the scores (N, C) of one call."""
+        self.calls += 1
+        node = scores.grad_fn
+        if node is None or scores.dim() != 2 or self.calls > 4 * MANY:
+            return
+        if node.name() in VIEWS:
+            old = tuple(int(n) for n in node._saved_self_sym_sizes)  # type: ignore[attr-defined]
+            if len(old) >= 3 and old[1] == scores.shape[1] != old[-1]:
+                self.mixed, self.old = self.mixed + 1, old
+        elif node.name() == "MmBackward0" and scores.shape[1] >= MANY:
+            lengths = node._saved_self.detach().norm(dim=1), node._saved_mat2.detach().norm(dim=0)  # type: ignore[attr-defined]
+            self.cosines += all(float((n - 1).abs().max()) < 1e-3 for n in lengths)
+            self.classes = scores.shape[1]
+
+    def fault(self) -> Fault | None:
+        """Return what is wrong, and the cause."""
+        seen = min(self.calls, 4 * MANY)
+        if seen < LEAST:
+            return None
+        if self.mixed == seen:
+            return (
+                f"cross_entropy gets the rows of a view of {self.old}: each holds the score of one class at many places",
+                "reshape() or view() does not move the classes to the last axis: transpose or permute them first",
+            )
+        if self.cosines == seen:
+            least = math.log(1 + (self.classes - 1) * math.exp(-2))
+            return (
+                f"cross_entropy gets cosines, between -1 and 1, of {self.classes} candidates: the loss cannot fall below {least:.3g}",
+                "the cosines are not divided by a temperature (0.05 to 0.5 are usual)",
+            )
+        return None
+
+
+@torch.no_grad()
+def classes_last(y: Tensor, like: Tensor) -> Tensor | None:
+    """Return scores (B, C, T) of tokens (B, T) as (B, T, C); None for any other shape."""
+    fits = (
+        y.dim() == like.dim() + 1 and y.shape[0] == like.shape[0] and y.shape[2:] == like.shape[1:] and y.shape[1] > 1
+    )
+    return y.movedim(1, -1) if fits else None
