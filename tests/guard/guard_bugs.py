@@ -160,7 +160,7 @@ BUGS = [
          "class Stream(torch.utils.data.IterableDataset):\n    def __iter__(self):\n        return iter(zip(x[:1400], y[:1400]))\n\n\nloader = DataLoader(Stream(), 64, num_workers=2)"),
         checks="samples", words="get_worker_info"),
     bug("end-token-alone", "OUTSIDE: a collator that scores the end token alone", "nanogpt",
-        ("    return x, y\n", "    return x, torch.where(y == 10, y, -1)\n"), checks="targets", words="one token"),
+        ("    return x, y\n", "    return x, torch.where(y == 10, y, -1)\n"), checks="targets", words="single token"),
     bug("gnn-dropout", "transformers-33844 family: dropout alive after every step", "gnn", ("p=0.5, training=self.training", "p=0.5"),
         checks="modes", words="training=self.training"),
     bug("ranks-bare-model", "pytorch DDP tutorial threads: model.module called in training", "ddp", ("F.cross_entropy(model(a), b)", "F.cross_entropy(model.module(a), b)"),

@@ -34,6 +34,8 @@ def test_cosines():
     net = nn.Linear(6, 12)
     a, b = (lambda: F.normalize(net(torch.randn(16, 6)), dim=1)), (lambda: F.normalize(net(torch.randn(16, 6)), dim=1))
     assert "cosines, between -1 and 1, of 16" in told(lambda: a() @ b().T)
+    assert told(lambda: (a() @ b().T).T)
+    assert not told(lambda: (a() @ b().T / 0.1).t())
     assert not told(lambda: a() @ b().T / 0.1)
     assert not told(lambda: (a() / 0.1) @ b().T)
     assert not told(lambda: net(torch.randn(16, 6)) @ b().T)
@@ -57,8 +59,11 @@ def test_scores_with_classes_first(pad, sees):
 
     rows = torch.randint(0, 9, (8, 13))
     ids, target = rows[:, :-1].contiguous(), rows[:, 1:]
-    seen = SimpleNamespace(shifted=(Net(), (ids,), {}, target.flatten(), ids))
-    assert bool(causality.sees_ahead(seen)["cause"]) == sees
+    some = target.clone()
+    some[:, -4:] = -1  # not scored
+    for y in (target, some):
+        seen = SimpleNamespace(shifted=(Net(), (ids,), {}, y.flatten(), ids))
+        assert bool(causality.sees_ahead(seen)["cause"]) == sees
 
 
 @pytest.mark.parametrize(("function", "base", "wrong"), [

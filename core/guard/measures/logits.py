@@ -8,6 +8,7 @@ from trainworthy.core.guard.measures.records import VIEWS
 
 Fault = tuple[str, str]
 LEAST, MANY = 4, 8  # calls, classes
+TURNED = ("TBackward0", "TransposeBackward0", "PermuteBackward0")
 
 
 class Logits:
@@ -27,7 +28,9 @@ class Logits:
             old = tuple(int(n) for n in node._saved_self_sym_sizes)  # type: ignore[attr-defined]
             if len(old) >= 3 and old[1] == scores.shape[1] != old[-1]:
                 self.mixed, self.old = self.mixed + 1, old
-        elif node.name() == "MmBackward0" and scores.shape[1] >= MANY:
+        while node.name() in TURNED:  # the loss of the other direction
+            node = node.next_functions[0][0]
+        if node.name() == "MmBackward0" and scores.shape[1] >= MANY:
             lengths = node._saved_self.detach().norm(dim=1), node._saved_mat2.detach().norm(dim=0)  # type: ignore[attr-defined]
             self.cosines += all(float((n - 1).abs().max()) < 1e-3 for n in lengths)
             self.classes = scores.shape[1]

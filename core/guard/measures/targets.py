@@ -233,7 +233,7 @@ def fits(tokens: Tensor, target: Tensor, shift: int, ignore: int) -> bool:
     if end - start < 2:
         return False
     a, b = target[:, start:end], tokens[:, start + shift : end + shift]
-    valid = a != ignore
+    valid = (a != ignore) & (a >= 0)
     if int(valid.sum()) < 8 or int(valid.sum()) < 0.5 * valid.numel():
         return False
     return bool((a == b)[valid].all())
