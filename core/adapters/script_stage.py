@@ -168,7 +168,7 @@ def train(cfg: config.Config, run: Run, stage: _ScriptStage) -> None:
 
 def _loader(cfg: config.Config, stage: _ScriptStage, data: Data) -> DataLoader:
     own = stage.samples("val")
-    return DataLoader(Plain(data, own.example), batch_size=cfg.train.eval_batch_size, collate_fn=own.own_collate)
+    return DataLoader(Plain(data, own.row), batch_size=cfg.train.eval_batch_size, collate_fn=own.own_collate)
 
 
 def fresh(one: Script, two: Script) -> Script:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import contents as hashed
-from trainworthy.core.data import series, texts
+from trainworthy.core.data import alike, series, texts
 from trainworthy.core.data.contents import compared_fields
 from trainworthy.core.data.field_statistics import Stats, histogram
 from trainworthy.core.data.texts import load_exclusions as load_exclusions
@@ -45,7 +45,9 @@ class Scan:
     kept: list[int] = field(default_factory=list)
     """Positions (in `indices`) of the rows of `contents` and `columns`."""
     contents: Tensor | None = None
-    """(N, D) pooled, centred content of unit norm; None if samples differ in size."""
+    """(N, D) pooled content (`alike.rows`), of one input centred and of unit norm; None if samples differ in size."""
+    widths: list[int] = field(default_factory=list)
+    """Widths of the parts of such a row, one for each long input."""
     columns: Tensor | None = None
     """(N, D') raw content, flattened, first 4,096 entries."""
     targets: dict[str, list] = field(default_factory=dict)
@@ -96,7 +98,7 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
     found = Scan(name, len(data), indices, notes=dict(data.notes), fingerprint=_fingerprint(data))
     began = time.monotonic()
     stats = {k: Stats() for k in data.fields}
-    contents: list[Tensor] = []
+    contents: list[list[Tensor]] = []
     columns: list[Tensor] = []
     strings, tensors, found.whole = _units(data)
     compared = compared_fields(data)
@@ -122,12 +124,10 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
             found.kept.append(position)
             found.names.append(data.source_name(i))
             if not found.whole:  # the angle between rows of token ids has no meaning
-                contents.append(torch.cat([_pooled(p) for p in parts]))
+                contents.append([_pooled(p) for p in parts])
             columns.append(torch.cat([p.flatten().float() for p in parts])[:4096])
-    if contents and len({len(c) for c in contents}) == 1:
-        rows = torch.stack(contents)
-        rows = rows - rows.mean(1, keepdim=True)
-        found.contents = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-9)
+    if contents and (compared_by := alike.rows(contents)):
+        found.contents, found.widths = compared_by
     if columns and len({len(c) for c in columns}) == 1:
         found.columns = torch.stack(columns)
     for key, spec in data.fields.items():
@@ -258,19 +258,17 @@ def overlap(train: Scan, val: Scan) -> dict[str, Any]:
 
 def limit(scan: Scan) -> float:
     """Return the similarity above which two samples are near duplicates."""
-    return NEAR if scan.contents.shape[1] > 256 else NEAR_SHORT
+    return NEAR if min(w for w in scan.widths if w >= alike.SHORT) > 256 else NEAR_SHORT
 
 
 def _nearest(a: Scan, b: Scan) -> tuple[Tensor, Tensor] | None:
     """Return (similarity, row in `b`) of the nearest other row for every kept row of `a`; None if they cannot be
     compared."""
-    if a.contents is None or b.contents is None or a.contents.shape[1] != b.contents.shape[1]:
-        return None
-    if a.contents.shape[1] < 32:  # the angle between short rows has no meaning
+    if a.contents is None or b.contents is None or a.widths != b.widths or max(a.widths) < alike.SHORT:
         return None
     best = []
     for start in range(0, len(a.contents), 1024):
-        block = a.contents[start : start + 1024] @ b.contents.T
+        block = alike.similarity(a.contents[start : start + 1024], b.contents, a.widths)
         if a is b:
             block[torch.arange(len(block)), torch.arange(start, start + len(block))] = -1.0
         best.append(block.max(1))
@@ -295,7 +293,7 @@ def torn_copies(found: Scan) -> dict[str, Any] | None:
     if (
         key is None
         or found.contents is None
-        or found.contents.shape[1] < 32
+        or max(found.widths) < alike.SHORT
         or not isinstance(found.targets[key][0], int)
     ):
         return None
@@ -303,11 +301,11 @@ def torn_copies(found: Scan) -> dict[str, Any] | None:
     some = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:TORN_COMPARED]
     pairs: list[tuple[int, int]] = []
     for part in some.split(512):
-        alike = rows[part] @ rows.T
-        alike[torch.arange(len(part)), part] = -1.0
+        same = alike.similarity(rows[part], rows, found.widths)
+        same[torch.arange(len(part)), part] = -1.0
         own = labels[part][:, None] == labels[None]
-        near, at = alike.masked_fill(own, -1.0).max(1)
-        far = 1 - alike.masked_fill(~own, -1.0).amax(1)
+        near, at = same.masked_fill(own, -1.0).max(1)
+        far = 1 - same.masked_fill(~own, -1.0).amax(1)
         torn = (near >= limit(found)) & (TORN * (1 - near) < far) & (far < 2)  # 2: the only one of its class
         pairs += [(found.index(int(i)), found.index(int(j))) for i, j in zip(part[torn], at[torn], strict=True)]
     if len(pairs) <= hashed.CONTRADICTORY * len(some):

@@ -257,7 +257,8 @@ def _paths_differ(run: Run, stage: Stage, seed: int) -> list[tuple[str, str]]:
         drawn, plain = fetch(data, part, seed, run.device), fetch(data, part, None, run.device)
         for key, spec in data.fields.items():
             a, b = drawn[key], plain[key]
-            if spec.role == "target" and spec.classes and not torch.equal(a, b):
+            # An augmentation may move or flip targets that have a class for each position
+            if spec.role == "target" and spec.classes and a.ndim == 1 and not torch.equal(a, b):
                 changed[key] += int((a != b).sum())
             if spec.role == "input" and isinstance(a, Tensor) and a.is_floating_point():
                 for moments, x in zip(inputs.setdefault(key, (paths.Moments(), paths.Moments())), (a, b), strict=True):
