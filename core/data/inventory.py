@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ NEAR = 0.985  # cosine of centred contents; highest between different MNIST digi
 NEAR_SHORT = 0.993  # for up to 256 entries: different 8x8 digits (64) often reach 0.992
 TORN, TORN_COMPARED = 10, 2000  # times closer than a sample's own class; samples that are compared with all others
 COMPARED = 20_000  # samples per split kept for comparison by content
+SHORT_TEXT, SHORT_ROW = 160, 64  # characters; tokens, categories
 VALUES = 200  # a target with more values, and no class names, is not categorical
 
 
@@ -63,6 +65,8 @@ class Scan:
     """What the source calls each kept row."""
     whole: str = ""
     """Key in `texts` of the model's input, if it reads only text (and integer rows made from it)."""
+    short: bool = False
+    """Whether samples are short texts, or few numbers that are ids or counts. Two of them may be equal by chance."""
     notes: dict[str, str] = field(default_factory=dict)
     """The data set's own notes."""
     fingerprint: str = ""
@@ -130,6 +134,7 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
         found.contents, found.widths = compared_by
     if columns and len({len(c) for c in columns}) == 1:
         found.columns = torch.stack(columns)
+    found.short = bool(indices) and _is_short(data.get(indices[0], None), found.sizes)
     for key, spec in data.fields.items():
         found.fields[key] = {"role": spec.role, **stats[key].report()}
         values = set(found.targets.get(key, [None]))
@@ -209,6 +214,17 @@ def _units(data: Data) -> tuple[dict[str, list[str]], list[str], str]:
     return units, tensors, " + ".join(read) if made_from_it else ""
 
 
+def _is_short(sample: Mapping[str, Any], sizes: dict[str, list[list[int]]]) -> bool:
+    """Return whether no compared entry is a real number, and half of the samples are at most as long as `SHORT_TEXT` and `SHORT_ROW`."""
+
+    def short(key: str) -> bool:
+        text = isinstance(sample[key], str)
+        middle = sorted(math.prod(size) for size in sizes[key])[len(sizes[key]) // 2]
+        return middle <= (SHORT_TEXT if text else SHORT_ROW) and (text or not torch.as_tensor(sample[key]).is_floating_point())
+
+    return bool(sizes) and all(map(short, sizes))
+
+
 def _fingerprint(data: Data, samples: int = 512) -> str:
     digest = hashlib.blake2b(str(len(data)).encode(), digest_size=16)
     for i in data.representative(min(samples, len(data))):
@@ -239,6 +255,8 @@ def overlap(train: Scan, val: Scan) -> dict[str, Any]:
     out: dict[str, Any] = {"exact": len(exact), "exact_pairs": exact[:20], "near": None, "near_pairs": [], "groups": {},
                            "compared": {"exact": [len(c.indices) for c in most], "near": near,
                                         "of": [val.total, train.total]}}  # fmt: skip
+    if exact and val.short and train.short and not train.every.raw:
+        out["expected"] = round(hashed.expected_copies(val.every, train.every), 1)
     if (best := _nearest(val, train)) is not None:
         score, at = best
         near = (score >= limit(val)).nonzero().flatten().tolist()

@@ -13,6 +13,7 @@ from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 
 NO_EXPERIMENT = "no experiment explains it"
+UNTRAINED = "the metric does not look at the answers"
 Rows = list[Tensor]
 
 
@@ -183,7 +184,7 @@ def explain_answers_without_input(
         return ""
     bare = untrained()
     if reaches(bare):
-        return f"the metric does not look at the answers: an untrained model has {bare:.2f} on the same samples"
+        return f"{UNTRAINED}: an untrained model has {bare:.2f} on the same samples"
     entries = [k for k in view.get(0, None) if k not in fields or fields[k].role not in ("input", "target")]
     for key in entries:
         found = measure(Exchanged(view, [key], turned))

@@ -11,7 +11,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import named
-from trainworthy.core.gates.causes.dependence import NO_EXPERIMENT, explain_answers_without_input
+from trainworthy.core.gates.causes.dependence import NO_EXPERIMENT, UNTRAINED, explain_answers_without_input
 from trainworthy.core.gates.causes.gradient import ratio
 from trainworthy.core.gates.checks.batch_norm import layers
 from trainworthy.core.gates.checks.null_model import reaches
@@ -296,20 +296,21 @@ def baseline(context: GateContext) -> Finding:
     most = found["steps"] * (1 if stage.expect.gate_batch_size else 4)
     try:
         blind_run, blind_stage, blind = _train_on_eight(context, blank=inputs, most=most)
-    except (ArithmeticError, ValueError, IndexError, RuntimeError) as error:  # a loss or a metric that needs an input (tokens to count)
+    except (ArithmeticError, ValueError, IndexError, RuntimeError) as error:  # for example a metric that counts tokens
         if reaches(metric, swapped, bar):
             raise
-        raise Skip(
-            f"{metric.name} {found['metric']:.2f} with its input, {swapped:.2f} with another sample's; not trained on blank inputs: "
-            f"with them the script raises {type(error).__name__}: {error}"
-        ) from error
+        said = f"{metric.name} {found['metric']:.2f} with its input, {swapped:.2f} with another sample's"
+        raise Skip(f"{said}; blank inputs raise {type(error).__name__}: {error}") from error
     blind_metric = blind["metric"] if blind["metric"] is not None else metric.floor
-    ok = not reaches(metric, swapped, bar) and not reaches(metric, blind_metric, bar)
+    blank = View(others.data, indices, blank=inputs, draws=others.draws)
+    answered = reaches(metric, blind_metric, bar) and not _by_their_sizes(metric, found["metric"], blind_metric, blank)
+    ok = not reaches(metric, swapped, bar) and not answered
     if not ok and not why:
-        dark = View(others.data, indices, blank=inputs, draws=others.draws)
-        why = _why_blind(context, blind_run, blind_stage, dark, blind, bar)
+        why = _why_blind(context, blind_run, blind_stage, blank, blind, bar)
     if not ok and _hardly_memorised(metric, found) and (not why or why.startswith(NO_EXPERIMENT)):
         raise Skip(f"the overfit gate did not get far enough to compare: {metric.name} {found['metric']:.2f}")
+    if not ok and why.startswith(UNTRAINED):
+        _skip_if_more_samples_tell(context, metric, found["metric"], bar)
     return Finding(
         ok, f"{metric.name} {found['metric']:.2f} with its input, {swapped:.2f} with another sample's, "
         f"{blind_metric:.2f} trained on blank inputs",
@@ -319,6 +320,24 @@ def baseline(context: GateContext) -> Finding:
         evidence={"swapped": swapped, "blind": blind_metric, "blind_loss": blind["loss"]},
         batch=found["batch"], cause=why,
     )  # fmt: skip
+
+
+def _by_their_sizes(metric: Metric, own: float, blind: float, blank: View) -> bool:
+    """Return whether blank inputs differ in length, and no more is answered from them than samples have different lengths."""
+    samples = [blank.get(i, None) for i in range(len(blank))]
+    shapes = {tuple(tuple(getattr(one[k], "shape", ())) for k in blank.blank) for one in samples}
+    share = len(shapes) / len(samples)
+    return len(shapes) > 1 and (share == 1 or not metric.better(blind, metric.floor + share * (own - metric.floor)))
+
+
+def _skip_if_more_samples_tell(context: GateContext, metric: Metric, own: float, bar: float) -> None:
+    """Skip if only eight samples are too few for the metric (a recall among ten candidates): on more, an untrained model is worse."""
+    run, stage = context.build(Rehearsal(steps=1))
+    indices = pick(stage.data["train"], stage.expect.at_most(256, times=16), context.cfg.run.seed)
+    many = run.measure(stage, View(stage.data["train"], indices, draws=context.cfg.run.seed), probe=True)[metric.name]
+    if not reaches(metric, many, bar):
+        raise Skip(f"{metric.name} cannot tell on eight samples: an untrained model has {own:.2f} there, "
+                   f"and {many:.2f} on {len(indices)}")  # fmt: skip
 
 
 def _hardly_memorised(metric: Metric, found: dict) -> bool:
