@@ -69,6 +69,12 @@ def explain_mixed_samples(m: Mixture, indices: Sequence[int], *, mean: bool) -> 
         "samples nor that of targets shifted by one")  # fmt: skip
 
 
+def is_independent(m: Mixture, indices: Sequence[int]) -> bool:
+    """Return whether every module gives each of these samples what it gives it alone."""
+    names = [[name for name, _, _ in m.forwards(some)] for some in (indices, *([i] for i in indices))]
+    return bool(names[0]) and all(own == names[0] for own in names) and not _in_the_model(m, indices)
+
+
 def _in_the_model(m: Mixture, indices: Sequence[int]) -> str:
     """The first module whose rows depend on the other samples, and whether on their order."""
     together, alone = m.forwards(indices), [m.forwards([i]) for i in indices]
