@@ -84,7 +84,8 @@ def samples(script: "Script", source: Dataset | DataLoader, *, fixed: bool) -> S
         raise UserError("a data set is too small", got=f"{len(dataset)} sample(s)", needed="2 or more")
     data = Samples(dataset, collate, fixed=fixed)
     for key, value in data.names.renamed(named(data.example)).items():
-        if key in named(data.example_batch) and not isinstance(value, (Tensor, np.ndarray, np.generic, int, float, str)):
+        plain = isinstance(value, (Tensor, np.ndarray, np.generic, int, float, str))
+        if key in named(data.example_batch) and not plain:
             raise UserError(f"entry '{key}' of a sample cannot be counted", got=type(value).__name__,
                             needed="a tensor, an array, a number or a string: convert it in the data set")  # fmt: skip
     return data
@@ -140,7 +141,8 @@ def extents(
         value = torch.as_tensor(sample[name])
         same, flags = value.shape == wanted, _is_flags(value) and _is_flags(batch[name])
         weights = same and value.is_floating_point()
-        if (flags and same and value.ndim) or ((flags or weights or not value.ndim) and _counts(count, data, batch, name)):
+        may_count = flags or weights or not value.ndim
+        if (flags and same and value.ndim) or (may_count and _counts(count, data, batch, name)):
             some = data.representative(min(len(data), EXAMPLES)) if flags and value.ndim else []
             if all(_is_flags(torch.as_tensor(data.get(i, None)[name])) for i in some):
                 found.append(name)
@@ -155,8 +157,9 @@ def _counts(count: Callable[[Any], float] | None, data: Samples, batch: dict[str
     """Return whether `count` depends on an entry of the batch."""
     if count is None:
         return False
+    without = {**batch, name: torch.zeros_like(batch[name])}
     try:
-        return float(count(data.batch({**batch, name: torch.zeros_like(batch[name])}))) != float(count(data.batch(batch)))
+        return float(count(data.batch(without))) != float(count(data.batch(batch)))
     except (ArithmeticError, ValueError, RuntimeError):
         return True  # without it there is nothing to count
 

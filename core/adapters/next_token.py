@@ -2,12 +2,40 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from trainworthy.core.adapters.entries import Samples
 
+if TYPE_CHECKING:
+    from trainworthy.core.adapters.script_stage import Script
+
 EXAMPLES = 8
+
+
+def reachable(
+    script: "Script", data: Samples, loss_floor: float, floor: float, ceiling: float
+) -> tuple[Callable[[dict], float], Callable[[dict], float]]:
+    """Return (lowest loss, metric to reach) of a batch that is memorised: `loss_floor`, and 95% of the way from `floor` to `ceiling`.
+    Where the target is the next token, no model can save the loss of a token with nothing before it. That also limits a metric whose
+    best value is not declared and which is lower for better models."""
+    names = None if loss_floor else next_tokens(data)
+
+    def lowest(named: dict) -> float:
+        if names is None:
+            return loss_floor
+        own = named[names[1]] >= 0
+        scored = bool(own.all()) if script.count is None else script.count(data.batch(named)) == own.sum().item()
+        return lowest_loss(named[names[0]], named[names[1]]) if scored else loss_floor
+
+    def goal(named: dict) -> float:
+        limited = script.ceiling is None and not script.higher_is_better
+        best = ceiling + (lowest(named) - loss_floor if limited else 0.0)
+        return floor + 0.95 * (best - floor)
+
+    return lowest, goal
 
 
 def next_tokens(data: Samples) -> tuple[str, str] | None:

@@ -93,7 +93,10 @@ def _same(a: Any, b: Any) -> bool:
 
 def _equal(batch: Any, value: Any) -> bool:
     """Return whether a batch of one holds exactly this entry of its sample."""
-    if isinstance(value, str) or not isinstance(batch, Tensor) or len(batch) != 1:
+    try:
+        value = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):  # a text, an object
         return False
-    value = torch.as_tensor(value)
+    if not isinstance(batch, Tensor) or not batch.ndim or len(batch) != 1:
+        return False
     return batch[0].shape == value.shape and bool((batch[0] == value).all())

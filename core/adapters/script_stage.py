@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from trainworthy.core.adapters.entries import Plain, Samples, chance, classes, fields, samples
-from trainworthy.core.adapters.next_token import lowest_loss, next_tokens
+from trainworthy.core.adapters.next_token import reachable
 from trainworthy.core.adapters.objective import Objective, recognise
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.errors import UserError
@@ -243,28 +243,17 @@ def make_stage(factory: Callable[[], Script], folder: Path, found: Objective, ru
         model.train()  # as the loop leaves it: the metric must set eval mode itself
         return {name: float(script.metric(model, _loader(run.cfg, stage, chosen)))}
 
-    tokens = None if script.loss_floor or found.floor else next_tokens(data["train"])
-
-    def lowest(named: dict) -> float:
-        """Nats that no model can save: the first token of a text has nothing before it."""
-        own = named[tokens[1]] >= 0 if tokens else None
-        scored = own is not None and (bool(own.all()) if count is None else count(batch(named)) == own.sum().item())
-        return lowest_loss(named[tokens[0]], named[tokens[1]]) if tokens and scored else script.loss_floor or found.floor
-
-    def goal(named: dict) -> float:
-        best = ceiling + (lowest(named) if script.ceiling is None and not script.higher_is_better else 0.0)
-        return floor + 0.95 * (best - floor)
-
     name = getattr(script.metric, "__name__", "metric").replace("<lambda>", "metric")
     guess = 1 / len(names) if (names := classes(script)) else chance(data["train"])
     floor = guess if script.floor is None else script.floor
     ceiling = float(script.higher_is_better) if script.ceiling is None else script.ceiling
+    lowest, goal = reachable(script, data["train"], script.loss_floor or found.floor, floor, ceiling)
     stage = _ScriptStage(
         name="script", model=script.model, optimizers={"main": script.optimizer}, data=data, loss=loss, evaluate=evaluate,
         metric=Metric(name, "", floor=floor, ceiling=ceiling, higher_is_better=script.higher_is_better), counts=counts,
         expect=Expect(initial_loss=script.initial_loss, loss_floor=lowest,
                       overfit_steps=script.overfit_steps, overfit_longer=True,
-                      overfit_metric=goal if tokens else floor + 0.95 * (ceiling - floor), frozen=tuple(script.frozen), batch_dependence=script.batch_dependence,
+                      overfit_metric=goal, frozen=tuple(script.frozen), batch_dependence=script.batch_dependence,
                       schedule="train_loop is the script's own" if script.train_loop else ""),
         state={"checkpoint": _OwnCheckpoint(script, folder)} if script.save else {}, script=script,
     )  # fmt: skip

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.data import contents as hashed
 from trainworthy.core.data import alike, series, texts
+from trainworthy.core.data import contents as hashed
 from trainworthy.core.data.contents import compared_fields
 from trainworthy.core.data.field_statistics import Stats, histogram
 from trainworthy.core.data.texts import load_exclusions as load_exclusions
@@ -220,7 +220,9 @@ def _is_short(sample: Mapping[str, Any], sizes: dict[str, list[list[int]]]) -> b
     def short(key: str) -> bool:
         text = isinstance(sample[key], str)
         middle = sorted(math.prod(size) for size in sizes[key])[len(sizes[key]) // 2]
-        return middle <= (SHORT_TEXT if text else SHORT_ROW) and (text or not torch.as_tensor(sample[key]).is_floating_point())
+        return middle <= (SHORT_TEXT if text else SHORT_ROW) and (
+            text or not torch.as_tensor(sample[key]).is_floating_point()
+        )
 
     return bool(sizes) and all(map(short, sizes))
 

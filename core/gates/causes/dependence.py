@@ -108,7 +108,10 @@ def _in_the_loss(m: Mixture, indices: Sequence[int]) -> str:
     """The formula that the loss of several samples fits. One set of samples can fit by accident: several have to."""
     has_targets = any(f.role == "target" for f in m.data.fields.values())
     for by in (1, -1) if has_targets and len(indices) > 1 else ():
-        fits = [_shifted(m, some, by) for some in (indices, indices[: max(2, len(indices) // 2)])]
+        try:
+            fits = [_shifted(m, some, by) for some in (indices, indices[: max(2, len(indices) // 2)])]
+        except (ValueError, RuntimeError, IndexError):  # a sample's targets are longer than its neighbour's
+            break
         if all(m.same(*both) for both in fits):
             return ("targets are shifted by one sample in the loss, because the batch is flattened before a shift, or rolled: it equals that "
                     "of each input with its neighbour's target ({:.4g} and {:.4g})".format(*fits[0]))  # fmt: skip

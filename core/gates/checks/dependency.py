@@ -70,10 +70,10 @@ def dependency(context: GateContext) -> Finding:
         measured += f"; of the run's {n} samples by {gap:.1e} and {leak:.1e}"
         evidence |= {"samples": n, "loss_gap_whole": gap, "gradient_gap_whole": leak}
     # A user's loop without accumulation may have a mean over tokens: nothing adds up such means
-    if max(gap, leak) > limit and not context.sized and context.cfg.train.accumulate == 1:
-        if (found := _of_one_length(run, *used[-1], data, seed, limit, n)) is not None:
-            gap, leak = found
-            measured += f"; of samples of one length by {gap:.1e} and {leak:.1e}: the loss is a mean over their entries"
+    free = max(gap, leak) > limit and not context.sized and context.cfg.train.accumulate == 1
+    if free and (found := _of_one_length(run, *used[-1], data, seed, limit, n)) is not None:
+        gap, leak = found
+        measured += f"; of samples of one length by {gap:.1e} and {leak:.1e}: the loss is a mean over their entries"
     ahead, where = 0.0, ""
     if max(gap, leak) <= limit:
         # A loss that refuses the changed batch
