@@ -109,10 +109,11 @@ def test_samples_are_near_if_all_of_their_inputs_are():
 def test_short_texts_may_repeat_in_both_splits_as_often_as_in_one():
     draw = torch.Generator().manual_seed(0)
     words = torch.randint(0, 10**6, (3000, 8), generator=draw)
-    words[torch.randperm(3000, generator=draw)[:120]] = words[:120].clone()  # random repeats
+    words[torch.randperm(3000, generator=draw)[:60]] = words[:60].clone()  # random repeats
+    words = words[torch.randperm(3000, generator=draw)]
     val, train = words[:600], words[600:]
     found = overlap(Inputs(words=train), Inputs(words=val))
-    assert 0 < found["exact"] <= found["expected"] + 3 * found["expected"] ** 0.5 < 0.05 * 600
+    assert 0 < found["exact"] <= found["expected"] + 3 * found["expected"] ** 0.5
     copied = torch.cat([train.unique(dim=0), val[:20]])
     found = overlap(Inputs(words=copied), Inputs(words=val.unique(dim=0)))
     assert found["exact"] >= 20
