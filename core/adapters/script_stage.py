@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from trainworthy.core.adapters.entries import Plain, Samples, chance, classes, fields, samples
+from trainworthy.core.adapters.next_token import reachable
 from trainworthy.core.adapters.objective import Objective, recognise
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.errors import UserError
@@ -168,7 +169,7 @@ def train(cfg: config.Config, run: Run, stage: _ScriptStage) -> None:
 
 def _loader(cfg: config.Config, stage: _ScriptStage, data: Data) -> DataLoader:
     own = stage.samples("val")
-    return DataLoader(Plain(data, own.example), batch_size=cfg.train.eval_batch_size, collate_fn=own.own_collate)
+    return DataLoader(Plain(data, own.row), batch_size=cfg.train.eval_batch_size, collate_fn=own.own_collate)
 
 
 def fresh(one: Script, two: Script) -> Script:
@@ -246,12 +247,13 @@ def make_stage(factory: Callable[[], Script], folder: Path, found: Objective, ru
     guess = 1 / len(names) if (names := classes(script)) else chance(data["train"])
     floor = guess if script.floor is None else script.floor
     ceiling = float(script.higher_is_better) if script.ceiling is None else script.ceiling
+    lowest, goal = reachable(script, data["train"], script.loss_floor or found.floor, floor, ceiling)
     stage = _ScriptStage(
         name="script", model=script.model, optimizers={"main": script.optimizer}, data=data, loss=loss, evaluate=evaluate,
         metric=Metric(name, "", floor=floor, ceiling=ceiling, higher_is_better=script.higher_is_better), counts=counts,
-        expect=Expect(initial_loss=script.initial_loss, loss_floor=script.loss_floor or found.floor,
+        expect=Expect(initial_loss=script.initial_loss, loss_floor=lowest,
                       overfit_steps=script.overfit_steps, overfit_longer=True,
-                      overfit_metric=floor + 0.95 * (ceiling - floor), frozen=tuple(script.frozen), batch_dependence=script.batch_dependence,
+                      overfit_metric=goal, frozen=tuple(script.frozen), batch_dependence=script.batch_dependence,
                       schedule="train_loop is the script's own" if script.train_loop else ""),
         state={"checkpoint": _OwnCheckpoint(script, folder)} if script.save else {}, script=script,
     )  # fmt: skip

@@ -180,6 +180,13 @@ def shared(a: Contents, b: Contents) -> Iterator[tuple[int, int]]:
         yield int(a.indices[i]), int(b.indices[order[at[i]]])
 
 
+def expected_copies(val: Contents, train: Contents) -> float:
+    """Return how many samples of `val` have a copy in `train` if both are random parts of data that repeat by themselves: the share of
+    training samples with a copy in training, too, times the samples of `val`."""
+    _, counts = np.unique(train.hashes, return_counts=True)
+    return float(counts[counts > 1].sum()) / max(1, len(train.hashes)) * len(val.hashes)
+
+
 def contradictions(found: Contents, data: Data) -> dict[str, Any] | None:
     """Find samples whose input also occurs with another class: their number, pairs of them, and the fraction of
     distinct inputs. None if inputs are not what is compared, or if no class is known."""

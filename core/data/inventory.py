@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.data import alike, series, texts
 from trainworthy.core.data import contents as hashed
-from trainworthy.core.data import series, texts
 from trainworthy.core.data.contents import compared_fields
 from trainworthy.core.data.field_statistics import Stats, histogram
 from trainworthy.core.data.texts import load_exclusions as load_exclusions
@@ -24,6 +25,7 @@ NEAR = 0.985  # cosine of centred contents; highest between different MNIST digi
 NEAR_SHORT = 0.993  # for up to 256 entries: different 8x8 digits (64) often reach 0.992
 TORN, TORN_COMPARED = 10, 2000  # times closer than a sample's own class; samples that are compared with all others
 COMPARED = 20_000  # samples per split kept for comparison by content
+SHORT_TEXT, SHORT_ROW = 160, 64  # characters; tokens, categories
 VALUES = 200  # a target with more values, and no class names, is not categorical
 
 
@@ -45,7 +47,9 @@ class Scan:
     kept: list[int] = field(default_factory=list)
     """Positions (in `indices`) of the rows of `contents` and `columns`."""
     contents: Tensor | None = None
-    """(N, D) pooled, centred content of unit norm; None if samples differ in size."""
+    """(N, D) pooled content (`alike.rows`), of one input centred and of unit norm; None if samples differ in size."""
+    widths: list[int] = field(default_factory=list)
+    """Widths of the parts of such a row, one for each long input."""
     columns: Tensor | None = None
     """(N, D') raw content, flattened, first 4,096 entries."""
     targets: dict[str, list] = field(default_factory=dict)
@@ -61,6 +65,8 @@ class Scan:
     """What the source calls each kept row."""
     whole: str = ""
     """Key in `texts` of the model's input, if it reads only text (and integer rows made from it)."""
+    short: bool = False
+    """Whether samples are short texts, or few numbers that are ids or counts. Two of them may be equal by chance."""
     notes: dict[str, str] = field(default_factory=dict)
     """The data set's own notes."""
     fingerprint: str = ""
@@ -96,7 +102,7 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
     found = Scan(name, len(data), indices, notes=dict(data.notes), fingerprint=_fingerprint(data))
     began = time.monotonic()
     stats = {k: Stats() for k in data.fields}
-    contents: list[Tensor] = []
+    contents: list[list[Tensor]] = []
     columns: list[Tensor] = []
     strings, tensors, found.whole = _units(data)
     compared = compared_fields(data)
@@ -122,14 +128,13 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
             found.kept.append(position)
             found.names.append(data.source_name(i))
             if not found.whole:  # the angle between rows of token ids has no meaning
-                contents.append(torch.cat([_pooled(p) for p in parts]))
+                contents.append([_pooled(p) for p in parts])
             columns.append(torch.cat([p.flatten().float() for p in parts])[:4096])
-    if contents and len({len(c) for c in contents}) == 1:
-        rows = torch.stack(contents)
-        rows = rows - rows.mean(1, keepdim=True)
-        found.contents = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-9)
+    if contents and (compared_by := alike.rows(contents)):
+        found.contents, found.widths = compared_by
     if columns and len({len(c) for c in columns}) == 1:
         found.columns = torch.stack(columns)
+    found.short = bool(indices) and _is_short(data.get(indices[0], None), found.sizes)
     for key, spec in data.fields.items():
         found.fields[key] = {"role": spec.role, **stats[key].report()}
         values = set(found.targets.get(key, [None]))
@@ -209,6 +214,19 @@ def _units(data: Data) -> tuple[dict[str, list[str]], list[str], str]:
     return units, tensors, " + ".join(read) if made_from_it else ""
 
 
+def _is_short(sample: Mapping[str, Any], sizes: dict[str, list[list[int]]]) -> bool:
+    """Return whether no compared entry is a real number, and half of the samples are at most as long as `SHORT_TEXT` and `SHORT_ROW`."""
+
+    def short(key: str) -> bool:
+        text = isinstance(sample[key], str)
+        middle = sorted(math.prod(size) for size in sizes[key])[len(sizes[key]) // 2]
+        return middle <= (SHORT_TEXT if text else SHORT_ROW) and (
+            text or not torch.as_tensor(sample[key]).is_floating_point()
+        )
+
+    return bool(sizes) and all(map(short, sizes))
+
+
 def _fingerprint(data: Data, samples: int = 512) -> str:
     digest = hashlib.blake2b(str(len(data)).encode(), digest_size=16)
     for i in data.representative(min(samples, len(data))):
@@ -239,6 +257,8 @@ def overlap(train: Scan, val: Scan) -> dict[str, Any]:
     out: dict[str, Any] = {"exact": len(exact), "exact_pairs": exact[:20], "near": None, "near_pairs": [], "groups": {},
                            "compared": {"exact": [len(c.indices) for c in most], "near": near,
                                         "of": [val.total, train.total]}}  # fmt: skip
+    if exact and val.short and train.short and not train.every.raw:
+        out["expected"] = round(hashed.expected_copies(val.every, train.every), 1)
     if (best := _nearest(val, train)) is not None:
         score, at = best
         near = (score >= limit(val)).nonzero().flatten().tolist()
@@ -258,19 +278,17 @@ def overlap(train: Scan, val: Scan) -> dict[str, Any]:
 
 def limit(scan: Scan) -> float:
     """Return the similarity above which two samples are near duplicates."""
-    return NEAR if scan.contents.shape[1] > 256 else NEAR_SHORT
+    return NEAR if min(w for w in scan.widths if w >= alike.SHORT) > 256 else NEAR_SHORT
 
 
 def _nearest(a: Scan, b: Scan) -> tuple[Tensor, Tensor] | None:
     """Return (similarity, row in `b`) of the nearest other row for every kept row of `a`; None if they cannot be
     compared."""
-    if a.contents is None or b.contents is None or a.contents.shape[1] != b.contents.shape[1]:
-        return None
-    if a.contents.shape[1] < 32:  # the angle between short rows has no meaning
+    if a.contents is None or b.contents is None or a.widths != b.widths or max(a.widths) < alike.SHORT:
         return None
     best = []
     for start in range(0, len(a.contents), 1024):
-        block = a.contents[start : start + 1024] @ b.contents.T
+        block = alike.similarity(a.contents[start : start + 1024], b.contents, a.widths)
         if a is b:
             block[torch.arange(len(block)), torch.arange(start, start + len(block))] = -1.0
         best.append(block.max(1))
@@ -295,7 +313,7 @@ def torn_copies(found: Scan) -> dict[str, Any] | None:
     if (
         key is None
         or found.contents is None
-        or found.contents.shape[1] < 32
+        or max(found.widths) < alike.SHORT
         or not isinstance(found.targets[key][0], int)
     ):
         return None
@@ -303,11 +321,11 @@ def torn_copies(found: Scan) -> dict[str, Any] | None:
     some = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:TORN_COMPARED]
     pairs: list[tuple[int, int]] = []
     for part in some.split(512):
-        alike = rows[part] @ rows.T
-        alike[torch.arange(len(part)), part] = -1.0
+        same = alike.similarity(rows[part], rows, found.widths)
+        same[torch.arange(len(part)), part] = -1.0
         own = labels[part][:, None] == labels[None]
-        near, at = alike.masked_fill(own, -1.0).max(1)
-        far = 1 - alike.masked_fill(~own, -1.0).amax(1)
+        near, at = same.masked_fill(own, -1.0).max(1)
+        far = 1 - same.masked_fill(~own, -1.0).amax(1)
         torn = (near >= limit(found)) & (TORN * (1 - near) < far) & (far < 2)  # 2: the only one of its class
         pairs += [(found.index(int(i)), found.index(int(j))) for i, j in zip(part[torn], at[torn], strict=True)]
     if len(pairs) <= hashed.CONTRADICTORY * len(some):

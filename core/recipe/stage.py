@@ -21,12 +21,13 @@ class Field:
     domain."""
 
     role: str
-    """One of four:
+    """One of five:
     - `input`: the model reads it.
     - `target`: the model must predict it.
     - `group`: an id (patient, document, video) that must not occur in two splits.
     - `source`: what the input is made from (the clean image under the noise, the whole text of a crop). Where a sample
-      has one, the leakage gate compares sources instead of inputs."""
+      has one, the leakage gate compares sources instead of inputs.
+    - `extent`: it only says what is scored (a mask of the targets, a length). Gates do not blank or exchange it."""
     classes: Sequence[str] | None = None
     """Names of a categorical target's values, by index."""
     low: float | None = None
@@ -152,8 +153,13 @@ class View(Data):
 
 
 def categorical(data: Data) -> str | None:
-    """Return the name of the first target that has classes, or None."""
-    return next((k for k, f in data.fields.items() if f.role == "target" and f.classes), None)
+    """Return the name of the first target that has classes, one for a sample (not one for each of its positions), or None."""
+    named = (k for k, f in data.fields.items() if f.role == "target" and f.classes)
+    return next((k for k in named if len(data) and _single(data.peek(0, k))), None)
+
+
+def _single(value: Any) -> bool:
+    return not isinstance(value, str) and torch.as_tensor(value).numel() == 1
 
 
 def _blank(value: Any) -> Any:

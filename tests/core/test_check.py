@@ -428,7 +428,7 @@ MISUSE = {
     "map-style": script(train=iter(TRAIN)),
     "save and load": script(save=print),
     "cannot be counted": script(train=Changed(TRAIN, lambda x, y: ({"x": x}, y))),
-    "collate renames": script(collate=lambda rows: {"x": torch.stack([r[0] for r in rows])}),
+    "collate drops 'target'": script(collate=lambda rows: {"x": torch.stack([r[0] for r in rows])}),
 }
 
 

@@ -13,6 +13,7 @@ from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 
 NO_EXPERIMENT = "no experiment explains it"
+UNTRAINED = "the metric does not look at the answers"
 Rows = list[Tensor]
 
 
@@ -68,6 +69,12 @@ def explain_mixed_samples(m: Mixture, indices: Sequence[int], *, mean: bool) -> 
         "samples nor that of targets shifted by one")  # fmt: skip
 
 
+def is_independent(m: Mixture, indices: Sequence[int]) -> bool:
+    """Return whether every module gives each of these samples what it gives it alone."""
+    names = [[name for name, _, _ in m.forwards(some)] for some in (indices, *([i] for i in indices))]
+    return bool(names[0]) and all(own == names[0] for own in names) and not _in_the_model(m, indices)
+
+
 def _in_the_model(m: Mixture, indices: Sequence[int]) -> str:
     """The first module whose rows depend on the other samples, and whether on their order."""
     together, alone = m.forwards(indices), [m.forwards([i]) for i in indices]
@@ -101,12 +108,15 @@ def _in_the_loss(m: Mixture, indices: Sequence[int]) -> str:
     """The formula that the loss of several samples fits. One set of samples can fit by accident: several have to."""
     has_targets = any(f.role == "target" for f in m.data.fields.values())
     for by in (1, -1) if has_targets and len(indices) > 1 else ():
-        fits = [_shifted(m, some, by) for some in (indices, indices[: max(2, len(indices) // 2)])]
+        try:
+            fits = [_shifted(m, some, by) for some in (indices, indices[: max(2, len(indices) // 2)])]
+        except (ValueError, RuntimeError, IndexError):  # a sample's targets are longer than its neighbour's
+            break
         if all(m.same(*both) for both in fits):
             return ("targets are shifted by one sample in the loss, because the batch is flattened before a shift, or rolled: it equals that "
                     "of each input with its neighbour's target ({:.4g} and {:.4g})".format(*fits[0]))  # fmt: skip
-    if len(indices) < 3:
-        return ""
+    if len(indices) < 3 or m.same(m.loss(indices), sum(m.loss([i]) for i in indices)):
+        return ""  # a plain sum fits the formula of pairs, too
     threes = [_by_pairs(m, three) for three in itertools.combinations(indices[:4], 3)]
     for power, of in ((1, "a mean over one axis"), (0, "a sum"), (2, "a mean over both")):
         fits = [(found[power], whole) for found, whole in threes]
@@ -183,7 +193,7 @@ def explain_answers_without_input(
         return ""
     bare = untrained()
     if reaches(bare):
-        return f"the metric does not look at the answers: an untrained model has {bare:.2f} on the same samples"
+        return f"{UNTRAINED}: an untrained model has {bare:.2f} on the same samples"
     entries = [k for k in view.get(0, None) if k not in fields or fields[k].role not in ("input", "target")]
     for key in entries:
         found = measure(Exchanged(view, [key], turned))

@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.causes.dependence import Mixture, explain_mixed_samples
+from trainworthy.core.gates.causes.dependence import Mixture, explain_mixed_samples, is_independent
 from trainworthy.core.gates.checks.lookahead import LIMIT as AHEAD
 from trainworthy.core.gates.checks.lookahead import lookahead
 from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.gates.recorder import rehearsed, training_samples
 from trainworthy.core.loop.run import Run, evaluating
-from trainworthy.core.recipe.stage import Data, Stage
+from trainworthy.core.recipe.stage import Data, Stage, View
 
+LENGTHS = 512  # samples among which some of one length are searched
 SMALL = 8  # samples; the other gates already cover batches of this size
 TINY = 1e-3  # of the largest gradient: differences in smaller gradients do not count
 
@@ -68,6 +69,11 @@ def dependency(context: GateContext) -> Finding:
         gap, leak, cause = draw(partial(_whole_batch, n=n))
         measured += f"; of the run's {n} samples by {gap:.1e} and {leak:.1e}"
         evidence |= {"samples": n, "loss_gap_whole": gap, "gradient_gap_whole": leak}
+    # A user's loop without accumulation may have a mean over tokens: nothing adds up such means
+    free = max(gap, leak) > limit and not context.sized and context.cfg.train.accumulate == 1
+    if free and (found := _of_one_length(run, *used[-1], data, seed, limit, n)) is not None:
+        gap, leak = found
+        measured += f"; of samples of one length by {gap:.1e} and {leak:.1e}: the loss is a mean over their entries"
     ahead, where = 0.0, ""
     if max(gap, leak) <= limit:
         # A loss that refuses the changed batch
@@ -96,6 +102,28 @@ def _why(run: Run, data: Data, seed: int, limit: float, stage: Stage, double: bo
     indices = pick(data, max(2, stage.expect.at_most(4)), seed)
     mixture = Mixture(run, stage, data, lambda some: _read(run, data, list(some), seed, double), limit)
     return explain_mixed_samples(mixture, indices, mean=mean)
+
+
+def _of_one_length(
+    run: Run, stage: Stage, double: bool, data: Data, seed: int, limit: float, n: int
+) -> tuple[float, float] | None:
+    """Return the differences of loss and gradients for samples of one length if they are no more than `limit`, and the model treats
+    samples of different lengths independently. None if there is something else, or if all samples have one length."""
+    groups: dict[tuple, list[int]] = {}
+    for i in data.order(seed, "lengths").tolist()[:LENGTHS]:
+        sample = data.get(i, None)
+        groups.setdefault(tuple(tuple(getattr(sample[k], "shape", ())) for k in data.fields), []).append(i)
+    alike = max(groups.values(), key=len)
+    if run.world > 1 or len(groups) < 2 or len(alike) < SMALL:
+        return None
+    mixture = Mixture(run, stage, data, lambda some: _read(run, data, list(some), seed, double), limit)
+    if not is_independent(mixture, pick(data, SMALL, seed)):
+        return None
+    same = View(data, alike)
+    gap, leak, _ = _mixture(run, stage, same, seed, limit, double=double)
+    whole = _whole_batch(run, stage, same, seed, limit, n=min(n, len(alike)), double=double)
+    gap, leak = max(gap, whole[0]), max(leak, whole[1])
+    return (gap, leak) if max(gap, leak) <= limit else None
 
 
 def _whole_batch(

@@ -11,7 +11,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import named
-from trainworthy.core.gates.causes.dependence import NO_EXPERIMENT, explain_answers_without_input
+from trainworthy.core.gates.causes.dependence import NO_EXPERIMENT, UNTRAINED, explain_answers_without_input
 from trainworthy.core.gates.causes.gradient import ratio
 from trainworthy.core.gates.checks.batch_norm import layers
 from trainworthy.core.gates.checks.null_model import reaches
@@ -288,21 +288,29 @@ def baseline(context: GateContext) -> Finding:
     others = View(stage.data["train"], indices, swap=turned, draws=context.cfg.run.seed)
     swapped = run.measure(stage, others, probe=True)[metric.name]
     # For a continuous target, the mean of eight values fits those eight better than the data (var8 < 0.5 var in one draw of five).
-    counted = any(f.role == "target" and f.classes for f in stage.data["train"].fields.values())
-    bar = metric.floor + (0.5 if counted else 0.9) * (found["metric"] - metric.floor)
+    bar = metric.floor + (0.5 if categorical(stage.data["train"]) else 0.9) * (found["metric"] - metric.floor)
     why = ""
     if reaches(metric, swapped, bar):
         why = _why_blind(context, run, stage, View(others.data, indices, draws=others.draws), found, bar)
     context.put_away()  # before another one is trained
     most = found["steps"] * (1 if stage.expect.gate_batch_size else 4)
-    blind_run, blind_stage, blind = _train_on_eight(context, blank=inputs, most=most)
+    try:
+        blind_run, blind_stage, blind = _train_on_eight(context, blank=inputs, most=most)
+    except (ArithmeticError, ValueError, IndexError, RuntimeError) as error:  # for example a metric that counts tokens
+        if reaches(metric, swapped, bar):
+            raise
+        said = f"{metric.name} {found['metric']:.2f} with its input, {swapped:.2f} with another sample's"
+        raise Skip(f"{said}; blank inputs raise {type(error).__name__}: {error}") from error
     blind_metric = blind["metric"] if blind["metric"] is not None else metric.floor
-    ok = not reaches(metric, swapped, bar) and not reaches(metric, blind_metric, bar)
+    blank = View(others.data, indices, blank=inputs, draws=others.draws)
+    answered = reaches(metric, blind_metric, bar) and not _by_their_sizes(metric, found["metric"], blind_metric, blank)
+    ok = not reaches(metric, swapped, bar) and not answered
     if not ok and not why:
-        dark = View(others.data, indices, blank=inputs, draws=others.draws)
-        why = _why_blind(context, blind_run, blind_stage, dark, blind, bar)
+        why = _why_blind(context, blind_run, blind_stage, blank, blind, bar)
     if not ok and _hardly_memorised(metric, found) and (not why or why.startswith(NO_EXPERIMENT)):
         raise Skip(f"the overfit gate did not get far enough to compare: {metric.name} {found['metric']:.2f}")
+    if not ok and why.startswith(UNTRAINED):
+        _skip_if_more_samples_tell(context, metric, found["metric"], bar)
     return Finding(
         ok, f"{metric.name} {found['metric']:.2f} with its input, {swapped:.2f} with another sample's, "
         f"{blind_metric:.2f} trained on blank inputs",
@@ -312,6 +320,24 @@ def baseline(context: GateContext) -> Finding:
         evidence={"swapped": swapped, "blind": blind_metric, "blind_loss": blind["loss"]},
         batch=found["batch"], cause=why,
     )  # fmt: skip
+
+
+def _by_their_sizes(metric: Metric, own: float, blind: float, blank: View) -> bool:
+    """Return whether blank inputs differ in length, and no more is answered from them than samples have different lengths."""
+    samples = [blank.get(i, None) for i in range(len(blank))]
+    shapes = {tuple(tuple(getattr(one[k], "shape", ())) for k in blank.blank) for one in samples}
+    share = len(shapes) / len(samples)
+    return len(shapes) > 1 and (share == 1 or not metric.better(blind, metric.floor + share * (own - metric.floor)))
+
+
+def _skip_if_more_samples_tell(context: GateContext, metric: Metric, own: float, bar: float) -> None:
+    """Skip if only eight samples are too few for the metric (a recall among ten candidates): on more, an untrained model is worse."""
+    run, stage = context.build(Rehearsal(steps=1))
+    indices = pick(stage.data["train"], stage.expect.at_most(256, times=16), context.cfg.run.seed)
+    many = run.measure(stage, View(stage.data["train"], indices, draws=context.cfg.run.seed), probe=True)[metric.name]
+    if not reaches(metric, many, bar):
+        raise Skip(f"{metric.name} cannot tell on eight samples: an untrained model has {own:.2f} there, "
+                   f"and {many:.2f} on {len(indices)}")  # fmt: skip
 
 
 def _hardly_memorised(metric: Metric, found: dict) -> bool:
