@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.data import contents, inventory, pairing, texts, turned
+from trainworthy.core.data import contents, inventory, neighbours, pairing, texts, turned
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.checks import paths
@@ -132,6 +132,8 @@ def inventory_gate(context: GateContext) -> Finding:
     faults += _belongs_elsewhere(stage)
     if pair := context.data_report.get("exchanged_classes"):
         faults.append((turned.Exchanged(**pair).words(), turned.Exchanged(**pair).cause()))
+    if labels := context.data_report.get("contradicted_labels"):
+        faults.append((neighbours.Contradicted(**labels).words(), neighbours.CAUSE))
     if change := context.data_report.get("foreign_change"):
         faults.append((turned.Foreign(**change).words(), turned.Foreign(**change).cause()))
     faults += [(named, "class ids built for each split: build one list of classes, use it in all")

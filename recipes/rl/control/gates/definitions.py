@@ -75,17 +75,18 @@ def gap(found: float, due: list[float]) -> float:
 
 def clipped(found: list[float], due: list[list[float]]) -> str:
     """Return what two bounds, to which every target that differs from its definition was set, say; empty if bounds do not explain it."""
-    low, high, at = min(found), max(found), []
+    low, high, at, free = min(found), max(found), [], []
     size = max(max((abs(d) for some in due for d in some), default=0.0), 1e-9)
     for f, some in zip(found, due, strict=True):
         if not some or gap(f, some) <= 1e-3 * size:
+            free.append(f)
             continue
         beyond = min(some) > high if f == high else max(some) < low if f == low else False
         if not beyond:
             return ""
         at.append(f)
     bounds = " or ".join(f"{b:.3g}" for b in sorted(set(at)))
-    if not 1 < len(at) < len(found):  # where all are one number, it may be another mistake
+    if len(at) < 2 or not set(free) - set(at):  # where all are one number, it may be another mistake
         return ""
     return f"the targets are clipped: {len(at)} of {len(found)} are {bounds}, the definition goes beyond"
 
