@@ -49,22 +49,24 @@ def contradicted(scans: dict[str, Scan], data: Data) -> Contradicted | None:
     train, val, target = scans["train"], scans["val"], categorical(data)
     if target is None:
         return None
-    n, labels = len(data.fields[target].classes or ()), (_labels(train, target), _labels(val, target))
-    if n < 3 or labels[0] is None or labels[1] is None or train.contents.shape[1] != val.contents.shape[1]:
+    n, y, truth = len(data.fields[target].classes or ()), _labels(train, target), _labels(val, target)
+    a, b = train.contents, val.contents
+    if n < 3 or y is None or truth is None or a is None or b is None or a.shape[1] != b.shape[1]:
         return None
-    own, other = (_votes(s.contents, train.contents, labels[0], n, same=s is train) for s in (train, val))
-    found = [_rates(vote, y, n) for vote, y in zip((own, other), labels, strict=True)]
-    of = tuple(int(clear.sum()) for clear, _, _ in found)
-    if any(k < COVERED * len(y) for k, y in zip(of, labels, strict=True)):
+    clear, votes, wrong = _rates(_votes(a, a, y, n, same=True), y, n)
+    clear_b, votes_b, wrong_b = _rates(_votes(b, a, y, n, same=False), truth, n)
+    of = int(clear.sum()), int(clear_b.sum())
+    both = (votes >= LEAST) & (votes_b >= LEAST)
+    if of[0] < COVERED * len(y) or of[1] < COVERED * len(truth) or not both.any():
         return None
-    both = (found[0][1] >= LEAST) & (found[1][1] >= LEAST)
-    if not both.any():
-        return None
-    a, b = (found[i][2][both] / found[i][1][both] for i in (0, 1))
-    training, held_out = a.mean().item(), b.mean().item()
-    spread = [(p * (1 - p) + 1 / k).div(k).sum().item() for p, k in ((a, found[0][1][both]), (b, found[1][1][both]))]
-    error = math.sqrt(sum(spread)) / len(a)
-    if training < max(OFTEN, TIMES * held_out) or held_out > RARE or training - held_out < SURE * error:
+    shares, spread = [], 0.0
+    for said, against in ((votes[both], wrong[both]), (votes_b[both], wrong_b[both])):
+        share = against / said
+        spread += ((share * (1 - share) + 1 / said) / said).sum().item()
+        shares.append(share.mean().item())
+    training, held_out = shares
+    sure = SURE * math.sqrt(spread) / int(both.sum())
+    if training < max(OFTEN, TIMES * held_out) or held_out > RARE or training - held_out < sure:
         return None
     return Contradicted(target, training, held_out, of)
 

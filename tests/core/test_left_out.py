@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from trainworthy.core.data import neighbours
+from torch.nn import functional as F
+from torchvision.transforms.functional import gaussian_blur
+from trainworthy.core.data import detail, neighbours
 from trainworthy.core.data.inventory import scan
 from trainworthy.recipes.shared import digits
 from trainworthy.recipes.vision.classify import Images
@@ -59,3 +61,24 @@ def test_labels_of_other_rows_contradict_their_neighbours(seed: int):
     assert neighbours.contradicted(*split(seed)) is None
     assert neighbours.contradicted(*split(seed, noise=0.5)) is None, "hard pictures"
     assert neighbours.contradicted(*split(seed, one_off=0.4, held_out_too=True)) is None, "both splits: nothing to compare with"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_enlarged_thumbnails_lack_the_detail_of_the_originals(seed: int):
+    images, labels = digits.load()
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[:400]
+    images, labels = images[order], labels[order]
+
+    def enlarged(side: int, mode: str = "bilinear") -> Images:
+        small = F.interpolate(images[:200].float(), size=side, mode="area")
+        return Images(F.interpolate(small, size=28, mode=mode).round().clamp(0, 255).byte(), labels[:200], digits.CLASSES)
+
+    val = Images(images[200:], labels[200:], digits.CLASSES)
+    for mode in ("bilinear", "bicubic"):
+        found = detail.missing(enlarged(7, mode), val)
+        assert found.held_out > 10 * found.training
+        assert "fine detail" in found.words()
+    assert detail.missing(enlarged(28), val) is None
+    assert detail.missing(val, enlarged(7)) is None, "evaluated on blurred pictures on purpose"
+    soft = Images(gaussian_blur(images[:200], 3, 0.5), labels[:200], digits.CLASSES)
+    assert detail.missing(soft, val) is None, "another camera"
