@@ -21,7 +21,6 @@ from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.loop.run import Rehearsal
 from trainworthy.core.recipe.stage import categorical as categorical
 
-
 LONGEST = 600  # characters of an exception in a verdict
 
 

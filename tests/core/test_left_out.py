@@ -42,7 +42,11 @@ def split(seed: int, one_off: float = 0.0, held_out_too: bool = False, noise: fl
     images, labels = digits.load()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[:2000]
     images, labels = images[order], labels[order].clone()
-    images = (images + 255 * noise * torch.rand(images.shape, generator=torch.Generator().manual_seed(seed))).clamp(0, 255).byte()
+    images = (
+        (images + 255 * noise * torch.rand(images.shape, generator=torch.Generator().manual_seed(seed)))
+        .clamp(0, 255)
+        .byte()
+    )
     for first, last in ((0, 1500), (1500, 2000))[: 1 + held_out_too]:
         start = last - round(one_off * (last - first))
         labels[start : last - 1] = labels[start + 1 : last].clone() if one_off else labels[start : last - 1].clone()
@@ -60,7 +64,9 @@ def test_labels_of_other_rows_contradict_their_neighbours(seed: int):
     assert neighbours.contradicted(*split(seed, one_off=0.2)) is not None
     assert neighbours.contradicted(*split(seed)) is None
     assert neighbours.contradicted(*split(seed, noise=0.5)) is None, "hard pictures"
-    assert neighbours.contradicted(*split(seed, one_off=0.4, held_out_too=True)) is None, "both splits: nothing to compare with"
+    assert neighbours.contradicted(*split(seed, one_off=0.4, held_out_too=True)) is None, (
+        "both splits: nothing to compare with"
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -71,7 +77,9 @@ def test_enlarged_thumbnails_lack_the_detail_of_the_originals(seed: int):
 
     def enlarged(side: int, mode: str = "bilinear") -> Images:
         small = F.interpolate(images[:200].float(), size=side, mode="area")
-        return Images(F.interpolate(small, size=28, mode=mode).round().clamp(0, 255).byte(), labels[:200], digits.CLASSES)
+        return Images(
+            F.interpolate(small, size=28, mode=mode).round().clamp(0, 255).byte(), labels[:200], digits.CLASSES
+        )
 
     val = Images(images[200:], labels[200:], digits.CLASSES)
     for mode in ("bilinear", "bicubic"):

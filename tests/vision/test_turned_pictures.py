@@ -50,9 +50,7 @@ def test_masks_of_mirrored_pictures(asked: str, back: str, verdict: str, launch,
         assert scored["cause"] == "evaluate() asks about pictures mirrored, and does not turn these answers back"
 
 
-@pytest.mark.parametrize(
-    ("answer", "verdict"), [(MIRRORED_BOXES, "pass"), ('model(batch["image"].flip(-1))', "fail")]
-)
+@pytest.mark.parametrize(("answer", "verdict"), [(MIRRORED_BOXES, "pass"), ('model(batch["image"].flip(-1))', "fail")])
 def test_boxes_of_mirrored_pictures(answer: str, verdict: str, launch, fork):
     fork(('enumerate(model(batch["image"]))', f"enumerate({answer})"), recipe="vision/detect")
     done = launch("check", "mine.py", "--only", "precision")

@@ -169,9 +169,10 @@ def _belongs_elsewhere(stage: Stage) -> Iterator[tuple[str, str]]:
 
 def _blurred(stage: Stage) -> Iterator[tuple[str, str]]:
     """Yield (fault, cause) of training pictures without the fine detail of the held-out ones."""
-    if "val" in stage.data and not stage.expect.gate_batch_size:  # otherwise a picture takes a large part of a second
-        if (found := detail.missing(stage.data["train"], stage.data["val"])) is not None:
-            yield found.words(), detail.CAUSE
+    if "val" not in stage.data or stage.expect.gate_batch_size:
+        return  # a picture takes a large part of a second
+    if (found := detail.missing(stage.data["train"], stage.data["val"])) is not None:
+        yield found.words(), detail.CAUSE
 
 
 def _split_faults(context: GateContext, stage: Stage, name: str) -> Iterator[tuple[str, str]]:

@@ -23,7 +23,10 @@ class Relabelled(View):
         if self.other is None or index != self.other[1]:
             return sample
         key, was = self.other[0], sample[self.other[0]]
-        return {**sample, key: torch.full_like(was, self.other[2]) if isinstance(was, Tensor) else type(was)(self.other[2])}
+        return {
+            **sample,
+            key: torch.full_like(was, self.other[2]) if isinstance(was, Tensor) else type(was)(self.other[2]),
+        }
 
 
 def left_out(run: Run, stage: Stage, val: Data, indices: Sequence[int]) -> list[int]:
@@ -50,13 +53,19 @@ def _silent(run: Run, stage: Stage, val: Data, some: list[int], key: str) -> lis
 
     plain = measured(None)
     labels = [int(val.peek(i, key)) for i in some]
-    return [i for at, (i, label) in enumerate(zip(some, labels, strict=True)) if not _matters(plain, measured, key, at, label, n)]
+    return [
+        i
+        for at, (i, label) in enumerate(zip(some, labels, strict=True))
+        if not _matters(plain, measured, key, at, label, n)
+    ]
 
 
 def _matters(plain: dict[str, float], measured: Callable, key: str, position: int, label: int, n: int) -> bool:
     """Return whether another class of the sample at `position` changes a metric."""
     for step in range(1, n):
         other = measured((key, position, (label + step) % n))
-        if other.keys() != plain.keys() or any(other[k] != v and not (v != v and other[k] != other[k]) for k, v in plain.items()):
+        if other.keys() != plain.keys() or any(
+            other[k] != v and not (v != v and other[k] != other[k]) for k, v in plain.items()
+        ):
             return True
     return False

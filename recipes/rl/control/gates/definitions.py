@@ -167,7 +167,11 @@ def _ppo_values(cfg: Any, seen: "Seen", net: nn.Module, places: list, rows: dict
         gap(r * size, [a + v for a, v in some]) for r, some in zip(rows["return"].tolist(), due, strict=True)
     )
     stored = max(gap(r * size, [v for _, v in some]) for r, some in zip(rows["value"].tolist(), due, strict=True))
-    pairs = [(some[0][0], r * size - some[0][1]) for r, some in zip(rows["return"].tolist(), due, strict=True) if len(some) == 1]
+    pairs = [
+        (some[0][0], r * size - some[0][1])
+        for r, some in zip(rows["return"].tolist(), due, strict=True)
+        if len(some) == 1
+    ]
     known = rescaled(pairs, scale) if returned > 1e-3 * scale else ""
     out = {
         "returns": (returned / scale, f"{known}\n{CAUSES['estimate']}" if known else CAUSES["estimate"]),

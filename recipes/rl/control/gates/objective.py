@@ -233,7 +233,10 @@ def newest_only(found: Seen) -> str:
             continue
         some, every = last[:, : len(mean)], rows[:, : len(mean)]
         unit = every.std(0).clamp_min(1e-6)
-        for what, kept, own, due in (("mean", mean, some.mean(0), every.mean(0)), ("variance", var, some.var(0), every.var(0))):
+        for what, kept, own, due in (
+            ("mean", mean, some.mean(0), every.mean(0)),
+            ("variance", var, some.var(0), every.var(0)),
+        ):
             scale = unit if what == "mean" else unit.square()
             near, far = (((kept.double().cpu() - x).abs() / scale).max().item() for x in (own, due))
             if near <= NEAR and far > 10 * NEAR:
