@@ -49,7 +49,8 @@ def contradicted(scans: dict[str, Scan], data: Data) -> Contradicted | None:
     train, val, target = scans["train"], scans["val"], categorical(data)
     if target is None:
         return None
-    n, y, truth = len(data.fields[target].classes or ()), _labels(train, target), _labels(val, target)
+    n = len(data.fields[target].classes or ())
+    y, truth = _labels(train, target, n), _labels(val, target, n)
     a, b = train.contents, val.contents
     if n < 3 or y is None or truth is None or a is None or b is None or a.shape[1] != b.shape[1]:
         return None
@@ -71,12 +72,12 @@ def contradicted(scans: dict[str, Scan], data: Data) -> Contradicted | None:
     return Contradicted(target, training, held_out, of)
 
 
-def _labels(scan: Scan, target: str) -> Tensor | None:
+def _labels(scan: Scan, target: str, n: int) -> Tensor | None:
     known = scan.targets.get(target)
     if scan.contents is None or not known or len(scan.kept) < NEAREST * LEAST:
         return None
     found = [known[i] for i in scan.kept]
-    return torch.tensor(found) if all(isinstance(y, int) and y >= 0 for y in found) else None
+    return torch.tensor(found) if all(isinstance(y, int) and 0 <= y < n for y in found) else None
 
 
 def _votes(samples: Tensor, known: Tensor, labels: Tensor, n: int, *, same: bool) -> Tensor:
