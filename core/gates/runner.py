@@ -21,6 +21,8 @@ from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.loop.run import Rehearsal
 from trainworthy.core.recipe.stage import categorical as categorical
 
+LONGEST = 600  # characters of an exception in a verdict
+
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
@@ -117,11 +119,11 @@ def _check(one: Gate, context: GateContext) -> Verdict:
             False, f"the optimiser holds parameters of another model: none of its {held} tensors is in the model that is trained",
             "an optimiser over the parameters of the model",
             "the optimiser was built before the model was replaced or copied (deepcopy, a wrapper, a second call of the factory): "
-            "build it last, over the very model that is trained", evidence={"error": f"{type(error).__name__}: {error}"},
+            "build it last, over the very model that is trained", evidence={"error": _cut(f"{type(error).__name__}: {error}")},
         ) if held else Finding(
-            False, f"raised {type(error).__name__}: {error}", "no exception",
+            False, _cut(f"raised {type(error).__name__}: {error}"), "no exception",
             f"{frame.filename}:{frame.lineno}: {frame.line}",
-            evidence={"traceback": traceback.format_exception(error)},
+            evidence={"traceback": [_cut(line, 10) for line in traceback.format_exception(error)]},
         )  # fmt: skip
     worst = 0 if not finding.ok else 1 if skipped else 2
     if world > 1:  # the worst verdict of any rank counts
@@ -143,6 +145,12 @@ def _check(one: Gate, context: GateContext) -> Verdict:
     if not ok and context.accelerator.is_main_process:
         _keep_repro(verdict, finding, context)
     return verdict
+
+
+def _cut(text: str, times: int = 1) -> str:
+    """Return the text of an exception without its middle, if it is long: a KeyError shows its key, which may be a picture."""
+    half = times * LONGEST // 2
+    return text if len(text) <= 2 * half else f"{text[:half]} ... {text[-half:]}"
 
 
 def _stale(context: GateContext) -> int:

@@ -78,3 +78,14 @@ def test_a_number_that_is_off_by_a_known_factor_names_its_cause(got: float, due:
     found = gradient.ratio(got, due, {"three": 3.0, "one": 1.0, "none": 0.0})
     assert found.startswith(said)
     assert bool(found) == bool(said)
+
+
+def test_an_exception_with_a_picture_in_it_is_cut(tmp_path: Path):
+    def check(_context) -> Finding:
+        return {}[b"\xe9" * 60_000]
+
+    one = SimpleNamespace(**{**vars(context(tmp_path)), "once": lambda key, make: 0, "memo": {}})
+    (found,) = runner.run_gates([Gate("broken", "C1", "", check)], one, known={}, console=Console(quiet=True))
+    assert found.measured.startswith("raised KeyError")
+    assert len(found.measured) < 2 * runner.LONGEST
+    assert max(map(len, found.evidence["traceback"])) < 20 * runner.LONGEST

@@ -200,3 +200,43 @@ def test_the_stand_in_sees_a_host_tensor():
     code = "import torch; from tests.helpers.stand_in import *\nwith stand_in(): torch.ones(3, device=DEVICE) + torch.ones(3)"
     done = on_the_stand_in("-c", code)
     assert "Expected all tensors to be on the same device" in done.stderr
+
+
+# -------------------------------------------------------------------------------------------------- causes that numbers support
+ADVANTAGE = '    return rollout | {"advantage": advantage, "return": advantage + value, "value": value}\n'
+OBSERVED = "        self.observations.update(observation[:, : self.memory.n_obs])\n"
+TARGET = "returns(cfg, policy, target, rows) / policy.returns.rms\n"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "old", "new", "only", "cause"),
+    [
+        ("rl/ppo", ADVANTAGE, "    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)\n" + ADVANTAGE, "targets",
+         "returns are made of advantages that were normalised before"),
+        ("rl/ppo", OBSERVED, "        self.observations.count.zero_()\n        self.observations.mean.zero_()\n" + OBSERVED, "returns",
+         "running statistics start anew with each rollout"),
+        ("rl/dqn", TARGET, TARGET.replace("returns(", "(returns(").replace("rms\n", "rms).clamp(-1, 1)\n"), "returns",
+         "the targets are clipped"),
+    ],
+)  # fmt: skip
+def test_a_cause_that_numbers_support_comes_first(recipe, old, new, only, cause, launch, fork):
+    """The causes were "bootstrapping crosses the end of an episode", none, and "`double` or `n_step` is not applied"."""
+    fork((old, new), recipe=recipe)
+    done = launch("check", "mine.py", "--only", only)
+    assert done.returncode == 3, done.shown
+    assert failed(done)[only]["remedy"].startswith(cause), done.shown
+
+
+def test_statistics_that_forget_slowly_are_quiet(launch, fork):
+    """A running average of each rollout's mean and variance, and statistics of the first rollout alone, are no fault."""
+    for update in (
+        "        if self.observations.count < 100:\n    " + OBSERVED,
+        (
+            "        rows = observation[:, : self.memory.n_obs]\n"
+            "        self.observations.mean.lerp_(rows.mean(0), 0.3)\n"
+            "        self.observations.std.lerp_(rows.std(0), 0.3)\n"
+        ),
+    ):
+        fork((OBSERVED, update), recipe="rl/ppo")
+        done = launch("check", "mine.py", "--only", "returns")
+        assert done.returncode == 0, done.shown

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.data import contents, inventory, pairing, texts, turned
+from trainworthy.core.data import contents, detail, inventory, neighbours, pairing, texts, turned
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.checks import paths
@@ -131,9 +131,11 @@ def inventory_gate(context: GateContext) -> Finding:
         faults.append((f"entry {best['entry']} of the input alone predicts the target with an accuracy of {best['accuracy']:.0%}",
                        f"the target was written into the input: entry {best['entry']} alone gives it"))  # fmt: skip
     faults += [*_splits_differ(context.scans, stage), *_paths_differ(run, stage, context.cfg.run.seed)]
-    faults += _belongs_elsewhere(stage)
+    faults += [*_belongs_elsewhere(stage), *_blurred(stage)]
     if pair := context.data_report.get("exchanged_classes"):
         faults.append((turned.Exchanged(**pair).words(), turned.Exchanged(**pair).cause()))
+    if labels := context.data_report.get("contradicted_labels"):
+        faults.append((neighbours.Contradicted(**labels).words(), neighbours.CAUSE))
     if change := context.data_report.get("foreign_change"):
         faults.append((turned.Foreign(**change).words(), turned.Foreign(**change).cause()))
     faults += [(named, "class ids built for each split: build one list of classes, use it in all")
@@ -165,6 +167,14 @@ def _belongs_elsewhere(stage: Stage) -> Iterator[tuple[str, str]]:
         if name != "test" and (found := pairing.moved(data)) is not None:
             cause = f"a column of targets moved by {abs(found.lag)} against its inputs: a cell or a file was deleted or inserted"
             yield f"{name}: {found.words()}", cause
+
+
+def _blurred(stage: Stage) -> Iterator[tuple[str, str]]:
+    """Yield (fault, cause) of training pictures without the fine detail of the held-out ones."""
+    if "val" not in stage.data or stage.expect.gate_batch_size:
+        return  # a picture takes a large part of a second
+    if (found := detail.missing(stage.data["train"], stage.data["val"])) is not None:
+        yield found.words(), detail.CAUSE
 
 
 def _split_faults(context: GateContext, stage: Stage, name: str) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes.named import explain_batched_metric, explain_random_evaluation, random_in_training
 from trainworthy.core.gates.checks.learning import overfitted
+from trainworthy.core.gates.checks.left_out import SAMPLES, left_out
 from trainworthy.core.gates.checks.model_inputs import compare_inputs
 from trainworthy.core.gates.gate import GateContext, pick
 from trainworthy.core.gates.recorder import Record, fingerprint, rehearsed, tensors
@@ -75,6 +76,9 @@ def evaluation(context: GateContext) -> Finding:
         # Too few samples for the metric
         with contextlib.suppress(RuntimeError, ValueError, IndexError, KeyError, TypeError):
             found += [fed] if (fed := compare_inputs(run, stage, some)) else []
+        if not found:
+            with contextlib.suppress(RuntimeError, ValueError, IndexError, KeyError, TypeError):
+                found += _unscored(left_out(run, stage, val, view.indices))
     wrong = [what for what, _ in found]
     # First: what changes under an evaluation makes the next one differ.
     causes = [cause for _, cause in sorted(found, key=lambda fault: fault is not changed)]
@@ -117,6 +121,15 @@ def _unequal(
     alone = [run.measure(stage, View(view, part)).get(k, math.nan) for part in parts]
     return (f"{k} depends on the evaluation batch size: {first[k]:.5f} at {size}, {cut_other[k]:.5f} at {other}",
             explain_batched_metric(cut_other[k], alone, [len(part) for part in parts]))  # fmt: skip
+
+
+def _unscored(samples: list[int]) -> Iterator[tuple[str, str]]:
+    """(what is wrong, cause) of held-out samples that no metric depends on."""
+    if samples:
+        yield (f"the labels of {len(samples)} of {SAMPLES} held-out samples have no influence on any metric, whichever class they are "
+               f"(for example sample {samples[0]})",
+               "evaluate() leaves samples out before it scores (by confidence, a threshold, a mask or a slice), and reports the rest as "
+               "all: score every sample, or report the share that is scored")  # fmt: skip
 
 
 def _changed_by_evaluation(before: dict[str, Tensor], stage: Stage, training: list[str]) -> tuple[str, str] | None:

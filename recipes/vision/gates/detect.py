@@ -19,7 +19,7 @@ from trainworthy.core.gates.gate import GateContext, fetch, own_size, pick, spli
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import boxes
-from trainworthy.recipes.vision.gates import objective, pictures
+from trainworthy.recipes.vision.gates import answers, objective, pictures
 from trainworthy.recipes.vision.gates.boxes import MEANINGS, PAINTED, SAMPLES, Change, lie_on, painted, twin
 from trainworthy.recipes.vision.models import detectors
 
@@ -34,13 +34,15 @@ REACHED = 0.8  # share of the objects; the smallest of COCO match no anchor of h
 
 # --------------------------------------------------------------------------------------------------------------- precision
 class Knowing(nn.Module):
-    """A detector that returns the stored annotations of each picture, after `change`."""
+    """A detector that returns the stored annotations of each picture, after `change`. If the evaluation turns a picture, its boxes are
+    turned with it."""
 
     def __init__(
         self, data: boxes.Boxed, indices: Sequence[int], device: torch.device, change: Callable[[dict], dict] = dict
     ):
         super().__init__()
-        self.answers: dict[bytes, dict] = {}
+        self.stored = answers.Stored([data.get(i, None)["image"] for i in indices])
+        self.answers: list[dict] = []
         for i in indices:
             row = data.rows[i]
             h, w = data.data.sizes[row]
@@ -53,10 +55,15 @@ class Knowing(nn.Module):
                 "scores": torch.full((len(labels),), 0.9),
             }
             said = change(said | {"scale": scale, "size": torch.tensor([h, w])})
-            self.answers[pictures.key(data.get(i, None)["image"])] = {k: v.to(device) for k, v in said.items()}
+            self.answers.append({k: v.to(device) for k, v in said.items()})
+
+    def answer(self, image: Tensor) -> dict:
+        row, turn = self.stored.find(image.cpu())
+        said, size = self.answers[row], tuple(image.shape[-2:])
+        return said if turn is answers.SAME else said | {"boxes": turn.boxes(said["boxes"], size)}
 
     def forward(self, images: Tensor) -> list[dict]:
-        return [self.answers[pictures.key(image)] for image in images]
+        return [self.answer(image) for image in images]
 
 
 def relabelled(by: int, n: int) -> Callable[[dict], dict]:

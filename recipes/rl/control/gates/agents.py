@@ -8,6 +8,7 @@ A recipe passes its stage function and the settings under which it learns a prob
 - batches with `observation` and `return`, and its environments in `stage.state`.
 """
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.recipes.rl.control.data.probes import PROBES
+from trainworthy.recipes.rl.control.gates import definitions
 from trainworthy.recipes.rl.control.gates.environments import replay
 from trainworthy.recipes.rl.control.gates.learning_probes import (
     GAMMA,
@@ -30,6 +32,7 @@ from trainworthy.recipes.rl.control.gates.learning_probes import (
     probe_gate,
 )
 from trainworthy.recipes.rl.control.gates.objective import entries_gate, formula_gate, returns_gate
+from trainworthy.recipes.rl.control.gates.recording import seen
 from trainworthy.recipes.rl.control.gates.target_rate import target_rate_gate
 
 LIMIT = 1e-3
@@ -65,6 +68,7 @@ def targets_gate(subject: Subject) -> Gate:
                     f"both: {len(bad)} of {len(rows)} targets differ from the reward of their action, e.g. {bad[0]:.2f}"
                 )
                 break
+        cause = cause or (_by_definition(context, subject) if wrong else "")
         return Finding(
             not wrong, "; ".join(wrong) or f"equal to the analytic returns: {'; '.join(shown)}", f"within {LIMIT:g}" + f", at {under}" * bool(under),
             "bootstrapping crosses the end of an episode: the mask is missing or one step off\n"
@@ -74,6 +78,13 @@ def targets_gate(subject: Subject) -> Gate:
         )  # fmt: skip
 
     return check
+
+
+def _by_definition(context: GateContext, subject: Subject) -> str:
+    """Return the cause that the targets of the configured run support (see the gate `returns`); empty if there is none."""
+    with contextlib.suppress(Skip, KeyError, AttributeError, TypeError):
+        return definitions.measured(subject.targets(context.cfg, seen(context))) if subject.targets else ""
+    return ""
 
 
 def changed_rewards(pairs: list[tuple[float, float]]) -> str:

@@ -73,6 +73,44 @@ def gap(found: float, due: list[float]) -> float:
     return min((abs(found - d) for d in due), default=float("inf"))
 
 
+def clipped(found: list[float], due: list[list[float]]) -> str:
+    """Return what two bounds, to which every target that differs from its definition was set, say; empty if bounds do not explain it."""
+    low, high, at, free = min(found), max(found), [], []
+    size = max(max((abs(d) for some in due for d in some), default=0.0), 1e-9)
+    for f, some in zip(found, due, strict=True):
+        if not some or gap(f, some) <= 1e-3 * size:
+            free.append(f)
+            continue
+        beyond = min(some) > high if f == high else max(some) < low if f == low else False
+        if not beyond:
+            return ""
+        at.append(f)
+    bounds = " or ".join(f"{b:.3g}" for b in sorted(set(at)))
+    if len(at) < 2 or not set(free) - set(at):  # where all are one number, it may be another mistake
+        return ""
+    return f"the targets are clipped: {len(at)} of {len(found)} are {bounds}, the definition goes beyond"
+
+
+def rescaled(pairs: list[tuple[float, float]], scale: float) -> str:
+    """Return the line that makes `return - value` of the advantage, from (advantage, return - value); empty if it is the advantage, or
+    none does."""
+    if len(pairs) < 8:
+        return ""
+    x, y = torch.tensor(pairs, dtype=torch.float64).T
+    slope = ((x - x.mean()) @ (y - y.mean()) / (x - x.mean()).square().sum().clamp_min(1e-12)).item()
+    offset = (y.mean() - slope * x.mean()).item()
+    exact = (y - slope * x - offset).abs().max() <= 1e-3 * min(scale, y.std().item())
+    if not exact or slope <= 0 or (abs(slope - 1) <= 1e-2 and abs(offset) <= 1e-2 * scale):
+        return ""
+    return f"returns are made of advantages that were normalised before: return - value is {slope:.3g} x advantage {offset:+.3g}"
+
+
+def measured(compared: "Compared") -> str:
+    """Return the first cause that numbers support, not only a list; empty if there is none."""
+    causes = [cause for off, cause in compared.values() if not off <= 1e-3 and cause not in CAUSES.values()]
+    return causes[0].splitlines()[0] if causes else ""
+
+
 def unplayed(places: list[list[tuple[int, int]]]) -> Compared:
     """Return the rows that no environment produced."""
     share = sum(not p for p in places) / max(len(places), 1)
@@ -129,8 +167,14 @@ def _ppo_values(cfg: Any, seen: "Seen", net: nn.Module, places: list, rows: dict
         gap(r * size, [a + v for a, v in some]) for r, some in zip(rows["return"].tolist(), due, strict=True)
     )
     stored = max(gap(r * size, [v for _, v in some]) for r, some in zip(rows["value"].tolist(), due, strict=True))
+    pairs = [
+        (some[0][0], r * size - some[0][1])
+        for r, some in zip(rows["return"].tolist(), due, strict=True)
+        if len(some) == 1
+    ]
+    known = rescaled(pairs, scale) if returned > 1e-3 * scale else ""
     out = {
-        "returns": (returned / scale, CAUSES["estimate"]),
+        "returns": (returned / scale, f"{known}\n{CAUSES['estimate']}" if known else CAUSES["estimate"]),
         "values of the rollout": (stored / scale, CAUSES["values"]),
     }
     single = [(some[0][0], a) for a, some in zip(rows["advantage"].tolist(), due, strict=True) if len(some) == 1]
@@ -175,18 +219,21 @@ def dqn(cfg: Any, seen: "Seen") -> Compared:
 
     unit = seen.model.returns.rms.item()
 
+    def all_due(**how: Any) -> list[list[float]]:
+        with seen.run.autocast():
+            return [[d for t, i in some if (d := targets(t, i, **how)) is not None] for some in places]
+
     def apart(**how: Any) -> float:
         """Return the largest relative difference of the batch's targets from this definition."""
-        with seen.run.autocast():
-            due = [[d for t, i in some if (d := targets(t, i, **how)) is not None] for some in places]
+        due = all_due(**how)
         scale = max(max((abs(d) for some in due for d in some), default=0.0), 1e-9)
         return max(gap(r * unit, some) for r, some in zip(rows["return"].tolist(), due, strict=True)) / scale
 
     off, cause = apart(), CAUSES["dqn"]
     if off > 1e-3:  # find the known mistake that fits
-        cause = next(
-            (f"{name}\n{cause}" for name, how in mistakes_of_dqn(cfg, unit).items() if apart(**how) <= 1e-3), cause
-        )
+        fits = (name for name, how in mistakes_of_dqn(cfg, unit).items() if apart(**how) <= 1e-3)
+        known = next(fits, "") or clipped([r * unit for r in rows["return"].tolist()], all_due())
+        cause = f"{known}\n{cause}" if known else cause
     out["targets"] = (off, cause)
     return out
 
@@ -220,5 +267,6 @@ def sac(cfg: Any, seen: "Seen") -> Compared:
     scale = max(max(abs(d) for some in due for d in some), 1e-9)
     unit = seen.model.rewards.rms.item()
     off = max(gap(r * unit, some) for r, some in zip(rows["return"].tolist(), due, strict=True)) / scale
-    out["targets"] = (off, CAUSES["sac"])
+    known = clipped([r * unit for r in rows["return"].tolist()], due) if off > 1e-3 else ""
+    out["targets"] = (off, f"{known}\n{CAUSES['sac']}" if known else CAUSES["sac"])
     return out

@@ -17,10 +17,11 @@ from trainworthy.core.gates.checks.formula import limit
 from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.recipe.stage import Stage, batch_size
 from trainworthy.recipes.rl.control.data.replay import Replay
-from trainworthy.recipes.rl.control.gates import formulas
-from trainworthy.recipes.rl.control.gates.recording import seen
+from trainworthy.recipes.rl.control.gates import definitions, formulas
+from trainworthy.recipes.rl.control.gates.recording import Seen, seen
 
 ROWS = 64  # samples of a batch that are compared one by one
+NEAR = 2e-3  # distance at which statistics are equal, as a share of the standard deviation or variance
 ON_PURPOSE = (
     "on purpose: add what is new as a loss term with a name of its own, state your own formula (`formula=` of gates.Subject, a "
     'function like those of recipes/rl/control/gates/formulas.py), or accept it: --gates.waive formula --gates.because "..."'
@@ -203,14 +204,45 @@ def returns_gate(targets: Callable | None) -> Gate:
                 [short, *wrong],
                 ["the replay buffer is built with another capacity than the setting's", *causes],
             )
+        forgotten = newest_only(found)
+        if forgotten:
+            wrong, causes = [*wrong, forgotten], [*causes, "running statistics start anew with each rollout: the net reads every observation "
+                                                  "in new units; add the rollout to all earlier ones"]  # fmt: skip
         return Finding(
             not wrong, "; ".join(wrong) or ", ".join(f"{k} within {v:.1e}" for k, (v, _) in compared.items()),
-            f"within {exact:g} of the largest" + ", and room for --buffer-size transitions" * bool(short),
+            f"within {exact:g} of the largest" + ", and room for --buffer-size transitions" * bool(short)
+            + ", and statistics of all rollouts" * bool(forgotten),
             "\n".join([*causes, "on purpose: --gates.waive returns --gates.because \"...\""]),
-            evidence={k: v for k, (v, _) in compared.items()}, batch=found.batch,
+            evidence={k: v for k, (v, _) in compared.items()}, batch=found.batch, cause=definitions.measured(compared),
         )  # fmt: skip
 
     return check
+
+
+def newest_only(found: Seen) -> str:
+    """Return which statistics of observations are those of the newest rollout alone, from the played steps of two rollouts. Statistics
+    of all rollouts, running averages, and statistics that do not change are no fault."""
+    rows = found.steps["observation"].flatten(0, 1).double()
+    wide, newest = found.steps["observation"].shape[1], max(found.iteration)
+    last = rows[torch.tensor(found.iteration).repeat_interleave(wide) == newest]
+    for name, module in found.stage.model.named_modules():
+        mean, var = (getattr(module, k, None) for k in ("mean", "var"))
+        if not (isinstance(mean, Tensor) and isinstance(var, Tensor)) or mean.ndim != 1 or mean.shape != var.shape:
+            continue
+        if not 1 < len(mean) <= rows.shape[1] or newest == min(found.iteration):
+            continue
+        some, every = last[:, : len(mean)], rows[:, : len(mean)]
+        unit = every.std(0).clamp_min(1e-6)
+        for what, kept, own, due in (
+            ("mean", mean, some.mean(0), every.mean(0)),
+            ("variance", var, some.var(0), every.var(0)),
+        ):
+            scale = unit if what == "mean" else unit.square()
+            near, far = (((kept.double().cpu() - x).abs() / scale).max().item() for x in (own, due))
+            if near <= NEAR and far > 10 * NEAR:
+                return (f"the {what} in `{name}` is that of the newest rollout alone ({len(some):,} of {len(rows):,} played steps; "
+                        f"{far:.2g} {'standard deviations' if what == 'mean' else 'of the variance'} from that of all)")  # fmt: skip
+    return ""
 
 
 def too_small(stage: Stage, cfg: Any) -> str:

@@ -1,0 +1,98 @@
+"""Finds training labels that contradict their neighbours where held-out labels do not: a table of labels that lost a row, labels of one
+annotator, a noisy source.
+
+Each sample's label is compared with those of its nearest training samples, where these agree. Held-out samples with the same labels
+contradict them as often. No model is trained.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from trainworthy.core.data.inventory import Scan
+from trainworthy.core.recipe.stage import Data, categorical
+
+NEAREST = 10  # training samples that vote
+WINNER, OTHER = 0.5, 0.2  # share of the votes that the most frequent class must have, and that the next one may have
+LEAST = 10  # samples of a class with a clear vote, in either split
+COVERED = 0.4  # share of either split's samples that must have a clear vote
+OFTEN, RARE = 0.15, 0.1  # share of contradicted labels: in training at least, in the held-out data at most
+TIMES = 3  # and by so much more often in training
+SURE = 5.0  # standard errors between the two
+
+
+@dataclass
+class Contradicted:
+    """Labels against which the nearest training samples vote."""
+
+    target: str
+    training: float
+    """Share of the training labels, as a mean over classes."""
+    held_out: float
+    of: tuple[int, int]
+    """Samples with a clear vote."""
+
+    def words(self) -> str:
+        return (f"{self.training:.0%} of the training labels '{self.target}' contradict the training samples that are most like theirs, of the "
+                f"held-out ones {self.held_out:.1%} ({self.of[0]:,} and {self.of[1]:,} samples whose nearest {NEAREST} clearly agree)")  # fmt: skip
+
+
+CAUSE = (
+    "training labels belong to other samples, although held-out labels do not: a table of labels that lost a row, or was joined or sorted "
+    "otherwise, or wrong labels of one source"
+)
+
+
+def contradicted(scans: dict[str, Scan], data: Data) -> Contradicted | None:
+    """Return how often labels contradict their neighbours if they do so in training alone. `data`: the training set."""
+    train, val, target = scans["train"], scans["val"], categorical(data)
+    if target is None:
+        return None
+    n = len(data.fields[target].classes or ())
+    y, truth = _labels(train, target, n), _labels(val, target, n)
+    a, b = train.contents, val.contents
+    if n < 3 or y is None or truth is None or a is None or b is None or a.shape[1] != b.shape[1]:
+        return None
+    clear, votes, wrong = _rates(_votes(a, a, y, n, same=True), y, n)
+    clear_b, votes_b, wrong_b = _rates(_votes(b, a, y, n, same=False), truth, n)
+    of = int(clear.sum()), int(clear_b.sum())
+    both = (votes >= LEAST) & (votes_b >= LEAST)
+    if of[0] < COVERED * len(y) or of[1] < COVERED * len(truth) or not both.any():
+        return None
+    shares, spread = [], 0.0
+    for said, against in ((votes[both], wrong[both]), (votes_b[both], wrong_b[both])):
+        share = against / said
+        spread += ((share * (1 - share) + 1 / said) / said).sum().item()
+        shares.append(share.mean().item())
+    training, held_out = shares
+    sure = SURE * math.sqrt(spread) / int(both.sum())
+    if training < max(OFTEN, TIMES * held_out) or held_out > RARE or training - held_out < sure:
+        return None
+    return Contradicted(target, training, held_out, of)
+
+
+def _labels(scan: Scan, target: str, n: int) -> Tensor | None:
+    known = scan.targets.get(target)
+    if scan.contents is None or not known or len(scan.kept) < NEAREST * LEAST:
+        return None
+    found = [known[i] for i in scan.kept]
+    return torch.tensor(found) if all(isinstance(y, int) and 0 <= y < n for y in found) else None
+
+
+def _votes(samples: Tensor, known: Tensor, labels: Tensor, n: int, *, same: bool) -> Tensor:
+    """Return the share of each class among the nearest training samples, (N, n). `same`: a sample does not vote for itself."""
+    alike = samples @ known.T
+    if same:
+        alike.fill_diagonal_(-2.0)
+    near = labels[alike.topk(NEAREST, dim=1).indices]
+    return torch.nn.functional.one_hot(near, n).float().mean(1)
+
+
+def _rates(votes: Tensor, labels: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (which samples have a clear vote, their number for each class, how many of them contradict their label)."""
+    first, second = votes.topk(2, dim=1).values.unbind(1)
+    clear = (first >= WINNER) & (second <= OTHER)
+    wrong = clear & (votes.argmax(1) != labels)
+    count = lambda mask: labels[mask].bincount(minlength=n)[:n].double()  # noqa: E731
+    return clear, count(clear), count(wrong)
