@@ -98,6 +98,8 @@ OTHERS = {"accelerate", "bitsandbytes", "diffusers", "peft", "torchvision"}
 PUBLIC = {
     "_replace",
     "_fields",
+    "_saved_mat2",
+    "_saved_self",
     "_saved_self_sym_sizes",
 }  # of named tuples, and of graph nodes (torch's notes on autograd): documented
 OURS = {
