@@ -222,7 +222,7 @@ def returns_gate(targets: Callable | None) -> Gate:
 def newest_only(found: Seen) -> str:
     """Return which statistics of observations are those of the newest rollout alone, from the played steps of two rollouts. Statistics
     of all rollouts, running averages, and statistics that do not change are no fault."""
-    rows = found.steps["observation"].flatten(0, 1).double()
+    rows = found.steps["observation"].flatten(0, 1).cpu().double()
     wide, newest = found.steps["observation"].shape[1], max(found.iteration)
     last = rows[torch.tensor(found.iteration).repeat_interleave(wide) == newest]
     for name, module in found.stage.model.named_modules():
@@ -238,7 +238,7 @@ def newest_only(found: Seen) -> str:
             ("variance", var, some.var(0), every.var(0)),
         ):
             scale = unit if what == "mean" else unit.square()
-            near, far = (((kept.double().cpu() - x).abs() / scale).max().item() for x in (own, due))
+            near, far = (((kept.cpu().double() - x).abs() / scale).max().item() for x in (own, due))
             if near <= NEAR and far > 10 * NEAR:
                 return (f"the {what} in `{name}` is that of the newest rollout alone ({len(some):,} of {len(rows):,} played steps; "
                         f"{far:.2g} {'standard deviations' if what == 'mean' else 'of the variance'} from that of all)")  # fmt: skip
