@@ -327,10 +327,10 @@ def gradients(seen: Observer) -> dict:
 
 
 def beside_the_graph(seen: Observer, group: Group, groups: list[Group]) -> bool:
-    """Return whether no loss depends on an optimiser's tensors, while other optimisers step with gradients: an optimiser is made for every
-    parameter (Pyro), those of a fixed model, too. What should get gradients is found by `wiring`."""
-    reached = {id(p) for p in group.parameters} & seen.leaves.keys()
-    return not reached and any(g is not group and g.empty < 0.5 * g.steps for g in groups)
+    """Return whether no loss depends on an optimiser's one tensor, while other optimisers step with gradients: some libraries make one for
+    every parameter (Pyro), those of a fixed model, too. What should get gradients is found by `wiring`."""
+    alone = len(group.parameters) == 1 and id(group.parameters[0]) not in seen.leaves
+    return alone and any(g is not group and g.empty < 0.5 * g.steps for g in groups)
 
 
 def moved_ids(seen: Observer, group: Group) -> set[int]:

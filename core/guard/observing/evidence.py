@@ -101,6 +101,7 @@ class Evidence:
         self.conditions = Conditions()
         self.multi_hot, self.lookups, self.log_scales = MultiHot(), Lookups(), LogScales()
         self.stored, self.logits = Stored(), Logits()
+        self.store = self.stored.note
         self.texts: list[Tensor] = []  # batches of tokens, time last
         self.turned: Counter = Counter()  # binary losses whose target has the gradient, and not their input
 

@@ -128,7 +128,7 @@ class Observer(Updates, Losses):
             length = None
         one = Pass(loader, length, self.steps, len(self.passes), refreshing=self.refreshing)
         one.source = source
-        self.evidence.stored.note(loader.dataset)
+        self.evidence.store(loader.dataset)
         self.passes.append(one)
         return one
 
