@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from trainworthy.core.guard.checks.schedules import by_hand
 from trainworthy.core.guard.hooks import events, initial_weights, patches
 from trainworthy.core.guard.measures import columns, supervision
 from trainworthy.core.guard.measures.log_scales import LogScales
+from trainworthy.core.guard.measures.logits import Logits
 from trainworthy.core.guard.measures.output_ranges import OutputRanges
 from trainworthy.core.guard.measures.targets import describe
 from trainworthy.core.guard.observing.observer import Observer
@@ -90,7 +92,10 @@ def test_log_softmax_over_the_batch(dim: int):
     log_p = torch.randn(32, 10).log_softmax(dim)
     row = describe("kl_div", log_p, torch.randn(32, 10).softmax(1), {}, None)
     seen = SimpleNamespace(
-        calls=[row] * 4, evidence=SimpleNamespace(output_ranges=OutputRanges(), log_scales=LogScales())
+        calls=[row] * 4,
+        evidence=SimpleNamespace(
+            output_ranges=OutputRanges(), log_scales=LogScales(), turned=Counter(), logits=Logits()
+        ),
     )
     assert loss_input(seen)["ok"] == (dim == 1)
 
