@@ -11,6 +11,7 @@ from trainworthy.core.guard.checks.invariants import names, tops
 from trainworthy.core.guard.checks.objectives import Fault
 from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.measures import indexing, mixing, pairing, supervision
+from trainworthy.core.guard.measures.class_numbers import CAUSE, numbering
 from trainworthy.core.guard.measures.float_targets import binary_right, output_target_correlation, r_squared
 from trainworthy.core.guard.observing.observer import Observer
 
@@ -250,28 +251,19 @@ def renamed(seen: Observer) -> Fault | None:
         return None
     truth, answer = (torch.cat(x) for x in zip(*one.answers, strict=True))
     trained = sum(r["right"] for r in rows) / sum(r["scored"] for r in rows)
-    classes, n = int(max(truth.max(), answer.max())) + 1, len(truth)
-    if n < 100 or classes < 3:
+    found = numbering(truth, answer) if len(truth) >= 100 else None
+    if found is None or found.count < 3:
         return None
-    first = torch.arange(n) % 2 == 0
-    table = torch.bincount(truth[first] * classes + answer[first], minlength=classes**2).view(classes, classes)
-    known = table.sum(1) >= 3
-    names = table.argmax(1)
-    if len(names[known].unique()) < int(known.sum()) or int(known.sum()) < 3:
-        return None
-    held = ~first & known[truth]
-    as_it_is, new = (float((x[held] == answer[held]).float().mean()) for x in (truth, names[truth]))
-    moved = int((names != torch.arange(classes))[known].sum())
+    as_it_is, new, moved, count = found.as_it_is, found.right, found.moved, found.count
     if moved < 2 or new - as_it_is < 0.25 or trained - as_it_is < 0.25:
         return None
-    count, chance = int(known.sum()), 1 / int(known.sum())
-    weak = moved < 0.5 * count or new < 2.5 * max(as_it_is, chance) or new < 0.8 * trained
+    weak = moved < 0.5 * count or new < 2.5 * max(as_it_is, 1 / count) or new < 0.8 * trained
     if new < 0.5 and weak:  # a model of few classes that is still bad may confuse two of them in one way
         return None
     return (
-        f"{as_it_is:.2f} right in the evaluation and {trained:.2f} in training; with {moved} of {int(known.sum())} classes "
-        f"numbered otherwise {new:.2f} of {int(held.sum())} other samples of the evaluation",
-        "training and evaluation number their classes differently: use one mapping from names to numbers for both",
+        f"{as_it_is:.2f} right in the evaluation and {trained:.2f} in training; with {moved} of {count} classes "
+        f"numbered otherwise {new:.2f} of {found.samples} other samples of the evaluation",
+        CAUSE,
     )
 
 

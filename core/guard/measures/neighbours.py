@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.correlation import pearson
+from trainworthy.core.guard.measures import class_numbers
 from trainworthy.core.guard.measures.spaced import spaced
 
 Fault = tuple[str, str]
@@ -105,20 +106,6 @@ def changes(x: Tensor) -> Iterator[tuple[str, Tensor]]:
         )
 
 
-def numbered(truth: Tensor, answer: Tensor, classes: int) -> tuple[float, int]:
-    """Return how often answers are right with the numbering of classes that fits every other sample best, on the remaining ones, and how many
-    classes it moves; (0, 0) where it gives two classes one number."""
-    first = torch.arange(len(truth)) % 2 == 0
-    table = torch.bincount(truth[first] * classes + answer[first], minlength=classes**2).view(classes, classes)
-    known, names = table.sum(1) >= 3, table.argmax(1)
-    if len(names[known].unique()) < int(known.sum()) or int(known.sum()) < 2:
-        return 0.0, 0
-    held = ~first & known[truth]
-    return float((names[truth[held]] == answer[held]).float().mean()), int(
-        (names != torch.arange(classes))[known].sum()
-    )
-
-
 def check(train: Any, others: list[Any], limit: float) -> Fault | None:
     """Return what is wrong with the targets or the inputs of training or of one of the evaluations."""
     mine = read(train, MOST, limit) if others else None
@@ -161,18 +148,16 @@ def compared(model: Nearest, own: float, mine: tuple[Tensor, Tensor], theirs: tu
     if y.is_floating_point():
         if got < -max(0.6 * least, chance(y)):
             return told, "the targets of training and evaluation have opposite signs"
-        new, moved = 0.0, 0
-    else:
-        new, moved = numbered(y, answer, int(max(y.max(), answer.max())) + 1)
-    if moved > 1 and new > max(got + CLEAR, 0.8 * least):
-        return (
-            f"{told}; {new:.2f} with {moved} classes numbered otherwise",
-            "training and evaluation number their classes differently: use one mapping from names to numbers for both",
-        )
+    elif (
+        (other := class_numbers.numbering(y, answer))
+        and other.moved > 1
+        and other.right > max(got + CLEAR, 0.8 * least)
+    ):
+        return f"{told}; {other.right:.2f} with {other.moved} classes numbered otherwise", class_numbers.CAUSE
     best, how = max(((score(model.answers(v), y), k) for k, v in changes(x)), default=(0.0, ""))
     if best > max(got + CLEAR, 0.8 * least):
         return (
-            f"{told}; {how}, {best:.0%}",
+            f"{told}; {best:.2f} {how}",
             f"the evaluation's inputs are prepared otherwise than training's: they fit training {how}",
         )
     return None

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ENTRIES = 200_000  # of one array, evenly spaced
+ENTRIES, TOTAL = 200_000, 4_000_000  # of one array, evenly spaced; of all arrays of a data set
 ARRAYS = 400
 DEPTH = 3
 
@@ -32,14 +32,14 @@ def arrays(data: Any, name: str = "data", depth: int = DEPTH) -> Iterator[tuple[
             yield from arrays(x, key, depth - 1)
 
 
-def entries(x: Tensor | np.ndarray) -> Tensor | None:
+def entries(x: Tensor | np.ndarray, most: int) -> Tensor | None:
     """Return a copy of evenly spaced entries; None of an array that is no plain memory (a file, a sparse tensor)."""
     if isinstance(x, np.memmap) or not (
         isinstance(x, np.ndarray) or (x.layout == torch.strided and x.device.type == "cpu")
     ):
         return None
     flat = x.reshape(-1) if isinstance(x, np.ndarray) else x.detach().reshape(-1)
-    step = max(1, len(flat) // ENTRIES) | 1  # odd: not the same place of every row
+    step = max(1, len(flat) // most) | 1  # odd: not the same place of every row
     return torch.tensor(flat[::step]) if isinstance(flat, np.ndarray) else flat[::step].clone()
 
 
@@ -47,20 +47,22 @@ class Stored:
     """What data sets held when the loop first drew from them."""
 
     def __init__(self) -> None:
-        self.known: dict[int, list[tuple[str, Any, Tensor]]] = {}
+        self.known: dict[int, list[tuple[str, Any, int, Tensor]]] = {}
 
     def note(self, data: Any) -> None:
         """Keep some entries of a data set's arrays, at its first pass."""
         if id(data) in self.known:
             return
-        rows = [(name, x, entries(x)) for name, x in list(arrays(data))[:ARRAYS]]
-        self.known[id(data)] = [(name, x, held) for name, x, held in rows if held is not None]
+        held = list(arrays(data))[:ARRAYS]
+        most = min(ENTRIES, TOTAL // max(1, len(held)))
+        rows = [(name, x, most, entries(x, most)) for name, x in held]
+        self.known[id(data)] = [(name, x, most, copy) for name, x, most, copy in rows if copy is not None]
 
     def fault(self) -> tuple[str, str] | None:
         """Return which array has changed, and the cause."""
         for rows in self.known.values():
-            for name, x, before in rows:
-                now = entries(x)
+            for name, x, most, before in rows:
+                now = entries(x, most)
                 if now is None or now.shape != before.shape:
                     continue
                 moved = (now != before) & (before != 0) & (before == before)
