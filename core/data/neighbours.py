@@ -13,6 +13,7 @@ from torch import Tensor
 from trainworthy.core.data.inventory import Scan
 from trainworthy.core.recipe.stage import Data, categorical
 
+ROWS = 4000  # samples of a split that are compared, each with each
 NEAREST = 10  # training samples that vote
 WINNER, OTHER = 0.5, 0.2  # share of the votes that the most frequent class must have, and that the next one may have
 LEAST = 10  # samples of a class with a clear vote, in either split
@@ -50,10 +51,10 @@ def contradicted(scans: dict[str, Scan], data: Data) -> Contradicted | None:
     if target is None:
         return None
     n = len(data.fields[target].classes or ())
-    y, truth = _labels(train, target, n), _labels(val, target, n)
-    a, b = train.contents, val.contents
-    if n < 3 or y is None or truth is None or a is None or b is None or a.shape[1] != b.shape[1]:
+    ours, theirs = _labelled(train, target, n), _labelled(val, target, n)
+    if n < 3 or ours is None or theirs is None or ours[0].shape[1] != theirs[0].shape[1]:
         return None
+    (a, y), (b, truth) = ours, theirs
     clear, votes, wrong = _rates(_votes(a, a, y, n, same=True), y, n)
     clear_b, votes_b, wrong_b = _rates(_votes(b, a, y, n, same=False), truth, n)
     of = int(clear.sum()), int(clear_b.sum())
@@ -72,12 +73,15 @@ def contradicted(scans: dict[str, Scan], data: Data) -> Contradicted | None:
     return Contradicted(target, training, held_out, of)
 
 
-def _labels(scan: Scan, target: str, n: int) -> Tensor | None:
+def _labelled(scan: Scan, target: str, n: int) -> tuple[Tensor, Tensor] | None:
+    """Return the content (N, D) and the labels (N,) of at most `ROWS` evenly spaced samples."""
     known = scan.targets.get(target)
     if scan.contents is None or not known or len(scan.kept) < NEAREST * LEAST:
         return None
-    found = [known[i] for i in scan.kept]
-    return torch.tensor(found) if all(isinstance(y, int) and 0 <= y < n for y in found) else None
+    rows = list(range(0, len(scan.kept), -(-len(scan.kept) // ROWS)))
+    found = [known[scan.kept[r]] for r in rows]
+    fits = all(isinstance(y, int) and 0 <= y < n for y in found)
+    return (scan.contents[rows], torch.tensor(found)) if fits else None
 
 
 def _votes(samples: Tensor, known: Tensor, labels: Tensor, n: int, *, same: bool) -> Tensor:
