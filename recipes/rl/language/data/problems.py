@@ -122,11 +122,15 @@ def _limit() -> int | None:
 
 
 def differ(a: str, b: str) -> bool:
-    """Return whether two answers surely differ: plain numbers and fractions by value, other texts by their letters. Gates choose wrong answers
-    with it, independently of the reward's own comparison."""
+    """Return whether two answers surely differ: plain numbers and fractions by value, other texts by their letters, and texts of several
+    words by their last numbers, too: two calculations may end in one result. Gates choose wrong answers with it, independently of the
+    reward's own comparison."""
     values = [_value(text) for text in (a, b)]
     if None not in values:
         return values[0] != values[1]
+    ends = [number(text) for text in (a, b)]
+    if None not in ends and ends[0] == ends[1] and any(len(text.split()) > 1 for text in (a, b)):
+        return False
     return "".join(a.casefold().split()) != "".join(b.casefold().split())
 
 
@@ -139,11 +143,9 @@ def _value(text: str) -> Fraction | None:
 
 
 def one_digit_off(answer: str) -> str:
-    """The answer with its first digit changed: as long, and wrong. Empty: it has none, or is worth the same."""
-    at = re.search(r"\d", answer)
-    if at is None:
-        return ""
-    other = answer[: at.start()] + str(int(at[0]) % 9 + 1) + answer[at.end() :]
+    """The answer with the first digit of each of its numbers changed: as long, and wrong, whichever of the numbers counts. Empty: it has
+    none, or is worth the same."""
+    other = re.sub(r"(?<![\d.,])\d", lambda at: str(int(at[0]) % 9 + 1), answer)
     return other if differ(other, answer) else ""
 
 
