@@ -140,6 +140,17 @@ def test_a_file_that_is_no_audio(recorded):
         recordings_of(folder)
 
 
+def test_a_few_files_that_are_no_audio_are_left_out_and_named(recorded, spoken):
+    """As bad samples of every other recipe are; each of a second reading would cost the teacher's pass over the first ones."""
+    folder = recorded(spoken)
+    for name in ("3.wav", "7.wav"):
+        (folder / name).write_bytes(b"RIFF")
+    found = recordings.load(recordings.Source(path=str(folder), max_bad=0.1))
+    assert "1 cannot be read (3.wav, line 5), 1 cannot be read (7.wav, line 9)" in found.story["lessons"], found.story
+    with pytest.raises(UserError, match=r"3\.wav cannot be read(?s:.*)7\.wav cannot be read(?s:.*)at most 5\.0% of 24 recordings"):
+        recordings.load(recordings.Source(path=str(folder), max_bad=0.05))
+
+
 def test_a_file_that_is_not_there(recorded, launch):
     """Through the command: exit 2 and one message."""
     folder = recorded({f"{i}.wav": (noise(1), RATE, "Hello.") for i in range(3)})
