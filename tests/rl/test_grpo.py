@@ -119,7 +119,7 @@ def test_wrong_answers_are_surely_wrong():
     assert not [pair for pair in same.items() if problems.differ(*pair)]
     other = {"12 + 14 = 26\n#### 26": "12 + 15 = 27\n#### 27", "1/2": "0.6", "Paris": "Rome", "x+1": "y+1", "2 cats": "3 cats"}
     assert not [pair for pair in other.items() if not problems.differ(*pair)]
-    for text, changed in {"142": "242", "8 + 22 = 30\n#### 30": "9 + 32 = 40\n#### 40", "-3.14": "-4.14", "Paris": "", "9/9": ""}.items():
+    for text, changed in {"142": "242", "8 + 22 = 30\n#### 30": "9 + 32 = 40\n#### 40", "-3.14": "-4.14", "Paris": "", "1/2": "2/2", "5 cats": "6 cats"}.items():
         assert problems.one_digit_off(text) == changed
 
 
