@@ -10,10 +10,12 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.nn import functional as F
+from trainworthy.core.recipe.stage import Metric
 from trainworthy.recipes.vision.data.pictures import decode
 from trainworthy.recipes.vlm import instruct
 from trainworthy.recipes.vlm.data import conversations, folders, questions, rows, scenes
 from trainworthy.recipes.vlm.data.rows import Asked
+from trainworthy.recipes.vlm.evaluation import answers
 from trainworthy.recipes.vlm.models import small_language_model
 
 from tests.helpers import seeing
@@ -434,6 +436,15 @@ def test_one_json_list_as_llava_publishes_it(hub, launch, tmp_path):
     file.write_text(json.dumps(rows)[:-9])
     refused(launch("check", *own, HF_HUB_OFFLINE="1"), "llava.json")
     refused(launch("check", *own[:-1], "nowhere", HF_HUB_OFFLINE="1"), "nowhere: there is no such folder")
+
+
+def test_a_projector_alone_need_not_learn_answers_of_several_words():
+    """`No, it is green.` from a frozen language model that somebody else trained: the loss must fall to half, as for longer texts."""
+    accuracy = Metric("accuracy", "?", floor=0.3, ceiling=1.0)
+    needed = {words: answers.expected("align", accuracy, lambda batch: 2.0, in_words=words) for words in (False, True)}
+    assert needed[False].overfit_metric == 0.9
+    assert (needed[True].overfit_metric, needed[True].loss_floor({})) == (0.0, 2.0)
+    assert answers.expected("instruct", accuracy, lambda batch: 2.0, in_words=True).overfit_metric is None
 
 
 def test_copies_of_a_picture_stay_on_one_side(tmp_path):
