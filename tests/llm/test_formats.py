@@ -90,7 +90,9 @@ def test_a_column_with_the_system_turn_is_read_in_every_form(row: dict):
     found = read(row | {"system": "Be brief."})["messages"]
     assert found[:2] == [{"role": "system", "content": "Be brief."}, USER]
     assert formats.is_conversation(row | {"system": "Be brief."})
-    assert "messages" not in read({"prompt": "One?", "completion": "Yes.", "chosen": "Yes.", "rejected": "No.", "system": ""})
+    assert "messages" not in read(
+        {"prompt": "One?", "completion": "Yes.", "chosen": "Yes.", "rejected": "No.", "system": ""}
+    )
     asked = formats.question({"prompt": "One?", "system": "Be brief."})
     assert asked["messages"] == [{"role": "system", "content": "Be brief."}, USER]
 

@@ -245,7 +245,9 @@ def copies(root: Path, names: list[str]) -> dict[str, str]:
     return found
 
 
-def held_out(lines: list[Conversation | dict[str, str]], share: float, same: dict[str, str] | None = None) -> list[bool]:
+def held_out(
+    lines: list[Conversation | dict[str, str]], share: float, same: dict[str, str] | None = None
+) -> list[bool]:
     """Return whether each line is held out. Lines with the same image or pair go to one split, by the image's name alone; `same` has the
     names of copies."""
     group: dict[str, str] = {}

@@ -130,7 +130,9 @@ class Answers:
         return Probe(self.metric("f1", vocabulary), lambda model, data: self.scores(model, data, ["f1"]))
 
 
-def expected(stage: str, metric: Metric, halfway: Callable[[dict], float], *, in_words: bool = False, **declared: Any) -> Expect:
+def expected(
+    stage: str, metric: Metric, halfway: Callable[[dict], float], *, in_words: bool = False, **declared: Any
+) -> Expect:
     """Return what eight samples must reach by `metric` in this stage. `halfway`: half of the untrained model's loss on a batch;
     `in_words`: answers have several words."""
     found = Expect(overfit_steps=200 if stage == "align" else 110, **declared)
