@@ -363,7 +363,7 @@ FLAT = [1.20, 1.17, 1.01, 1.09]
 """Word error rate of a student that may use 24 of the 384 channels (seed 0): its decoder is deaf."""
 
 
-# 123 recordings of a user, 31 steps; with 16 and 6 epochs instead of 8 and 2 it is at 0.18 after the first of them.
+# 123 recordings, 31 steps: with twice the epochs of the first stage and three times those of the second it falls to 0.01.
 SHORT = [
     row | {"train/loss": n}
     for row, n in zip(curve([0.66, 0.38, 0.26, 0.26], 0.32), (2.85, 1.58, 0.95, 0.82), strict=True)
@@ -382,7 +382,7 @@ SHORT = [
         (curve([0.5, 0.4, 0.4, 0.4], nats=0.05), False),  # memorised: more recordings are needed
         (curve([1.2, 1.2]), False),  # too early to say
     ],
-    ids=["deaf", "flat", "learning", "learnt", "collapsed", "by heart", "early"],
+    ids=["short", "deaf", "flat", "learning", "learnt", "collapsed", "by heart", "early"],
 )
 def test_a_rung_is_advised_where_the_curves_say_so(history, advised: bool):
     found = gates.ladder("head").check(history)
