@@ -11,6 +11,8 @@ Each line of the output is the row with `answer`, `ended` (false: cut at --max-n
 that the row had. A run of `llm/reward` gives rewards: `reward` of an answer, or `chosen_reward` and `rejected_reward`. A run of
 `vlm/instruct` answers questions about pictures: `image` (a path from FILE's folder) and `question`, or conversations with images.
 
+Up to 1% of the rows may be unusable: they are left out and named on standard error.
+
 --max-new-tokens defaults to the run's own, --batch-size to 8. --model: the base of an adapter, if it moved since the run.
 Exit codes: 0, 2 for a run without such an export, or for rows without a question."""
 

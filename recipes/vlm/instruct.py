@@ -285,7 +285,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         evaluate=scored.evaluate,
         metric=metric,
         probe=probe,
-        expect=answers.expected(name, probe.metric if probe else metric, halfway, **declared),
+        expect=answers.expected(name, probe.metric if probe else metric, halfway, in_words=scored.in_words, **declared),
         baselines=baselines,
         preview=scored.preview,
         predict=scored.predict,

@@ -60,7 +60,13 @@ def test_systems_tools_calls_history_and_thoughts_are_kept():
     {"chosen": [USER, SAID], "rejected": [USER, SAID | {"content": "No."}]},
     {"prompt": "One?", "chosen": [USER, SAID], "rejected": [USER, SAID | {"content": "No."}]},
     {"chosen": "\n\nHuman: One?\n\nAssistant: Yes.", "rejected": "\n\nHuman: One?\n\nAssistant: No."},
-], ids=["texts", "turns", "implicit", "both", "dialogue"])  # fmt: skip
+    {"conversations": [{"from": "human", "value": "One?"}], "chosen": {"from": "gpt", "value": "Yes."},
+     "rejected": {"from": "gpt", "value": "No."}},
+    {"messages": [USER], "chosen": SAID, "rejected": SAID | {"content": "No."}},
+    {"messages": [USER, SAID], "chosen": [USER, SAID], "rejected": [USER, SAID | {"content": "No."}]},
+    {"prompt": [USER], "chosen": [USER, SAID], "rejected": [USER, SAID | {"content": "No."}]},
+    {"instruction": "One?", "input": "", "chosen": "Yes.", "rejected": "No."},
+], ids=["texts", "turns", "implicit", "both", "dialogue", "llama-factory", "axolotl", "messages-too", "prompt-too", "alpaca"])  # fmt: skip
 def test_preferences_in_their_usual_shapes(row: dict):
     found = formats.preference(row)
     assert {k: found[k] for k in ("prompt", "chosen", "rejected")} == {
@@ -69,6 +75,37 @@ def test_preferences_in_their_usual_shapes(row: dict):
         "rejected": "No.",
     }
     assert "messages" not in found
+
+
+@pytest.mark.parametrize("row", [
+    {"prompt": "One?", "completion": "Yes."},
+    {"prompt": "One?", "chosen": "Yes.", "rejected": "No."},
+    {"prompt": [USER], "chosen": [SAID], "rejected": [SAID | {"content": "No."}]},
+    {"instruction": "One?", "chosen": "Yes.", "rejected": "No."},
+    {"conversations": [USER], "chosen": SAID, "rejected": SAID | {"content": "No."}},
+], ids=["pairs", "texts", "turns", "alpaca", "llama-factory"])  # fmt: skip
+def test_a_column_with_the_system_turn_is_read_in_every_form(row: dict):
+    """As Intel/orca_dpo_pairs has it; it was dropped in silence."""
+    read = formats.preference if "chosen" in row else formats.conversation
+    found = read(row | {"system": "Be brief."})["messages"]
+    assert found[:2] == [{"role": "system", "content": "Be brief."}, USER]
+    assert formats.is_conversation(row | {"system": "Be brief."})
+    assert "messages" not in read(
+        {"prompt": "One?", "completion": "Yes.", "chosen": "Yes.", "rejected": "No.", "system": ""}
+    )
+    asked = formats.question({"prompt": "One?", "system": "Be brief."})
+    assert asked["messages"] == [{"role": "system", "content": "Be brief."}, USER]
+
+
+@pytest.mark.parametrize(("row", "words"), [
+    ({"prompt": "a", "completion": "b", "label": True}, ("a label (KTO)", "the answer whose label is true")),
+    ({"question": "a", "chosen": "b", "rejected": "c"}, ("--data.columns prompt=question",)),
+], ids=["kto", "question"])  # fmt: skip
+def test_what_is_no_preference_is_named_for_what_it_is(row: dict, words: tuple[str, ...], tmp_path: Path):
+    source = preferences.Source(path=str(written(tmp_path / "rows.jsonl", [row] * 9)))
+    with pytest.raises(UserError) as told:
+        preferences.read(source, preferences.chat(language.tokenizer(), source))
+    assert not [w for w in words if w not in str(told.value)], told.value
 
 
 def test_preferences_behind_a_conversation_are_read_as_one(tmp_path: Path):

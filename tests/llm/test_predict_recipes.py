@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import chat, predict
+from trainworthy.recipes.llm.data import formats
+from trainworthy.recipes.llm.models import speaking
 
 from tests.helpers import language
 from tests.helpers.commands import environment, read, run_folder, trainworthy
@@ -95,6 +98,25 @@ def test_a_reward_model_rewards_answers(lora: str, tmp_path: Path):
     assert (done.returncode, "generates none" in done.stderr) == (2, True)
     done = trainworthy("chat", folder, cwd=tmp_path)
     assert (done.returncode, "rewards answers" in done.stderr) == (2, True)
+
+
+def test_a_few_rows_that_cannot_be_asked_are_left_out_and_named(tmp_path: Path, capsys):
+    """`run` leaves them out, too: a file that trained a reward model could not be scored by it."""
+
+    def one(row: dict) -> dict:
+        if not row["prompt"]:
+            raise formats.BadRow("prompt is empty")
+        return row
+
+    def read_file(n: int) -> list[dict]:
+        file = written(tmp_path / "rows.jsonl", [{"prompt": str(i) if i != 5 else ""} for i in range(n)])
+        return speaking.usable(file, one, "", what="asked", needed="prompt (str)")
+
+    assert len(read_file(100)) == 99
+    assert "1 of 100 rows of" in (said := capsys.readouterr().err)
+    assert "row 5: prompt is empty" in said
+    with pytest.raises(UserError, match="1 of 99 rows"):
+        read_file(99)
 
 
 def test_one_row_is_counted_in_the_singular():

@@ -99,6 +99,50 @@ def test_a_reward_that_looks_for_the_answer_anywhere_is_stopped(net: Path, launc
     assert "anywhere in the text" in found["cause"], done.shown
 
 
+def test_answers_with_their_calculation_are_no_alarm(net: Path, launch, tmp_path: Path):
+    """As GSM8K has them: what counts is the last number, and two calculations may end in it."""
+    rows = [{"prompt": f"Ann has {a} apples and gets {b}.", "answer": f"{a} + {b} = {a + b}\n#### {a + b}"}
+            for a in range(10, 22) for b in range(10, 22)]  # fmt: skip
+    path = written(tmp_path / "worked.jsonl", rows)
+    (tmp_path / "first.py").write_text(
+        "import re\n\n\ndef first(completions, answer, **_):\n    "
+        "return [float(re.findall(r'\\d+|$', c)[0] == re.findall(r'\\d+', a)[-1]) for c, a in zip(completions, answer)]\n"
+    )
+    asked = (
+        "check",
+        "rl/grpo",
+        "--model",
+        str(net),
+        *SMALL,
+        "--data.path",
+        str(path),
+        "--data.max-prompt",
+        "128",
+        "--only",
+        "rewards",
+    )
+    for reward, verdict in (("exact", "pass"), ("first.py:first", "fail")):
+        done = launch(*asked, "--reward", reward)
+        assert [v["verdict"] for v in done.verdicts()] == [verdict], done.shown
+
+
+def test_wrong_answers_are_surely_wrong():
+    same = {"12 + 14 = 26\n#### 26": "13 + 13 = 26\n#### 26", "1/2": "0.5", "Paris": "paris "}
+    assert not [pair for pair in same.items() if problems.differ(*pair)]
+    other = {
+        "12 + 14 = 26\n#### 26": "12 + 15 = 27\n#### 27",
+        "1/2": "0.6",
+        "Paris": "Rome",
+        "x+1": "y+1",
+        "2 cats": "3 cats",
+    }
+    assert not [pair for pair in other.items() if not problems.differ(*pair)]
+    changes = {"142": "242", "8 + 22 = 30\n#### 30": "9 + 32 = 40\n#### 40", "-3.14": "-4.14", "Paris": "", "1/2": "2/2",
+               "5 cats": "6 cats"}  # fmt: skip
+    for text, changed in changes.items():
+        assert problems.one_digit_off(text) == changed
+
+
 def test_a_base_model_is_asked_in_lines(launch, tmp_path: Path):
     """Lines need no chat template; turns do."""
     base = language.write(tmp_path / "base", template=False)

@@ -10,10 +10,12 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.nn import functional as F
+from trainworthy.core.recipe.stage import Metric
 from trainworthy.recipes.vision.data.pictures import decode
 from trainworthy.recipes.vlm import instruct
 from trainworthy.recipes.vlm.data import conversations, folders, questions, rows, scenes
 from trainworthy.recipes.vlm.data.rows import Asked
+from trainworthy.recipes.vlm.evaluation import answers
 from trainworthy.recipes.vlm.models import small_language_model
 
 from tests.helpers import seeing
@@ -368,7 +370,7 @@ BAD = {
     ),
     "all kinds at once": (
         lines(GOOD, {**GOOD, "answer": 3}, "image: a.jpg", GOOD, {**GOOD, "answer": ""}, {**GOOD, "image": "gone.png"}, *[GOOD] * 6),
-        ("4 of 12 lines", "line 2 and 1 more: answer is no text, or empty (answer 3)", "line 3: not JSON", "line 6: a picture cannot be read",
+        ("4 of 12 lines", "line 2 and 1 more: answer is no text, or empty (answer 3)", "line 3: not JSON", "line 6: a picture is not there",
          "--data.max-bad 0.334 leaves them out"),
     ),
 }  # fmt: skip
@@ -402,7 +404,7 @@ def test_bad_lines_are_left_out_and_counted(hub, launch, tmp_path):
     done = launch("data", *small(hub), "--data.path", str(folder), "--data.max-bad", "0.2", HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.shown
     shown = " ".join(done.stdout.split())
-    for said in (f"2 of {n} lines of", f"line {n - 2}: not JSON", f"line {n - 1}: a picture cannot be read (gone.png",
+    for said in (f"2 of {n} lines of", f"line {n - 2}: not JSON", f"line {n - 1}: a picture is not there (gone.png",
                  "answer is no text, or empty", "end with a question that has no answer"):  # fmt: skip
         assert said in shown, done.stdout
 
@@ -412,8 +414,8 @@ def test_one_json_list_as_llava_publishes_it(hub, launch, tmp_path):
     (tmp_path / "pictures").mkdir()
     row = {"conversations": turns("<image>\nany red ?", "no")}
     names = [f"{i}.jpg" for i in range(120)]
-    for name in names:
-        shutil.copy(hub / "data" / "train-0.jpg", tmp_path / "pictures" / name)
+    for name in names:  # no two are copies of one picture
+        (tmp_path / "pictures" / name).write_bytes((hub / "data" / "train-0.jpg").read_bytes() + name.encode())
     rows = [{"id": name, "image": name, **row} for name in names]
     file, talk = tmp_path / "llava.json", {"conversations": turns("who are you ?", "no")}
     file.write_text(json.dumps([*rows, talk, {"image": "gone.jpg", **row}], indent=1))
@@ -422,7 +424,7 @@ def test_one_json_list_as_llava_publishes_it(hub, launch, tmp_path):
     assert done.returncode == 0, done.shown
     shown = " ".join(done.stdout.split())
     assert "1 of 122 rows of" in shown, done.stdout
-    assert "row 122: a picture cannot be read (gone.jpg" in shown
+    assert "row 122: a picture is not there (gone.jpg" in shown
     assert "1 of" in shown
     assert "conversations have no picture and are left out" in shown
     splits = [folders.load(str(file), split, "", 0.01, str(tmp_path / "pictures")) for split in ("train", "val")]
@@ -434,6 +436,28 @@ def test_one_json_list_as_llava_publishes_it(hub, launch, tmp_path):
     file.write_text(json.dumps(rows)[:-9])
     refused(launch("check", *own, HF_HUB_OFFLINE="1"), "llava.json")
     refused(launch("check", *own[:-1], "nowhere", HF_HUB_OFFLINE="1"), "nowhere: there is no such folder")
+
+
+def test_a_projector_alone_need_not_learn_answers_of_several_words():
+    """`No, it is green.` from a frozen language model that somebody else trained: the loss must fall to half, as for longer texts."""
+    accuracy = Metric("accuracy", "?", floor=0.3, ceiling=1.0)
+    needed = {words: answers.expected("align", accuracy, lambda batch: 2.0, in_words=words) for words in (False, True)}
+    assert needed[False].overfit_metric == 0.9
+    assert (needed[True].overfit_metric, needed[True].loss_floor({})) == (0.0, 2.0)
+    assert answers.expected("instruct", accuracy, lambda batch: 2.0, in_words=True).overfit_metric is None
+
+
+def test_copies_of_a_picture_stay_on_one_side(tmp_path):
+    """Under any names: LLaVA's mixtures have the pictures of one set in several folders."""
+    lines_of = [{"image": f"{folder}{i}.png", "question": "x", "answer": "a"} for folder in "ab" for i in range(200)]
+    for line in lines_of:
+        (tmp_path / line["image"]).write_bytes(f"picture {line['image'][1:]:>9}".encode())
+    same = folders.copies(tmp_path, [line["image"] for line in lines_of])
+    assert [same[f"{folder}7.png"] for folder in "ab"] == ["a7.png"] * 2
+    out = folders.held_out(lines_of, 0.25, same)
+    assert out[:200] == out[200:]
+    assert out[:200] == folders.held_out(lines_of[:200], 0.25), "without copies the split is as before"
+    assert folders.held_out(lines_of, 0.25)[200:] != out[:200]
 
 
 def test_a_share_of_the_pictures_or_a_file_is_held_out(hub, launch, tmp_path):

@@ -210,7 +210,8 @@ def overfit(context: GateContext) -> Finding:
         used, found["metric"], used.floor + 0.9 * (found["goal"] - used.floor)
     )
     if near and not closed and stage.expect.frozen:
-        remedy += "\nanswers are right, but their scores are too small: the frozen head was never trained (--lora-rank 0 trains all weights)"
+        few = "the frozen head was never trained on them, or too few weights train (--lora-rank 0 trains all weights)"
+        remedy = f"answers are right or nearly, but their scores are too small: {few}\n{remedy}"
     elif not closed and _falls(found):
         remedy += "\nthe loss still falls at the last step: the weights were never trained, or the rate is low for this net (--optim.lr)"
     name, sign = used.name, ">=" if used.higher_is_better else "<="

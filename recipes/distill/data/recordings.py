@@ -54,8 +54,8 @@ class Source:
     seconds: int = 6
     """Window in seconds; longer recordings are left out. Whisper's own is 30, and costs five times as much."""
     max_bad: float = 0.01
-    """Largest share of arrays that are missing, broken, not finite or of another length. They are left out, counted and named; a larger
-    share is an error."""
+    """Largest share of recordings that cannot be read, or of arrays that are missing, broken, not finite or of another length. They are
+    left out, counted and named; a larger share is an error."""
 
     def __post_init__(self):
         if self.path != "synthesised" and Path(self.path).exists():
@@ -138,6 +138,15 @@ class Recordings:
 
 
 # -------------------------------------------------------------------------------------------------------------- recordings
+class Unreadable(UserError):
+    """A file that is no sound."""
+
+    def __init__(self, row: arrays.Row, error: Exception):
+        super().__init__(f"{row.audio} cannot be read as audio", got=error, needed="wav, flac, ogg or mp3",
+                         cause=f"line {row.line} of metadata.csv names it")  # fmt: skip
+        self.name = f"{row.audio.name}, line {row.line}"
+
+
 @dataclass
 class Recording:
     wave: np.ndarray
@@ -179,8 +188,7 @@ def sound(row: arrays.Row) -> Recording:
     try:
         wave, rate = soundfile.read(row.audio, dtype="float32", always_2d=True)
     except (soundfile.LibsndfileError, OSError) as error:
-        raise UserError(f"{row.audio} cannot be read as audio", got=error, needed="wav, flac, ogg or mp3",
-                        cause=f"line {row.line} of metadata.csv names it") from None  # fmt: skip
+        raise Unreadable(row, error) from None
     if rate < whisper.RATE:
         raise UserError(
             f"{row.audio} has too low a rate", got=f"{rate:,} samples a second",
@@ -241,7 +249,7 @@ def _make(source: Source, into: Path, skip: int) -> None:
     else:
         readers, told = folder(source, teacher)
     left_out, kept, said, wrote = Counter(), [], [], []
-    batches = _hear(readers, teacher, left_out)
+    batches = _hear(readers, teacher, left_out, source.max_bad)
     first = list(itertools.islice(batches, RESTED // BATCH))
     rest = _at_rest([one for batch in first for one in batch], teacher)
     (into / FEATURES).parent.mkdir()
@@ -306,9 +314,13 @@ class Heard:
     span: int = 0
 
 
-def _hear(readers: list[Callable[[], Recording]], teacher: whisper.Whisper, left_out: Counter) -> Iterator[list[Heard]]:
-    """Yield the teacher's features of the recordings, a batch at a time; `left_out` gets the reasons and counts of the others."""
+def _hear(
+    readers: list[Callable[[], Recording]], teacher: whisper.Whisper, left_out: Counter, max_bad: float = 0.0
+) -> Iterator[list[Heard]]:
+    """Yield the teacher's features of the recordings, a batch at a time; `left_out` gets the reasons and counts of the others. More than the
+    share `max_bad` of files that are no sound are an error."""
     batch: list[tuple[Recording, np.ndarray]] = []
+    broken: list[Unreadable] = []
 
     def listen() -> list[Heard]:
         found = []
@@ -320,7 +332,17 @@ def _hear(readers: list[Callable[[], Recording]], teacher: whisper.Whisper, left
         return found
 
     for reader in readers:
-        one = reader()
+        try:
+            one = reader()
+        except Unreadable as fault:
+            broken.append(fault)
+            if len(broken) > max_bad * len(readers):
+                raise UserError(
+                    "\n".join(map(str, broken[-arrays.NAMED :])), needed=f"at most {max_bad:.1%} of {len(readers):,} recordings (--data.max-bad)",
+                    next="correct these files, or remove their lines",
+                ) from None  # fmt: skip
+            left_out[f"cannot be read ({fault.name})"] += 1
+            continue
         wave = one.at_16k()
         if reason := unfit(wave, teacher.seconds):
             left_out[reason] += 1

@@ -332,7 +332,9 @@ def ladder(fallback: str) -> Monitor:
         before, now = (sum(part) / third for part in (rates[-2 * third : -third], rates[-third:]))
         cosine, different, nats = (history[-1][k] for k in ("val/centred_cosine", "val/different", "train/loss"))
         says = cosine >= READABLE and different >= VARIED
-        stuck = now > PLATEAU and before - now < SLOPE * before and says and nats > HEARD
+        # A short run of few recordings: the word error rate stands still only because the learning rate has come to its end.
+        learning = rates[-1] < rates[0] / 2 and nats < (1 - SLOPE) * history[-1 - third]["train/loss"]
+        stuck = now > PLATEAU and before - now < SLOPE * before and says and nats > HEARD and not learning
         return Finding(
             not stuck,
             f"word error rate {before:.1%}, then {now:.1%}; centred cosine {cosine:.2f}, {different:.0%} of the transcripts "

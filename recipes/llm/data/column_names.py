@@ -23,6 +23,11 @@ def mapped(row: dict[str, Any], needed: str) -> str:
             return f"--data.columns chosen={better},rejected={worse}"
     if {"chosen", "rejected"} <= row.keys() and "messages" in needed:
         return "llm/dpo or llm/reward, which read preferences"
+    asked = next((k for k in ("question", "query", "input", "context") if k in row), "")
+    if {"chosen", "rejected"} <= row.keys() and "prompt" not in row and asked and "chosen" in needed:
+        return f"--data.columns prompt={asked}"
+    if isinstance(row.get("label"), bool) and "chosen" in needed:
+        return "rows of prompt, chosen (the answer whose label is true) and rejected (false), where a prompt has both; KTO's own loss is not offered"
     if row.keys() & {"messages", "conversations"} and "chosen" in needed:
         return "llm/sft, which reads conversations"
     answers = [k for k in ("completion", "answer") if f"{k} (str)" in needed]

@@ -49,18 +49,23 @@ def conversation(row: dict[str, Any]) -> dict[str, Any]:
         return {"messages": turns({"messages": row["prompt"] + row["completion"]}), **tools(row), **extra}
     if "instruction" in row and "output" in row and "completion" not in row:
         return alpaca(row) | extra
-    return texts(row, ("prompt", "completion"))
+    found = texts(row, ("prompt", "completion"))
+    if not is_conversation(row):
+        return found
+    said = ({"role": "user", "content": found["prompt"]}, {"role": "assistant", "content": found["completion"]})
+    return {"messages": turns({"messages": [*said], "system": row["system"]}), **tools(row), **extra}
 
 
 def is_conversation(row: dict[str, Any]) -> bool:
-    """Return whether a row is more than a question and its answer."""
-    more = row.get("history") or row.get("system")
-    return (
-        "messages" in row
-        or "conversations" in row
-        or isinstance(row.get("prompt"), list)
-        or bool("output" in row and more)
-    )
+    """Return whether a row is more than a question and its answer, or its two answers."""
+    lists = any(isinstance(row.get(key), list | dict) for key in ("prompt", "chosen"))
+    old = row.get("history") and ("output" in row or "chosen" in row)
+    return "messages" in row or "conversations" in row or lists or bool(old or has_system(row))
+
+
+def has_system(row: dict[str, Any]) -> bool:
+    """Return whether a row has a system turn in a column of its own."""
+    return isinstance(row.get("system"), str) and bool(row["system"].strip())
 
 
 def as_messages(row: dict[str, Any]) -> dict[str, Any]:
@@ -78,8 +83,7 @@ def turns(row: dict[str, Any]) -> Any:
     if not isinstance(found, list) or not all(isinstance(t, dict) for t in found):
         return found
     made = [_turn(t) for t in found]
-    system = row.get("system")
-    first = [{"role": "system", "content": system}] if isinstance(system, str) and system.strip() else []
+    first = [{"role": "system", "content": row["system"]}] if has_system(row) else []
     return [*first, *made] if not made or made[0].get("role") != "system" else made
 
 
@@ -179,7 +183,8 @@ def question(row: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(prompt, str) or not prompt.strip():
         raise BadRow("prompt is empty" if isinstance(prompt, str) else
                      f"prompt: {type(prompt).__name__ if 'prompt' in row else 'missing'}", "")  # fmt: skip
-    return {"messages": [{"role": "user", "content": prompt}], "prompt": prompt}
+    asked = [{"role": "user", "content": prompt}]
+    return {"messages": turns({"messages": asked, "system": row.get("system")}), "prompt": prompt}
 
 
 def reference(row: dict[str, Any]) -> str:
@@ -208,13 +213,17 @@ def texts(row: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, str]:
 
 def preference(row: dict[str, Any]) -> dict[str, Any]:
     """A preference in one of its usual shapes: `prompt` (or `messages` before the answers), `chosen`, `rejected`, `source`."""
+    if "chosen" not in row and isinstance(row.get("label"), bool):
+        raise BadRow("one answer with a label (KTO), where two answers to one prompt are compared")
+    row = _asked_first(row)
     chosen, rejected = row.get("chosen"), row.get("rejected")
     if None not in (chosen, rejected) and isinstance(chosen, list) != isinstance(rejected, list):
         kinds_of = f"chosen: {type(chosen).__name__}, rejected: {type(rejected).__name__}"
         raise BadRow(f"{kinds_of}; needed: both as text, or both as lists of turns")
     if isinstance(chosen, list) and isinstance(rejected, list):
         asked = row["prompt"] if isinstance(row.get("prompt"), list) else []
-        whole = [turns({"messages": [*asked, *side]}) for side in (chosen, rejected)]
+        asked = [] if chosen[: len(asked)] == asked else asked  # the answers have them, too
+        whole = [turns({"messages": [*asked, *side], "system": row.get("system")}) for side in (chosen, rejected)]
         if not all(side and isinstance(turn, dict) for side in whole for turn in side or [None]):
             raise BadRow("chosen and rejected are lists, but not of turns (role, content)")
         n = next((i for i, (a, b) in enumerate(zip(*whole, strict=False)) if a != b), min(map(len, whole)))
@@ -235,6 +244,31 @@ def preference(row: dict[str, Any]) -> dict[str, Any]:
     if isinstance(chosen, str) and isinstance(rejected, str) and row.get("prompt") is None:
         return texts(row | _dialogue(chosen, rejected), ("prompt", "chosen", "rejected"))
     return texts(row, ("prompt", "chosen", "rejected"))
+
+
+def _asked_first(row: dict[str, Any]) -> dict[str, Any]:
+    """A preference in a shape of LLaMA-Factory or axolotl with its `prompt`: the turns before both answers in `messages` or
+    `conversations`, an instruction, a system turn in a column; each answer alone as one turn."""
+    turn = {key: [row[key]] for key in ("chosen", "rejected") if isinstance(row.get(key), dict)}
+    row = row | turn
+    before = next((row[key] for key in ("messages", "conversations") if isinstance(row.get(key), list)), None)
+    plain = all(isinstance(row.get(key), str) for key in ("chosen", "rejected"))
+    if "prompt" not in row and isinstance(row.get("instruction"), str):
+        found = alpaca({k: v for k, v in row.items() if k != "system"} | {"output": "?"})
+        before = found["messages"][:-1] if "messages" in found else None
+        row |= {} if before else {"prompt": found["prompt"]}
+    if "prompt" not in row and before and not _answered(before):
+        row |= {"prompt": before}
+    if plain and has_system(row) and isinstance(row.get("prompt"), str):
+        row |= {"prompt": [{"role": "user", "content": row["prompt"]}]}
+    if plain and isinstance(row.get("prompt"), list):
+        row |= {key: [{"role": "assistant", "content": row[key]}] for key in ("chosen", "rejected")}
+    return row
+
+
+def _answered(turns: list[Any]) -> bool:
+    last = turns[-1] if isinstance(turns[-1], dict) else {}
+    return ROLES.get(str(last.get("role", last.get("from"))).strip().lower()) == "assistant"
 
 
 def _dialogue(chosen: str, rejected: str) -> dict[str, str]:

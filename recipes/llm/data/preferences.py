@@ -53,7 +53,7 @@ def chat(tokenizer: Any, source: Source) -> pairs.Chat:
     return pairs.Chat(
         tokenizer,
         formats.system(source.system, source.path, SYSTEM),
-        any(isinstance(r.get("chosen"), list) for r in rows),
+        any(formats.is_conversation(r) for r in rows),
         every_turn=False,
     )
 
@@ -76,7 +76,7 @@ def _sorted_out(source: Source, chat: pairs.Chat) -> tuple[pairs.Rows, pairs.Row
             _taken(row, chat)
     else:
         train, val, told = pairs.read_file(source.path, lambda row: [rendered(row, chat)], source, what="preference",
-                                           needed="prompt (str), chosen (str) and rejected (str), or the last two as lists of turns")  # fmt: skip
+                                           needed="prompt (str), chosen (str) and rejected (str), or the last two as turns")  # fmt: skip
         if "chosen" not in formats.mapping(source.columns):
             refuse_exchanged(pairs.tables(source.path, source.columns)["train"], source.path)
     return train, *pairs.spaced(val, source.held_out), told

@@ -1,6 +1,7 @@
 """Asks an exported language model: what `trainworthy predict` and `trainworthy chat` use. A recipe's `speaker` builds it."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from trainworthy.recipes.shared import hub
 
 from trainworthy import core
 
+MAX_BAD = 0.01  # share of rows of a file that may be unusable
 UNSAID = 256  # tokens of an answer where an export does not say how many
 Turns = list[dict[str, Any]]
 ASKED = {
@@ -120,7 +122,8 @@ def cut(n: int, of: int, most: int) -> str:
 def usable(
     file: Path, one: Callable[[dict[str, Any]], dict[str, Any]], columns: str, *, what: str, needed: str
 ) -> list[dict[str, Any]]:
-    """What `one` makes of each row of a file, whose columns may have the names of `columns`. All bad rows are in one message."""
+    """What `one` makes of each row of a file, whose columns may have the names of `columns`. All bad rows are in one message: a note on
+    standard error up to the share `MAX_BAD`, as the recipes leave such rows out of training; else an error."""
     rows = _read(file)
     names, good = formats.mapping(columns), []
     bad: dict[str, list[tuple[int, str]]] = {}
@@ -137,8 +140,10 @@ def usable(
             bad.setdefault(fault.why, []).append((i, fault.seen))
     if not rows:
         raise core.UserError(f"{file} has no rows", needed="one prompt or conversation at least")
-    if bad:
-        n = sum(map(len, bad.values()))
+    n = sum(map(len, bad.values()))
+    if 0 < n <= MAX_BAD * len(rows):
+        print(f"{n} of {len(rows)} rows of {file} left out: {'; '.join(formats.kinds(bad))}", file=sys.stderr)
+    elif bad:
         raise core.UserError(f"{n} of {len(rows)} rows of {file} cannot be {what}", cause="\n".join(formats.kinds(bad)), needed=needed,
                              next="correct these rows, or remove them")  # fmt: skip
     return good

@@ -226,6 +226,8 @@ def looked_at(path: Path) -> tuple[int, int] | str:
             turned = "exif" in image.info and image.getexif().get(274, 1) > 4
             size = image.size if turned else image.size[::-1]
             image.verify()
+    except FileNotFoundError:
+        return f"{path.name}: no such file"
     except Exception as error:  # Pillow raises many types on damaged files
         return f"{path.name}: {error}"
     return size

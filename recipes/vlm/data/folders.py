@@ -7,9 +7,11 @@ have "pair": a name that two lines share which ask the same about a picture and 
 `messages` are read by conversations.py.
 """
 
+import hashlib
 import json
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -34,6 +36,7 @@ from trainworthy.recipes.vlm.data.rows import PLACE, Asked
 
 COLUMNS = ("image", "question", "answer")
 HELD_OUT = 0.05  # share of the pictures of a single file, without --data.val
+END = 65_536  # bytes at the end of a file by which copies of a picture are found
 SORTS = 20  # number of different questions up to which each is a kind of its own in the tables
 
 
@@ -190,7 +193,7 @@ def splits(
     lines, notes = {split: one.good for split, one in found.items()}, {split: one.note for split, one in found.items()}
     if "val" not in lines:
         learn = lines["train"]
-        out = held_out(learn, share)
+        out = held_out(learn, share, copies(pictures, [name for line in learn for name in _pictures(line)]))
         lines["train"] = [x for x, o in zip(learn, out, strict=True) if not o]
         lines["val"] = [x for x, o in zip(learn, out, strict=True) if o]
     return lines, notes
@@ -203,7 +206,7 @@ def usable(root: Path, found: dict[str, Lines], max_bad: float) -> dict[str, Lin
     _, bad = examined(root, list(dict.fromkeys(name for some in names for name in some)))
     for one in found.values():
         at = [next((name for name in _pictures(line) if name in bad), "") for line in one.good]
-        one.wrong = sorted([*one.wrong, *((n, f"a picture cannot be read ({bad[a]})")
+        one.wrong = sorted([*one.wrong, *((n, f"a picture {'cannot be read' if (root / a).is_file() else 'is not there'} ({bad[a]})")
                                           for n, a in zip(one.numbers, at, strict=True) if a)])  # fmt: skip
         one.good = [line for line, a in zip(one.good, at, strict=True) if not a]
     refused = [one for one in found.values() if len(one.wrong) > max_bad * (len(one.wrong) + len(one.good))]
@@ -225,8 +228,28 @@ def _pictures(line: Conversation | dict[str, str]) -> tuple[str, ...]:
     return line.pictures if isinstance(line, Conversation) else (line["image"],)
 
 
-def held_out(lines: list[Conversation | dict[str, str]], share: float) -> list[bool]:
-    """Return whether each line is held out. Lines with the same image or pair go to one split, by the image's name alone."""
+def copies(root: Path, names: list[str]) -> dict[str, str]:
+    """Return {name: the first name of the same picture} of files with equal bytes. Of files whose size only one has, none is read; of
+    others their ends are, which hold the compressed pixels."""
+    first: dict[Any, str] = {}
+    found = {}
+    sizes = {name: (root / name).stat().st_size for name in dict.fromkeys(names)}
+    often = Counter(sizes.values())
+    for name, size in sizes.items():
+        key: Any = size
+        if often[size] > 1:
+            with (root / name).open("rb") as file:
+                file.seek(max(0, size - END))
+                key = (size, hashlib.blake2b(file.read()).digest())
+        found[name] = first.setdefault(key, name)
+    return found
+
+
+def held_out(
+    lines: list[Conversation | dict[str, str]], share: float, same: dict[str, str] | None = None
+) -> list[bool]:
+    """Return whether each line is held out. Lines with the same image or pair go to one split, by the image's name alone; `same` has the
+    names of copies."""
     group: dict[str, str] = {}
 
     def root(name: str) -> str:
@@ -234,7 +257,7 @@ def held_out(lines: list[Conversation | dict[str, str]], share: float) -> list[b
             name = group[name]
         return name
 
-    keys = [_pictures(line) for line in lines]
+    keys = [tuple((same or {}).get(name, name) for name in _pictures(line)) for line in lines]
     for line, pictures in zip(lines, keys, strict=True):
         linked = [
             *pictures,

@@ -22,6 +22,8 @@ from trainworthy import core
 COLUMNS = ("prompt", "answer")
 UNWORKED = re.compile(r"(?<=[\w)}\]])\s*(?:[-+*^×·÷]|\\cdot|\\times)\s*(?=[\w({\\])")
 """A sign between two parts of an expression."""
+WORKED = re.compile(r"\n|=|(?<![\\A-Za-z])[A-Za-z]{2,}")
+"""What an answer with its calculation, or in words, has: a line's end, an equals sign, a word that is no LaTeX command."""
 NUMBER = re.compile(r"(?<![\d.])-?\d[\d,]*(?:\.\d+)?")
 
 Reward = Callable[..., list[float]]
@@ -122,11 +124,15 @@ def _limit() -> int | None:
 
 
 def differ(a: str, b: str) -> bool:
-    """Return whether two answers surely differ: plain numbers and fractions by value, other texts by their letters. Gates choose wrong answers
-    with it, independently of the reward's own comparison."""
+    """Return whether two answers surely differ: plain numbers and fractions by value, other texts by their letters, and calculations by
+    their last numbers, too: two of them may have one result. Gates choose wrong answers with it, independently of the reward's own
+    comparison."""
     values = [_value(text) for text in (a, b)]
     if None not in values:
         return values[0] != values[1]
+    ends = [number(text) for text in (a, b)]
+    if None not in ends and ends[0] == ends[1] and any(WORKED.search(text) for text in (a, b)):
+        return False
     return "".join(a.casefold().split()) != "".join(b.casefold().split())
 
 
@@ -139,11 +145,10 @@ def _value(text: str) -> Fraction | None:
 
 
 def one_digit_off(answer: str) -> str:
-    """The answer with its first digit changed: as long, and wrong. Empty: it has none, or is worth the same."""
-    at = re.search(r"\d", answer)
-    if at is None:
-        return ""
-    other = answer[: at.start()] + str(int(at[0]) % 9 + 1) + answer[at.end() :]
+    """The answer with its first digit changed, or with that of every number if there is a calculation: as long, and wrong. Empty: it has
+    none, or is worth the same."""
+    worked = WORKED.search(answer) is not None
+    other = re.sub(r"(?<![\d.,])\d", lambda at: str(int(at[0]) % 9 + 1), answer, count=0 if worked else 1)
     return other if differ(other, answer) else ""
 
 

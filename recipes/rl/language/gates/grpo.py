@@ -117,7 +117,7 @@ def _reward_faults(
         near = [(a, b, t) for a, b, t in zip(seen["right"], seen["one digit off"], texts["one digit off"], strict=True)]
         same = [(pairs[i][0]["answer"], t) for i, (a, b, t) in enumerate(near) if b >= a]
         if len(same) > 0.1 * len(pairs):
-            faults.append(f"{len(same)} of {len(pairs)} answers with one changed digit get as much reward as the right one, e.g. "
+            faults.append(f"{len(same)} of {len(pairs)} answers with a changed digit get as much reward as the right one, e.g. "
                           f"{same[0][1]!r} for {same[0][0]!r}")  # fmt: skip
         more = zip(seen["right"], seen["one digit more"], pairs, texts["one digit more"], strict=True)
         inside = [(r["answer"], t) for a, b, (r, other), t in more if b >= a and t != other]
