@@ -200,16 +200,20 @@ def clipped(rows: list[dict[str, Any]], settings: dict[str, Any], total: int) ->
 
 
 def terms(rows: list[dict[str, Any]], small: tuple[str, ...]) -> "Verdict":
-    """Report each term's fraction of the loss over the last tenth of the run."""
+    """Report each term's fraction of the loss over the last tenth of the run. A term that has fallen to a tenth of its own first values is
+    small because it was learnt."""
     own = {"step/loss", "step/grad_norm", "step/samples_per_sec", "step/lr"}
     last = rows[-1] if rows else {}
     names = [k for k in last if k.startswith("step/") and k.count("/") == 1 and k not in own]
     if not names:
         return _skip("one term", TERMS)[0]
-    tail = rows[-max(1, len(rows) // 10) :]
-    sizes = {k.removeprefix("step/"): float(np.mean([abs(float(r[k])) for r in tail if k in r])) for k in names}
+    tenth = max(1, len(rows) // 10)
+    before, sizes = (
+        {k.removeprefix("step/"): float(np.mean([abs(float(r[k])) for r in part if k in r] or [0.0])) for k in names}
+        for part in (rows[:tenth], rows[-tenth:])
+    )
     shares = {k: v / max(sum(sizes.values()), 1e-30) for k, v in sizes.items()}
-    low = [k for k, v in shares.items() if v < 1e-3 and k not in small]
+    low = [k for k, v in shares.items() if v < 1e-3 and k not in small and sizes[k] > before[k] / 10]
     return verdict(
         TERMS, "advice" if low else "pass", ", ".join(f"{k} {v:.1%}" for k, v in shares.items()),
         "0.1% or more of the loss at the end",
