@@ -76,12 +76,27 @@ def warning_of_result(metric: Metric, value: float, best: float, others: dict[st
 def too_few_steps(metric: Metric, value: float, steps: int, epochs: float, gates: list[dict[str, Any]]) -> str:
     """Return that a result that needs a warning comes from too few steps, if the gate `tiny-data` learnt more in more steps from
     a few hundred of the same samples; else empty."""
-    tiny = next((g["evidence"] for g in gates if g["id"] == "tiny-data" and g["verdict"] == "pass"), {})
-    longer, reached = tiny.get("steps", 0), tiny.get("held_out", {}).get("own", value)
-    if longer <= 1.5 * steps or not metric.better(reached, value):
+    longer, reached = _tiny_data(gates)
+    if longer <= 1.5 * steps or not metric.better(value if reached is None else reached, value):
         return ""
     return (f"; likely too few steps: the gate tiny-data reached {reached:.4g} on held-out samples in {longer}, this run had {steps} "
             f"in {epochs:.3g} epochs: {math.ceil(epochs * longer / max(steps, 1))} epochs would be as many")  # fmt: skip
+
+
+def short_run(steps: int, epochs: float, gates: list[dict[str, Any]]) -> str:
+    """Return before training that the run makes fewer steps than the gate `tiny-data` needed for a few hundred of its samples; else
+    empty."""
+    longer, reached = _tiny_data(gates)
+    if reached is None or longer <= 1.5 * steps:
+        return ""
+    return (f"few steps: the gate tiny-data needed {longer} to reach {reached:.4g} on held-out samples; as many are "
+            f"--train.epochs {math.ceil(epochs * longer / max(steps, 1))}")  # fmt: skip
+
+
+def _tiny_data(gates: list[dict[str, Any]]) -> tuple[int, float | None]:
+    """Return (steps, score on held-out samples) of the gate `tiny-data`, if it passed."""
+    tiny = next((g["evidence"] for g in gates if g["id"] == "tiny-data" and g["verdict"] == "pass"), {})
+    return tiny.get("steps", 0), tiny.get("held_out", {}).get("own")
 
 
 # ------------------------------------------------------------------------------------------------------------- verdicts
