@@ -115,15 +115,17 @@ def speaker_of(folder: Path, most: int | None = None, model: str | None = None) 
     if folder.name == "export" and (folder.parent / "args.json").is_file():
         folder = folder.parent
     saved, export = args_of(folder), folder / "export"
-    script = export / "use.py"
     loaded = recipes.load(saved["recipe"])
     make = next((getattr(loaded.module, name) for name in ("speaker", "asker") if hasattr(loaded.module, name)), None)
     if make is None:
         able = [e.id for e in every() if re.search(r"^def (speaker|asker)\(", e.path.read_text(encoding="utf-8"), re.M)]
         packaged = "/" in loaded.id and not loaded.id.endswith(".py")
         page = f"docs/recipes/{loaded.slug}.md" if packaged else "its recipe's `export`"
-        raise UserError(f"{loaded.id} exports no language model that could be asked in words", needed=f"a run of {', '.join(able)}",
-                        got=f"{folder}", next=f"trainworthy predict {folder} FILE" if script.is_file() else f"load {export} as {page} shows")  # fmt: skip
+        how = (
+            f"trainworthy predict {folder} FILE" if (export / "use.py").is_file() else f"load {export} as {page} shows"
+        )
+        raise UserError(f"{loaded.id} exports no language model that could be asked in words", got=f"{folder}",
+                        needed=f"a run of {', '.join(able)}", next=how)  # fmt: skip
     if not export.is_dir() or not any(export.rglob("*.safetensors")):
         failed = [v["id"] for v in read_json(folder / "gates.json").get("gates", []) if v["verdict"] == "fail"]
         if failed:

@@ -57,7 +57,9 @@ def test_a_run_of_few_steps_is_announced_before_it_trains(tmp_path):
     (tmp_path / "gates.json").write_text(json.dumps({"gates": [tiny]}))
     lines: list[str] = []
     console, one = SimpleNamespace(say=lines.append), SimpleNamespace(total_steps=lambda stage: 151)
-    session = SimpleNamespace(cfg=config.Config(train=config.Train(epochs=30, batch_size=64)), console=console, folder=tmp_path)
+    session = SimpleNamespace(
+        cfg=config.Config(train=config.Train(epochs=30, batch_size=64)), console=console, folder=tmp_path
+    )
     training.print_length(session, one, SimpleNamespace(data={"train": range(322)}), "")
     holds("".join(lines), "151 steps of 64 samples", "few steps", "280", "0.506", "--train.epochs 56")
     one.total_steps = lambda stage: 280

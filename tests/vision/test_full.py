@@ -17,7 +17,17 @@ from trainworthy.recipes.vision.data import mixing, pictures
 from trainworthy.recipes.vision.models import zoo
 
 from tests.core.test_life import _stop_at
-from tests.helpers.commands import QUICK, assert_same_run, final_weights, holds, losses, read, run_folder, same, trainworthy
+from tests.helpers.commands import (
+    QUICK,
+    assert_same_run,
+    final_weights,
+    holds,
+    losses,
+    read,
+    run_folder,
+    same,
+    trainworthy,
+)
 from tests.helpers.pictures import write_folder, write_hub
 
 NET = ("--preset", "full", "--model", "shufflenet_v2_x0_5", "--weights", "none", "--train.precision", "fp32",

@@ -327,7 +327,9 @@ def leakage(context: GateContext) -> Finding:
     measured = _compared(found["compared"], found["exact"], near)
     if "largest_similarity" in found:
         measured += f" (closest pair {found['largest_similarity']:.3f})"
-        measured += f"; {found['smooth']} are alike only in their smooth parts: no copies" if found.get("smooth") else ""
+        measured += (
+            f"; {found['smooth']} are alike only in their smooth parts: no copies" if found.get("smooth") else ""
+        )
     if text:
         measured += (
             f" (the closest has {text['closest']:.0%} of its rare chunks of {texts.MIN}+ words in one training text)"

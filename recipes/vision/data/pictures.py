@@ -329,11 +329,10 @@ def readable(encoded: Encoded, facts: list[Fact], *, where: str, max_bad: float)
     labels.csv, is no damaged picture, if most files are pictures."""
     bad = [i for i, (problem, *_) in enumerate(facts) if problem]
     kinds = {i: Path(encoded.name(i)).suffix[1:].lower() for i in bad if facts[i][0] == NOT_A_PICTURE}
-    other = [i for i, kind in kinds.items() if kind and kind not in PICTURES]
-    others: dict[str, str] = {}
+    other, others = [i for i, kind in kinds.items() if kind and kind not in PICTURES], {}
     if 0 < 2 * len(other) < len(facts):
-        others = {"other files": f"{len(other):,}: {', '.join(encoded.name(i) for i in other[:5])}{', ...' * (len(other) > 5)}"}
-        bad = [i for i in bad if i not in set(other)]
+        others["other files"] = f"{len(other):,}: {', '.join(map(encoded.name, other[:5]))}{', ...' * (len(other) > 5)}"
+        bad = sorted({*bad} - {*other})
     good = torch.tensor([i for i, (problem, *_) in enumerate(facts) if not problem], dtype=torch.long)
     named = "; ".join(f"{encoded.name(i)} ({facts[i][0]})" for i in bad[:5]) + ("; ..." if len(bad) > 5 else "")
     share = math.ceil(100 * len(bad) / len(facts)) / 100
