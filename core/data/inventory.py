@@ -19,8 +19,6 @@ from trainworthy.core.data.field_statistics import Stats, histogram
 from trainworthy.core.data.texts import load_exclusions as load_exclusions
 from trainworthy.core.recipe.stage import Data
 
-NEAR = 0.985  # cosine of centred contents; highest between different MNIST digits: 0.980, lowest with 5% noise: 0.981
-NEAR_SHORT = 0.993  # for up to 256 entries: different 8x8 digits (64) often reach 0.992
 TORN, TORN_COMPARED = 10, 2000  # times closer than a sample's own class; samples that are compared with all others
 COMPARED = 20_000  # samples per split kept for comparison by content
 SHORT_TEXT, SHORT_ROW = 160, 64  # characters; tokens, categories
@@ -272,7 +270,7 @@ def overlap(train: Scan, val: Scan) -> dict[str, Any]:
 
 def limit(scan: Scan) -> float:
     """Return the similarity above which two samples are near duplicates."""
-    return NEAR if min(w for w in scan.widths if w >= alike.SHORT) > 256 else NEAR_SHORT
+    return alike.limit(scan.widths, scan.shapes)
 
 
 def _nearest(a: Scan, b: Scan) -> tuple[Tensor, Tensor] | None:
