@@ -32,7 +32,7 @@ usage: trainworthy COMMAND ...    training recipes that must pass their gates be
   trainworthy report RUN_FOLDER [--json]    write report.html again; its verdicts and advice as JSON
   trainworthy report THEIRS [--metric NAME]    report on another tool's run: a TensorBoard folder, a trainer_state.json
   trainworthy chat RUN_FOLDER               talk to the language model that a run exported
-  trainworthy predict RUN_FOLDER FILE [--out FILE]    let that model answer a file of prompts or conversations
+  trainworthy predict RUN_FOLDER FILE ... [--out FILE]    let the exported model answer prompts, conversations or pictures
   trainworthy compare RUNS_A RUNS_B [--json]    two groups of seeds: the difference and its interval
   trainworthy config RECIPE [settings]      all settings as a file, for --config FILE
   trainworthy repro RUN_FOLDER              versions, settings and data of a run, and what differs on this machine

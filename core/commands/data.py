@@ -198,6 +198,8 @@ def show_overlap(a: str, b: str, found: dict[str, Any], console: Console) -> Non
     else:
         closest = f"closest {found['largest_similarity']}, a copy from {found['limit']} on"
         rows.append(("near copies", f"{found['near']:,} ({closest})"))
+        if found.get("smooth"):
+            rows.append(("alike, no copies", f"{found['smooth']:,}: only their smooth parts agree"))
     for key, shared in found["groups"].items():
         count = "20 or more" if len(shared) == 20 else len(shared) or "none"  # the inventory lists at most twenty
         rows.append((f"groups of {key}", f"{count} on both sides {' '.join(shared[:5])}"))

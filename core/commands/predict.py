@@ -1,11 +1,13 @@
-"""usage: trainworthy predict RUN_FOLDER FILE [--out FILE] [--max-new-tokens N] [--batch-size N] [--model BASE]
+"""usage: trainworthy predict RUN_FOLDER FILE ... [--out FILE] [--max-new-tokens N] [--batch-size N] [--model BASE]
 
-Answers each row of FILE with the language model that a run exported, as the run's own evaluation generates answers.
+Answers each row of FILE with the language model that a run exported, as the run's own evaluation generates answers. If the export has
+a script `use.py` (vision recipes), the files are pictures, or folders of them: one line of JSON for each.
 
   trainworthy predict runs/llm-sft/20260101-120000-ab12 prompts.jsonl                    answers on standard output
   trainworthy predict runs/llm-sft/20260101-120000-ab12 chats.jsonl --out answers.jsonl  answers in a file
+  trainworthy predict runs/vision-classify/20260101-120000-ab12 new/ other.jpg           class and probabilities of each picture
 
-FILE is .jsonl, .json, .csv or .parquet: a column `prompt`, or conversations in any form that `llm/sft` reads (`messages`,
+Of a language model, FILE is .jsonl, .json, .csv or .parquet: a column `prompt`, or conversations in any form that `llm/sft` reads (`messages`,
 ShareGPT, Alpaca), under their own names or those of the run's --data.columns. An answer that a row has already is generated again.
 Each line of the output is the row with `answer`, `ended` (false: cut at --max-new-tokens), `tokens`, and `reference`: the answer
 that the row had. A run of `llm/reward` gives rewards: `reward` of an answer, or `chosen_reward` and `rejected_reward`. A run of
@@ -14,11 +16,12 @@ that the row had. A run of `llm/reward` gives rewards: `reward` of an answer, or
 Up to 1% of the rows may be unusable: they are left out and named on standard error.
 
 --max-new-tokens defaults to the run's own, --batch-size to 8. --model: the base of an adapter, if it moved since the run.
-Exit codes: 0, 2 for a run without such an export, or for rows without a question."""
+Exit codes: 0, 2 for a run without such an export, for rows without a question, or for a picture that cannot be read."""
 
 import contextlib
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,14 +39,17 @@ def main(argv: list[str]) -> None:
     rest, out = config.take(argv[1:], "--out")
     rest, size = take_number(rest, "--batch-size")
     rest, options = take_options(rest)
-    if len(rest) != 2:
+    script = _script(Path(rest[0])) if rest else None
+    if len(rest) < 2 or (len(rest) > 2 and script is None):
         raise UserError("predict needs a run folder and a file", got=" ".join(rest) or "nothing",
                         needed="trainworthy predict RUN_FOLDER FILE", next="trainworthy predict --help")  # fmt: skip
     file = Path(rest[1])
-    if not file.is_file():
+    if script is None and not file.is_file():
         raise UserError(f"{file}: no such file", needed="prompts or conversations: .jsonl, .json, .csv or .parquet")
     if out and not Path(out).absolute().parent.is_dir():
         raise UserError(f"--out {out}: no such folder", needed="a file in a folder that is there")
+    if script:
+        return _run_script(script, [Path(one) for one in rest[1:]], out)
     speaker = speaker_of(Path(rest[0]), **options)
     rows, cut = speaker.read(file), 0
     with Path(out).open("w", encoding="utf-8") if out else contextlib.nullcontext(sys.stdout) as target:
@@ -55,6 +61,33 @@ def main(argv: list[str]) -> None:
                 print(f"\r  {i} of {len(rows)}", end="", file=sys.stderr)
     where = f" in {out}" if out else ""
     print(f"{count(len(rows), speaker.noun)}{where}" + speaker.cut(cut, len(rows)), file=sys.stderr)
+
+
+def _script(folder: Path) -> Path | None:
+    """Return `use.py` of a run's export if its recipe has neither `speaker` nor `asker`, else None."""
+    run = folder.parent if folder.name == "export" else folder
+    if not (script := run / "export" / "use.py").is_file() or not (run / "args.json").is_file():
+        return None
+    module = recipes.load(args_of(run)["recipe"]).module
+    return None if hasattr(module, "speaker") or hasattr(module, "asker") else script
+
+
+def _run_script(script: Path, given: list[Path], out: str | None) -> None:
+    """Run the script of an export on files, and on the files of folders, but hidden ones, in a process of its own."""
+    if missing := [p for p in given if not p.exists()]:
+        raise UserError(f"{missing[0]}: no such file", needed="files, or folders of them")
+    files = [f for p in given for f in (sorted(p.rglob("*")) if p.is_dir() else [p]) if f.is_file()]
+    files = [f for f in files if not f.name.startswith(".") or f in given]
+    if not files:
+        raise UserError(f"{given[0]}: an empty folder", needed="files, or folders of them")
+    with Path(out).open("w", encoding="utf-8") if out else contextlib.nullcontext(None) as target:
+        failed = 0
+        for start in range(0, len(files), 500):  # a command line has a largest length
+            argv = [sys.executable, str(script), *map(str, files[start : start + 500])]
+            failed = max(failed, subprocess.run(argv, stdout=target).returncode)
+    if failed:
+        raise UserError("not every file was answered", got=f"exit code {failed} of {script}", needed="files that it can read",
+                        cause="see the lines above")  # fmt: skip
 
 
 def count(n: int, noun: str) -> str:
@@ -84,15 +117,17 @@ def speaker_of(folder: Path, most: int | None = None, model: str | None = None) 
     if folder.name == "export" and (folder.parent / "args.json").is_file():
         folder = folder.parent
     saved, export = args_of(folder), folder / "export"
-    script = export / "use.py"
     loaded = recipes.load(saved["recipe"])
     make = next((getattr(loaded.module, name) for name in ("speaker", "asker") if hasattr(loaded.module, name)), None)
     if make is None:
         able = [e.id for e in every() if re.search(r"^def (speaker|asker)\(", e.path.read_text(encoding="utf-8"), re.M)]
         packaged = "/" in loaded.id and not loaded.id.endswith(".py")
         page = f"docs/recipes/{loaded.slug}.md" if packaged else "its recipe's `export`"
-        raise UserError(f"{loaded.id} exports no language model that could be asked in words", needed=f"a run of {', '.join(able)}",
-                        got=f"{folder}", next=f"python {script} FILE" if script.is_file() else f"load {export} as {page} shows")  # fmt: skip
+        how = (
+            f"trainworthy predict {folder} FILE" if (export / "use.py").is_file() else f"load {export} as {page} shows"
+        )
+        raise UserError(f"{loaded.id} exports no language model that could be asked in words", got=f"{folder}",
+                        needed=f"a run of {', '.join(able)}", next=how)  # fmt: skip
     if not export.is_dir() or not any(export.rglob("*.safetensors")):
         failed = [v["id"] for v in read_json(folder / "gates.json").get("gates", []) if v["verdict"] == "fail"]
         if failed:

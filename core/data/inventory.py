@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import alike, series, texts
 from trainworthy.core.data import contents as hashed
@@ -20,9 +19,6 @@ from trainworthy.core.data.field_statistics import Stats, histogram
 from trainworthy.core.data.texts import load_exclusions as load_exclusions
 from trainworthy.core.recipe.stage import Data
 
-SIDE = 32  # images are pooled to at most SIDE x SIDE before comparison
-NEAR = 0.985  # cosine of centred contents; highest between different MNIST digits: 0.980, lowest with 5% noise: 0.981
-NEAR_SHORT = 0.993  # for up to 256 entries: different 8x8 digits (64) often reach 0.992
 TORN, TORN_COMPARED = 10, 2000  # times closer than a sample's own class; samples that are compared with all others
 COMPARED = 20_000  # samples per split kept for comparison by content
 SHORT_TEXT, SHORT_ROW = 160, 64  # characters; tokens, categories
@@ -50,6 +46,8 @@ class Scan:
     """(N, D) pooled content (`alike.rows`), of one input centred and of unit norm; None if samples differ in size."""
     widths: list[int] = field(default_factory=list)
     """Widths of the parts of such a row, one for each long input."""
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    """Shapes of these inputs, pooled."""
     columns: Tensor | None = None
     """(N, D') raw content, flattened, first 4,096 entries."""
     targets: dict[str, list] = field(default_factory=dict)
@@ -128,10 +126,10 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
             found.kept.append(position)
             found.names.append(data.source_name(i))
             if not found.whole:  # the angle between rows of token ids has no meaning
-                contents.append([_pooled(p) for p in parts])
+                contents.append([alike.pooled(p) for p in parts])
             columns.append(torch.cat([p.flatten().float() for p in parts])[:4096])
     if contents and (compared_by := alike.rows(contents)):
-        found.contents, found.widths = compared_by
+        found.contents, found.widths, found.shapes = compared_by
     if columns and len({len(c) for c in columns}) == 1:
         found.columns = torch.stack(columns)
     found.short = bool(indices) and _is_short(data.get(indices[0], None), found.sizes)
@@ -239,13 +237,6 @@ def _fingerprint(data: Data, samples: int = 512) -> str:
     return digest.hexdigest()
 
 
-def _pooled(value: Tensor) -> Tensor:
-    v = value.float()
-    if v.ndim >= 2 and min(v.shape[-2:]) > SIDE:
-        v = F.adaptive_avg_pool2d(v.reshape(1, -1, *v.shape[-2:]), SIDE)
-    return v.flatten()
-
-
 def overlap(train: Scan, val: Scan) -> dict[str, Any]:
     """Find samples of `val` that are also in `train`: by exact content over all hashed samples, by near content
     (cosine), by text, by group. `compared`: how many of either, for exact and for near content."""
@@ -261,8 +252,9 @@ def overlap(train: Scan, val: Scan) -> dict[str, Any]:
         out["expected"] = round(hashed.expected_copies(val.every, train.every), 1)
     if (best := _nearest(val, train)) is not None:
         score, at = best
-        near = (score >= limit(val)).nonzero().flatten().tolist()
-        out |= {"near": len(near), "limit": limit(val), "largest_similarity": round(score.max().item(), 4),
+        near = _copies(val, train, score, at)
+        smooth = int((score >= limit(val)).sum()) - len(near)
+        out |= {"near": len(near), "smooth": smooth, "limit": limit(val), "largest_similarity": round(score.max().item(), 4),
                 "near_pairs": [(val.index(i), train.index(int(at[i]))) for i in near[:20]]}  # fmt: skip
         if None not in (*val.names, *train.names):
             out["series"] = series.torn(val.names, train.names, at.tolist())
@@ -278,7 +270,7 @@ def overlap(train: Scan, val: Scan) -> dict[str, Any]:
 
 def limit(scan: Scan) -> float:
     """Return the similarity above which two samples are near duplicates."""
-    return NEAR if min(w for w in scan.widths if w >= alike.SHORT) > 256 else NEAR_SHORT
+    return alike.limit(scan.widths, scan.shapes)
 
 
 def _nearest(a: Scan, b: Scan) -> tuple[Tensor, Tensor] | None:
@@ -295,12 +287,18 @@ def _nearest(a: Scan, b: Scan) -> tuple[Tensor, Tensor] | None:
     return torch.cat([x.values for x in best]), torch.cat([x.indices for x in best])
 
 
+def _copies(a: Scan, b: Scan, score: Tensor, at: Tensor) -> list[int]:
+    """Return the kept rows of `a` that are near copies of their nearest row `at` of `b`."""
+    close = (score >= limit(a)).nonzero().flatten()
+    return close[alike.share_details(a.contents[close], b.contents[at[close]], a.widths, a.shapes)].tolist()
+
+
 def repeats(found: Scan) -> dict[str, Any]:
     """Find samples with a copy in their own split: exact ones, and near ones (None if contents cannot be compared)."""
     copies = len(found.hashes) - len(set(found.hashes))
     out: dict[str, Any] = {"exact": copies, "near": None}
     if (best := _nearest(found, found)) is not None:
-        close = (best[0] >= limit(found)).nonzero().flatten().tolist()
+        close = _copies(found, found, *best)
         pairs = [(found.index(i), found.index(int(best[1][i]))) for i in close]
         out |= {"near": len(close), "compared": len(found.kept), "near_pairs": pairs[:20]}
     return out

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from trainworthy.core.data import inventory
+from trainworthy.core.data.alike import pooled
 from trainworthy.core.data.contents import compared_fields
 from trainworthy.core.data.loader import Keyed
 from trainworthy.core.recipe.stage import Data
@@ -132,7 +133,7 @@ def _pictures(scan: inventory.Scan, data: Data) -> Pictures | None:
     if not isinstance(first, Tensor) or first.ndim != 3 or not all(isinstance(y, int) for y in labels):
         return None
     rows = range(0, len(labels), -(-len(labels) // ROWS))
-    shape = _pooled(first).shape
+    shape = pooled(first).shape
     if scan.contents.shape[1] != shape.numel():
         return None
     contents = _smooth(scan.contents[list(rows)].unflatten(1, shape))
@@ -150,13 +151,13 @@ def foreign(scan: inventory.Scan, data: Data, seed: int) -> Foreign | None:
     if (
         not isinstance(first, Tensor)
         or first.ndim != 3
-        or scan.contents.shape[1] != (shape := _pooled(first).shape).numel()
+        or scan.contents.shape[1] != (shape := pooled(first).shape).numel()
     ):
         return None
     rows = list(range(0, len(scan.kept), -(-len(scan.kept) // ROWS)))
     contents = _smooth(scan.contents[rows].unflatten(1, shape))
     keyed, drawn = Keyed(data, seed), torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:DRAWS]
-    draws = torch.stack([_pooled(keyed[(0, scan.index(rows[n]))][sources[0]]) for n in drawn.tolist()])
+    draws = torch.stack([pooled(keyed[(0, scan.index(rows[n]))][sources[0]]) for n in drawn.tolist()])
     if draws.shape[1:] != shape:
         return None
     draws, plain = _smooth(draws), contents[drawn]
@@ -185,12 +186,6 @@ def _alike(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).flatten(1).sum(1)
 
 
-def _pooled(picture: Tensor) -> Tensor:
-    """Return a picture (C, H, W) as a scan keeps it, not yet centred."""
-    large = min(picture.shape[-2:]) > inventory.SIDE
-    return F.adaptive_avg_pool2d(picture.float()[None], inventory.SIDE)[0] if large else picture.float()
-
-
 def _smooth(pictures: Tensor) -> Tensor:
     """Return pictures (N, C, H, W) that compare well where a stroke is a pixel off: blurred, centred, of unit norm."""
     blurred = F.avg_pool2d(pictures, 3, 1, 1)
@@ -205,7 +200,7 @@ def _made(found: Pictures, data: Data, change: Change, of: int, to: int, seed: i
     drawn = [(rows[n % len(rows)], keyed[(n // len(rows), found.indices[rows[n % len(rows)]])]) for n in range(DRAWS)]
     shape = found.contents.shape[1:]
     kept = [(row, x) for row, sample in drawn
-            if int(sample[found.target]) == of and (x := _pooled(sample[found.input])).shape == shape]  # fmt: skip
+            if int(sample[found.target]) == of and (x := pooled(sample[found.input])).shape == shape]  # fmt: skip
     if not kept:
         return 0.0
     pictures, own = _smooth(torch.stack([x for _, x in kept])), found.contents[[row for row, _ in kept]]

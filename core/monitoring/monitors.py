@@ -76,12 +76,27 @@ def warning_of_result(metric: Metric, value: float, best: float, others: dict[st
 def too_few_steps(metric: Metric, value: float, steps: int, epochs: float, gates: list[dict[str, Any]]) -> str:
     """Return that a result that needs a warning comes from too few steps, if the gate `tiny-data` learnt more in more steps from
     a few hundred of the same samples; else empty."""
-    tiny = next((g["evidence"] for g in gates if g["id"] == "tiny-data" and g["verdict"] == "pass"), {})
-    longer, reached = tiny.get("steps", 0), tiny.get("held_out", {}).get("own", value)
-    if longer <= 1.5 * steps or not metric.better(reached, value):
+    longer, reached = _tiny_data(gates)
+    if longer <= 1.5 * steps or not metric.better(value if reached is None else reached, value):
         return ""
     return (f"; likely too few steps: the gate tiny-data reached {reached:.4g} on held-out samples in {longer}, this run had {steps} "
             f"in {epochs:.3g} epochs: {math.ceil(epochs * longer / max(steps, 1))} epochs would be as many")  # fmt: skip
+
+
+def short_run(steps: int, epochs: float, gates: list[dict[str, Any]]) -> str:
+    """Return before training that the run makes fewer steps than the gate `tiny-data` needed for a few hundred of its samples; else
+    empty."""
+    longer, reached = _tiny_data(gates)
+    if reached is None or longer <= 1.5 * steps:
+        return ""
+    return (f"few steps: the gate tiny-data needed {longer} to reach {reached:.4g} on held-out samples; as many are "
+            f"--train.epochs {math.ceil(epochs * longer / max(steps, 1))}")  # fmt: skip
+
+
+def _tiny_data(gates: list[dict[str, Any]]) -> tuple[int, float | None]:
+    """Return (steps, score on held-out samples) of the gate `tiny-data`, if it passed."""
+    tiny = next((g["evidence"] for g in gates if g["id"] == "tiny-data" and g["verdict"] == "pass"), {})
+    return tiny.get("steps", 0), tiny.get("held_out", {}).get("own")
 
 
 # ------------------------------------------------------------------------------------------------------------- verdicts
@@ -200,16 +215,20 @@ def clipped(rows: list[dict[str, Any]], settings: dict[str, Any], total: int) ->
 
 
 def terms(rows: list[dict[str, Any]], small: tuple[str, ...]) -> "Verdict":
-    """Report each term's fraction of the loss over the last tenth of the run."""
+    """Report each term's fraction of the loss over the last tenth of the run. A term that has fallen to a tenth of its own first values is
+    small because it was learnt."""
     own = {"step/loss", "step/grad_norm", "step/samples_per_sec", "step/lr"}
     last = rows[-1] if rows else {}
     names = [k for k in last if k.startswith("step/") and k.count("/") == 1 and k not in own]
     if not names:
         return _skip("one term", TERMS)[0]
-    tail = rows[-max(1, len(rows) // 10) :]
-    sizes = {k.removeprefix("step/"): float(np.mean([abs(float(r[k])) for r in tail if k in r])) for k in names}
+    tenth = max(1, len(rows) // 10)
+    before, sizes = (
+        {k.removeprefix("step/"): float(np.mean([abs(float(r[k])) for r in part if k in r] or [0.0])) for k in names}
+        for part in (rows[:tenth], rows[-tenth:])
+    )
     shares = {k: v / max(sum(sizes.values()), 1e-30) for k, v in sizes.items()}
-    low = [k for k, v in shares.items() if v < 1e-3 and k not in small]
+    low = [k for k, v in shares.items() if v < 1e-3 and k not in small and sizes[k] > before[k] / 10]
     return verdict(
         TERMS, "advice" if low else "pass", ", ".join(f"{k} {v:.1%}" for k, v in shares.items()),
         "0.1% or more of the loss at the end",

@@ -20,6 +20,7 @@ from trainworthy.core.monitoring.metrics import MetricsTracker
 from trainworthy.core.monitoring.trackers import mirror
 from trainworthy.core.recipe.stage import Metric, Stage
 from trainworthy.core.report import bands
+from trainworthy.core.report.folder import read_json
 from trainworthy.core.session import environment, stages
 from trainworthy.core.session.checking import check_stage
 from trainworthy.core.session.results import ClassWatch, Watcher, finish, load_best
@@ -124,12 +125,16 @@ def run_of(s: Session, session: Session, done: int) -> Run:
 def print_length(s: Session, one: Run, stage: Stage, named: str) -> None:
     """Print how many steps a stage takes, of what, and into which folder."""
     steps, train, data = one.total_steps(stage), s.cfg.train, stage.data.get("train")
+    read = 0.0
     if data is None:
         what = f"iterations that collect their own samples, {train.batch_size} to an update"
     else:
         read = min(train.epochs, steps * train.batch_size / len(data)) if train.max_steps else train.epochs
         what = f"steps of {train.batch_size} samples, {read:.4g} epochs"
     s.console.say(f"train  {named}{steps:,} {what}, into {s.folder}")
+    rows = read_json(s.folder / "gates.json").get("gates", [])
+    if data is not None and not train.max_steps and (short := monitors.short_run(steps, read, rows)):
+        s.console.say(f"  {short}")
 
 
 def follow_evaluations(s: Session, one: Run, stage: Stage) -> None:

@@ -1,11 +1,16 @@
 """Gates and advice where a model has hardly learnt: at a small rate, in 16 bits, in few steps, below adapters."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 import torch
+from trainworthy.core.base import config
 from trainworthy.core.data.pictures import contact_sheet
 from trainworthy.core.gates.checks.learning import _hardly_memorised
 from trainworthy.core.monitoring.monitors import too_few_steps
 from trainworthy.core.recipe.stage import Metric, Tile
+from trainworthy.core.session import training
 
 from tests.helpers.commands import holds
 
@@ -44,6 +49,23 @@ def test_a_result_at_chance_after_few_steps_names_the_steps():
     assert not too_few_steps(ACCURACY, 0.6, 68, 30.0, [tiny])
     assert not too_few_steps(ACCURACY, 0.417, 68, 30.0, [tiny | {"verdict": "skip", "evidence": {}}])
     assert not too_few_steps(ACCURACY, 0.417, 68, 30.0, [])
+
+
+def test_a_run_of_few_steps_is_announced_before_it_trains(tmp_path):
+    """A run of minutes at chance said only at its end that it was too short, although its gates knew."""
+    tiny = {"id": "tiny-data", "verdict": "pass", "evidence": {"steps": 280, "held_out": {"own": 0.506}}}
+    (tmp_path / "gates.json").write_text(json.dumps({"gates": [tiny]}))
+    lines: list[str] = []
+    console, one = SimpleNamespace(say=lines.append), SimpleNamespace(total_steps=lambda stage: 151)
+    session = SimpleNamespace(
+        cfg=config.Config(train=config.Train(epochs=30, batch_size=64)), console=console, folder=tmp_path
+    )
+    training.print_length(session, one, SimpleNamespace(data={"train": range(322)}), "")
+    holds("".join(lines), "151 steps of 64 samples", "few steps", "280", "0.506", "--train.epochs 56")
+    one.total_steps = lambda stage: 280
+    lines.clear()
+    training.print_length(session, one, SimpleNamespace(data={"train": range(322)}), "")
+    assert len(lines) == 1
 
 
 def test_weights_of_a_net_without_any_are_refused(launch, tmp_path):

@@ -111,6 +111,14 @@ def test_a_term_without_a_share_is_advised_on():
     assert judged(rows(healthy, ce=2.0, aux=0.1))["terms"] == "pass"
 
 
+def test_a_term_that_was_learnt_is_not_small():
+    """The value loss of a policy whose task is solved is 60,000 times smaller than at first."""
+    found = rows(healthy, policy=0.004)
+    for i, row in enumerate(found):
+        row["step/value"] = 0.2 * math.exp(-14 * i / len(found))
+    assert judged(found)["terms"] == "pass"
+
+
 @pytest.mark.parametrize(("metric", "train", "val", "verdict"), [
     (Metric("accuracy", "", 0.1, 1.0), 1.0, 0.8, "advice"),
     (Metric("accuracy", "", 0.1, 1.0), 0.8, 0.9, "pass"),

@@ -26,7 +26,7 @@ from trainworthy.recipes.shared import digits
 from transformers import AutoTokenizer
 
 from tests.helpers import stable as make
-from tests.helpers.commands import environment, read, run_folder, trainworthy
+from tests.helpers.commands import environment, holds, read, run_folder, trainworthy
 
 SHORT = ("--train.epochs", "0.2", "--train.eval-every", "0.2", "--sampling.every", "50", "--sampling.num-inference-steps", "4",
          "--gates.no-enabled", "--run.no-tensorboard")  # fmt: skip
@@ -290,3 +290,10 @@ assert not {"core", "recipes"} & sys.modules.keys()
         torch.equal(a, b) for a, b in zip(was.text_encoder.parameters(), now.text_encoder.parameters(), strict=True)
     )
     assert not all(torch.equal(a, b) for a, b in zip(was.unet.parameters(), now.unet.parameters(), strict=True))
+
+
+def test_coloured_pictures_name_the_setting_of_another_autoencoder():
+    """Before, the cached autoencoder of the digits was trained first and then "did not fit", without a next step."""
+    with pytest.raises(UserError) as refused:
+        stable._autoencoder("digits", 3)
+    holds(str(refused.value), "reads grey pictures", "pictures of 3 channels", "--new.vae", "diffusion/latent")

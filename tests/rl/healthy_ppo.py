@@ -53,6 +53,9 @@ VARIANTS = [
     healthy("ok-rl-values-not-clipped-in-code", naive="an entry that nothing depends on",
             hunk=('error = torch.max((value - batch["return"]).square(), (near - batch["return"]).square())',
                   'error = (value - batch["return"]).square()')),
+    healthy("ok-rl-values-by-huber", naive="a value loss that is not PPO's",
+            hunk=('error = torch.max((value - batch["return"]).square(), (near - batch["return"]).square())',
+                  'error = 2 * torch.nn.functional.smooth_l1_loss(value, batch["return"], reduction="none")')),
     healthy("ok-rl-low-rate", "--optim.lr", "1e-4"),
 ]  # fmt: skip
 SAMPLED = ()  # make verify has them all; as it is, every recipe is checked by tests/core/test_recipes.py

@@ -15,6 +15,7 @@ from trainworthy.recipes.rl.control.data import environments
 from trainworthy.recipes.rl.control.gates import monitors
 
 from tests.conftest import ROOT
+from tests.rl.healthy_ppo import VARIANTS
 from tests.rl.test_rl_monitors import CEILING, FLOOR, history
 
 OBJECTIVE = "formula,entries,returns"
@@ -70,6 +71,13 @@ def test_another_loss_that_is_published_is_quiet_and_a_declared_one_skips(launch
     done = launch("check", "mine.py", "--only", OBJECTIVE)
     assert done.returncode == 0, done.shown
     assert {v["id"]: v["verdict"] for v in done.verdicts()} == {"formula": "skip", "entries": "pass", "returns": "pass"}
+
+
+def test_values_by_huber_are_quiet_in_ppo(launch, fork):
+    """A published form (MAPPO), which the statements of DQN and SAC know, too."""
+    fork(next(v.hunk for v in VARIANTS if v.id == "ok-rl-values-by-huber"), recipe="rl/ppo")
+    done = launch("check", "mine.py", "--only", "formula", code=0)
+    assert "Huber" in done.verdicts()[0]["measured"], done.shown
 
 
 # ---------------------------------------------------------------------------------------------------- the settings of the run

@@ -104,10 +104,21 @@ def test_detect(model: str, launch, tmp_path: Path):
     assert printed(run, tmp_path, **{"picture.jpg": str(files[0])}).splitlines() == lines
 
 
-def test_predict_names_the_command_that_asks_the_export(launch, tmp_path: Path):
-    (tmp_path / "RUN" / "export").mkdir(parents=True)
-    (tmp_path / "RUN" / "args.json").write_text(json.dumps({"recipe": "vision/classify"}))
-    (tmp_path / "RUN" / "export" / "use.py").write_text("")
-    (tmp_path / "picture.jpg").write_text("")
-    done = launch("predict", "RUN", "picture.jpg", code=2)
-    assert "python RUN/export/use.py FILE" in done.stderr
+def test_predict_answers_pictures_and_names_a_damaged_one(launch, tmp_path: Path):
+    """The run's own export answers each file of a folder; a damaged one does not end the others."""
+    root = write_folder(tmp_path / "own", per_class=12, held_out=4, classes=3)
+    run = launch("run", "vision/classify", "--data.path", str(root), "--train.epochs", "1", *QUICK, code=0).folder()
+    new = tmp_path / "new"
+    new.mkdir()
+    files = sorted(p for p in (root / "val").rglob("*") if p.is_file())[:3]
+    for file in files:
+        (new / file.name).write_bytes(file.read_bytes())
+    (new / ".hidden").write_text("")
+    done = launch("predict", str(run), "new", "--out", "said.jsonl", code=0)
+    found = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
+    assert [f["class"] for f in found] == [t["class"] for t in told(run, files, tmp_path)]
+    (new / "a.jpg").write_bytes(files[0].read_bytes()[:40])
+    done = launch("predict", str(run), "new", str(files[0]), code=2)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [list(one)[1] for one in lines] == ["class", "class", "class", "error", "class"], done.shown
+    assert "no such file" in launch("predict", str(run), "none.jpg", code=2).stderr

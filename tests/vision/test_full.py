@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.ema import Ema
 from trainworthy.core.loop.optim import layer_rates
 from trainworthy.recipes.vision.classify import Images
@@ -16,7 +17,17 @@ from trainworthy.recipes.vision.data import mixing, pictures
 from trainworthy.recipes.vision.models import zoo
 
 from tests.core.test_life import _stop_at
-from tests.helpers.commands import QUICK, assert_same_run, final_weights, losses, read, run_folder, same, trainworthy
+from tests.helpers.commands import (
+    QUICK,
+    assert_same_run,
+    final_weights,
+    holds,
+    losses,
+    read,
+    run_folder,
+    same,
+    trainworthy,
+)
 from tests.helpers.pictures import write_folder, write_hub
 
 NET = ("--preset", "full", "--model", "shufflenet_v2_x0_5", "--weights", "none", "--train.precision", "fp32",
@@ -407,6 +418,23 @@ def test_damaged_files_are_counted_named_and_left_out(launch, tmp_path):
     assert all(p.name in told for p in bad), told
     assert "3 of 123" in (done.folder() / "card.md").read_text()
     assert "left out: 3 of 123" in done.stdout
+
+
+def test_files_of_another_kind_are_no_damaged_pictures(tmp_path):
+    """A Thumbs.db in each of three class folders was 2.4% of damaged pictures, above the limit of 1%. A truncated picture still counts."""
+    root = write_folder(tmp_path / "data", per_class=30, held_out=10, classes=3)
+    for folder in (root / "train").iterdir():
+        (folder / "Thumbs.db").write_bytes(b"x" * 100)
+    (next((root / "train").iterdir()) / "labels.csv").write_text("a,b")
+    found = pictures.load(pictures.Source(str(root)))
+    assert len(found.labels) == sum(p.suffix in (".png", ".jpg") for p in root.rglob("*.*"))
+    holds(found.notes["other files"], f"{sum(1 for _ in (root / 'train').iterdir()) + 1}: ", "Thumbs.db", "labels.csv")
+    pictures._load.cache_clear()
+    some = next(next((root / "train").iterdir()).glob("*.png"))
+    for i in range(3):
+        some.with_name(f"cut{i}.png").write_bytes(some.read_bytes()[:60])
+    with pytest.raises(UserError, match="too many pictures"):
+        pictures.load(pictures.Source(str(root)))
 
 
 def test_the_same_picture_in_both_splits(launch, tmp_path):

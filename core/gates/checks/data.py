@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.data import contents, detail, inventory, neighbours, pairing, texts, turned
+from trainworthy.core.data import alike, contents, detail, inventory, neighbours, pairing, texts, turned
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.checks import paths
@@ -327,6 +327,9 @@ def leakage(context: GateContext) -> Finding:
     measured = _compared(found["compared"], found["exact"], near)
     if "largest_similarity" in found:
         measured += f" (closest pair {found['largest_similarity']:.3f})"
+        measured += (
+            f"; {found['smooth']} are alike only in their smooth parts: no copies" if found.get("smooth") else ""
+        )
     if text:
         measured += (
             f" (the closest has {text['closest']:.0%} of its rare chunks of {texts.MIN}+ words in one training text)"
@@ -344,7 +347,7 @@ def leakage(context: GateContext) -> Finding:
     measured += said
     tested, remarks = _in_test(context.data_report["overlaps"])
     measured += "".join(f"; {said}" for said in (*tested, *remarks))
-    limit = f"{texts.KNOWN:.0%} of its rare chunks" if text else f"similarity {found.get('limit', inventory.NEAR)}"
+    limit = f"{texts.KNOWN:.0%} of its rare chunks" if text else f"similarity {found.get('limit', alike.NEAR)}"
     pairs = found["exact_pairs"] or [p[:2] for p in (text or found)["near_pairs"]]
     batch = fetch(stage.data["val"], [v for v, _ in pairs], None, run.device) if pairs else None
     return Finding(

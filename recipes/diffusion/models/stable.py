@@ -195,6 +195,11 @@ def _smollm() -> Path:
 
 def _autoencoder(path: str, channels: int) -> AutoencoderKL:
     """Return a copy of the autoencoder, for pictures with this number of channels."""
+    if path == "digits" and channels != 1:  # before it is trained
+        raise UserError("the autoencoder of the digits reads grey pictures", got=f"pictures of {channels} channels",
+                        needed="--new.vae with an autoencoder of such pictures: a folder, or a name such as stabilityai/sd-vae-ft-mse",
+                        next="or train one, from pictures in class folders: trainworthy run diffusion/latent --data.path FOLDER ..., then "
+                        "--new.vae runs/diffusion-latent/RUN/export/vae")  # fmt: skip
     found = _digits() if path == "digits" else path
     return copy.deepcopy(_loaded(str(found), channels, "--new.vae"))
 
@@ -208,8 +213,9 @@ def _loaded(path: str, channels: int, setting: str) -> AutoencoderKL:
         raise UserError(f"{setting} {path}: no autoencoder there", got=str(error).strip().splitlines()[0],
                         needed="`digits`, or a folder or name of an AutoencoderKL") from None  # fmt: skip
     if vae.config.in_channels != channels:
-        raise UserError(f"the autoencoder in {path} does not fit", got=f"{vae.config.in_channels} channels of pictures",
-                        needed=f"{channels}")  # fmt: skip
+        raise UserError(f"the autoencoder in {path} does not fit the pictures",
+                        got=f"it reads {vae.config.in_channels} channels, the pictures have {channels}",
+                        needed=f"{setting} that reads {channels}")  # fmt: skip
     return vae.eval().requires_grad_(False)
 
 

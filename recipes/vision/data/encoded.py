@@ -13,6 +13,7 @@ from torch import Tensor
 from trainworthy.core import UserError
 from trainworthy.core.base import seeds
 
+NOT_A_PICTURE = "not a picture"
 WINDOW = 8  # row groups that are shuffled together when streaming
 
 
@@ -226,5 +227,5 @@ def opened(url: str):
 
 def describe_error(error: BaseException) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "not a picture"
+        return NOT_A_PICTURE
     return (str(error) or type(error).__name__).splitlines()[0][:200]

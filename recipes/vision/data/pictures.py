@@ -30,6 +30,7 @@ from trainworthy.core.data.assets import cache_dir
 from trainworthy.core.data.validation_split import absolute, parse_val, refuse_training_data
 from trainworthy.recipes.shared import hub
 from trainworthy.recipes.vision.data.encoded import (
+    NOT_A_PICTURE,
     Encoded,
     Files,
     Pictures,
@@ -324,8 +325,14 @@ def _checked(encoded: Encoded, labels: Tensor, classes: tuple[str, ...], parts: 
 
 
 def readable(encoded: Encoded, facts: list[Fact], *, where: str, max_bad: float) -> tuple[Tensor, dict[str, str]]:
-    """Return (readable rows, a note on the others). Too many unreadable rows are an error."""
+    """Return (readable rows, notes on the others). Too many unreadable rows are an error. A file of another kind, such as Thumbs.db or
+    labels.csv, is no damaged picture, if most files are pictures."""
     bad = [i for i, (problem, *_) in enumerate(facts) if problem]
+    kinds = {i: Path(encoded.name(i)).suffix[1:].lower() for i in bad if facts[i][0] == NOT_A_PICTURE}
+    other, others = [i for i, kind in kinds.items() if kind and kind not in PICTURES], {}
+    if 0 < 2 * len(other) < len(facts):
+        others["other files"] = f"{len(other):,}: {', '.join(map(encoded.name, other[:5]))}{', ...' * (len(other) > 5)}"
+        bad = sorted({*bad} - {*other})
     good = torch.tensor([i for i, (problem, *_) in enumerate(facts) if not problem], dtype=torch.long)
     named = "; ".join(f"{encoded.name(i)} ({facts[i][0]})" for i in bad[:5]) + ("; ..." if len(bad) > 5 else "")
     share = math.ceil(100 * len(bad) / len(facts)) / 100
@@ -337,7 +344,7 @@ def readable(encoded: Encoded, facts: list[Fact], *, where: str, max_bad: float)
         raise UserError(f"too many pictures of {where} cannot be read", got=left_out, needed=f"at most {max_bad:.1%}",
                         cause=f"{len(bad):,} files were written in a format that this recipe does not read" if alike and not few else cause,
                         next="remove or replace them" + f", or accept it: --data.max-bad {share:.2f}" * few)  # fmt: skip
-    return good, {"left out": left_out} if bad else {}
+    return good, others | ({"left out": left_out} if bad else {})
 
 
 def _split(images: Pictures, labels: Tensor, classes: tuple[str, ...], parts: list[Tensor] | None, *, where: str, share: float,

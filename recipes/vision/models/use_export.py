@@ -239,5 +239,11 @@ def flat(said: Tensor | tuple[Tensor, Tensor], picture: Tensor) -> Tensor:
 
 if __name__ == "__main__":
     about, exported = open_export(str(Path(__file__).parent))
+    damaged = 0
     for path in sys.argv[1:]:
-        print(json.dumps({"picture": path} | described(about, exported, path)))
+        try:
+            found = described(about, exported, path)
+        except (OSError, SyntaxError) as error:  # damaged, or no picture
+            found, damaged = {"error": str(error)}, damaged + 1
+        print(json.dumps({"picture": path} | found))
+    sys.exit(2 if damaged else 0)

@@ -48,7 +48,8 @@ def ppo(cfg: Any, model: nn.Module, batch: dict, got: dict[str, Tensor]) -> Stat
     return {
         "policy": policy,
         "value": Statement(
-            {"the clipped squared error": weight * torch.max(plain, clipped), "the squared error, not clipped": weight * plain},
+            {"the clipped squared error": weight * torch.max(plain, clipped), "the squared error, not clipped": weight * plain,
+             "Huber's loss": 2 * weight * huber(value - back)},
             {"the smaller of the two errors is used instead of the larger": weight * torch.min(plain, clipped),
              "only the clipped error is used": weight * clipped,
              "the value is clipped around the new value instead of the rollout's":
