@@ -313,7 +313,7 @@ class Guard:
         held = watch.record.get("written", [])
         told = f"{len(held)} files written went to a scratch folder"
         if different:
-            told = f"could not be held back: {invariants.listed(different)}"
+            told = f"changed in the working directory during the rehearsals: {invariants.listed(different)}"
         self._verdict(finding("files", told))
 
 

@@ -68,7 +68,7 @@ class Observer(Updates, Losses):
         self.nonfinite: list[int] = []
         self.calls: list[dict] = []  # loss functions, in training
         self.eval_calls: list[dict] = []
-        self.gaps: list[list[tuple[int, bool, int, int]]] = [[]]  # model calls under no_grad between optimiser steps
+        self.gaps = records.Gaps()
         self.snap: dict[int, tuple[Tensor, Tensor]] = {}
         self.inputs: dict[str, dict[int, Measures]] = {"train": {}, "eval": {}}  # of each model
         self.evaluated: dict[int, int] = {}
@@ -236,9 +236,9 @@ class Observer(Updates, Losses):
         row = (id(module), module.training, drops, norms)
         if grad:
             self.grad_modes.append((self.steps, id(module), module.training))
-            self.perhaps_evaluation(row, out)
+            self.perhaps_evaluation(row, (args, kwargs), out)
         else:
-            self.gaps[-1].append(row)
+            self.gaps.called(row, (args, kwargs))
             self.evaluated_with(module)
         for one in self.recent:
             one.ahead |= not one.calls and one.got > 1

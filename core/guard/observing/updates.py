@@ -13,6 +13,7 @@ from trainworthy.core.guard.measures.records import (
     CLOSE,
     EPOCHS,
     STEPS,
+    Call,
     Group,
     alive,
     named,
@@ -105,9 +106,11 @@ class Updates:
     """Those that made steps since the last one was met. In a rehearsal they outlive the function that made them: it may return before they
     are judged."""
 
-    def perhaps_evaluation(self, row: tuple[int, bool, int, int], out: Any) -> None:
+    def perhaps_evaluation(self, row: Call, given: tuple, out: Any) -> None:
         """A model was called with gradients. In eval mode, and if no `backward()` reaches its outputs until the next step, that is an
         evaluation without `no_grad()`."""
+        if row[1]:
+            self.gaps.trained(given)
         if row[2]:
             self.dropping.add(row[0])
         outs = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.grad_fn is not None][:8]

@@ -205,14 +205,13 @@ class Control:
         if evaluated and seen.steps - evaluated[0] >= 6 and (not passes or not passes[0].was_cut):
             self.stop("enough")
         if time.monotonic() - self.since > WAIT:
-            self.stop("enough" if evaluated else "no evaluation yet")
+            self.stop("enough" if evaluated else f"no evaluation in the {WAIT:.0f} s after enough steps")
 
     def evaluations(self, seen: Observer) -> list[int]:
-        """Return the optimiser steps before each evaluation: a pass without gradients, or several model calls without
-        one between steps."""
+        """Return the optimiser steps before each evaluation: a pass without gradients, or model calls without them between
+        steps: several, or one on more samples than a batch has."""
         found = [p.started for p in seen.passes if p.calls and not p.backwards and p.started and p.ended]
-        usual = sorted(len(g) for g in seen.gaps)[len(seen.gaps) // 2]
-        found += [i for i, g in enumerate(seen.gaps) if i and len(g) >= usual + 2]
+        found += seen.gaps.evaluations() or seen.gaps.whole()
         return sorted(found)
 
     def ended(self, one: Pass) -> None:
@@ -251,12 +250,15 @@ class Control:
         n = size_of(batch)
         if target is None or n < 2:
             return batch
-        order = torch.from_numpy(self.rng.permutation(min(EIGHT, n)))
-        where = order[torch.arange(n) % len(order)]
+        order = self.rng.permutation(min(EIGHT, n)).tolist()
+        longest_first = descending(leaves, n)
+        layout = layout_of(len(order), n, longest_first)
+        where = torch.tensor([layout.index(order[k]) for k in layout])
         inputs = None if self.plan.inputs is None else [place_of(leaves, i) for i in self.plan.inputs]
 
         def mine(i: int) -> bool:
-            return i != target if inputs is None else i in inputs
+            """Whether an entry is exchanged: the inputs are, or, where they must stay in order of length, all others."""
+            return (i != target if inputs is None else i in inputs) != longest_first
 
         whole, count = arrange(leaves, n, where.tolist(), mine)
         self.changed += count
@@ -324,7 +326,7 @@ def same_eight(batch: Any, size: int, rows: list[int] | None = None) -> Any:
     leaves, spec = flattened(batch)
     n = size_of(batch)
     rows = rows or list(range(min(EIGHT, n)))
-    where = [rows[k % len(rows)] for k in range(size)]
+    where = [rows[k] for k in layout_of(len(rows), size, descending(leaves, n))]
     whole, _ = arrange(leaves, n, where)
     for i, x in enumerate(leaves):
         if i in whole:
@@ -336,6 +338,23 @@ def same_eight(batch: Any, size: int, rows: list[int] | None = None) -> Any:
         elif texts(x) and len(x) == n:
             leaves[i] = type(x)(x[k] for k in where)
     return tree_unflatten(leaves, spec)
+
+
+def descending(leaves: list, n: int) -> bool:
+    """Return whether an entry holds the lengths of the samples, and the longest is first, as `pack_padded_sequence` needs them."""
+    for x in leaves:
+        if isinstance(x, Tensor) and x.dim() == 1 and x.dtype in (torch.int64, torch.int32) and len(x) == n > 2:
+            steps = x.diff()
+            if bool((steps <= 0).all()) and int((steps < 0).sum()) > 1 and int(x[-1]) > 0:
+                return True
+    return False
+
+
+def layout_of(count: int, size: int, in_order: bool) -> list[int]:
+    """Return which of `count` samples is at each of `size` places: one after the other again and again, or, in order, each one's
+    repetitions next to each other."""
+    rows = [k % count for k in range(size)]
+    return sorted(rows) if in_order else rows
 
 
 def varied(batch: Any, target: int | None) -> list[int] | None:

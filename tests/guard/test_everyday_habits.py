@@ -1,0 +1,102 @@
+"""Habits of everyday scripts: one call evaluates the whole test set, batches are in order of length, the output goes to a log file."""
+
+import os
+
+import torch
+from trainworthy.core.guard.rehearsals import control, sandbox
+from trainworthy.core.guard.rehearsals.control import Control, Plan
+
+from tests.guard.guarding import guard
+
+NOTEBOOK = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(1200, 8)
+y = (x[:, :4].sum(1) > 0).long()
+train_x, train_y, test_x, test_y = x[:800], y[:800], x[800:], y[800:]
+net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 2))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for epoch in range(200):
+    net.train()
+    order = torch.randperm(800)
+    for i in range(0, 800, 40):
+        rows = order[i : i + 40]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(train_x[rows]), train_y[rows]).backward()
+        optimizer.step()
+    net.eval()
+    with torch.no_grad():
+        accuracy = (net(test_x).argmax(1) == test_y).float().mean().item()
+    print(f"epoch {epoch} acc {accuracy:.3f}")
+"""
+MODES = {"--only": "modes"}
+
+
+def test_one_call_on_the_whole_test_set_is_an_evaluation(tmp_path):
+    verdicts, output, _ = guard(NOTEBOOK, tmp_path / "right", **MODES)
+    assert verdicts["modes"].verdict == "pass", output
+    assert " 0 evaluations" not in output
+    verdicts, output, _ = guard(NOTEBOOK.replace("    net.eval()\n", ""), tmp_path / "wrong", **MODES)
+    assert verdicts["modes"].blocks, output
+    assert "model.eval() is missing before the evaluation" in output
+
+
+def test_the_accuracy_of_a_training_batch_is_no_evaluation(tmp_path):
+    """A number to look at: the batch is scored in train mode, with dropout, every tenth step."""
+    look = (
+        "        optimizer.step()\n        if i % 400 == 0:\n            with torch.no_grad():\n"
+        "                print('batch', net(train_x[rows]).argmax(1).eq(train_y[rows]).float().mean())\n"
+    )
+    source = NOTEBOOK.replace("        optimizer.step()\n", look)
+    assert source != NOTEBOOK
+    verdicts, output, _ = guard(source, tmp_path, **MODES)
+    assert not verdicts["modes"].blocks, output
+
+
+def packed(n: int = 20):
+    """Inputs with their lengths, the longest first, and targets joined into one row, as for `ctc_loss`."""
+    lengths = torch.arange(30, 30 - n, -1)
+    counts = torch.arange(n) % 3 + 1
+    return torch.arange(n).view(n, 1).expand(n, 30).clone(), lengths, torch.arange(n).repeat_interleave(counts), counts
+
+
+def test_eight_samples_stay_in_order_of_length():
+    x, lengths, _, _ = eight = control.same_eight(packed(), 20)
+    assert bool((lengths.diff() <= 0).all())
+    assert set(x[:, 0].tolist()) == set(range(8))
+    assert lengths.tolist() == [30 - k for k in x[:, 0].tolist()]
+    assert eight[2].tolist() == [k for k, m in zip(x[:, 0].tolist(), eight[3].tolist(), strict=True) for _ in range(m)]
+    # without lengths the eight follow each other
+    assert control.same_eight([torch.arange(20)], 20)[0].tolist() == [k % 8 for k in range(20)]
+
+
+def test_where_inputs_are_in_order_of_length_the_targets_are_exchanged():
+    one = Control(Plan("others", target=2, inputs=[0, 1]), print)
+    first, changed = packed(), 0
+    for _ in range(4):
+        x, lengths, targets, counts = one.intervene(1, first)
+        assert bool((lengths.diff() <= 0).all())
+        assert lengths.tolist() == [30 - k for k in x[:, 0].tolist()]
+        owners = [int(part[0]) for part in targets.split(counts.tolist())]
+        pairs = set(zip(x[:, 0].tolist(), owners, strict=True))
+        assert len(pairs) == 8  # each of the eight has one partner
+        changed += sum(a != b for a, b in pairs)
+    assert changed > 16
+
+
+def test_the_log_that_guard_prints_to_is_no_file_of_the_script(tmp_path):
+    log = tmp_path / "guard.txt"
+    kept = os.dup(1)
+    try:
+        with log.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            before = sandbox.snapshot(tmp_path)
+            os.write(1, b"a line\n")
+            (tmp_path / "other.txt").write_text("x")
+            changed = sandbox.changed(before, sandbox.snapshot(tmp_path))
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+    assert changed == [str(tmp_path / "other.txt")]
