@@ -1,8 +1,12 @@
 """Habits of everyday scripts: one call evaluates the whole test set, batches are in order of length, the output goes to a log file."""
 
 import os
+from types import SimpleNamespace
 
+import pytest
 import torch
+from torch.utils.data import DataLoader, RandomSampler, Sampler
+from trainworthy.core.guard.checks import loss, progress, samples
 from trainworthy.core.guard.rehearsals import control, sandbox
 from trainworthy.core.guard.rehearsals.control import Control, Plan
 
@@ -100,3 +104,82 @@ def test_the_log_that_guard_prints_to_is_no_file_of_the_script(tmp_path):
         os.dup2(kept, 1)
         os.close(kept)
     assert changed == [str(tmp_path / "other.txt")]
+
+
+FOLDS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+x = torch.randn(600, 8)
+y = (x[:, :4].sum(1) > 0).long()
+for fold in range(40):
+    held = torch.arange(600) % 5 == fold % 5
+    net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    for epoch in range(8):
+        for a, b in DataLoader(TensorDataset(x[~held], y[~held]), 32, shuffle=True):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(a), b).backward()
+            optimizer.step()
+        right = 0
+        with torch.no_grad():
+            for a, b in DataLoader(TensorDataset(x[held], y[held]), 60):
+                right += (net(a).argmax(1) == b).sum().item()
+        print(f"fold {fold} accuracy {right / int(held.sum()):.3f}")
+"""
+
+
+def test_short_folds_are_trainings_one_after_the_other(tmp_path):
+    """Each fold has its own optimiser: eight samples are memorised in the first one."""
+    verdicts, output, _ = guard(FOLDS, tmp_path / "right", **{"--only": "overfit,metric"})
+    assert [verdicts[k].verdict for k in ("overfit", "metric")] == ["pass", "pass"], output
+
+
+def test_optimisers_that_take_turns_are_not_successive():
+    assert loss.successive([(0, 39), (40, 80), (81, 81)])
+    assert loss.successive([(5, 9)])
+    assert not loss.successive([(0, 78), (1, 79)])
+
+
+def test_weights_within_a_line_search_have_not_moved():
+    """A run whose weights are held may be stopped within a step of LBFGS, which moves them to and fro."""
+    drawn = torch.zeros(4)
+    p = torch.nn.Parameter(torch.ones(4))
+    seen = SimpleNamespace(
+        trainings={}, leaves={id(p): (p, 1)}, snap={id(p): (p, drawn)}, losses=[], passes=[], from_file=False, holding=True
+    )
+    assert progress.facts(SimpleNamespace(**vars(seen), kept=[]))["moved"] > 1
+    assert progress.facts(SimpleNamespace(**vars(seen), kept=[(p, drawn)]))["moved"] == 0
+
+
+class Alternating(Sampler):
+    """One half of the data in each epoch."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter(range(self.epoch % 2, 400, 2))
+
+    def __len__(self):
+        return 200
+
+
+@pytest.mark.parametrize(
+    ("sampler", "missing"),
+    [
+        (RandomSampler(range(10**6), replacement=True, num_samples=200), False),  # crops of one picture
+        (RandomSampler(range(400), num_samples=64), False),  # an epoch is a number of samples
+        (Alternating(), False),
+        (RandomSampler(range(200)), True),
+        (RandomSampler(range(200), replacement=True, num_samples=150), True),
+    ],
+)
+def test_samples_that_later_epochs_draw_are_not_left_out(sampler, missing: bool):
+    data = range(10**6) if getattr(sampler, "num_samples", 0) == 200 and sampler.replacement else range(400)
+    one = SimpleNamespace(loader=DataLoader(data, 8, sampler=sampler))
+    found = samples.never(SimpleNamespace(ranks=1, passes=[one]), [one])
+    assert bool(found) == missing, found

@@ -58,7 +58,7 @@ def unsuitable(facts: dict) -> str:
             return "the model's input is not an entry of the batch: the loop changed it"
         if not fit:
             return "no loss was seen whose targets are classes or an entry of the batch, so it is unknown which data the loss compares"
-    if facts.get("optimizers", 0) != 1 and not facts.get("one_loss"):
+    if facts.get("optimizers", 0) != 1 and not facts.get("one_loss") and not facts.get("successive"):
         return f"{facts.get('optimizers', 0)} optimisers: it is unknown which loss should fall"
     if facts.get("token_shift"):
         return own_tokens

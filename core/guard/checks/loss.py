@@ -1,6 +1,7 @@
 """Checks of losses and targets, and the facts of a run that `interventions` compares."""
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -311,6 +312,7 @@ def of(seen: Observer) -> dict[str, Any]:
         "classes": max((r["classes"] for r in rows), default=0),
         "optimizers": sum(g.steps > 0 for g in seen.groups.values()),
         # every optimiser steps after every backward()
+        "successive": successive([g.span for g in seen.groups.values() if g.steps]),
         "one_loss": {g.steps for g in seen.groups.values()} <= {0, seen.backwards},
         "train_accuracy": [r["right"] / r["scored"] for r in curve],
         "nll": [r["nll"] for r in curve],
@@ -342,6 +344,11 @@ def of(seen: Observer) -> dict[str, Any]:
         "mixed": two_targets(rows),
         "contrasted": bool(rows) and all(r.get("made") and not r.get("layer", False) for r in rows),
     }
+
+
+def successive(spans: list[tuple[int, int]]) -> bool:
+    """Return whether each optimiser made its first step after the last one of those before it: folds, or stages."""
+    return all(b[0] > a[1] for a, b in pairwise(sorted(spans)))
 
 
 def two_targets(rows: list[dict]) -> bool:

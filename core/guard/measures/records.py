@@ -135,6 +135,8 @@ class Group:
     asleep: set[int]
     """The same for all modules that existed then."""
     steps: int = 0
+    span: tuple[int, int] = (0, 0)
+    """Steps of the script before this optimiser's first and its last one."""
     closure: bool = False
     consumed: bool = False
     probe: list[Tensor] = field(default_factory=list)

@@ -161,8 +161,10 @@ class Updates:
 
     def built(self, it: torch.optim.Optimizer) -> None:
         """The script built an optimiser: a later training may begin with it."""
-        if self.control is not None and self.control.arrives():
-            self.forget()
+        if self.control is not None:
+            self.control.another(self.steps)
+            if self.control.arrives():
+                self.forget()
         self.optimizer(it)
 
     def optimizer(self, it: torch.optim.Optimizer) -> None:
@@ -240,6 +242,7 @@ class Updates:
         group.before, group.held = [], []
         group.windows.append(group.backwards)
         group.backwards, group.consumed = 0, not group.closure
+        group.span = (group.span[0] if group.steps else self.steps, self.steps)
         group.steps += 1
         self._decide()
         self.steps += 1

@@ -101,6 +101,12 @@ class Control:
         self.arrived, self.first = True, time.monotonic()
         return True
 
+    def another(self, steps: int) -> None:
+        """An optimiser was built after `steps` steps. On eight samples only the first training counts: the next fold begins with
+        other weights."""
+        if self.plan.name in ("eight", "others") and steps >= FEW:
+            self.stop("another training begins")
+
     # --- length
 
     def enough(self, seen: Observer) -> bool:
