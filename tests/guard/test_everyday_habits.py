@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler, Sampler
-from trainworthy.core.guard.checks import loss, progress, samples
+from trainworthy.core.guard.checks import interventions, loss, progress, samples
+from trainworthy.core.guard.measures import targets
 from trainworthy.core.guard.rehearsals import control, sandbox
 from trainworthy.core.guard.rehearsals.control import Control, Plan
 
@@ -183,3 +184,36 @@ def test_samples_that_later_epochs_draw_are_not_left_out(sampler, missing: bool)
     one = SimpleNamespace(loader=DataLoader(data, 8, sampler=sampler))
     found = samples.never(SimpleNamespace(ranks=1, passes=[one]), [one])
     assert bool(found) == missing, found
+
+
+def test_a_model_that_only_just_answers_the_most_frequent_class_may_still_learn():
+    """Seven of eight samples have one class: the loss falls to that of their frequencies before the input is used."""
+    own = [0.68, 0.68, 0.68, 0.67, 0.66, 0.64, 0.61, 0.57, 0.53, 0.5, 0.47, 0.44, 0.42, 0.4, 0.39] + 24 * [0.37]
+    rows = [{"counts": [28, 4]} for _ in own]
+    facts = {"nll": own, "train_accuracy": [0.875] * len(own), "constant": targets.constant_losses(rows)}
+    assert round(facts["constant"][0], 3) == 0.377
+    assert "best constant" in interventions.overfit(facts, facts)["skip"]
+    long = [*own, *40 * [0.372]]
+    facts = {"nll": long, "train_accuracy": [0.875] * len(long), "constant": [0.377] * len(long)}
+    assert interventions.overfit(facts, facts)["cause"]
+    # a last batch of two samples of the frequent class has another loss
+    rows[-1]["counts"] = [2, 0]
+    assert targets.constant_losses(rows)[-1] < 0.15
+
+
+def test_eight_samples_with_one_rare_label_get_more_of_them():
+    x = torch.arange(40).float()[:, None]
+    for places, rows in (([3, 12, 20], [0, 1, 2, 3, 4, 5, 12, 20]), ([3, 5, 20], None), ([3], None), ([], None)):
+        y = torch.zeros(40, dtype=torch.int64)
+        y[places] = 1
+        assert control.varied([x, y], 1) == rows
+
+
+def test_a_test_set_of_another_scale_in_a_loop_without_loaders(tmp_path):
+    only = {"--only": "evaluated"}
+    verdicts, output, _ = guard(NOTEBOOK, tmp_path / "right", **only)
+    assert verdicts["evaluated"].verdict == "pass", output
+    assert "inputs: mean" in output
+    wrong = NOTEBOOK.replace("net(test_x)", "net(test_x * 0.25 + 2)")
+    verdicts, output, _ = guard(wrong, tmp_path / "wrong", **only)
+    assert verdicts["evaluated"].blocks, output

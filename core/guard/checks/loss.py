@@ -14,6 +14,7 @@ from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.measures import indexing, mixing, pairing, supervision
 from trainworthy.core.guard.measures.class_numbers import CAUSE, numbering
 from trainworthy.core.guard.measures.float_targets import binary_right, output_target_correlation, r_squared
+from trainworthy.core.guard.measures.targets import constant_losses
 from trainworthy.core.guard.observing.observer import Observer
 
 SHIFTS = {
@@ -316,6 +317,7 @@ def of(seen: Observer) -> dict[str, Any]:
         "one_loss": {g.steps for g in seen.groups.values()} <= {0, seen.backwards},
         "train_accuracy": [r["right"] / r["scored"] for r in curve],
         "nll": [r["nll"] for r in curve],
+        "constant": constant_losses(curve),
         "eval_right": [p.right for p in evals_after],
         "eval_right_batch": [p.right_batch for p in evals_after],
         "eval_seen": [p.seen for p in evals_after],

@@ -274,7 +274,7 @@ class Observer(Updates, Losses):
     def _measure(self, module: nn.Module, args: tuple, kwargs: dict, out: Any, grad: bool) -> None:
         one = self.recent[-1] if self.recent else None
         if one is None or one.calls > 40:
-            return
+            return self.unloaded(module, (args, kwargs), grad) if one is None else None
         kind = "train" if one.backwards or (grad and not one.no_grad_calls) else "eval"
         x = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()), None)
         if x is not None:

@@ -24,7 +24,10 @@ from trainworthy.core.guard.measures.records import (
     values,
     weights,
 )
+from trainworthy.core.guard.measures.scales import Measures
 
+COLUMNS = 8  # of an input without a loader, from which on its scale is compared
+READS = 40  # such inputs that are read
 UNDECIDED = 2000  # calls in eval mode that are kept until the next step
 CALM = 64  # calls of a model without gradients whose weights are compared with the initial ones
 
@@ -120,6 +123,16 @@ class Updates:
         for x in outs:
             on_gradient(x, lambda _: reached.append(True))
         self.undecided.append((row, reached, len(self.grad_modes) - 1))
+
+    def unloaded(self, module: nn.Module, given: tuple, grad: bool) -> None:
+        """Note the inputs of a loop without a loader: of training batches, and of calls on a whole split. Of few columns an evaluation may
+        show more than training had (a function that is drawn beyond its data)."""
+        x = next((a for a in tree_leaves(given) if isinstance(a, Tensor) and a.is_floating_point()), None)
+        if self.control is None or x is None or x.dim() < 2 or not len(x) or x[0].numel() < COLUMNS:
+            return
+        kind = "train" if grad and module.training else "eval" if len(self.gaps) - 1 in self.gaps.large else ""
+        if kind and len((rows := self.inputs[kind].setdefault(id(module), Measures())).rows) < READS:
+            rows.read(x)
 
     def _decide(self) -> None:
         """Before a step is counted: put these calls where those without gradients are."""

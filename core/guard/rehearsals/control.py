@@ -22,6 +22,7 @@ TEXTS = (list, tuple)
 ANSWERED = ("right", "wrong")
 TO_THE_END = ("end", "trained", "held", *ANSWERED)
 PART = 0.03  # of the time that is left: one pass over training data on the way to the script's end
+RARE = 2  # other targets among the first eight, from which on these are taken
 FEW = 12  # optimiser steps after which a slow script is cut
 WAIT = 8.0  # seconds after enough was trained until an evaluation must have begun
 AHEAD = 3  # steps between the announcement of a cut and the cut: ranks are less than that apart
@@ -364,18 +365,20 @@ def layout_of(count: int, size: int, in_order: bool) -> list[int]:
 
 
 def varied(batch: Any, target: int | None) -> list[int] | None:
-    """Return eight rows whose targets are not all the same, if those of the first eight are: of rare positives a few are needed, or
-    there is nothing to learn. None: the first eight."""
+    """Return eight rows with several targets that differ from the first one, if fewer than two of the first eight do: of rare positives
+    a few are needed, or there is little to learn. None: the first eight."""
     leaves, n = flattened(batch)[0], size_of(batch)
     y = leaves[target] if target is not None and target < len(leaves) else None
     if not isinstance(y, Tensor) or not y.dim() or len(y) != n or y.numel() != n or n <= EIGHT:
         return None
     y = y.detach().flatten()
     other = (y != y[0]).nonzero().flatten().tolist()
-    if not other or other[0] < EIGHT:
+    few = [k for k in other if k < EIGHT]
+    if not other or len(few) >= RARE or len(other) == len(few):
         return None
     other = other[: EIGHT // 2]
-    return [*range(EIGHT - len(other)), *other]
+    rows = [k for k in range(n) if k not in other][: EIGHT - len(other)]
+    return sorted([*rows, *other])
 
 
 def target_of(leaves: list, told: int | None) -> int | None:
