@@ -32,6 +32,7 @@ from trainworthy.core.guard.rehearsals.rehearsal import Outcome
 from trainworthy.core.guard.rehearsals.target import Target
 
 LINES = 12
+GRACE = 5  # seconds that a script which was followed gets to write its record
 
 
 class Guard:
@@ -132,7 +133,7 @@ class Guard:
             pid,
             folder,
             load=float(self.values["--load-seconds"]),
-            limit=plan.limit + (2 if plan.name == "end" else 60),
+            limit=plan.limit + (GRACE if plan.name == "end" else 60),
             say=self.console.say,
         )
 

@@ -10,6 +10,7 @@ from trainworthy.core.guard.checks import interventions, loss, progress, samples
 from trainworthy.core.guard.measures import targets
 from trainworthy.core.guard.rehearsals import control, sandbox
 from trainworthy.core.guard.rehearsals.control import Control, Plan
+from trainworthy.core.guard.rehearsals.rehearsal import Outcome
 
 from tests.guard.guarding import guard
 
@@ -149,7 +150,13 @@ def test_weights_within_a_line_search_have_not_moved():
     drawn = torch.zeros(4)
     p = torch.nn.Parameter(torch.ones(4))
     seen = SimpleNamespace(
-        trainings={}, leaves={id(p): (p, 1)}, snap={id(p): (p, drawn)}, losses=[], passes=[], from_file=False, holding=True
+        trainings={},
+        leaves={id(p): (p, 1)},
+        snap={id(p): (p, drawn)},
+        losses=[],
+        passes=[],
+        from_file=False,
+        holding=True,
     )
     assert progress.facts(SimpleNamespace(**vars(seen), kept=[]))["moved"] > 1
     assert progress.facts(SimpleNamespace(**vars(seen), kept=[(p, drawn)]))["moved"] == 0
@@ -184,6 +191,11 @@ def test_samples_that_later_epochs_draw_are_not_left_out(sampler, missing: bool)
     one = SimpleNamespace(loader=DataLoader(data, 8, sampler=sampler))
     found = samples.never(SimpleNamespace(ranks=1, passes=[one]), [one])
     assert bool(found) == missing, found
+
+
+def test_a_script_that_is_busy_when_its_time_is_over():
+    assert "within its time" in progress.unsuitable(Outcome(late=True))
+    assert "could not be followed" in progress.unsuitable(Outcome())
 
 
 def test_a_model_that_only_just_answers_the_most_frequent_class_may_still_learn():

@@ -124,7 +124,9 @@ def overfit(own: dict, others: dict) -> dict:
         )
     idle = at_constant(a, own.get("constant", []))
     if n < 100 and 0 < idle < IDLE:
-        return skip("overfit", f"{told}: for {idle} steps the loss is that of the best constant, which is too short to decide")
+        return skip(
+            "overfit", f"{told}: for {idle} steps the loss is that of the best constant, which is too short to decide"
+        )
     if end > 0.9 * start and n < 100:
         return skip("overfit", f"{told}: the rate is too low for {n} steps to say")
     if end > LEARNT * start and falling(a):  # hardly anything is learnt so far

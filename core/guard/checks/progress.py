@@ -125,6 +125,8 @@ def check(
 def unsuitable(ended: "Outcome") -> str:
     """Return why the scores of a run say nothing; empty if they may."""
     record = ended.record
+    if ended.late and not record:
+        return f"the script did not come back within its time (one long step, or a library at work). {LONGER}"
     if not record or record.get("error") or record["why"] == "it raised" or "progress" not in record:
         return "the script could not be followed"
     if not scored(series(ended.output)):

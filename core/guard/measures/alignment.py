@@ -45,7 +45,10 @@ def alone(train: DataLoader, limit: float) -> tuple[str, str] | None:
     wrong = float((found[:, 1:].amax(1) > found[:, 0] + CLEAR).float().mean())
     if wrong <= 0.2:
         return None
-    return f"the masks of {wrong:.0%} of {len(found)} training samples fit their pictures better when flipped or turned", CAUSE
+    return (
+        f"the masks of {wrong:.0%} of {len(found)} training samples fit their pictures better when flipped or turned",
+        CAUSE,
+    )
 
 
 def scores(loader: DataLoader, limit: float) -> Tensor:
