@@ -7,7 +7,7 @@ from trainworthy.core.guard.measures.float_targets import BINARY
 from trainworthy.core.guard.measures.printed_scores import printed, printed_between, scores
 
 LEARNT = 0.8  # of the loss that is left without the input
-IDLE = 40  # steps at the loss of the best constant within which a model may be about to use its input
+IDLE = 25  # steps at the loss of the best constant within which a model may be about to use its input
 FEW = 30  # losses on eight samples from which on one that does not close is a fault
 CONSTANT = "the input does not reach the output (overwritten, zeroed, averaged over the batch)"
 
