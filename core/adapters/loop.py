@@ -192,6 +192,11 @@ class _LoopGuard(Guard):
         if not watch.record["backwards"]:
             raise UserError("the loop made no backward()", needed="run= trains the models", got=watch.record["why"])
 
+    def _end(self, watch: Outcome) -> None:
+        """A Loop is one epoch: it has no end, and prints no scores of a whole run."""
+        for id in ("ending", "progress"):
+            self._verdict(skip(id, "a Loop is one epoch; `trainworthy guard` follows a whole script"))
+
     def _verdict(self, found: dict, seconds: float = 0.0) -> None:
         reason = next(
             (getattr(self.expect, f) for f, id in PASSED.items() if id == found["id"] and getattr(self.expect, f)), ""

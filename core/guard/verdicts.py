@@ -32,6 +32,7 @@ from trainworthy.core.guard.rehearsals.rehearsal import Outcome
 from trainworthy.core.guard.rehearsals.target import Target
 
 LINES = 12
+GRACE = 5  # seconds that a script which was followed gets to write its record
 
 
 class Guard:
@@ -132,7 +133,7 @@ class Guard:
             pid,
             folder,
             load=float(self.values["--load-seconds"]),
-            limit=plan.limit + (2 if plan.name == "end" else 60),
+            limit=plan.limit + (GRACE if plan.name == "end" else 60),
             say=self.console.say,
         )
 
@@ -313,7 +314,7 @@ class Guard:
         held = watch.record.get("written", [])
         told = f"{len(held)} files written went to a scratch folder"
         if different:
-            told = f"could not be held back: {invariants.listed(different)}"
+            told = f"changed in the working directory during the rehearsals: {invariants.listed(different)}"
         self._verdict(finding("files", told))
 
 

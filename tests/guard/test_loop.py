@@ -36,6 +36,9 @@ def test_a_healthy_loop_is_quiet(name: str):
     assert result.ok, result.table()
     passed = {v.id for v in result.verdicts if v.verdict == "pass"}
     assert {"finite", "gradients", "wiring"} <= passed, result.table()
+    whole = [v for v in result.verdicts if v.id in ("ending", "progress")]
+    assert [v.verdict for v in whole] == ["skip", "skip"]
+    assert all("a Loop is one epoch" in v.reason for v in whole)  # and not that a script had no time
 
 
 @pytest.mark.parametrize(("name", "bug"), BUGS, ids=lambda x: x)

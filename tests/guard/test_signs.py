@@ -253,6 +253,16 @@ def test_masks_that_are_turned_apart(apart: bool):
     found = turned_apart(train, {1: val}, float("inf"))
     assert (found is not None) == apart
     assert not apart or "one draw for picture and mask" in found[1]
+    found = turned_apart(train, {}, float("inf"))  # the evaluation has no loader
+    assert (found is not None) == apart
+    faint = DataLoader(
+        [
+            {"image": 5 * torch.rand(3, 16, 16) + s["mask"], "mask": s["mask"]}
+            for s in (train.dataset[i] for i in range(96))
+        ],
+        8,
+    )
+    assert turned_apart(faint, {}, float("inf")) is None  # the masks say little about the pictures
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -68,11 +68,12 @@ def evaluations(seen: Observer) -> list[tuple[str, list[tuple[int, bool, int, in
         if p.modes and not p.backwards and p.started and not p.refreshing:
             found.append((f"pass {i + 1}", p.modes))
     if not found:
-        usual = sorted(len(g) for g in seen.gaps)[len(seen.gaps) // 2]
-        found = [(f"after step {i}", g) for i, g in enumerate(seen.gaps) if i and len(g) >= usual + 2]
+        found = [(f"after step {i}", seen.gaps[i]) for i in seen.gaps.evaluations()]
     if not found:  # one call after every step: an evaluation where it is in eval mode
         calm = [c for g in seen.gaps[1:] for c in g if not c[1]]
         found = [(EACH, calm)] if len(calm) >= 4 else []
+    if not found:  # one call on a whole split, after every epoch
+        found = [(f"after step {i}", seen.gaps[i]) for i in seen.gaps.whole()]
     return found
 
 
@@ -105,7 +106,9 @@ def modes(seen: Observer) -> dict:
     if first_eval is None:
         each = bool(evals) and evals[0][0] == EACH
         many = (
-            i for i, g in enumerate(seen.gaps) if i and evals and (len(g) > 1 or (each and any(not c[1] for c in g)))
+            i
+            for i, g in enumerate(seen.gaps)
+            if i and evals and (len(g) > 1 or i in seen.gaps.large or (each and any(not c[1] for c in g)))
         )
         first_eval = next(many, None)
     late = [(i, mode) for s, i, mode in seen.grad_modes if first_eval is not None and s > first_eval and i in before]

@@ -7,6 +7,7 @@ from trainworthy.core.guard.measures.float_targets import BINARY
 from trainworthy.core.guard.measures.printed_scores import printed, printed_between, scores
 
 LEARNT = 0.8  # of the loss that is left without the input
+IDLE = 25  # steps at the loss of the best constant within which a model may be about to use its input
 FEW = 30  # losses on eight samples from which on one that does not close is a fault
 CONSTANT = "the input does not reach the output (overwritten, zeroed, averaged over the batch)"
 
@@ -58,7 +59,7 @@ def unsuitable(facts: dict) -> str:
             return "the model's input is not an entry of the batch: the loop changed it"
         if not fit:
             return "no loss was seen whose targets are classes or an entry of the batch, so it is unknown which data the loss compares"
-    if facts.get("optimizers", 0) != 1 and not facts.get("one_loss"):
+    if facts.get("optimizers", 0) != 1 and not facts.get("one_loss") and not facts.get("successive"):
         return f"{facts.get('optimizers', 0)} optimisers: it is unknown which loss should fall"
     if facts.get("token_shift"):
         return own_tokens
@@ -81,6 +82,14 @@ def falling(rows: list[float]) -> bool:
         return False
     first, third, last = (sum(part) / k for part in (rows[:k], rows[-2 * k : -k], rows[-k:]))
     return third - last > 0.25 * (first - last) > 0
+
+
+def at_constant(losses: list[float], constant: list[float]) -> int:
+    """Return for how many steps a loss has been that of the best constant; 0 where it is lower at the end, or the constant unknown."""
+    if len(losses) != len(constant) or tail(losses) < 0.9 * tail(constant):
+        return 0
+    rows = [a <= 1.1 * b for a, b in zip(losses, constant, strict=True)]
+    return len(rows) - next((i for i in range(len(rows)) if all(rows[i : i + 3])), len(rows) - 1)
 
 
 def overfit(own: dict, others: dict) -> dict:
@@ -112,6 +121,11 @@ def overfit(own: dict, others: dict) -> dict:
     if not math.isfinite(end) or end > 3 * start:
         return skip(
             "overfit", f"{told}: the rehearsal on eight samples diverged, so it shows nothing about their labels"
+        )
+    idle = at_constant(a, own.get("constant", []))
+    if n < 100 and 0 < idle < IDLE:
+        return skip(
+            "overfit", f"{told}: for {idle} steps the loss is that of the best constant, which is too short to decide"
         )
     if end > 0.9 * start and n < 100:
         return skip("overfit", f"{told}: the rate is too low for {n} steps to say")

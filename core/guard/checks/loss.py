@@ -1,6 +1,7 @@
 """Checks of losses and targets, and the facts of a run that `interventions` compares."""
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.measures import indexing, mixing, pairing, supervision
 from trainworthy.core.guard.measures.class_numbers import CAUSE, numbering
 from trainworthy.core.guard.measures.float_targets import binary_right, output_target_correlation, r_squared
+from trainworthy.core.guard.measures.targets import constant_losses
 from trainworthy.core.guard.observing.observer import Observer
 
 SHIFTS = {
@@ -311,9 +313,11 @@ def of(seen: Observer) -> dict[str, Any]:
         "classes": max((r["classes"] for r in rows), default=0),
         "optimizers": sum(g.steps > 0 for g in seen.groups.values()),
         # every optimiser steps after every backward()
+        "successive": successive([g.span for g in seen.groups.values() if g.steps]),
         "one_loss": {g.steps for g in seen.groups.values()} <= {0, seen.backwards},
         "train_accuracy": [r["right"] / r["scored"] for r in curve],
         "nll": [r["nll"] for r in curve],
+        "constant": constant_losses(curve),
         "eval_right": [p.right for p in evals_after],
         "eval_right_batch": [p.right_batch for p in evals_after],
         "eval_seen": [p.seen for p in evals_after],
@@ -342,6 +346,11 @@ def of(seen: Observer) -> dict[str, Any]:
         "mixed": two_targets(rows),
         "contrasted": bool(rows) and all(r.get("made") and not r.get("layer", False) for r in rows),
     }
+
+
+def successive(spans: list[tuple[int, int]]) -> bool:
+    """Return whether each optimiser made its first step after the last one of those before it: folds, or stages."""
+    return all(b[0] > a[1] for a, b in pairwise(sorted(spans)))
 
 
 def two_targets(rows: list[dict]) -> bool:

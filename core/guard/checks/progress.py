@@ -82,10 +82,11 @@ def facts(seen: Any) -> dict:
     """Return what the comparison needs of a run, beside what it printed."""
     spans = sorted((r[1], r[2]) for r in seen.trainings.values() if r[1] is not None)
     moved = 0.0
+    between = {id(p): value for p, value in seen.kept}  # stopped within a step: LBFGS moves the weights to and fro
     for p, _ in seen.leaves.values():
         start = seen.snap.get(id(p), (p, None))[1]
         if start is not None:
-            now = p.detach().flatten()[:256].float()
+            now = between.get(id(p), p).detach().flatten()[:256].float()
             moved = max(moved, float((now - start.float()).norm() / start.float().norm().clamp_min(1e-3)))
     n = max(1, len(seen.losses) // 8)
     return {
@@ -124,6 +125,8 @@ def check(
 def unsuitable(ended: "Outcome") -> str:
     """Return why the scores of a run say nothing; empty if they may."""
     record = ended.record
+    if ended.late and not record:
+        return f"the script did not come back within its time (one long step, or a library at work). {LONGER}"
     if not record or record.get("error") or record["why"] == "it raised" or "progress" not in record:
         return "the script could not be followed"
     if not scored(series(ended.output)):

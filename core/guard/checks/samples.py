@@ -22,6 +22,8 @@ from trainworthy.core.guard.observing.observer import Observer
 
 SECONDS = 3.0  # reading samples of both splits
 READ = 4000  # training samples
+EPOCHS = 6  # that are drawn, until one of them
+NEW = 0.02  # has at most this share of samples that none before it drew
 STOCK = ("RandomSampler", "SequentialSampler", "SubsetRandomSampler", "WeightedRandomSampler")
 
 
@@ -78,7 +80,7 @@ def collated(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
 
 
 def never(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
-    """Return indices that neither of two whole epochs draws."""
+    """Return indices that no epoch draws: whole epochs are drawn until one brings no new ones."""
     loader = train[0].loader
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return None
@@ -93,15 +95,22 @@ def never(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
                 "DistributedSampler without a process group, or with a wrong num_replicas",
             )
         return None
-    limit, drawn = time.monotonic() + 1.0, set()
-    for _ in range(2):
+    limit, drawn, count = time.monotonic() + 1.0, set(), 0
+    epoch: set = set()
+    for count in range(1, EPOCHS + 1):
+        drawn, epoch = drawn | epoch, set()
         for batch in loader.batch_sampler:
-            drawn.update(batch)
+            epoch.update(batch)
             if time.monotonic() > limit:
                 return None
+        if count > 1 and len(epoch - drawn) <= NEW * len(epoch):
+            break
+    else:
+        return None  # each epoch draws others: all of them may come
+    drawn |= epoch
     if len(drawn) <= 0.75 * total and not _others_draw(seen, loader):
         return (
-            f"two epochs draw {len(drawn):,} of {total:,} samples: {total - len(drawn):,} are never seen",
+            f"{count} epochs draw {len(drawn):,} of {total:,} samples: {total - len(drawn):,} are never seen",
             f"the sampler {type(sampler).__name__} leaves them out",
         )
     return None

@@ -79,6 +79,52 @@ class Pass:
         return self.backwards > 0
 
 
+Call = tuple[int, bool, int, int]
+"""A call of a model: its id, whether it is in train mode, what dropout dropped, layers with batch statistics."""
+
+
+class Gaps(list[list[Call]]):
+    """The model calls without gradients between optimiser steps."""
+
+    LARGE = 2
+    """A call on this many times the samples of a training batch evaluates a whole split at once."""
+
+    def __init__(self) -> None:
+        super().__init__([[]])
+        self.batch = 0
+        self.large: set[int] = set()
+
+    def trained(self, given: tuple) -> None:
+        """A model was called with gradients."""
+        self.batch = max(self.batch, samples_of(given))
+
+    def called(self, row: Call, given: tuple) -> None:
+        """A model was called without gradients."""
+        self[-1].append(row)
+        if 0 < self.LARGE * self.batch <= samples_of(given):
+            self.large.add(len(self) - 1)
+
+    def usual(self) -> int:
+        """Return the median number of calls between two steps."""
+        return sorted(len(g) for g in self)[len(self) // 2]
+
+    def evaluations(self) -> list[int]:
+        """Return the steps after which a model was called more often than usual."""
+        least = self.usual() + 2
+        return [i for i, g in enumerate(self) if i and len(g) >= least]
+
+    def whole(self) -> list[int]:
+        """Return the steps after which a model was called on far more samples than a batch has: two or more, where most steps have no
+        calls without gradients."""
+        found = sorted(i for i in self.large if i)
+        return found if len(found) >= 2 and not self.usual() else []
+
+
+def samples_of(given: tuple) -> int:
+    """Return the length of the first tensor in a call's arguments."""
+    return next((len(x) for x in tree_leaves(given) if isinstance(x, Tensor) and x.dim()), 0)
+
+
 @dataclass
 class Group:
     """One optimiser."""
@@ -89,6 +135,8 @@ class Group:
     asleep: set[int]
     """The same for all modules that existed then."""
     steps: int = 0
+    span: tuple[int, int] = (0, 0)
+    """Steps of the script before this optimiser's first and its last one."""
     closure: bool = False
     consumed: bool = False
     probe: list[Tensor] = field(default_factory=list)

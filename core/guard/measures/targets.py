@@ -237,3 +237,14 @@ def fits(tokens: Tensor, target: Tensor, shift: int, ignore: int) -> bool:
     if int(valid.sum()) < 8 or int(valid.sum()) < 0.5 * valid.numel():
         return False
     return bool((a == b)[valid].all())
+
+
+def constant_losses(rows: list[dict]) -> list[float]:
+    """Return the loss of the best constant answer at each call: of the frequencies of the classes in all of them. Empty where they are
+    unknown."""
+    counts = [r.get("counts") or [] for r in rows]
+    if not counts or not counts[0] or len(counts[0]) > 1000 or len({len(c) for c in counts}) > 1:
+        return []
+    table = torch.tensor(counts, dtype=torch.float32)
+    surprise = -(table.sum(0) / table.sum().clamp_min(1)).clamp_min(1e-12).log()
+    return ((table @ surprise) / table.sum(1).clamp_min(1)).tolist()

@@ -68,7 +68,7 @@ class Observer(Updates, Losses):
         self.nonfinite: list[int] = []
         self.calls: list[dict] = []  # loss functions, in training
         self.eval_calls: list[dict] = []
-        self.gaps: list[list[tuple[int, bool, int, int]]] = [[]]  # model calls under no_grad between optimiser steps
+        self.gaps = records.Gaps()
         self.snap: dict[int, tuple[Tensor, Tensor]] = {}
         self.inputs: dict[str, dict[int, Measures]] = {"train": {}, "eval": {}}  # of each model
         self.evaluated: dict[int, int] = {}
@@ -236,9 +236,9 @@ class Observer(Updates, Losses):
         row = (id(module), module.training, drops, norms)
         if grad:
             self.grad_modes.append((self.steps, id(module), module.training))
-            self.perhaps_evaluation(row, out)
+            self.perhaps_evaluation(row, (args, kwargs), out)
         else:
-            self.gaps[-1].append(row)
+            self.gaps.called(row, (args, kwargs))
             self.evaluated_with(module)
         for one in self.recent:
             one.ahead |= not one.calls and one.got > 1
@@ -274,7 +274,7 @@ class Observer(Updates, Losses):
     def _measure(self, module: nn.Module, args: tuple, kwargs: dict, out: Any, grad: bool) -> None:
         one = self.recent[-1] if self.recent else None
         if one is None or one.calls > 40:
-            return
+            return self.unloaded(module, (args, kwargs), grad) if one is None else None
         kind = "train" if one.backwards or (grad and not one.no_grad_calls) else "eval"
         x = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()), None)
         if x is not None:

@@ -13,6 +13,7 @@ from trainworthy.core.guard.measures.records import (
     CLOSE,
     EPOCHS,
     STEPS,
+    Call,
     Group,
     alive,
     named,
@@ -23,7 +24,10 @@ from trainworthy.core.guard.measures.records import (
     values,
     weights,
 )
+from trainworthy.core.guard.measures.scales import Measures
 
+COLUMNS = 8  # of an input without a loader, from which on its scale is compared
+READS = 40  # such inputs that are read
 UNDECIDED = 2000  # calls in eval mode that are kept until the next step
 CALM = 64  # calls of a model without gradients whose weights are compared with the initial ones
 
@@ -105,9 +109,11 @@ class Updates:
     """Those that made steps since the last one was met. In a rehearsal they outlive the function that made them: it may return before they
     are judged."""
 
-    def perhaps_evaluation(self, row: tuple[int, bool, int, int], out: Any) -> None:
+    def perhaps_evaluation(self, row: Call, given: tuple, out: Any) -> None:
         """A model was called with gradients. In eval mode, and if no `backward()` reaches its outputs until the next step, that is an
         evaluation without `no_grad()`."""
+        if row[1]:
+            self.gaps.trained(given)
         if row[2]:
             self.dropping.add(row[0])
         outs = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.grad_fn is not None][:8]
@@ -117,6 +123,16 @@ class Updates:
         for x in outs:
             on_gradient(x, lambda _: reached.append(True))
         self.undecided.append((row, reached, len(self.grad_modes) - 1))
+
+    def unloaded(self, module: nn.Module, given: tuple, grad: bool) -> None:
+        """Note the inputs of a loop without a loader: of training batches, and of calls on a whole split. Of few columns an evaluation may
+        show more than training had (a function that is drawn beyond its data)."""
+        x = next((a for a in tree_leaves(given) if isinstance(a, Tensor) and a.is_floating_point()), None)
+        if self.control is None or x is None or x.dim() < 2 or not len(x) or x[0].numel() < COLUMNS:
+            return
+        kind = "train" if grad and module.training else "eval" if len(self.gaps) - 1 in self.gaps.large else ""
+        if kind and len((rows := self.inputs[kind].setdefault(id(module), Measures())).rows) < READS:
+            rows.read(x)
 
     def _decide(self) -> None:
         """Before a step is counted: put these calls where those without gradients are."""
@@ -158,8 +174,10 @@ class Updates:
 
     def built(self, it: torch.optim.Optimizer) -> None:
         """The script built an optimiser: a later training may begin with it."""
-        if self.control is not None and self.control.arrives():
-            self.forget()
+        if self.control is not None:
+            self.control.another(self.steps)
+            if self.control.arrives():
+                self.forget()
         self.optimizer(it)
 
     def optimizer(self, it: torch.optim.Optimizer) -> None:
@@ -237,6 +255,7 @@ class Updates:
         group.before, group.held = [], []
         group.windows.append(group.backwards)
         group.backwards, group.consumed = 0, not group.closure
+        group.span = (group.span[0] if group.steps else self.steps, self.steps)
         group.steps += 1
         self._decide()
         self.steps += 1

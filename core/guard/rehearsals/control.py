@@ -22,6 +22,7 @@ TEXTS = (list, tuple)
 ANSWERED = ("right", "wrong")
 TO_THE_END = ("end", "trained", "held", *ANSWERED)
 PART = 0.03  # of the time that is left: one pass over training data on the way to the script's end
+RARE = 2  # other targets among the first eight, from which on these are taken
 FEW = 12  # optimiser steps after which a slow script is cut
 WAIT = 8.0  # seconds after enough was trained until an evaluation must have begun
 AHEAD = 3  # steps between the announcement of a cut and the cut: ranks are less than that apart
@@ -100,6 +101,12 @@ class Control:
             return False
         self.arrived, self.first = True, time.monotonic()
         return True
+
+    def another(self, steps: int) -> None:
+        """An optimiser was built after `steps` steps. On eight samples only the first training counts: the next fold begins with
+        other weights."""
+        if self.plan.name in ("eight", "others") and steps >= FEW:
+            self.stop("another training begins")
 
     # --- length
 
@@ -205,14 +212,13 @@ class Control:
         if evaluated and seen.steps - evaluated[0] >= 6 and (not passes or not passes[0].was_cut):
             self.stop("enough")
         if time.monotonic() - self.since > WAIT:
-            self.stop("enough" if evaluated else "no evaluation yet")
+            self.stop("enough" if evaluated else f"no evaluation in the {WAIT:.0f} s after enough steps")
 
     def evaluations(self, seen: Observer) -> list[int]:
-        """Return the optimiser steps before each evaluation: a pass without gradients, or several model calls without
-        one between steps."""
+        """Return the optimiser steps before each evaluation: a pass without gradients, or model calls without them between
+        steps: several, or one on more samples than a batch has."""
         found = [p.started for p in seen.passes if p.calls and not p.backwards and p.started and p.ended]
-        usual = sorted(len(g) for g in seen.gaps)[len(seen.gaps) // 2]
-        found += [i for i, g in enumerate(seen.gaps) if i and len(g) >= usual + 2]
+        found += seen.gaps.evaluations() or seen.gaps.whole()
         return sorted(found)
 
     def ended(self, one: Pass) -> None:
@@ -251,12 +257,15 @@ class Control:
         n = size_of(batch)
         if target is None or n < 2:
             return batch
-        order = torch.from_numpy(self.rng.permutation(min(EIGHT, n)))
-        where = order[torch.arange(n) % len(order)]
+        order = self.rng.permutation(min(EIGHT, n)).tolist()
+        longest_first = descending(leaves, n)
+        layout = layout_of(len(order), n, longest_first)
+        where = torch.tensor([layout.index(order[k]) for k in layout])
         inputs = None if self.plan.inputs is None else [place_of(leaves, i) for i in self.plan.inputs]
 
         def mine(i: int) -> bool:
-            return i != target if inputs is None else i in inputs
+            """Whether an entry is exchanged: the inputs are, or, where they must stay in order of length, all others."""
+            return (i != target if inputs is None else i in inputs) != longest_first
 
         whole, count = arrange(leaves, n, where.tolist(), mine)
         self.changed += count
@@ -324,7 +333,7 @@ def same_eight(batch: Any, size: int, rows: list[int] | None = None) -> Any:
     leaves, spec = flattened(batch)
     n = size_of(batch)
     rows = rows or list(range(min(EIGHT, n)))
-    where = [rows[k % len(rows)] for k in range(size)]
+    where = [rows[k] for k in layout_of(len(rows), size, descending(leaves, n))]
     whole, _ = arrange(leaves, n, where)
     for i, x in enumerate(leaves):
         if i in whole:
@@ -338,19 +347,38 @@ def same_eight(batch: Any, size: int, rows: list[int] | None = None) -> Any:
     return tree_unflatten(leaves, spec)
 
 
+def descending(leaves: list, n: int) -> bool:
+    """Return whether an entry holds the lengths of the samples, and the longest is first, as `pack_padded_sequence` needs them."""
+    for x in leaves:
+        if isinstance(x, Tensor) and x.dim() == 1 and x.dtype in (torch.int64, torch.int32) and len(x) == n > 2:
+            steps = x.diff()
+            if bool((steps <= 0).all()) and int((steps < 0).sum()) > 1 and int(x[-1]) > 0:
+                return True
+    return False
+
+
+def layout_of(count: int, size: int, in_order: bool) -> list[int]:
+    """Return which of `count` samples is at each of `size` places: one after the other again and again, or, in order, each one's
+    repetitions next to each other."""
+    rows = [k % count for k in range(size)]
+    return sorted(rows) if in_order else rows
+
+
 def varied(batch: Any, target: int | None) -> list[int] | None:
-    """Return eight rows whose targets are not all the same, if those of the first eight are: of rare positives a few are needed, or
-    there is nothing to learn. None: the first eight."""
+    """Return eight rows with several targets that differ from the first one, if fewer than two of the first eight do: of rare positives
+    a few are needed, or there is little to learn. None: the first eight."""
     leaves, n = flattened(batch)[0], size_of(batch)
     y = leaves[target] if target is not None and target < len(leaves) else None
     if not isinstance(y, Tensor) or not y.dim() or len(y) != n or y.numel() != n or n <= EIGHT:
         return None
     y = y.detach().flatten()
     other = (y != y[0]).nonzero().flatten().tolist()
-    if not other or other[0] < EIGHT:
+    few = [k for k in other if k < EIGHT]
+    if not other or len(few) >= RARE or len(other) == len(few):
         return None
     other = other[: EIGHT // 2]
-    return [*range(EIGHT - len(other)), *other]
+    rows = [k for k in range(n) if k not in other][: EIGHT - len(other)]
+    return sorted([*rows, *other])
 
 
 def target_of(leaves: list, told: int | None) -> int | None:

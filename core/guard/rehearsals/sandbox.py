@@ -7,6 +7,7 @@ safetensors. Other programs, and libraries that open files in C (HDF5, LMDB, Ope
 """
 
 import builtins
+import contextlib
 import io
 import os
 import shutil
@@ -323,8 +324,10 @@ def after_import(wanted: str, patch: Callable[[Any], None]) -> None:
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return size and time of every file below `folder` (the first 20,000), without hidden folders and environments."""
+    """Return size and time of every file below `folder` (the first 20,000), without hidden folders, environments, and the file that
+    this process prints to."""
     found: dict[str, tuple[int, int]] = {}
+    own = terminals()
     for root, dirs, files in os.walk(folder):
         dirs[:] = [
             d for d in dirs if not d.startswith(".") and d not in ("__pycache__", "node_modules", "site-packages")
@@ -335,9 +338,20 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
                 stat = os.lstat(path)
             except OSError:
                 continue
-            found[path] = (stat.st_size, stat.st_mtime_ns)
+            if (stat.st_dev, stat.st_ino) not in own:
+                found[path] = (stat.st_size, stat.st_mtime_ns)
             if len(found) >= LIMIT:
                 return found
+    return found
+
+
+def terminals() -> set[tuple[int, int]]:
+    """Return device and number of the files that this process prints to: `trainworthy guard train.py > log.txt`."""
+    found = set()
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            stat = os.fstat(number)
+            found.add((stat.st_dev, stat.st_ino))
     return found
 
 
