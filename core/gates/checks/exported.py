@@ -133,6 +133,7 @@ def compared(
             found = _scored(stage, many, answered(stage.eval_model, many), by_export)
             scores = {k: s._replace(apart=_better(metric, s, len(many[k]))) for k, s in found.items()}
     count = sum(map(len, some.values()))
+    names = renumbered(stage, folder)
     measured = f"{count} samples in a fresh process: " + ", ".join(f"{k} differs by {v:.1e}" for k, v in apart.items())
     measured += "".join(f", {metric.name} {found.theirs:.3f} on {k}" for k, found in scores.items())
     wrong = [f"{metric.name} {found.theirs:.3f} of {k} samples by the export, {found.ours:.3f} by this run"
@@ -144,6 +145,9 @@ def compared(
     elif apart[worst] > LIMIT:
         wrong.insert(0, f"{worst} differs by {apart[worst]:.2g}")
         because = _another_net({k: difference(answered(net), theirs[worst]) for k, net in suspects().items()})
+    if names:
+        wrong.append(names)
+        because += "the exported class names are in another order than the outputs: write the list that the data set declares\n"
     return Finding(
         not wrong, "; ".join([*wrong, measured] if wrong else [measured]), needed,
         because + "export() writes another net than the evaluated one: a newly built one, or the raw weights instead of the EMA\n"
@@ -151,6 +155,36 @@ def compared(
         "the exported program is in train mode (dropout, statistics of a batch)",
         evidence={"differences": apart, "scores": {k: [v.ours, v.theirs] for k, v in scores.items()}},
     )  # fmt: skip
+
+
+def renumbered(stage: Stage, folder: Path) -> str:
+    """Return how a `config.json` of the export numbers the classes that a target declares, if it numbers the same names otherwise; else "".
+    Other names (a translation, or more of them) say nothing."""
+    declared = [[*map(str, f.classes)] for data in stage.data.values() for f in data.fields.values() if f.role == "target" and f.classes]  # fmt: skip
+    for file in sorted(folder.rglob("config.json")):
+        for key, listed in _numbered(json.loads(file.read_text())).items():
+            same = [names for names in declared if sorted(names) == sorted(listed)]
+            if same and listed not in same:
+                moved = [i for i, (a, b) in enumerate(zip(listed, same[0], strict=True)) if a != b]
+                return (f"{file.name} names output {moved[0]} '{listed[moved[0]]}' ({key}), in the data class {moved[0]} is "
+                        f"'{same[0][moved[0]]}'; {len(moved)} of {len(listed)} differ")  # fmt: skip
+    return ""
+
+
+def _numbered(config: Any) -> dict[str, list[str]]:
+    """Return the lists of distinct names in a configuration, also as {"0": name} and {name: 0}, by key."""
+    found: dict[str, list[str]] = {}
+    for key, value in config.items() if isinstance(config, dict) else ():
+        names: list = []
+        if isinstance(value, list):
+            names = value
+        elif isinstance(value, dict) and all(str(k).isdecimal() for k in value):
+            names = [name for _, name in sorted(value.items(), key=lambda one: int(one[0]))]
+        elif isinstance(value, dict) and all(type(i) is int for i in value.values()):
+            names = sorted(value, key=value.get)
+        if len(names) > 1 and all(isinstance(name, str) for name in names) and len({*names}) == len(names):
+            found[key] = names
+    return found
 
 
 def _another_net(apart: dict[str, float]) -> str:
