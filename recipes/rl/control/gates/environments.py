@@ -52,7 +52,8 @@ def replay(context: GateContext) -> Finding:
     bootstrapped, ends = endings.as_truncations(cfg.env, cfg.frame_stack, before + after, envs.seed)
     fault, remark = starts.shared(new)
     wrong += [one for one in (bootstrapped, fault) if one]
-    told = f"{n} environments with {len(start.unique(dim=0))} different starts, {sum(envs.episode)} episodes ended in {2 * steps} steps"
+    ended = sum(int((one["terminated"] | one["truncated"]).sum()) for one in before + after)
+    told = f"{n} environments with {len(start.unique(dim=0))} different starts, {ended} episodes ended in {2 * steps} steps"
     told += f", {ends}" * bool(ends)
     told += f" ({remark})" * bool(remark)
     return Finding(
@@ -60,7 +61,7 @@ def replay(context: GateContext) -> Finding:
         "the environment draws from a generator that reset(seed=...) does not seed (numpy's or Python's global one)\n"
         "its state survives a reset, so an episode does not follow from its seed and actions alone\n"
         "stacked observations cross the end of an episode: the first ones must not contain older frames\n"
-        "several environments have the same seed", evidence={"episodes": sum(envs.episode)},
+        "several environments have the same seed", evidence={"episodes": ended},
         cause="a wrapper passes the end of an episode on as a truncation: its last state is bootstrapped as if the episode went on"
         * bool(bootstrapped),
     )  # fmt: skip
