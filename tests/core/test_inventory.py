@@ -143,7 +143,9 @@ def test_a_random_split_of_a_manual_is_no_leak(seed: int):
 def test_edited_copies_of_a_manual_are_a_leak(share: float):
     rows = sorted({texts.normal(t): t for page in topics.values() for t in page.split("\n\n") if len(t) > 200}.values())
     random.Random(0).shuffle(rows)
-    copies = [" ".join("it" if i % 9 == 8 else w for i, w in enumerate(t.split())) for t in rows[200:][: int(200 * share)]]
+    copies = [
+        " ".join("it" if i % 9 == 8 else w for i, w in enumerate(t.split())) for t in rows[200:][: int(200 * share)]
+    ]
     found = texts.shared(rows[200:], rows[: 200 - len(copies)] + copies)
     assert not _alike_naturally(found.report(), len(found.near) - len(found.exact), 200)[0], found.expected
 

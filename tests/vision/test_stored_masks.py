@@ -17,7 +17,9 @@ def pairs(seed: int, *, centred: bool = False, border: bool = False) -> list[tup
         image = 90 + 8 * torch.randn((3, SIDE, SIDE), generator=draws)
         mask = torch.zeros(SIDE, SIDE, dtype=torch.uint8)
         for _ in range(1 if centred else 3):
-            cy, cx, ry, rx = torch.rand(4, generator=draws).mul(torch.tensor([40, 40, 9, 9])).add(torch.tensor([12, 12, 5, 5]))
+            cy, cx, ry, rx = (
+                torch.rand(4, generator=draws).mul(torch.tensor([40, 40, 9, 9])).add(torch.tensor([12, 12, 5, 5]))
+            )
             if centred:
                 cy = cx = torch.tensor(SIDE / 2 - 0.5)
             radius = ((y - cy) / ry).square() + ((x - cx) / rx).square()
@@ -49,7 +51,9 @@ def test_masks_that_fit_or_fit_no_way_are_no_fault(seed: int):
     assert stored_masks.turned(pairs(seed, centred=True)) == "", "symmetrical: turned masks fit as well"
     others = [(p, healthy[(i + 7) % N][1]) for i, (p, _) in enumerate(healthy)]
     assert stored_masks.turned(others) == "", "masks of other pictures fit by no turn"
-    flat = [(torch.randint(0, 255, p.shape, generator=torch.Generator().manual_seed(seed)).byte(), m) for p, m in healthy]
+    flat = [
+        (torch.randint(0, 255, p.shape, generator=torch.Generator().manual_seed(seed)).byte(), m) for p, m in healthy
+    ]
     assert stored_masks.turned(flat) == "", "pictures that do not show the outlines"
     wide = [(p[:, :48], m[:48]) for p, m in healthy]
     assert stored_masks.turned(wide) == ""

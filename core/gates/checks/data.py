@@ -18,7 +18,9 @@ from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Field, Stage
 
 REPEATED = 0.05  # share of a validation set that may also be in training, where short texts repeat by chance
-ALIKE = 0.15  # share of a validation set that may be near training texts, where training texts are as near to each other
+ALIKE = (
+    0.15  # share of a validation set that may be near training texts, where training texts are as near to each other
+)
 LENGTHS = 4  # samples whose shapes are compared
 
 

@@ -115,7 +115,8 @@ def divergence(classifier: Classifier) -> Gate:
                 wrong.append(f"{name} of a sample is {values[i]:.4g}, by its formula {right[i]:.4g}")
                 causes += [f"{name}: {k}" for k, v in mistakes.items() if far(values, v) <= near]
         return Finding(
-            not wrong, "; ".join(wrong) or f"{share:.1%} of the labels are known; {len(indices)} samples: {', '.join(f'{k} within {v:.0e}' for k, v in gaps.items())}",
+            not wrong, "; ".join(wrong) or f"{share:.1%} of the labels are known; {len(indices)} samples: "
+            + ", ".join(f"{k} within {v:.0e}" for k, v in gaps.items()),
             f"--labelled; within {near:g} of (1 - w) (-ln q(label)) if the label is known, and of w T^2 sum p (ln p - ln q)",
             "a term has another formula: check sums over classes, T^2, which distribution is softened, the weight of each term\n"
             "labels that are not known are used, or known ones are not",
@@ -129,7 +130,11 @@ def other_share(share: float, n: int, declared: float, rounded: float) -> str:
     """Return the fault if the share of known labels among `n` random samples is not the declared one, else "". `rounded`: what one more known
     label of each class adds to a share."""
     slack = 4 * math.sqrt(declared * (1 - declared) / n) + rounded
-    return "" if abs(share - declared) <= slack else f"{share:.1%} of the training labels are known, {declared:.1%} are declared"
+    return (
+        ""
+        if abs(share - declared) <= slack
+        else f"{share:.1%} of the training labels are known, {declared:.1%} are declared"
+    )
 
 
 def _stated(cfg: Any, batch: dict, said: Tensor, theirs: Tensor) -> dict[str, tuple[Tensor, dict[str, Tensor]]]:

@@ -37,7 +37,10 @@ def faults(data: Data) -> Iterator[tuple[str, str]]:
     if fault := interpolated([mask for _, mask in pairs]):
         yield fault, "masks were resized, or saved, with interpolation or as JPEG: use nearest neighbour and PNG"
     if fault := turned(pairs):
-        yield fault, "pictures and masks were turned apart, by other tools or by one that reads EXIF where the other does not"
+        yield (
+            fault,
+            "pictures and masks were turned apart, by other tools or by one that reads EXIF where the other does not",
+        )
 
 
 def turned(pairs: list[tuple[Tensor, Tensor]]) -> str:

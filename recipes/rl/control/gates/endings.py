@@ -66,5 +66,8 @@ def as_truncations(name: str, stack: int, ended: Sequence[dict[str, Tensor]], se
     with contextlib.closing(make(name, stack)) as env, blamed(name):
         found = played(env, seeds.derive(seed, "endings"))
     if len(found) >= ENOUGH and all(found):
-        return f"{len(found)} of {len(found)} times the environment inside reports `terminated`, {found[0]} reports `truncated` instead", ""
+        return (
+            f"{len(found)} of {len(found)} times the environment inside reports `terminated`, {found[0]} reports `truncated` instead",
+            "",
+        )
     return "", "all as truncated"
