@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.data import contents, detail, inventory, neighbours, pairing, texts, turned
+from trainworthy.core.data import characters, contents, detail, inventory, neighbours, pairing, texts, turned
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.checks import paths
@@ -134,7 +134,7 @@ def inventory_gate(context: GateContext) -> Finding:
         faults.append((f"entry {best['entry']} of the input alone predicts the target with an accuracy of {best['accuracy']:.0%}",
                        f"the target was written into the input: entry {best['entry']} alone gives it"))  # fmt: skip
     faults += [*_splits_differ(context.scans, stage), *_paths_differ(run, stage, context.cfg.run.seed)]
-    faults += [*_belongs_elsewhere(stage), *_blurred(stage)]
+    faults += [*_belongs_elsewhere(stage), *_blurred(stage), *characters.faults(context.scans)]
     if pair := context.data_report.get("exchanged_classes"):
         faults.append((turned.Exchanged(**pair).words(), turned.Exchanged(**pair).cause()))
     if labels := context.data_report.get("contradicted_labels"):
