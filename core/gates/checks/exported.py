@@ -94,6 +94,19 @@ def compared(
 ) -> Finding:
     """Compare the export in `folder` with the evaluated model on samples `some` ({split: indices}). `suspects` are
     other modules that may have been exported instead, with their descriptions as keys."""
+    seen = _compare_answers(stage, folder, some, suspects)
+    if names := renumbered(stage, folder):
+        seen.ok, seen.measured = False, f"{names}; {seen.measured}"
+        why = (
+            "the exported class names are in another order than the outputs: write the list that the data set declares"
+        )
+        seen.remedy = f"{why}\n{seen.remedy}"
+    return seen
+
+
+def _compare_answers(
+    stage: Stage, folder: Path, some: dict[str, list[int]], suspects: Callable[[], dict[str, nn.Module]]
+) -> Finding:
     exported, metric = stage.exported, stage.metric
 
     def answered(model: nn.Module, some: dict[str, list[int]] = some) -> list[Tensor]:
@@ -133,7 +146,6 @@ def compared(
             found = _scored(stage, many, answered(stage.eval_model, many), by_export)
             scores = {k: s._replace(apart=_better(metric, s, len(many[k]))) for k, s in found.items()}
     count = sum(map(len, some.values()))
-    names = renumbered(stage, folder)
     measured = f"{count} samples in a fresh process: " + ", ".join(f"{k} differs by {v:.1e}" for k, v in apart.items())
     measured += "".join(f", {metric.name} {found.theirs:.3f} on {k}" for k, found in scores.items())
     wrong = [f"{metric.name} {found.theirs:.3f} of {k} samples by the export, {found.ours:.3f} by this run"
@@ -145,9 +157,6 @@ def compared(
     elif apart[worst] > LIMIT:
         wrong.insert(0, f"{worst} differs by {apart[worst]:.2g}")
         because = _another_net({k: difference(answered(net), theirs[worst]) for k, net in suspects().items()})
-    if names:
-        wrong.append(names)
-        because += "the exported class names are in another order than the outputs: write the list that the data set declares\n"
     return Finding(
         not wrong, "; ".join([*wrong, measured] if wrong else [measured]), needed,
         because + "export() writes another net than the evaluated one: a newly built one, or the raw weights instead of the EMA\n"
