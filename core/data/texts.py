@@ -8,7 +8,7 @@ occurs in more than `RARE` training texts is a common phrase or a template.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ RARE = 3  # training texts
 # A validation text is a near duplicate if one training text has this fraction of its rare chunks. Found: copies with a tenth of
 # the words changed: 105 of 117; windows that overlap by half: all; sentences of known words (a grammar): none.
 KNOWN = 0.4
+COMPARED = 500  # training texts that are looked for among the others
 LENGTHS, CUT = (
     30,
     0.05,
@@ -103,6 +104,8 @@ class Shared:
     near: list[tuple[int, int, float]] = field(default_factory=list)
     """(position in val, in train, fraction of the rare chunks) of near duplicates, and of equal texts of at least `MIN`
     words."""
+    expected: float | None = None
+    """How many near duplicates a random split of the training texts has, if there are several."""
     closest: float = 0.0
     """Largest fraction of a text's rare chunks that one training text has."""
     texts: list[str] = field(default_factory=list)
@@ -114,24 +117,25 @@ class Shared:
 
     def report(self) -> dict[str, Any]:
         """For data.json: counts, and the first twenty of each."""
+        expected = {} if self.expected is None else {"expected_near": round(self.expected, 1)}
         return {"texts": self.total, "exact": len(self.exact), "exact_pairs": self.exact[:20], "near": len(self.near),
                 "near_pairs": self.near[:20], "closest": round(self.closest, 4), "chunks": len(self.chunks),
-                "longest_chunks": self.chunks[:20], "common_chunks": self.common}  # fmt: skip
+                "longest_chunks": self.chunks[:20], "common_chunks": self.common, **expected}  # fmt: skip
 
 
 def shared(train: list[str], val: list[str]) -> Shared:
     """Compare two splits. A near duplicate shares at least `MIN` rare chunks with one training text, and the fraction
     `KNOWN` of all its rare chunks."""
+    out = _compare(train, val)
+    if len(out.near) > len(out.exact) + 1:
+        out.expected = _expected_near(train, out.total)
+    return out
+
+
+def _compare(train: list[str], val: list[str]) -> Shared:
     known = _unique(train)
     asked = _unique(val)
-    wanted = {c for text in asked for c in chunks(text.split())}
-    # where: chunk -> indices of training texts, at most RARE + 1.
-    first, where = [at[0] for at in known.values()], {}
-    for i, text in enumerate(known):
-        for chunk in set(chunks(text.split())) & wanted:
-            found = where.setdefault(chunk, [])
-            if len(found) <= RARE:
-                found.append(i)
+    first, where = [at[0] for at in known.values()], _places(known, asked)
     out = Shared(len(asked), common=sum(len(w) > RARE for w in where.values()))
     runs: set[str] = set()
     for text, at in asked.items():
@@ -149,6 +153,31 @@ def shared(train: list[str], val: list[str]) -> Shared:
             out.near += [(v, source, round(share, 4)) for v in at]
     out.chunks = sorted(runs, key=lambda c: (-len(c.split()), c))
     return out
+
+
+def _places(known: Iterable[str], asked: Iterable[str], most: int = RARE) -> dict[tuple[str, ...], list[int]]:
+    """Return {chunk of `asked`: positions of the texts in `known` that have it}, at most `most` + 1 of them."""
+    wanted = {c for text in asked for c in chunks(text.split())}
+    where: dict[tuple[str, ...], list[int]] = {}
+    for i, text in enumerate(known):
+        for chunk in set(chunks(text.split())) & wanted:
+            found = where.setdefault(chunk, [])
+            if len(found) <= most:
+                found.append(i)
+    return where
+
+
+def _expected_near(train: list[str], n: int) -> float:
+    """Return how many of `n` texts have a near duplicate in `train` if they are a random part of the same texts: the share of training texts
+    that are a near duplicate of another one, times `n`. Equal texts do not count."""
+    known = [*_unique(train)]
+    some = range(0, len(known), max(1, len(known) // COMPARED))
+    where, alike = _places(known, [known[i] for i in some], RARE + 1), 0  # one of them is the text itself
+    for i in some:
+        others = {c: [j for j in where[c] if j != i] for c in chunks(known[i].split())}
+        rare = {c: ids for c, ids in others.items() if len(ids) <= RARE}
+        alike += _source(rare)[0] >= KNOWN
+    return alike / max(1, len(some)) * n
 
 
 def _source(rare: dict[tuple[str, ...], list[int]]) -> tuple[float, int]:

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from trainworthy.core.base import seeds
 from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.verdict import Skip
+from trainworthy.core.gates.causes.frozen import contents, explain_moved
 from trainworthy.core.gates.causes.gradient import Candidates, Experiment, experiments, rolled, sample, small
 from trainworthy.core.gates.causes.shared_memory import shared
 from trainworthy.core.gates.gate import GateContext, micro_batch_sizes
@@ -50,6 +51,8 @@ class Record:
     between: dict[int, list[str]] = field(default_factory=dict)
     """Step -> trained parameters that changed between the end of that step and the next optimiser step."""
     frozen_moved: list[str] = field(default_factory=list)
+    frozen_cause: str = ""
+    """What changed them."""
     loaded_itself: list[str] = field(default_factory=list)
     """Parameters that `load_state_dict` got from their own memory: the saved state was not copied."""
     read: dict[str, dict[int, set]] = field(default_factory=dict)
@@ -79,7 +82,8 @@ class Recorder:
         self._previous: Step | None = None
         self._wrapped: list[Data] = []
         self._ask = getattr(stage, "ask", None) if "train" not in stage.data else None
-        self._left: dict[str, Tensor] = {}  # fingerprints of the parameters after their optimiser's step
+        self._left: dict[str, list[Tensor]] = {}  # fingerprints of the parameters after each of their optimiser's steps
+        self._stepped: set[int] = set()  # addresses of what an optimiser stepped with a gradient
 
     def __enter__(self) -> Record:
         self._frozen = self._fingerprints()
@@ -104,6 +108,11 @@ class Recorder:
             self.stage.ask = self._ask
         after = self._fingerprints()
         self.record.frozen_moved = [n for n, t in self._frozen.items() if not torch.equal(t, after[n])]
+        if self.record.frozen_moved:
+            tensors = self._watched()
+            moved = {n: tensors[n] for n in self.record.frozen_moved}
+            earlier = contents(self._left, self.stage.parameters())
+            self.record.frozen_cause = explain_moved(moved, after, self._stepped, earlier)
 
     def _drop(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         """Note the share, and drop it."""
@@ -135,16 +144,19 @@ class Recorder:
 
             self.stage.ask = asked
 
-    def _fingerprints(self) -> dict[str, Tensor]:
-        """Sums over the bits of tensors that must not change: parameters in no optimiser, buffers of modules without
-        trained parameters, and `frozen_modules`."""
+    def _watched(self) -> dict[str, Tensor]:
+        """Tensors that must not change: parameters in no optimiser, buffers of modules without trained parameters, and
+        `frozen_modules`."""
         trained = self.stage.parameters()
         out = self.stage.frozen_tensors
         for prefix, module in self.stage.model.named_modules():
             own = [n for n, _ in module.named_parameters(prefix=prefix)]
             if own and not any(n in trained for n in own):
                 out |= dict(module.named_buffers(prefix=prefix, recurse=False))
-        return {n: fingerprint(t) for n, t in out.items()}
+        return out
+
+    def _fingerprints(self) -> dict[str, Tensor]:
+        return {n: fingerprint(t) for n, t in self._watched().items()}
 
     def _loading(self, module: nn.Module, state: dict, *_) -> None:
         """Note trained parameters that are loaded from their own memory, after it has changed."""
@@ -164,7 +176,7 @@ class Recorder:
         if self.record.start is None and self.stage.pretrained is not None:
             self.record.start = self._first(optimizer)
         self._before = {}
-        moved = [n for n, p in mine.items() if n in self._left and not torch.equal(fingerprint(p), self._left[n])]
+        moved = [n for n, p in mine.items() if n in self._left and not torch.equal(fingerprint(p), self._left[n][-1])]
         self.record.between.setdefault(self.run.step, []).extend(moved)
         for name, p in mine.items():
             if p.grad is None:
@@ -203,9 +215,11 @@ class Recorder:
     def _post_step(self, optimizer, _args, _kwargs) -> None:
         for g in optimizer.param_groups:
             for p in g["params"]:
+                if p.grad is not None:
+                    self._stepped.add(local(p).data_ptr())
                 name = self._names.get(id(p))
                 if name is not None:
-                    self._left[name] = fingerprint(p)
+                    self._left.setdefault(name, []).append(fingerprint(p))
                 if name in self._before:
                     live, old = self._before[name]
                     share = (p.detach().flatten()[live] != old).float().mean().item() if len(live) else 0.0

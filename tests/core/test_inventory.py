@@ -3,10 +3,12 @@
 import json
 import random
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import pytest
 import torch
 from trainworthy.core.data import contents, inventory, texts
+from trainworthy.core.gates.checks.data import _alike_naturally
 
 from tests.conftest import ROOT, patched
 from tests.core.planted_fabricated import made_up
@@ -109,6 +111,43 @@ def test_known_texts_are_a_leak(leak: str, launch, prose):
     assert "near duplicates" in verdict["measured"]
     assert "rare chunks" in verdict["needed"]
     assert (done.folder() / "gates" / "leakage" / "repro.py").exists()
+
+
+ALIKE = """rows = list(found.values())
+    again = [(" ".join("something" if i % 9 == 8 else w for i, w in enumerate(words(t))), y) for t, y in rows[::30]]
+    return [(rows + again)[i] for i in torch.randperm(len(rows) + len(again), generator=torch.Generator().manual_seed(0))]
+"""  # pages that are alike, and a random split of all
+FEW = """again = [(" ".join("something" if i % 9 == 8 else w for i, w in enumerate(words(t))), y) for t, y in train_rows[::30]]
+    val_data = Paragraphs(val_rows + again)
+"""  # as many, but training texts are not alike
+
+
+def test_texts_that_are_alike_everywhere_are_no_leak(launch, prose):
+    done = launch("check", prose(("return list(found.values())\n", ALIKE)), "--only", "leakage", code=0)
+    assert "training texts are near to each other, too" in done.verdicts()[0]["measured"]
+    done = launch("check", prose((VAL, FEW)), "--only", "leakage", code=3)
+    assert "near ones are expected of a random split" in done.verdicts()[0]["measured"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_random_split_of_a_manual_is_no_leak(seed: int):
+    """Paragraphs that occur once, of a manual that says things twice."""
+    rows = sorted({texts.normal(t): t for page in topics.values() for t in page.split("\n\n") if len(t) > 200}.values())
+    random.Random(seed).shuffle(rows)
+    found = texts.shared(rows[200:], rows[:200])
+    near = len(found.near) - len(found.exact)
+    assert near <= 1 or _alike_naturally(found.report(), near, 200)[0], (near, found.expected)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3])
+def test_edited_copies_of_a_manual_are_a_leak(share: float):
+    rows = sorted({texts.normal(t): t for page in topics.values() for t in page.split("\n\n") if len(t) > 200}.values())
+    random.Random(0).shuffle(rows)
+    copies = [
+        " ".join("it" if i % 9 == 8 else w for i, w in enumerate(t.split())) for t in rows[200:][: int(200 * share)]
+    ]
+    found = texts.shared(rows[200:], rows[: 200 - len(copies)] + copies)
+    assert not _alike_naturally(found.report(), len(found.near) - len(found.exact), 200)[0], found.expected
 
 
 def test_the_recipe_on_texts_is_healthy(launch, prose):

@@ -216,3 +216,47 @@ def test_tiny_data_asks_a_metric_that_does_not_read_the_class(launch):
     assert done.returncode == 0, done.shown
     assert "with each other's inputs); on held-out ones" in done.stdout
     assert "classes permuted" not in done.stdout
+
+
+class FixedDraws(Noised):
+    """Noise and time are the picture's own, in training, too."""
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        return super().get(index, None)
+
+
+class Coupled(Noised):
+    """A rectified flow on pairs: each picture keeps its noise, and gets another time in each epoch."""
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        sample, own = super().get(index, generator), super().get(index, None)
+        noisy = self.process.add(sample["image"][None], own["noise"][None], sample["timestep"][None])[0]
+        return {**sample, "noise": own["noise"], "noisy": noisy}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("kind", "share"), [(Noised, 1.0), (Coupled, 1.0), (FixedDraws, 0.0)])
+def test_a_timestep_that_stays_in_all_epochs_is_found(kind: type[Noised], share: float, seed: int):
+    images, labels = digits.load()
+    data = kind(digits.small(images[:64], 16), labels[:64], digits.CLASSES, Process(Noise()), 0.1)
+
+    def loss(net, batch):
+        return {"mse": net(batch["noisy"], batch["timestep"]).sample.square().sum()}
+
+    assert objective.redrawn(loss, data, seed, torch.device("cpu")) == share
+
+
+@pytest.mark.parametrize(
+    ("scale", "blended"), [(0.0, True), (-1.0, True), (0.5, False), (1.0, False), (2.0, False), (7.5, False)]
+)
+def test_guidance_towards_the_mean_is_found(scale: float, blended: bool):
+    """The classifier: which of the clean pictures is the nearest?"""
+    images, labels = digits.load()
+    first = [int((labels == i).nonzero()[0]) for i in range(10)]
+    ones = digits.small(images[first], 16)
+
+    def classifier(x: Tensor) -> tuple[Tensor, None]:
+        return torch.cdist(x.flatten(1), ones.flatten(1)).argmin(1), None
+
+    assert bool(samples.guided(classifier, ones, torch.arange(10), scale)[1]) == blended
+    assert samples.guided(None, ones, None, scale) == (1.0, "")

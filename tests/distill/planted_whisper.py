@@ -85,7 +85,7 @@ PLANTS = [
         ("not part of the model", "frozen teacher"), task=True, harm="the exported decoder is not the one that was trained with"),
     bug("teacher-drifts", "wiring", "C3", UPDATE,
         UPDATE + "        with torch.no_grad():\n            stage.frozen_modules[\"teacher\"].proj_out.weight.mul_(0.999)\n",
-        ("frozen tensors moved", "teacher"), task=True, harm="the exported decoder is not the one that was trained with"),
+        ("frozen tensors moved", "teacher", "no optimiser steps any"), task=True, harm="the exported decoder is not the one that was trained with"),
     bug("teacher-in-train-mode", "evaluation", "C12", LOADED,
         "    teacher.model.eval = teacher.model.train  # core sets what stands beside a model to eval mode\n"
         "    teacher.model.model.decoder.dropout = 0.1\n" + LOADED, ("two evaluations", "dropout"),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from PIL import Image
-from trainworthy.recipes.distill.gates.logits import least_loss
+from trainworthy.recipes.distill.gates.logits import least_loss, other_share
 
 
 def test_the_least_loss_is_what_no_student_goes_below():
@@ -36,3 +36,14 @@ def test_a_teacher_of_other_classes_is_refused(tmp_path, launch):
     assert "--teacher digits: a classifier of other classes" in done.stderr
     assert "in this order: a, b, c" in done.stderr
     assert "--teacher RUN/export" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("declared", "known", "wrong"),
+    [(0.05, 0.05, False), (0.05, 1.0, True), (0.05, 0.0, True), (0.5, 0.5, False), (1.0, 1.0, False), (1.0, 0.05, True),
+     (0.2, 0.8, True), (0.2, 0.25, False)],
+)  # fmt: skip
+def test_another_share_of_known_labels_is_found(declared: float, known: float, wrong: bool):
+    assert bool(other_share(known, 512, declared, rounded=10 / 4000)) == wrong
+    # Four pictures of each class: one known label is a quarter of them
+    assert not other_share(0.25, 40, 0.05, rounded=10 / 40)

@@ -226,7 +226,7 @@ WIRING = [
           ("in no optimiser", "blocks.0"), source="VLM-04 hiyouga/LlamaFactory#6754"),
     Plant("thawed-batch-norm", "wiring", "C3", "def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:\n"
           '    """The loop; the gates rehearse this very function."""\n    for step in run.steps(stage):\n',
-          FROZEN_BN.lstrip() + "        stage.model.train()\n", ("frozen tensors moved", "norm.running"),
+          FROZEN_BN.lstrip() + "        stage.model.train()\n", ("frozen tensors moved", "norm.running", "batch norm of a frozen part"),
           source="VIS-10 virtex#16", harm="frozen features drift"),
     Plant("divided-twice-in-loop", "wiring", "C3", UPDATE,
           own_loop("optimizer.zero_grad()", MEAN_LOSS, "(loss / len(step.batches[0]['label'])).backward()", CLIP,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.data import alike, contents, detail, inventory, neighbours, pairing, texts, turned
+from trainworthy.core.data import alike, characters, contents, detail, inventory, neighbours, pairing, texts, turned
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.checks import paths
@@ -18,6 +18,9 @@ from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Field, Stage
 
 REPEATED = 0.05  # share of a validation set that may also be in training, where short texts repeat by chance
+ALIKE = (
+    0.15  # share of a validation set that may be near training texts, where training texts are as near to each other
+)
 LENGTHS = 4  # samples whose shapes are compared
 
 
@@ -131,7 +134,7 @@ def inventory_gate(context: GateContext) -> Finding:
         faults.append((f"entry {best['entry']} of the input alone predicts the target with an accuracy of {best['accuracy']:.0%}",
                        f"the target was written into the input: entry {best['entry']} alone gives it"))  # fmt: skip
     faults += [*_splits_differ(context.scans, stage), *_paths_differ(run, stage, context.cfg.run.seed)]
-    faults += [*_belongs_elsewhere(stage), *_blurred(stage)]
+    faults += [*_belongs_elsewhere(stage), *_blurred(stage), *characters.faults(context.scans)]
     if pair := context.data_report.get("exchanged_classes"):
         faults.append((turned.Exchanged(**pair).words(), turned.Exchanged(**pair).cause()))
     if labels := context.data_report.get("contradicted_labels"):
@@ -314,8 +317,8 @@ def _compared(compared: dict[str, list[int]], exact: int, near: int) -> str:
 @gate("leakage", rows="C6", title="no validation sample is also in the training set", reads="data", lasting=False)
 def leakage(context: GateContext) -> Finding:
     """Finds exact and near duplicates by content or by text (core/data/texts.py), and group ids in two splits.
-    Tolerates a few near duplicates, since two people do write the same digit, and exact ones of short texts that repeat in training
-    as often. Texts with a group field are compared by group alone."""
+    Tolerates a few near duplicates, since two people do write the same digit, exact ones of short texts that repeat in training as often,
+    and near ones of texts that are as near to each other in training. Texts with a group field are compared by group alone."""
     run, stage = context.look()
     train_set(stage)
     found = context.data_report["overlap"]
@@ -327,9 +330,7 @@ def leakage(context: GateContext) -> Finding:
     measured = _compared(found["compared"], found["exact"], near)
     if "largest_similarity" in found:
         measured += f" (closest pair {found['largest_similarity']:.3f})"
-        measured += (
-            f"; {found['smooth']} are alike only in their smooth parts: no copies" if found.get("smooth") else ""
-        )
+        measured += f"; {found['smooth']} are alike only in their smooth parts: no copies" * bool(found["smooth"])
     if text:
         measured += (
             f" (the closest has {text['closest']:.0%} of its rare chunks of {texts.MIN}+ words in one training text)"
@@ -344,14 +345,15 @@ def leakage(context: GateContext) -> Finding:
             *series["pairs"][0]
         )
     repeat, said = _repeat_naturally(found)
-    measured += said
+    natural, why = _alike_naturally(text or {}, near, n)
+    measured += said + why
     tested, remarks = _in_test(context.data_report["overlaps"])
     measured += "".join(f"; {said}" for said in (*tested, *remarks))
     limit = f"{texts.KNOWN:.0%} of its rare chunks" if text else f"similarity {found.get('limit', alike.NEAR)}"
     pairs = found["exact_pairs"] or [p[:2] for p in (text or found)["near_pairs"]]
     batch = fetch(stage.data["val"], [v for v, _ in pairs], None, run.device) if pairs else None
     return Finding(
-        (found["exact"] == 0 or repeat) and (near <= allowed or by_key) and not shared and not tested and not cause, measured,
+        (found["exact"] == 0 or repeat) and (near <= allowed or by_key or natural) and not shared and not tested and not cause, measured,
         f"0 exact duplicates, at most {allowed} near ones ({limit}), no group or series in two splits",
         named.order_causes(
             (near > found["exact"], "data were augmented or duplicated before they were split"),
@@ -369,6 +371,15 @@ def _repeat_naturally(found: dict) -> tuple[bool, str]:
     n, expected = found["compared"]["exact"][0], found["expected"]
     said = f"; samples that are short repeat in training, too: {expected:g} copies are expected by chance"
     return found["exact"] <= min(REPEATED * n, expected + 3 * math.sqrt(expected)), said
+
+
+def _alike_naturally(text: dict, near: int, n: int) -> tuple[bool, str]:
+    """Return whether texts of one split are as near to those of the other as training texts are to each other, and a remark."""
+    if "expected_near" not in text:
+        return False, ""
+    expected = text["expected_near"]
+    said = f"; training texts are near to each other, too: {expected:g} near ones are expected of a random split"
+    return near <= min(ALIKE * n, expected + 3 * math.sqrt(expected)), said
 
 
 def _in_test(overlaps: dict[str, dict]) -> tuple[list[str], list[str]]:

@@ -94,6 +94,19 @@ def compared(
 ) -> Finding:
     """Compare the export in `folder` with the evaluated model on samples `some` ({split: indices}). `suspects` are
     other modules that may have been exported instead, with their descriptions as keys."""
+    seen = _compare_answers(stage, folder, some, suspects)
+    if names := renumbered(stage, folder):
+        seen.ok, seen.measured = False, f"{names}; {seen.measured}"
+        why = (
+            "the exported class names are in another order than the outputs: write the list that the data set declares"
+        )
+        seen.remedy = f"{why}\n{seen.remedy}"
+    return seen
+
+
+def _compare_answers(
+    stage: Stage, folder: Path, some: dict[str, list[int]], suspects: Callable[[], dict[str, nn.Module]]
+) -> Finding:
     exported, metric = stage.exported, stage.metric
 
     def answered(model: nn.Module, some: dict[str, list[int]] = some) -> list[Tensor]:
@@ -151,6 +164,36 @@ def compared(
         "the exported program is in train mode (dropout, statistics of a batch)",
         evidence={"differences": apart, "scores": {k: [v.ours, v.theirs] for k, v in scores.items()}},
     )  # fmt: skip
+
+
+def renumbered(stage: Stage, folder: Path) -> str:
+    """Return how a `config.json` of the export numbers the classes that a target declares, if it numbers the same names otherwise; else "".
+    Other names (a translation, or more of them) say nothing."""
+    declared = [[*map(str, f.classes)] for data in stage.data.values() for f in data.fields.values() if f.role == "target" and f.classes]  # fmt: skip
+    for file in sorted(folder.rglob("config.json")):
+        for key, listed in _numbered(json.loads(file.read_text())).items():
+            same = [names for names in declared if sorted(names) == sorted(listed)]
+            if same and listed not in same:
+                moved = [i for i, (a, b) in enumerate(zip(listed, same[0], strict=True)) if a != b]
+                return (f"{file.name} names output {moved[0]} '{listed[moved[0]]}' ({key}), in the data class {moved[0]} is "
+                        f"'{same[0][moved[0]]}'; {len(moved)} of {len(listed)} differ")  # fmt: skip
+    return ""
+
+
+def _numbered(config: Any) -> dict[str, list[str]]:
+    """Return the lists of distinct names in a configuration, also as {"0": name} and {name: 0}, by key."""
+    found: dict[str, list[str]] = {}
+    for key, value in config.items() if isinstance(config, dict) else ():
+        names: list = []
+        if isinstance(value, list):
+            names = value
+        elif isinstance(value, dict) and all(str(k).isdecimal() for k in value):
+            names = [name for _, name in sorted(value.items(), key=lambda one: int(one[0]))]
+        elif isinstance(value, dict) and all(type(i) is int for i in value.values()):
+            names = sorted(value, key=value.get)
+        if len(names) > 1 and all(isinstance(name, str) for name in names) and len({*names}) == len(names):
+            found[key] = names
+    return found
 
 
 def _another_net(apart: dict[str, float]) -> str:

@@ -120,8 +120,14 @@ def wiring(context: GateContext) -> Finding:
                   unmoved=bool(unmoved)),
         evidence={"gradients": record.gradients, "moved": {n: record.moved.get(n, 0.0) for n in trained},
                   "groups": groups, "frozen_moved": record.frozen_moved[:20]},
-        cause=diagnosed(record.experiments) if fault and not causes else explain_silent_steps(record.silent) if untouched else kept,
+        cause=_measured_causes(record, fault=bool(fault and not causes), untouched=bool(untouched)) or kept,
     )  # fmt: skip
+
+
+def _measured_causes(record: Record, *, fault: bool, untouched: bool) -> str:
+    """Return the causes that a measurement supports, one per line; empty if there is none."""
+    gradient = diagnosed(record.experiments) if fault else explain_silent_steps(record.silent) if untouched else ""
+    return "\n".join(one for one in (record.frozen_cause, gradient) if one)
 
 
 def _likely(*, unlisted: bool, untouched: bool, added: bool, unmoved: bool) -> str:

@@ -16,6 +16,7 @@ from trainworthy.recipes.diffusion.gates import walks
 
 LEVELS = 512  # training samples whose timesteps represent the schedule
 EDGE = 16  # levels
+REDRAWN = 32  # samples that are drawn twice
 FEW = 4  # samples drawn from an exported pipeline
 
 
@@ -57,6 +58,8 @@ class Objective:
     """The loss's terms that target and weight were measured from."""
     others: tuple[str, ...] = ()
     """Its other terms: they are not quadratic in the prediction (a cosine), so their gradient names no target."""
+    redrawn: float = 1.0
+    """Share of samples that get another timestep with other draws, as in another epoch."""
 
     @property
     def kind(self) -> str:
@@ -105,10 +108,20 @@ def objective(context: GateContext) -> Objective:
             return on_device(found, y.device).unbind(1)
 
         return Objective(
-            batch, clean, net.noisy, net.timestep, target, weight, *fitted(net.noisy), *fitted(target), terms, others
-        )
+            batch, clean, net.noisy, net.timestep, target, weight, *fitted(net.noisy), *fitted(target), terms, others,
+            redrawn(stage.loss, data, context.cfg.run.seed, run.device),
+        )  # fmt: skip
 
     return context.once("diffusion objective", read)
+
+
+def redrawn(loss: Callable, data: Data, seed: int, device: torch.device) -> float:
+    """Return the share of a few training samples that get another timestep with other draws."""
+    nets = Constant(0.0), Constant(0.0)
+    few = pick(data, min(REDRAWN, len(data)), seed)
+    for i, net in enumerate(nets):
+        loss(net, fetch(data, few, seed + i, device))
+    return (nets[0].timestep != nets[1].timestep).float().mean().item()
 
 
 def slopes_of(loss: Callable, batch: dict) -> tuple[list[Tensor], Constant, tuple[str, ...], tuple[str, ...]]:

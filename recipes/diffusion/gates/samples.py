@@ -77,7 +77,7 @@ def noise_process(
         - Every step of the exported pipeline with such a net must imply its picture, at timesteps that the evaluation uses, too. If the
           pipeline can be run, this replaces the first check: a recipe may use another convention (time reversed) consistently.
         - The noisiest level must be nearly pure noise, because sampling begins there.
-        - train() must draw a timestep for each sample, over the whole schedule."""
+        - train() must draw a timestep for each sample, over the whole schedule, and another one in the next epoch."""
         asked, run, stage = objective(context), *context.build(Rehearsal(steps=1))
         with tempfile.TemporaryDirectory() as name:
             stage.export(Path(name))
@@ -114,22 +114,22 @@ def noise_process(
         below = val.process.noise.below(torch.arange(1, 4) * total / 4)
         declared = torch.cat([below.new_zeros(1), below, below.new_ones(1)]).diff()
         alone, spread_ok = seen.distinct >= 0.5, (spread >= 0.4 * declared).all() and seen.timesteps.max() <= total
-        middle = one.mean(0)  # guidance leads from the mean to the picture and, at a scale above 1, beyond it
-        ends = middle + context.cfg.sampling.guidance_scale * (one - middle)
-        recognised = to_double(classifier(ends)[0] == ones["label"]).mean().item() if classifier else 1.0
+        recognised, blended = guided(classifier, one, ones.get("label"), context.cfg.sampling.guidance_scale)
         along = f"; along the exported pipeline's trajectory {way.worst:.1e}, at its end {way.end:.1e}" if way else ""
         floor = 0.75 * stage.metric.ceiling * recognised
         why = ""
         if alone and not spread_ok and wrong[worst] <= EXACT:  # trained levels are inverted, others are not trained
             drawn, due = (" ".join(f"{s:.0%}" for s in shares.tolist()) for shares in (spread, declared))
             why = f"timesteps are drawn from another distribution than declared: {drawn} in each quarter, not {due}"
+        if asked.redrawn == 0:
+            why = "each sample keeps one timestep in all epochs: get() draws it from the sample's number, not from its generator"
         return Finding(
-            undoes and known >= floor and not strays and alone and bool(spread_ok) and left <= LEFT,
+            undoes and known >= floor and not strays and alone and bool(spread_ok) and left <= LEFT and asked.redrawn > 0 and not blended,
             f"target: {asked.kind}, inverted in one step by {type(shipped).__name__} to an rms error of at most {wrong[worst]:.1e} "
             f"(t {t[worst]:.0f}){along}; its noisiest level keeps {left:.1%} of the signal; "
             f"samples of a net that knows the answer: {stage.metric.name} {known:.2f} "
             f"(of the pictures it knows: {recognised:.2f}); the evaluation does not use {strays} of the export's timesteps; "
-            f"{seen.distinct:.0%} of a batch's timesteps differ, "
+            f"{asked.redrawn:.0%} of the samples get another timestep in the next epoch; {seen.distinct:.0%} of a batch's timesteps differ, "
             f"{' '.join(f'{s:.0%}' for s in spread.tolist())} in each quarter of {total}",
             f"rms at most {WALKED:g} along the exported pipeline's trajectory (if it cannot be run, {EXACT:g} at every level); at "
             f"most {LEFT:.0%} of the signal left where sampling begins; {stage.metric.name} at least {floor:.2f}; the same scheduler "
@@ -145,10 +145,26 @@ def noise_process(
                  "--noise.num-train-timesteps belong together (linear needs 1,000 timesteps)")),
             evidence={"kind": asked.kind, "levels": t, "rms": wrong, "known": known, "quarters": spread.tolist(), "left": left,
                       "walk": way and {"worst": way.worst, "end": way.end, "met": sorted(way.met)}},
-            cause=why,
+            cause=why or blended,
         )  # fmt: skip
 
     return check
+
+
+def guided(
+    classifier: Callable[[Tensor], tuple[Tensor, Tensor]] | None, pictures: Tensor, labels: Tensor | None, scale: float
+) -> tuple[float, str]:
+    """Return (share of `pictures` (B, C, H, W) that show their class where guidance leads, fault or ""). Guidance leads from the mean to the
+    picture and, at a scale above 1, beyond it; below 1 it does not reach it."""
+    if classifier is None:
+        return 1.0, ""
+    middle = pictures.mean(0)
+    ends = middle + scale * (pictures - middle)
+    found, clean = (to_double(classifier(x)[0] == labels).mean().item() for x in (ends, pictures))
+    if scale >= 1 or found >= 0.5 * clean:
+        return found, ""
+    return found, (f"--sampling.guidance-scale {scale:g} leads to the mean of all classes: {found:.0%} of the samples of a net that knows the "
+                   f"answer show their class, at 1 {clean:.0%} do")  # fmt: skip
 
 
 @dataclass

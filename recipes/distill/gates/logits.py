@@ -1,5 +1,6 @@
 """Gates of a teacher that returns logits: it gets pictures in its own format, and is deterministic."""
 
+import math
 from typing import Any
 
 import torch
@@ -84,8 +85,9 @@ def divergence(classifier: Classifier) -> Gate:
         (run, stage, _), cfg = overfitted(context), context.cfg
         data = stage.data["train"]
         order = pick(data, min(len(data), 64 * PAIRS), cfg.run.seed)
-        known = [i for i in order if bool(data.peek(i, "known"))][:PAIRS]
-        indices = known + [i for i in order if not bool(data.peek(i, "known"))][:PAIRS]
+        flags = [bool(data.peek(i, "known")) for i in order]
+        indices = [i for i, known in zip(order, flags, strict=True) if known][:PAIRS]
+        indices += [i for i, known in zip(order, flags, strict=True) if not known][:PAIRS]
         batch = fetch(data, indices, cfg.run.seed, run.device)
         got: dict[str, list[float]] = {}
         with evaluating(stage.model), run.autocast():
@@ -96,7 +98,11 @@ def divergence(classifier: Classifier) -> Gate:
             said = to_double(stage.model(batch["image"]))
             theirs = to_double(classifier.logits(batch["image"] * 2 - 1))
         due = _stated(cfg, {k: batch[k].cpu() for k in ("label", "known")}, said, theirs)
-        near, wrong, causes, gaps = NEAR.get(run.precision, COARSE), [], [], {}
+        near, causes, gaps = NEAR.get(run.precision, COARSE), [], {}
+        share, wrong = sum(flags) / len(flags), []
+        if fault := other_share(share, len(flags), cfg.labelled, len(data.fields["label"].classes) / len(data)):
+            wrong.append(fault)
+            causes.append("--labelled is not applied to the training split, or to its complement")
 
         def far(values: Tensor, of: Tensor) -> float:
             return ((values - of).abs().max() / of.abs().max().clamp_min(1e-12)).item()
@@ -109,14 +115,26 @@ def divergence(classifier: Classifier) -> Gate:
                 wrong.append(f"{name} of a sample is {values[i]:.4g}, by its formula {right[i]:.4g}")
                 causes += [f"{name}: {k}" for k, v in mistakes.items() if far(values, v) <= near]
         return Finding(
-            not wrong, "; ".join(wrong) or f"{len(indices)} samples: {', '.join(f'{k} within {v:.0e}' for k, v in gaps.items())}",
-            f"within {near:g} of (1 - w) (-ln q(label)) if the label is known, and of w T^2 sum p (ln p - ln q)",
+            not wrong, "; ".join(wrong) or f"{share:.1%} of the labels are known; {len(indices)} samples: "
+            + ", ".join(f"{k} within {v:.0e}" for k, v in gaps.items()),
+            f"--labelled; within {near:g} of (1 - w) (-ln q(label)) if the label is known, and of w T^2 sum p (ln p - ln q)",
             "a term has another formula: check sums over classes, T^2, which distribution is softened, the weight of each term\n"
             "labels that are not known are used, or known ones are not",
             evidence={"gaps": gaps}, cause="; ".join(causes[:1]), batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
         )  # fmt: skip
 
     return check
+
+
+def other_share(share: float, n: int, declared: float, rounded: float) -> str:
+    """Return the fault if the share of known labels among `n` random samples is not the declared one, else "". `rounded`: what one more known
+    label of each class adds to a share."""
+    slack = 4 * math.sqrt(declared * (1 - declared) / n) + rounded
+    return (
+        ""
+        if abs(share - declared) <= slack
+        else f"{share:.1%} of the training labels are known, {declared:.1%} are declared"
+    )
 
 
 def _stated(cfg: Any, batch: dict, said: Tensor, theirs: Tensor) -> dict[str, tuple[Tensor, dict[str, Tensor]]]:

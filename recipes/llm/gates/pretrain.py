@@ -3,6 +3,7 @@
 import math
 import tempfile
 from collections import Counter
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,15 +164,15 @@ def perplexity(context: GateContext) -> Finding:
     longest = max(data.documents, key=len)[: width + stride + 9]
     short = sorted((d for d in data.documents if len(d) <= width // 2), key=len)
     documents = [longest, *(d[: width // 4] for d in short[:: max(1, len(short) // 3)][-3:])]
-    nll, tokens, size = 0.0, 0, 0
+    rows: list[tuple[int, float, int]] = []  # tokens before it in its window, nats, bytes
     with evaluating(model), run.autocast():
         for document in documents:
             ids = torch.from_numpy(document.astype(np.int64)).to(run.device)
             for i in range(1, len(ids)):
                 start = stride * max(0, (i - width) // stride + 1)  # start of the first window that contains token i
                 logits = to_double(model(input_ids=ids[None, start:i], use_cache=False).logits[0, -1])
-                nll -= logits.log_softmax(-1)[int(ids[i])].item()
-                tokens, size = tokens + 1, size + int(data.sizes[document[i]])
+                rows.append((i - start, -logits.log_softmax(-1)[int(ids[i])].item(), int(data.sizes[document[i]])))
+    nll, tokens, size = sum(n for _, n, _ in rows), len(rows), sum(b for _, _, b in rows)
     due = {"bits_per_byte": nll / math.log(2) / size, "perplexity": math.exp(nll / tokens)}
     some, kept, got = data.among(documents), run.cfg.train.eval_batch_size, {}
     for batch_size in (1, 2):
@@ -195,6 +196,7 @@ def perplexity(context: GateContext) -> Finding:
     off = [
         ratio(f["bits_per_byte"], due["bits_per_byte"], bits) for f in got.values() if wrong and "bits_per_byte" in f
     ]
+    off += [left_out({f.get("bits_per_byte", math.nan) for f in got.values()}, rows, limit)] if wrong else []
     why = next((f"{cause}\n" for cause in off if cause), "")
     return Finding(
         not wrong, "; ".join(wrong) or f"{shown} on {len(documents)} documents of {tokens} tokens, equal to those token by token",
@@ -205,6 +207,21 @@ def perplexity(context: GateContext) -> Finding:
             (True, "padding, or the first token of a document, is counted; bytes are those of another tokenizer or text")),
         evidence={"due": due, "got": got, "tokens": tokens, "bytes": size},
     )  # fmt: skip
+
+
+def left_out(got: Collection[float], rows: Sequence[tuple[int, float, int]], limit: float) -> str:
+    """Return how all bits per byte `got` follow from `rows` (tokens before it, nats, bytes of each token) without the tokens that have little
+    context; "" if they do not."""
+    size, nearest, cause = sum(b for _, _, b in rows), limit, ""
+    for k in range(2, max(before for before, _, _ in rows) + 1):
+        some = [(n, b) for before, n, b in rows if before >= k]
+        nats, fewer = sum(n for n, _ in some) / math.log(2), sum(b for _, b in some)
+        for of, also in ((size, ", and their bytes are in the denominator"), (fewer, "")):
+            off = max(abs(x - nats / of) / nats * of for x in got)
+            if off < nearest:
+                left = f"{len(rows) - len(some)} of {len(rows)}"
+                nearest, cause = off, f"tokens with fewer than {k} tokens before them are left out ({left}){also}"
+    return cause
 
 
 @gate(

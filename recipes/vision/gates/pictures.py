@@ -22,7 +22,7 @@ from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import masks
 from trainworthy.recipes.vision.data.masks import IGNORE
 from trainworthy.recipes.vision.evaluation import segmentation
-from trainworthy.recipes.vision.gates import answers, objective
+from trainworthy.recipes.vision.gates import answers, objective, stored_masks
 from trainworthy.recipes.vision.gates.joint_transforms import joint_transforms, outputs
 
 SAMPLES, WINDOWS = 16, 200
@@ -77,7 +77,7 @@ def balance(context: GateContext) -> Finding:
 @gate("labels", rows="V5", title="masks hold the stored class ids or void", reads="data model", explains=True)
 def labels(context: GateContext) -> Finding:
     """Checks the values of masks on both paths. Over whole pictures it also compares the pixels of each class on the evaluation path
-    with the stored masks: none lost, none counted twice, no id shifted."""
+    with the stored masks: none lost, none counted twice, no id shifted. Stored masks must fit their own picture (stored_masks)."""
     (run, stage), n, seed = context.look(), outputs(context), context.cfg.run.seed
     wrong, shown, batch = [], [], None
     for name, data in stage.data.items():
@@ -108,11 +108,15 @@ def labels(context: GateContext) -> Finding:
             )
             by_one = f": ids are shifted by {best:+d}" if shifted[best] <= 0.02 else ""
             wrong.append(f"{name}: {counts}{by_one}")
+    stored = [(f"{name}: {fault}", cause) for name, data in stage.data.items() if name != "test"
+              for fault, cause in stored_masks.faults(data)]  # fmt: skip
+    wrong += [fault for fault, _ in stored]
     return Finding(
         not wrong, "; ".join(wrong or shown), f"0 to {n - 1}, or {IGNORE} for void; each stored pixel read once, as its class",
         "ids start at 1, or 0 means void: shift them once, where masks are loaded\n"
         "masks are resized by interpolation, which makes new ids: use nearest neighbour\n"
         "the masks have another number of classes than the net, or number instances", batch=batch if wrong else None,
+        cause="\n".join(dict.fromkeys(cause for _, cause in stored)),
     )  # fmt: skip
 
 

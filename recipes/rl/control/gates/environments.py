@@ -9,7 +9,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.loop.run import Rehearsal
 from trainworthy.recipes.rl.control.data.environments import Environments, draw
-from trainworthy.recipes.rl.control.gates import starts
+from trainworthy.recipes.rl.control.gates import endings, starts
 from trainworthy.recipes.rl.control.gates.learning_probes import (
     environments_of,
 )
@@ -33,10 +33,10 @@ def replay(context: GateContext) -> Finding:
     draws = torch.Generator().manual_seed(cfg.run.seed)
     actions = draw(envs.vector.single_action_space, (2 * steps, n), draws)
     start = envs.observation.clone()
-    for row in actions[:steps]:
-        envs.step(row)
+    before = [envs.step(row) for row in actions[:steps]]
     saved = envs.state_dict()
-    straight = torch.stack([envs.step(row)["next_observation"] for row in actions[steps:]])
+    after = [envs.step(row) for row in actions[steps:]]
+    straight = torch.stack([one["next_observation"] for one in after])
     fresh = Environments(cfg.env, envs.n, seed=envs.seed, stack=cfg.frame_stack, rank=run.rank, world=run.world)
     again = torch.equal(fresh.observation, start)
     fresh.load_state_dict(saved)
@@ -49,16 +49,21 @@ def replay(context: GateContext) -> Finding:
     if not torch.equal(used, first):
         step, apart = (used != first).flatten(1).any(1).nonzero()[0].item(), (used - first).abs().max().item()
         wrong.append(f"observations {step} steps into an episode depend on the episode before, by up to {apart:.3g}")
+    bootstrapped, ends = endings.as_truncations(cfg.env, cfg.frame_stack, before + after, envs.seed)
     fault, remark = starts.shared(new)
-    wrong += [fault] * bool(fault)
-    told = f"{n} environments with {len(start.unique(dim=0))} different starts, {sum(envs.episode)} episodes ended in {2 * steps} steps"
+    wrong += [one for one in (bootstrapped, fault) if one]
+    ended = sum(int((one["terminated"] | one["truncated"]).sum()) for one in before + after)
+    told = f"{n} environments with {len(start.unique(dim=0))} different starts, {ended} episodes ended in {2 * steps} steps"
+    told += f", {ends}" * bool(ends)
     told += f" ({remark})" * bool(remark)
     return Finding(
         not wrong, "; ".join(wrong) or f"{told}; continued bit for bit", "independent seeds; the same observations after loading the state",
         "the environment draws from a generator that reset(seed=...) does not seed (numpy's or Python's global one)\n"
         "its state survives a reset, so an episode does not follow from its seed and actions alone\n"
         "stacked observations cross the end of an episode: the first ones must not contain older frames\n"
-        "several environments have the same seed", evidence={"episodes": sum(envs.episode)},
+        "several environments have the same seed", evidence={"episodes": ended},
+        cause="a wrapper passes the end of an episode on as a truncation: its last state is bootstrapped as if the episode went on"
+        * bool(bootstrapped),
     )  # fmt: skip
 
 
