@@ -308,7 +308,7 @@ def answered(export: Path, torch) -> float:
             embed(ids).expand(len(which), -1, -1) for ids in (torch.tensor([[tokenizer.bos_token_id]]), asked)
         )
         said = model.generate(inputs_embeds=torch.cat([start, seen, words], 1), max_new_tokens=4, do_sample=False)
-        answers = [scenes.asked(i)[kind].answer for i in which]
+        answers = [scenes.questions(i)[kind].answer for i in which]
         hit = [a == b for a, b in zip(tokenizer.batch_decode(said, skip_special_tokens=True), answers, strict=True)]
         right += [a and b for a, b in zip(hit[::2], hit[1::2], strict=True)]
     return statistics.fmean(right)

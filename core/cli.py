@@ -281,7 +281,7 @@ def launch(argv: list[str]) -> None:
     if len(argv) == 1:  # before the slow import of torch
         needed = TARGETS.get(argv[0], "a recipe: an id, or the path of a fork")
         raise UserError(f"{argv[0]} what?", needed=needed, next=f"trainworthy {argv[0]} --help")
-    asked = argv
+    requested = argv
     argv, n = take_processes(argv)
     argv, file = take(argv, "--accelerate-config")
     argv, machines = nodes.take(argv)
@@ -305,7 +305,7 @@ def launch(argv: list[str]) -> None:
     launcher = ["-m", "accelerate.commands.launch"]
     has_seeds = "--seeds" in {w.split("=")[0] for w in argv}
     if argv[0] in ("run", "check") and has_seeds:  # each seed starts its own launcher
-        os.execve(sys.executable, [*command[:3], *asked], env)
+        os.execve(sys.executable, [*command[:3], *requested], env)
     if file is not None:
         from trainworthy.core.session.accelerate_config import Setup
 

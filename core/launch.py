@@ -38,8 +38,8 @@ def outcome(argv: list[str]) -> tuple[int, str, bool]:
     except process_end.Crashed as crash:
         return crash.exit_code, f"{crash.trace}\n{'crashed' if crash.trace else 'stopped'}: {crash}", not crash.trace
     except Stop as stop:
-        kind, told = process_end.KINDS.get(stop.exit_code, "interrupted"), masking.hide(str(stop))
-        return stop.exit_code, f"\n{kind}: {told}" if kind != "error" else f"{kind}: {told}", True
+        kind, message = process_end.KINDS.get(stop.exit_code, "interrupted"), masking.hide(str(stop))
+        return stop.exit_code, f"\n{kind}: {message}" if kind != "error" else f"{kind}: {message}", True
     except SystemExit as asked:  # the parser exits: help, a wrong type
         return int(asked.code or DONE), "", True
     except Exception as error:  # an error before there is a run folder

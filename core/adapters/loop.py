@@ -184,8 +184,8 @@ class _LoopGuard(Guard):
             counts = {
                 kind: sum(v.verdict == kind for v in self.verdicts) for kind in ("pass", "fail", "skip", "waived")
             }
-            told = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
-            self.console.say(f"       {told} of {len(self.verdicts)} checks, {time.monotonic() - began:.1f} s")
+            counted = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
+            self.console.say(f"       {counted} of {len(self.verdicts)} checks, {time.monotonic() - began:.1f} s")
         return self.verdicts
 
     def _usable(self, watch: Outcome) -> None:

@@ -116,7 +116,7 @@ def by_hand(seen: Watcher, loop: "Loop") -> dict | None:
         return None
     calm = (*loop.expect.frozen, *loop.expect.no_gradient)
     rows = {name: row for name, row in seen.first.items() if not name.startswith(calm or ("\0",))}
-    still = [name for name, (p, where, old) in rows.items() if torch.equal(p.detach().flatten()[where], old)]
+    unchanged = [name for name, (p, where, old) in rows.items() if torch.equal(p.detach().flatten()[where], old)]
     if not rows:
         return finding(
             "wiring",
@@ -124,9 +124,9 @@ def by_hand(seen: Watcher, loop: "Loop") -> dict | None:
             "the loss is computed by other models, or cut off by detach() or no_grad()",
         )
     cause = "p = p - lr * p.grad makes a new tensor: p -= lr * p.grad, under torch.no_grad(); or no step is made at all"
-    text = f"{len(still)} of {len(rows)} tensors get a gradient and never move: {invariants.listed(still)}"
-    return finding("wiring", text if still else f"{len(rows)} tensors get gradients and move, without an optimiser",
-                              cause if still else "")  # fmt: skip
+    text = f"{len(unchanged)} of {len(rows)} tensors get a gradient and never move: {invariants.listed(unchanged)}"
+    return finding("wiring", text if unchanged else f"{len(rows)} tensors get gradients and move, without an optimiser",
+                              cause if unchanged else "")  # fmt: skip
 
 
 def leftovers(seen: Watcher, loop: "Loop") -> dict | None:

@@ -48,8 +48,8 @@ class Objective:
                 f"label smoothing {self.smoothing:.3g} over {self.classes} classes (loss_floor={self.floor:.4f})"
             )
         if self.weights:
-            shown = ", ".join(f"{w:.3g}" for w in list(self.weights.values())[:12])
-            found.append(f"class weights {shown} (relative; count=lambda batch: weights[target].sum())")
+            listed = ", ".join(f"{w:.3g}" for w in list(self.weights.values())[:12])
+            found.append(f"class weights {listed} (relative; count=lambda batch: weights[target].sum())")
         return "; ".join(found)
 
 

@@ -60,11 +60,11 @@ class Result:
         lines = []
         for v in self.verdicts if verdicts is None else verdicts:
             lines.append(f"{v.verdict.upper() if v.blocks else v.verdict:<6} {v.id} ({v.rows}): {v.title}")
-            told = [("measured", v.measured), ("reason", v.reason)]
-            told += [("needed", v.needed), ("likely causes", v.remedy)] if v.blocks else []
+            details = [("measured", v.measured), ("reason", v.reason)]
+            details += [("needed", v.needed), ("likely causes", v.remedy)] if v.blocks else []
             lines += [
                 f"       {label if i == 0 else '':<14}{line}"
-                for label, text in told
+                for label, text in details
                 for i, line in enumerate(text.splitlines())
             ]
         return "\n".join(lines)
@@ -163,8 +163,8 @@ def _prove(
         gates.write(folder / "gates.json", verdicts, enabled=True)
         (folder / "data.json").write_text(json.dumps(report, indent=1))
     counted = {kind: sum(v.verdict == kind for v in verdicts) for kind in ("pass", "fail", "skip", "waived")}
-    told = ", ".join(f"{n} {kind}" for kind, n in counted.items() if n)
-    console.say(f"       {told} of {len(verdicts)} gates, {sum(v.seconds for v in verdicts):.1f} s")
+    summary = ", ".join(f"{n} {kind}" for kind, n in counted.items() if n)
+    console.say(f"       {summary} of {len(verdicts)} gates, {sum(v.seconds for v in verdicts):.1f} s")
     return verdicts
 
 

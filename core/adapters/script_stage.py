@@ -154,7 +154,7 @@ def train(cfg: config.Config, run: Run, stage: _ScriptStage) -> None:
             run.update(stage, step.batches)
         return
     val, steps, pairing = stage.data["val"], run.steps(stage), _Pairing(run, stage)
-    shown = View(val, range(min(SHOWN, len(val))))
+    preview = View(val, range(min(SHOWN, len(val))))
     with script.optimizer.register_step_post_hook(pairing.stepped):
         while True:
             pairing.start()
@@ -164,7 +164,7 @@ def train(cfg: config.Config, run: Run, stage: _ScriptStage) -> None:
                 return
             if batches.due:
                 with torch.no_grad():  # as the script does after its pass; keep the mode that this leaves
-                    script.metric(script.model, _loader(cfg, stage, shown))
+                    script.metric(script.model, _loader(cfg, stage, preview))
 
 
 def _loader(cfg: config.Config, stage: _ScriptStage, data: Data) -> DataLoader:

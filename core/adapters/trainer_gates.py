@@ -56,9 +56,9 @@ def answers(context: GateContext) -> Finding:
         raise Skip("no metric of which more is known to be better")
     right, wrong = ({n: s.get(n, 0.0) for n in names} for s in scores)
     ok = any(right[n] > wrong[n] for n in names)
-    shown = ", ".join(f"{n} {right[n]:.3f} for the labels themselves, {wrong[n]:.3f} for other ones" for n in names)
+    measured = ", ".join(f"{n} {right[n]:.3f} for the labels themselves, {wrong[n]:.3f} for other ones" for n in names)
     return Finding(
-        ok, f"{shown}, on {len(labels)} samples", "a higher score for the labels themselves",
+        ok, f"{measured}, on {len(labels)} samples", "a higher score for the labels themselves",
         "compute_metrics takes the argmax of predictions that are classes or generated tokens already\n"
         "compute_metrics compares with other labels, or with labels in another order",
     )  # fmt: skip
@@ -139,13 +139,13 @@ def tokens(context: GateContext) -> Finding:
     if getattr(trainer.processing_class, "eos_token_id", None) is None and _vocabulary(trainer) is None:
         raise Skip("no tokenizer")
     data = stage.data["train"]
-    batch, few = (
+    batch, rows = (
         dict(data.collate([data.get(i, None) for i in data.representative(min(n, len(data)))])["inputs"])
         for n in (ROWS, FEW)
     )
     faults = [
         _end_ignored(trainer, batch),
-        _shifted(trainer, stage.model, few),
+        _shifted(trainer, stage.model, rows),
         _other_start(trainer, batch),
         _reread(trainer),
     ]

@@ -347,8 +347,8 @@ def show_memory(s: dict[str, Any], memory: float) -> None:
             print(f"       training alone {words[s['fits_without_gates']]} it: --gates.no-enabled, after `check` of a smaller copy or on a "
                   "larger device")  # fmt: skip
     for one in s["change"]:
-        still = ", still too much" if one["fits"] == "no" else ""
-        print(f"       {one['setting']:<32} needs {gb(one['needs'])}{still}")
+        remark = ", still too much" if one["fits"] == "no" else ""
+        print(f"       {one['setting']:<32} needs {gb(one['needs'])}{remark}")
     if s["fits"] == "no" and not s["change"]:
         print("       no setting of this recipe lowers it enough: a smaller model or sample, or a larger device")
 

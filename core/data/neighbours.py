@@ -62,9 +62,9 @@ def contradicted(scans: dict[str, Scan], data: Data) -> Contradicted | None:
     if of[0] < COVERED * len(y) or of[1] < COVERED * len(truth) or not both.any():
         return None
     shares, spread = [], 0.0
-    for said, against in ((votes[both], wrong[both]), (votes_b[both], wrong_b[both])):
-        share = against / said
-        spread += ((share * (1 - share) + 1 / said) / said).sum().item()
+    for voted, against in ((votes[both], wrong[both]), (votes_b[both], wrong_b[both])):
+        share = against / voted
+        spread += ((share * (1 - share) + 1 / voted) / voted).sum().item()
         shares.append(share.mean().item())
     training, held_out = shares
     sure = SURE * math.sqrt(spread) / int(both.sum())

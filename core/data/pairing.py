@@ -109,8 +109,8 @@ def _kind(data: Data) -> Comparison | None:
     targets = [k for k, f in data.fields.items() if f.role == "target"]
     inputs = [k for k in compared_fields(data) if k in first]
     read = [k for k in inputs if isinstance(first[k], str)]
-    if read == inputs and (said := next((k for k in targets if isinstance(first[k], str)), "")):
-        return Comparison(said, ROWS, TEXT_LAGS, lambda rows: _texts(rows, read, said))
+    if read == inputs and (text_field := next((k for k in targets if isinstance(first[k], str)), "")):
+        return Comparison(text_field, ROWS, TEXT_LAGS, lambda rows: _texts(rows, read, text_field))
     pictures = [
         k for k in inputs if isinstance(first[k], Tensor) and first[k].ndim == 3 and first[k].is_floating_point()
     ]
@@ -128,9 +128,9 @@ def words(text: str) -> set[str]:
 
 
 def _texts(rows: list[dict[str, Any]], read: list[str], target: str) -> Fit:
-    asked = ["\n".join(row[k] for k in read) for row in rows]
-    said = [row[target] for row in rows]
-    sets = [words(text) for text in asked], [words(text) for text in said]
+    inputs = ["\n".join(row[k] for k in read) for row in rows]
+    outputs = [row[target] for row in rows]
+    sets = [words(text) for text in inputs], [words(text) for text in outputs]
     seen = Counter(w for side in sets for one in side for w in one)
     rare = {w: math.log(2 * len(rows) / n) for w, n in seen.items()}
 
@@ -139,7 +139,12 @@ def _texts(rows: list[dict[str, Any]], read: list[str], target: str) -> Fit:
         if (
             not mine
             or not there
-            or (i != j and (asked[i] == asked[j] or said[i].casefold() in asked[j].casefold() or said[i] == said[j]))
+            or (
+                i != j
+                and (
+                    inputs[i] == inputs[j] or outputs[i].casefold() in inputs[j].casefold() or outputs[i] == outputs[j]
+                )
+            )
         ):
             return None  # repeated rows, and the next turn of a conversation, which quotes this one
         weight = sum(rare[w] for w in mine)

@@ -134,11 +134,11 @@ def shared(train: list[str], val: list[str]) -> Shared:
 
 def _compare(train: list[str], val: list[str]) -> Shared:
     known = _unique(train)
-    asked = _unique(val)
-    first, where = [at[0] for at in known.values()], _places(known, asked)
-    out = Shared(len(asked), common=sum(len(w) > RARE for w in where.values()))
+    held_out = _unique(val)
+    first, where = [at[0] for at in known.values()], _places(known, held_out)
+    out = Shared(len(held_out), common=sum(len(w) > RARE for w in where.values()))
     runs: set[str] = set()
-    for text, at in asked.items():
+    for text, at in held_out.items():
         if text in known:
             out.texts.append(text)
             out.exact += [(v, known[text][0]) for v in at]
@@ -155,9 +155,9 @@ def _compare(train: list[str], val: list[str]) -> Shared:
     return out
 
 
-def _places(known: Iterable[str], asked: Iterable[str], most: int = RARE) -> dict[tuple[str, ...], list[int]]:
+def _places(known: Iterable[str], texts: Iterable[str], most: int = RARE) -> dict[tuple[str, ...], list[int]]:
     """Return {chunk of `asked`: positions of the texts in `known` that have it}, at most `most` + 1 of them."""
-    wanted = {c for text in asked for c in chunks(text.split())}
+    wanted = {c for text in texts for c in chunks(text.split())}
     where: dict[tuple[str, ...], list[int]] = {}
     for i, text in enumerate(known):
         for chunk in set(chunks(text.split())) & wanted:

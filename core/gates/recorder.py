@@ -137,12 +137,12 @@ class Recorder:
                 self._wrapped.append(data)
         if self._ask is not None:  # a hosted trainer's rows
 
-            def asked(step: int) -> list[dict]:
+            def recording(step: int) -> list[dict]:
                 rows = self._ask(step)
                 self.record.read.setdefault("rows", {}).setdefault(step, set()).update(map(repr, rows))
                 return rows
 
-            self.stage.ask = asked
+            self.stage.ask = recording
 
     def _watched(self) -> dict[str, Tensor]:
         """Tensors that must not change: parameters in no optimiser, buffers of modules without trained parameters, and
@@ -197,8 +197,8 @@ class Recorder:
             self.record.batch = batches[0]
         expect = self.stage.expect
         # With expensive samples, compare only step 2 (stale gradients of step 1) and step 3 (after the evaluation).
-        asked = not expect.gate_batch_size or self.run.step in (1, 2)
-        if not expect.random_loss and batches and asked:
+        needed = not expect.gate_batch_size or self.run.step in (1, 2)
+        if not expect.random_loss and batches and needed:
             given = {n: p for n, p in mine.items() if p.grad is not None}
             if given:
                 # GradScaler's scale, by which a fused optimiser divides gradients.

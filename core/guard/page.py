@@ -38,11 +38,11 @@ def page(folder: Path, verdicts: list[dict[str, Any]], more: dict[str, Any]) -> 
     )
     rows = [[esc(name), esc(watched.get(k, ""))] for k, name in NAMES.items()]
     body = section("Checks", verdict_table(read(folder), verdicts, of="Check"), f"Together {more.get('seconds', 0)} s.")
-    shown = read(folder)
-    if shown.steps:  # a real run that was watched
+    record = read(folder)
+    if record.steps:  # a real run that was watched
         from trainworthy.core.report.charts import curves
 
-        body += section("Curves", curves(shown))
+        body += section("Curves", curves(record))
     body += section("What was observed", tag("div", table(("", ""), rows), class_="card"))
     held = watched.get("written", [])
     lost = watched.get("escaped", [])

@@ -148,7 +148,7 @@ class Guard:
     def _usable(self, watch: Outcome) -> None:
         """Raise one clear message if there is nothing to check."""
         r, lines = watch.record, watch.output.strip().splitlines()
-        said = "".join(f"\n    {line[:200]}" for line in lines[-LINES:])
+        output = "".join(f"\n    {line[:200]}" for line in lines[-LINES:])
         name = f"-m {self.target.module}" if self.target.module else os.path.relpath(self.target.path)
         count = int(self.values["--nproc"])
         launch = "python" if count == 1 else f"torchrun --nproc_per_node {count}"
@@ -163,7 +163,7 @@ class Guard:
             )
         if not r:
             how = f"signal {watch.signal}" if watch.signal else f"exit code {watch.code}"
-            raise UserError(f"the script ended its own process ({how}) and left nothing to check{said}", next=again)
+            raise UserError(f"the script ended its own process ({how}) and left nothing to check{output}", next=again)
         if r["why"] == "it raised":
             files = any(names_file(r["raised"], Path(w)) for w in r["written"])
             cause = "a library that opens files in C looks for what a rehearsal wrote elsewhere (docs/own-scripts.md)"
@@ -180,12 +180,12 @@ class Guard:
             code = r.get("exit")
             if code == 2 and any(line.startswith("usage:") for line in lines):
                 raise UserError(
-                    f"the script needs other arguments{said}",
+                    f"the script needs other arguments{output}",
                     next=f"trainworthy guard {name} -- ARGUMENTS",
                 )
             ended = f"ended with exit code {code}" if code else "ended"
             raise UserError(
-                f"the script {ended} without an optimiser step or a backward(){said or ' and printed nothing'}",
+                f"the script {ended} without an optimiser step or a backward(){output or ' and printed nothing'}",
                 needed="a script that trains in its own process",
                 next=again,
             )
@@ -312,10 +312,10 @@ class Guard:
         mine = str(self.out)
         different = [p for p in sandbox.changed(before, sandbox.snapshot(Path.cwd())) if not p.startswith(mine)]
         held = watch.record.get("written", [])
-        told = f"{len(held)} files written went to a scratch folder"
+        summary = f"{len(held)} files written went to a scratch folder"
         if different:
-            told = f"changed in the working directory during the rehearsals: {invariants.listed(different)}"
-        self._verdict(finding("files", told))
+            summary = f"changed in the working directory during the rehearsals: {invariants.listed(different)}"
+        self._verdict(finding("files", summary))
 
 
 def names_file(message: str, written: Path) -> bool:

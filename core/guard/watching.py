@@ -41,7 +41,7 @@ class Light(Observer):
         self.close = True
         self.pending: list[tuple[int, list[Tensor], float]] = []
         self.parts: list[Tensor] = []
-        self.bad = self.told = 0
+        self.bad = self.reported = 0
         self.verdicts: list[Verdict] = []
         self.epoch: Pass | None = None  # the pass over training data that goes on
         self.epochs_done, self.rate = 0, 0.0
@@ -198,8 +198,8 @@ class Light(Observer):
             self.tracker.log_epoch(epoch=self.epochs_done, train=means["train"], val=means["val"], extra=extra)
 
     def _alarm(self, text: str) -> None:
-        self.told += 1
-        if self.told <= 3:
+        self.reported += 1
+        if self.reported <= 3:
             self.say(f"  watch: {text}")
         if self.stop:
             raise Stop(f"stopped by trainworthy watch: {text}")

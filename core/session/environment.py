@@ -76,9 +76,9 @@ def assert_shared(folder: Path, accelerator: Accelerator) -> None:
     if accelerator.num_processes == 1:
         return
     every = gathered(accelerator, (folder.is_dir(), socket.gethostname(), str(folder.absolute())))
-    blind = [f"rank {i} on {host}: no {path}" for i, (sees, host, path) in enumerate(every) if not sees]
-    if blind:
-        raise UserError("the run folder is not shared by all machines", got="; ".join(blind[:4]),
+    unreachable = [f"rank {i} on {host}: no {path}" for i, (sees, host, path) in enumerate(every) if not sees]
+    if unreachable:
+        raise UserError("the run folder is not shared by all machines", got="; ".join(unreachable[:4]),
                         needed=f"one folder that every process sees under one path; rank 0 made {every[0][2]} on {every[0][1]}",
                         cause="machines with disks of their own, or commands that were started in different folders",
                         next="--run.out /a/shared/folder, the same on every machine")  # fmt: skip

@@ -139,7 +139,7 @@ def _estimate(
     except Exception as error:
         missing.append(f"a training step: {_describe(error)}")
     memory.ends = math.inf
-    training, flops, largest, apart = memory.peak, memory.flops, memory.largest, memory.without_gradients
+    training, flops, largest, scoring = memory.peak, memory.flops, memory.largest, memory.without_gradients
     tokens = token_rows.tokens(stage.data["train"], micro) if reads else 0
     ours = _size([*stage.model.state_dict().values(), *stage.model.buffers()])
     average = 0 if stage.ema_model is None else _size(stage.ema_model.state_dict().values())
@@ -158,7 +158,7 @@ def _estimate(
         stage=spec.name, parameters=sum(p.numel() for p in stage.model.parameters()), trained=sum(p.numel() for p in trained),
         weights=ours, average=average, frozen=frozen, gradients=gradients, optimizer=state, micro_batch=micro,
         micro_batches=t.accumulate if reads else 1, training=max(least, training + (_size(trained) if buckets else 0)), largest=largest,
-        computing=max(0, apart - held), flops=processes * flops / STEPS * (t.accumulate / pieces if reads else 1), steps=total, tokens=tokens,
+        computing=max(0, scoring - held), flops=processes * flops / STEPS * (t.accumulate / pieces if reads else 1), steps=total, tokens=tokens,
         gate_batch=stage.expect.gate_batch_size or t.batch_size, **_units(stage, run), checkpoint=kept + state + inside, best=kept,
         evaluation=evaluation, cache=_cache(stage, spec.cfg), missing=missing,
     )  # fmt: skip

@@ -26,9 +26,9 @@ def cut(one: Estimate, processes: int, kind: str) -> Estimate:
     gathered = there if kind == "full" else one.weights - one.halves
     waiting = one.gradients if one.micro_batches > 1 else there
     held = (one.weights + one.average + one.gradients + one.optimizer) // processes
-    still = (one.weights + one.average + one.optimizer) // processes
+    per_process = (one.weights + one.average + one.optimizer) // processes
     own = one.weights + one.average + one.optimizer + one.frozen
-    evaluation = one.evaluation and max(0, one.evaluation - own - one.halves) + still + one.frozen + there
+    evaluation = one.evaluation and max(0, one.evaluation - own - one.halves) + per_process + one.frozen + there
     return replace(
         one,
         weights=one.weights // processes,

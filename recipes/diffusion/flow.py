@@ -131,7 +131,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     """The one stage of this recipe."""
     found = pictures.read(cfg.data)
     images, labels, classes, learn, held_out, notes, tested = found
-    process, n, asked = Process(cfg.noise), len(classes), cfg.sampling
+    process, n, sampling = Process(cfg.noise), len(classes), cfg.sampling
     train_data = Noised(pictures.Rows(images, learn), labels[learn], classes, process, cfg.conditioning_dropout_prob)
     val_data = Noised(
         pictures.Rows(images, held_out), labels[held_out], classes, process, cfg.conditioning_dropout_prob
@@ -158,40 +158,43 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
     def sample(model: nn.Module, classes: Tensor, noise: Tensor, scale: float, sampler: str = "euler") -> Tensor:
         """Return images (B, C, H, W) in [-1, 1], from the function that the exported pipeline calls."""
-        how = {"null": n, "guidance_scale": scale, "num_inference_steps": asked.num_inference_steps}
+        how = {"null": n, "guidance_scale": scale, "num_inference_steps": sampling.num_inference_steps}
         return pipeline.sample(model, process.sampler(sampler), classes, noise, **how).clamp(-1, 1)
 
-    scores = Scores(run, classifier, found, sample, asked.every)
+    scores = Scores(run, classifier, found, sample, sampling.every)
 
     def denoise(model: nn.Module, data: core.Data) -> dict[str, float]:
         """Denoise every sample in one step from its own noise level."""
         return process.seen(run.gather(torch.cat([process.look(model, b) for b in run.batches(data)])))
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        few, scale, apart = View(data, range(min(16, len(data)))), asked.guidance_scale, []
-        for b in run.batches(few):
+        subset, scale, differences = View(data, range(min(16, len(data)))), sampling.guidance_scale, []
+        for b in run.batches(subset):
             first, second = (sample(model, b["condition"], b["noise"], scale, name) for name in ("euler", "heun"))
-            apart.append((first - second).square().mean((1, 2, 3)))
-        rms = run.gather(torch.cat(apart)).mean().sqrt().item()
+            differences.append((first - second).square().mean((1, 2, 3)))
+        rms = run.gather(torch.cat(differences)).mean().sqrt().item()
         return {**scores.measured(model, data, scale), **denoise(model, data), "sampler_difference": rms}
 
     def figures(at_hand: nn.Module, data: core.Data) -> dict:
         return {
-            "Samples by guidance scale": scores.curve(ema.model if ema else None, model, data, asked.scales),
-            "Samples": scores.grid(at_hand, data, asked.guidance_scale),
+            "Samples by guidance scale": scores.curve(ema.model if ema else None, model, data, sampling.scales),
+            "Samples": scores.grid(at_hand, data, sampling.guidance_scale),
         }
 
     def baselines() -> dict[str, dict[str, float]]:
         untrained = make_model(cfg, images.shape[1], n).to(run.device).eval()
         plain = scores.measured(ema.model if ema else model, val_data, 1.0)
-        return {"untrained net": scores.measured(untrained, val_data, asked.guidance_scale), "without guidance": plain}
+        return {
+            "untrained net": scores.measured(untrained, val_data, sampling.guidance_scale),
+            "without guidance": plain,
+        }
 
     def preview(batch: dict) -> list[core.Tile]:
-        told = zip(batch["condition"].tolist(), batch["timestep"].tolist(), strict=True)
-        return pictures.tiles(batch["noisy"], [f"{'none' if c == n else classes[c]}, t {t:.0f}" for c, t in told])
+        conditions = zip(batch["condition"].tolist(), batch["timestep"].tolist(), strict=True)
+        return pictures.tiles(batch["noisy"], [f"{'none' if c == n else classes[c]}, t {t:.0f}" for c, t in conditions])
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
-        return scores.make_tiles(sample(model, batch["label"], batch["noise"], asked.guidance_scale), batch["label"])
+        return scores.make_tiles(sample(model, batch["label"], batch["noise"], sampling.guidance_scale), batch["label"])
 
     def export(folder: Path) -> None:
         """Save a DiffusionPipeline: unet/, scheduler/ and the pipeline's own source."""

@@ -144,12 +144,12 @@ def autoencoder(cfg: Config, run: core.Run, previous: core.Stage | None = None) 
     trip = latents.RoundTrip(run, classifier, found)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
-        said, back = latents.there_and_back(model, batch)
+        posterior, back = latents.there_and_back(model, batch)
         wrong = (back - batch["target"]).flatten(1)
         return {
             "mse": wrong.square().mean(1).sum(),
             "l1": cfg.vae.l1 * wrong.abs().mean(1).sum(),
-            "kl": cfg.vae.kl * said.kl().sum() / math.prod(shape),
+            "kl": cfg.vae.kl * posterior.kl().sum() / math.prod(shape),
         }
 
     def initial_loss(batch: dict) -> float:
@@ -186,7 +186,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
     """Stage two: diffusion of latents that the frozen autoencoder has encoded once."""
     found = pictures.read(cfg.data)
     images, labels, classes, learn, held_out, notes, tested = found
-    process, n, asked = Process(cfg.noise, "latent", math.inf), len(classes), cfg.sampling
+    process, n, sampling = Process(cfg.noise, "latent", math.inf), len(classes), cfg.sampling
     vae = previous.eval_model.to(run.device).eval()
     middles = latents.cached(vae, images)
     z = pipeline.scaled(latents.measured(vae, middles[learn]), middles)
@@ -219,42 +219,45 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
 
     def sample(model: nn.Module, classes: Tensor, noise: Tensor, scale: float, sampler: str = "ddim") -> Tensor:
         """Return images (B, C, H, W) in [-1, 1], from the functions that the exported pipeline calls."""
-        how = {"null": n, "guidance_scale": scale, "num_inference_steps": asked.num_inference_steps}
+        how = {"null": n, "guidance_scale": scale, "num_inference_steps": sampling.num_inference_steps}
         made = pipeline.sample(model, process.sampler(sampler), classes, noise, **how)
         return pipeline.decode(vae, made).clamp(-1, 1)
 
-    scores = Scores(run, classifier, found, sample, asked.every)
+    scores = Scores(run, classifier, found, sample, sampling.every)
 
     def denoise(model: nn.Module, data: core.Data) -> dict[str, float]:
         """Denoise every sample in one step from its own noise level."""
         return process.seen(run.gather(torch.cat([process.look(model, b) for b in run.batches(data)])))
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        few, scale, apart = View(data, range(min(16, len(data)))), asked.guidance_scale, []
-        for b in run.batches(few):
+        subset, scale, differences = View(data, range(min(16, len(data)))), sampling.guidance_scale, []
+        for b in run.batches(subset):
             first, second = (sample(model, b["condition"], b["noise"], scale, name) for name in ("ddim", "dpm++"))
-            apart.append((first - second).square().mean((1, 2, 3)))
-        rms = run.gather(torch.cat(apart)).mean().sqrt().item()
+            differences.append((first - second).square().mean((1, 2, 3)))
+        rms = run.gather(torch.cat(differences)).mean().sqrt().item()
         return {**scores.measured(model, data, scale), **denoise(model, data), "sampler_difference": rms}
 
     def figures(at_hand: nn.Module, data: core.Data) -> dict:
         return {
-            "Samples by guidance scale": scores.curve(ema.model if ema else None, model, data, asked.scales),
-            "Samples": scores.grid(at_hand, data, asked.guidance_scale),
+            "Samples by guidance scale": scores.curve(ema.model if ema else None, model, data, sampling.scales),
+            "Samples": scores.grid(at_hand, data, sampling.guidance_scale),
         }
 
     def baselines() -> dict[str, dict[str, float]]:
         untrained = make_model().to(run.device).eval()
         plain = scores.measured(ema.model if ema else model, val_data, 1.0)
-        return {"untrained net": scores.measured(untrained, val_data, asked.guidance_scale), "without guidance": plain}
+        return {
+            "untrained net": scores.measured(untrained, val_data, sampling.guidance_scale),
+            "without guidance": plain,
+        }
 
     def preview(batch: dict) -> list[core.Tile]:
-        told = zip(batch["condition"].tolist(), batch["timestep"].tolist(), strict=True)
+        conditions = zip(batch["condition"].tolist(), batch["timestep"].tolist(), strict=True)
         seen = pipeline.decode(vae, batch["noisy"].to(run.device))
-        return pictures.tiles(seen, [f"{'none' if c == n else classes[c]}, t {t}" for c, t in told])
+        return pictures.tiles(seen, [f"{'none' if c == n else classes[c]}, t {t}" for c, t in conditions])
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
-        return scores.make_tiles(sample(model, batch["label"], batch["noise"], asked.guidance_scale), batch["label"])
+        return scores.make_tiles(sample(model, batch["label"], batch["noise"], sampling.guidance_scale), batch["label"])
 
     def export(folder: Path) -> None:
         """Save a DiffusionPipeline: unet/, scheduler/, vae/ with its factors, and the pipeline's own source."""

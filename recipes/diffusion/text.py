@@ -93,9 +93,9 @@ def make_parts(cfg: Config, found: captions.Captioned) -> stable.Parts:
 def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
     found = captions.in_channels(captions.read(cfg.data), stable.channels(cfg.model))
-    parts, asked, labelled = make_parts(cfg, found), cfg.sampling, bool(found.classes)
+    parts, sampling, labelled = make_parts(cfg, found), cfg.sampling, bool(found.classes)
     process = Process(parts.noise, "latent", float("inf"), parts.scheduler)
-    process.asked = "asked"
+    process.condition_key = "caption_ids"
     vae = parts.vae.to(run.device).eval()
     z = latents.shared(pipeline.scaled(vae, latents.cached(vae, found.images)))
     train_data, val_data = (
@@ -122,35 +122,35 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def sample(model: nn.Module, captions: Tensor, noise: Tensor, scale: float, sampler: str = "ddim") -> Tensor:
         """Return images (B, C, H, W) in [-1, 1]. The gate `prompt` checks that the exported pipeline makes the same ones."""
-        how = {"null": val_data.null, "guidance_scale": scale, "num_inference_steps": asked.num_inference_steps}
+        how = {"null": val_data.null, "guidance_scale": scale, "num_inference_steps": sampling.num_inference_steps}
         return pipeline.decode(vae, pipeline.sample(model, process.sampler(sampler), captions, noise, **how)).clamp(
             -1, 1
         )
 
-    scores = Scores(run, classifier, found, sample, asked.every) if classifier else None
+    scores = Scores(run, classifier, found, sample, sampling.every) if classifier else None
 
     def denoise(model: nn.Module, data: core.Data) -> dict[str, float]:
         """Denoise every sample in one step from its own noise level."""
         return process.seen(run.gather(torch.cat([process.look(model, b) for b in run.batches(data)])))
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        few, scale, apart = View(data, range(min(16, len(data)))), asked.guidance_scale, []
-        for b in run.batches(few):
+        subset, scale, differences = View(data, range(min(16, len(data)))), sampling.guidance_scale, []
+        for b in run.batches(subset):
             first, second = (sample(model, b["condition"], b["noise"], scale, name) for name in ("ddim", "dpm++"))
-            apart.append((first - second).square().mean((1, 2, 3)))
-        rms = run.gather(torch.cat(apart)).mean().sqrt().item()
+            differences.append((first - second).square().mean((1, 2, 3)))
+        rms = run.gather(torch.cat(differences)).mean().sqrt().item()
         matched = {"matched": captions.matched(run, process, model, data), "sampler_difference": rms}
         return {**(scores.measured(model, data, scale) if scores else {}), **denoise(model, data), **matched}
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
-        made = sample(model, batch["asked"], batch["noise"], asked.guidance_scale)
+        made = sample(model, batch["caption_ids"], batch["noise"], sampling.guidance_scale)
         right = (classifier(made)[0] == batch["label"]).float().tolist() if classifier else None
-        return pictures.tiles(made, [found.captions[i] for i in batch["asked"].tolist()], right)
+        return pictures.tiles(made, [found.captions[i] for i in batch["caption_ids"].tolist()], right)
 
     def figures(at_hand: nn.Module, data: core.Data) -> dict:
         some = View(data, range(0, len(data), max(1, len(data) // 40)))
         grid = {"Samples": [tile for b in run.batches(some) for tile in predict(at_hand, b)]}
-        curve = scores and scores.curve(ema.model if ema else None, model, data, asked.scales)
+        curve = scores and scores.curve(ema.model if ema else None, model, data, sampling.scales)
         return {"Samples by guidance scale": curve, **grid} if scores else grid
 
     def baselines() -> dict[str, dict[str, float]]:
@@ -158,20 +158,20 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         if not scores:
             return {"untrained net": denoise(first, val_data)}
         learnt = View(train_data, range(0, len(train_data), max(1, len(train_data) // len(val_data))))
-        return {"untrained net": scores.measured(first, val_data, asked.guidance_scale),
+        return {"untrained net": scores.measured(first, val_data, sampling.guidance_scale),
                 "without guidance": scores.measured(at_hand, val_data, 1.0),
-                "in words it learnt": scores.measured(at_hand, learnt, asked.guidance_scale)}  # fmt: skip
+                "in words it learnt": scores.measured(at_hand, learnt, sampling.guidance_scale)}  # fmt: skip
 
     def preview(batch: dict) -> list[core.Tile]:
-        told = zip(batch["condition"].tolist(), batch["timestep"].tolist(), strict=True)
+        conditions = zip(batch["condition"].tolist(), batch["timestep"].tolist(), strict=True)
         seen = pipeline.decode(vae, batch["noisy"].to(run.device))
-        return pictures.tiles(seen, [f"{(*found.captions, '(empty)')[c]}, t {t}" for c, t in told])
+        return pictures.tiles(seen, [f"{(*found.captions, '(empty)')[c]}, t {t}" for c, t in conditions])
 
     def export(folder: Path) -> None:
         """Save diffusers' own StableDiffusionPipeline, with adapters merged and also separate in lora/."""
         stable.save(folder, parts, ema.model if ema else model, process.sampler(), cfg.lora_rank)
 
-    shown = core.Metric("agreement", "do the samples show what new captions request?", floor=1 / max(1, len(found.classes)),
+    agreement = core.Metric("agreement", "do the samples show what new captions request?", floor=1 / max(1, len(found.classes)),
                         ceiling=1.0)  # fmt: skip
     seen = core.Metric("denoised", "how much of a latent is seen through its noise?", 0.0, 1.0)
     return core.Stage(
@@ -181,7 +181,7 @@ def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         data=data,
         loss=loss,
         evaluate=evaluate,
-        metric=shown if scores else seen,
+        metric=agreement if scores else seen,
         probe=core.Probe(seen, denoise),
         ema_model=ema.model if ema else None,
         state={"ema": ema} if ema else {},

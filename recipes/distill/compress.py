@@ -157,11 +157,11 @@ def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     tested = recordings.test_source(cfg.data)
     with run.accelerator.local_main_process_first():  # one process makes the transcripts, the others wait
         source, further = transcripts.load(cfg.data), tested and transcripts.load(*tested)
-    learn, held_out, told = source.split(cfg.data.max_wer)
+    learn, held_out, notes = source.split(cfg.data.max_wer)
     data = {"train": transcripts.Spoken(source, learn, teacher), "val": transcripts.Spoken(source, held_out, teacher)}
     if further:
-        data["test"] = transcripts.Spoken(further, list(range(len(further.said))), teacher)
-    data["train"].notes = told
+        data["test"] = transcripts.Spoken(further, list(range(len(further.spoken))), teacher)
+    data["train"].notes = notes
     length = data["train"].longest + 8  # a decoder that loops is cut off there
     student, start = make_student(cfg, teacher)
     model, temperature, cost = student.model, cfg.temperature, price(student)
@@ -176,10 +176,10 @@ def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         own = replace(student, model=model)
         ours = own.logits(own.encode(batch["mel"]) if cfg.encoder else heard, ids[:, :-1])[scored].float()
         soft, hard = ((logits / temperature).log_softmax(-1) for logits in (ours, theirs))
-        apart = F.kl_div(soft, hard, reduction="sum", log_target=True)
+        kl = F.kl_div(soft, hard, reduction="sum", log_target=True)
         return {
             "ce": cfg.ce * F.cross_entropy(ours, ids[:, 1:][scored], reduction="sum"),
-            "kl": cfg.kl * temperature**2 * apart,  # T^2 keeps the gradient's size at any temperature
+            "kl": cfg.kl * temperature**2 * kl,  # T^2 keeps the gradient's size at any temperature
         }
 
     def write(model: nn.Module, data: core.Data) -> list[str]:
@@ -210,8 +210,8 @@ def compress(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
                 "this model, input of another recording": evaluate(model, others)}  # fmt: skip
 
     def preview(batch: dict) -> list[core.Tile]:
-        shown = [pictures.shaded(mel.T, 2, mel.min().item(), mel.max().item()) for mel in batch["mel"].float()]
-        return [core.Tile(teacher.text(ids), p) for ids, p in zip(batch["ids"].tolist(), shown, strict=True)]
+        spectrograms = [pictures.shaded(mel.T, 2, mel.min().item(), mel.max().item()) for mel in batch["mel"].float()]
+        return [core.Tile(teacher.text(ids), p) for ids, p in zip(batch["ids"].tolist(), spectrograms, strict=True)]
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         own = replace(student, model=model)

@@ -166,23 +166,23 @@ def make_stage(cfg: Config, run: core.Run, name: str, data: dict[str, core.Data]
         if weight < 1:
             terms["ce"] = (1 - weight) * F.cross_entropy(logits[known], batch["label"][known], reduction="sum")
         if weight > 0:  # a sum over classes; T^2 keeps the gradient's size at any temperature
-            apart = F.kl_div(soft(logits), taught(batch["image"]), reduction="sum", log_target=True)
-            terms["kl"] = weight * temperature**2 * apart
+            kl = F.kl_div(soft(logits), taught(batch["image"]), reduction="sum", log_target=True)
+            terms["kl"] = weight * temperature**2 * kl
         return terms
 
     def counts(batch: dict) -> dict[str, float]:
         return {"ce": batch["known"].sum(), "*": len(batch["known"])}
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        said, truth, agree = [], [], []
+        predicted, truth, agree = [], [], []
         for batch in run.batches(data):
             logits = model(batch["image"]).float()
-            said.append(logits)
+            predicted.append(logits)
             truth.append(batch["label"])
             agree.append(logits.argmax(1) == answers(batch["image"]).argmax(1))
-        said, truth, agree = (run.gather(torch.cat(part)) for part in (said, truth, agree))
-        right = said.argmax(1) == truth
-        return {"accuracy": right.float().mean().item(), "nll": F.cross_entropy(said, truth).item(),
+        predicted, truth, agree = (run.gather(torch.cat(part)) for part in (predicted, truth, agree))
+        right = predicted.argmax(1) == truth
+        return {"accuracy": right.float().mean().item(), "nll": F.cross_entropy(predicted, truth).item(),
                 "agreement": agree.float().mean().item()}  # fmt: skip
 
     def baselines() -> dict[str, dict[str, float]]:
@@ -193,10 +193,10 @@ def make_stage(cfg: Config, run: core.Run, name: str, data: dict[str, core.Data]
         return found
 
     def preview(batch: dict) -> list[core.Tile]:
-        said = taught(batch["image"].to(run.device)).exp().cpu()
-        told = [f"{classes[y]}{'' if k else ' ?'}: {classes[p.argmax()]} {p.max():.2f}" for y, k, p in zip(
-            batch["label"].tolist(), batch["known"].tolist(), said, strict=True)]  # fmt: skip
-        return [core.Tile(text, image) for text, image in zip(told, batch["image"], strict=True)]
+        probabilities = taught(batch["image"].to(run.device)).exp().cpu()
+        captions = [f"{classes[y]}{'' if k else ' ?'}: {classes[p.argmax()]} {p.max():.2f}" for y, k, p in zip(
+            batch["label"].tolist(), batch["known"].tolist(), probabilities, strict=True)]  # fmt: skip
+        return [core.Tile(text, image) for text, image in zip(captions, batch["image"], strict=True)]
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         p = model(batch["image"]).float().softmax(1)
@@ -246,7 +246,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, data: dict[str, core.Data]
         preview=preview,
         predict=predict,
         export=export,
-        gates=[reported(lambda images, said: {"agreement": targets.agreement(teacher, images, said)}),
+        gates=[reported(lambda images, student_logits: {"agreement": targets.agreement(teacher, images, student_logits)}),
                *([targets.teacher(teacher), targets.divergence(teacher)] if weight else [])],
     )  # fmt: skip
 

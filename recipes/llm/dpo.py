@@ -105,12 +105,12 @@ def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
     for name, rows in zip(("train", "val", "test"), splits, strict=True):
         if not rows and name == "test":
             continue
-        kept, told = preferences.usable(rows, chat, cfg.data, name, limit)
+        kept, notes = preferences.usable(rows, chat, cfg.data, name, limit)
         data[name] = preferences.Preferences(kept, chat)
-        data[name].notes = {f"left out of {name}": "; ".join(told)} if told else {}
+        data[name].notes = {f"left out of {name}": "; ".join(notes)} if notes else {}
     data["train"].notes |= {"rows": "; ".join(bad)} if bad else {}
     data["train"].notes |= preferences.described(data["train"].rows, chat, sizes[0], limit)
-    data["train"].notes |= loading.rate_told(cfg, cfg.optim.lr, usual="1e-6 to 1e-5")
+    data["train"].notes |= loading.rate_notes(cfg, cfg.optim.lr, usual="1e-6 to 1e-5")
     data["train"].notes |= pairs.passes(cfg.data.path, len(data["train"].rows), cfg.train)
     return data
 
@@ -235,14 +235,14 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         }
 
     def preview(batch: dict) -> list[core.Tile]:
-        rows = gates.shown(tokenizer, batch)
+        rows = gates.mark_scored(tokenizer, batch)
         pair = zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True)
         return [core.Tile(f"{chosen} rejected: {rejected[rejected.find('[[') :]}") for chosen, rejected in pair]
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
-        told = zip(scores(model, batch)[:, 0].tolist(), *(batch[k] for k in preferences.COLUMNS), strict=True)
+        rows = zip(scores(model, batch)[:, 0].tolist(), *(batch[k] for k in preferences.COLUMNS), strict=True)
         return [core.Tile(f"{m:+.1f} {prompt}: {chosen} | {rejected}", score=preferred(torch.tensor([m])))
-                for m, prompt, chosen, rejected in told]  # fmt: skip
+                for m, prompt, chosen, rejected in rows]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict:
         some = View(data, range(min(24, len(data))))

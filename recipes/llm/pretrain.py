@@ -172,10 +172,10 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         return log_z - own, log_z, labels != IGNORED
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
-        nll, log_z, asked = scores(model, batch)
-        terms = {"ce": nll[asked].sum()}
+        nll, log_z, scored = scores(model, batch)
+        terms = {"ce": nll[scored].sum()}
         if cfg.z_loss:
-            terms["z"] = cfg.z_loss * log_z[asked].square().sum()
+            terms["z"] = cfg.z_loss * log_z[scored].square().sum()
         return terms
 
     def counts(batch: dict) -> dict[str, Tensor]:
@@ -184,9 +184,9 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
         rows = []
         for batch in run.batches(data):
-            nll, log_z, asked = scores(model, batch)
-            beyond = asked & (batch["position_ids"][:, 1:] >= (cfg.original_context or cfg.data.context))
-            sums = (nll * asked, log_z * asked, asked, nll * beyond, beyond)
+            nll, log_z, scored = scores(model, batch)
+            beyond = scored & (batch["position_ids"][:, 1:] >= (cfg.original_context or cfg.data.context))
+            sums = (nll * scored, log_z * scored, scored, nll * beyond, beyond)
             rows.append(torch.stack([*(to_double(x).sum(1) for x in sums), to_double(batch["bytes"])], 1))  # (B, 6)
         nll, log_z, tokens, far, there, size = run.gather(torch.cat(rows)).sum(0).tolist()
         found = {
@@ -223,18 +223,18 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
 
     def preview(batch: dict) -> list[core.Tile]:
         return [
-            core.Tile(pretrain_gates.shown(tokenizer, row))
+            core.Tile(pretrain_gates.mark_context(tokenizer, row))
             for row in zip(*(batch[k] for k in pretrain_gates.KEYS), strict=True)
         ]
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         """The first eight tokens of each row, and how the model goes on, greedily."""
-        said = model.generate(input_ids=batch["input_ids"][:, :8], attention_mask=torch.ones_like(batch["input_ids"][:, :8]),
+        completions = model.generate(input_ids=batch["input_ids"][:, :8], attention_mask=torch.ones_like(batch["input_ids"][:, :8]),
                               max_new_tokens=24, do_sample=False)  # fmt: skip
-        nll, _, asked = scores(model, batch)
-        sure = ((-nll).exp() * asked).sum(1) / asked.sum(1).clamp_min(1)
+        nll, _, scored = scores(model, batch)
+        sure = ((-nll).exp() * scored).sum(1) / scored.sum(1).clamp_min(1)
         return [core.Tile(f"{tokenizer.decode(ids[:8])} -> {tokenizer.decode(ids[8:])}", score=p)
-                for ids, p in zip(said, sure.tolist(), strict=True)]  # fmt: skip
+                for ids, p in zip(completions, sure.tolist(), strict=True)]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict:
         """Perplexity along a row; texts from nothing, at temperature 0.8; what follows the beginnings of held-out documents."""
@@ -303,10 +303,10 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
         means = run.update(stage, step.batches)
         tokens = sum(stage.counts(batch)["*"] for batch in step.batches) * run.world
         rate = tokens / (time.monotonic() - then)
-        told = {"tokens_per_sec": rate} | loading.utilisation(rate * flops / run.world, run.device)
+        metrics = {"tokens_per_sec": rate} | loading.utilisation(rate * flops / run.world, run.device)
         if "z" in means:
-            told["rms_log_z"] = (means["z"] / cfg.z_loss).sqrt()
-        run.log("lm", told)
+            metrics["rms_log_z"] = (means["z"] / cfg.z_loss).sqrt()
+        run.log("lm", metrics)
         if step.due(cfg.train.eval_every):
             run.evaluate(stage)
         then = time.monotonic()  # reading the next rows counts, evaluating does not

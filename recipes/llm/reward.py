@@ -103,15 +103,15 @@ def read(cfg: Config, chat: pairs.Chat) -> dict[str, preferences.Preferences]:
     for name, rows in zip(("train", "val", "test"), splits, strict=True):
         if not rows and name == "test":
             continue
-        kept, told = preferences.usable(rows, chat, cfg.data, name, limit)
+        kept, notes = preferences.usable(rows, chat, cfg.data, name, limit)
         data[name] = preferences.Whole(kept, chat)
         share = preferred(preferences.more_tokens(kept, chat))
         data[name].notes = {"the preferred answer has more tokens": f"in {share:.0%} of the pairs"}
-        data[name].notes |= {f"left out of {name}": "; ".join(told)} if told else {}
+        data[name].notes |= {f"left out of {name}": "; ".join(notes)} if notes else {}
     data["train"].notes |= {"rows": "; ".join(bad)} if bad else {}
     data["train"].notes |= preferences.described(data["train"].rows, chat, sizes[0], limit)
     data["train"].notes |= pairs.passes(cfg.data.path, len(data["train"].rows), cfg.train)
-    data["train"].notes |= loading.rate_told(cfg, cfg.optim.lr)
+    data["train"].notes |= loading.rate_notes(cfg, cfg.optim.lr)
     return data
 
 
@@ -198,15 +198,15 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         }
 
     def preview(batch: dict) -> list[core.Tile]:
-        rows = gates.shown(tokenizer, batch)
+        rows = gates.mark_scored(tokenizer, batch)
         pair = zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True)
         return [core.Tile(f"{chosen} rejected: {rejected[rejected.find('[[') :]}") for chosen, rejected in pair]
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         found = scores(model, batch)
-        told = zip(found[:, :2].tolist(), *(batch[k] for k in preferences.COLUMNS), strict=True)
+        rows = zip(found[:, :2].tolist(), *(batch[k] for k in preferences.COLUMNS), strict=True)
         return [core.Tile(f"{prompt}: {a:+.1f} {chosen} | {b:+.1f} {rejected}", score=preferred(torch.tensor([a - b])))
-                for (a, b), prompt, chosen, rejected in told]  # fmt: skip
+                for (a, b), prompt, chosen, rejected in rows]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict:
         found = table(model, data)

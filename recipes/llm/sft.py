@@ -94,7 +94,7 @@ def full() -> Config:
 # ----------------------------------------------------------------------------------------------------------------- data
 def read(cfg: Config, chat: pairs.Chat) -> dict[str, pairs.Pairs]:
     """All splits, without what is too long."""
-    data, (*splits, told) = {}, pairs.read(cfg.data, chat)
+    data, (*splits, notes) = {}, pairs.read(cfg.data, chat)
     sizes = [pairs.lengths(tuple((r["prompt"], r["completion"]) for r in rows), chat) for rows in splits[:2]]
     limit = pairs.limit(cfg.data, sizes, loading.context(loading.locate(cfg.model)))
     for name, rows in zip(("train", "val", "test"), splits, strict=True):
@@ -104,9 +104,9 @@ def read(cfg: Config, chat: pairs.Chat) -> dict[str, pairs.Pairs]:
         data[name] = pairs.Pairs(kept, chat)
         data[name].limit = limit
         data[name].notes = {f"too long in {name}": long} if long else {}
-    data["train"].notes |= {"rows": ";\n       ".join(told)} if told else {}
+    data["train"].notes |= {"rows": ";\n       ".join(notes)} if notes else {}
     data["train"].notes |= pairs.described(data["train"].rows, chat, sizes[0], limit)
-    data["train"].notes |= loading.rate_told(cfg, cfg.optim.lr)
+    data["train"].notes |= loading.rate_notes(cfg, cfg.optim.lr)
     data["train"].notes |= pairs.passes(cfg.data.path, len(data["train"].rows), cfg.train)
     return data
 
@@ -167,7 +167,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     loading.fits(path, cfg.data.max_length)
     chat = pairs.chat(tokenizer, cfg.data)
     names, seen = metrics.named(cfg.metric), metrics.Seen()
-    judged = list(dict.fromkeys(["f1", "exact", *(k for k in names if k != "perplexity")]))
+    scored_by = list(dict.fromkeys(["f1", "exact", *(k for k in names if k != "perplexity")]))
     data = read(cfg, chat)
     longest = new_tokens(cfg, data, chat)
     with warnings.catch_warnings():
@@ -184,9 +184,9 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def generate(model: nn.Module, prompts: list[str], before: list[dict] = ()) -> list[tuple[str, bool]]:
         """(answer, did it stop by itself?) to each prompt, greedily; padded left: every prompt ends where its answer begins."""
-        asked = [chat.ask(chat.turns(p, before), p) for p in prompts]
-        said = loading.generate(model, asked, pad=tokenizer.pad_token_id, ends=chat.ends, most=longest)
-        return [(chat.said(tokenizer.decode(ids)), ended) for ids, ended in said]
+        inputs = [chat.ask(chat.turns(p, before), p) for p in prompts]
+        found = loading.generate(model, inputs, pad=tokenizer.pad_token_id, ends=chat.ends, most=longest)
+        return [(chat.reply(tokenizer.decode(ids)), ended) for ids, ended in found]
 
     def nll(model: nn.Module, batch: dict, before: list[dict] = ()) -> tuple[Tensor, Tensor]:
         """(negative log-likelihood of each completion in nats, its scored tokens), (B,) both; plain logits, no fused head."""
@@ -209,15 +209,15 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         for batch in run.batches(data):
             each = [to_double(x[:, None]) for x in nll(model, batch, before)]
             if answers:
-                said = zip(generate(model, batch["prompt"], before), map(chat.said, batch["completion"]), strict=True)
-                told = [
-                    [*(metrics.score(k)(text, wanted) for k in judged), stopped] for (text, stopped), wanted in said
+                pairs = zip(generate(model, batch["prompt"], before), map(chat.reply, batch["completion"]), strict=True)
+                scored = [
+                    [*(metrics.score(k)(text, wanted) for k in scored_by), stopped] for (text, stopped), wanted in pairs
                 ]
-                each.append(torch.tensor(told, dtype=torch.float64))
+                each.append(torch.tensor(scored, dtype=torch.float64))
             rows.append(torch.cat(each, 1))
         table = to_double(run.gather(torch.cat(rows).to(run.device, torch.float32)))  # (N, 3 + metrics), or (N, 2)
         nats, tokens, *values = table.unbind(1)
-        found = {metrics.key(k): v for k, v in zip([*judged, "stops"] if answers else [], values, strict=True)}
+        found = {metrics.key(k): v for k, v in zip([*scored_by, "stops"] if answers else [], values, strict=True)}
         return seen.means({**({"f1": found.pop("f1")} if answers else {}), "perplexity": (nats, tokens),
                            **({"stops": found.pop("stops")} if answers else {}), **found})  # fmt: skip
 
@@ -230,16 +230,16 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     def baselines() -> dict[str, dict[str, float]]:
         untrained = trainer.model if cfg.lora_rank else loading.load(path, torch.bfloat16).to(run.device)
         off = untrained.disable_adapter() if cfg.lora_rank else contextlib.nullcontext()
-        asked = {"untrained": [], "untrained, 4-shot prompt": shots} if shots else {"untrained": []}
+        shots_of = {"untrained": [], "untrained, 4-shot prompt": shots} if shots else {"untrained": []}
         with off, evaluating(untrained), run.autocast():
-            return {name: scores(untrained, data["val"], before) for name, before in asked.items()}
+            return {name: scores(untrained, data["val"], before) for name, before in shots_of.items()}
 
     def preview(batch: dict) -> list[core.Tile]:
-        return [core.Tile(text) for text in gates.shown(tokenizer, batch)]
+        return [core.Tile(text) for text in gates.mark_scored(tokenizer, batch)]
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
-        answers, due = generate(model, batch["prompt"]), map(chat.said, batch["completion"])
-        return [core.Tile(f"{chat.shown(p)} -> {text}{'' if stopped else ' ...'} ({wanted})", score=metrics.f1(text, wanted))
+        answers, due = generate(model, batch["prompt"]), map(chat.reply, batch["completion"])
+        return [core.Tile(f"{chat.last_text(p)} -> {text}{'' if stopped else ' ...'} ({wanted})", score=metrics.f1(text, wanted))
                 for (text, stopped), p, wanted in zip(answers, batch["prompt"], due, strict=True)]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict:

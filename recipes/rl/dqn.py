@@ -221,7 +221,7 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     solved, ceiling = environments.limits(cfg.env)
     policy = Policy(n_obs, n_actions, cfg.hidden_sizes, cfg.dueling)
     envs = Environments(cfg.env, cfg.num_envs, seed=cfg.run.seed, stack=cfg.frame_stack, rank=run.rank, world=run.world)
-    play, tiles, shown = episode_pictures.views(cfg.env, cfg.frame_stack)
+    play, tiles, draw = episode_pictures.views(cfg.env, cfg.frame_stack)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         error = F.smooth_l1_loss(model.of(batch["observation"], batch["action"]), batch["return"], reduction="none")
@@ -268,7 +268,7 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         expect=environments.expect(cfg.env),
         baselines=baselines,
         predict=predict,
-        figures=lambda model, data: shown(data.starts[:8], lambda o: act(model, o), low=floor, high=ceiling),
+        figures=lambda model, data: draw(data.starts[:8], lambda o: act(model, o), low=floor, high=ceiling),
         export=export,
         monitors=monitors.monitors(floor, ceiling, capacity=cfg.buffer_size // (cfg.num_steps * cfg.num_envs)),
         gates=gates.gates(gates.Subject(dqn, settings={"gradient_steps": 32, "learning_starts": 128, "buffer_size": 4096,
@@ -294,8 +294,8 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
             run.update(stage, run.micro_batches(minibatch))
             if (step.index * cfg.gradient_steps + i) % cfg.target_update_interval == 0:
                 target.follow(policy)
-        told, returned = learnt(cfg, policy, target.net, whole)
-        run.log("policy", {"epsilon": epsilon(cfg, progress), "replay_age": replay.age(step.index), **told})
+        metrics, returned = learnt(cfg, policy, target.net, whole)
+        run.log("policy", {"epsilon": epsilon(cfg, progress), "replay_age": replay.age(step.index), **metrics})
         policy.observe(whole["observation"].flatten(0, 1), returned)
         if step.due(cfg.train.eval_every):
             run.evaluate(stage)
@@ -308,10 +308,10 @@ def learnt(cfg: Config, policy: Policy, target: Policy, rollout: dict[str, Tenso
     one = ahead(cfg, {k: v.flatten(0, 1)[None] for k, v in rollout.items()})
     returned = returns(cfg, policy, target, one)
     value, finished = policy.value(one["observation"]), rollout["finished"]
-    told = {"value": value.mean(), "explained_variance": 1 - (returned - value).var() / returned.var().clamp_min(1e-12)}
+    row = {"value": value.mean(), "explained_variance": 1 - (returned - value).var() / returned.var().clamp_min(1e-12)}
     if not finished.isnan().all():
-        told["training_return"] = finished.nanmean()
-    return told, returned
+        row["training_return"] = finished.nanmean()
+    return row, returned
 
 
 if __name__ == "__main__":

@@ -119,11 +119,11 @@ def read(cfg: Config, asker: problems.Asker, rows: tuple, context: int) -> dict[
     for name, some in zip(("questions", "val", "test"), splits, strict=True):
         if not some and name == "test":
             continue
-        kept, told = problems.usable(some, asker, name, context=context, new=cfg.max_new_tokens)
+        kept, notes = problems.usable(some, asker, name, context=context, new=cfg.max_new_tokens)
         data[name] = problems.Problems(kept)
-        data[name].notes = {f"left out of {name}": told} if told else {}
+        data[name].notes = {f"left out of {name}": notes} if notes else {}
     data["questions"].notes |= {"rows that cannot be used": "; ".join(bad)} if bad else {}
-    data["val"].notes |= problems.answers_told(data["val"].rows, asker, cfg.max_new_tokens)
+    data["val"].notes |= problems.answer_notes(data["val"].rows, asker, cfg.max_new_tokens)
     return data
 
 
@@ -186,7 +186,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     function = problems.load(cfg.reward)
     problems.tried(problems.guarded(function, cfg.reward, core.UserError), rows[1])
     declared = problems.guarded(function, cfg.reward, fail)
-    judged = held_out.HeldOut(cfg.metric, declared, cfg.reward, asker.put)
+    scorer = held_out.HeldOut(cfg.metric, declared, cfg.reward, asker.put)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft and TRL still use names that transformers 5.23 deprecates
         reward = problems.of_others(declared) if cfg.shuffle_rewards else declared
@@ -212,8 +212,8 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         """Sum over the tokens of the answers; the trainer's own is a mean over the number of tokens that it gets."""
         tokens = batch["completion_mask"].sum()
-        told = {**batch, "num_items_in_batch": tokens * run.world}
-        return {"loss": tokens * hosted.loss(trainer, model, told, accumulate=trainer.args.steps_per_generation)}
+        inputs = {**batch, "num_items_in_batch": tokens * run.world}
+        return {"loss": tokens * hosted.loss(trainer, model, inputs, accumulate=trainer.args.steps_per_generation)}
 
     def begin() -> None:
         """The reference is what the policy is when training begins, with `--init-from` too."""
@@ -228,14 +228,14 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def generate(model: nn.Module, prompts: list[str]) -> list[tuple[str, int, bool]]:
         """(answer, its tokens, did it end by itself?) to each prompt, greedily and padded left."""
-        asked = [asker.ids(p) for p in prompts]
-        said = loading.generate(model, asked, pad=tokenizer.pad_token_id, ends=asker.ends, most=cfg.max_new_tokens)
-        return [(tokenizer.decode(ids, skip_special_tokens=True), len(ids), ended) for ids, ended in said]
+        inputs = [asker.ids(p) for p in prompts]
+        found = loading.generate(model, inputs, pad=tokenizer.pad_token_id, ends=asker.ends, most=cfg.max_new_tokens)
+        return [(tokenizer.decode(ids, skip_special_tokens=True), len(ids), ended) for ids, ended in found]
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
-        table = [row for batch in run.batches(data) for row in judged.rows(batch, generate(model, batch["prompt"]))]
+        table = [row for batch in run.batches(data) for row in scorer.rows(batch, generate(model, batch["prompt"]))]
         each = to_double(run.gather(torch.tensor(table, device=run.device, dtype=torch.float32))).unbind(1)
-        return seen.means(dict(zip(judged.columns, each, strict=True)))
+        return seen.means(dict(zip(scorer.columns, each, strict=True)))
 
     def baselines() -> dict[str, dict[str, float]]:
         found = {"the commonest answer": {"accuracy": problems.majority(data["questions"].rows, data["val"].rows)}}
@@ -249,8 +249,8 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         answers = zip(batch["prompt"], generate(model, batch["prompt"]), batch["answer"], strict=True)
-        return [core.Tile(f"{p} -> {said.strip()}{'' if ended else ' ...'} ({due})", score=float(problems.right(said, due)))
-                for p, (said, _, ended), due in answers]  # fmt: skip
+        return [core.Tile(f"{p} -> {text.strip()}{'' if ended else ' ...'} ({due})", score=float(problems.right(text, due)))
+                for p, (text, _, ended), due in answers]  # fmt: skip
 
     def figures(model: nn.Module, data: core.Data) -> dict:
         some = View(data, range(min(24, len(data))))
@@ -280,7 +280,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         state={"controller": controller} if controller else {},
         evaluate=evaluate,
         intervals=seen.intervals,
-        metric=judged.metric(),
+        metric=scorer.metric(),
         expect=core.Expect(
             new_parameters=new,
             frozen=("base_model.",) if cfg.lora_rank else (),

@@ -205,7 +205,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     fits(cfg.rnn_hidden_size, cfg.frame_stack, cfg.num_steps, cfg.train.batch_size, run.world)
     policy = Policy(n_obs, HEADS[space](size), cfg.hidden_sizes, cfg.rnn_hidden_size)
     envs = Environments(cfg.env, cfg.num_envs, seed=cfg.run.seed, stack=cfg.frame_stack, rank=run.rank, world=run.world)
-    play, tiles, shown = episode_pictures.views(cfg.env, cfg.frame_stack)
+    play, tiles, draw = episode_pictures.views(cfg.env, cfg.frame_stack)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         outputs, value, *_ = model(batch["observation"], through=True)
@@ -243,7 +243,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
                 Box: f"means and log deviations (B, {2 * size}): act by low + (1 + mean) / 2 * (high - low), clipped"}  # fmt: skip
         config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.frame_stack, "n_actions": size,
                   "memory": cfg.rnn_hidden_size, "widths": cfg.hidden_sizes, "first_action": envs.first_action, "low": envs.low, "high": envs.high,
-                  **policy.memory.told(environments.seen(n_obs, cfg.frame_stack), f"{says[space]}; value (B,) {scale}")}  # fmt: skip
+                  **policy.memory.describe(environments.seen(n_obs, cfg.frame_stack), f"{says[space]}; value (B,) {scale}")}  # fmt: skip
         core.save_export(folder, policy, config, torch.zeros(2, policy.memory.row))
 
     val_data = Episodes(cfg.env, cfg.eval_episodes)
@@ -263,7 +263,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         expect=environments.expect(cfg.env, "entropy"),
         baselines=baselines,
         predict=predict,
-        figures=lambda model, data: shown(data.starts[:8], player(act, model), low=floor, high=ceiling),
+        figures=lambda model, data: draw(data.starts[:8], player(act, model), low=floor, high=ceiling),
         export=export,
         monitors=monitors.monitors(floor, ceiling, ratio=True, actions=size if space is Discrete else 0),
         gates=gates.gates(gates.Subject(ppo, settings={}, exact={"gae_lambda": 1.0}, box=space is Box, formula=formulas.ppo,
@@ -308,11 +308,11 @@ def moved(cfg: Config, run: core.Run, policy: Policy, rollout: dict[str, Tensor]
             "clip_fraction": ((ratio - 1).abs() > cfg.clip_range).float(),
             "entropy": policy.head.entropy(outputs)}  # fmt: skip
     unexplained = run.gather((rollout["return"] - rollout["value"]).flatten()).var()
-    told = {k: run.gather(v.flatten()).mean() for k, v in rows.items()}
-    told["explained_variance"] = 1 - unexplained / run.gather(rollout["return"].flatten()).var().clamp_min(1e-12)
+    metrics = {k: run.gather(v.flatten()).mean() for k, v in rows.items()}
+    metrics["explained_variance"] = 1 - unexplained / run.gather(rollout["return"].flatten()).var().clamp_min(1e-12)
     if not finished.isnan().all():
-        told["training_return"] = finished.nanmean()
-    return told
+        metrics["training_return"] = finished.nanmean()
+    return metrics
 
 
 if __name__ == "__main__":

@@ -121,16 +121,16 @@ def collect(cfg: Config, run: core.Run, stage: core.Stage, iteration: int) -> di
     mine = keys[run.rank * len(keys) // run.world : (run.rank + 1) * len(keys) // run.world]
     known = loader.Keyed(prompts, cfg.run.seed)
     batch = loader.to_device(prompts.collate([known[key] for key in mine]), run.device)
-    said, valid = policy.write(batch["input_ids"], batch["mask"], batch["draws"])
-    found = texts(prompts.tokenizer, said, valid)
+    response, valid = policy.write(batch["input_ids"], batch["mask"], batch["draws"])
+    found = texts(prompts.tokenizer, response, valid)
     reward = rewards.ask(rewards.load(cfg.reward), batch["prompt"], found).to(run.device)
-    asked = {"input_ids": batch["input_ids"], "mask": torch.cat([batch["mask"], valid], 1), "said": said}
-    log_prob, value, entropy = scored(policy, asked, slices(cfg, run))
+    seen = {"input_ids": batch["input_ids"], "mask": torch.cat([batch["mask"], valid], 1), "response": response}
+    log_prob, value, entropy = scored(policy, seen, slices(cfg, run))
     value = value * policy.returns.rms
-    kl = (log_prob - scored(reference, asked, slices(cfg, run))[0]) * valid
+    kl = (log_prob - scored(reference, seen, slices(cfg, run))[0]) * valid
     earned = earnings(reward, kl, valid, stage.state["controller"].value)
     advantage = gae(earned, value, valid, cfg.gamma, cfg.gae_lambda)
-    rollout = asked | {"valid": valid, "log_prob": log_prob, "value": value, "advantage": advantage, "entropy": entropy,
+    rollout = seen | {"valid": valid, "log_prob": log_prob, "value": value, "advantage": advantage, "entropy": entropy,
                        "return": advantage + value, "reward": reward, "kl": kl.sum(1)}  # fmt: skip
     rollout = {k: run.gather(v) for k, v in rollout.items()}
     return rollout | {"advantage": whitened(rollout["advantage"], rollout["valid"])}
@@ -167,7 +167,7 @@ def whitened(x: Tensor, valid: Tensor) -> Tensor:
 
 def minibatches(cfg: Config, run: core.Run, policy: Writer, rollout: dict, iteration: int, i: int) -> Iterator[dict]:
     """Yield the rollout in minibatches, in a new order each pass; values are relative to the return scale."""
-    rows = {k: rollout[k] for k in ("input_ids", "mask", "said", "valid", "log_prob", "advantage")}
+    rows = {k: rollout[k] for k in ("input_ids", "mask", "response", "valid", "log_prob", "advantage")}
     rows |= {k: rollout[k] / policy.returns.rms for k in ("return", "value")}
     order = seeds.permutation(cfg.rollout_batch_size, cfg.run.seed, "minibatches", iteration, i).to(run.device)
     for chosen in order.split(cfg.train.batch_size):
@@ -193,8 +193,8 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     reference, watch = copy.deepcopy(policy), Watch(cfg.target_kl)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
-        log_p, value = model(batch["input_ids"], batch["mask"], batch["said"])
-        ratio = (own(log_p, batch["said"]) - batch["log_prob"]).exp()
+        log_p, value = model(batch["input_ids"], batch["mask"], batch["response"])
+        ratio = (own(log_p, batch["response"]) - batch["log_prob"]).exp()
         gain = torch.min(ratio * batch["advantage"], ratio.clamp(1 - cfg.clip_range, 1 + cfg.clip_range) * batch["advantage"])  # fmt: skip
         near = batch["value"] + (value - batch["value"]).clamp(-cfg.clip_range_vf, cfg.clip_range_vf)
         error = torch.max((value - batch["return"]).square(), (near - batch["return"]).square())
@@ -204,12 +204,12 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
         rows = []
         for batch in run.batches(data):
-            said, valid = model.write(batch["input_ids"], batch["mask"], batch["draws"])
-            earned = rewards.ask(reward, batch["prompt"], texts(tokenizer, said, valid)).to(run.device)
-            asked = {"input_ids": batch["input_ids"], "mask": torch.cat([batch["mask"], valid], 1), "said": said}
-            log_prob, before = (scored(net, asked, slices(cfg, run))[0] for net in (model, reference))
+            response, valid = model.write(batch["input_ids"], batch["mask"], batch["draws"])
+            earned = rewards.ask(reward, batch["prompt"], texts(tokenizer, response, valid)).to(run.device)
+            seen = {"input_ids": batch["input_ids"], "mask": torch.cat([batch["mask"], valid], 1), "response": response}
+            log_prob, before = (scored(net, seen, slices(cfg, run))[0] for net in (model, reference))
             kl = ((log_prob - before) * valid).sum(1)
-            rows.append(torch.stack([earned, kl, *shape(said, valid, tokenizer.eos_token_id)], 1))
+            rows.append(torch.stack([earned, kl, *shape(response, valid, tokenizer.eos_token_id)], 1))
         names = ("reward", "kl", "tokens", "distinct", "ended")
         return dict(zip(names, run.gather(torch.cat(rows)).cpu().double().mean(0).tolist(), strict=True))
 
@@ -219,12 +219,12 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         return {"the start, without training": start, "saying nothing": {"reward": floor}}
 
     def preview(batch: dict) -> list[core.Tile]:
-        ids = batch["input_ids"] if "said" not in batch else torch.cat([batch["input_ids"], batch["said"]], 1)
+        ids = batch["input_ids"] if "response" not in batch else torch.cat([batch["input_ids"], batch["response"]], 1)
         return [core.Tile(tokenizer.decode(row[keep.bool()])) for row, keep in zip(ids, batch["mask"], strict=True)]
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
-        said, valid = model.write(batch["input_ids"], batch["mask"], batch["draws"])
-        found = texts(tokenizer, said, valid)
+        response, valid = model.write(batch["input_ids"], batch["mask"], batch["draws"])
+        found = texts(tokenizer, response, valid)
         earned = rewards.ask(reward, batch["prompt"], found).tolist()
         return [core.Tile(f"{r:.3g}: {p} -> {c}") for r, p, c in zip(earned, batch["prompt"], found, strict=True)]
 
@@ -288,14 +288,14 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
             for minibatch in minibatches(cfg, run, policy, rollout, step.index, i):
                 run.update(stage, run.micro_batches(minibatch))
             with run.autocast():
-                told = moved(cfg, policy, rollout, slices(cfg, run))
-            if told["approx_kl"] > cfg.far:
+                metrics = moved(cfg, policy, rollout, slices(cfg, run))
+            if metrics["approx_kl"] > cfg.far:
                 break
-        controller.update(told["kl"])
-        run.log("policy", told | {"kl_coef": controller.value, "update_epochs": i + 1})
+        controller.update(metrics["kl"])
+        run.log("policy", metrics | {"kl_coef": controller.value, "update_epochs": i + 1})
         policy.observe(rollout["return"][rollout["valid"]])
         if cfg.stop_hacked and not run.rehearsal:
-            watch.stop(told, step.index + 1)
+            watch.stop(metrics, step.index + 1)
         if step.due(cfg.train.eval_every):
             run.evaluate(stage)
 
@@ -304,16 +304,16 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
 def moved(cfg: Config, policy: Writer, rollout: dict[str, Tensor], rows: int) -> dict[str, float]:
     """Statistics of a rollout and of its updates, over all processes and equal on each; `rows` completions are read at once."""
     valid = rollout["valid"]
-    log_prob, _, _ = scored(policy, {k: rollout[k] for k in ("input_ids", "mask", "said")}, rows)
+    log_prob, _, _ = scored(policy, {k: rollout[k] for k in ("input_ids", "mask", "response")}, rows)
     log_ratio = (log_prob - rollout["log_prob"])[valid]
     ratio, returned = log_ratio.exp(), rollout["return"][valid]
-    tokens, distinct, ended = shape(rollout["said"], valid, policy.eos)
-    told = {"approx_kl": ratio - 1 - log_ratio,  # Schulman, "Approximating KL divergence", 2020: the k3 estimate
+    tokens, distinct, ended = shape(rollout["response"], valid, policy.eos)
+    metrics = {"approx_kl": ratio - 1 - log_ratio,  # Schulman, "Approximating KL divergence", 2020: the k3 estimate
             "clip_fraction": (ratio - 1).abs() > cfg.clip_range, "entropy": rollout["entropy"][valid], "reward": rollout["reward"],
             "kl": rollout["kl"], "tokens": tokens, "distinct": distinct, "ended": ended}  # fmt: skip
-    told = {k: v.cpu().double().mean().item() for k, v in told.items()}
+    metrics = {k: v.cpu().double().mean().item() for k, v in metrics.items()}
     unexplained = (returned - rollout["value"][valid]).var()
-    return told | {"explained_variance": 1 - (unexplained / returned.var().clamp_min(1e-12)).item()}
+    return metrics | {"explained_variance": 1 - (unexplained / returned.var().clamp_min(1e-12)).item()}
 
 
 if __name__ == "__main__":

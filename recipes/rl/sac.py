@@ -178,9 +178,9 @@ class Policy(nn.Module):
         log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))
         return u.tanh(), (log_normal - log_slope).sum(-1)
 
-    def worth(self, observation: Tensor, action: Tensor, *, still: bool = False) -> Tensor:
+    def worth(self, observation: Tensor, action: Tensor, *, keep_state: bool = False) -> Tensor:
         """Return the values of all critics (2, B), relative to the reward scale. `still`: no gradients for the critics."""
-        return self.critics(torch.cat([self.scaled(observation), action], -1), still=still)
+        return self.critics(torch.cat([self.scaled(observation), action], -1), keep_state=keep_state)
 
     def value(self, observation: Tensor) -> Tensor:
         """Expected return of the mean action, in units of the reward."""
@@ -207,12 +207,12 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     solved, ceiling = environments.limits(cfg.env)
     policy = Policy(n_obs, n_act, cfg.hidden_sizes, cfg.init_temperature)
     envs = Environments(cfg.env, cfg.num_envs, seed=cfg.run.seed, stack=cfg.frame_stack, rank=run.rank, world=run.world)
-    play, tiles, shown = episode_pictures.views(cfg.env, cfg.frame_stack)
+    play, tiles, draw = episode_pictures.views(cfg.env, cfg.frame_stack)
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         error = model.worth(batch["observation"], batch["action"]) - batch["return"]  # (2, B)
         action, log_prob = model.sample(batch["observation"], batch["noise"])
-        gain = model.worth(batch["observation"], action, still=True).amin(0)
+        gain = model.worth(batch["observation"], action, keep_state=True).amin(0)
         surplus = -log_prob.detach() - cfg.target_entropy * n_act
         return {
             "critic": 0.5 * error.square().sum(),
@@ -261,7 +261,7 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         expect=environments.expect(cfg.env, "critic", "temperature"),
         baselines=baselines,
         predict=predict,
-        figures=lambda model, data: shown(data.starts[:8], lambda o: act(model, o), low=floor, high=ceiling),
+        figures=lambda model, data: draw(data.starts[:8], lambda o: act(model, o), low=floor, high=ceiling),
         export=export,
         monitors=monitors.monitors(floor, ceiling, capacity=cfg.buffer_size // (cfg.num_steps * cfg.num_envs)),
         gates=gates.gates(gates.Subject(sac, settings={"gradient_steps": 32, "learning_starts": 128, "buffer_size": 4096,
@@ -284,8 +284,8 @@ def train(cfg: Config, run: core.Run, stage: core.Stage) -> None:
         for minibatch in minibatches(cfg, run, policy, target.net, replay, step.index):
             run.update(stage, run.micro_batches(minibatch))
             target.follow(policy, cfg.tau)
-        told = learnt(cfg, policy, target.net, whole)
-        run.log("policy", {"replay_age": replay.age(step.index), **told})
+        metrics = learnt(cfg, policy, target.net, whole)
+        run.log("policy", {"replay_age": replay.age(step.index), **metrics})
         policy.observe(whole["observation"].flatten(0, 1), whole["reward"].flatten())
         if step.due(cfg.train.eval_every):
             run.evaluate(stage)
@@ -299,11 +299,11 @@ def learnt(cfg: Config, policy: Policy, target: Policy, rollout: dict[str, Tenso
     returned = returns(cfg, policy, target, one, torch.zeros_like(one["action"]))
     value, finished = policy.worth(one["observation"], one["action"]).amin(0) * policy.rewards.rms, rollout["finished"]
     unexplained = (returned - value).var() / returned.var().clamp_min(1e-12)
-    told = {"temperature": policy.log_temperature.exp(), "value": value.mean(), "explained_variance": 1 - unexplained,
+    metrics = {"temperature": policy.log_temperature.exp(), "value": value.mean(), "explained_variance": 1 - unexplained,
             "spread": one["action"].std(0).mean()}  # fmt: skip
     if not finished.isnan().all():
-        told["training_return"] = finished.nanmean()
-    return told
+        metrics["training_return"] = finished.nanmean()
+    return metrics
 
 
 if __name__ == "__main__":

@@ -122,8 +122,8 @@ def tables(path: str) -> Any:
             error
         ):
             raise
-        said = " ".join(str(error.__cause__ or error).splitlines()[:2])
-        raise UserError(f"--data.path {path} cannot be read", got=said[:200],
+        message = " ".join(str(error.__cause__ or error).splitlines()[:2])
+        raise UserError(f"--data.path {path} cannot be read", got=message[:200],
                         needed="a data set on the hub that this machine may read", cause="no network (HF_HUB_OFFLINE, a proxy?), a "
                         "misspelt, private or gated name, or a set of several configurations (hub:owner/name:configuration)",
                         next="with a network: hf download --repo-type dataset OWNER/NAME --local-dir FOLDER, then "

@@ -138,7 +138,7 @@ def adapted(model: nn.Module, lora: LoRA, *, head: str = "", alpha: int = 0, tas
     return get_peft_model(model, config)
 
 
-def rate_told(lora: LoRA, peak: float, usual: str = "1e-5 to 2e-5") -> dict[str, str]:
+def rate_notes(lora: LoRA, peak: float, usual: str = "1e-5 to 2e-5") -> dict[str, str]:
     """What to say of a rate for adapters that all weights would get, and of adapters whose scale makes it another rate: Adam moves a weight
     by the rate whatever its gradient, and the scale multiplies what that does. `usual`: rates of all weights, from lowest to highest."""
     if not lora.lora_rank:

@@ -58,10 +58,10 @@ def reported(more: Callable[[Tensor, Tensor], dict[str, float]] = lambda images,
         gaps = {k: abs(got[k] - v) / max(1.0, abs(v)) for k, v in due.items()}
         wrong = [k for k, gap in gaps.items() if not gap <= near]
         turned = [k for k in wrong if abs(got[k] - (1 - due[k])) <= near]
-        said = [f"{k} is {got[k]:.4f}, by its definition {due[k]:.4f}" for k in wrong]
+        differences = [f"{k} is {got[k]:.4f}, by its definition {due[k]:.4f}" for k in wrong]
         known = sorted(k for k in due if "/" not in k)
         return Finding(
-            not wrong, "; ".join(said) or f"{len(indices)} held-out samples: {', '.join(known)} within {max(gaps.values(), default=0):.0e}",
+            not wrong, "; ".join(differences) or f"{len(indices)} held-out samples: {', '.join(known)} within {max(gaps.values(), default=0):.0e}",
             f"within {near:g}", "the evaluation counts other samples than it should, averages over batches, or compares with another target\n"
             "samples of a batch change each other's answers", evidence={"got": got, "due": due},
             cause=f"{turned[0]} is 1 minus its definition: a comparison is inverted" if turned else "",

@@ -74,10 +74,10 @@ def loops(ids: list[int], n: int = 4) -> bool:
     return len(set(seen)) < len(seen)
 
 
-def word_error_rate(said: list[str], heard: list[str]) -> float:
+def word_error_rate(references: list[str], hypotheses: list[str]) -> float:
     """Words wrong, missing or added, divided by words spoken; both normalised as in Whisper's paper (numbers,
     contractions, case)."""
-    return jiwer.wer([normalise(t) for t in said], [normalise(t) for t in heard])
+    return jiwer.wer([normalise(t) for t in references], [normalise(t) for t in hypotheses])
 
 
 # --------------------------------------------------------------------------------------------------------------- weights
@@ -223,8 +223,8 @@ class Whisper:
     @property
     def prompt(self) -> list[int]:
         """Start of every transcript: start token, language and task for multilingual models, no timestamps."""
-        told = [f"<|{LANGUAGE}|>", f"<|{TASK}|>"] if self.model.config.vocab_size > ENGLISH else []
-        ids = self.tokenizer.convert_tokens_to_ids([*told, "<|notimestamps|>"])
+        tags = [f"<|{LANGUAGE}|>", f"<|{TASK}|>"] if self.model.config.vocab_size > ENGLISH else []
+        ids = self.tokenizer.convert_tokens_to_ids([*tags, "<|notimestamps|>"])
         return [self.model.config.decoder_start_token_id, *ids]
 
     @property
@@ -322,12 +322,12 @@ def load(name: str, seconds: int) -> Whisper:
 def whole(path: str, name: str) -> WhisperForConditionalGeneration:
     """Load a model whose file has every weight of its configuration, in that shape, and no other. transformers would
     fill missing layers with random numbers and ignore extra ones."""
-    told = logging.get_verbosity()
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # hides transformers' table of mismatches, which the error below summarises
     model, found = WhisperForConditionalGeneration.from_pretrained(
         path, output_loading_info=True, ignore_mismatched_sizes=True
     )
-    logging.set_verbosity(told)
+    logging.set_verbosity(verbosity)
     shapes = [f"{key} of {tuple(file)} for {tuple(ours)}" for key, file, ours in sorted(found["mismatched_keys"])]
     wrong = {
         "of another width": shapes,

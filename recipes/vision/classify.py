@@ -238,8 +238,8 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         majority = (labels[held_out] == labels[learn].mode().values).float().mean().item()
         if not embedded:
             return {"majority class": {"accuracy": majority}}
-        apart = torch.cdist(images[held_out].flatten(1).float(), images[learn].flatten(1).float())
-        nearest = (labels[learn][apart.argmin(1)] == labels[held_out]).float().mean().item()
+        distances = torch.cdist(images[held_out].flatten(1).float(), images[learn].flatten(1).float())
+        nearest = (labels[learn][distances.argmin(1)] == labels[held_out]).float().mean().item()
         return {"majority class": {"accuracy": majority}, "nearest neighbour on pixels": {"accuracy": nearest}}
 
     def preview(batch: dict) -> list[core.Tile]:

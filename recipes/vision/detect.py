@@ -172,10 +172,10 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         """((N, 7) picture, label, score, box of all that was found; (M, 6) picture, label, box of all there is), own pixels."""
         found, truth, i = [torch.zeros(0, 7)], [torch.zeros(0, 6)], run.rank * len(data) // run.world
         for batch in run.batches(data):
-            for j, said in enumerate(model(batch["image"])):
-                own = boxes.to_own(said["boxes"], batch["scale"][j], batch["size"][j])
+            for j, predicted in enumerate(model(batch["image"])):
+                own = boxes.to_own(predicted["boxes"], batch["scale"][j], batch["size"][j])
                 here = lambda n, i=i: torch.full((n, 1), float(i))  # noqa: E731
-                labelled = torch.cat([said["labels"][:, None], said["scores"][:, None], own], 1).cpu()
+                labelled = torch.cat([predicted["labels"][:, None], predicted["scores"][:, None], own], 1).cpu()
                 found.append(torch.cat([here(len(own)), labelled], 1))
                 real = batch["labels"][j] >= 0
                 there = torch.cat([batch["labels"][j][real, None], batch["truth"][j][real]], 1).cpu()
@@ -192,8 +192,8 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         return {**known, "vivid pixels, read by logistic regression": detection.baseline(data)}
 
     def names(labels: Tensor) -> str:
-        said = [classes[c] for c in labels.tolist()]
-        return ", ".join(said[:6]) + (", ..." if len(said) > 6 else "") if said else "nothing"
+        class_names = [classes[c] for c in labels.tolist()]
+        return ", ".join(class_names[:6]) + (", ..." if len(class_names) > 6 else "") if class_names else "nothing"
 
     def preview(batch: dict) -> list[core.Tile]:
         seen = zip(batch["image"], batch["boxes"], batch["labels"], strict=True)
@@ -201,8 +201,10 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
 
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         tiles = []
-        for x, b, y, said in zip(batch["image"], batch["boxes"], batch["labels"], model(batch["image"]), strict=True):
-            got = {k: v[said["scores"] >= SURE] for k, v in said.items()}
+        for x, b, y, predicted in zip(
+            batch["image"], batch["boxes"], batch["labels"], model(batch["image"]), strict=True
+        ):
+            got = {k: v[predicted["scores"] >= SURE] for k, v in predicted.items()}
             share = detection.overlap_share(*(torch.cat([i[:, None], j], 1) for i, j in
                                           ((got["labels"], got["boxes"]), (y[y >= 0], b[y >= 0]))))  # fmt: skip
             tiles.append(core.Tile(names(got["labels"]), detection.drawn(x, got["boxes"], got["labels"]), score=share))
@@ -217,9 +219,9 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
             batch["image"], batch["boxes"], batch["labels"], before, model(images), strict=True
         ):
             sets = {"objects": {"boxes": b[y >= 0], "labels": y[y >= 0]}, "boxes before NMS": all_, "boxes after": kept}
-            for what, said in sets.items():
-                told = f"{len(said['labels'])} {what}"
-                tiles.append(core.Tile(told, detection.drawn(x, said["boxes"], said["labels"])))
+            for what, objects in sets.items():
+                caption = f"{len(objects['labels'])} {what}"
+                tiles.append(core.Tile(caption, detection.drawn(x, objects["boxes"], objects["labels"])))
         return {"Held-out pictures: truth, boxes before and after NMS": tiles}
 
     def export(folder: Path) -> None:

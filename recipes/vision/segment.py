@@ -198,8 +198,8 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
         scored, truth = mask != IGNORE, present(mask)
         own = p.gather(1, mask.where(scored, 0)[:, None])[:, 0] * scored  # (B, H, W) probability of the true class
         both = torch.zeros_like(truth, dtype=p.dtype).scatter_add(1, mask.where(scored, 0).flatten(1), own.flatten(1))
-        said = (p * scored[:, None]).flatten(2).sum(2)  # (B, n)
-        return ((1 - 2 * both / (said + truth).clamp_min(1)) * (truth > 0)).sum()
+        predicted = (p * scored[:, None]).flatten(2).sum(2)  # (B, n)
+        return ((1 - 2 * both / (predicted + truth).clamp_min(1)) * (truth > 0)).sum()
 
     def evaluate(model: nn.Module, data: core.Data) -> dict[str, float]:
         return segmentation.scores(confusion_matrix(model, data), classes)
@@ -230,8 +230,8 @@ def segment(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> c
     def predict(model: nn.Module, batch: dict) -> list[core.Tile]:
         answer, mask = model(batch["image"]).argmax(1), batch["mask"]
         right = (((answer == mask) & (mask != IGNORE)).flatten(1).sum(1) / present(mask).sum(1).clamp_min(1)).tolist()
-        shown = zip(right, batch["image"], mask, answer, strict=True)
-        return [core.Tile(f"{r:.1%} right", segmentation.side_by_side(x, y, a), score=r) for r, x, y, a in shown]
+        rows = zip(right, batch["image"], mask, answer, strict=True)
+        return [core.Tile(f"{r:.1%} right", segmentation.side_by_side(x, y, a), score=r) for r, x, y, a in rows]
 
     def figures(model: nn.Module, data: core.Data) -> dict:
         confusion = confusion_matrix(model, data)

@@ -231,7 +231,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
     where = (astuple(cfg.data), cfg.model, (cfg.language, cfg.chat_template, cfg.eos_token), model.reads)
     data = {s: read(s, *where).copy() for s in ("train", "val", *folders.tested(cfg.data.path))}
     train_data, val_data = data["train"], data["val"]
-    train_data.notes |= language.notes(cfg, vision.told(cfg.encoder), bool(train_data.chat))
+    train_data.notes |= language.notes(cfg, vision.describe(cfg.encoder), bool(train_data.chat))
     words = train_data.tokenizer
     scored = answers.Answers(run, train_data, val_data, metric=cfg.metric, longest=cfg.max_new_tokens)
 
@@ -244,7 +244,7 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
     def baselines() -> dict[str, dict[str, float]]:
         n = len(val_data)
         others = View(val_data, range(n), swap=[(i + n // 2) % n for i in range(n)])  # no sample keeps its own image
-        return {"commonest answer to each question": scored.blind(),
+        return {"commonest answer to each question": scored.commonest(),
                 "this model, another's picture": scored.evaluate(model, others)}  # fmt: skip
 
     def export(folder: Path) -> None:

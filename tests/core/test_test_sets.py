@@ -45,7 +45,9 @@ def test_a_generators_test_set_has_other_pictures_and_other_noise():
     assert not torch.equal(*noise)
     assert torch.equal(noise[1], parts[2].get(0, None)["noise"]), "the same in every evaluation"
     said = captions.read(captions.Source(image_size=8))
-    asked = [{said.captions[i] for i in said.asked[part].tolist()} for part in (said.learn, said.held_out, said.test)]
+    asked = [
+        {said.captions[i] for i in said.caption_ids[part].tolist()} for part in (said.learn, said.held_out, said.test)
+    ]
     assert asked[2] <= asked[1]
     assert not asked[2] & asked[0]
 

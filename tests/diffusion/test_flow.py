@@ -155,7 +155,7 @@ def backwards(cfg: Config, run: core.Run, previous=None) -> core.Stage:
     def export(folder: Path) -> None:
         own(folder)
         path = folder / "pipeline.py"
-        path.write_text(path.read_text().replace("t.expand(len(asked))", "1000 - t.expand(len(asked))"))
+        path.write_text(path.read_text().replace("t.expand(len(labels))", "1000 - t.expand(len(labels))"))
 
     stage.export = export
     return stage

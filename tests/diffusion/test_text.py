@@ -69,7 +69,7 @@ def test_captions_beside_pictures(how: str, tmp_path: Path):
     found = captions.read(captions.Source(path=str(tmp_path), captions=how, image_size=16))
     assert found.images.shape == (12, 3, 16, 16)
     assert sorted(found.captions) == ["a green square", "a red square"]
-    reds = [found.captions[i] == "a red square" for i in found.asked.tolist()]
+    reds = [found.captions[i] == "a red square" for i in found.caption_ids.tolist()]
     assert reds == (found.images[:, 0, 0, 0] > 0).tolist()
     assert len(found.held_out) == 2
     assert sorted([*found.learn.tolist(), *found.held_out.tolist()]) == list(range(12))
@@ -77,13 +77,15 @@ def test_captions_beside_pictures(how: str, tmp_path: Path):
 
 def test_held_out_digits_are_asked_for_in_other_words():
     found = captions.read(captions.Source(image_size=8))
-    learnt, asked = ({found.captions[i] for i in found.asked[part].tolist()} for part in (found.learn, found.held_out))
+    learnt, asked = (
+        {found.captions[i] for i in found.caption_ids[part].tolist()} for part in (found.learn, found.held_out)
+    )
     assert not learnt & asked
     assert len(learnt) == 160
     assert len(asked) == 60
     i = found.held_out[-1]
     assert found.classes[found.labels[i]] == "9"
-    assert any(w in found.captions[found.asked[i]] for w in ("9", "nine"))
+    assert any(w in found.captions[found.caption_ids[i]] for w in ("9", "nine"))
     assert captions.in_channels(found, 3).images.shape[1:] == (3, 8, 8)
 
 

@@ -7,8 +7,8 @@ EVENLY = "return [round(i * (layers - 1) / max(1, kept - 1)) for i in range(kept
 LOADED = "    model.load_state_dict(start)\n"
 APART = 'F.kl_div(soft, hard, reduction="sum", log_target=True)'
 HEARD = 'heard = teacher.encode(batch["mel"])\n'
-SPLIT = "    learn, held_out, told = source.split(cfg.data.max_wer)\n"
-NOTES = '    data["train"].notes = told\n'
+SPLIT = "    learn, held_out, notes = source.split(cfg.data.max_wer)\n"
+NOTES = '    data["train"].notes = notes\n'
 OPTIMIZER = 'optimizers={"main": core.make_optimizer(model, cfg.optim)},\n'
 UPDATE = "        run.update(stage, step.batches)\n"
 WHOLE = '    whole = () if cfg.encoder else ("model.encoder",)\n'
@@ -29,7 +29,7 @@ PLANTS = [
         source="Distil-Whisper, whose encoder is whole", harm="what is left of the encoder never learns to do without its other layers"),
     bug("mean-over-vocabulary", "divergence", "C1", APART, APART.replace('"sum"', '"mean"') + " * len(ours)",
         ("kl is", "mean over the vocabulary"), source="DST-03 LD#74", harm="the teacher has 1/51,864 of its weight"),
-    bug("temperature-not-squared", "divergence", "C1", "cfg.kl * temperature**2 * apart", "cfg.kl * apart",
+    bug("temperature-not-squared", "divergence", "C1", "cfg.kl * temperature**2 * kl", "cfg.kl * kl",
         ("kl is", "T is not squared"), harm="the teacher has a quarter of its weight"),
     bug("divergence-turned-round", "divergence", "C1", APART, APART.replace("soft, hard", "hard, soft"),
         ("kl is", "exchanged"), harm="the student is sure of one of the teacher's words instead of weighing all"),

@@ -4,7 +4,7 @@ from tests.helpers.plant import Plant
 
 LOGITS, SECOND = "distill/logits", ("--stage", "distilled")
 TAUGHT = "return soft(answers(images))\n"
-APART = 'apart = F.kl_div(soft(logits), taught(batch["image"]), reduction="sum", log_target=True)\n'
+APART = 'kl = F.kl_div(soft(logits), taught(batch["image"]), reduction="sum", log_target=True)\n'
 ASKED = 'logits, known, terms = model(batch["image"]), batch["known"], {}\n'
 SAVED = "core.save_export(folder, model, config, torch.zeros(2, *shape), weights=model if small else model.net)\n"
 OPTIMIZER = 'optimizers={"main": core.make_optimizer(model, cfg.optim)},\n'
@@ -22,7 +22,7 @@ PLANTS = [
     bug("mean-over-classes", "initial-loss", "C1", APART,
         APART.replace('reduction="sum"', 'reduction="mean"').replace("log_target=True)", "log_target=True) * len(logits)"),
         ("a sum where it should be a mean", "other way round"), source="DST-03 LD#74", harm="the teacher has a tenth of its weight"),
-    bug("temperature-not-squared", "initial-loss", "C1", "weight * temperature**2 * apart\n", "weight * apart\n",
+    bug("temperature-not-squared", "initial-loss", "C1", "weight * temperature**2 * kl\n", "weight * kl\n",
         ("before training",), harm="the teacher has a quarter of its weight, less at higher temperatures"),
     bug("labels-softened", "divergence", "C1", "F.cross_entropy(logits[known], ", "F.cross_entropy(logits[known] / temperature, ",
         ("ce: the scores are softened",), harm="the labels' term is flatter; the first loss is the same"),
@@ -35,8 +35,8 @@ PLANTS = [
         ("different pictures",), harm="every picture is taught its neighbour's class"),
     bug("agreement-inverted", "reported", "C12", "agree.append(logits.argmax(1) == answers", "agree.append(logits.argmax(1) != answers",
         ("1 minus its definition",), source="a mutant", harm="the share of disagreement is reported as agreement"),
-    bug("nll-of-a-second-softmax", "reported", "C12", '"nll": F.cross_entropy(said, truth).item()',
-        '"nll": F.cross_entropy(said.softmax(1), truth).item()', ("nll is",), harm="the number beside the accuracy is not what it is called"),
+    bug("nll-of-a-second-softmax", "reported", "C12", '"nll": F.cross_entropy(predicted, truth).item()',
+        '"nll": F.cross_entropy(predicted.softmax(1), truth).item()', ("nll is",), harm="the number beside the accuracy is not what it is called"),
     bug("exports-a-new-net", "exported-weights", "C18", SAVED,
         "net = classify.make_model(cfg, data['train'], classes)[0]\n        "
         + SAVED.replace("model", "net"),

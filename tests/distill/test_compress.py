@@ -70,7 +70,7 @@ def test_labels_are_filtered_and_what_is_held_out_is_not(spoken: Path):
     source = transcripts.load(transcripts.Source(path=str(spoken)))
     learn, held_out, told = source.split(0.1)
     assert source.left_out == {"silent": 1}
-    assert source.said[7] == "Nothing of the kind was said."
+    assert source.spoken[7] == "Nothing of the kind was said."
     assert 7 not in learn
     assert held_out == [0, 5, 10, 15, 20]
     assert all(source.wrong[i] <= 0.1 for i in learn)

@@ -29,7 +29,7 @@ def compared(loss) -> formula.Comparison:
 
 def test_the_recipes_loss_is_let_through():
     found = compared(lambda ours, b: whisper.alike(CFG, ours, b))
-    assert (found.wrong, len(found.said)) == ([], 2)
+    assert (found.wrong, len(found.remarks)) == ([], 2)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_targets_of_several_samples_in_one_row_have_no_order_of_samples():
     one.root((images,), {})
     one.loss("ctc_loss", texts, [[images, texts]], 0)
     assert not one.steps
-    assert not one.told
+    assert not one.detail
 
 
 def test_a_loss_that_falls_on_is_too_early_to_say():

@@ -113,7 +113,7 @@ def asked_about(root: Path, order: str) -> tuple[str, ...]:
         rows = [
             {"image": name, "question": asked.question, "answer": asked.answer}
             for i, name in enumerate(listed)
-            for asked in found.asked(i)[:3]
+            for asked in found.questions(i)[:3]
         ]
         lines(root / f"{split}.jsonl", rows)
     return ("--data.path", str(root))
@@ -329,8 +329,8 @@ BUGS = [
         "by argument: the weight of the teacher's loss falls from 0.9 to 0.014 and depends on the batch size",
         edits=(
             (
-                '            apart = F.kl_div(soft(logits), taught(batch["image"]), reduction="sum", log_target=True)\n',
-                '            apart = F.kl_div(soft(logits), taught(batch["image"]), reduction="batchmean", log_target=True)\n',
+                '            kl = F.kl_div(soft(logits), taught(batch["image"]), reduction="sum", log_target=True)\n',
+                '            kl = F.kl_div(soft(logits), taught(batch["image"]), reduction="batchmean", log_target=True)\n',
             ),
         ),
     ),

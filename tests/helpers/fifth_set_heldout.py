@@ -165,7 +165,7 @@ BUGS = [
         "measured, seed 0: return -1144, unchanged recipe -138 (docs, five seeds)",
         edits=(
             (
-                '        gain = model.worth(batch["observation"], action, still=True).amin(0)\n',
+                '        gain = model.worth(batch["observation"], action, keep_state=True).amin(0)\n',
                 '        gain = model.worth(batch["observation"], action).amin(0)\n',
             ),
         ),
@@ -188,10 +188,10 @@ BUGS = [
         "by argument: the score leaves out up to 16 tokens of each document and part, the hardest, and divides by all bytes",
         edits=(
             (
-                '            beyond = asked & (batch["position_ids"][:, 1:] >= (cfg.original_context or cfg.data.context))\n',
+                '            beyond = scored & (batch["position_ids"][:, 1:] >= (cfg.original_context or cfg.data.context))\n',
                 (
-                    '            asked = asked & (batch["position_ids"][:, 1:] >= 16)\n'
-                    '            beyond = asked & (batch["position_ids"][:, 1:] >= (cfg.original_context or cfg.data.context))\n'
+                    '            scored = scored & (batch["position_ids"][:, 1:] >= 16)\n'
+                    '            beyond = scored & (batch["position_ids"][:, 1:] >= (cfg.original_context or cfg.data.context))\n'
                 ),
             ),
         ),

@@ -310,9 +310,9 @@ BUGS = [
         "by argument: the KL that is measured is that of one iteration; any distance from the start is free, and the reported KL is near 0",
         edits=(
             (
-                '        controller.update(told["kl"])\n',
+                '        controller.update(metrics["kl"])\n',
                 (
-                    '        controller.update(told["kl"])\n'
+                    '        controller.update(metrics["kl"])\n'
                     '        stage.frozen_modules["reference"].load_state_dict(policy.state_dict())\n'
                 ),
             ),

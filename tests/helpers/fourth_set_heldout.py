@@ -322,10 +322,10 @@ BUGS = [
         "by argument: at teacher forcing no error follows from another one, and no answer is too long",
         edits=(
             (
-                '                said = zip(generate(model, batch["prompt"], before), map(chat.said, batch["completion"]), strict=True)\n',
+                '                pairs = zip(generate(model, batch["prompt"], before), map(chat.reply, batch["completion"]), strict=True)\n',
                 (
                     "                answered = forced(model, batch, before)\n"
-                    '                said = zip(answered, map(chat.said, batch["completion"]), strict=True)\n'
+                    '                pairs = zip(answered, map(chat.reply, batch["completion"]), strict=True)\n'
                 ),
             ),
             (
@@ -337,7 +337,7 @@ BUGS = [
                     '        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=False).logits\n'
                     '        best, asked = logits.argmax(-1)[:, :-1], batch["labels"][:, 1:] != pairs.IGNORED\n'
                     "        rows = [row[own].tolist() for row, own in zip(best, asked, strict=True)]\n"
-                    "        return [(chat.said(tokenizer.decode(ids, skip_special_tokens=True)), ids[-1] in chat.ends) for ids in rows]\n"
+                    "        return [(chat.reply(tokenizer.decode(ids, skip_special_tokens=True)), ids[-1] in chat.ends) for ids in rows]\n"
                     "\n"
                     "    def scores(model: nn.Module, data: core.Data, before: list[dict] = (), *, answers: bool = True) -> dict[str, float]:\n"
                 ),

@@ -49,11 +49,11 @@ class Healthy:
 
 
 def padded_right(ends: str, most: str) -> str:
-    """A user's own generation from the prompts `asked`, in place of the one of recipes/shared: answers continue the padding."""
-    return f"""        pad, width = tokenizer.pad_token_id, max(map(len, asked))
-        ids = torch.tensor([a + [pad] * (width - len(a)) for a in asked], device=run.device)
-        mask = torch.tensor([[1] * len(a) + [0] * (width - len(a)) for a in asked], device=run.device)
+    """A user's own generation from the prompts `inputs`, in place of the one of recipes/shared: answers continue the padding."""
+    return f"""        pad, width = tokenizer.pad_token_id, max(map(len, inputs))
+        ids = torch.tensor([a + [pad] * (width - len(a)) for a in inputs], device=run.device)
+        mask = torch.tensor([[1] * len(a) + [0] * (width - len(a)) for a in inputs], device=run.device)
         out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens={most}, do_sample=False, eos_token_id={ends},
                              pad_token_id=pad)
-        said = [([t for t in row if t not in {ends}], True) for row in out[:, width:].tolist()]
+        found = [([t for t in row if t not in {ends}], True) for row in out[:, width:].tolist()]
 """

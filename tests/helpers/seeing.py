@@ -66,7 +66,7 @@ def talkative(home: Path, *, steps: int = 250, train: int = 256, val: int = 64) 
     from torchvision.io import write_png
     from trainworthy.recipes.shared import composites
     from trainworthy.recipes.vlm.data import rows, scenes, turns
-    from trainworthy.recipes.vlm.data.rows import Asked
+    from trainworthy.recipes.vlm.data.rows import Question
     from transformers import AutoTokenizer, LlamaForCausalLM
 
     from tests.helpers import language
@@ -82,9 +82,9 @@ def talkative(home: Path, *, steps: int = 250, train: int = 256, val: int = 64) 
     model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token_id
     chat = turns.chat(tokenizer)
 
-    def questions(items: list) -> list[Asked]:
-        short = [Asked(0, q, a) for q, a in zip(scenes.QUESTIONS.values(), scenes.answers(items), strict=True)]
-        return [Asked(0, DESCRIBE, scenes.describe(items)), *short]
+    def questions(items: list) -> list[Question]:
+        short = [Question(0, q, a) for q, a in zip(scenes.QUESTIONS.values(), scenes.answers(items), strict=True)]
+        return [Question(0, DESCRIBE, scenes.describe(items)), *short]
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps, pct_start=0.1)

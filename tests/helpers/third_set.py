@@ -210,7 +210,10 @@ BUGS = [
         "losses above 5 nats are clamped, and have no gradient: rare words are never learnt",
         "78% of held-out tokens have a unigram loss above 5 nats (counted): by argument: those have no gradient from the start on",
         edits=(
-            ('        terms = {"ce": nll[asked].sum()}\n', '        terms = {"ce": nll[asked].clamp_max(5.0).sum()}\n'),
+            (
+                '        terms = {"ce": nll[scored].sum()}\n',
+                '        terms = {"ce": nll[scored].clamp_max(5.0).sum()}\n',
+            ),
         ),
     ),
     Case(

@@ -6,7 +6,7 @@ PRETRAIN = "llm/pretrain"
 POSITIONS = 'position_ids=batch["position_ids"], use_cache=False)'
 SHIFTED = 'logits, labels = out.logits[:, :-1].float(), batch["labels"][:, 1:]'
 ASKED = "return log_z - own, log_z, labels != IGNORED"
-Z = 'terms["z"] = cfg.z_loss * log_z[asked].square().sum()'
+Z = 'terms["z"] = cfg.z_loss * log_z[scored].square().sum()'
 TOTAL = "        nll, log_z, tokens, far, there, size = run.gather(torch.cat(rows)).sum(0).tolist()\n"
 VAL = "val_data = Packed(corpus.val,"
 MODEL = "    start_at_frequencies(model, log_p)\n    return model\n"
@@ -54,7 +54,7 @@ PLANTS = [
         "return log_z - own, log_z, (labels != IGNORED) & (labels != tokenizer.eos_token_id)",
         ("the end of a document", "never stops"), source="LLM-03 huggingface/trl PR#6357",
         harm="generations run to the length limit"),
-    bug("rare-tokens-clamped", "formula", "L2", '{"ce": nll[asked].sum()}', '{"ce": nll[asked].clamp_max(5.0).sum()}',
+    bug("rare-tokens-clamped", "formula", "L2", '{"ce": nll[scored].sum()}', '{"ce": nll[scored].clamp_max(5.0).sum()}',
         ("the loss is clamped", "get no gradient"), before=("initial-loss",), why="the untrained loss is lower than theory gives",
         harm="78% of held-out tokens begin above 5 nats and are never learnt"),
     bug("z-of-normalised-logits", "z-loss", "L6", "log_z = logits.logsumexp(-1)\n",

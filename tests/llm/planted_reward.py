@@ -8,7 +8,7 @@ TOKENS = "processing_class=loading.scoring_tokenizer(path, cfg.chat_template, cf
 BUILT = "    trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)\n"
 COLLATOR = "        split.collator = trainer.data_collator\n"
 ADAPTED = '    model = loading.adapted(loading.attend(model, cfg.attention, run.device), cfg, head="score")\n'
-ROWS = "        kept, told = preferences.usable(rows, chat, cfg.data, name, limit)\n"
+ROWS = "        kept, notes = preferences.usable(rows, chat, cfg.data, name, limit)\n"
 MERGED = "                net.save_pretrained(folder)\n"
 
 

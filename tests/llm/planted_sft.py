@@ -12,8 +12,10 @@ TRAINER = "    return SFTTrainer(model=model,"
 LOADED = "quantized.load(path, dtype, run.device) if cfg.load_in_4bit else loading.load(path, dtype)\n"
 MODEL = "    model = loading.adapted(loading.attend(model, cfg.attention, run.device), cfg)\n"
 COLLATOR = "        split.collator = trainer.data_collator\n"
-GENERATED = "        said = loading.generate(model, asked, pad=tokenizer.pad_token_id, ends=chat.ends, most=longest)\n"
-ASKED = "asked = [chat.ask(chat.turns(p, before), p) for p in prompts]"
+GENERATED = (
+    "        found = loading.generate(model, inputs, pad=tokenizer.pad_token_id, ends=chat.ends, most=longest)\n"
+)
+ASKED = "inputs = [chat.ask(chat.turns(p, before), p) for p in prompts]"
 
 
 def override(method: str, *body: str) -> str:
@@ -89,7 +91,7 @@ PLANTS = [
           "                                                      for k, v in pairs.Chat.example(chat, p, c).items()})\n" + READ,
           ("bos", "template"), recipe=SFT, source="LLM-08 OpenRLHF/OpenRLHF#393", harm="prompts of training and inference differ"),
     Plant("template-did-not-fire-in-evaluation", "prompts", "L8", ASKED,
-          "asked = [tokenizer(p)['input_ids'] for p in prompts]", ("no evaluation prompt", "template"), recipe=SFT,
+          "inputs = [tokenizer(p)['input_ids'] for p in prompts]", ("no evaluation prompt", "template"), recipe=SFT,
           source="LLM-08 huggingface/open-r1 PR#462", harm="the model is asked what it never learnt to answer"),
     Plant("generation-padded-right", "prompts", "L1", GENERATED, padded_right("chat.ends", "longest"),
           ("padded on the right",), recipe=SFT, source="LLM-09 huggingface/trl#6800", harm="answers continue the padding"),

@@ -55,14 +55,14 @@ def test_every_template_of_trl_is_learnt_as_it_renders_or_refused_for_a_true_rea
             return
         (row,) = single.rows(thought)
         assert as_template(single, row) == ""
-        assert single.said(row["completion"]) == "It is two."
+        assert single.reply(row["completion"]) == "It is two."
         return
     (row,) = single.rows(pair)
     assert as_template(single, row) == ""
     text = tokens.decode([i for i in single.example(row["prompt"], row["completion"])["labels"] if i != -100])
     assert text.endswith(single.form.end)
     assert text.count("It is two.") == 1
-    assert single.said(text.removesuffix(single.form.end)) == "It is two."
+    assert single.reply(text.removesuffix(single.form.end)) == "It is two."
     assert "Be brief." in tokens.decode(single.ask(single.turns(row["prompt"])))
     rows = talk.rows(TALK)
     assert [as_template(talk, row) for row in rows] == [""] * len(rows)
@@ -88,7 +88,7 @@ def test_reasoning_is_learnt_once_and_stripped_from_what_is_judged(name: str, ke
     assert len(said) == 2
     assert all(tag in text for text in said)
     assert "".join(said).count("Add them up.") == "".join(said).count("Two and one.") == 1
-    assert [chat.said(r["completion"]) for r in rows] == ["It is two.", "Three."]
+    assert [chat.reply(r["completion"]) for r in rows] == ["It is two.", "Three."]
 
 
 def test_a_call_that_ends_otherwise_keeps_its_own_end():
@@ -167,8 +167,8 @@ TWICE = """    lead = "<think>\\n\\n</think>\\n\\n"
     object.__setattr__(chat, "framed", lambda text: lead + pairs.Chat.framed(chat, text))
 """
 READ = "    data = read(cfg, chat)\n"
-ASKED = "asked = [chat.ask(chat.turns(p, before), p) for p in prompts]"
-UNASKED = "asked = [chat.ids(chat.render(chat.turns(p, before), p, tokenize=False)) for p in prompts]"
+ASKED = "inputs = [chat.ask(chat.turns(p, before), p) for p in prompts]"
+UNASKED = "inputs = [chat.ids(chat.render(chat.turns(p, before), p, tokenize=False)) for p in prompts]"
 
 
 @pytest.mark.parametrize(("name", "old", "new", "gate", "words"), [

@@ -138,10 +138,10 @@ def test_weights_say_how_often_a_row_is_read():
     times = [sum(r is x for r in train) for x in (*a, *b)]
     assert times == [3] * 5 + [2] * 5 + [1, 0] * 5
     assert told == ["a: 10 pairs, 25 of an epoch", "b: 10 pairs, 5 of an epoch"]
-    assert mixture.parts("a.jsonl, hub:o/n*0.5") == [("a.jsonl", 1.0), ("hub:o/n", 0.5)]
+    assert mixture.weighted_paths("a.jsonl, hub:o/n*0.5") == [("a.jsonl", 1.0), ("hub:o/n", 0.5)]
     for wrong in ("a*b", "a,,b", "a*0"):
         with pytest.raises(UserError):
-            mixture.parts(wrong)
+            mixture.weighted_paths(wrong)
 
 
 SENTENCE = "the quick brown fox jumps over the lazy dog and then it sleeps until the next morning comes"

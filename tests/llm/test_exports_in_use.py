@@ -500,7 +500,7 @@ def test_rates_for_adapters_and_for_all_weights_are_in_the_help_and_told(tmp_pat
     done = trainworthy("run", "llm/sft", "--help", cwd=tmp_path, COLUMNS="90")
     shown = " ".join(re.sub(r"[│┃|]", " ", done.stdout).split())
     assert "1e-4 to 2e-4 for adapters, 1e-5 to 2e-5 for all weights" in shown, shown[:3000]
-    told, whole = language_models.rate_told, language_models.LoRA(lora_rank=0)
+    told, whole = language_models.rate_notes, language_models.LoRA(lora_rank=0)
     assert "1e-5 to 2e-5" in told(whole, 1e-3)["rate"]
     assert "--optim.lr 1e-5" in told(whole, 1e-3, usual="1e-6 to 1e-5")["rate"]
     assert told(language_models.LoRA(), 1e-3) == told(whole, 2e-5) == {}

@@ -111,12 +111,12 @@ def test_what_bitsandbytes_rounds_is_within_the_bounds_and_a_scale_of_one_block_
         "large": lambda: torch.randn(64, 4096, generator=g) + 3,
     }[draw]().to(dtype)
     codes, state = functional.quantize_4bit(weights, quant_type="nf4", compress_statistics=True)
-    value, scale = quantized.apart(functional.dequantize_4bit(codes, state), weights)
+    value, scale = quantized.errors(functional.dequantize_4bit(codes, state), weights)
     assert value <= quantized.HALF_GAP
     assert scale <= 0
     if draw == "normal":
         state.absmax[7] += 32  # of 256 steps
-        assert quantized.apart(functional.dequantize_4bit(codes, state), weights)[1] > 0.02
+        assert quantized.errors(functional.dequantize_4bit(codes, state), weights)[1] > 0.02
 
 
 def test_the_widest_gaps_are_those_of_the_library():

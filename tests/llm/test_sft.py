@@ -213,17 +213,17 @@ def test_noise_on_the_embeddings_is_no_fault_of_accumulation(net: Path, launch):
     assert "the model draws at random as it trains" in done.stdout, done.shown
 
 
-SAID = 'zip(generate(model, batch["prompt"], before), map(chat.said, batch["completion"]), strict=True)\n'
+SAID = 'zip(generate(model, batch["prompt"], before), map(chat.reply, batch["completion"]), strict=True)\n'
 FORCED = """zip(
                     [(tokenizer.decode(ids[1:]), True) for ids in model(input_ids=batch["input_ids"]).logits.argmax(-1)],
-                    map(chat.said, batch["completion"]), strict=True)
+                    map(chat.reply, batch["completion"]), strict=True)
 """
-ASKED = "asked = [chat.ask(chat.turns(p, before), p) for p in prompts]"
+ASKED = "inputs = [chat.ask(chat.turns(p, before), p) for p in prompts]"
 
 
 @pytest.mark.parametrize(
     ("old", "new", "forced"),
-    [(SAID, FORCED, True), (ASKED, "asked = [tokenizer(p)['input_ids'] for p in prompts]", False)],
+    [(SAID, FORCED, True), (ASKED, "inputs = [tokenizer(p)['input_ids'] for p in prompts]", False)],
     ids=["teacher-forcing", "no-template"],
 )
 def test_answers_that_are_read_off_a_pass_over_the_true_ones_are_named(old, new, forced: bool, net: Path, fork, launch):

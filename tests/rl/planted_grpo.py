@@ -6,7 +6,7 @@ GRPO = "rl/grpo"
 TRAINER = "    trainer = GRPOTrainer(model="
 BUILT = "    trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)\n"
 REWARD = "    function = problems.load(cfg.reward)\n"
-GENERATED = "        said = loading.generate(model, asked, pad=tokenizer.pad_token_id, ends=asker.ends, most=cfg.max_new_tokens)\n"
+GENERATED = "        found = loading.generate(model, inputs, pad=tokenizer.pad_token_id, ends=asker.ends, most=cfg.max_new_tokens)\n"
 
 
 def plant(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ...], **more) -> Plant:
@@ -72,8 +72,8 @@ PLANTS = [
           "    step = trainer.training_step\n\n    def followed(*args, **kwargs):\n        begin()\n"
           "        return step(*args, **kwargs)\n\n    trainer.training_step = followed\n", ("frozen",), argv=("--beta", "0.1"),
           source="L9 R2", harm="the KL is measured from a moving place"),
-    plant("grpo-first-number", "accuracy", "R1", "judged.rows(batch, generate(model, batch[\"prompt\"]))",
-          "judged.rows(batch, [(s.strip().split(' ')[0], *rest) for s, *rest in generate(model, batch['prompt'])])", ("first number",), source="R1",
+    plant("grpo-first-number", "accuracy", "R1", "scorer.rows(batch, generate(model, batch[\"prompt\"]))",
+          "scorer.rows(batch, [(s.strip().split(' ')[0], *rest) for s, *rest in generate(model, batch['prompt'])])", ("first number",), source="R1",
           harm="working is taken for the answer"),
     plant("grpo-cold-answers", "samples", "R1", "    temperature: float = 1.0\n", "    temperature: float = 0.05\n", ("temperature is too low",),
           source="R1", before=("wiring",), why="in few groups do two answers differ, so there may be no gradient in the rehearsal",

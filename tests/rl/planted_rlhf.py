@@ -5,17 +5,17 @@ from tests.vision.planted_classify import forgetful
 
 RLHF = "rl/rlhf"
 ODD, REWARDS = "tests.helpers.odd_rewards", "trainworthy.recipes.rl.language.data.rewards"
-WRITE = '    said, valid = policy.write(batch["input_ids"], batch["mask"], batch["draws"])\n'
-KL = "    kl = (log_prob - scored(reference, asked, slices(cfg, run))[0]) * valid\n"
-SCORED = "    log_prob, value, entropy = scored(policy, asked, slices(cfg, run))\n"
+WRITE = '    response, valid = policy.write(batch["input_ids"], batch["mask"], batch["draws"])\n'
+KL = "    kl = (log_prob - scored(reference, seen, slices(cfg, run))[0]) * valid\n"
+SCORED = "    log_prob, value, entropy = scored(policy, seen, slices(cfg, run))\n"
 PAID = "return (-kl_coef * kl * valid).scatter_add(1, last[:, None], reward[:, None].to(kl))"
 LATER = "later = (delta + gamma * lam * later) * valid[:, t]\n"
 WHITE = "    some = x[valid]\n"
 LOSS = '"policy": -gain[valid].sum()'
 NEAR = 'near = batch["value"] + (value - batch["value"]).clamp(-cfg.clip_range_vf, cfg.clip_range_vf)'
-TOLD = '        controller.update(told["kl"])\n'
+TOLD = '        controller.update(metrics["kl"])\n'
 STAGES = "STAGES = [rlhf]\n"
-FOUND = "    found = texts(prompts.tokenizer, said, valid)\n    reward"
+FOUND = "    found = texts(prompts.tokenizer, response, valid)\n    reward"
 BUILT = "    policy = Writer(lm, tokenizer, cfg.temperature)\n"
 RATIO = '- batch["log_prob"]).exp()\n'
 
@@ -66,14 +66,14 @@ PLANTS = [
     plant("rlhf-reaches-over-the-end", "returns", "R3", "following = value[:, t] * valid[:, t]\n", "following = value[:, t]\n",
           ("over the end",), source="R3", harm="the value of padding is promised at every end"),
     plant("rlhf-prompt-scored", "returns", "L2", FOUND,
-          '    found = [a + b for a, b in zip(batch["prompt"], texts(prompts.tokenizer, said, valid), strict=True)]\n    reward',
+          '    found = [a + b for a, b in zip(batch["prompt"], texts(prompts.tokenizer, response, valid), strict=True)]\n    reward',
           ("with the prompt",), source="L2", harm="a reward for what was asked, not for what was said"),
-    plant("rlhf-end-dropped", "score", "L3", WRITE, WRITE + "    valid[:, 1:] &= said[:, 1:] != policy.eos\n", ("the end token",),
+    plant("rlhf-end-dropped", "score", "L3", WRITE, WRITE + "    valid[:, 1:] &= response[:, 1:] != policy.eos\n", ("the end token",),
           source="L3", harm="nobody learns to stop"),
     plant("rlhf-answer-shifted", "score", "L2", SCORED, SCORED + "    log_prob = log_prob.roll(-1, 1)\n", ("shifted by one",), source="L2",
           before=("returns",), why="the distance is that of the shifted ones, too", harm="the chances of another token"),
     plant("rlhf-mask-forgotten", "score", "L1", SCORED,
-          '    asked["mask"] = torch.ones_like(asked["mask"])\n' + SCORED, ("padding",), source="L1",
+          '    seen["mask"] = torch.ones_like(seen["mask"])\n' + SCORED, ("padding",), source="L1",
           harm="what pads is read, and other chances are learnt than those that were drawn from"),
     plant("rlhf-price-not-saved", "resume", "C13", STAGES, forgetful("rlhf", "controller"), ("stage.state",), source="R2",
           harm="a resumed run begins with the first coefficient"),

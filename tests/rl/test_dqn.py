@@ -127,7 +127,7 @@ def test_a_ring_is_saved_in_segments_and_goes_on_from_them(prioritised: bool, tm
 
 
 def test_a_state_that_nobody_keeps_changes_nothing_that_is_kept(tmp_path: Path):
-    """Asked for its state at moments of which no checkpoint is made, a ring cuts more segments and holds the same."""
+    """Question for its state at moments of which no checkpoint is made, a ring cuts more segments and holds the same."""
     stores, rings = [Checkpoints(tmp_path / name) for name in ("asked", "left")], [filled(10, ()), filled(10, ())]
     for step in range(8):
         for ring in rings:

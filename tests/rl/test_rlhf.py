@@ -285,7 +285,7 @@ def test_log_probabilities_in_slices_are_the_same(net: Path):
     writer = policy.Writer(models.load(str(net)), models.tokenizer(str(net)))
     torch.nn.init.normal_(writer.head[-1].weight)
     ids, said = torch.randint(3, 200, (10, 5)), torch.randint(3, 200, (10, 7))
-    asked = {"input_ids": ids, "mask": torch.ones(10, 12, dtype=torch.bool), "said": said}
+    asked = {"input_ids": ids, "mask": torch.ones(10, 12, dtype=torch.bool), "response": said}
     sizes: list[int] = []
     writer.register_forward_hook(lambda _module, _args, out: sizes.append(len(out[0])))
     whole, parts = (policy.scored(writer, asked, rows) for rows in (10, 4))

@@ -8,8 +8,8 @@ DATA = """train_data = boxes.Boxed(data, data.learn, side=cfg.image_size, augmen
 """
 MIRROR = "steps.append(v2.RandomHorizontalFlip())\n"
 LOSS = 'return model(batch["image"], boxes.targets(batch))\n'
-OWN = 'own = boxes.to_own(said["boxes"], batch["scale"][j], batch["size"][j])\n'
-SAID = 'said["labels"][:, None], said["scores"]'
+OWN = 'own = boxes.to_own(predicted["boxes"], batch["scale"][j], batch["size"][j])\n'
+SAID = 'predicted["labels"][:, None], predicted["scores"]'
 LIMITS = '{"score_thresh": cfg.score_thresh, "nms_thresh": cfg.nms_thresh,'
 FIT = "detectors.fit(seen, cfg.anchors)"
 STATISTICS = "pixels.mean(1).tolist(), pixels.std(1).tolist()"
@@ -64,13 +64,13 @@ PLANTS = [
         ("not mirrored with their picture", "one transform"), argv=("--hflip",), harm="half of the boxes are elsewhere"),
     bug("det-half-scale", "boxes", "V3", DATA, boxes_as("b / 2"), ("2.00 times as large",), source="VIS-06 NVIDIA/DIGITS#1770",
         harm="the picture enlarged, its boxes not"),
-    bug("det-class-offset-scored", "precision", "V3", SAID, SAID.replace('[:, None], said["s', '[:, None] + 1, said["s'),
+    bug("det-class-offset-scored", "precision", "V3", SAID, SAID.replace('[:, None], predicted["s', '[:, None] + 1, predicted["s'),
         ("off by one",), source="VIS-07 PaddlePaddle/PaddleDetection PR#1457", harm="mAP 0 for a good net"),
-    bug("det-scored-on-canvas", "precision", "V3", OWN, 'own = said["boxes"]\n', ("boxes on the canvas as boxes on the picture",),
+    bug("det-scored-on-canvas", "precision", "V3", OWN, 'own = predicted["boxes"]\n', ("boxes on the canvas as boxes on the picture",),
         harm="right only where nothing is resized"),
     bug("det-scored-as-xywh", "precision", "V3", OWN, OWN.rstrip() + "\n                own[:, 2:] -= own[:, :2]\n",
         ("truth as prediction", "format"), harm="mAP near 0 for a good net"),
-    bug("det-truth-scored", "precision", "V3", OWN, 'own = batch["truth"][j][: len(said["boxes"])]\n',
+    bug("det-truth-scored", "precision", "V3", OWN, 'own = batch["truth"][j][: len(predicted["boxes"])]\n',
         ("boxes moved off their objects have map",), harm="mAP 1 for any net"),
     bug("det-class-offset-learnt", "own-pixels", "V3", LOSS,
         'return model(batch["image"], [{**t, "labels": (t["labels"] + 1) % len(classes)} for t in boxes.targets(batch)])\n',

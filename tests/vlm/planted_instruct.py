@@ -88,8 +88,8 @@ for data in stage.data.values():
           'rates = {"projector": cfg.optim.lr, "language": 100 * cfg.language_lr}\n', ("moves the language",), recipe=VLM,
           argv=SECOND, harm="what the language model knew is gone after a few steps"),
     Plant("unbalanced-questions", "language-prior", "X5", SOURCE,
-          '    ask = source.asked\n    usual = ("one", "no", "red")\n'
-          "    source.asked = lambda i: [a for a in ask(i) if a.answer in usual] or ask(i)[:1]\n"
+          '    ask = source.questions\n    usual = ("one", "no", "red")\n'
+          "    source.questions = lambda i: [a for a in ask(i) if a.answer in usual] or ask(i)[:1]\n"
           + SOURCE, ("most common answer", "balanced"), recipe=VLM, argv=FIRST,
           harm="a high score that needs no picture"),
     Plant("one-picture-for-all", "pairs", "X5", FEATURES,

@@ -14,7 +14,7 @@ from trainworthy.core.recipe.stage import Metric
 from trainworthy.recipes.vision.data.pictures import decode
 from trainworthy.recipes.vlm import instruct
 from trainworthy.recipes.vlm.data import conversations, folders, questions, rows, scenes
-from trainworthy.recipes.vlm.data.rows import Asked
+from trainworthy.recipes.vlm.data.rows import Question
 from trainworthy.recipes.vlm.evaluation import answers
 from trainworthy.recipes.vlm.models import small_language_model
 
@@ -75,8 +75,8 @@ def test_a_row_is_never_cut():
     assert tokenizer.decode(data.rows[0]["labels"][data.rows[0]["labels"] >= 0]).count("<eos>") == 4
 
     class Long(scenes.Scenes):
-        def asked(self, index: int) -> list[Asked]:
-            return super().asked(index) * (1 + index % 2)
+        def questions(self, index: int) -> list[Question]:
+            return super().questions(index) * (1 + index % 2)
 
     data = questions.Questions(Long("train", 200), tokenizer, features=16, side=64, longest=50)
     assert len(data) == 200
@@ -113,7 +113,7 @@ def test_scenes_are_balanced_and_parted():
     """No answer from the question alone; a pair differs in what it asks about; no validation digit in a training picture."""
     counts = [Counter() for _ in scenes.QUESTIONS]
     for i in range(len(SCENES)):
-        for one in SCENES.asked(i):
+        for one in SCENES.questions(i):
             counts[one.kind][one.answer] += 1
     for count, n in zip(counts, (3, 4, 10, 2), strict=True):
         assert len(count) == n
@@ -280,7 +280,7 @@ def test_a_conversation_is_read_as_it_is_written(talked):
     batch = data.collate([data.get(i, None) for i in range(4)])
     assert batch["image"].shape == (4, 3, 3, 32, 32)
     assert not batch["image"][0, 1:].any()
-    asked = Asked(0, "how many digits ?", "two")
+    asked = Question(0, "how many digits ?", "two")
     alone = rows.pack(tokenizer, [1, rows.IMAGE, rows.IMAGE], [asked])
     same = rows.chain(tokenizer, [1], 2, "", [asked._replace(question="<image>how many digits ?")])
     assert all(torch.equal(alone[k], same[k]) for k in ("ids", "labels", "position"))

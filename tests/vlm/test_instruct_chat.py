@@ -9,7 +9,7 @@ import pytest
 import torch
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.vlm.data import conversations, folders, questions, rows, turns
-from trainworthy.recipes.vlm.data.rows import Asked
+from trainworthy.recipes.vlm.data.rows import Question
 from trainworthy.recipes.vlm.models import small_language_model
 
 from tests.helpers import language, seeing
@@ -54,7 +54,7 @@ def said(tokenizer, row: dict) -> tuple[str, list[str]]:
 def test_a_conversation_is_in_the_templates_turns():
     """Token by token what apply_chat_template renders, a picture's features in its place; each answer is scored with the token that
     ends its turn, whether that is the tokenizer's eos or not."""
-    talk = [Asked(0, "<image>\nany red ?", "no"), Asked(0, "left <image> colour ?", "blue")]
+    talk = [Question(0, "<image>\nany red ?", "no"), Question(0, "left <image> colour ?", "blue")]
     for words in (tokenizer(), tokenizer(LLAMA3), tokenizer(LLAMA3, eos_token="<|endoftext|>")):
         chat = turns.chat(words)
         text, scored = said(words, turns.chained(chat, 3, "Look.", talk))
@@ -68,7 +68,7 @@ def test_a_conversation_is_in_the_templates_turns():
 
 def test_the_prompt_of_an_export_is_the_row_of_training():
     """Token by token up to the answer, with a chat template and without; `use.py` makes a row of it."""
-    asked = Asked(0, "any red ?", "no")
+    asked = Question(0, "any red ?", "no")
     for words in (tokenizer(), tokenizer(LLAMA3), small_language_model.vocabulary()):
         chat, ids = turns.chat(words), lambda text, words=words: words(text, add_special_tokens=False)["input_ids"]
         start = [words.bos_token_id, *[rows.IMAGE] * 3]
@@ -81,7 +81,7 @@ def test_the_prompt_of_an_export_is_the_row_of_training():
 def test_questions_about_one_picture_share_it():
     """Packed, each reads as a conversation of its own."""
     words = tokenizer()
-    chat, asked = turns.chat(words), [Asked(0, "any red ?", "no"), Asked(1, "left colour ?", "blue")]
+    chat, asked = turns.chat(words), [Question(0, "any red ?", "no"), Question(1, "left colour ?", "blue")]
     row = turns.packed(chat, 3, asked)
     assert int((row["ids"] == rows.IMAGE).sum()) == 3
     for q, one in enumerate(asked, 1):
@@ -93,11 +93,11 @@ def test_questions_about_one_picture_share_it():
 
 
 def test_a_template_that_changes_earlier_answers_is_refused():
-    one, more = Asked(0, "<image>any red ?", "no"), Asked(0, "left colour ?", "blue")
+    one, more = Question(0, "<image>any red ?", "no"), Question(0, "left colour ?", "blue")
     chat = turns.chat(tokenizer(THINKS))
-    assert "<think>" in turns.parts(chat, "", [one])[1][0]  # what the model must write itself is scored
+    assert "<think>" in turns.rendered(chat, "", [one])[1][0]  # what the model must write itself is scored
     with pytest.raises(UserError, match="changes an answer once another question follows"):
-        turns.parts(chat, "", [one, more])
+        turns.rendered(chat, "", [one, more])
 
 
 def test_prompts_end_where_answers_begin(hub):

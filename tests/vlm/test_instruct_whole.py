@@ -116,9 +116,9 @@ def test_rows_are_the_processors_own(name, models, talked):  # noqa: F811
     of several sizes has each row's own logits."""
     net, found = data(models / name, talked)
     for i in range(4):
-        turns = [whole.said("system", found.source.system(i))] if found.source.system(i) else []
-        for one in found.source.asked(i):
-            turns += [whole.said("user", one.question), whole.said("assistant", one.answer)]
+        turns = [whole.turn("system", found.source.system(i))] if found.source.system(i) else []
+        for one in found.source.questions(i):
+            turns += [whole.turn("user", one.question), whole.turn("assistant", one.answer)]
         images = iter(found.source.images(i))
         for part in (p for t in turns for p in t["content"] if p["type"] == "image"):
             part["image"] = next(images)
@@ -132,7 +132,7 @@ def test_rows_are_the_processors_own(name, models, talked):  # noqa: F811
         assert ended == made["input_ids"][0].tolist()
         labels = found.rows[i]["labels"]
         said = found.tokenizer.decode(labels[labels >= 0]).split()
-        assert said == " ".join(f"{one.answer} {found.end}" for one in found.source.asked(i)).split()
+        assert said == " ".join(f"{one.answer} {found.end}" for one in found.source.questions(i)).split()
     batch = found.collate([found.get(i, None) for i in range(4)])
     with torch.no_grad():
         logits = net(batch)
@@ -180,7 +180,7 @@ def test_a_hub_model_trains_and_is_loaded_again(name, rank, models, talked, laun
     ready = AutoProcessor.from_pretrained(out / "export" / "model")
     image = torch.randint(0, 255, (3, 40, 50), dtype=torch.uint8)
     asked = ready.apply_chat_template(
-        [whole.said("user", f"{rows.PLACE} any red ?")], add_generation_prompt=True, tokenize=False
+        [whole.turn("user", f"{rows.PLACE} any red ?")], add_generation_prompt=True, tokenize=False
     )
     given = ready(text=[asked], images=[[image]], return_tensors="pt")
     assert new.generate(**given, max_new_tokens=2, do_sample=False).shape[0] == 1

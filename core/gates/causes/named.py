@@ -127,9 +127,9 @@ def explain_ignored_input(model: nn.Module, loss: Callable[[dict], Tensor], batc
     size = math.sqrt(sum(float(g.square().sum()) for g in own))
     if not size:
         return "no gradient arrives at any parameter: it is exactly 0"
-    apart = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(own, other, strict=True))) / size
-    if apart < 1e-5:
-        return (f"the input does not reach the loss: with the inputs of other samples its gradient is the same (to {apart:.0e}, "
+    difference = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(own, other, strict=True))) / size
+    if difference < 1e-5:
+        return (f"the input does not reach the loss: with the inputs of other samples its gradient is the same (to {difference:.0e}, "
                 "relative)")  # fmt: skip
     return ""
 

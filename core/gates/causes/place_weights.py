@@ -33,11 +33,16 @@ def named(model: nn.Module, total: Callable[[], Tensor], due: Callable[[], Tenso
     sample = torch.arange(len(right)).view(-1, *[1] * (right.ndim - 2)).expand(right.movedim(classes, -1).shape[:-1])
     found, right = (x.movedim(classes, -1).flatten(0, -2) for x in (found, right))  # (places, classes) both
     size = right.square().sum(1)
-    asked = size > 1e-12 * size.max()
-    found, right, size, sample = found[asked], right[asked], size[asked], sample.flatten()[asked.cpu()]
+    significant = size > 1e-12 * size.max()
+    found, right, size, sample = (
+        found[significant],
+        right[significant],
+        size[significant],
+        sample.flatten()[significant.cpu()],
+    )
     weight = (found * right).sum(1) / size
-    apart = (found - weight[:, None] * right).norm(dim=1)
-    if (apart > 10 * exact * (found.norm(dim=1).max() + size.sqrt())).any():
+    error = (found - weight[:, None] * right).norm(dim=1)
+    if (error > 10 * exact * (found.norm(dim=1).max() + size.sqrt())).any():
         return ""  # not a function of each place's cross-entropy
     loss, own = -torch.log1p(right.amin(1).clamp(-1 + 1e-7, 0)), right.argmin(1)
     return _pattern(weight.cpu(), loss.cpu(), own.cpu(), sample)

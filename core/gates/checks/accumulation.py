@@ -76,14 +76,14 @@ def accumulation(context: GateContext) -> Finding:
         draws = any(_difference(gradient(one, draws=k), whole) > limit for k in range(16))
         gaps = measure(in_eval=True) if draws else gaps
     ok, shape = not faults and max(gaps.values()) <= limit, max(gaps, key=lambda k: gaps[k], default=one)
-    shown = ", ".join(f"{k} {v:.1e}" for k, v in gaps.items() if k != one)
-    shown += ", in eval mode: the model draws at random as it trains" * draws
+    measured = ", ".join(f"{k} {v:.1e}" for k, v in gaps.items() if k != one)
+    measured += ", in eval mode: the model draws at random as it trains" * draws
     if context.deep and world == 1 and ok and not draws:
         gap = _from_two_processes(context, 2 * each)
-        ok, shown = gap <= limit, f"{shown}, 2 processes {gap:.1e}"
+        ok, measured = gap <= limit, f"{measured}, 2 processes {gap:.1e}"
     over = f" over {world} processes ({' + '.join(map(str, cut(each * world, world)))})" if world > 1 else ""
     return Finding(
-        ok, "; ".join(faults) if faults else f"gradient against the whole batch{over}: {shown} (relative)", f"at most {limit:g}",
+        ok, "; ".join(faults) if faults else f"gradient against the whole batch{over}: {measured} (relative)", f"at most {limit:g}",
         "the loss returns a mean, or its counts are not those of the terms: return SUMS and count what they sum over\n"
         "micro-batches are averaged, or their gradients are not added\na loop of your own ignores step.batches[1:]",
         evidence={"gaps": gaps, "digest": _digest(whole)},

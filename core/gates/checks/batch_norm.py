@@ -102,11 +102,11 @@ def batch_norm(context: GateContext) -> Finding:
                      f"their initial value (momentum {momenta[slow]:g})")  # fmt: skip
         if momenta[slow]:
             enough = math.ceil(math.log(LEFT) / math.log1p(-momenta[slow]) / len(seen[slow]))
-    shown = f"{len(seen)} layers over {least} samples or more at a time"
+    measured = f"{len(seen)} layers over {least} samples or more at a time"
     if slow:
-        shown += f"; at most {left[slow]:.0e} of the initial running statistics is left at the end"
+        measured += f"; at most {left[slow]:.0e} of the initial running statistics is left at the end"
     return Finding(
-        not wrong, "; ".join(wrong) if wrong else shown,
+        not wrong, "; ".join(wrong) if wrong else measured,
         f"more than {FEW} samples at a time; at most {LEFT:.0%} of the initial statistics left",
         "micro-batches are too small for batch norm: fewer --train.accumulate, SyncBatchNorm over processes, GroupNorm, or frozen "
         "statistics\nthe momentum is too low for this run" + f": use {enough:,} steps or more, or a momentum of 0.1" * bool(enough),

@@ -200,9 +200,9 @@ def _split_faults(context: GateContext, stage: Stage, name: str) -> Iterator[tup
         yield (f"{name}: {torn['samples']:,} of {torn['of']:,} compared samples have a copy, saved again, with another class, for "
                f"example samples {a} and {b} (allowed: {contents.CONTRADICTORY:.0%})",
                f"one picture in two class folders, saved again: {torn['samples']:,} of {torn['of']:,} compared samples")  # fmt: skip
-    for key, said in scan.texts.items():
-        if key in fields and fields[key].role == "target" and (cut := texts.cut_at(said)):
-            yield (f"{name}: {cut[1]:,} of {len(said):,} texts of '{key}' end at {cut[0]:,} characters, the longest of all",
+    for key, column in scan.texts.items():
+        if key in fields and fields[key].role == "target" and (cut := texts.cut_at(column)):
+            yield (f"{name}: {cut[1]:,} of {len(column):,} texts of '{key}' end at {cut[0]:,} characters, the longest of all",
                    f"'{key}' was cut at {cut[0]:,} characters before it was stored: answers without their ends")  # fmt: skip
     constant = context.data_report["splits"][name]["constant_input_share"]
     if constant is not None and constant > 0.98:
@@ -284,9 +284,9 @@ def _paths_differ(run: Run, stage: Stage, seed: int) -> list[tuple[str, str]]:
         if not b.std > 0:
             continue
         if order := paths.exchanged_channels(a.channel_means, b.channel_means):
-            said = " ".join(map(str, order))
-            fault = f"'{key}': the channels of the evaluation path are those of the training path in the order {said}"
-            cause = f"the evaluation path has its channels in another order ({said}): RGB read as BGR, or the reverse"
+            detail = " ".join(map(str, order))
+            fault = f"'{key}': the channels of the evaluation path are those of the training path in the order {detail}"
+            cause = f"the evaluation path has its channels in another order ({detail}): RGB read as BGR, or the reverse"
             wrong.append((fault, cause))
         if abs(a.mean - b.mean) > 0.5 * b.std or not 0.5 <= a.std / b.std <= 2:
             fault = (f"'{key}' has another scale in training: mean {a.mean:.3g}, std {a.std:.3g}; "
@@ -344,11 +344,11 @@ def leakage(context: GateContext) -> Finding:
         cause = "{} and {} are of one series: put each series as a whole into one split (a folder val/)".format(
             *series["pairs"][0]
         )
-    repeat, said = _repeat_naturally(found)
+    repeat, remark = _repeat_naturally(found)
     natural, why = _alike_naturally(text or {}, near, n)
-    measured += said + why
+    measured += remark + why
     tested, remarks = _in_test(context.data_report["overlaps"])
-    measured += "".join(f"; {said}" for said in (*tested, *remarks))
+    measured += "".join(f"; {remark}" for remark in (*tested, *remarks))
     limit = f"{texts.KNOWN:.0%} of its rare chunks" if text else f"similarity {found.get('limit', alike.NEAR)}"
     pairs = found["exact_pairs"] or [p[:2] for p in (text or found)["near_pairs"]]
     batch = fetch(stage.data["val"], [v for v, _ in pairs], None, run.device) if pairs else None
@@ -369,8 +369,8 @@ def _repeat_naturally(found: dict) -> tuple[bool, str]:
     if "expected" not in found:
         return False, ""
     n, expected = found["compared"]["exact"][0], found["expected"]
-    said = f"; samples that are short repeat in training, too: {expected:g} copies are expected by chance"
-    return found["exact"] <= min(REPEATED * n, expected + 3 * math.sqrt(expected)), said
+    remark = f"; samples that are short repeat in training, too: {expected:g} copies are expected by chance"
+    return found["exact"] <= min(REPEATED * n, expected + 3 * math.sqrt(expected)), remark
 
 
 def _alike_naturally(text: dict, near: int, n: int) -> tuple[bool, str]:
@@ -378,8 +378,8 @@ def _alike_naturally(text: dict, near: int, n: int) -> tuple[bool, str]:
     if "expected_near" not in text:
         return False, ""
     expected = text["expected_near"]
-    said = f"; training texts are near to each other, too: {expected:g} near ones are expected of a random split"
-    return near <= min(ALIKE * n, expected + 3 * math.sqrt(expected)), said
+    remark = f"; training texts are near to each other, too: {expected:g} near ones are expected of a random split"
+    return near <= min(ALIKE * n, expected + 3 * math.sqrt(expected)), remark
 
 
 def _in_test(overlaps: dict[str, dict]) -> tuple[list[str], list[str]]:

@@ -139,8 +139,8 @@ def _whole_batch(
     loss, grads = look(run, stage, data, batch)
     if abs(loss - look(run, stage, data, batch)[0]) > limit * abs(loss):
         return 0.0, 0.0, ""  # random draws in eval mode: the smaller batches already reported them
-    few = [indices[i : i + 4] for i in range(0, n, 4)]
-    parts = [(part, look(run, stage, data, _read(run, data, part, seed, double))) for part in few]
+    quarters = [indices[i : i + 4] for i in range(0, n, 4)]
+    parts = [(part, look(run, stage, data, _read(run, data, part, seed, double))) for part in quarters]
     rows = sum(found[0] for _, found in parts)
     if weights:
         whole = {k: sum(found[1][k] for _, found in parts) for k in grads}

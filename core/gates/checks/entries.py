@@ -82,11 +82,11 @@ def entries(context: GateContext) -> Finding:
         silent -= {p for p, change in finer.items() if change > ROUNDING["fp32"]}
         wrong = {p: why for p, why in wrong.items() if p in silent}
     changes = {".".join(p): v for p, v in changes.items()}
-    shown = ", ".join(f"{k} {v:.1g}" for k, v in changes.items())
+    measured = ", ".join(f"{k} {v:.1g}" for k, v in changes.items())
     spare = [".".join(p) for p in sorted(silent - set(wrong))]
-    shown += f"; not needed for the loss: {', '.join(spare)}" if spare else ""
+    measured += f"; not needed for the loss: {', '.join(spare)}" if spare else ""
     return Finding(
-        not wrong, "; ".join(f"{'.'.join(p)}: {why}" for p, why in wrong.items()) or f"relative change of the loss by entry: {shown}",
+        not wrong, "; ".join(f"{'.'.join(p)}: {why}" for p, why in wrong.items()) or f"relative change of the loss by entry: {measured}",
         f"the loss changes by more than {_limit(run):g} (relative) when an entry is changed",
         "the entry cancels out (divided by itself, subtracted from itself), or is overwritten before it is used\n"
         "a weight, a mask or a condition is put in the batch and never used\n"

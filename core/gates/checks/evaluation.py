@@ -83,9 +83,9 @@ def evaluation(context: GateContext) -> Finding:
     # First: what changes under an evaluation makes the next one differ.
     causes = [cause for _, cause in sorted(found, key=lambda fault: fault is not changed)]
     cuts = f"in batches of {min(size, len(view))} and of {other}"
-    shown = f"{stage.metric.name} {first[stage.metric.name]:.4f} {cuts}, nothing changed"
+    measured = f"{stage.metric.name} {first[stage.metric.name]:.4f} {cuts}, nothing changed"
     return Finding(
-        not wrong, "; ".join(wrong) if wrong else shown,
+        not wrong, "; ".join(wrong) if wrong else measured,
         f"identical results under two seeds, the same in batches of {other}, no tensor or mode changed, train mode while training",
         "dropout without its training flag, or batch norm in train mode, at evaluation\n"
         "random augmentation on the evaluation path\nmodel.eval() without model.train() after it in train()\n"

@@ -61,18 +61,18 @@ def query(reader: Path, folder: Path, samples: list[dict[str, Any]]) -> dict[str
     """Return {way: answer to each sample} of the export in `folder`, from a fresh process. Raises RuntimeError if it
     cannot be loaded."""
     with tempfile.TemporaryDirectory() as name:
-        questions, said = Path(name) / "samples.pt", Path(name) / "answers.pt"
+        questions, answers = Path(name) / "samples.pt", Path(name) / "answers.pt"
         torch.save(samples, questions)
         env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         env |= {"PYTHONSAFEPATH": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(torch.get_num_threads())}
-        command = [sys.executable, str(ASK), str(reader), str(folder.absolute()), str(questions), str(said)]
+        command = [sys.executable, str(ASK), str(reader), str(folder.absolute()), str(questions), str(answers)]
         try:
             done = subprocess.run(command, cwd=name, env=env, capture_output=True, text=True, timeout=SECONDS)
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"no answer to {len(samples)} samples in {SECONDS} s") from None
         if done.returncode:
             raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1][:300])
-        found = torch.load(said, weights_only=True)
+        found = torch.load(answers, weights_only=True)
     return {way: [one[way] for one in found] for way in found[0]}
 
 
@@ -82,11 +82,11 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     if any(a.shape != b.shape for a, b in zip(ours, theirs, strict=True)):
         return 1.0
     size = max((to_double(a).abs().max().item() for a in ours if a.numel()), default=0.0)
-    apart = max(
+    largest = max(
         ((to_double(a) - to_double(b)).abs().max().item() for a, b in zip(ours, theirs, strict=True) if a.numel()),
         default=0,
     )
-    return apart / size if size else float(apart > 0)
+    return largest / size if size else float(largest > 0)
 
 
 def compared(
@@ -127,13 +127,13 @@ def _compare_answers(
         theirs = query(exported.reader, folder, questions)
     except RuntimeError as error:
         problem = str(error)
-    apart = {way: difference(ours, said) for way, said in theirs.items()}
-    worst = max(apart, key=apart.get, default="")
-    if exported.ready and (problem or apart[worst] > LIMIT):
+    differences = {way: difference(ours, answers) for way, answers in theirs.items()}
+    worst = max(differences, key=differences.get, default="")
+    if exported.ready and (problem or differences[worst] > LIMIT):
         with contextlib.suppress(RuntimeError):
             made = [exported.ready(stage.data[k], i) for k, j in some.items() for i in j]
             as_made = query(exported.reader, folder, made)
-            own_way = max(difference(ours, said) for said in as_made.values()) <= LIMIT
+            own_way = max(difference(ours, answers) for answers in as_made.values()) <= LIMIT
     if problem and not own_way:
         return Finding(False, f"the export cannot be read in a fresh process: {problem}", needed,
                        "files that the reader needs are missing, or have the format of another library")  # fmt: skip
@@ -144,25 +144,27 @@ def _compare_answers(
         with contextlib.suppress(RuntimeError):
             by_export = query(exported.reader, folder, stored(many)).get(worst)
             found = _scored(stage, many, answered(stage.eval_model, many), by_export)
-            scores = {k: s._replace(apart=_better(metric, s, len(many[k]))) for k, s in found.items()}
+            scores = {k: s._replace(differences=_better(metric, s, len(many[k]))) for k, s in found.items()}
     count = sum(map(len, some.values()))
-    measured = f"{count} samples in a fresh process: " + ", ".join(f"{k} differs by {v:.1e}" for k, v in apart.items())
+    measured = f"{count} samples in a fresh process: " + ", ".join(
+        f"{k} differs by {v:.1e}" for k, v in differences.items()
+    )
     measured += "".join(f", {metric.name} {found.theirs:.3f} on {k}" for k, found in scores.items())
     wrong = [f"{metric.name} {found.theirs:.3f} of {k} samples by the export, {found.ours:.3f} by this run"
-             for k, found in scores.items() if found.apart]  # fmt: skip
+             for k, found in scores.items() if found.differs]  # fmt: skip
     if own_way:
-        said = f"get() does to a stored sample what config.json and {exported.reader.name} do not"
-        measured = f"{count} inputs as get() makes them get the same answers in a fresh process; {said}"
-        because = f"the weights are right, and stored samples score better without it: {said}\n" if wrong else ""
-    elif apart[worst] > LIMIT:
-        wrong.insert(0, f"{worst} differs by {apart[worst]:.2g}")
+        answers = f"get() does to a stored sample what config.json and {exported.reader.name} do not"
+        measured = f"{count} inputs as get() makes them get the same answers in a fresh process; {answers}"
+        because = f"the weights are right, and stored samples score better without it: {answers}\n" if wrong else ""
+    elif differences[worst] > LIMIT:
+        wrong.insert(0, f"{worst} differs by {differences[worst]:.2g}")
         because = _another_net({k: difference(answered(net), theirs[worst]) for k, net in suspects().items()})
     return Finding(
         not wrong, "; ".join([*wrong, measured] if wrong else [measured]), needed,
         because + "export() writes another net than the evaluated one: a newly built one, or the raw weights instead of the EMA\n"
         "config.json names another preprocessing than that of get(), or get(index, None) changes stored samples in another way\n"
         "the exported program is in train mode (dropout, statistics of a batch)",
-        evidence={"differences": apart, "scores": {k: [v.ours, v.theirs] for k, v in scores.items()}},
+        evidence={"differences": differences, "scores": {k: [v.ours, v.theirs] for k, v in scores.items()}},
     )  # fmt: skip
 
 
@@ -196,12 +198,12 @@ def _numbered(config: Any) -> dict[str, list[str]]:
     return found
 
 
-def _another_net(apart: dict[str, float]) -> str:
+def _another_net(differences: dict[str, float]) -> str:
     """Return which other net gives the export's answers, if one does. `apart`: {net: difference of its answers}."""
-    likely = min(apart, key=apart.get, default="")
-    if not likely or apart[likely] > LIMIT:
+    likely = min(differences, key=differences.get, default="")
+    if not likely or differences[likely] > LIMIT:
         return ""
-    return f"the export holds {likely}: its answers differ from those by {apart[likely]:.1e} only\n"
+    return f"the export holds {likely}: its answers differ from those by {differences[likely]:.1e} only\n"
 
 
 class Scores(NamedTuple):
@@ -209,7 +211,7 @@ class Scores(NamedTuple):
 
     ours: float
     theirs: float
-    apart: bool
+    differs: bool
 
 
 def _scored(
@@ -259,8 +261,8 @@ def export_gate(context: GateContext) -> Finding:
     if "loss" not in found:
         raise Skip("train() made no step (see overfit)")
     train, val = stage.data["train"], stage.data["val"]
-    few = stage.expect.at_most(SAMPLES)
-    some = {"train": found["indices"][:few], "val": pick(val, min(few, len(val)), context.cfg.run.seed)}
+    count = stage.expect.at_most(SAMPLES)
+    some = {"train": found["indices"][:count], "val": pick(val, min(count, len(val)), context.cfg.run.seed)}
     measured = run.measure(stage, View(train, some["train"]))[stage.metric.name]
 
     def compare_files() -> Finding:

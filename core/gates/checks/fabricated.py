@@ -27,8 +27,8 @@ def fabricated(context: GateContext) -> Finding:
     if not lengths and not shares:
         raise Skip("every sample has the same length, nothing is declared fabricated")
     if key is None or len(val.indices) < FEWEST:
-        few = f"{len(val.indices)} held-out samples are too few to decide"
-        why = few if key else "no target is a class"
+        too_few = f"{len(val.indices)} held-out samples are too few to decide"
+        why = too_few if key else "no target is a class"
         raise Skip(f"{declared}; {why}" if declared else why)
     if train.fields[key]["invalid"] or val.fields[key]["invalid"]:
         raise Skip(f"'{key}' has values that are not class ids: see data")

@@ -61,10 +61,10 @@ def gate_of(state: Callable[[GateContext, Stage, dict], Statements], *, rows: st
         one, exact = compared(run, stage, batch, lambda: state(context, stage, batch)), limit(run, 1e-4)
         own = f"; of the recipe's own: {', '.join(one.own)}" if one.own else ""
         return Finding(
-            not one.wrong, "; ".join(one.wrong) or f"{one.samples} samples: {', '.join(one.said)}{own}",
+            not one.wrong, "; ".join(one.wrong) or f"{one.samples} samples: {', '.join(one.remarks)}{own}",
             f"the formula within {exact:g}, its gradient within {10 * exact:g}",
             "\n".join([*dict.fromkeys(one.causes), *causes.splitlines(), ON_PURPOSE]),
-            evidence={"compared": one.said, "own": one.own}, batch=batch if one.wrong else None, cause=known(one.causes),
+            evidence={"compared": one.remarks, "own": one.own}, batch=batch if one.wrong else None, cause=known(one.causes),
         )  # fmt: skip
 
     return check
@@ -76,7 +76,7 @@ class Comparison:
 
     samples: int = 0
     wrong: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
     own: list[str] = field(default_factory=list)
     """Loss terms without a formula."""
@@ -103,11 +103,11 @@ def compared(
     got, whole, due, own = paired(got, whole, due)
     out = Comparison(batch_size(batch), own=own)
     for term, statement in due.items():
-        fault, said, cause, _ = compare(term, statement, got[term], whole[term], model, limit(run, 1e-4))
+        fault, remark, cause, _ = compare(term, statement, got[term], whole[term], model, limit(run, 1e-4))
         if fault and cause == f"{term}: {UNKNOWN}" and (found := _places(run, stage, batch, term, state)):
             cause = f"{term}: {found}"
         out.wrong += [fault] * bool(fault)
-        out.said += [said] * bool(said)
+        out.remarks += [remark] * bool(remark)
         out.causes += [cause] * bool(cause)
     return out
 
@@ -177,8 +177,8 @@ def compare(
         cause = _cause(s, got, exact)
         if s.own is not None and cause == UNKNOWN:
             fault = s.own()
-            said = f"{term}: a form of the recipe's own, which pulls each sample to its target" if not fault else ""
-            return (f"{term}: {fault}" if fault else ""), said, f"{term}: {fault or UNKNOWN}", ""
+            remark = f"{term}: a form of the recipe's own, which pulls each sample to its target" if not fault else ""
+            return (f"{term}: {fault}" if fault else ""), remark, f"{term}: {fault or UNKNOWN}", ""
         fault = f"{term}: {int((far > exact).sum())} of {len(got)} samples differ, e.g. {got[i]:.4g}, by the formula {first[i]:.4g}"
         return fault, "", f"{term}: {cause}", ""
     name, factor = next(iter(fit.items()))
@@ -194,11 +194,11 @@ def compare(
     mine, far = _gradient(whole, weights), []
     for name, factor in fit.items():
         theirs = _gradient(factor * s.right[name].sum(), weights)
-        size, apart = _norm(theirs), _norm({n: mine[n] - theirs[n] for n in weights})
-        if apart <= 10 * exact * max(size, 1e-12) or (s.optional and size == 0):
+        size, error = _norm(theirs), _norm({n: mine[n] - theirs[n] for n in weights})
+        if error <= 10 * exact * max(size, 1e-12) or (s.optional and size == 0):
             times = f" (times {factor:.3g})" if abs(factor - 1) > 1e-3 else ""
             return "", f"{term}: {name} within {gaps[name][0]:.1e}{times}", "", name
-        far.append((apart / max(size, 1e-12), theirs))
+        far.append((error / max(size, 1e-12), theirs))
     fault = f"{term}: the value equals the formula's, but the gradient differs by {far[0][0]:.2g} of its length"
     return fault, "", f"{term}: {_gradient_cause(s, got, weights, mine, far[0][1], exact)}", ""
 

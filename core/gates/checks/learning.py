@@ -210,8 +210,10 @@ def overfit(context: GateContext) -> Finding:
         used, found["metric"], used.floor + 0.9 * (found["goal"] - used.floor)
     )
     if near and not closed and stage.expect.frozen:
-        few = "the frozen head was never trained on them, or too few weights train (--lora-rank 0 trains all weights)"
-        remedy = f"answers are right or nearly, but their scores are too small: {few}\n{remedy}"
+        reason = (
+            "the frozen head was never trained on them, or too few weights train (--lora-rank 0 trains all weights)"
+        )
+        remedy = f"answers are right or nearly, but their scores are too small: {reason}\n{remedy}"
     elif not closed and _falls(found):
         remedy += "\nthe loss still falls at the last step: the weights were never trained, or the rate is low for this net (--optim.lr)"
     name, sign = used.name, ">=" if used.higher_is_better else "<="
@@ -296,18 +298,18 @@ def baseline(context: GateContext) -> Finding:
     context.put_away()  # before another one is trained
     most = found["steps"] * (1 if stage.expect.gate_batch_size else 4)
     try:
-        blind_run, blind_stage, blind = _train_on_eight(context, blank=inputs, most=most)
+        blank_run, blank_stage, without_input = _train_on_eight(context, blank=inputs, most=most)
     except (ArithmeticError, ValueError, IndexError, RuntimeError) as error:  # for example a metric that counts tokens
         if reaches(metric, swapped, bar):
             raise
-        said = f"{metric.name} {found['metric']:.2f} with its input, {swapped:.2f} with another sample's"
-        raise Skip(f"{said}; blank inputs raise {type(error).__name__}: {error}") from error
-    blind_metric = blind["metric"] if blind["metric"] is not None else metric.floor
+        measured = f"{metric.name} {found['metric']:.2f} with its input, {swapped:.2f} with another sample's"
+        raise Skip(f"{measured}; blank inputs raise {type(error).__name__}: {error}") from error
+    blind_metric = without_input["metric"] if without_input["metric"] is not None else metric.floor
     blank = View(others.data, indices, blank=inputs, draws=others.draws)
     answered = reaches(metric, blind_metric, bar) and not _by_their_sizes(metric, found["metric"], blind_metric, blank)
     ok = not reaches(metric, swapped, bar) and not answered
     if not ok and not why:
-        why = _why_blind(context, blind_run, blind_stage, blank, blind, bar)
+        why = _why_blind(context, blank_run, blank_stage, blank, without_input, bar)
     if not ok and _hardly_memorised(metric, found) and (not why or why.startswith(NO_EXPERIMENT)):
         raise Skip(f"the overfit gate did not get far enough to compare: {metric.name} {found['metric']:.2f}")
     if not ok and why.startswith(UNTRAINED):
@@ -318,17 +320,19 @@ def baseline(context: GateContext) -> Finding:
         f"both {'below' if metric.higher_is_better else 'above'} {bar:.2f}",
         "the target reaches the model by another way (an index, a file name, the sample's position in the batch)\n"
         "the input is overwritten before it reaches the net",
-        evidence={"swapped": swapped, "blind": blind_metric, "blind_loss": blind["loss"]},
+        evidence={"swapped": swapped, "blind": blind_metric, "blind_loss": without_input["loss"]},
         batch=found["batch"], cause=why,
     )  # fmt: skip
 
 
-def _by_their_sizes(metric: Metric, own: float, blind: float, blank: View) -> bool:
+def _by_their_sizes(metric: Metric, own: float, without_input: float, blank: View) -> bool:
     """Return whether blank inputs differ in length, and no more is answered from them than samples have different lengths."""
     samples = [blank.get(i, None) for i in range(len(blank))]
     shapes = {tuple(tuple(getattr(one[k], "shape", ())) for k in blank.blank) for one in samples}
     share = len(shapes) / len(samples)
-    return len(shapes) > 1 and (share == 1 or not metric.better(blind, metric.floor + share * (own - metric.floor)))
+    return len(shapes) > 1 and (
+        share == 1 or not metric.better(without_input, metric.floor + share * (own - metric.floor))
+    )
 
 
 def _skip_if_more_samples_tell(context: GateContext, metric: Metric, own: float, bar: float) -> None:

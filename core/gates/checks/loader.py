@@ -155,7 +155,7 @@ def _check_reading(context: GateContext, folder: Path) -> Finding:
     wrong += _processes(context, data, indices, size)
     if context.deep and world == 1 and not wrong:
         over_two_processes(context, "loader")
-    told = "; ".join(wrong)
+    faults = "; ".join(wrong)
     usual = f"{n} samples once per epoch, in another order in the second"
     order_shown = f"declared: {sampling}" if sampling else usual
     random_part = f"new random draws for {fresh} of {len(twice)}" if fresh else "no random part"
@@ -167,14 +167,14 @@ def _check_reading(context: GateContext, folder: Path) -> Finding:
         order_causes(
             (repeated, "get() draws from a generator of its own (made in __init__ or at import, numpy's): every worker has a copy and "
              "repeats it"),
-            ("the same in both epochs" in told or "random streams" in told or bool(differ and not repeated),
+            ("the same in both epochs" in faults or "random streams" in faults or bool(differ and not repeated),
              "get() seeds a generator itself, or stores augmented samples and returns them again, or draws from one that all share "
              "(numpy's)"),
-            ("differs from call to call" in told, "order() draws from a generator that its arguments do not seed"),
-            ("the order of the first" in told or "is repeated after" in told, "order() ignores the epoch (set_epoch), or the loop reads "
+            ("differs from call to call" in faults, "order() draws from a generator that its arguments do not seed"),
+            ("the order of the first" in faults or "is repeated after" in faults, "order() ignores the epoch (set_epoch), or the loop reads "
              "data itself: the same batch again and again, or the same in all processes"),
-            ("sees another data set" in told, "the data set is split by process, and core splits it again"),
-            ("is repeated after" in told, "on purpose (drawn with replacement, a curriculum): give the reason in expect.sampling")),
+            ("sees another data set" in faults, "the data set is split by process, and core splits it again"),
+            ("is repeated after" in faults, "on purpose (drawn with replacement, a curriculum): give the reason in expect.sampling")),
         evidence={"order": order[: 2 * n], "drawn_anew": fresh, "read_twice": len(twice), "differ": differ, "reread": total},
         cause=STORED if differ and _stored(data, indices[-FEWEST:]) else "",
     )  # fmt: skip
@@ -365,7 +365,7 @@ def new_samples(context: GateContext) -> Finding:
     """If the loop makes its own samples from a data set (answers to prompts): over the four rehearsed iterations, most
     of what it reads must be new. Draws with replacement repeat some; an iterator that restarts repeats all."""
     _, stage, record = rehearsed(context)
-    wrong, told = [], []
+    wrong, measured = [], []
     for name, steps in record.read.items():
         sizes = [len(s) for s in steps.values()]
         n = (
@@ -376,15 +376,15 @@ def new_samples(context: GateContext) -> Finding:
         if len(steps) < 2 or n < 2 * max(sizes):
             continue  # as many as there are: each iteration may read all
         new = len(set().union(*steps.values()))
-        told.append(
+        measured.append(
             f"{name}: {new} different samples of {sum(sizes)} that were read in {len(steps)} iterations ({n:,} in the data set)"
         )
         if new < 0.5 * min(sum(sizes), n):
-            wrong.append(told[-1])
-    if not told:
+            wrong.append(measured[-1])
+    if not measured:
         raise Skip("the loop reads no data set of its own, or all of it in each iteration")
     return Finding(
-        not wrong, "; ".join(wrong or told), "at least half of the samples are new",
+        not wrong, "; ".join(wrong or measured), "at least half of the samples are new",
         "the iterator or the generator restarts in each iteration\nthe same slice, or the same seed, in each iteration",
         evidence={k: {str(i): len(s) for i, s in v.items()} for k, v in record.read.items()},
     )  # fmt: skip

@@ -99,9 +99,9 @@ def _order(mine: Tensor, theirs: Tensor) -> tuple[int, ...] | None:
 def _differ(mine: Tensor, theirs: Tensor) -> tuple[str, str] | None:
     """(what differs, cause) of the same samples in the loss and in the evaluation."""
     if order := _order(mine, theirs):
-        said = " ".join(map(str, order))
-        return (f"channels in the loss and in the evaluation that match in the order {said}",
-                f"loss and evaluation order the channels differently ({said}): RGB read as BGR, or the reverse")  # fmt: skip
+        detail = " ".join(map(str, order))
+        return (f"channels in the loss and in the evaluation that match in the order {detail}",
+                f"loss and evaluation order the channels differently ({detail}): RGB read as BGR, or the reverse")  # fmt: skip
     each = []
     for row, other in zip(mine, theirs, strict=True):  # one by one: doubles of all are twice the batch
         a, b = (to_double(x).flatten() for x in (row, other))
@@ -114,8 +114,8 @@ def _differ(mine: Tensor, theirs: Tensor) -> tuple[str, str] | None:
     scale, shift = (sa / sb).median().item(), ((ma - mb).abs() / sb).median().item()
     if 1 / SCALE <= scale <= SCALE and shift <= SHIFT:
         return None
-    said = f"mean {ma.median():.3g} and deviation {sa.median():.3g} in the loss, {mb.median():.3g} and {sb.median():.3g} in the evaluation"
+    detail = f"mean {ma.median():.3g} and deviation {sa.median():.3g} in the loss, {mb.median():.3g} and {sb.median():.3g} in the evaluation"
     return (
-        said,
+        detail,
         "loss and evaluation scale the input differently: normalise in one place, inside the model or in the data set",
     )

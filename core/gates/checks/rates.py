@@ -112,11 +112,11 @@ def schedule(context: GateContext) -> Finding:
     if loose:
         wrong.append(f"with clipping at {CLIP:g}, the optimiser got a gradient of norm {seen.longest:.3g}")
     warmup = round(settings.warmup * total)
-    shown = f"peak {seen.peak:.3g}, declared: {own}" if own and not wrong else (
+    measured = f"peak {seen.peak:.3g}, declared: {own}" if own and not wrong else (
         f"{len(seen.steps)} steps as scheduled; in the full run {warmup:,} of {total:,} steps of warm-up to {_peak(seen):.3g}, "
         f"{settings.schedule} to {optim.schedule(total - 1, total, settings) * _peak(seen):.1e}")  # fmt: skip
     return Finding(
-        not wrong, "; ".join(wrong) if wrong else shown,
+        not wrong, "; ".join(wrong) if wrong else measured,
         "finite rates around the configured peak, gradients clipped at --optim.clip" if own else
         "one optimiser step per iteration, each at peak x schedule(step), the gradient clipped at --optim.clip; a peak that is "
         "reached, an end near zero",
@@ -216,10 +216,10 @@ def terms(context: GateContext) -> Finding:
         )  # fmt: skip
     declared = stage.expect.small_terms
     small = [t for t in gradient if gradient[t] < SMALL and t not in declared]
-    shown = ", ".join(f"{t} {share[t]:.1%} of the loss and {gradient[t]:.2%} of the gradient" for t in gradient)
+    measured = ", ".join(f"{t} {share[t]:.1%} of the loss and {gradient[t]:.2%} of the gradient" for t in gradient)
     top = max(gradient, key=gradient.get)
     return Finding(
-        not small, f"{top} dominates {', '.join(small)}: {shown}" if small else shown,
+        not small, f"{top} dominates {', '.join(small)}: {measured}" if small else measured,
         f"every term has at least {SMALL:.1%} of the gradient",
         "a mean over classes, pixels or positions where a sum is meant: the term has 1/N of its weight\n"
         "a sum where a mean is meant, or a weight chosen for a loss of another scale\na detach() in the term\n"
@@ -295,8 +295,8 @@ def sweep(run: Run, stage: Stage, *, start: float, end: float, steps: int, only:
     (optimizer,) = stage.optimizers.values()
     data, cfg = stage.data["train"], run.cfg
     fresh = only is None
-    few = min(max(stage.expect.at_most(cfg.train.batch_size), BATCH[0]), BATCH[1], len(data))
-    size = cfg.train.batch_size if fresh else few
+    batch_size = min(max(stage.expect.at_most(cfg.train.batch_size), BATCH[0]), BATCH[1], len(data))
+    size = cfg.train.batch_size if fresh else batch_size
     stream = loader.Stream(len(data), cfg.run.seed)
     most = size if stage.expect.batch_dependence else own_size(run)
     cuts = [split_evenly(stream.keys(i * size, (i + 1) * size), most) for i in (range(steps) if fresh else [only])]

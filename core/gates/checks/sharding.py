@@ -67,12 +67,12 @@ def sharding(context: GateContext) -> Finding:
     if not off <= 0.02 * times * max(1.0, abs(metrics[name])):
         wrong.append(f"{name} {metrics[name]:.4f} of the whole model, {metrics_now[name]:.4f} of the sharded one")
     count = sum(p.numel() for p in stage.parameters().values())
-    shown = (
+    measured = (
         f"{count:,} parameters on {world} processes, {STEPS} steps: losses differ by {loss_gap:.0e}, weights by {gap:.1e} of "
         "the distance that they moved"
     )
     return Finding(
-        not wrong, "; ".join(wrong) or shown,
+        not wrong, "; ".join(wrong) or measured,
         f"losses within {LOSS * times:g}, weights within {WEIGHTS * times:g} of their movement, the same {name}; all parameters sharded",
         "train() computes with the local shard of weights or gradients (a norm, a mean, an all_reduce, p.data)\n"
         "train() or the optimiser kept parameters from before they were sharded\n"

@@ -92,14 +92,14 @@ def ema(context: GateContext) -> Finding:
         wrong.append(
             f"after the run's {round(total / each):,} updates, {left**whole:.0%} of the average are still the untrained weights"
         )
-    shown = f"decays {_shorten(decays)} over {steps} steps"
-    shown += (
+    measured = f"decays {_shorten(decays)} over {steps} steps"
+    measured += (
         ""
         if late is None
         else f", {late:.4f} after {updates:,} updates, {left**whole:.1%} of the untrained weights left"
     )
     return Finding(
-        not wrong, f"{'; '.join(wrong)}; {shown}" if wrong else shown,
+        not wrong, f"{'; '.join(wrong)}; {measured}" if wrong else measured,
         f"updated in train(), a decay of at least {due:.4f} at the end, at most {INITIAL:.0%} of the untrained weights left",
         "the update is missing in train(), or reads the average instead of the model\n"
         "the decay was chosen for a run of another length: 1 - 10 / steps is a good start\n"

@@ -208,8 +208,8 @@ def evaluated(seen: Observer) -> dict:
                 "an average of weights is a sum: the division by their number is missing, or is outside of the loop over the entries",
             )
     for i in rows & trained:
-        calls, still = seen.resting.get(i, [0, 0])
-        if calls >= 2 and still == calls and any(moved_now(seen, p) for p in parameters_of(seen.roots[i])):
+        calls, resting = seen.resting.get(i, [0, 0])
+        if calls >= 2 and resting == calls and any(moved_now(seen, p) for p in parameters_of(seen.roots[i])):
             return finding(
                 "evaluated",
                 f"in all {calls} calls of the evaluation the model had its initial weights, and trained on with others",
@@ -255,16 +255,16 @@ def scales(seen: Observer, both: set[int]) -> dict:
             continue
         mean_a, std_a, mean_b, std_b = (sum(x[j] for x in rows) / len(rows) for rows in (a, b) for j in (0, 1))
         spread = max(std_a, std_b)
-        told = (
+        measured = (
             f"inputs: mean {mean_a:.3g}, std {std_a:.3g} in training; mean {mean_b:.3g}, std {std_b:.3g} in evaluation"
         )
         ratio = 1.9 if ours.dim == 4 else SCALE  # images of one kind have one scale; a time series may drift
         far = spread > ratio * min(std_a, std_b) or abs(mean_a - mean_b) > 2 * spread
         if far and not goes_on(ours, theirs):
-            other = told
+            other = measured
         if other:
             return finding("evaluated", other, DIFFERENT)
-        return finding("evaluated", f"the trained model; {told}")
+        return finding("evaluated", f"the trained model; {measured}")
     return finding("evaluated", "the trained model is evaluated")
 
 

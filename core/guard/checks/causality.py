@@ -114,8 +114,8 @@ def sees_the_same_place(seen: Any) -> bool | None:
             first, again, changed = call(ids), call(ids), call(other)
             if first is None or again is None or changed is None or not torch.equal(first, again):
                 return None
-            apart = (changed - first).narrow(axis, half, 1).abs().float().mean()
-            found.append(float(apart) > SEEN * float(first.float().std()))
+            difference = (changed - first).narrow(axis, half, 1).abs().float().mean()
+            found.append(float(difference) > SEEN * float(first.float().std()))
     return all(found) if found else None
 
 
@@ -169,12 +169,12 @@ def sees_ahead(seen: Any) -> dict | None:
     seen_ahead = change(call, permuted(ids, axis, half), axis, half, early=True)
     if seen_ahead is None or any(p.dtype in (torch.bfloat16, torch.float16) for p in parameters_of(module)):
         return None
-    told = f"scores change by {seen_ahead:.2g} of their spread when only later tokens do"
+    measured = f"scores change by {seen_ahead:.2g} of their spread when only later tokens do"
     cause = (
         "the model sees the tokens that it must predict: the causal mask is missing, on the wrong axis, or a view() or "
         "reshape() mixes places"
     )
-    return finding("dependency", told, cause if seen_ahead > SEEN else "")
+    return finding("dependency", measured, cause if seen_ahead > SEEN else "")
 
 
 def gradient(module: nn.Module, given: tuple, x: Tensor, pick: Callable) -> Tensor | None:
@@ -207,9 +207,9 @@ def ignores_samples(seen: Any) -> dict | None:
     if grad is None:
         return None
     without = int((grad.flatten(1) == 0).all(1).sum())
-    told = f"{len(x) - without} of {len(x)} samples of the input reach the outputs"
+    measured = f"{len(x) - without} of {len(x)} samples of the input reach the outputs"
     cause = "samples are selected, scattered or averaged along the wrong axis" if without > 0.8 * len(x) else ""
-    return finding("dependency", told, cause)
+    return finding("dependency", measured, cause)
 
 
 def ignores_places(seen: Any) -> dict | None:
@@ -224,12 +224,12 @@ def ignores_places(seen: Any) -> dict | None:
     if grad is None:
         return None
     reach = (grad != 0).any(2).any(0)
-    told = f"{int(reach.sum())} of {len(reach)} places of the input {tuple(x.shape)} reach the outputs"
+    measured = f"{int(reach.sum())} of {len(reach)} places of the input {tuple(x.shape)} reach the outputs"
     where = torch.nonzero(reach).flatten().tolist()
     cause = (
         "the output of another time step is read, or along another axis: out[:, -1] is meant" if where == [0] else ""
     )
-    return finding("dependency", told, cause)
+    return finding("dependency", measured, cause)
 
 
 def arguments(module: nn.Module, args: tuple, kwargs: dict) -> dict[str, Any]:
@@ -261,9 +261,9 @@ def unread(seen: Any) -> dict | None:
                 ignored.append(f"input {name} {tuple(x.shape)} of {type(module).__name__} reaches no output")
     if not count:  # no input has an effect: the model returns something else
         return None
-    told = "; ".join(ignored) or f"{count} inputs of models with several reach the outputs"
+    measured = "; ".join(ignored) or f"{count} inputs of models with several reach the outputs"
     cause = "it is computed and never used, or another input is used in its place (copied code)" if ignored else ""
-    return finding("dependency", told, cause)
+    return finding("dependency", measured, cause)
 
 
 def same_outputs(module: nn.Module, given: tuple, x: Tensor, other: Tensor, seed: int) -> bool | None:
@@ -311,14 +311,14 @@ def sees_its_answer(seen: Any) -> dict | None:
             scores = [scores_of(out, ids) for out in outs or ()]
             if len(scores) < 2 or scores[0] is None or scores[1] is None:
                 return None
-            apart = (scores[1] - scores[0]).abs().float() / scores[0].float().std().clamp_min(1e-12)
-            own = max(own, float(apart.narrow(axis, half, 1).mean()))
-            early = max(early, float(apart.narrow(axis, 0, half).max()))
+            difference = (scores[1] - scores[0]).abs().float() / scores[0].float().std().clamp_min(1e-12)
+            own = max(own, float(difference.narrow(axis, half, 1).mean()))
+            early = max(early, float(difference.narrow(axis, 0, half).max()))
         found.append((own, early))
     own, early = min(own for own, _ in found), max(early for _, early in found)
-    told = f"scores of a place change by {own:.2g} of their spread with the target at that place"
+    measured = f"scores of a place change by {own:.2g} of their spread with the target at that place"
     cause = "with teacher forcing the decoder gets the token that it must predict: give it the token before (SOS first)"
-    return finding("dependency", told, cause if own > SEEN and early < SEEN else "")
+    return finding("dependency", measured, cause if own > SEEN and early < SEEN else "")
 
 
 def orderless(seen: Any) -> dict | None:
@@ -337,11 +337,11 @@ def orderless(seen: Any) -> dict | None:
     half, spread = ids.shape[1] // 2, float(first.float().std())
     context = float((changed - first)[:, :half].float().abs().mean())
     left = float((moved - first[:, order]).float().abs().mean())
-    told = f"scores change by {left / max(spread, 1e-12):.2g} of their spread when the tokens change places and nothing else"
+    measured = f"scores change by {left / max(spread, 1e-12):.2g} of their spread when the tokens change places and nothing else"
     if not context > 1e-3 * spread:
         return None
     cause = "the model does not know the positions of its tokens: position ids are constant, or the position embedding is not added"
-    return finding("dependency", told, cause if left < 0.02 * context else "")
+    return finding("dependency", measured, cause if left < 0.02 * context else "")
 
 
 def dependency(seen: Any) -> dict:
@@ -366,7 +366,7 @@ def dependency(seen: Any) -> dict:
                 )
                 if x is not None
             ]
-            rows += [finding("dependency", told, cause) for told, cause in sample_rows.check(seen)]
+            rows += [finding("dependency", measured, cause) for measured, cause in sample_rows.check(seen)]
     if not rows:
         return skip("dependency", "no evaluation by class in eval mode was seen, or a batch cannot be cut")
     bad = [r for r in rows if not r["ok"]] or rows

@@ -58,13 +58,13 @@ def second(record: dict) -> dict:
         )
     found = [f for f in record["findings"] if f["id"] not in QUALITY]
     wrong = [f for f in found if not f.get("ok", True)]
-    told = "; ".join(f"{f['id']}: {f['measured']}" for f in wrong)
+    measured = "; ".join(f"{f['id']}: {f['measured']}" for f in wrong)
     count = sum("skip" not in f for f in found)
-    told = (
-        told
+    measured = (
+        measured
         or f"{record['steps']} steps of the training with optimiser {record['plan']['later']}: {count} checks passed"
     )
-    return finding("later", told, "\n".join(f["cause"] for f in wrong))
+    return finding("later", measured, "\n".join(f["cause"] for f in wrong))
 
 
 def answer(watch: dict, record: dict, late: bool, output: str, seconds: float) -> dict:
@@ -79,11 +79,13 @@ def answer(watch: dict, record: dict, late: bool, output: str, seconds: float) -
     if record["steps"] < max(1, min(4, watch["steps"])) or record.get("error"):
         return skip("ending", f"only {record['steps']} steps were made")
     found = record["findings"][0]
-    told, cause = best_weights.check(record.get("rounds", []), output)
+    measured, cause = best_weights.check(record.get("rounds", []), output)
     if not found.get("ok"):
         return found
     return finding(
-        "ending", f"{found['measured']}; {told or 'kept by a printed score: none'}" if not cause else told, cause
+        "ending",
+        f"{found['measured']}; {measured or 'kept by a printed score: none'}" if not cause else measured,
+        cause,
     )
 
 
@@ -108,8 +110,8 @@ def scales(seen: Following) -> Fault | None:
         steps = sorted({e.step for e in seen.evaluations if e.kind == what and list(e.source) == source})
         ours, theirs = seen.trained[what].measures, rows.measures
         cause = "this evaluation's data are scaled or normalised differently from the training data, or not at all"
-        if told := fault(ours, theirs):
-            return f"evaluation after step {steps[0]} of {seen.steps}: {told}", cause
+        if measured := fault(ours, theirs):
+            return f"evaluation after step {steps[0]} of {seen.steps}: {measured}", cause
         if len(ours.rows) < 4 or not theirs.rows:
             continue
         low, high = min(s for _, s in ours.rows), max(s for _, s in ours.rows)
@@ -166,11 +168,11 @@ def worst(seen: Following) -> Fault | None:
             ]
             if len({e.weights for e in rows}) < 3 or not far_below(kept, rows):
                 continue
-            told = f"{'saved as ' + os.path.basename(one.path) if one.path else 'kept at the end'}: the weights after step {kept.step}"
+            measured = f"{'saved as ' + os.path.basename(one.path) if one.path else 'kept at the end'}: the weights after step {kept.step}"
             numbers = [f"loss {kept.loss:.3g}, at best {min(e.loss for e in rows):.3g}"] if kept.losses else []
             numbers += [f"{kept.accuracy:.2f} right, at best {max(e.accuracy for e in rows):.2f}"] if kept.rows else []
             return (
-                f"{told}, the worst of {len(rows)} evaluations ({'; '.join(numbers)})",
+                f"{measured}, the worst of {len(rows)} evaluations ({'; '.join(numbers)})",
                 "the best weights are chosen in the wrong direction (mode='min' for a score, 'max' for a loss, or < for >)",
             )
     return None

@@ -29,8 +29,8 @@ def wiring(seen: Observer) -> dict:
     missing = [(i, p) for i, (p, n) in seen.leaves.items() if i not in owned and p.requires_grad and n >= 2]
     lost = [(i, p) for i, p in missing if fault(seen, i, modules, owned)]
     if lost:
-        shown = [called.get(i, f"a parameter {tuple(p.shape)} of no module") for i, p in lost]
-        wrong.append(f"{len(lost)} tensors get gradients and are in no optimiser: {listed(shown)}")
+        lost_names = [called.get(i, f"a parameter {tuple(p.shape)} of no module") for i, p in lost]
+        wrong.append(f"{len(lost)} tensors get gradients and are in no optimiser: {listed(lost_names)}")
         causes.append(
             "the optimiser was built before these were added, replaced or unfrozen, or over a part of the model; "
             "or their modules are kept in a list or dict, not in a ModuleList"
@@ -49,8 +49,8 @@ def wiring(seen: Observer) -> dict:
     if called_twice := twins(seen):
         wrong += called_twice
         causes.append("copied code: a layer is called in place of its neighbour")
-    if still := [called.get(i, "?") for g in groups for i in standing(g)]:
-        wrong.append(f"{len(still)} tensors get a gradient and do not move: {listed(still)}")
+    if unmoved := [called.get(i, "?") for g in groups for i in standing(g)]:
+        wrong.append(f"{len(unmoved)} tensors get a gradient and do not move: {listed(unmoved)}")
         causes.append("updates are lost to rounding (weights in bf16 or fp16 without an fp32 copy), or a zero rate")
     for text, cause in untrained(seen, modules):
         wrong.append(text)
@@ -94,15 +94,15 @@ def untrained(seen: Observer, modules: list[nn.Module]) -> list[tuple[str, str]]
     hands on."""
     found = []
     if state := seen.evidence.states.fault():
-        told = f"{state} is called step by step, each time with the same state"
-        found.append((told, "its new state is thrown away (output, _ = rnn(x, hidden)): pass it to the next step"))
+        measured = f"{state} is called step by step, each time with the same state"
+        found.append((measured, "its new state is thrown away (output, _ = rnn(x, hidden)): pass it to the next step"))
     if plain := drawn_constants(seen, modules):
-        told = f"a random tensor that is no Parameter and no buffer is used as a weight: {listed(plain)}"
+        measured = f"a random tensor that is no Parameter and no buffer is used as a weight: {listed(plain)}"
         cause = "it is neither trained nor saved: make it an nn.Parameter, or a buffer if it must not change"
-        found.append((told, cause))
+        found.append((measured, cause))
     if anew := seen.evidence.made_anew.fault():
-        told = f"a layer is created anew, with new random weights, at every call of the model: {anew}"
-        found.append((told, "it is created inside forward(), and no optimiser has it: create it in __init__()"))
+        measured = f"a layer is created anew, with new random weights, at every call of the model: {anew}"
+        found.append((measured, "it is created inside forward(), and no optimiser has it: create it in __init__()"))
     return found
 
 

@@ -18,9 +18,9 @@ def check(watch: dict, eight: dict, others: dict, output: str = "") -> list[dict
     why = unsuitable(facts)
     fit = facts.get("fit") or {}
     if fit.get("spread") and len(fit["spread"]) >= 12 and max(fit["spread"]) < 1e-6 and not facts.get("declared"):
-        told = f"{fit['kind']}: in {len(fit['spread'])} calls the outputs were the same for all samples of a batch"
+        measured = f"{fit['kind']}: in {len(fit['spread'])} calls the outputs were the same for all samples of a batch"
         why = "the input does not reach the output"
-        return [finding("overfit", told, CONSTANT), skip("signal", why), skip("metric", why)]
+        return [finding("overfit", measured, CONSTANT), skip("signal", why), skip("metric", why)]
     if why:
         found = none(why)
         if eight and eight.get("why") != "it raised" and eight.get("facts"):
@@ -99,42 +99,45 @@ def overfit(own: dict, others: dict) -> dict:
     if n < 12:
         return skip("overfit", f"only {n} losses on eight samples")
     # After as many steps: two runs side by side make different numbers of them.
-    start, end, late, blind = a[0], tail(a[:n]), tail(a), tail(b[:n])
+    start, end, late, exchanged = a[0], tail(a[:n]), tail(a), tail(b[:n])
     right = tail(own["train_accuracy"])
-    told = f"loss {start:.3g} -> {end:.3g} on eight samples, {blind:.3g} with each other's inputs"
-    told += f"; {right:.2f} right" if own["train_accuracy"] else ""
+    measured = f"loss {start:.3g} -> {end:.3g} on eight samples, {exchanged:.3g} with each other's inputs"
+    measured += f"; {right:.2f} right" if own["train_accuracy"] else ""
     # Nothing more is memorised: half of the labels are wrong, for one.
     stalled = n >= 100 and 0 < right < 0.9 and not falling(a)
-    if end < (0.7 if stalled else 0.8) * blind or late < 0.5 * blind or late < 0.1 * start:
-        return finding("overfit", told, own=a[:500], others=b[:500])
-    if n < FEW or (n < 2 * FEW and late < 0.8 * blind):
-        return skip("overfit", f"{told}: {n} steps are too few to decide")
+    if end < (0.7 if stalled else 0.8) * exchanged or late < 0.5 * exchanged or late < 0.1 * start:
+        return finding("overfit", measured, own=a[:500], others=b[:500])
+    if n < FEW or (n < 2 * FEW and late < 0.8 * exchanged):
+        return skip("overfit", f"{measured}: {n} steps are too few to decide")
     if own.get("contrasted"):
         return skip(
             "overfit",
-            f"{told}: the loss compares samples with each other, and repetitions of the same eight look alike",
+            f"{measured}: the loss compares samples with each other, and repetitions of the same eight look alike",
         )
     if own.get("forced"):
-        return skip("overfit", f"{told}: the decoder gets the targets so far, and can memorise them without the input")
-    if own.get("mixed") and end < 0.95 * blind:
-        return skip("overfit", f"{told}: each sample has two targets, so the loss does not close")
+        return skip(
+            "overfit", f"{measured}: the decoder gets the targets so far, and can memorise them without the input"
+        )
+    if own.get("mixed") and end < 0.95 * exchanged:
+        return skip("overfit", f"{measured}: each sample has two targets, so the loss does not close")
     if not math.isfinite(end) or end > 3 * start:
         return skip(
-            "overfit", f"{told}: the rehearsal on eight samples diverged, so it shows nothing about their labels"
+            "overfit", f"{measured}: the rehearsal on eight samples diverged, so it shows nothing about their labels"
         )
     idle = at_constant(a, own.get("constant", []))
     if n < 100 and 0 < idle < IDLE:
         return skip(
-            "overfit", f"{told}: for {idle} steps the loss is that of the best constant, which is too short to decide"
+            "overfit",
+            f"{measured}: for {idle} steps the loss is that of the best constant, which is too short to decide",
         )
     if end > 0.9 * start and n < 100:
-        return skip("overfit", f"{told}: the rate is too low for {n} steps to say")
+        return skip("overfit", f"{measured}: the rate is too low for {n} steps to say")
     if end > LEARNT * start and falling(a):  # hardly anything is learnt so far
-        return skip("overfit", f"{told}: the loss still falls after {n} steps; train longer with --seconds 30")
-    if end > 0.95 * start and blind > 0.95 * start:
-        return skip("overfit", f"{told}: nothing is learnt in {n} steps, the rate may still be rising")
+        return skip("overfit", f"{measured}: the loss still falls after {n} steps; train longer with --seconds 30")
+    if end > 0.95 * start and exchanged > 0.95 * start:
+        return skip("overfit", f"{measured}: nothing is learnt in {n} steps, the rate may still be rising")
     cause = f"labels do not belong to their inputs inside the loop (shuffled, rolled or mixed wrongly)\n{CONSTANT}"
-    return finding("overfit", told, cause, own=a[:500], others=b[:500])
+    return finding("overfit", measured, cause, own=a[:500], others=b[:500])
 
 
 def signal(watch: dict, eight: dict) -> dict:
@@ -148,22 +151,22 @@ def signal(watch: dict, eight: dict) -> dict:
     n, chance = watch["eval_seen"][-1], watch["majority"]
     got = max(watch["eval_right"][-1], watch["eval_right_batch"][-1]) / n
     error = (chance * (1 - chance) / n) ** 0.5
-    told = f"{got:.3f} of {n} evaluated samples right after {watch['epochs']:.1f} epochs, the most frequent class has {chance:.3f}"
+    measured = f"{got:.3f} of {n} evaluated samples right after {watch['epochs']:.1f} epochs, the most frequent class has {chance:.3f}"
     if got > chance + 3 * error:
-        return finding("signal", told)
+        return finding("signal", measured)
     near = watch.get("neighbours") or [0.0, 1, 1.0]
     late = tail(watch["train_accuracy"])
     if near[0] > near[2] + 3 * (near[2] * (1 - near[2]) / near[1]) ** 0.5 and late < chance + 0.15:
         return skip(
             "signal",
-            f"{told}; the labels do belong to the inputs (the nearest other input has the same class in "
+            f"{measured}; the labels do belong to the inputs (the nearest other input has the same class in "
             f"{near[0]:.2f}): the model learns slowly; train longer with --steps 400 --seconds 30",
         )
     cause = (
         "labels do not belong to their inputs in the data (one of both was sorted, shuffled or filtered alone)\n"
         "training and validation number their classes differently"
     )
-    return finding("signal", f"{told}; eight samples were memorised in {eight['steps']} steps", cause)
+    return finding("signal", f"{measured}; eight samples were memorised in {eight['steps']} steps", cause)
 
 
 def metric(own: dict, output: str) -> dict:
@@ -179,13 +182,13 @@ def metric(own: dict, output: str) -> dict:
     if max(got, settled) < 0.7:
         cause = "the evaluation prepares its inputs differently from training (transform, scale, channel order, mode)"
         return finding("metric", words, cause)
-    told = printed(output, own.get("said", []))
-    if told is None or got < 0.95:
+    printed_score = printed(output, own.get("output_span", []))
+    if printed_score is None or got < 0.95:
         return finding("metric", words)
-    if told < got - 0.25:
+    if printed_score < got - 0.25:
         cause = "the script counts wrongly (another axis, shifted labels, a wrong denominator)"
-        return finding("metric", f"{words}, and the script prints an accuracy of {told:.3g}", cause)
-    return finding("metric", f"{words}; printed: {told:.3g}")
+        return finding("metric", f"{words}, and the script prints an accuracy of {printed_score:.3g}", cause)
+    return finding("metric", f"{words}; printed: {printed_score:.3g}")
 
 
 def repeatable(facts: dict, output: str) -> bool:
@@ -205,22 +208,22 @@ def closing(own: dict, others: dict) -> dict:
         return skip("overfit", f"only {n} losses on eight samples")
     ctc = own["kind"] == "ctc_loss"
     constant = math.inf if ctc else tail(own["blind"])
-    start, end, blind = min(a[0], constant), tail(a), tail(b)
-    told = f"{own['kind']}: {a[0]:.3g} -> {end:.3g} on eight samples, {blind:.3g} with each other's inputs"
-    told += "" if ctc else f", {constant:.3g} with the best constant"
-    if not math.isfinite(start + end + blind) or not constant > 1e-12:
-        return skip("overfit", f"{told}: the eight targets are the same, or the loss is not finite")
-    if end < LEARNT * min(blind, constant) or end < 0.1 * start:
-        return finding("overfit", told, own=a[:500], others=b[:500])
+    start, end, exchanged = min(a[0], constant), tail(a), tail(b)
+    measured = f"{own['kind']}: {a[0]:.3g} -> {end:.3g} on eight samples, {exchanged:.3g} with each other's inputs"
+    measured += "" if ctc else f", {constant:.3g} with the best constant"
+    if not math.isfinite(start + end + exchanged) or not constant > 1e-12:
+        return skip("overfit", f"{measured}: the eight targets are the same, or the loss is not finite")
+    if end < LEARNT * min(exchanged, constant) or end < 0.1 * start:
+        return finding("overfit", measured, own=a[:500], others=b[:500])
     if max(own["spread"]) < 1e-6:
-        told += "; the outputs are the same for all eight samples"
-        return finding("overfit", told, CONSTANT, own=a[:500], others=b[:500])
-    if end < LEARNT * blind:
-        return skip("overfit", f"{told}: hardly learnt in {n} steps; train longer with --seconds 30")
-    if ctc or n < 100 or end > 1.1 * constant or tail(own["spread"]) < 0.05 or end < 0.95 * blind:
-        return skip("overfit", f"{told}: it learns too slowly to decide in {n} steps")
+        measured += "; the outputs are the same for all eight samples"
+        return finding("overfit", measured, CONSTANT, own=a[:500], others=b[:500])
+    if end < LEARNT * exchanged:
+        return skip("overfit", f"{measured}: hardly learnt in {n} steps; train longer with --seconds 30")
+    if ctc or n < 100 or end > 1.1 * constant or tail(own["spread"]) < 0.05 or end < 0.95 * exchanged:
+        return skip("overfit", f"{measured}: it learns too slowly to decide in {n} steps")
     cause = "targets do not belong to their inputs inside the loop (shuffled, rolled or mixed wrongly)"
-    return finding("overfit", told, cause, own=a[:500], others=b[:500])
+    return finding("overfit", measured, cause, own=a[:500], others=b[:500])
 
 
 def response(watch: dict, eight: dict) -> dict:
@@ -232,20 +235,20 @@ def response(watch: dict, eight: dict) -> dict:
         return skip("signal", "eight samples were not memorised: too early to say")
     half = len(fit["left"]) // 2
     own, other = (sum(fit[k][half:]) / max(1, len(fit[k][half:])) for k in ("left", "other"))
-    told = f"{fit['kind']} {own:.3g} in training, {other:.3g} with other rows' targets"
+    measured = f"{fit['kind']} {own:.3g} in training, {other:.3g} with other rows' targets"
     if not watch["eval_correlation"]:
-        return skip("signal", f"{told}; no evaluation was seen whose outputs could be compared with targets")
+        return skip("signal", f"{measured}; no evaluation was seen whose outputs could be compared with targets")
     found, n = watch["eval_correlation"][-1]
-    told += f"; in the evaluation outputs and targets of {n} samples correlate by {found:.2f}"
+    measured += f"; in the evaluation outputs and targets of {n} samples correlate by {found:.2f}"
     error = 3 / max(1, n) ** 0.5
     if found > error:
-        return finding("signal", told)
+        return finding("signal", measured)
     early = watch["epochs"] < 2 or watch["steps"] < max(60, 0.8 * eight["steps"])
     if early or found > error / 2 or abs(found) + error > 0.3 or own < 0.85 * other:
         why = f"{watch['steps']} steps, {watch['epochs']:.1f} epochs and these samples are too few to say"
-        return skip("signal", f"{told}: {why}")
+        return skip("signal", f"{measured}: {why}")
     cause = "targets do not belong to their inputs in the data (one of both was sorted, shuffled or filtered alone)"
-    return finding("signal", f"{told}; eight samples were memorised in {eight['steps']} steps", cause)
+    return finding("signal", f"{measured}; eight samples were memorised in {eight['steps']} steps", cause)
 
 
 def agreement(own: dict, output: str) -> dict:
@@ -258,27 +261,34 @@ def agreement(own: dict, output: str) -> dict:
     if not close or not own["one_source"] or not got or got[-1] is None:
         return against(own, output) or skip("metric", "the eight samples were not memorised, or not evaluated")
     words = f"{got[-1]:.2f} {what} in the evaluation of the eight memorised samples"
-    said = own.get("said") and scores(printed_between(output, own["said"]))
-    told = said and said.get("acc" if fit["kind"] in BINARY else "r2")
-    if got[-1] < 0.8 or told is None or not said:
+    printed = own.get("output_span") and scores(printed_between(output, own["output_span"]))
+    score = printed and printed.get("acc" if fit["kind"] in BINARY else "r2")
+    if got[-1] < 0.8 or score is None or not printed:
         return against(own, output) or finding("metric", words)
     name = "an accuracy" if fit["kind"] in BINARY else "an R2"
-    if told < got[-1] - 0.4:
+    if score < got[-1] - 0.4:
         cause = "the script computes its score from other numbers (another unit or scale, other rows, another threshold or axis)"
-        return finding("metric", f"{words}, and the script prints {name} of {told:.3g}", cause)
-    return finding("metric", f"{words}; printed: {told:.3g}")
+        return finding("metric", f"{words}, and the script prints {name} of {score:.3g}", cause)
+    return finding("metric", f"{words}; printed: {score:.3g}")
 
 
 def against(own: dict, output: str) -> dict | None:
     """Find a ranking score that is far below chance on samples whose loss has closed; None where nothing is known."""
-    if (own.get("fit") or {}).get("own") or not own.get("closed") or not own.get("one_source") or not own.get("said"):
+    if (
+        (own.get("fit") or {}).get("own")
+        or not own.get("closed")
+        or not own.get("one_source")
+        or not own.get("output_span")
+    ):
         return None
-    auc = scores(printed_between(output, own["said"])).get("auc")
+    auc = scores(printed_between(output, own["output_span"])).get("auc")
     if auc is None:
         return None
-    told = f"the loss on eight samples has closed, and the script prints an AUC of {auc:.3g} for them"
+    measured = f"the loss on eight samples has closed, and the script prints an AUC of {auc:.3g} for them"
     if auc > 0.25:
-        return finding("metric", told) if auc > 0.9 else None
+        return finding("metric", measured) if auc > 0.9 else None
     return finding(
-        "metric", told, "labels mean the opposite in the loss and in the evaluation, or the score has the wrong sign"
+        "metric",
+        measured,
+        "labels mean the opposite in the loss and in the evaluation, or the score has the wrong sign",
     )

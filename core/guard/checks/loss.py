@@ -83,13 +83,13 @@ def targets(seen: Observer) -> dict:
         )
     distinct = set().union(*(r["distinct"] for r in rows))
     sizes = [r["scored"] for r in rows]
-    few = max(1, 0.25 * len(distinct)) if len(distinct) < 40 else 1
-    alone = sum(len(r["distinct"]) <= few for r in rows)
+    least = max(1, 0.25 * len(distinct)) if len(distinct) < 40 else 1
+    alone = sum(len(r["distinct"]) <= least for r in rows)
     sorted_by = alone > 0.8 * len(rows) and len(rows) >= 6 and majority(rows) < 0.5
     if len(distinct) >= 4 and sorted(sizes)[len(sizes) // 2] >= 8 and sorted_by:
         return finding(
             "targets",
-            f"{alone} of {len(rows)} batches hold at most {int(few)} of {len(distinct)} classes",
+            f"{alone} of {len(rows)} batches hold at most {int(least)} of {len(distinct)} classes",
             "the data are sorted by class and not shuffled (shuffle=True)",
         )
     classes = max(r["classes"] for r in rows)
@@ -291,10 +291,10 @@ def learning(seen: Observer) -> dict:
         seen_n = evals[0].seen
         got = max(evals[0].right, evals[0].right_batch) / seen_n
         error = (right * (1 - right) * (1 / n + 1 / seen_n)) ** 0.5
-        told = f"{right:.2f} of the last {n} training samples right when first seen, then {got:.2f} of {seen_n} in the evaluation"
+        text = f"{right:.2f} of the last {n} training samples right when first seen, then {got:.2f} of {seen_n} in the evaluation"
         if right - got > max(0.25, 6 * error) and got < 0.6 * right:
-            return finding("learning", told, "the evaluation's labels, classes or transforms differ from training's")
-        return finding("learning", told)
+            return finding("learning", text, "the evaluation's labels, classes or transforms differ from training's")
+        return finding("learning", text)
     return finding("learning", f"{right:.2f} of the last {n} training samples right when first seen")
 
 
@@ -342,7 +342,7 @@ def of(seen: Observer) -> dict[str, Any]:
         "forced": any(r.get("forced") for r in rows),
         "trend": trend(seen.losses),
         "neighbours": neighbours(seen.points),
-        "said": getattr(seen.control, "said", []),
+        "output_span": getattr(seen.control, "output_span", []),
         "mixed": two_targets(rows),
         "contrasted": bool(rows) and all(r.get("made") and not r.get("layer", False) for r in rows),
     }
@@ -369,9 +369,9 @@ def neighbours(points: list) -> list[float]:
     if n < 128:
         return []
     x, y = torch.cat([x for x, _ in points])[:1024], torch.cat([y for _, y in points])[:1024]
-    apart = torch.cdist(x, x).fill_diagonal_(float("inf"))
+    distances = torch.cdist(x, x).fill_diagonal_(float("inf"))
     chance = float((y.unique(return_counts=True)[1] / len(y)).max())
-    return [float((y[apart.argmin(1)] == y).float().mean()), len(y), chance]
+    return [float((y[distances.argmin(1)] == y).float().mean()), len(y), chance]
 
 
 def before(rows: list[dict], step: int) -> list[float]:

@@ -45,8 +45,8 @@ def check(script: Path) -> dict:
         if fault := rule():
             return finding("names", *fault)
     files = len(source.trees)
-    told = f"{calls.followed:,} calls of {len(calls.functions):,} functions in {files} file{'s' * (files != 1)}"
-    return finding("names", told + splits.unread(source))
+    measured = f"{calls.followed:,} calls of {len(calls.functions):,} functions in {files} file{'s' * (files != 1)}"
+    return finding("names", measured + splits.unread(source))
 
 
 class Calls:
@@ -301,8 +301,8 @@ def means(node: ast.AST, one: set[str], other: set[str]) -> bool:
         "concatenate",
         "cat",
     }
-    said = {w for n in found for w in words(n)}
-    return bool(said & one) and not said & other
+    stated = {w for n in found for w in words(n)}
+    return bool(stated & one) and not stated & other
 
 
 def method(home: ast.ClassDef, name: str) -> Function | None:

@@ -41,17 +41,17 @@ def direction(seen: Any) -> dict:
     penalty = penalties.penalty(one.penalties) or penalties.embeddings(one.penalties)
     rows += [(penalty, ""), (one.bootstrapped.fault(), ""), loss_terms.check(one.loss_terms), collapse.check(seen)]
     rows += [(advantages(seen), "")]
-    wrong, told = [], []
+    wrong, measured = [], []
     for fault, text in rows:
         wrong += [fault] if fault else []
-        told += [text] if text else []
+        measured += [text] if text else []
     if wrong:
         return finding("direction", "; ".join(w for w, _ in wrong), "\n".join(c for _, c in wrong))
-    if not told:
+    if not measured:
         return skip(
             "direction", "no adversary, no attack on inputs, no policy of a gymnasium environment, no variational code"
         )
-    return finding("direction", "; ".join(told))
+    return finding("direction", "; ".join(measured))
 
 
 def attacks(seen: Any) -> tuple[Fault | None, str]:
@@ -232,34 +232,34 @@ def noise(seen: Any) -> dict:
             "the noise is drawn twice: once for the input and once for the loss",
         )
     if not one.levels and (hidden := one.hidden.check()):
-        told, fault, cause = hidden
-        return finding("noise", fault or told, cause)
+        measured, fault, cause = hidden
+        return finding("noise", fault or measured, cause)
     if not one.levels:
         return skip("noise", "no loss whose target is noise that was added to the batch")
     a, b = (torch.cat(x) for x in zip(*one.levels, strict=True))
-    told = f"{len(a)} noisy inputs, share of noise {float(b.min()):.2f} to {float(b.max()):.2f}"
+    measured = f"{len(a)} noisy inputs, share of noise {float(b.min()):.2f} to {float(b.max()):.2f}"
     if len(a) < 64 or float(b.std()) < 0.02:
-        return finding("noise", told)
+        return finding("noise", measured)
     healthy = min(misfit(a, b), misfit(a**2, b**2))
     if healthy > 0.02 and min(misfit(a**2, b), misfit(a, b**2)) < 2e-3:
         which = "noise" if misfit(a**2, b) < misfit(a, b**2) else "sample"
         return finding(
             "noise",
-            f"{told}: the {which} is scaled by a variance, the other one by a deviation",
+            f"{measured}: the {which} is scaled by a variance, the other one by a deviation",
             f"sqrt() is missing at the coefficient of the {which}: the noising is not variance preserving",
         )
     if len(b) >= 256 and float((a**2 + b**2 - 1).abs().max()) < 0.02 and float(b.max()) < 0.5:
         return finding(
             "noise",
-            f"{told}: the noisiest input still has {float(a.min()):.2f} of its sample, and sampling starts from noise alone",
+            f"{measured}: the noisiest input still has {float(a.min()):.2f} of its sample, and sampling starts from noise alone",
             "the share of noise of one step is used where all steps up to it are meant: alphas_cumprod = torch.cumprod(alphas, 0)",
         )
-    levels = [x for x in map(torch.cat, one.told.values()) if len(x) == len(b) and len(x.unique()) >= 16]
+    levels = [x for x in map(torch.cat, one.conditions.values()) if len(x) == len(b) and len(x.unique()) >= 16]
     best = max((abs(spearman(x, b)) for x in levels), default=1.0)
     if len(b) >= 256 and len(b.unique()) >= 16 and best < 0.3:
         return finding(
             "noise",
-            f"{told}: it has nothing to do with the time that the net gets (rank correlation {best:.2f})",
+            f"{measured}: it has nothing to do with the time that the net gets (rank correlation {best:.2f})",
             "the time step is drawn twice: once to add the noise and once for the net",
         )
-    return finding("noise", f"{told}; the net knows how much" if levels else told)
+    return finding("noise", f"{measured}; the net knows how much" if levels else measured)

@@ -49,7 +49,7 @@ class Oracle:
                 "answered": 0,
                 "rows": 0,
                 "classes": [],
-                "said": [],
+                "output_span": [],
                 "pass": one,
             },
         )
@@ -67,14 +67,14 @@ class Oracle:
             return out
         return answer
 
-    def ended(self, one: Any, said: list[int]) -> None:
+    def ended(self, one: Any, span: list[int]) -> None:
         """An evaluation has ended: what is printed from here to the next batch is its result."""
         if id(one) in self.passes:
-            self.passes[id(one)]["said"] = said
+            self.passes[id(one)]["output_span"] = span
 
     def done(self) -> bool:
         """Return whether three evaluations were answered, and what they print is known."""
-        return len([r for r in self.facts() if r["said"] and r["said"][1] >= 0]) >= 3
+        return len([r for r in self.facts() if r["output_span"] and r["output_span"][1] >= 0]) >= 3
 
     def facts(self) -> list[dict]:
         """Return one row for each evaluation, as plain values."""
@@ -82,9 +82,9 @@ class Oracle:
         for at in self.rounds:
             rows = [r for r in self.passes.values() if r["round"] == at]
             row = {k: sum(r[k] for r in rows) for k in ("calls", "answered", "rows")}
-            ends = [r["said"] for r in rows if r["said"]]
-            said = [ends[0][0], ends[-1][1]] if len(ends) == len(rows) else []
-            found.append({**row, "right": rows[0]["right"], "classes": rows[0]["classes"], "said": said})
+            ends = [r["output_span"] for r in rows if r["output_span"]]
+            span = [ends[0][0], ends[-1][1]] if len(ends) == len(rows) else []
+            found.append({**row, "right": rows[0]["right"], "classes": rows[0]["classes"], "output_span": span})
         return found
 
 
@@ -131,26 +131,28 @@ def saying(out: Tensor, target: Tensor, *, right: bool) -> Tensor:
 def check(rows: list[dict], output: str) -> dict | None:
     """Return the verdict of `metric` on three evaluations; None where they do not tell."""
     rows = [
-        r for r in rows if r["said"] and r["answered"] == r["calls"] and r["rows"] >= ROWS and len(r["classes"]) > 1
+        r
+        for r in rows
+        if r["output_span"] and r["answered"] == r["calls"] and r["rows"] >= ROWS and len(r["classes"]) > 1
     ]
     if len(rows) < 3 or [r["right"] for r in rows[:3]] != [True, False, True]:
         return None
-    first, wrong, again = (values(output, r["said"]) for r in rows[:3])
-    told = []
+    first, wrong, again = (values(output, r["output_span"]) for r in rows[:3])
+    measured = []
     for name, value in first.items():
         if name not in wrong or again.get(name) != value or wrong[name] == value:
             continue
-        told.append(f"{name} {value:.3g} for right answers and {wrong[name]:.3g} for wrong ones")
+        measured.append(f"{name} {value:.3g} for right answers and {wrong[name]:.3g} for wrong ones")
         if value < NEEDED[name]:
             cause = "the script counts wrongly (another axis, shifted labels, a wrong denominator, a threshold of another scale)"
             if wrong[name] > value:
                 cause = "the score has the wrong sign, or labels mean the opposite in it"
-            return finding("metric", f"the script prints {told[-1]}", cause)
-    return finding("metric", f"the script prints {'; '.join(told)}") if told else None
+            return finding("metric", f"the script prints {measured[-1]}", cause)
+    return finding("metric", f"the script prints {'; '.join(measured)}") if measured else None
 
 
-def values(output: str, said: list[int]) -> dict[str, float]:
+def values(output: str, span: list[int]) -> dict[str, float]:
     """Return the scores that were printed after an evaluation."""
-    found = {k: v for k, v in scores(printed_between(output, said)).items() if k in NEEDED}
-    accuracy = printed(output, said)
+    found = {k: v for k, v in scores(printed_between(output, span)).items() if k in NEEDED}
+    accuracy = printed(output, span)
     return found | ({"acc": accuracy} if accuracy is not None else {})

@@ -107,8 +107,8 @@ def check(
     why = unsuitable(ended)
     if why:
         return skip("progress", why)
-    if told := improved(ended):
-        return finding("progress", told)
+    if measured := improved(ended):
+        return finding("progress", measured)
     lengths = ended.record["progress"]["lengths"]
     (held,) = rehearse(("held", {"lengths": lengths, "limit": 1.5 * limit}))
     found = compare(ended, held)
@@ -118,8 +118,8 @@ def check(
     again = compare(*rehearse(("trained", more), ("held", more)))
     if not isinstance(again, list) or not {r.one.name for r in found} & {r.one.name for r in again}:
         return skip("progress", f"{'; '.join(map(str, found))}: not so at another seed. {LONGER}")
-    told = f"training makes the script's own score worse: {'; '.join(map(str, found))}; at another seed {'; '.join(map(str, again))}"
-    return finding("progress", told, _misread(facts or {}) or cause(ended, held))
+    measured = f"training makes the script's own score worse: {'; '.join(map(str, found))}; at another seed {'; '.join(map(str, again))}"
+    return finding("progress", measured, _misread(facts or {}) or cause(ended, held))
 
 
 def unsuitable(ended: "Outcome") -> str:

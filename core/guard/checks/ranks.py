@@ -132,15 +132,15 @@ def check(record: dict[str, Any]) -> dict:
     if steps < 4:
         return skip("ranks", f"only {max(0, steps - 1)} optimiser steps were seen on every rank")
     wrong, causes = [], []
-    apart = [max(difference(traces[0][s], t[s]) for t in traces[1:]) for s in range(steps)]
-    off = [s for s, d in enumerate(apart) if d > 1e-6]
+    differences = [max(difference(traces[0][s], t[s]) for t in traces[1:]) for s in range(steps)]
+    off = [s for s, d in enumerate(differences) if d > 1e-6]
     if off and off[-1] == steps - 1 and off == list(range(off[0], steps)) and len(off) >= 3:
         if off[0] == 0:
             wrong.append("the ranks start from different weights, and never hold the same ones")
             causes.append("the model is not wrapped in DistributedDataParallel, or not prepared by accelerate")
         else:
             wrong.append(
-                f"from step {off[0]} on the ranks hold different weights (relative difference {apart[-1]:.2g})"
+                f"from step {off[0]} on the ranks hold different weights (relative difference {differences[-1]:.2g})"
             )
             causes.append(
                 "gradients are not averaged over the ranks: the bare model (model.module, or the one from before DDP) is "
@@ -156,8 +156,8 @@ def check(record: dict[str, Any]) -> dict:
     if bad:
         wrong.append(f"the loss is not finite on rank {bad[0]}")
         causes.append("this rank's part of the data: a logarithm or root of zero, a division by an empty count")
-    told = f"{len(every)} ranks hold the same weights after {steps - 1} steps, and train on different batches"
-    return finding("ranks", "; ".join(wrong) or told, "\n".join(causes), difference=apart)
+    measured = f"{len(every)} ranks hold the same weights after {steps - 1} steps, and train on different batches"
+    return finding("ranks", "; ".join(wrong) or measured, "\n".join(causes), difference=differences)
 
 
 def difference(a: list[list[float]], b: list[list[float]]) -> float:

@@ -92,26 +92,30 @@ def check(watch: dict[str, Any], again: dict[str, Any], words: str) -> dict[str,
         return skip("resume", f"started again with {words}, the script did not train: {why}"[:300])
     rows = [(wrong(one, begin), one) for one in watch["restart"]["saves"]]
     faults, one = min(reversed(rows), key=lambda row: (sum(k in ("weights", "buffers") for k in row[0]), len(row[0])))
-    told = f"saved after step {one['steps']}, started again with {words}"
+    measured = f"saved after step {one['steps']}, started again with {words}"
     if not faults:
         kinds = ["weights", *["batch statistics"] * bool(one["buffers"]), "optimiser state", "rate"]
-        return finding("resume", f"{told}: the same {', '.join(kinds)}")
-    return finding("resume", f"{told}: {'; '.join(faults.values())}", "\n".join(CAUSES[k] for k in faults))
+        return finding("resume", f"{measured}: the same {', '.join(kinds)}")
+    return finding("resume", f"{measured}: {'; '.join(faults.values())}", "\n".join(CAUSES[k] for k in faults))
 
 
 def wrong(kept: dict[str, Any], begin: dict[str, Any]) -> dict[str, str]:
     """Return what differs, as text."""
     found = {}
-    if apart(kept["weights"], begin["weights"]) > EXACT:
-        found["weights"] = f"the weights differ by {apart(kept['weights'], begin['weights']):.2g} (relative)"
-    if kept["buffers"] and begin["buffers"] and min(apart(kept["buffers"], b) for b in begin["buffers"]) > EXACT:
+    if state_difference(kept["weights"], begin["weights"]) > EXACT:
+        found["weights"] = f"the weights differ by {state_difference(kept['weights'], begin['weights']):.2g} (relative)"
+    if (
+        kept["buffers"]
+        and begin["buffers"]
+        and min(state_difference(kept["buffers"], b) for b in begin["buffers"]) > EXACT
+    ):
         found["buffers"] = "the running statistics of batch norm differ"
     if [len(m) for m in kept["moments"]] == [len(m) for m in begin["moments"]]:
         for a, b in zip(kept["moments"], begin["moments"], strict=True):
             if any(a) and not any(b):
                 found["moments"] = "the optimiser's state is empty"
-            elif apart(a, b) > EXACT:
-                found["moments"] = f"the optimiser's state differs by {apart(a, b):.2g} (relative)"
+            elif state_difference(a, b) > EXACT:
+                found["moments"] = f"the optimiser's state differs by {state_difference(a, b):.2g} (relative)"
     for now, then, later in zip(begin["rates"], kept["rates"], kept["next"], strict=False):
         if not any(x is not None and abs(now - x) <= EXACT * max(abs(x), 1e-12) for x in (then, later)):
             found["rates"] = f"the learning rate is {now:.3g}, and was {then:.3g}"
@@ -122,6 +126,6 @@ def wrong(kept: dict[str, Any], begin: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def apart(a: list[list[float]], b: list[list[float]]) -> float:
+def state_difference(a: list[list[float]], b: list[list[float]]) -> float:
     """Return the largest relative difference; 0 where the lists have different shapes and cannot be compared."""
     return difference(a, b) if [len(x) for x in a] == [len(x) for x in b] else 0.0

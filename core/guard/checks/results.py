@@ -124,5 +124,5 @@ def verdict(found: dict, failed: Kind, seconds: float = 0.0, reason: str = "") -
         return Verdict(found["id"], "", title, "skip", "", "", "", round(seconds, 2), reason=found["skip"])
     kind: Kind = "pass" if found["ok"] else failed
     why, seconds = reason if kind == "waived" else "", round(seconds, 2)
-    shown = (found["measured"], needed, found["cause"], seconds)
-    return Verdict(found["id"], "", title, kind, *shown, evidence=found.get("evidence", {}), reason=why)
+    row = (found["measured"], needed, found["cause"], seconds)
+    return Verdict(found["id"], "", title, kind, *row, evidence=found.get("evidence", {}), reason=why)

@@ -46,7 +46,7 @@ class Answers(Oracle):
             self.close()
             return out
         row = self.passes.setdefault(
-            id(one), {"calls": 0, "answered": 0, "rows": 0, "varied": False, "said": [], "pass": one}
+            id(one), {"calls": 0, "answered": 0, "rows": 0, "varied": False, "output_span": [], "pass": one}
         )
         row["calls"] += 1
         scored = out.get("logits") if isinstance(out, Mapping) else out
@@ -83,14 +83,14 @@ class Answers(Oracle):
     def close(self) -> None:
         """The model was called on something that is not answered: what is printed from here on may be its result."""
         for row in self.passes.values():
-            if row["said"] and row["said"][1] < 0:
-                row["said"][1] = written()
+            if row["output_span"] and row["output_span"][1] < 0:
+                row["output_span"][1] = written()
         self.mixed = not torch.is_grad_enabled()
 
-    def ended(self, one: Any, said: list[int]) -> None:
+    def ended(self, one: Any, span: list[int]) -> None:
         """An evaluation has ended: what is printed next is its result, unless there was another one that was not answered."""
         if not self.mixed:
-            super().ended(one, said)
+            super().ended(one, span)
 
     def done(self) -> bool:
         """The script runs to its end."""
@@ -98,7 +98,7 @@ class Answers(Oracle):
 
     def facts(self) -> list[dict]:
         """Return one row for each evaluation, as plain values."""
-        return [{k: v for k, v in row.items() if k != "pass"} for row in self.passes.values() if row["said"]]
+        return [{k: v for k, v in row.items() if k != "pass"} for row in self.passes.values() if row["output_span"]]
 
 
 def numeric(facts: dict[str, Any]) -> bool:
@@ -121,7 +121,7 @@ def printed(one: "Outcome") -> dict[str, Series]:
     rows = [
         r for r in one.record.get("answers", []) if r["answered"] == r["calls"] and r["rows"] >= ROWS and r["varied"]
     ]
-    text = "\n".join(printed_between(one.output, r["said"]) for r in rows)
+    text = "\n".join(printed_between(one.output, r["output_span"]) for r in rows)
     return {k: s for k, s in series(text).items() if s.kind in KINDS and "train" not in s.name}
 
 

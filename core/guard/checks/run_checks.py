@@ -39,7 +39,7 @@ def check(seen: Observer, plan: Any) -> dict[str, Any]:
         return {"oracle": seen.control.oracle.facts()}
     if plan.name not in ("watch", "later"):
         return {"facts": loss.of(seen)}
-    judges = (
+    checks = (
         invariants.finite,
         graph.wiring,
         graph.gradients,
@@ -59,7 +59,7 @@ def check(seen: Observer, plan: Any) -> dict[str, Any]:
         loss.learning,
     )
     found = []
-    for one in judges:
+    for one in checks:
         began = time.monotonic()
         try:
             with torch.no_grad():

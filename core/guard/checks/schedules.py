@@ -32,18 +32,18 @@ def schedule(seen: Observer) -> dict:
         return finding("schedule", *fault)
     train = [p for p in seen.passes if p.training]
     length = max((p.length or 0 for p in train[:1]), default=0)
-    told: list[str] = []
+    measured: list[str] = []
     for one in seen.schedulers:
         if fault := squared(one):
             return finding("schedule", *fault)
         if one.placed:
-            told.append(f"{type(one.it).__name__}: its step() is told the epoch, {len(one.at)} times")
+            measured.append(f"{type(one.it).__name__}: its step() is told the epoch, {len(one.at)} times")
             continue
         found = uncalled(seen, one, train) or pace(seen, one, train, length)
         if isinstance(found, dict):
             return found
-        told.append(found)
-    return finding("schedule", "; ".join(told))
+        measured.append(found)
+    return finding("schedule", "; ".join(measured))
 
 
 def by_hand(seen: Observer) -> dict:
@@ -56,15 +56,15 @@ def by_hand(seen: Observer) -> dict:
         if not ahead:
             continue
         name, end = function.__name__, seen.planned
-        told = f"{name}(): the rate of each of {len(rates)} steps"
+        measured = f"{name}(): the rate of each of {len(rates)} steps"
         if end < 2 * CLOSE or len(ahead) < end:
-            return finding("schedule", told)
+            return finding("schedule", measured)
         peak, rest = max(ahead[:end]), ahead[:end]
         if peak < 0.3 * max(ahead):
             cause = "the warm-up is longer than the run: it was set for a longer one, or counts other steps"
             return finding(
                 "schedule",
-                f"{told}; within the run's {end:,} steps it reaches {peak:.3g}, later {max(ahead):.3g}",
+                f"{measured}; within the run's {end:,} steps it reaches {peak:.3g}, later {max(ahead):.3g}",
                 cause,
             )
         floor = next(i for i, r in enumerate(rest) if max(rest[i:]) - min(rest[i:]) <= 1e-6 * peak)
@@ -73,10 +73,10 @@ def by_hand(seen: Observer) -> dict:
             cause = "the schedule counts micro-batches, or its length is that of another run, so most of the training uses the lowest rate"
             return finding(
                 "schedule",
-                f"{told}; it has fallen to {rest[-1]:.3g} after {floor:,} of the run's {end:,} steps, from {peak:.3g}",
+                f"{measured}; it has fallen to {rest[-1]:.3g} after {floor:,} of the run's {end:,} steps, from {peak:.3g}",
                 cause,
             )
-        return finding("schedule", f"{told}; {rest[-1]:.3g} at the end of the run's {end:,} steps")
+        return finding("schedule", f"{measured}; {rest[-1]:.3g} at the end of the run's {end:,} steps")
     return skip(
         "schedule", "no scheduler of torch.optim, and no function of the script that returns the rate of a step"
     )
@@ -98,9 +98,9 @@ def uncalled(seen: Observer, one: Any, train: list) -> dict | None:
     """A scheduler that is never stepped, or more often than there are updates."""
     several, mine = len(train) > 1, owner(seen, one)
     kind = type(one.it).__name__
-    still = not one.at and several and mine is not None and len(set(mine.rates)) <= 1
-    still = still and not child(seen, one.it) and not has_step(*one.place)
-    if still and len(train) > 2:
+    constant = not one.at and several and mine is not None and len(set(mine.rates)) <= 1
+    constant = constant and not child(seen, one.it) and not has_step(*one.place)
+    if constant and len(train) > 2:
         return finding(
             "schedule", f"{kind} was never stepped in {len(train) - 1} epochs", "scheduler.step() is missing"
         )
@@ -119,11 +119,11 @@ def uncalled(seen: Observer, one: Any, train: list) -> dict | None:
             "scheduler.step() is called after the training and after the validation of an epoch: it ends too soon",
         )
     if not one.at and several and mine is not None and not child(seen, one.it):
-        return held_low(seen, one, mine, still)
+        return held_low(seen, one, mine, constant)
     return None
 
 
-def held_low(seen: Observer, one: Any, mine: Any, still: bool) -> dict | None:
+def held_low(seen: Observer, one: Any, mine: Any, constant: bool) -> dict | None:
     """A scheduler that lowers the rate when it is built (OneCycleLR to 1/25 of its peak) and is never stepped. `still`: the rate never
     changes, and no line of the script steps it. A step under an option that is off will not come, and neither does one whose rate the loop
     sets itself."""
@@ -132,9 +132,9 @@ def held_low(seen: Observer, one: Any, mine: Any, still: bool) -> dict | None:
     low = first / (peak_of(one) or 1.0)
     if steps < 16 or not 0 <= low < 0.2:
         return None
-    told = f"{kind} was never stepped in {mine.steps} updates: the rate stays at {low:.2g} of its base"
-    if still:
-        return finding("schedule", told, "scheduler.step() is missing")
+    measured = f"{kind} was never stepped in {mine.steps} updates: the rate stays at {low:.2g} of its base"
+    if constant:
+        return finding("schedule", measured, "scheduler.step() is missing")
     if max(one.it.get_last_lr()) != first or any(s.at for s in seen.schedulers if s.optimizer is one.optimizer):
         return None  # a warm-up of another scheduler, or of the loop
     if (later := max(mine.rates)) >= 3 * first and mine.rates[steps] >= 3 * first:
@@ -148,7 +148,7 @@ def held_low(seen: Observer, one: Any, mine: Any, still: bool) -> dict | None:
     if options:
         return finding(
             "schedule",
-            f"{told}. Its step() is called only if {' or '.join(options[:3])}",
+            f"{measured}. Its step() is called only if {' or '.join(options[:3])}",
             f"{kind} lowers the rate when it is built: build it under the same condition",
         )
     return None

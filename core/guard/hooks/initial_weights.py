@@ -60,11 +60,11 @@ def frozen_base(one: Drawn, roots: list[nn.Module], received: set[int]) -> tuple
     """Find a model that trains in part, and most of whose weights are frozen as they were drawn."""
     for model in roots:
         weights = [(name, p) for name, p in named_parameters_of(model) if p.dim() >= 2]
-        still = [(name, p) for name, p in weights if not p.requires_grad and one.as_drawn(p)]
-        share = sum(p.numel() for _, p in still) / max(1, sum(p.numel() for _, p in weights))
-        if len(still) >= 2 and share > SHARE and any(id(p) in received for _, p in weights) and split(model):
+        as_drawn = [(name, p) for name, p in weights if not p.requires_grad and one.as_drawn(p)]
+        share = sum(p.numel() for _, p in as_drawn) / max(1, sum(p.numel() for _, p in weights))
+        if len(as_drawn) >= 2 and share > SHARE and any(id(p) in received for _, p in weights) and split(model):
             return (
-                f"{share:.0%} of the weights of {type(model).__name__} are frozen, and are random: {len(still)} tensors, first {still[0][0]}",
+                f"{share:.0%} of the weights of {type(model).__name__} are frozen, and are random: {len(as_drawn)} tensors, first {as_drawn[0][0]}",
                 "the part that is frozen was never loaded: load its pretrained weights, or let it train",
             )
     return None

@@ -47,8 +47,8 @@ def shielded(seen: Any, method: Callable, name: str) -> Callable:
             raise
         except Exception as error:
             seen.busy = busy
-            said = " ".join(str(error).split())[:120]
-            note = f"the observer failed and goes on ({name}: {type(error).__name__}: {said})"
+            message = " ".join(str(error).split())[:120]
+            note = f"the observer failed and goes on ({name}: {type(error).__name__}: {message})"
             if note not in seen.notes:
                 seen.notes.append(note)
             return args[GIVES_BACK[name]] if name in GIVES_BACK and len(args) > GIVES_BACK[name] else None

@@ -18,10 +18,10 @@ class Masks:
         known = hasattr(getattr(getattr(module, "module", module), "config", None), "model_type")
         if not known or not isinstance(mask, Tensor) or not isinstance(ids, Tensor) or mask.shape != ids.shape:
             return
-        shown = mask.bool()
-        if bool(shown.all()) or not bool(shown.any()):
+        visible = mask.bool()
+        if bool(visible.all()) or not bool(visible.any()):
             return
-        kept, hidden = ids[shown].unique().numel(), ids[~shown].unique().numel()
+        kept, hidden = ids[visible].unique().numel(), ids[~visible].unique().numel()
         self.inverted += kept == 1 and hidden >= DIFFERENT
         self.right += kept > 1
 

@@ -29,15 +29,15 @@ class Rounds:
     def evaluation(self, step: int) -> None:
         """A model was called without gradients."""
         if self.open is None and len(self.rows) < MOST:
-            self.open = {"step": step, "said": [written(), -1]}
+            self.open = {"step": step, "output_span": [written(), -1]}
 
     def training(self) -> None:
         """A model was called with gradients: an evaluation before it has ended."""
         if self.open is None:
             return
         row, self.open = self.open, None
-        row["said"][1] = written()
-        if row["said"][1] > row["said"][0]:
+        row["output_span"][1] = written()
+        if row["output_span"][1] > row["output_span"][0]:
             self.rows.append(row | {"best": best_numbers(inspect.currentframe())})
 
 
@@ -71,29 +71,29 @@ def number(value: Any) -> float | None:
 
 def check(rows: list[dict], output: str) -> tuple[str, str]:
     """Return what is seen of a script's best weights, and its cause; the cause is empty if nothing is wrong."""
-    told = ""
+    measured = ""
     for name, known, values, best in tracked(rows, output):
         low, high = (running(values, which) for which in (min, max))
         good, bad = (high, low) if known.sign > 0 else (low, high)
-        apart = sum(abs(a - b) > 4 * CLOSE for a, b in zip(good, bad, strict=True))
-        if apart < ROUNDS or (known.sign > 0 and LOWER.search(name)):
+        differ = sum(abs(a - b) > 4 * CLOSE for a, b in zip(good, bad, strict=True))
+        if differ < ROUNDS or (known.sign > 0 and LOWER.search(name)):
             continue
         if all(abs(v - x) <= CLOSE for v, x in zip(best, good, strict=True)):
-            told = told or f"{name} is the best of {len(values)} values of '{known.name}'"
+            measured = measured or f"{name} is the best of {len(values)} values of '{known.name}'"
         elif all(abs(v - x) <= CLOSE for v, x in zip(best, bad, strict=True)):
             return (
                 f"{name} is {best[-1]:.3g}, the worst of {len(values)} values of '{known.name}' ({min(values):.3g} to {max(values):.3g})",
                 WRONG,
             )
-    return told, ""
+    return measured, ""
 
 
 def tracked(rows: list[dict], output: str) -> list[tuple[str, Series, list[float], list[float]]]:
     """Return each `best...` with each score that was printed once after every evaluation: the values of both."""
     text, found = output.encode(), {}
     for row in rows:
-        said = series(text[row["said"][0] : row["said"][1]].decode(errors="replace"))
-        for key, one in said.items():
+        printed = series(text[row["output_span"][0] : row["output_span"][1]].decode(errors="replace"))
+        for key, one in printed.items():
             if (
                 len(one.values) == 1
                 and one.kind != "likelihood"

@@ -76,7 +76,7 @@ def labels(args: tuple, kwargs: dict) -> list[Tensor]:
 
 def check(seen: Any) -> tuple[tuple[str, str] | None, str]:
     """Return what is wrong if a critic with an optimiser of its own gets other labels than the generator, and what was measured."""
-    told = ""
+    measured = ""
     for (critic, maker), (same, other) in seen.evidence.conditions.pairs.items():
         owners = [{id(p) for p in parameters_of(seen.roots[i])} for i in (critic, maker) if i in seen.roots]
         groups = [{id(p) for p in g.parameters} for g in seen.groups.values()]
@@ -87,5 +87,5 @@ def check(seen: Any) -> tuple[tuple[str, str] | None, str]:
                 f"in {other} of {same + other} calls the critic got other labels than the generator that made its input",
                 CAUSE,
             ), ""
-        told = f"the critic gets the generator's labels ({same} calls)"
-    return None, told
+        measured = f"the critic gets the generator's labels ({same} calls)"
+    return None, measured

@@ -53,16 +53,16 @@ def check(seen: Any) -> tuple[tuple[str, str] | None, str]:
     with torch.random.fork_rng(devices=[]):
         mixed = [exchanged(x) if isinstance(x, Tensor) and x.dim() else x for x in leaves]
         own, other = call(leaves), call(mixed)
-    told = f"loss {start:.3g} -> {own:.3g}, {other:.3g} with the entries of every input exchanged"
+    measured = f"loss {start:.3g} -> {own:.3g}, {other:.3g} with the entries of every input exchanged"
     if not 0 <= own < CLOSED * start:
         return None, ""
     if not 0 <= other < STILL * start:
-        return None, told
+        return None, measured
     cause = (
         "the loss has a constant solution: no term pushes anything apart (the minus of the negative samples is missing, or no "
         "negatives are drawn)"
     )
-    return (told, cause), told
+    return (measured, cause), measured
 
 
 def exchanged(x: Tensor) -> Tensor:

@@ -47,9 +47,9 @@ def mispaired(loader: DataLoader, limit: float) -> tuple[str, str] | None:
     found = [f for f, row in zip(found, kinds, strict=True) if sum(row) == 1]  # others are negatives of one another
     for i, (_, first) in enumerate(found):
         for _, second in found[:i]:
-            apart = sum(not a & b for a, b in zip(first, second, strict=True))
-            if apart >= max(2, SHARE * n):
-                return f"in {apart} of {n} rows of a batch the entries are those of different samples", CAUSE
+            mixed = sum(not a & b for a, b in zip(first, second, strict=True))
+            if mixed >= max(2, SHARE * n):
+                return f"in {mixed} of {n} rows of a batch the entries are those of different samples", CAUSE
     return None
 
 

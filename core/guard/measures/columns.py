@@ -44,9 +44,9 @@ def check(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None
             continue
         for key, column in theirs.items():
             anew = missing_codes.renumbered(mine[key], column) if whole else ""
-            if told := renumbered(mine[key], column) or anew:
+            if measured := renumbered(mine[key], column) or anew:
                 return (
-                    f"column {key[1]} of entry {key[0]}: {told}",
+                    f"column {key[1]} of entry {key[0]}: {measured}",
                     "the evaluation's codes were made anew, in another order: use one mapping for all rows, made from the training rows",
                 )
         exact = [k for k, x in theirs.items() if all(v.is_floating_point() and standard(v) for v in (x, mine[k]))]

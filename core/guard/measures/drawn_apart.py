@@ -34,7 +34,7 @@ def drawn_apart(seen: Any, loader: DataLoader, limit: float) -> tuple[str, str] 
     if place is None or isinstance(data, IterableDataset):
         return None
     inputs = seen.fits.inputs.most_common(1)[0][0] if seen.fits.inputs else ()
-    apart = known = same = 0
+    differ = known = same = 0
     for i in range(0, len(data), max(1, len(data) // SAMPLES)):
         if time.monotonic() > limit:
             break
@@ -47,11 +47,11 @@ def drawn_apart(seen: Any, loader: DataLoader, limit: float) -> tuple[str, str] 
         found = [moved_together(a, b, first[0], second[0]) for a, b in zip(first[1:], second[1:], strict=True)]
         found = [x for x in found if x is not None]
         known += bool(found)
-        apart += bool(found) and not any(found)
-    if known < FEWEST or apart < max(3, SHARE * known):
+        differ += bool(found) and not any(found)
+    if known < FEWEST or differ < max(3, SHARE * known):
         return None
     return (
-        f"{known} training samples were read twice: in {apart} of them the target was flipped, turned or shifted otherwise than its picture",
+        f"{known} training samples were read twice: in {differ} of them the target was flipped, turned or shifted otherwise than its picture",
         "the augmentation draws again for the target: one draw for picture and target (torchvision draws from torch, not from random)",
     )
 

@@ -60,11 +60,11 @@ class Shares:
             kept = next((k for k, v in names.items() if k not in dropped and near(v, p)), None)
             rest = next((k for k, v in dropped.items() if near(v, 1 - p)), None)
             if kept or rest:
-                told = (
+                measured = (
                     f"'{kept}', the share to keep, is {p:g}" if kept else f"'{rest}', the share to drop, is {1 - p:g}"
                 )
                 return (
-                    f"dropout drops {p:.0%} of its inputs in training, and {told}",
+                    f"dropout drops {p:.0%} of its inputs in training, and {measured}",
                     "dropout gets the share to keep, but takes the share to drop",
                 )
         return None

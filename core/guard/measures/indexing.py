@@ -120,8 +120,8 @@ def mismatched(got: list[Read], rest: list[Read]) -> tuple[Read, Read] | None:
     a, b = got[0], rest[0]
     if home_of(a.data) == home_of(b.data):
         return None
-    apart = (a.rows - b.rows)[(a.rows >= 0) & (b.rows >= 0)]  # a forecast reads later rows
-    if len(apart.unique()) < 0.5 * len(apart) or float(apart.abs().double().median()) < 0.02 * len(a.data):
+    lag = (a.rows - b.rows)[(a.rows >= 0) & (b.rows >= 0)]  # a forecast reads later rows
+    if len(lag.unique()) < 0.5 * len(lag) or float(lag.abs().double().median()) < 0.02 * len(a.data):
         return None
     return a, b
 

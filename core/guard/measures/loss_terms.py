@@ -102,11 +102,11 @@ def check(one: Terms) -> tuple[tuple[str, str] | None, str]:
     each = [[r[i] for r in rows] for i in range(len(rows[0]))]
     towards = [i for i, found in enumerate(each) if min(found) > CLEAR]
     away = [i for i, found in enumerate(each) if max(found) < -CLEAR]
-    told = f"of {len(each)} terms of the loss {len(towards)} push the outputs towards the targets"
+    measured = f"of {len(each)} terms of the loss {len(towards)} push the outputs towards the targets"
     if towards and away:
         return (
             f"term {away[0] + 1} of {len(each)} of the loss pushes the outputs away from the targets (correlation "
             f"{sum(each[away[0]]) / len(rows):.2f}), term {towards[0] + 1} towards them",
             "the sign of a term is wrong: a score (dice, overlap, similarity) is added where 1 - score is meant",
-        ), told
-    return None, told if towards else ""
+        ), measured
+    return None, measured if towards else ""

@@ -46,9 +46,9 @@ def as_drawn(share: Tensor, other: Tensor, n: int) -> bool:
     generator = torch.Generator().manual_seed(0)
     drawn = [torch.bincount(torch.multinomial(share, n, replacement=True, generator=generator), minlength=len(share)) / n
              for _ in range(DRAWS)]  # fmt: skip
-    apart, ranked = zip(*(distances(share, x.double()) for x in drawn), strict=True)
+    distance, ranked = zip(*(distances(share, x.double()) for x in drawn), strict=True)
     found = distances(share, other)
-    a, r = torch.tensor(apart), torch.tensor(ranked)
+    a, r = torch.tensor(distance), torch.tensor(ranked)
     return bool(found[0] > a.mean() + 8 * a.std() and abs(found[1] - r.mean()) < 6 * r.std() + 0.01)
 
 

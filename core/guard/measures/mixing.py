@@ -177,10 +177,10 @@ def compare(goal: Tensor, given: Tensor, leaves: list[Tensor]) -> str:
 def other(inputs: Tensor, mixed: Tensor, i: int, share: float) -> int | None:
     """Return the row whose share of `1 - share` makes `mixed` out of row `i`."""
     rest = (mixed - share * inputs[i]) / (1 - share)
-    apart = (inputs - rest).abs().amax(1)
-    j = int(apart.argmin())
+    difference = (inputs - rest).abs().amax(1)
+    j = int(difference.argmin())
     scale = float(inputs.abs().max())
-    return j if float(apart[j]) < CLOSE_TO * scale / min(share, 1 - share) and j != i else None
+    return j if float(difference[j]) < CLOSE_TO * scale / min(share, 1 - share) and j != i else None
 
 
 def weigh(row: dict, out: Any) -> None:

@@ -127,12 +127,15 @@ def compared(model: Nearest, own: float, mine: tuple[Tensor, Tensor], theirs: tu
     (x, y), among = theirs, Nearest(*theirs).right()
     answer = model.answers(x)
     got = score(answer, y)
-    told = f"{'correlation with the target' if y.is_floating_point() else 'right classes'} if the target of the nearest other sample is taken: "
-    told += f"{own:.2f} among {len(mine[1])} training samples, {among:.2f} among {len(y)} of the evaluation, {got:.2f} from training to evaluation"
+    kind = "correlation with the target" if y.is_floating_point() else "right classes"
+    measured = (
+        f"{kind} if the target of the nearest other sample is taken: {own:.2f} among {len(mine[1])} training samples, "
+        f"{among:.2f} among {len(y)} of the evaluation, {got:.2f} from training to evaluation"
+    )
     for share, other, labels, of in ((own, among, mine[1], "training"), (among, own, y, "the evaluation")):
         if share < chance(labels) < other - CLEAR and got < chance(y):
             return (
-                told,
+                measured,
                 f"the targets of {of} are not those of its samples: one of the two was sorted or shuffled alone",
             )
     least = min(own, among)
@@ -147,17 +150,17 @@ def compared(model: Nearest, own: float, mine: tuple[Tensor, Tensor], theirs: tu
         return None
     if y.is_floating_point():
         if got < -max(0.6 * least, chance(y)):
-            return told, "the targets of training and evaluation have opposite signs"
+            return measured, "the targets of training and evaluation have opposite signs"
     elif (
         (other := class_numbers.numbering(y, answer))
         and other.moved > 1
         and other.right > max(got + CLEAR, 0.8 * least)
     ):
-        return f"{told}; {other.right:.2f} with {other.moved} classes numbered otherwise", class_numbers.CAUSE
+        return f"{measured}; {other.right:.2f} with {other.moved} classes numbered otherwise", class_numbers.CAUSE
     best, how = max(((score(model.answers(v), y), k) for k, v in changes(x)), default=(0.0, ""))
     if best > max(got + CLEAR, 0.8 * least):
         return (
-            f"{told}; {best:.2f} {how}",
+            f"{measured}; {best:.2f} {how}",
             f"the evaluation's inputs are prepared otherwise than training's: they fit training {how}",
         )
     return None

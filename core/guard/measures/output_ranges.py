@@ -43,7 +43,7 @@ class OutputRanges:
             if len(shares) < FEWEST or sorted(shares)[len(shares) // 10] <= SHARE:
                 continue
             name, low, high = LAST[operation]
-            told = f"the model ends in a {name} ({low:g} to {high:g}), and {sum(shares) / len(shares):.0%} of its targets are outside"
+            measured = f"the model ends in a {name} ({low:g} to {high:g}), and {sum(shares) / len(shares):.0%} of its targets are outside"
             other = "the targets were normalised differently, or this last function should be left out"
-            return told, f"a {name} at the end of the model whose targets have another range: {other}"
+            return measured, f"a {name} at the end of the model whose targets have another range: {other}"
         return None

@@ -24,7 +24,7 @@ class Pairing:
         self.given: list[Tensor] = []  # what models were called with since the last batch
         self.steps: dict[int, list[int]] = {}  # optimiser step -> losses in order, losses in another order
         self.looked: set[int] = set()  # steps whose losses were compared
-        self.told = ""
+        self.detail = ""
 
     def batch(self) -> None:
         """A new batch was drawn."""
@@ -48,7 +48,7 @@ class Pairing:
             row = self.steps.setdefault(step, [0, 0])
             row[found > 0] += 1
             if found:
-                self.told = (
+                self.detail = (
                     f"{found} of {len(target)} targets of {name} are those of other rows than the model's inputs"
                 )
             return
@@ -109,6 +109,6 @@ def check(one: Pairing) -> tuple[str, str] | None:
     if wrong < 4 or wrong < len(one.steps) or wrong < 0.8 * len(one.looked):
         return None
     return (
-        f"{one.told}, at each of {wrong} steps",
+        f"{one.detail}, at each of {wrong} steps",
         "inputs or targets of a batch are shuffled, rolled, sorted or indexed alone, inside the loop",
     )

@@ -204,16 +204,16 @@ def check(one: Credit) -> tuple[tuple[str, str] | None, str]:
     if len(got) < 128 or one.again > 0.05 * len(one.where):
         return None, ""
     follows, against = pearson(got, ahead), pearson(got, mirrored)
-    told = f"weights of {len(got)} actions: correlation with the rewards that follow {follows:.2f}, in mirrored time {against:.2f}"
+    measured = f"weights of {len(got)} actions: correlation with the rewards that follow {follows:.2f}, in mirrored time {against:.2f}"
     if follows < -0.6:
         cause = "the policy's loss has the wrong sign: actions before high rewards become rarer"
         mirror = "advantages or returns are collected in reversed time; or " if against > 0.6 else ""
-        return (told, mirror + cause), told
+        return (measured, mirror + cause), measured
     if follows < 0.3 and against > 0.6:
         return (
-            told,
+            measured,
             "advantages or returns are collected in reversed time: actions get the credit of other steps",
-        ), told
+        ), measured
     others = [
         place for place, action in one.scored.items() if place in weights and one.played.get(place, action) != action
     ]
@@ -221,10 +221,10 @@ def check(one: Credit) -> tuple[tuple[str, str] | None, str]:
         return (
             f"at {len(others)} of {len(weights)} steps the log-probability is not that of the action that was played",
             "log_prob() gets a new sample, or actions and observations are paired wrongly: keep the action that env.step() gets",
-        ), told
+        ), measured
     if text := critic(one):
-        return (text, "the critic is trained on the advantages: returns = advantages + values is meant"), told
-    return None, told
+        return (text, "the critic is trained on the advantages: returns = advantages + values is meant"), measured
+    return None, measured
 
 
 def unmoved(one: Credit) -> tuple[str, str] | None:

@@ -121,11 +121,11 @@ def comparable(ours: dict[str, Series], others: dict[str, Series]) -> list[tuple
     return rows
 
 
-def printed(output: str, said: list[int]) -> float | None:
+def printed(output: str, span: list[int]) -> float | None:
     """The best accuracy, from 0 to 1, in what was printed between the last whole evaluation and the next batch."""
-    if not said:
+    if not span:
         return None
-    text = printed_between(output, said)
+    text = printed_between(output, span)
     found = re.findall(r"(?i)\bacc\w*\b[^\d\n]{0,16}(?:(\d+)\s*/\s*(\d+)|(\d+(?:\.\d+)?)\s*(%)?)", text)
     values = []
     for right, of, number, percent in found:
@@ -147,6 +147,6 @@ def scores(text: str) -> dict[str, float]:
     return found
 
 
-def printed_between(output: str, said: list[int]) -> str:
+def printed_between(output: str, span: list[int]) -> str:
     """Return what was printed between the end of the last whole evaluation and the next batch."""
-    return output.encode()[said[0] : said[1] if said[1] >= 0 else None].decode(errors="replace")
+    return output.encode()[span[0] : span[1] if span[1] >= 0 else None].decode(errors="replace")

@@ -21,7 +21,7 @@ class Regression:
         self.column = 0
         self.copied: tuple | None = None  # the model's call whose target was its own input
         self.levels: list[tuple[Tensor, Tensor]] = []  # shares of signal and noise in the inputs, by sample
-        self.told: dict[int, list[Tensor]] = {}  # what the model got besides, one number per sample
+        self.conditions: dict[int, list[Tensor]] = {}  # what the model got besides, one number per sample
         self.noisy = 0
         self.strange: list[
             tuple[float, int]
@@ -88,13 +88,13 @@ class Regression:
         for leaves in reversed(batches):  # a loop may have fetched the next batch already
             clean = next((x for x in leaves if x.is_floating_point() and len(x) == len(target)
                           and x.numel() == target.numel()), None)  # fmt: skip
-            shares = None if clean is None else parts(noisy, clean.reshape(target.shape), drawn)
+            shares = None if clean is None else coefficients(noisy, clean.reshape(target.shape), drawn)
             if shares is not None:
                 self.noisy += 1
                 self.levels.append(shares)
                 for i, x in enumerate(given):
                     if x.numel() == len(target) and x.dim() in (1, 2):
-                        self.told.setdefault(i, []).append(to_double(x.detach().flatten()))
+                        self.conditions.setdefault(i, []).append(to_double(x.detach().flatten()))
                 return
             if strange is None and clean is not None and white(drawn):
                 strange = (pearson(noisy, drawn), drawn.numel())
@@ -109,7 +109,7 @@ class Hidden:
 
     def __init__(self) -> None:
         self.shares: list[Tensor] = []
-        self.told: dict[int, list[Tensor]] = {}
+        self.conditions: dict[int, list[Tensor]] = {}
         self.entries = 0  # of one sample
 
     def add(self, noisy: Tensor, drawn: Tensor, given: list[Tensor]) -> None:
@@ -119,7 +119,7 @@ class Hidden:
         self.shares.append((x * y).sum(1) / (y * y).sum(1))
         for i, v in enumerate(given):
             if v.numel() == len(x) and v.dim() in (1, 2):
-                self.told.setdefault(i, []).append(to_double(v.detach().flatten()))
+                self.conditions.setdefault(i, []).append(to_double(v.detach().flatten()))
 
     def check(self) -> tuple[str, str, str] | None:
         """Return what was measured, and what is wrong and its cause if something is; None where there is too little to say."""
@@ -127,22 +127,22 @@ class Hidden:
         if len(share) < 32 or len(self.shares) < 6:
             return None
         error = 4 / self.entries**0.5
-        told = f"{len(share)} inputs, share of the drawn noise {float(share.min()):.2f} to {float(share.max()):.2f}"
+        measured = f"{len(share)} inputs, share of the drawn noise {float(share.min()):.2f} to {float(share.max()):.2f}"
         if abs(float(share.mean())) < error / len(share) ** 0.5 and float(share.abs().max()) < 2 * error:
             return (
-                told,
-                f"the target is drawn noise that is not in the model's input ({told})",
+                measured,
+                f"the target is drawn noise that is not in the model's input ({measured})",
                 "the noise is drawn twice: once for the input and once for the loss",
             )
-        levels = [x for x in map(torch.cat, self.told.values()) if len(x) == len(share) and len(x.unique()) >= 16]
+        levels = [x for x in map(torch.cat, self.conditions.values()) if len(x) == len(share) and len(x.unique()) >= 16]
         best = max((abs(spearman(x, share)) for x in levels), default=1.0)
         if len(share) >= 64 and float(share.std()) > error and best < 0.3:
             return (
-                told,
-                f"{told}: it has nothing to do with the time that the net gets (rank correlation {best:.2f})",
+                measured,
+                f"{measured}: it has nothing to do with the time that the net gets (rank correlation {best:.2f})",
                 "the time step is drawn twice: once to add the noise and once for the net",
             )
-        return told, "", ""
+        return measured, "", ""
 
 
 def white(x: Tensor) -> bool:
@@ -153,7 +153,7 @@ def white(x: Tensor) -> bool:
     return abs(float((x**4).mean()) - 3) < 0.5 and abs(float((x**3).mean())) < 0.3 and abs(beside) < 5 / len(x) ** 0.5
 
 
-def parts(noisy: Tensor, clean: Tensor, noise: Tensor) -> tuple[Tensor, Tensor] | None:
+def coefficients(noisy: Tensor, clean: Tensor, noise: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the coefficients of noisy = a * clean + b * noise + c for each sample; None if that does not fit."""
     x = to_double(clean.flatten(1))
     columns = torch.stack([x, to_double(noise.flatten(1)), torch.ones_like(x)], 2)

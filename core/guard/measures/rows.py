@@ -29,7 +29,7 @@ class Rows:
 
     def __init__(self) -> None:
         self.looks, self.crossed = 0, 0
-        self.told = ""
+        self.detail = ""
         self.calls: dict[int, Call] = {}
         self.scored: dict[int, Call] = {}  # calls in eval mode whose outputs are classified
 
@@ -40,8 +40,8 @@ class Rows:
             self.looks += 1
             leaves = [x for batch in batches for x in batch if isinstance(x, Tensor) and x.dim() > 1 and len(x) > 2]
             for g in given:
-                if told := next((t for x in leaves if (t := crossing(g.detach(), x.detach()))), ""):
-                    self.crossed, self.told = self.crossed + 1, told
+                if detail := next((t for x in leaves if (t := crossing(g.detach(), x.detach()))), ""):
+                    self.crossed, self.detail = self.crossed + 1, detail
                     break
         known = id(module) in self.calls or any(x.requires_grad for x in given)
         size = size or rows_of(given)
@@ -76,14 +76,14 @@ def crossing(g: Tensor, x: Tensor) -> str:
     if int(samples.min()) < 0 or int(samples.max()) >= n:
         return ""
     rows = samples.reshape(len(g), -1)
-    told = f"an input {tuple(g.shape)} is a view of the batch's {tuple(x.shape)}: "
+    detail = f"an input {tuple(g.shape)} is a view of the batch's {tuple(x.shape)}: "
     if bool((rows == rows[:, :1]).all()):
         count = len(rows[:, 0].unique())
-        return f"{told}its {n} rows are those of {count} of {n} samples" if len(g) == n and 1 < count < n else ""
+        return f"{detail}its {n} rows are those of {count} of {n} samples" if len(g) == n and 1 < count < n else ""
     if g.dim() < 2 or g.shape[1] != n:
         return ""
     columns = samples.movedim(1, 0).reshape(n, -1)
-    return "" if bool((columns == columns[:, :1]).all()) else f"{told}its rows and columns hold several samples each"
+    return "" if bool((columns == columns[:, :1]).all()) else f"{detail}its rows and columns hold several samples each"
 
 
 def rows_of(given: list[Tensor]) -> int:
@@ -116,9 +116,9 @@ def halved(module: nn.Module, args: tuple, kwargs: dict, size: int) -> float | N
 
     def call(rows: slice, n: int) -> list[Tensor]:
         part = [x[rows] if isinstance(x, Tensor) and x.dim() and len(x) == size else x for x in leaves]
-        few, named = tree_unflatten(part, spec)
+        half, named = tree_unflatten(part, spec)
         random.seed(0), np.random.seed(0)  # teacher forcing
-        found = outputs(inner(*few, **named), n)
+        found = outputs(inner(*half, **named), n)
         after.append((random.getstate(), np.random.get_state()[2]))
         return found
 
@@ -155,7 +155,7 @@ def check(seen: Any) -> list[tuple[str, str]]:
     if one.crossed >= ENOUGH and one.crossed >= 0.5 * one.looks:
         found.append(
             (
-                one.told,
+                one.detail,
                 "view() or reshape() where a column, transpose(), permute() or unbind() is meant: samples or places are mixed",
             )
         )
@@ -172,6 +172,8 @@ def check(seen: Any) -> list[tuple[str, str]]:
             "the model mixes samples: an axis is wrong (softmax, normalisation or attention over the batch; "
             "batch_first=True is missing), or a view() mixes rows"
         )
-        told = f"outputs of {name} change by {changes[name]:.2g} of their spread without the other half of the batch"
-        found.append((told, cause if changes[name] > MIXED else ""))
+        measured = (
+            f"outputs of {name} change by {changes[name]:.2g} of their spread without the other half of the batch"
+        )
+        found.append((measured, cause if changes[name] > MIXED else ""))
     return found

@@ -60,19 +60,19 @@ class Sampling:
 
     def fault(self, alike: dict[int, int]) -> tuple[str, str] | None:
         """Return what was measured and its cause. `alike`: a model that is sampled from -> the one of its kind that trains (averages)."""
-        for module, told in self.starts.items():
+        for module, start in self.starts.items():
             rows = self.noised.get(alike.get(module, module), [])
-            if sum(len(t) for t, _ in rows) < FEWEST or max(told) > min(told):
+            if sum(len(t) for t, _ in rows) < FEWEST or max(start) > min(start):
                 continue
             time, noise = (torch.cat(v) for v in zip(*rows, strict=True))
-            order = (time - told[0]).abs().argsort()
+            order = (time - start[0]).abs().argsort()
             near = order[: max(8, int(NEAR * len(order)))]
             far = order[-len(near) :]
             here, there = float(noise[near].mean()), float(noise[far].mean())
             if here < LITTLE and there > MUCH and abs(spearman(time, noise)) > ORDERED:
                 return (
-                    f"sampling begins with noise alone and tells the net time {told[0]:.3g}, where training's inputs were {here:.0%} noise; far from "
-                    f"it, at {float(time[far].mean()):.3g}, they were {there:.0%}",
+                    f"sampling begins with noise alone and tells the net time {start[0]:.3g}, where training's inputs were {here:.0%} noise; far "
+                    f"from it, at {float(time[far].mean()):.3g}, they were {there:.0%}",
                     "time runs backwards in sampling: it must begin at the end at which training has noise",
                 )
         return None

@@ -24,7 +24,7 @@ DIFFERENT = "training and validation are normalised differently, or one is norma
 class Measures:
     """What is kept of the inputs of one model, in training or in one evaluation."""
 
-    few: int = LEVELS
+    max_levels: int = LEVELS
     """Inputs with at most so many distinct values have no scale: masks, levels."""
     calls: int = 0
     dim: int = 0
@@ -50,7 +50,7 @@ class Measures:
         self.many |= len(distinct) > LEVELS
         if 1 < len(distinct) <= LEVELS and not self.many:
             self.values.update({round(v, 4): n for v, n in zip(distinct.tolist(), count.tolist(), strict=True)})
-        if len(distinct) <= self.few:
+        if len(distinct) <= self.max_levels:
             return
         self.rows.append((float(part.mean()), float(part.std())))
         self.ends.append((float(part.min()), float(part.max())))
@@ -123,8 +123,8 @@ def levels(trained: Measures, other: Measures) -> str:
     lost = max((n for v, n in trained.values.items() if not near(v, theirs)), default=0) / trained.values.total()
     if new < OFTEN or lost < OFTEN:
         return ""
-    told = [", ".join(f"{v:.3g}" for v in row[:4]) + (", ..." if len(row) > 4 else "") for row in (ours, theirs)]
-    return f"inputs have the values {told[0]} in training and {told[1]} in evaluation: {new:.0%} of these never occur in training"
+    listed = [", ".join(f"{v:.3g}" for v in row[:4]) + (", ..." if len(row) > 4 else "") for row in (ours, theirs)]
+    return f"inputs have the values {listed[0]} in training and {listed[1]} in evaluation: {new:.0%} of these never occur in training"
 
 
 def near(value: float, values: list[float]) -> bool:

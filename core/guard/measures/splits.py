@@ -79,8 +79,8 @@ def twin(source: Source) -> Fault | None:
                 mine = split_of(lost)
                 others = [n for n in reads if kind_of(n) == kind_of(lost) and split_of(n) not in ("", mine)]
                 others = [n for n in others if "train" in (mine, split_of(n))]
-                told = {split_of(n) for n in names}
-                if not others or told != {mine} or lost in names or any(split_of(n) == mine for n in reads):
+                named = {split_of(n) for n in names}
+                if not others or named != {mine} or lost in names or any(split_of(n) == mine for n in reads):
                     continue
                 what = next(n for n in names if split_of(n) == mine)
                 return (

@@ -79,7 +79,7 @@ class Load:
 class Scales:
     """What is kept of the inputs of a kind of model."""
 
-    measures: Measures = field(default_factory=lambda: Measures(few=8))
+    measures: Measures = field(default_factory=lambda: Measures(max_levels=8))
     calls: int = 0
     losses: int = 0
     pairs: Counter = field(default_factory=Counter)

@@ -215,8 +215,8 @@ class Updates:
             group.received |= {id(p) for p in ready}
             live = [p for p in ready if alive(p)]
             if live and self._lossy():
-                still = {id(p) for p in ready} - {id(p) for p in live}
-                group.zero = still if not group.steps else group.zero & still
+                unreached = {id(p) for p in ready} - {id(p) for p in live}
+                group.zero = unreached if not group.steps else group.zero & unreached
             else:
                 group.zero = set()
             group.empty += not live and self._lossy()

@@ -83,7 +83,7 @@ class Control:
         self.changed = 0
         self.unfit = ""  # why the samples of a batch cannot be exchanged
         self.begin: Callable[[], None] = lambda: None  # called at the first backward()
-        self.said: list[int] = []
+        self.output_span: list[int] = []
         self.rank, self.home = 0, None  # of several processes; folder of rank 0
         self.cut_at: int | None = None
         self.optimizers = 0
@@ -224,15 +224,15 @@ class Control:
     def ended(self, one: Pass) -> None:
         """An evaluation's pass has ended: what is printed from here to the next batch is its result."""
         if one.calls and not one.backwards and not one.was_cut:
-            self.said = [written(), -1]
+            self.output_span = [written(), -1]
             if self.oracle is not None:
-                self.oracle.ended(one, self.said)
+                self.oracle.ended(one, self.output_span)
 
     # --- data
 
     def batch(self, one: Pass, batch: Any, seen: Observer) -> Any:
-        if self.said and self.said[1] < 0:
-            self.said[1] = written()
+        if self.output_span and self.output_span[1] < 0:
+            self.output_span[1] = written()
         return self.intervene(id(one.loader), batch)
 
     def intervene(self, source: int, batch: Any) -> Any:
@@ -290,11 +290,11 @@ def flattened(batch: Any) -> tuple[list, Any]:
     return tree_flatten(batch, is_leaf=texts)
 
 
-def place_of(leaves: list, told: int) -> int:
+def place_of(leaves: list, number: int) -> int:
     """Return which entry holds a leaf that was counted with every text as one."""
     for i, x in enumerate(leaves):
-        told -= len(x) if texts(x) else 1
-        if told < 0:
+        number -= len(x) if texts(x) else 1
+        if number < 0:
             return i
     return len(leaves)
 
@@ -373,17 +373,17 @@ def varied(batch: Any, target: int | None) -> list[int] | None:
         return None
     y = y.detach().flatten()
     other = (y != y[0]).nonzero().flatten().tolist()
-    few = [k for k in other if k < EIGHT]
-    if not other or len(few) >= RARE or len(other) == len(few):
+    chosen = [k for k in other if k < EIGHT]
+    if not other or len(chosen) >= RARE or len(other) == len(chosen):
         return None
     other = other[: EIGHT // 2]
     rows = [k for k in range(n) if k not in other][: EIGHT - len(other)]
     return sorted([*rows, *other])
 
 
-def target_of(leaves: list, told: int | None) -> int | None:
+def target_of(leaves: list, number: int | None) -> int | None:
     """Return the index of the target among a batch's entries: the loss's target, else the only row of class numbers."""
-    if told is not None:
-        return place_of(leaves, told)
+    if number is not None:
+        return place_of(leaves, number)
     found = [i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 1]
     return found[0] if len(found) == 1 else None

@@ -119,7 +119,7 @@ def silence() -> int:
 def wait(pid: int, folder: Path, *, load: float, limit: float, say: Any = None) -> Outcome:
     """Wait for a child. Kill its process group after `load` seconds without a first step, or `limit` seconds after
     it."""
-    began, told = time.monotonic(), 0.0
+    began, reported = time.monotonic(), 0.0
     out, late = Outcome(folder=folder), False
     mark = folder / "first-step"
     while True:
@@ -133,8 +133,8 @@ def wait(pid: int, folder: Path, *, load: float, limit: float, say: Any = None) 
             kill(pid)
             _, status = os.waitpid(pid, 0)
             break
-        if say and stepped is None and spent - told > 20:
-            told = spent
+        if say and stepped is None and spent - reported > 20:
+            reported = spent
             say(f"  still before its first optimiser step after {spent:.0f} s (at most {load:.0f} s: --load-seconds)")
         time.sleep(0.02)
     kill(pid)  # what it has started

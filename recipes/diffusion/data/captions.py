@@ -48,7 +48,7 @@ class Captioned(NamedTuple):
     notes: dict
     captions: tuple[str, ...]
     """All different captions."""
-    asked: Tensor
+    caption_ids: Tensor
     """Indices into `captions`, (N,)."""
     test: Tensor | None = None
     """Rows of the test split, which is evaluated once, at the end."""
@@ -76,26 +76,26 @@ def in_channels(found: Captioned, channels: int) -> Captioned:
 def _phrased(found: pictures.Labelled, phrases: list[list[list[str]]]) -> Captioned:
     """Return each image with a phrase of its class, from those for training or those for evaluation: [split][class]. The test split uses the
     same phrases as the validation split."""
-    said = [""] * len(found.labels)
+    texts = [""] * len(found.labels)
     parts = [part for part in (found.learn, found.held_out, found.test) if part is not None]
     for split, chosen in zip((*phrases, phrases[1]), parts, strict=False):
         for i in chosen.tolist():
             own = split[int(found.labels[i])]
-            said[i] = own[seeds.derive("caption", i) % len(own)]
-    return Captioned(*found[:5], dict(found.notes), *numbered(said, parts), test=found.test)
+            texts[i] = own[seeds.derive("caption", i) % len(own)]
+    return Captioned(*found[:5], dict(found.notes), *numbered(texts, parts), test=found.test)
 
 
-def numbered(said: list[str], parts: Sequence[Tensor]) -> tuple[tuple[str, ...], Tensor]:
+def numbered(texts: list[str], parts: Sequence[Tensor]) -> tuple[tuple[str, ...], Tensor]:
     """Return (all different captions, caption index (N,) of each image). Indices of each split are spread evenly, because a gate compares
     the scale of inputs between splits."""
     place: dict[str, float] = {}
     for part in parts:
-        own = list(dict.fromkeys(said[i] for i in part.tolist()))
+        own = list(dict.fromkeys(texts[i] for i in part.tolist()))
         for i, text in enumerate(own):
             place.setdefault(text, (i + 0.5) / len(own))
     captions = sorted(place, key=lambda text: (place[text], text))
     number = {text: i for i, text in enumerate(captions)}
-    return tuple(captions), torch.tensor([number[text] for text in said])
+    return tuple(captions), torch.tensor([number[text] for text in texts])
 
 
 # ------------------------------------------------------------------------------------------------------ captions next to pictures
@@ -132,7 +132,7 @@ def read_captioned(cfg: Source) -> Captioned:
         v2.Compose([v2.Resize(cfg.image_size), v2.CenterCrop(cfg.image_size)]),
     )
     images = torch.stack([fit(every[i]) for i in range(len(good))]).float() / 127.5 - 1
-    said = [texts[names[i]] for i in good.tolist()]
+    captions = [texts[names[i]] for i in good.tolist()]
     marks = [facts[i][2] for i in good.tolist()]
     first = {mark: i for i, mark in reversed(list(enumerate(marks)))}  # copies of an image go to one split
     owner = torch.tensor([first[mark] for mark in marks])
@@ -145,8 +145,8 @@ def read_captioned(cfg: Source) -> Captioned:
     if len(alone) < 5:
         raise UserError(f"{root} has too few pictures", got=f"{len(alone)} different ones", needed="five or more")
     learn, held_out = (~held).nonzero().flatten(), held.nonzero().flatten()
-    labels = torch.zeros(len(said), dtype=torch.long)
-    return Captioned(images, labels, (), learn, held_out, notes, *numbered(said, (learn, held_out)))
+    labels = torch.zeros(len(captions), dtype=torch.long)
+    return Captioned(images, labels, (), learn, held_out, notes, *numbered(captions, (learn, held_out)))
 
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif")
@@ -195,7 +195,7 @@ def _table(path: Path) -> dict[str, str]:
 
 def describe_data(found: Captioned, parts, classifier) -> dict[str, str]:
     """Return the lines of the data report."""
-    notes = {**found.notes, "model": parts.told, "captions": f"{len(found.captions):,} different ones"}
+    notes = {**found.notes, "model": parts.description, "captions": f"{len(found.captions):,} different ones"}
     if cut := parts.cut(found.captions):
         notes["captions cut"] = f"{cut:,} of {len(found.captions):,} after {parts.tokenizer.model_max_length} tokens"
     return notes | {
@@ -208,7 +208,7 @@ def matched(run: Run, process: Process, model: nn.Module, data: Data) -> float:
     digits one in ten has the same class). 0.5 by chance."""
     rows = []
     for b in run.batches(data):
-        own, wrong = (process.look(model, {**b, "condition": b[key]})[:, 1] for key in ("asked", "other"))
+        own, wrong = (process.look(model, {**b, "condition": b[key]})[:, 1] for key in ("caption_ids", "other"))
         rows.append((own < wrong).float() + 0.5 * (own == wrong).float())
     return run.gather(torch.cat(rows)).mean().item()
 
@@ -225,7 +225,7 @@ class Noised(Data):
 
     def __init__(self, latents: Tensor, found: Captioned, chosen: Tensor, process: Process, drop: float):
         self.latents, self.images = source.Rows(latents, chosen), source.Rows(found.images, chosen)
-        self.labels, self.asked, self.captions = found.labels[chosen], found.asked[chosen], found.captions
+        self.labels, self.caption_ids, self.captions = found.labels[chosen], found.caption_ids[chosen], found.captions
         self.small = source.small(self.images)
         self.process, self.drop, self.null = process, drop, len(found.captions)
         self.fields = {
@@ -239,12 +239,12 @@ class Noised(Data):
             self.fields["label"] = Field("target", classes=found.classes)
 
     def __len__(self) -> int:
-        return len(self.asked)
+        return len(self.caption_ids)
 
     def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         training = generator is not None
         generator = generator or source.fixed_draws(self.split, index)
-        latent, caption = self.latents[index], self.asked[index]
+        latent, caption = self.latents[index], self.caption_ids[index]
         timestep = torch.randint(self.process.noise.num_train_timesteps, (), generator=generator)
         noise = torch.randn(latent.shape, generator=generator)
         hidden = torch.rand((), generator=generator) < self.drop and training
@@ -252,9 +252,9 @@ class Noised(Data):
         condition = torch.tensor(self.null) if hidden else caption
         drawn = {"noise": noise, "noisy": noisy, "timestep": timestep, "condition": condition}
         other = (caption + 1 + seeds.derive("other", index) % max(1, self.null - 1)) % self.null
-        told = {"asked": caption, "other": other, "label": self.labels[index]}
-        return {"small": self.small[index], "latent": latent, **drawn, **told}
+        entries = {"caption_ids": caption, "other": other, "label": self.labels[index]}
+        return {"small": self.small[index], "latent": latent, **drawn, **entries}
 
     def peek(self, index: int, key: str):
-        own = {"label": self.labels, "asked": self.asked}
+        own = {"label": self.labels, "caption_ids": self.caption_ids}
         return own[key][index] if key in own else super().peek(index, key)

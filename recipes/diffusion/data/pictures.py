@@ -124,8 +124,8 @@ def classifier(source: Source, classes: Sequence[str]) -> classifiers.Classifier
 
 def tiles(pictures: Tensor, captions: list[str], good: list[float] | None = None) -> list[Tile]:
     """Return images (B, C, H, W) in about [-1, 1] as pictures to show."""
-    shown = zip(captions, (pictures + 1) / 2, good or [None] * len(captions), strict=True)
-    return [Tile(c, x, g) for c, x, g in shown]
+    rows = zip(captions, (pictures + 1) / 2, good or [None] * len(captions), strict=True)
+    return [Tile(c, x, g) for c, x, g in rows]
 
 
 def save_pipeline(folder: Path, unet: nn.Module, scheduler, vae: nn.Module | None = None) -> None:

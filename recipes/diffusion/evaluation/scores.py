@@ -77,8 +77,8 @@ class Scores:
         some = View(data, range(0, len(data), min(self.every, max(1, len(data) - 1))))
         made = ((b["label"], self.sample(model, b["condition"], b["noise"], scale)) for b in self.run.batches(some))
         rows = [(label, *self.classifier(pictures), moments(pictures)) for label, pictures in made]
-        truth, said, features, each = (self.run.gather(torch.cat(part)) for part in zip(*rows, strict=True))
-        right = (said == truth).float().mean().item()
+        truth, predicted, features, each = (self.run.gather(torch.cat(part)) for part in zip(*rows, strict=True))
+        right = (predicted == truth).float().mean().item()
         brighter, richer = (light(each.cpu()) - light(self.real_moments(split))).tolist()
         return {
             "agreement": right,
@@ -94,8 +94,8 @@ class Scores:
         some = by_class[:: max(1, len(learn) * self.every // len(self.found.held_out))]
         chosen = some if which == "learnt from" else self.rows[which]
         pictures = (self.found.images[i].to(self.run.device) for i in chosen.split(256))
-        said, features = zip(*map(self.classifier, pictures), strict=True)
-        return torch.cat(said), torch.cat(features)
+        predicted, features = zip(*map(self.classifier, pictures), strict=True)
+        return torch.cat(predicted), torch.cat(features)
 
     def _curve(self, average: nn.Module | None, raw: nn.Module, data: Data, scales: tuple[float, ...]) -> Matrix:
         """Return the table by weights and guidance scale, with real images in the last row."""
@@ -103,20 +103,20 @@ class Scores:
         for name, net in {**({"average": average} if average else {}), "raw": raw}.items():
             with evaluating(net):
                 found |= {f"{name} weights, guidance {scale:g}": self.measured(net, data, scale) for scale in scales}
-        said, features = self.real("val")
-        agreement = (said.cpu() == self.found.labels[self.found.held_out]).float().mean().item()
+        predicted, features = self.real("val")
+        agreement = (predicted.cpu() == self.found.labels[self.found.held_out]).float().mean().item()
         found["real pictures"] = {"agreement": agreement, "frechet": frechet(self.real("learnt from")[1], features)}
         values = torch.tensor([[s["agreement"], s["frechet"]] for s in found.values()])
         return Matrix(values, list(found), ("agreement", "Frechet distance"), axes=("samples", "score"))
 
     def grid(self, model: nn.Module, data: Data, scale: float) -> list[Tile]:
         """Return four samples of each of the first ten classes, from fixed noise in the shape of that of `data`."""
-        asked = torch.arange(min(len(self.found.classes), 10), device=self.run.device).repeat_interleave(4)
+        labels = torch.arange(min(len(self.found.classes), 10), device=self.run.device).repeat_interleave(4)
         shape = data.peek(0, "noise").shape
-        noise = torch.randn(len(asked), *shape, generator=torch.Generator().manual_seed(0))
-        return self.make_tiles(self.sample(model, asked, noise.to(self.run.device), scale), asked)
+        noise = torch.randn(len(labels), *shape, generator=torch.Generator().manual_seed(0))
+        return self.make_tiles(self.sample(model, labels, noise.to(self.run.device), scale), labels)
 
-    def make_tiles(self, made: Tensor, asked: Tensor) -> list[Tile]:
+    def make_tiles(self, made: Tensor, labels: Tensor) -> list[Tile]:
         """Return samples with the requested class, and whether the classifier sees it."""
-        right = (self.classifier(made)[0] == asked).float().tolist()
-        return tiles(made, [self.found.classes[c] for c in asked.tolist()], right)
+        right = (self.classifier(made)[0] == labels).float().tolist()
+        return tiles(made, [self.found.classes[c] for c in labels.tolist()], right)

@@ -55,9 +55,9 @@ def ema(context: GateContext) -> Finding:
     decays, beside, before = [], [0.0], copied(stage.ema_model)
 
     def watch(stage: Stage, _step: int) -> bool:
-        decay, apart = between(before, flat(stage.model), flat(stage.ema_model))
+        decay, error = between(before, flat(stage.model), flat(stage.ema_model))
         decays.append(decay)
-        beside.append(apart)
+        beside.append(error)
         before[:] = copied(stage.ema_model)
         return False
 

@@ -48,10 +48,10 @@ READ = 0.95  # the classifier must recognise this share of what it recognises am
 def latent_scale(context: GateContext) -> Finding:
     """Measures the scale of the net's input at the least noisy levels, minus the noise. Then it encodes 64 pictures of each split again:
     cached latents must be a linear function of the new ones, with the slope and offset in the autoencoder's config."""
-    asked, (run, stage) = objective(context), context.look()
-    calm = asked.sigma.argsort()[:FEW]
-    noise = asked.batch["noise"][calm]
-    there = asked.noisy[calm] - asked.sigma[calm].view(-1, 1, 1, 1).float() * noise
+    aim, (run, stage) = objective(context), context.look()
+    calm = aim.sigma.argsort()[:FEW]
+    noise = aim.batch["noise"][calm]
+    there = aim.noisy[calm] - aim.sigma[calm].view(-1, 1, 1, 1).float() * noise
     mean, std = there.mean().item(), there.std().item()
     config = stage.frozen_modules["vae"].config
     lines = {name: _fit_line(context, run, stage, name) for name in stage.data}
@@ -103,7 +103,7 @@ def round_trip(classifier: Classifier | None, needed: float, ask: walks.Ask = wa
     def check(context: GateContext) -> Finding:
         """Checks PSNR and recognisability of reconstructed validation pictures. Then it compares samples of a net that knows one latent,
         from predict() and from the exported pipeline, with the autoencoder's own reconstruction."""
-        asked, (run, stage) = objective(context), context.build(Rehearsal(steps=1))
+        aim, (run, stage) = objective(context), context.build(Rehearsal(steps=1))
         val, vae = stage.data["val"], stage.frozen_modules["vae"]
         some = pick(val, min(samples.KNOWN, len(val)), context.cfg.run.seed)
         batch = fetch(val, some, None, run.device)
@@ -111,21 +111,21 @@ def round_trip(classifier: Classifier | None, needed: float, ask: walks.Ask = wa
         batch["picture"], back = pictures, _through(vae, pictures)
         psnr = latents.psnr((back - pictures).square().mean().item())
         read, real = _read(classifier, (back, pictures), batch["label"])
-        ways = _sampling_paths(asked, run, stage, batch, ask)
+        ways = _sampling_paths(aim, run, stage, batch, ask)
         shipped = ways["the export"].factor
         good = psnr >= needed and read >= READ * real
-        judged = context.follows != "rehearsed"
+        evaluated = context.follows != "rehearsed"
         off = {n for n, w in ways.items() if w.pictures > BACK or w.latents > FACTOR}
         return Finding(
-            (good or not judged) and all(w.pictures <= BACK and w.latents <= FACTOR for w in ways.values()),
+            (good or not evaluated) and all(w.pictures <= BACK and w.latents <= FACTOR for w in ways.values()),
             f"{psnr:.1f} dB, the classifier reads {read:.1%} of {len(some)} reconstructions and {real:.1%} of the pictures"
-            + ("" if judged else " (the autoencoder has seen eight pictures: not evaluated yet)")
+            + ("" if evaluated else " (the autoencoder has seen eight pictures: not evaluated yet)")
             + "".join(f"; {n} {w.pictures:.3f} from the reconstruction, its latents {w.latents:.1%}" for n, w in ways.items())
             + f"; exported scaling_factor {shipped:.4g}",
             f"{needed:g} dB, {READ:.0%} of what it reads of the pictures; rms of pictures at most {BACK:g}, of what is decoded "
             f"{FACTOR:.0%}",
             order_causes(
-                (judged and not good, "the autoencoder is not good enough: --autoencoder.epochs, wider --vae.widths, more --vae.channels, "
+                (evaluated and not good, "the autoencoder is not good enough: --autoencoder.epochs, wider --vae.widths, more --vae.channels, "
                  "less --vae.kl"),
                 (bool(off - {"the export"}), "latents are decoded without dividing by the scaling factor, or with the shift at another "
                  "place"),
@@ -162,7 +162,7 @@ def _read(classifier: Classifier | None, seen: tuple[Tensor, ...], labels: Tenso
     return [1.0 if classifier is None else to_double(classifier(x)[0] == labels).mean().item() for x in seen]
 
 
-def _sampling_paths(asked: Objective, run: Run, stage: Stage, batch: dict, ask: walks.Ask) -> dict[str, Way]:
+def _sampling_paths(aim: Objective, run: Run, stage: Stage, batch: dict, ask: walks.Ask) -> dict[str, Way]:
     """Return the differences of predict() and of the exported pipeline, with a net that knows one latent."""
     with tempfile.TemporaryDirectory() as name:
         stage.export(Path(name))
@@ -176,7 +176,7 @@ def _sampling_paths(asked: Objective, run: Run, stage: Stage, batch: dict, ask: 
     for i in range(TRIED):
         one = {k: v[i : i + 1] for k, v in batch.items()}
         # The same answer for every condition, so that guidance changes nothing.
-        knowing = Knowing(asked, one[clean_key(val)], [])
+        knowing = Knowing(aim, one[clean_key(val)], [])
         due, given = _decoded(vae, lambda one=one: _through(vae, one["picture"]))
         for way, net, make in (
             (found["predict()"], vae, lambda one=one, knowing=knowing: stage.predict(knowing, one)[0].image),
@@ -194,8 +194,8 @@ def _decoded(vae: nn.Module, make: Callable[[], Tensor]) -> tuple[Tensor, Tensor
     given: list[Tensor] = []
     with vae.decoder.register_forward_pre_hook(lambda _, args: given.append(args[0].detach()[:1])):
         made = make()
-    shown = source.tiles(made.clamp(-1, 1), [""])[0].image if made.is_floating_point() else made
-    return shown.float(), given[-1] if given else None
+    pixels = source.tiles(made.clamp(-1, 1), [""])[0].image if made.is_floating_point() else made
+    return pixels.float(), given[-1] if given else None
 
 
 def decoding(
@@ -208,8 +208,8 @@ def decoding(
 def reconstruction(context: GateContext, stage: Stage, batch: dict) -> formula.Statements:
     """Squared and absolute error of a picture that was encoded, drawn with the sample's noise and decoded, and the divergence of its
     latents from a normal distribution (Kingma 2013, appendix B), per latent entry."""
-    cfg, said = context.cfg.vae, stage.model.encode(batch["image"]).latent_dist
-    mean, spread = said.mean.float(), said.logvar.float()
+    cfg, posterior = context.cfg.vae, stage.model.encode(batch["image"]).latent_dist
+    mean, spread = posterior.mean.float(), posterior.logvar.float()
     back = stage.model.decode(mean + (spread / 2).exp() * batch["noise"]).sample.float()
     gap = (back - batch["target"]).flatten(1)
     kl = (mean**2 + spread.exp() - 1 - spread).flatten(1) / 2

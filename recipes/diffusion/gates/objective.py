@@ -85,7 +85,7 @@ def clean_key(data: Data) -> str:
 
 def condition_field(data: Data) -> tuple[str, int]:
     """Return (field of the condition, number of its values): classes or captions."""
-    key = data.process.asked
+    key = data.process.condition_key
     return key, len(data.fields[key].classes) if key in data.fields else data.null
 
 
@@ -118,9 +118,9 @@ def objective(context: GateContext) -> Objective:
 def redrawn(loss: Callable, data: Data, seed: int, device: torch.device) -> float:
     """Return the share of a few training samples that get another timestep with other draws."""
     nets = Constant(0.0), Constant(0.0)
-    few = pick(data, min(REDRAWN, len(data)), seed)
+    rows = pick(data, min(REDRAWN, len(data)), seed)
     for i, net in enumerate(nets):
-        loss(net, fetch(data, few, seed + i, device))
+        loss(net, fetch(data, rows, seed + i, device))
     return (nets[0].timestep != nets[1].timestep).float().mean().item()
 
 
@@ -148,11 +148,11 @@ class Knowing(nn.Module):
     """A net that returns the exact answer: one picture for each of `classes` (default: all, in order), and their mean for any other
     condition. Its prediction type is that of the measured objective."""
 
-    def __init__(self, asked: Objective, pictures: Tensor, classes: list[int] | None = None):
+    def __init__(self, aim: Objective, pictures: Tensor, classes: list[int] | None = None):
         super().__init__()
-        order = asked.timestep.argsort()
-        self.at = exact(asked.timestep[order])
-        self.curves = torch.stack([asked.alpha, asked.sigma, asked.of_image, asked.of_noise])[:, order]
+        order = aim.timestep.argsort()
+        self.at = exact(aim.timestep[order])
+        self.curves = torch.stack([aim.alpha, aim.sigma, aim.of_image, aim.of_noise])[:, order]
         self.pictures = torch.cat([pictures, pictures.mean(0, keepdim=True)])
         self.row = {c: i for i, c in enumerate(classes if classes is not None else range(len(pictures)))}
         self.met: set[float] = set()
@@ -194,12 +194,12 @@ def undone(scheduler, prediction: Tensor, t: float, noisy: Tensor) -> Tensor:
     return noisy + moved * level / (level - after)
 
 
-def walk(asked: Objective, folder: Path, val: Data, ones: dict, ask: walks.Ask, steps: int) -> walks.Walk | None:
+def walk(aim: Objective, folder: Path, val: Data, ones: dict, ask: walks.Ask, steps: int) -> walks.Walk | None:
     """Return the trajectory of the exported pipeline in `folder` with answering nets, or None if it cannot be called with them."""
-    pipe = DiffusionPipeline.from_pretrained(folder, trust_remote_code=True).to(asked.clean.device)
+    pipe = DiffusionPipeline.from_pretrained(folder, trust_remote_code=True).to(aim.clean.device)
     key = clean_key(val)
     each = [{k: v[i : i + 1] for k, v in ones.items()} for i in range(min(FEW, len(ones[key])))]
     try:
-        return walks.walked(pipe, [Knowing(asked, one[key], []) for one in each], each, key, ask, steps)
+        return walks.walked(pipe, [Knowing(aim, one[key], []) for one in each], each, key, ask, steps)
     except (TypeError, KeyError, AttributeError):  # a fork's pipeline with another signature
         return None

@@ -78,18 +78,18 @@ def noise_process(
           pipeline can be run, this replaces the first check: a recipe may use another convention (time reversed) consistently.
         - The noisiest level must be nearly pure noise, because sampling begins there.
         - train() must draw a timestep for each sample, over the whole schedule, and another one in the next epoch."""
-        asked, run, stage = objective(context), *context.build(Rehearsal(steps=1))
+        aim, run, stage = objective(context), *context.build(Rehearsal(steps=1))
         with tempfile.TemporaryDirectory() as name:
             stage.export(Path(name))
             shipped = DiffusionPipeline.from_pretrained(name, trust_remote_code=True).scheduler
             val, steps = stage.data["val"], context.cfg.sampling.num_inference_steps
-            few = fetch(val, pick(val, min(FEW, len(val)), context.cfg.run.seed), None, run.device)
-            way = walk(asked, Path(name), val, few, ask, steps)
+            rows = fetch(val, pick(val, min(FEW, len(val)), context.cfg.run.seed), None, run.device)
+            way = walk(aim, Path(name), val, rows, ask, steps)
         stage.model.to(run.device)
-        total, t = shipped.config.num_train_timesteps, asked.timestep.tolist()
+        total, t = shipped.config.num_train_timesteps, aim.timestep.tolist()
         wrong = [
             undone(shipped, p, i, x).sub(clean).square().mean().sqrt().item()
-            for p, i, x, clean in zip(asked.target.cpu(), t, asked.noisy.cpu(), asked.clean.cpu(), strict=True)
+            for p, i, x, clean in zip(aim.target.cpu(), t, aim.noisy.cpu(), aim.clean.cpu(), strict=True)
         ]
         worst = max(range(len(wrong)), key=wrong.__getitem__)
         key, n = condition_field(val)
@@ -98,7 +98,7 @@ def noise_process(
         classes = sorted(first)
         ones = fetch(val, [first[c] for c in classes], None, run.device)
         one = ones[clean_key(val)]
-        knowing = Knowing(asked, one, classes)
+        knowing = Knowing(aim, one, classes)
         with evaluating(stage.model):
             # The evaluation samples for every `each`-th: repeat, so that two of each class remain
             each = context.cfg.sampling.every
@@ -121,15 +121,15 @@ def noise_process(
         if alone and not spread_ok and wrong[worst] <= EXACT:  # trained levels are inverted, others are not trained
             drawn, due = (" ".join(f"{s:.0%}" for s in shares.tolist()) for shares in (spread, declared))
             why = f"timesteps are drawn from another distribution than declared: {drawn} in each quarter, not {due}"
-        if asked.redrawn == 0:
+        if aim.redrawn == 0:
             why = "each sample keeps one timestep in all epochs: get() draws it from the sample's number, not from its generator"
         return Finding(
-            undoes and known >= floor and not strays and alone and bool(spread_ok) and left <= LEFT and asked.redrawn > 0 and not blended,
-            f"target: {asked.kind}, inverted in one step by {type(shipped).__name__} to an rms error of at most {wrong[worst]:.1e} "
+            undoes and known >= floor and not strays and alone and bool(spread_ok) and left <= LEFT and aim.redrawn > 0 and not blended,
+            f"target: {aim.kind}, inverted in one step by {type(shipped).__name__} to an rms error of at most {wrong[worst]:.1e} "
             f"(t {t[worst]:.0f}){along}; its noisiest level keeps {left:.1%} of the signal; "
             f"samples of a net that knows the answer: {stage.metric.name} {known:.2f} "
             f"(of the pictures it knows: {recognised:.2f}); the evaluation does not use {strays} of the export's timesteps; "
-            f"{asked.redrawn:.0%} of the samples get another timestep in the next epoch; {seen.distinct:.0%} of a batch's timesteps differ, "
+            f"{aim.redrawn:.0%} of the samples get another timestep in the next epoch; {seen.distinct:.0%} of a batch's timesteps differ, "
             f"{' '.join(f'{s:.0%}' for s in spread.tolist())} in each quarter of {total}",
             f"rms at most {WALKED:g} along the exported pipeline's trajectory (if it cannot be run, {EXACT:g} at every level); at "
             f"most {LEFT:.0%} of the signal left where sampling begins; {stage.metric.name} at least {floor:.2f}; the same scheduler "
@@ -143,7 +143,7 @@ def noise_process(
                 (not alone or not bool(spread_ok), "one timestep for the whole batch, or a constant"),
                 (left > LEFT, "the noisiest level is not pure noise, but sampling begins there: --noise.beta-schedule and "
                  "--noise.num-train-timesteps belong together (linear needs 1,000 timesteps)")),
-            evidence={"kind": asked.kind, "levels": t, "rms": wrong, "known": known, "quarters": spread.tolist(), "left": left,
+            evidence={"kind": aim.kind, "levels": t, "rms": wrong, "known": known, "quarters": spread.tolist(), "left": left,
                       "walk": way and {"worst": way.worst, "end": way.end, "met": sorted(way.met)}},
             cause=why or blended,
         )  # fmt: skip
@@ -245,22 +245,22 @@ def hidden_class(context: GateContext) -> Finding:
             predictions.append(stage.model(batch["noisy"], batch["timestep"], condition).sample.float())
             total = sum(stage.loss(stage.model, {**batch, "condition": condition}).values())
             losses.append(total.item() / len(condition))
-    apart = ((predictions[0] - predictions[1]).norm() / predictions[0].norm().clamp_min(1e-9)).item()
+    difference = ((predictions[0] - predictions[1]).norm() / predictions[0].norm().clamp_min(1e-9)).item()
     enough = 0.7 * data.process.initial_loss(batch)
     instead = " ".join(map(str, sorted(seen.null)[:5])) or "nothing"
     hidden = share > 0 and abs(share - due) <= slack and len(seen.null) == 1 and null >= classes
     return Finding(
-        hidden and due <= MOST and apart > 1e-3 and losses[1] <= enough,
+        hidden and due <= MOST and difference > 1e-3 and losses[1] <= enough,
         f"the class is dropped in {share:.1%} of {n:,} samples (value instead: {instead}); after {SHORT} steps the loss is "
-        f"{losses[0]:.3f} with the class and {losses[1]:.3f} without; the predictions differ by {apart:.1%}",
+        f"{losses[0]:.3f} with the class and {losses[1]:.3f} without; the predictions differ by {difference:.1%}",
         f"dropped in {due:.0%} +- {slack:.1%} and in at most {MOST:.0%}, always replaced by the same value, which is no class; a loss below "
         f"{enough:.3f} without it; different predictions",
         order_causes(
             (due > MOST, f"the setting names the share that keeps the class: --conditioning-dropout-prob {1 - due:.3g} drops it so often"),
             (share == 0 or abs(share - due) > slack, "the drop mask is drawn but not applied to the net's input"),
-            (apart <= 1e-3, "the class never reaches the net"),
+            (difference <= 1e-3, "the class never reaches the net"),
             (bool(seen.null) and null < classes, "the null class is a real class")),
-        evidence={"hidden": share, "null": sorted(seen.null), "with": losses[0], "without": losses[1], "apart": apart},
+        evidence={"hidden": share, "null": sorted(seen.null), "with": losses[0], "without": losses[1], "apart": difference},
     )  # fmt: skip
 
 
@@ -276,24 +276,24 @@ def declared_weights(noise, kind: str, snr: Tensor) -> Tensor:
     return torch.minimum(snr, torch.full_like(snr, gamma)) / per
 
 
-def _by_formula(context: GateContext, asked: Objective, weight: Tensor) -> tuple[float, int]:
+def _by_formula(context: GateContext, aim: Objective, weight: Tensor) -> tuple[float, int]:
     """Return (largest relative difference between a sample's loss and weight * mean((prediction - target)^2), number of samples), for
     the net after sixty steps of train(), one sample per batch."""
     _, stage, _ = trained(context)
-    net, few, worst, outputs = stage.model, min(16, len(asked.timestep)), 0.0, []
+    net, count, worst, outputs = stage.model, min(16, len(aim.timestep)), 0.0, []
     with (
         net.register_forward_hook(lambda _, args, out: outputs.append(to_double(out.sample.detach()))),
         evaluating(net),
         torch.no_grad(),
     ):
-        for i in range(few):
-            one = {k: v[i : i + 1] if isinstance(v, Tensor) else v for k, v in asked.batch.items()}
+        for i in range(count):
+            one = {k: v[i : i + 1] if isinstance(v, Tensor) else v for k, v in aim.batch.items()}
             found = stage.loss(net, one)
-            loss = sum(found[name] for name in asked.terms).item()
-            error = (outputs[-1][0] - to_double(asked.target[i])).square().mean().item()
+            loss = sum(found[name] for name in aim.terms).item()
+            error = (outputs[-1][0] - to_double(aim.target[i])).square().mean().item()
             due = weight[i].item() * error
             worst = max(worst, abs(loss - due) / max(abs(due), 1e-4))
-    return worst, few
+    return worst, count
 
 
 @gate(
@@ -310,30 +310,30 @@ def weighting(context: GateContext) -> Finding:
       are measured from the target and the noisy pictures.
     - The loss of each of 16 single samples, after sixty steps of train(), with that weight times the mean square error.
     - The distribution of the net's timesteps with the declared one (Kolmogorov-Smirnov)."""
-    asked, noise = objective(context), context.look()[1].data["train"].process.noise
-    expected = declared_weights(noise, asked.kind, (asked.alpha / asked.sigma).square())
-    apart_from, of = _by_formula(context, asked, expected)
-    gap = ((asked.weight - expected).abs() / expected.clamp_min(0.01)).cpu()
-    t, i = asked.timestep.tolist(), int(gap.argmax())
+    aim, noise = objective(context), context.look()[1].data["train"].process.noise
+    expected = declared_weights(noise, aim.kind, (aim.alpha / aim.sigma).square())
+    apart_from, of = _by_formula(context, aim, expected)
+    gap = ((aim.weight - expected).abs() / expected.clamp_min(0.01)).cpu()
+    t, i = aim.timestep.tolist(), int(gap.argmax())
     values, counts = watched(context).timesteps.unique(return_counts=True)
     n = int(counts.sum())
-    apart, limit = (counts.cumsum(0) / n - noise.below(values)).abs().max().item(), DRAWN / math.sqrt(n)
+    gap_of_levels, limit = (counts.cumsum(0) / n - noise.below(values)).abs().max().item(), DRAWN / math.sqrt(n)
     return Finding(
-        gap[i].item() <= 0.02 and apart <= limit and apart_from <= 0.02,
-        f"target: {asked.kind}; weights differ by at most {gap[i]:.1%} (t {t[i]:.0f}: {asked.weight[i]:.3f}, declared "
+        gap[i].item() <= 0.02 and gap_of_levels <= limit and apart_from <= 0.02,
+        f"target: {aim.kind}; weights differ by at most {gap[i]:.1%} (t {t[i]:.0f}: {aim.weight[i]:.3f}, declared "
         f"{expected[i]:.3f}); the losses of {of} single samples by at most {apart_from:.1%}; "
-        f"the distribution of {n:,} timesteps by at most {apart:.3f}"
-        + (f"; not compared, as they are not quadratic: {', '.join(asked.others)}" if asked.others else ""),
+        f"the distribution of {n:,} timesteps by at most {gap_of_levels:.3f}"
+        + (f"; not compared, as they are not quadratic: {', '.join(aim.others)}" if aim.others else ""),
         f"at most 2% at every level and for every sample; at most {limit:.3f} for the distribution",
         order_causes(
             (gap[i].item() > 0.02, "the weight is that of another prediction type: min(SNR, gamma) over SNR is min-SNR for the noise, "
              "over SNR + 1 for the velocity"),
             (apart_from > 0.02, "the weight belongs to another sample's timestep, or to the reversed schedule"),
-            (apart > limit, "timesteps are drawn from another distribution than declared: uniform instead of logit-normal, another mean "
+            (gap_of_levels > limit, "timesteps are drawn from another distribution than declared: uniform instead of logit-normal, another mean "
              "or deviation"))
         + "\n"
         "on purpose: --noise.snr-gamma inf (a diffusion), --noise.logit-mean and --noise.logit-std (a flow)",
-        evidence={"kind": asked.kind, "levels": t, "weights": asked.weight.tolist(), "expected": expected.tolist(), "apart": apart},
+        evidence={"kind": aim.kind, "levels": t, "weights": aim.weight.tolist(), "expected": expected.tolist(), "apart": gap_of_levels},
     )  # fmt: skip
 
 
@@ -347,10 +347,10 @@ def two_samplers(context: GateContext) -> Finding:
     """Measures `sampler_difference` of evaluate() after sixty steps of train(). A net overshoots under guidance by then."""
     run, stage, _ = trained(context)
     val = stage.data["val"]
-    apart = run.measure(stage, View(val, pick(val, 32, context.cfg.run.seed)))["sampler_difference"]
+    difference = run.measure(stage, View(val, pick(val, 32, context.cfg.run.seed)))["sampler_difference"]
     return Finding(
-        apart <= EARLY, f"rms difference {apart:.3f} after {SHORT} steps, pictures in [-1, 1]", f"at most {EARLY:g}", INHERITED,
-        evidence={"apart": apart},
+        difference <= EARLY, f"rms difference {difference:.3f} after {SHORT} steps, pictures in [-1, 1]", f"at most {EARLY:g}", INHERITED,
+        evidence={"apart": difference},
     )  # fmt: skip
 
 
@@ -418,7 +418,7 @@ def light(history: list[dict[str, float]]) -> Finding:
 @monitor("samplers", rows="DF6", title="two samplers lead from the same noise to the same picture")
 def samplers(history: list[dict[str, float]]) -> Finding:
     """Rms difference between pictures of the exported sampler and of a second-order sampler."""
-    apart = history[-1]["val/sampler_difference"]
+    difference = history[-1]["val/sampler_difference"]
     return Finding(
-        apart <= LATE, f"rms difference {apart:.3f}, pictures in [-1, 1]", f"at most {LATE:g}", INHERITED,
+        difference <= LATE, f"rms difference {difference:.3f}, pictures in [-1, 1]", f"at most {LATE:g}", INHERITED,
     )  # fmt: skip

@@ -34,25 +34,25 @@ def prompt(context: GateContext) -> Finding:
     """Compares, after sixty steps of train(), the hidden states of the export's own text encoder with the net's conditions, for captions and
     for the empty one. Then it compares latents from the same noise, with guidance, between pipeline and predict()."""
     run, stage, _ = samples.trained(context)
-    val, asked = stage.data["val"], context.cfg.sampling
+    val, sampling = stage.data["val"], context.cfg.sampling
     batch = fetch(val, pick(val, min(FEW, len(val)), context.cfg.run.seed), None, run.device)
-    texts = [val.captions[i] for i in batch["asked"].tolist()]
-    told: list[Tensor] = []
+    texts = [val.captions[i] for i in batch["caption_ids"].tolist()]
+    conditions: list[Tensor] = []
     with evaluating(stage.eval_model):
-        null = torch.full_like(batch["asked"], val.null)
-        with stage.eval_model.unet.register_forward_pre_hook(lambda _, args: told.append(args[2])):
-            stage.eval_model(batch["noisy"], batch["timestep"], batch["asked"])
+        null = torch.full_like(batch["caption_ids"], val.null)
+        with stage.eval_model.unet.register_forward_pre_hook(lambda _, args: conditions.append(args[2])):
+            stage.eval_model(batch["noisy"], batch["timestep"], batch["caption_ids"])
             stage.eval_model(batch["noisy"], batch["timestep"], null)
         with tempfile.TemporaryDirectory() as name:
             stage.export(Path(name))
             pipe = DiffusionPipeline.from_pretrained(name).to(run.device)
         pipe.set_progress_bar_config(disable=True)
         read = pipe.encode_prompt(texts, run.device, 1, True)
-        words, empty = (_difference(a, b) for a, b in zip(read, told, strict=True))
+        words, empty = (_difference(a, b) for a, b in zip(read, conditions, strict=True))
         side = val.images.shape[-1]
         how = {
-            "num_inference_steps": asked.num_inference_steps,
-            "guidance_scale": asked.guidance_scale,
+            "num_inference_steps": sampling.num_inference_steps,
+            "guidance_scale": sampling.guidance_scale,
             "height": side,
             "width": side,
         }
@@ -64,7 +64,7 @@ def prompt(context: GateContext) -> Finding:
     return Finding(
         max(words, empty) <= SAME and difference <= ALIKE,
         f"the export's encoding of {len(texts)} captions differs from training's by {words:.1e}, that of the empty one by {empty:.1e}; "
-        f"pictures from the same noise at guidance {asked.guidance_scale:g} differ by {difference:.3f}",
+        f"pictures from the same noise at guidance {sampling.guidance_scale:g} differ by {difference:.3f}",
         f"at most {SAME:g}, and rms {ALIKE:g} of pictures in [-1, 1]",
         "captions were encoded with another padding, length or layer than the pipeline uses\n"
         "the caption that replaces dropped ones is not the empty one, which the pipeline uses for guidance\n"
@@ -88,7 +88,7 @@ def by_caption(captions: tuple[str, ...]) -> walks.Ask:
 
         pipe.unet.forward = forward
         side = one["picture"].shape[-1] if "picture" in one else None
-        text = captions[one["asked"].item()]
+        text = captions[one["caption_ids"].item()]
         return (
             pipe(text, num_inference_steps=steps, guidance_scale=1.0, height=side, width=side, output_type="pt").images
             * 2

@@ -42,12 +42,12 @@ def walked(pipe: DiffusionPipeline, nets: list[nn.Module], ones: list[dict], cle
 
         @functools.wraps(own)  # pipelines inspect the signature
         def step(prediction: Tensor, t: Tensor, sample: Tensor, *args, net=net, one=one, last=last, **kwargs):
-            said = own(prediction, t, sample, *args, **{**kwargs, "return_dict": True})
-            implied = _implied(scheduler, said, sample)
+            output = own(prediction, t, sample, *args, **{**kwargs, "return_dict": True})
+            implied = _implied(scheduler, output, sample)
             if implied is not None and net.alpha >= CALM:
                 found.worst = max(found.worst, rms(implied, one))
-            last[:] = [said.prev_sample]
-            return said if kwargs.get("return_dict", True) else (said.prev_sample,)
+            last[:] = [output.prev_sample]
+            return output if kwargs.get("return_dict", True) else (output.prev_sample,)
 
         scheduler.step = step
         try:
@@ -59,14 +59,14 @@ def walked(pipe: DiffusionPipeline, nets: list[nn.Module], ones: list[dict], cle
     return found
 
 
-def _implied(scheduler, said, sample: Tensor) -> Tensor | None:
+def _implied(scheduler, output, sample: Tensor) -> Tensor | None:
     """Return the clean picture that a step implies, or None if the scheduler has none."""
-    if getattr(said, "pred_original_sample", None) is not None:
-        return said.pred_original_sample
+    if getattr(output, "pred_original_sample", None) is not None:
+        return output.pred_original_sample
     if not isinstance(scheduler, FlowMatchEulerDiscreteScheduler) or scheduler.step_index is None:
         return None
     level, after = scheduler.sigmas[scheduler.step_index - 1 : scheduler.step_index + 1].tolist()
-    return sample + (said.prev_sample - sample) * level / (level - after)
+    return sample + (output.prev_sample - sample) * level / (level - after)
 
 
 def by_class(pipe: DiffusionPipeline, one: dict, knowing: nn.Module, steps: int = 10) -> Tensor:

@@ -26,8 +26,8 @@ class Noise:
 
     def __post_init__(self):
         if min(self.logit_std, self.shift) <= 0 or self.num_train_timesteps < COARSEST:
-            told = f"--noise.logit-std {self.logit_std:g} --noise.shift {self.shift:g} --noise.num-train-timesteps {self.num_train_timesteps}"
-            raise UserError("noise levels that cannot be drawn, or not walked back", got=told,
+            settings = f"--noise.logit-std {self.logit_std:g} --noise.shift {self.shift:g} --noise.num-train-timesteps {self.num_train_timesteps}"
+            raise UserError("noise levels that cannot be drawn, or not walked back", got=settings,
                             needed=f"std and shift above 0, {COARSEST} timesteps or more: samplers end with one")  # fmt: skip
 
     def weights(self, _kind: str, snr: Tensor) -> Tensor:

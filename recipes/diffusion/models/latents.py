@@ -187,11 +187,11 @@ class RoundTrip:
         latent value (nats), and mean and deviation of the latents."""
         rows = []
         for b in self.run.batches(data):
-            said, back = there_and_back(vae, b)
+            posterior, back = there_and_back(vae, b)
             right = (self.classifier(back)[0] == b["label"]).float()
-            z = said.mean.flatten(1)
+            z = posterior.mean.flatten(1)
             error = (back - b["target"]).square().mean((1, 2, 3))
-            rows.append(torch.stack([error, right, said.kl() / z.shape[1], z.mean(1), z.square().mean(1)], 1))
+            rows.append(torch.stack([error, right, posterior.kl() / z.shape[1], z.mean(1), z.square().mean(1)], 1))
         error, right, kl, mean, square = to_double(self.run.gather(torch.cat(rows))).mean(0).tolist()
         std = math.sqrt(max(square - mean**2, 0.0))
         return {"psnr": psnr(error), "read": right, "kl": kl, "latent_mean": mean, "latent_std": std}
@@ -220,8 +220,8 @@ class RoundTrip:
 def there_and_back(vae: nn.Module, batch: dict) -> tuple[DiagonalGaussianDistribution, Tensor]:
     """Return the posterior of each latent and its reconstruction (B, C, H, W), sampled with the sample's noise; without noise in evaluation.
     Memorised samples are read with the noise that they were trained with."""
-    said = vae.encode(batch["image"]).latent_dist
-    return said, vae.decode(said.mean + said.std * batch["noise"]).sample.float()
+    posterior = vae.encode(batch["image"]).latent_dist
+    return posterior, vae.decode(posterior.mean + posterior.std * batch["noise"]).sample.float()
 
 
 def psnr(error: float) -> float:

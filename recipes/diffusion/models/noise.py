@@ -39,7 +39,7 @@ class Process:
     """x_t = alpha_t x_0 + sigma_t noise, for t in 0 .. timesteps - 1. x_0 is the field `clean_key` of a batch: images in [-1, 1], or
     latents, which have no `bound`. `asked` is the field of the condition: class or caption index."""
 
-    asked = "label"
+    condition_key = "label"
 
     def __init__(
         self, noise: Noise, clean_key: str = "image", bound: float = 1.0, scheduler: DDPMScheduler | None = None

@@ -19,10 +19,10 @@ def sample(unet, scheduler, class_labels, noise, *, null, guidance_scale, num_in
     # Flow schedulers have neither attribute and do not scale the input.
     sample = noise * getattr(scheduler, "init_noise_sigma", 1.0)
     guided = guidance_scale != 1
-    asked = torch.cat([class_labels, torch.full_like(class_labels, null)]) if guided else class_labels
+    labels = torch.cat([class_labels, torch.full_like(class_labels, null)]) if guided else class_labels
     for t in scheduler.timesteps:
         known = scheduler.scale_model_input(sample, t) if hasattr(scheduler, "scale_model_input") else sample
-        prediction = unet(torch.cat([known, known]) if guided else known, t.expand(len(asked)), asked).sample
+        prediction = unet(torch.cat([known, known]) if guided else known, t.expand(len(labels)), labels).sample
         if guided:
             conditional, unconditional = prediction.chunk(2)
             prediction = unconditional + guidance_scale * (conditional - unconditional)
@@ -54,7 +54,7 @@ class ClassConditionalPipeline(DiffusionPipeline):
         super().__init__()
         self.register_modules(unet=unet, scheduler=scheduler)
 
-    def shown(self, sample):
+    def to_pictures(self, sample):
         """Return the pictures of samples."""
         return sample
 
@@ -68,7 +68,7 @@ class ClassConditionalPipeline(DiffusionPipeline):
             self.unet, self.scheduler, torch.as_tensor(class_labels, device=self.device), noise.to(self.device, self.unet.dtype),
             null=config.num_class_embeds - 1, guidance_scale=guidance_scale, num_inference_steps=num_inference_steps,
         )  # fmt: skip
-        images = (self.shown(images).float() / 2 + 0.5).clamp(0, 1)
+        images = (self.to_pictures(images).float() / 2 + 0.5).clamp(0, 1)
         if output_type == "pt":
             return ImagePipelineOutput(images=images)
         images = images.permute(0, 2, 3, 1).cpu().numpy()
@@ -82,5 +82,5 @@ class LatentPipeline(ClassConditionalPipeline):
         super(ClassConditionalPipeline, self).__init__()
         self.register_modules(unet=unet, scheduler=scheduler, vae=vae)
 
-    def shown(self, sample):
+    def to_pictures(self, sample):
         return decode(self.vae, sample)

@@ -70,7 +70,7 @@ class Parts:
     """The training objective: a model's own prediction type and number of timesteps."""
     scheduler: DDPMScheduler
     """The training noise schedule. (StableDiffusionPipeline sets steps_offset to 1 if it is not.)"""
-    told: str
+    description: str
 
     def read(self, captions: tuple[str, ...], device: torch.device) -> Tensor:
         """Return the hidden states of each caption and, last, of the empty caption: (n + 1, tokens, D), computed by the exported pipeline."""
@@ -265,8 +265,8 @@ def model(name: str, noise: Noise, channels: int, side: int) -> Parts:
         prediction_type=scheduler.config.prediction_type,
         num_train_timesteps=scheduler.config.num_train_timesteps,
     )
-    told = f"{name}: {type(pipe.text_encoder).__name__}, predicts {own.prediction_type}, factor {vae.config.scaling_factor:g}"
-    return Parts(vae, pipe.text_encoder, pipe.tokenizer, copy.deepcopy(unet), own, scheduler, told)
+    description = f"{name}: {type(pipe.text_encoder).__name__}, predicts {own.prediction_type}, factor {vae.config.scaling_factor:g}"
+    return Parts(vae, pipe.text_encoder, pipe.tokenizer, copy.deepcopy(unet), own, scheduler, description)
 
 
 def channels(name: str) -> int:

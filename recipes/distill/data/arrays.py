@@ -84,9 +84,9 @@ def rows(root: Path, lines: list[dict[str, str]], *, rate: int, teacher: whisper
                          frames if array is not None else 0, group))  # fmt: skip
     # A sound that is missing beside an array is counted when the array is read.
     if lost := [row for row in found if row.array is None and not row.audio.is_file()]:
-        shown = ", ".join(f"{row.audio.name} (line {row.line})" for row in lost[:5])
+        listed = ", ".join(f"{row.audio.name} (line {row.line})" for row in lost[:5])
         raise UserError(f"{len(lost):,} of {len(found):,} recordings of {root / 'metadata.csv'} are not there",
-                        got=shown + ", ..." * (len(lost) > 5), needed=f"the files that file_name names, from {root}",
+                        got=listed + ", ..." * (len(lost) > 5), needed=f"the files that file_name names, from {root}",
                         cause="names without their folder or their ending" if len(lost) == len(found) else "a copy that was cut off",
                         next="copy them, or remove their lines")  # fmt: skip
     return found
@@ -165,14 +165,14 @@ def survey(found: list[Row], *, rate: int, max_bad: float) -> tuple[list[Row], s
             for reason, width in seen]  # fmt: skip
     bad = [f"{row.array.name} (line {row.line}) is {reason}" if not reason.startswith("ha") else
            f"{row.array.name} (line {row.line}) {reason}" for row, reason in zip(found, seen, strict=True) if reason]  # fmt: skip
-    told = (
+    summary = (
         f"{len(bad):,} of {len(found):,}"
         + (": " if bad else "")
         + "; ".join(bad[:NAMED])
         + (", ..." if len(bad) > NAMED else "")
     )
     if len(bad) > max_bad * len(found):
-        raise UserError("too many arrays cannot be used", got=told, needed=f"at most {max_bad:.1%} (--data.max-bad)",
+        raise UserError("too many arrays cannot be used", got=summary, needed=f"at most {max_bad:.1%} (--data.max-bad)",
                         cause="paths of another folder; arrays that were cut, or written while the disk was full; a sensor that "
                         "gave nothing", next="correct them, or remove their lines")  # fmt: skip
-    return [row for row, reason in zip(found, seen, strict=True) if not reason], told
+    return [row for row, reason in zip(found, seen, strict=True) if not reason], summary

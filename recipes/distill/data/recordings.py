@@ -172,13 +172,13 @@ def synthesised(n: int) -> list[Callable[[], Recording]]:
 def folder(source: Source, teacher: whisper.Whisper) -> tuple[list[Callable[[], Recording]], dict[str, str]]:
     """Return (the recordings in metadata.csv with their transcripts and, if it has them, arrays; notes)."""
     root = Path(source.path)
-    found, told = arrays.rows(root, arrays.table(root / "metadata.csv", LAYOUT), rate=FPS, teacher=teacher), {}
+    found, notes = arrays.rows(root, arrays.table(root / "metadata.csv", LAYOUT), rate=FPS, teacher=teacher), {}
     found, excluded = arrays.allowed(root, found, held_out=HELD_OUT)
     if excluded:
-        told["excluded"] = f"{excluded} that validation asks about"
+        notes["excluded"] = f"{excluded} that validation asks about"
     if found and found[0].array is not None:
-        found, told["arrays left out"] = arrays.survey(found, rate=FPS, max_bad=source.max_bad)
-    return [lambda row=row: sound(row) for row in found], told
+        found, notes["arrays left out"] = arrays.survey(found, rate=FPS, max_bad=source.max_bad)
+    return [lambda row=row: sound(row) for row in found], notes
 
 
 def sound(row: arrays.Row) -> Recording:
@@ -243,12 +243,12 @@ def load(source: Source, skip: int = 0) -> Recordings:
 def _make(source: Source, into: Path, skip: int) -> None:
     """Run the teacher on every recording, and keep those that it transcribes correctly from the student's window. Memory is bounded, except
     for the kept recordings themselves if they have no arrays."""
-    teacher, told = whisper.load(source.teacher, source.seconds), {}
+    teacher, notes = whisper.load(source.teacher, source.seconds), {}
     if source.path == "synthesised":
         readers = synthesised(source.sentences)[skip:]
     else:
-        readers, told = folder(source, teacher)
-    left_out, kept, said, wrote = Counter(), [], [], []
+        readers, notes = folder(source, teacher)
+    left_out, kept, spoken, wrote = Counter(), [], [], []
     batches = _hear(readers, teacher, left_out, source.max_bad)
     first = list(itertools.islice(batches, RESTED // BATCH))
     rest = _at_rest([one for batch in first for one in batch], teacher)
@@ -258,16 +258,16 @@ def _make(source: Source, into: Path, skip: int) -> None:
         for row, one in zip(canvas, batch, strict=True):
             row[: len(one.features)] = one.features
         for one, text in zip(batch, teacher.write(canvas.to(teacher.model.device)), strict=True):
-            said.append(one.text)
+            spoken.append(one.text)
             wrote.append(text)
             if whisper.normalise(text) == whisper.normalise(one.text):
                 kept.append(_kept(one, into / FEATURES.format(len(kept))))
             else:
                 left_out["misheard by the teacher"] += 1
     _check(len(kept), len(readers), left_out, source)
-    wer = whisper.word_error_rate(said, wrote)
+    wer = whisper.word_error_rate(spoken, wrote)
     reasons = ", ".join(f"{n} {why}" for why, n in left_out.items()) or "none left out"
-    story = {**told, "lessons": f"{len(kept)} of {len(readers)} recordings kept ({len(kept) / len(readers):.0%}): {reasons}",
+    story = {**notes, "lessons": f"{len(kept)} of {len(readers)} recordings kept ({len(kept) / len(readers):.0%}): {reasons}",
              "teacher": f"{source.teacher}, word error rate {wer:.3f} on all that can be heard, 0 on what is kept"}  # fmt: skip
     _write(kept, rest, story, into, teacher.seconds * FPS)
 

@@ -22,7 +22,7 @@ from trainworthy.recipes.shared import speech, whisper
 
 from trainworthy import core
 
-VERSION = 1  # version of the cached files
+VERSION = 2  # version of the cached files
 FULL = 32767  # int16
 
 
@@ -55,7 +55,7 @@ class Transcripts:
     """Samples at 16 kHz, (N,)."""
     held_out: Tensor
     """Which recordings are held out, (N,) bool."""
-    said: list[str]
+    spoken: list[str]
     """The recording's own transcript."""
     wrote: list[str]
     """The teacher's transcript."""
@@ -67,7 +67,7 @@ class Transcripts:
 
     def __post_init__(self):
         self.starts = (self.spans.cumsum(0) - self.spans).tolist()
-        self.wrong = [whisper.word_error_rate([s], [w]) for s, w in zip(self.said, self.wrote, strict=True)]
+        self.wrong = [whisper.word_error_rate([s], [w]) for s, w in zip(self.spoken, self.wrote, strict=True)]
 
     def wave(self, index: int) -> np.ndarray:
         """Return the samples (n,) float32 at 16 kHz."""
@@ -82,7 +82,7 @@ class Transcripts:
         learn = [i for i, wrong in enumerate(self.wrong) if not held[i] and wrong <= max_wer]
         val = [i for i, out in enumerate(held) if out]
         others, left_out = len(held) - len(val), ", ".join(f"{n} {why}" for why, n in self.left_out.items()) or "none"
-        told = {
+        notes = {
             "labels": f"{len(learn)} of {others} recordings to learn from kept ({len(learn) / max(1, others):.0%}), those of which "
             f"the teacher has at most {max_wer:.0%} of the words wrong; of {len(val)} held out all; unfit before: {left_out}",
             "teacher": f"word error rate {self.teachers(val):.3f} on what is held out"
@@ -90,15 +90,15 @@ class Transcripts:
             else "nothing is held out",
         }
         if len(learn) < recordings.HELD_OUT or not val:
-            raise UserError("too few recordings are left", got=told["labels"],
+            raise UserError("too few recordings are left", got=notes["labels"],
                             needed=f"{recordings.HELD_OUT} to learn from, some held out",
                             cause="transcripts of other recordings, another language, silence, --data.seconds, --data.max-wer",
                             next="listen to one, and compare it with its transcript")  # fmt: skip
-        return learn, val, told
+        return learn, val, notes
 
     def teachers(self, which: list[int]) -> float:
         """Return the teacher's word error rate on these recordings."""
-        return whisper.word_error_rate([self.said[i] for i in which], [self.wrote[i] for i in which])
+        return whisper.word_error_rate([self.spoken[i] for i in which], [self.wrote[i] for i in which])
 
 
 def load(source: Source, skip: int = 0) -> Transcripts:
@@ -154,13 +154,13 @@ def _make(source: Source, into: Path, skip: int) -> None:
     if not kept:
         raise UserError("no recording can be heard", got=", ".join(f"{n} {why}" for why, n in left_out.items()) or "none at all",
                         needed=f"{recordings.SHORTEST:g} to {source.seconds} s of sound that is not silent")  # fmt: skip
-    where, said, wrote, held_out, spans, sounds = zip(*kept, strict=True)
+    where, spoken, wrote, held_out, spans, sounds = zip(*kept, strict=True)
     tensors = {"spans": torch.tensor(spans), "held_out": torch.tensor(held_out)}
     if not rows:
         tensors["waves"] = torch.cat(sounds)
     save_file(tensors, into / "transcripts.safetensors")
     words = {
-        "said": said,
+        "spoken": spoken,
         "wrote": wrote,
         "left_out": left_out,
         "files": [str(rows[i].audio) for i in where] if rows else [],
@@ -195,7 +195,7 @@ class Spoken(core.Data):
 
     def words(self, index: int) -> dict[str, str]:
         i = self.which[index]
-        return {"text": self.source.wrote[i], "truth": self.source.said[i]}
+        return {"text": self.source.wrote[i], "truth": self.source.spoken[i]}
 
     def peek(self, index: int, key: str):
         return self.words(index)[key] if key in ("text", "truth") else super().peek(index, key)

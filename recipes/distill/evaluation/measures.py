@@ -50,17 +50,17 @@ class Measures:
         """Return metrics of what the frozen decoder (or that of `by`) reads from the features: word error rate; share of different
         transcripts (1 if the decoder listens and every input differs); share that begins with the same three words (its prior, if it does
         not listen); and share that repeats four ids or does not end."""
-        said, heard = [], []
+        spoken, heard = [], []
         for batch in self.run.batches(data):
             length = batch["ids"].shape[1] + 8  # a decoder that loops is cut off there
             ids = (by or self.teacher).generate(canvas(batch).float(), at_most=length - len(self.teacher.prompt))
             heard.append(F.pad(ids, (0, length - ids.shape[1]), value=self.teacher.end))
-            said.append(batch["ids"])
-        said, ids = (self.run.gather(torch.cat(rows)).tolist() for rows in (said, heard))
+            spoken.append(batch["ids"])
+        spoken, ids = (self.run.gather(torch.cat(rows)).tolist() for rows in (spoken, heard))
         bodies = [row[len(self.teacher.prompt) :] for row in ids]
         endless = [self.teacher.end not in b or whisper.loops(b[: b.index(self.teacher.end)]) for b in bodies]
-        said, heard = ([self.teacher.text(row) for row in rows] for rows in (said, ids))
-        return {"wer": whisper.word_error_rate(said, heard), "different": len(set(heard)) / len(set(said)),
+        spoken, heard = ([self.teacher.text(row) for row in rows] for rows in (spoken, ids))
+        return {"wer": whisper.word_error_rate(spoken, heard), "different": len(set(heard)) / len(set(spoken)),
                 "prior_phrase": commonest_opening(heard), "repetition": sum(endless) / len(endless)}  # fmt: skip
 
 

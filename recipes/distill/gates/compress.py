@@ -41,7 +41,7 @@ def copied(context: GateContext) -> Finding:
         raise Skip("it starts from --init-from")
     _, stage = context.build(Rehearsal(steps=1))
     ours, theirs = _by_layer(stage.model.state_dict()), _by_layer(stage.frozen_modules["teacher"].state_dict())
-    found, needed, wrong, still = [], [], [], []
+    found, needed, wrong, unchanged = [], [], [], []
     learns = {
         LAYER.search(name)[1] for name, p in stage.model.named_parameters() if p.requires_grad and LAYER.search(name)
     }
@@ -52,17 +52,17 @@ def copied(context: GateContext) -> Finding:
         found.append(f"{side} {', '.join('no layer' if j is None else str(j) for j in same)} of {n}")
         needed.append(f"{side} {', '.join(map(str, even))}")
         wrong += [side] * (same != even)
-        still += [f"the {side} lacks {n - kept} of {n} layers and is frozen"] * (kept < n and side not in learns)
+        unchanged += [f"the {side} lacks {n - kept} of {n} layers and is frozen"] * (kept < n and side not in learns)
     others = [k for k, v in theirs["", 0].items() if not torch.equal(v, ours["", 0].get(k, v.new_zeros(0)))]
     wrong += others
     rest = f"; {len(others)} other tensors are not the teacher's, e.g. {others[0]}" if others else ""
     return Finding(
-        not wrong and not still, "; ".join(["copied from layers: " + "; ".join(found) + rest, *still]),
+        not wrong and not unchanged, "; ".join(["copied from layers: " + "; ".join(found) + rest, *unchanged]),
         "; ".join(needed) + "; all other tensors equal the teacher's; a side that lacks layers trains",
         "layers are initialised again, or were loaded under strict=False, so that nothing of the teacher is left\n"
         "the first layers were copied instead of evenly spaced ones from first to last\n"
         "embeddings, norms or convolutions were not copied", evidence={"found": found, "others": others[:20]},
-        cause=f"{still[0]}: what is left never learns to do without them" if still and not wrong else "",
+        cause=f"{unchanged[0]}: what is left never learns to do without them" if unchanged and not wrong else "",
     )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def labels(context: GateContext) -> Finding:
     run, stage = context.build(Rehearsal(steps=1))
     data, most, teacher = stage.data["train"], context.cfg.data.max_wer, teacher_of(context)
     pairs = [(data.peek(i, "truth"), data.peek(i, "text")) for i in range(len(data))]
-    rates = [whisper.word_error_rate([said], [label]) for said, label in pairs]
+    rates = [whisper.word_error_rate([spoken], [label]) for spoken, label in pairs]
     worst = max(range(len(data)), key=rates.__getitem__)
     over = sum(rate > most + 1e-9 for rate in rates)
     batch = fetch(data, pick(data, LISTENED, context.cfg.run.seed), None, run.device)
@@ -185,15 +185,15 @@ def teacher(context: GateContext) -> Finding:
     own, data, start = stage.frozen_modules["teacher"], stage.data["train"], len(teacher_of(context).prompt)
     losses, right = [0.0, 0.0], []
     for part in split_evenly(pick(data, LISTENED, context.cfg.run.seed), own_size(run)):
-        batch, asked = fetch(data, part, None, run.device), []
+        batch, choices = fetch(data, part, None, run.device), []
         heard = own.proj_out.register_forward_hook(
-            lambda _module, _args, out, asked=asked: asked.append(out.argmax(-1))
+            lambda _module, _args, out, choices=choices: choices.append(out.argmax(-1))
         )
         with heard, evaluating(stage.model):
             for draws in range(2):
                 seeds.seed_global(draws)
                 losses[draws] += sum(v.item() for v in _loss(run, stage)(stage.model, batch).values())
-        if not asked:
+        if not choices:
             return Finding(
                 False,
                 "the loss never calls the teacher",
@@ -202,7 +202,7 @@ def teacher(context: GateContext) -> Finding:
             )
         place = torch.arange(1, batch["ids"].shape[1], device=run.device)
         scored = (place >= start) & (place < batch["words"][:, None])
-        right.append((asked[0][:, : scored.shape[1]] == batch["ids"][:, 1:])[scored])
+        right.append((choices[0][:, : scored.shape[1]] == batch["ids"][:, 1:])[scored])
     same = to_double(torch.cat(right)).mean().item()
     change = abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-8)
     training = sum(m.training for m in own.modules())

@@ -29,24 +29,24 @@ def teacher(classifier: Classifier) -> Gate:
         """Compares the output of its head while the loss of validation pictures is computed with the labels, and that loss under different
         random draws, the student in eval mode."""
         run, stage, _ = overfitted(context)
-        val, asked = stage.data["val"], []
+        val, inputs = stage.data["val"], []
         batch = fetch(val, pick(val, min(SAMPLES, len(val)), context.cfg.run.seed), None, run.device)
         losses: list[Tensor] = []
         with (
-            classifier.head.register_forward_hook(lambda _module, _args, out: asked.append(out.detach())),
+            classifier.head.register_forward_hook(lambda _module, _args, out: inputs.append(out.detach())),
             evaluating(stage.model),
         ):
             for draws in range(2):
                 seeds.seed_global(draws)
                 losses.append(sum(stage.loss(stage.model, batch).values()))
-        if not asked:
+        if not inputs:
             return Finding(
                 False,
                 "the loss never calls the teacher",
                 "teacher logits for every sample",
                 "targets come from elsewhere",
             )
-        right = to_double(asked[0].argmax(1) == batch["label"]).mean().item()
+        right = to_double(inputs[0].argmax(1) == batch["label"]).mean().item()
         by_itself = to_double(classifier.logits(batch["image"] * 2 - 1).argmax(1) == batch["label"]).mean().item()
         change = ((losses[0] - losses[1]).abs() / losses[0].abs().clamp_min(1e-8)).item()
         return Finding(
@@ -63,10 +63,10 @@ def teacher(classifier: Classifier) -> Gate:
 
 
 @torch.no_grad()
-def agreement(classifier: Classifier, images: Tensor, said: Tensor) -> float:
+def agreement(classifier: Classifier, images: Tensor, logits: Tensor) -> float:
     """Return the share of images (N, C, H, W) of which the student, with logits `said` (N, classes), and the teacher say the same."""
     theirs = [int(classifier.logits(one[None] * 2 - 1).argmax(1)) for one in images]
-    return sum(int(row.argmax()) == t for row, t in zip(said, theirs, strict=True)) / len(theirs)
+    return sum(int(row.argmax()) == t for row, t in zip(logits, theirs, strict=True)) / len(theirs)
 
 
 NEAR = {"fp32": 1e-4}  # relative difference of a sample's loss from the formula
@@ -95,9 +95,9 @@ def divergence(classifier: Classifier) -> Gate:
                 one = {k: v[i : i + 1] for k, v in batch.items() if isinstance(v, Tensor)}
                 for name, term in stage.loss(stage.model, one).items():
                     got.setdefault(name, []).append(float(term))
-            said = to_double(stage.model(batch["image"]))
+            logits = to_double(stage.model(batch["image"]))
             theirs = to_double(classifier.logits(batch["image"] * 2 - 1))
-        due = _stated(cfg, {k: batch[k].cpu() for k in ("label", "known")}, said, theirs)
+        due = _stated(cfg, {k: batch[k].cpu() for k in ("label", "known")}, logits, theirs)
         near, causes, gaps = NEAR.get(run.precision, COARSE), [], {}
         share, wrong = sum(flags) / len(flags), []
         if fault := other_share(share, len(flags), cfg.labelled, len(data.fields["label"].classes) / len(data)):
@@ -137,30 +137,30 @@ def other_share(share: float, n: int, declared: float, rounded: float) -> str:
     )
 
 
-def _stated(cfg: Any, batch: dict, said: Tensor, theirs: Tensor) -> dict[str, tuple[Tensor, dict[str, Tensor]]]:
+def _stated(cfg: Any, batch: dict, logits: Tensor, theirs: Tensor) -> dict[str, tuple[Tensor, dict[str, Tensor]]]:
     """Return {term: (its value for each sample (N,), {known mistake: its value})} from scores (N, classes) of student and teacher."""
     t, w = cfg.temperature, cfg.weight
-    log_q, log_p = (said / t).log_softmax(1), (theirs / t).log_softmax(1)
+    log_q, log_p = (logits / t).log_softmax(1), (theirs / t).log_softmax(1)
 
-    def apart(log_p: Tensor, log_q: Tensor) -> Tensor:
+    def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
         return (log_p.exp() * (log_p - log_q)).sum(1)
 
     def labelled(log_q: Tensor) -> Tensor:
         return -log_q.gather(1, batch["label"][:, None])[:, 0] * batch["known"]
 
     return {
-        "ce": ((1 - w) * labelled(said.log_softmax(1)),
+        "ce": ((1 - w) * labelled(logits.log_softmax(1)),
                {"the scores are softened by the temperature": (1 - w) * labelled(log_q),
                 "every label is used, also those that are not known":
-                    (1 - w) * -said.log_softmax(1).gather(1, batch["label"][:, None])[:, 0],
-                "the weights of the two terms are exchanged": w * labelled(said.log_softmax(1))}),
-        "kl": (w * t**2 * apart(log_p, log_q),
-               {"T^2 is missing": w * apart(log_p, log_q), "divided by T^2": w / t**2 * apart(log_p, log_q),
-                "T for T^2": w * t * apart(log_p, log_q),
-                "teacher and student are exchanged": w * t**2 * apart(log_q, log_p),
-                "the teacher's scores are not softened": w * t**2 * apart(theirs.log_softmax(1), log_q),
-                "the student's scores are not softened": w * t**2 * apart(log_p, said.log_softmax(1)),
-                "the weights of the two terms are exchanged": (1 - w) * t**2 * apart(log_p, log_q)}),
+                    (1 - w) * -logits.log_softmax(1).gather(1, batch["label"][:, None])[:, 0],
+                "the weights of the two terms are exchanged": w * labelled(logits.log_softmax(1))}),
+        "kl": (w * t**2 * kl(log_p, log_q),
+               {"T^2 is missing": w * kl(log_p, log_q), "divided by T^2": w / t**2 * kl(log_p, log_q),
+                "T for T^2": w * t * kl(log_p, log_q),
+                "teacher and student are exchanged": w * t**2 * kl(log_q, log_p),
+                "the teacher's scores are not softened": w * t**2 * kl(theirs.log_softmax(1), log_q),
+                "the student's scores are not softened": w * t**2 * kl(log_p, logits.log_softmax(1)),
+                "the weights of the two terms are exchanged": (1 - w) * t**2 * kl(log_p, log_q)}),
     }  # fmt: skip
 
 
@@ -172,9 +172,9 @@ def least_loss(taught: Tensor, label: Tensor, known: Tensor, weight: float, temp
     optimizer = torch.optim.LBFGS([free], max_iter=200, line_search_fn="strong_wolfe")
 
     def total() -> Tensor:
-        apart = (taught.exp() * (taught - (free / temperature).log_softmax(1))).sum(1).mean()
+        kl = (taught.exp() * (taught - (free / temperature).log_softmax(1))).sum(1).mean()
         hard = -free.log_softmax(1)[known, label[known]].sum() / known.sum().clamp_min(1)
-        return (1 - weight) * hard + weight * temperature**2 * apart
+        return (1 - weight) * hard + weight * temperature**2 * kl
 
     def closure() -> Tensor:
         optimizer.zero_grad()

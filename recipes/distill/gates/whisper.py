@@ -89,14 +89,14 @@ def vocabulary(context: GateContext) -> Finding:
         for i in range(len(data)):
             sample = data.get(i, None)
             ids, text = sample["ids"].tolist(), sample["text"]
-            said, start = ids[: int(sample["words"])], teacher.prompt
-            if said[: len(start)] != start or said.count(start[0]) != 1:
-                wrong.append(f"{name}: '{text}' begins with {said[: len(start) + 2]}, not with {start} and a word")
-            elif said[-1] != teacher.end or teacher.end in said[:-1]:
+            label_ids, start = ids[: int(sample["words"])], teacher.prompt
+            if label_ids[: len(start)] != start or label_ids.count(start[0]) != 1:
+                wrong.append(f"{name}: '{text}' begins with {label_ids[: len(start) + 2]}, not with {start} and a word")
+            elif label_ids[-1] != teacher.end or teacher.end in label_ids[:-1]:
                 wrong.append(f"{name}: '{text}' does not end with {teacher.end} alone")
             elif max(ids) >= entries or min(ids) < 0:
                 wrong.append(f"{name}: '{text}' has the id {max(ids)}, but the model has {entries:,} ids")
-            elif teacher.text(ids) != text.strip() or teacher.ids(text) != said:
+            elif teacher.text(ids) != text.strip() or teacher.ids(text) != label_ids:
                 wrong.append(f"{name}: '{text}' is decoded as '{teacher.text(ids)}'")
     n = sum(map(len, stage.data.values()))
     return Finding(

@@ -141,17 +141,17 @@ def greedy(model: Speller, batch: dict) -> Tensor:
 
 def words(run: core.Run, model: Speller, data: core.Data) -> dict[str, float]:
     """Return word and letter error rates, and the shares of blank frames, of transcripts without a letter and of different transcripts."""
-    said, best, spans = [], [], []
+    texts, best, spans = [], [], []
     for batch in run.batches(data):
         best.append(greedy(model, batch))
-        said.append(batch["letters"])
+        texts.append(batch["letters"])
         spans.append(batch["span"])
-    said, best, spans = (run.gather(torch.cat(rows)) for rows in (said, best, spans))
+    texts, best, spans = (run.gather(torch.cat(rows)) for rows in (texts, best, spans))
     heard = [read(row) for row in best.tolist()]
-    said = ["".join(LETTERS[c - 1] for c in row if c != BLANK) for row in said.tolist()]
-    return {"wer": whisper.word_error_rate(said, heard), "cer": jiwer.cer(said, heard),
+    texts = ["".join(LETTERS[c - 1] for c in row if c != BLANK) for row in texts.tolist()]
+    return {"wer": whisper.word_error_rate(texts, heard), "cer": jiwer.cer(texts, heard),
             "blank": 1 - (best != BLANK).sum().item() / spans.sum().item(),
-            "empty": sum(not h for h in heard) / len(heard), "different": len(set(heard)) / len(set(said))}  # fmt: skip
+            "empty": sum(not h for h in heard) / len(heard), "different": len(set(heard)) / len(set(texts))}  # fmt: skip
 
 
 def baselines(run: core.Run, model: Speller, val: core.Data) -> dict[str, dict[str, float]]:

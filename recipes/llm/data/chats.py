@@ -67,8 +67,8 @@ class Chat:
         if plain:
             return row
         turns = self.turns(row["prompt"])
-        said = self.spoken(turns, {"role": "assistant", "content": row["completion"]}, row["prompt"])[1]
-        return row | {"completion": self.bare(said)}
+        answer = self.spoken(turns, {"role": "assistant", "content": row["completion"]}, row["prompt"])[1]
+        return row | {"completion": self.bare(answer)}
 
     def turns(self, prompt: str, shots: list[dict[str, str]] = ()) -> list[dict[str, Any]]:
         """Return the turns before the answer: the system turn, examples of answered prompts, the prompt."""
@@ -76,9 +76,9 @@ class Chat:
         system = [{"role": "system", "content": self.system}] if self.system and found[0]["role"] != "system" else []
         turns = [*system, *shots, *found]
         if turns[0]["role"] == "system" and not self.form.system and len(turns) > 1:
-            first, asked, *rest = turns  # the template has no system role: its text goes before the first question
-            text = "\n\n".join(t["content"] for t in (first, asked) if t["content"])
-            return [asked | {"content": text}, *rest]
+            first, question, *rest = turns  # the template has no system role: its text goes before the first question
+            text = "\n\n".join(t["content"] for t in (first, question) if t["content"])
+            return [question | {"content": text}, *rest]
         return turns
 
     def given(self, prompt: str) -> dict[str, Any]:
@@ -90,8 +90,8 @@ class Chat:
     def shots(self, rows: list[dict[str, str]], n: int) -> list[dict[str, str]]:
         """Return the turns of `n` answered prompts, evenly spaced in `rows`, as examples for a prompt."""
         some = [rows[i * len(rows) // n] for i in range(n)]
-        asked = ((r, {"role": "user", "content": r["prompt"]}) for r in some)
-        return [turn for r, one in asked for turn in (one, {"role": "assistant", "content": r["completion"]})]
+        questions = ((r, {"role": "user", "content": r["prompt"]}) for r in some)
+        return [turn for r, one in questions for turn in (one, {"role": "assistant", "content": r["completion"]})]
 
     def render(self, turns: list[dict[str, Any]], prompt: str = "", **how: Any) -> Any:
         """Return the template's rendering of `turns`, with the tools of `prompt`."""
@@ -119,15 +119,15 @@ class Chat:
         if not whole.startswith(opening):
             fault = self.form.fault or "the template changes what stood before an answer once the answer is there"
             raise BadRow(fault, repr(whole[-120:]))
-        said = whole[len(opening) :]
-        if not conversations.says(said, turn):
+        answer = whole[len(opening) :]
+        if not conversations.says(answer, turn):
             calls = "; the template knows no tool calls" if turn.get("tool_calls") else ""
-            raise BadRow(f"the chat template drops or changes the assistant's turns{calls}", repr(said[:120]))
-        return opening, self.ended(said)
+            raise BadRow(f"the chat template drops or changes the assistant's turns{calls}", repr(answer[:120]))
+        return opening, self.ended(answer)
 
-    def ended(self, said: str) -> str:
+    def ended(self, answer: str) -> str:
         """Return a rendered answer up to and including the token that ends it."""
-        form, text = self.form, said.rstrip()
+        form, text = self.form, answer.rstrip()
         if form.borrowed:
             return text + form.end
         for end in filter(None, (form.end, form.call_end)):
@@ -135,10 +135,10 @@ class Chat:
                 return text[: text.rindex(end) + len(end)]
         raise BadRow(f"the chat template does not end this answer with {form.end!r}", repr(text[-60:]))
 
-    def bare(self, said: str) -> str:
+    def bare(self, answer: str) -> str:
         """Return an answer from `ended` without what the template puts around every answer."""
         form = self.form
-        return said.removesuffix(form.end).removesuffix(form.close).removeprefix(form.lead)
+        return answer.removesuffix(form.end).removesuffix(form.close).removeprefix(form.lead)
 
     def framed(self, completion: str) -> str:
         """Return an answer's text as the template renders it, with the token that ends it."""
@@ -154,12 +154,12 @@ class Chat:
         """Return the ids of an answer and of the token that ends its turn, after the text that opens it."""
         text = self.framed(completion)
         if opening:  # some tokenizers put a word-start mark before a text that stands alone
-            asked, whole = self.ids(opening), self.ids(opening + text)
-            if whole[: len(asked)] == asked:
-                return whole[len(asked) :]
+            before, whole = self.ids(opening), self.ids(opening + text)
+            if whole[: len(before)] == before:
+                return whole[len(before) :]
         return self.ids(text)
 
-    def said(self, text: str) -> str:
+    def reply(self, text: str) -> str:
         """Return an answer without its reasoning and without what the template puts around it."""
         marks = templates.tags(self.form.lead)[-1:] or ["</think>"]
         text = text.removeprefix(self.form.lead).rpartition(marks[0])[2]
@@ -169,15 +169,15 @@ class Chat:
         """Return ids and labels of one pair: only answers and their end-of-turn tokens are scored."""
         turns = self.turns(prompt)
         opening = self.opening(turns, prompt)
-        asked, answer = self.ids(opening), self.answer(completion, opening)
-        labels = [IGNORED] * len(asked)
+        prompt_ids, answer = self.ids(opening), self.answer(completion, opening)
+        labels = [IGNORED] * len(prompt_ids)
         for k in self.answered(turns, prompt):
-            before, said = self.spoken(
+            before, text = self.spoken(
                 turns[:k], turns[k], prompt
             )  # `conversations.rows` has checked that it is in `asked`
-            start, stop = len(self.ids(before)), len(self.ids(before + said))
-            labels[start:stop] = asked[start:stop]
-        return {"input_ids": asked + answer, "labels": labels + answer}
+            start, stop = len(self.ids(before)), len(self.ids(before + text))
+            labels[start:stop] = prompt_ids[start:stop]
+        return {"input_ids": prompt_ids + answer, "labels": labels + answer}
 
     def answered(self, turns: list[dict[str, Any]], prompt: str = "") -> list[int]:
         """Return which turns before the last answer are scored: no greeting, which answers nothing."""
@@ -185,7 +185,7 @@ class Chat:
             return []
         return conversations.answers(turns)
 
-    def shown(self, prompt: str) -> str:
+    def last_text(self, prompt: str) -> str:
         """Return the last turn's text."""
         return self.given(prompt)["messages"][-1]["content"]
 

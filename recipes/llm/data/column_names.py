@@ -23,17 +23,17 @@ def mapped(row: dict[str, Any], needed: str) -> str:
             return f"--data.columns chosen={better},rejected={worse}"
     if {"chosen", "rejected"} <= row.keys() and "messages" in needed:
         return "llm/dpo or llm/reward, which read preferences"
-    asked = next((k for k in ("question", "query", "input", "context") if k in row), "")
-    if {"chosen", "rejected"} <= row.keys() and "prompt" not in row and asked and "chosen" in needed:
-        return f"--data.columns prompt={asked}"
+    question = next((k for k in ("question", "query", "input", "context") if k in row), "")
+    if {"chosen", "rejected"} <= row.keys() and "prompt" not in row and question and "chosen" in needed:
+        return f"--data.columns prompt={question}"
     if isinstance(row.get("label"), bool) and "chosen" in needed:
         return "rows of prompt, chosen (the answer whose label is true) and rejected (false), where a prompt has both; KTO's own loss is not offered"
     if row.keys() & {"messages", "conversations"} and "chosen" in needed:
         return "llm/sft, which reads conversations"
     answers = [k for k in ("completion", "answer") if f"{k} (str)" in needed]
-    for asked, said in OTHER_PAIRS if answers else ():
-        if asked in row and said in row:
+    for question, answer in OTHER_PAIRS if answers else ():
+        if question in row and answer in row:
             return "--data.columns " + ",".join(
-                f"{a}={b}" for a, b in (("prompt", asked), (answers[0], said)) if a != b
+                f"{a}={b}" for a, b in (("prompt", question), (answers[0], answer)) if a != b
             )
     return ""

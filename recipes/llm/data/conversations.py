@@ -18,9 +18,9 @@ def checked(row: dict[str, Any]) -> dict[str, Any]:
     # Without what only other rows have; templates add to a content, so there is one.
     turns = [{"content": ""} | {k: v for k, v in turn.items() if v is not None} for turn in turns]
     last = max(k for k, turn in enumerate(turns) if turn["role"] == "assistant")
-    asked = next(turn["content"] for turn in turns if turn["role"] == "user")
+    question = next(turn["content"] for turn in turns if turn["role"] == "user")
     tools = {"tools": row["tools"]} if row.get("tools") else {}
-    return {"messages": turns[: last + 1], **tools, "source": str(row.get("source") or asked)}
+    return {"messages": turns[: last + 1], **tools, "source": str(row.get("source") or question)}
 
 
 def fault(turns: Any) -> str:
@@ -29,8 +29,8 @@ def fault(turns: Any) -> str:
         return wrong
     roles = [turn["role"] for turn in turns]
     if "user" not in roles or "assistant" not in roles[roles.index("user") :]:
-        told = f"its turns are {', '.join(dict.fromkeys(roles))}" if roles else "it has no turns"
-        return f"no answer to learn: {told}"
+        reason = f"its turns are {', '.join(dict.fromkeys(roles))}" if roles else "it has no turns"
+        return f"no answer to learn: {reason}"
     return ""
 
 
@@ -93,10 +93,10 @@ def _upto(row: dict[str, Any], chat: Any, k: int) -> tuple[str, dict[str, str]]:
     turns = row["messages"]
     prompt = as_prompt({key: row[key] for key in ("messages", "tools") if key in row} | {"messages": turns[:k]})
     try:
-        opening, said = chat.spoken(chat.turns(prompt), turns[k], prompt)
+        opening, answer = chat.spoken(chat.turns(prompt), turns[k], prompt)
     except BadRow as fault:
         raise BadRow(fault.why, f"turn {k}: {fault.seen}") from None
-    return opening + said, {"prompt": prompt, "completion": chat.bare(said), "source": row["source"]}
+    return opening + answer, {"prompt": prompt, "completion": chat.bare(answer), "source": row["source"]}
 
 
 def says(text: str, turn: dict[str, Any]) -> bool:

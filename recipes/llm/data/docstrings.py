@@ -65,8 +65,8 @@ def split(rows: list[dict[str, str]]) -> tuple[list[dict[str, str]], list[dict[s
     modules: dict[str, list[dict[str, str]]] = {}
     for row in sorted(rows, key=lambda r: crc32(r["prompt"].encode())):
         modules.setdefault(row["source"], []).append(row)
-    apart = {name for name in modules if crc32(name.encode()) % 5 == 0}
-    some = [row for name in sorted(apart, key=lambda n: crc32(n.encode())) for row in modules[name][:8]]
+    held_out = {name for name in modules if crc32(name.encode()) % 5 == 0}
+    some = [row for name in sorted(held_out, key=lambda n: crc32(n.encode())) for row in modules[name][:8]]
     val = list({texts.normal(row["prompt"]): row for row in some}.values())
     known = {texts.normal(row["prompt"]) for row in val}
-    return [r for r in rows if r["source"] not in apart and texts.normal(r["prompt"]) not in known], val
+    return [r for r in rows if r["source"] not in held_out and texts.normal(r["prompt"]) not in known], val

@@ -223,10 +223,10 @@ def load(path: str, column: str, max_bad: float, val: str = "") -> tuple[list[st
         for name, rows in splits.items()
     ]
     kept = dict(zip(splits, formats.together(each), strict=True))
-    return *apart(kept["train"], next((kept[k] for k in VALIDATION if k in kept), None), path, share or 0.05), notes
+    return *split_off(kept["train"], next((kept[k] for k in VALIDATION if k in kept), None), path, share or 0.05), notes
 
 
-def apart(
+def split_off(
     train: list[str], val: list[str] | None, path: str, share: float = 0.05, *, streamed: bool = False
 ) -> tuple[list[str], list[str]]:
     """Return (train, val): the existing validation documents, or that share of the training documents. Of a stream each document's own

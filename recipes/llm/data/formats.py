@@ -52,8 +52,8 @@ def conversation(row: dict[str, Any]) -> dict[str, Any]:
     found = texts(row, ("prompt", "completion"))
     if not is_conversation(row):
         return found
-    said = ({"role": "user", "content": found["prompt"]}, {"role": "assistant", "content": found["completion"]})
-    return {"messages": turns({"messages": [*said], "system": row["system"]}), **tools(row), **extra}
+    turns_ = ({"role": "user", "content": found["prompt"]}, {"role": "assistant", "content": found["completion"]})
+    return {"messages": turns({"messages": [*turns_], "system": row["system"]}), **tools(row), **extra}
 
 
 def is_conversation(row: dict[str, Any]) -> bool:
@@ -72,8 +72,8 @@ def as_messages(row: dict[str, Any]) -> dict[str, Any]:
     """A question and its answer as turns; a conversation as it is."""
     if "messages" in row:
         return row
-    asked, answer = ({"role": r, "content": row[k]} for r, k in (("user", "prompt"), ("assistant", "completion")))
-    return {"messages": [asked, answer], "source": row["source"]}
+    question, answer = ({"role": r, "content": row[k]} for r, k in (("user", "prompt"), ("assistant", "completion")))
+    return {"messages": [question, answer], "source": row["source"]}
 
 
 def turns(row: dict[str, Any]) -> Any:
@@ -159,8 +159,8 @@ def alpaca(row: dict[str, Any]) -> dict[str, Any]:
     history = row.get("history") or []
     if not isinstance(history, list) or not all(isinstance(h, list) and len(h) == 2 for h in history):
         raise BadRow("history is no list of questions with their answers", repr(history)[:60])
-    asked = [t for q, a in history for t in ({"from": "user", "value": q}, {"from": "assistant", "value": a})]
-    whole = [*asked, {"from": "user", "value": found["prompt"]}, {"from": "assistant", "value": found["completion"]}]
+    earlier = [t for q, a in history for t in ({"from": "user", "value": q}, {"from": "assistant", "value": a})]
+    whole = [*earlier, {"from": "user", "value": found["prompt"]}, {"from": "assistant", "value": found["completion"]}]
     return {"messages": turns({"conversations": whole, "system": row.get("system")}), "source": found["source"]}
 
 
@@ -183,8 +183,8 @@ def question(row: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(prompt, str) or not prompt.strip():
         raise BadRow("prompt is empty" if isinstance(prompt, str) else
                      f"prompt: {type(prompt).__name__ if 'prompt' in row else 'missing'}", "")  # fmt: skip
-    asked = [{"role": "user", "content": prompt}]
-    return {"messages": turns({"messages": asked, "system": row.get("system")}), "prompt": prompt}
+    turns_ = [{"role": "user", "content": prompt}]
+    return {"messages": turns({"messages": turns_, "system": row.get("system")}), "prompt": prompt}
 
 
 def reference(row: dict[str, Any]) -> str:
@@ -221,9 +221,9 @@ def preference(row: dict[str, Any]) -> dict[str, Any]:
         kinds_of = f"chosen: {type(chosen).__name__}, rejected: {type(rejected).__name__}"
         raise BadRow(f"{kinds_of}; needed: both as text, or both as lists of turns")
     if isinstance(chosen, list) and isinstance(rejected, list):
-        asked = row["prompt"] if isinstance(row.get("prompt"), list) else []
-        asked = [] if chosen[: len(asked)] == asked else asked  # the answers have them, too
-        whole = [turns({"messages": [*asked, *side], "system": row.get("system")}) for side in (chosen, rejected)]
+        prompt = row["prompt"] if isinstance(row.get("prompt"), list) else []
+        prompt = [] if chosen[: len(prompt)] == prompt else prompt  # the answers have them, too
+        whole = [turns({"messages": [*prompt, *side], "system": row.get("system")}) for side in (chosen, rejected)]
         if not all(side and isinstance(turn, dict) for side in whole for turn in side or [None]):
             raise BadRow("chosen and rejected are lists, but not of turns (role, content)")
         n = next((i for i, (a, b) in enumerate(zip(*whole, strict=False)) if a != b), min(map(len, whole)))
@@ -232,14 +232,14 @@ def preference(row: dict[str, Any]) -> dict[str, Any]:
             raise BadRow("chosen and rejected differ in more than their last turn, an answer each")
         if n == 0 and isinstance(row.get("prompt"), str):
             whole, n = [[{"role": "user", "content": row["prompt"]}, side[-1]] for side in whole], 1
-        said = {k: side[-1].get("content") or "" for k, side in zip(("chosen", "rejected"), whole, strict=True)}
+        answers = {k: side[-1].get("content") or "" for k, side in zip(("chosen", "rejected"), whole, strict=True)}
         before = whole[0][:n]
         if not before or any(not isinstance(t.get("content"), str) for t in before):
             raise BadRow("no prompt before chosen and rejected")
         plain = len(before) == 1 and before[0]["role"] == "user"
         # The last turn alone would put every conversation that goes on with `yes` in one group.
         source = row.get("source") or "\n".join(turn["content"] for turn in before)
-        found = texts({"prompt": before[-1]["content"], "source": source, **said}, ("prompt", "chosen", "rejected"))
+        found = texts({"prompt": before[-1]["content"], "source": source, **answers}, ("prompt", "chosen", "rejected"))
         return found if plain else found | {"messages": before, **tools(row)}
     if isinstance(chosen, str) and isinstance(rejected, str) and row.get("prompt") is None:
         return texts(row | _dialogue(chosen, rejected), ("prompt", "chosen", "rejected"))
@@ -328,7 +328,7 @@ class Sorted:
         return sum(map(len, self.bad.values()))
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return a note on these rows."""
         return f"{self.wrong} of {len(self.rows)} rows of {self.where}"
 
@@ -340,14 +340,14 @@ def sorted_out(files: Iterable[tuple[str, Iterable[dict[str, Any]]]], one: Calla
     found = [_sorted(where, list(rows), one) for where, rows in files]
     refused = [f for f in found if f.wrong > max_bad * len(f.rows)]
     if not refused:
-        return [f.good for f in found], [f"{f.told} left out: {'; '.join(kinds(f.bad))}" for f in found if f.wrong]
+        return [f.good for f in found], [f"{f.summary} left out: {'; '.join(kinds(f.bad))}" for f in found if f.wrong]
     first = refused[0].rows[min(i for found in refused[0].bad.values() for i, _ in found)]
     share = max(f.wrong / len(f.rows) for f in refused)
-    said = [f"{f.where}: " * (len(refused) > 1) + kind for f in refused for kind in kinds(f.bad)]
+    faults = [f"{f.where}: " * (len(refused) > 1) + kind for f in refused for kind in kinds(f.bad)]
     raise core.UserError(
-        f"{' and '.join(f.told for f in refused)}: no {what}",
+        f"{' and '.join(f.summary for f in refused)}: no {what}",
         got=", ".join(f"{k} ({type(v).__name__})" for k, v in first.items()) or str(getattr(first, "fault", "no columns")),
-        needed=f"{needed}; at most {max_bad:.1%} of other rows (--data.max-bad)", cause="\n".join(said),
+        needed=f"{needed}; at most {max_bad:.1%} of other rows (--data.max-bad)", cause="\n".join(faults),
         next=f"--data.max-bad {share + 0.001:.3f} leaves them out" if share < 0.5 else column_names.mapped(first, needed) or
              "--data.columns NAME=COLUMN, or convert the rows",
     )  # fmt: skip

@@ -33,7 +33,7 @@ class Part:
     test: list[dict[str, Any]] = field(default_factory=list)
 
 
-def parts(paths: str) -> list[tuple[str, float]]:
+def weighted_paths(paths: str) -> list[tuple[str, float]]:
     """Return [(path, weight)] of `a.jsonl,b.jsonl*2`."""
     found = []
     for one in paths.split(","):
@@ -58,15 +58,18 @@ def mixed(found: list[Part], near: float) -> tuple[Rows, Rows, Rows, list[str]]:
     """Return (train, val, test, notes). It removes duplicates first, then training rows that any validation set asks about. Weights are
     applied last, so that rows repeated by a weight are no duplicates."""
     val, test = ([row for part in found for row in getattr(part, split)] for split in ("val", "test"))
-    rows, told = [(part, row) for part in found for row in part.train], []
+    rows, notes = [(part, row) for part in found for row in part.train], []
     for gone, why in ((lambda r: repeated(r, near), f"repeat an earlier one exactly or nearly (--data.near {near:g})"),
                       (lambda r: asked_about(r, val + test), "are what validation asks about, or nearly")):  # fmt: skip
         out = gone([row for _, row in rows])
         if out:
-            told.append(f"{len(out):,} of {len(rows):,} training pairs {why}: left out")
+            notes.append(f"{len(out):,} of {len(rows):,} training pairs {why}: left out")
         rows = [r for i, r in enumerate(rows) if i not in out]
-    asked = {row["source"] for row in val + test}
-    rows = [(part, row | {"source": said(row)} if row["source"] in asked and opens(row) else row) for part, row in rows]
+    sources = {row["source"] for row in val + test}
+    rows = [
+        (part, row | {"source": pair_text(row)} if row["source"] in sources and opens(row) else row)
+        for part, row in rows
+    ]
     train = []
     for part in found:
         own = [row for p, row in rows if p is part]
@@ -75,12 +78,12 @@ def mixed(found: list[Part], near: float) -> tuple[Rows, Rows, Rows, list[str]]:
             [own[i * len(own) // n] for i in range(n)] if part.weight < 1 else [own[i % len(own)] for i in range(n)]
         )
         if len(found) > 1 or part.weight != 1:
-            told.append(f"{part.path}: {len(own):,} pairs, {n:,} of an epoch")
+            notes.append(f"{part.path}: {len(own):,} pairs, {n:,} of an epoch")
     if not train:
-        raise core.UserError("nothing is left to train on", got="; ".join(told), needed="pairs that validation does not ask about",
+        raise core.UserError("nothing is left to train on", got="; ".join(notes), needed="pairs that validation does not ask about",
                              cause="one file as its own validation, rows that hardly differ, or a weight that leaves no row",
                              next="--data.val FILE with other rows, or --data.near 1, which leaves out exact copies alone")  # fmt: skip
-    return train, val, test, told
+    return train, val, test, notes
 
 
 def opens(row: dict[str, str]) -> bool:
@@ -92,7 +95,7 @@ def opens(row: dict[str, str]) -> bool:
     return row["source"] == next((turn.get("content") for turn in turns if turn.get("role") == "user"), None)
 
 
-def said(row: dict[str, str]) -> str:
+def pair_text(row: dict[str, str]) -> str:
     """Return the text by which rows are compared."""
     return f"{row['prompt']} {row['completion']}"
 
@@ -112,7 +115,7 @@ def repeated(rows: list[dict[str, str]], near: float) -> set[int]:
     """
     if not near:
         return set()
-    plain = [texts.normal(said(row)) for row in rows]
+    plain = [texts.normal(pair_text(row)) for row in rows]
     one_in = 1 + sum(map(len, plain)) // LETTERS
     runs = {text: prints(text, one_in) if near < 1 else set() for text in dict.fromkeys(plain)}
     rows_with = Counter(n for found in runs.values() for n in found)
@@ -145,19 +148,19 @@ def asked_about(train: list[dict[str, str]], val: list[dict[str, str]]) -> set[i
     one training row (as `core/data/texts.py` measures leakage), equal words, or the same prompt if it is not a common one."""
     wanted: dict[int, set[int]] = {}
     for v, row in enumerate(val):
-        for n in prints(texts.normal(said(row))):
+        for n in prints(texts.normal(pair_text(row))):
             wanted.setdefault(n, set()).add(v)
-    runs = [prints(texts.normal(said(row))) & wanted.keys() for row in train]
+    runs = [prints(texts.normal(pair_text(row))) & wanted.keys() for row in train]
     rows_with = Counter(n for found in runs for n in found)
     rare = {n: vals for n, vals in wanted.items() if rows_with[n] <= texts.RARE}
     total = Counter(v for vals in rare.values() for v in vals)
     prompts = Counter(texts.normal(row["prompt"]) for row in train)
-    asked, equal = ({texts.normal(f(row)) for row in val} for f in (lambda row: row["prompt"], said))
+    held_out, equal = ({texts.normal(f(row)) for row in val} for f in (lambda row: row["prompt"], pair_text))
     gone = set()
     for i, row in enumerate(train):
         shared = Counter(v for n in runs[i] & rare.keys() for v in rare[n])
         near = any(c >= texts.MIN and c >= texts.KNOWN * total[v] for v, c in shared.items())
         prompt = texts.normal(row["prompt"])
-        if near or texts.normal(said(row)) in equal or (prompt in asked and prompts[prompt] <= texts.RARE):
+        if near or texts.normal(pair_text(row)) in equal or (prompt in held_out and prompts[prompt] <= texts.RARE):
             gone.add(i)
     return gone

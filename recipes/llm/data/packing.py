@@ -84,11 +84,11 @@ class Packed(core.Data):
             self.windows, self.rows = some, best_fit([w.end - w.start for w in some], context)
         self.fields = {"input_ids": core.Field("input", low=0, high=len(sizes) - 1), "text": core.Field("source"),
                        "labels": core.Field("target", low=IGNORED, high=len(sizes) - 1)}  # fmt: skip
-        asked = sum(w.end - w.scored for w in self.windows)
+        scored = sum(w.end - w.scored for w in self.windows)
         full = sum(w.end - w.start for w in self.windows) / max(1, len(self.rows) * context)
         cut = sum(len(d) > context for d in documents)
         self.notes = {
-            "packed": f"{len(documents):,} documents in {len(self.rows):,} rows of {context}, {full:.1%} full; {asked:,} tokens "
+            "packed": f"{len(documents):,} documents in {len(self.rows):,} rows of {context}, {full:.1%} full; {scored:,} tokens "
             f"asked for, none lost; {cut:,} documents are longer than a row: read in windows {stride} apart"
         }
 

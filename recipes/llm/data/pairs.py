@@ -59,7 +59,7 @@ class Source:
 
 def chat(tokenizer: Any, source: Source) -> Chat:
     """Return the renderer of rows of `source` with this tokenizer's template."""
-    paths = [path for path, _ in mixture.parts(source.path) if path != "docstrings"]
+    paths = [path for path, _ in mixture.weighted_paths(source.path) if path != "docstrings"]
     found = (tables(path, source.columns)["train"] for path in paths)
     return Chat(
         tokenizer,
@@ -80,13 +80,13 @@ def read(source: Source, chat: Chat) -> tuple[Rows, Rows, Rows, list[str]]:
 
 def fresh(found: tuple) -> tuple:
     """Rows of several splits, copied: a build of a stage may change its own."""
-    *splits, told = found
-    return *([dict(row) for row in rows] for rows in splits), list(told)
+    *splits, notes = found
+    return *([dict(row) for row in rows] for rows in splits), list(notes)
 
 
 @lru_cache(4)
 def _read(source: Source, chat: Chat) -> tuple[Rows, Rows, Rows, list[str]]:
-    paths = [path for path, _ in mixture.parts(source.path)]
+    paths = [path for path, _ in mixture.weighted_paths(source.path)]
     return from_files("pairs", paths, source, chat, lambda: _sorted_out(source, chat))
 
 
@@ -111,16 +111,16 @@ def known(chat: Chat) -> list[Any]:
 
 
 def _sorted_out(source: Source, chat: Chat) -> tuple[Rows, Rows, Rows, list[str]]:
-    parts, told = [], []
-    named = mixture.parts(source.path)
+    parts, notes = [], []
+    named = mixture.weighted_paths(source.path)
     splits = formats.together(partial(_part, path, chat, source) for path, _ in named)
     for (path, weight), (train, val, bad) in zip(named, splits, strict=True):
-        told += [words for words in bad if words not in told]  # a validation file is read with each
+        notes += [words for words in bad if words not in notes]  # a validation file is read with each
         parts.append(mixture.Part(path, weight, train, *spaced(val, source.held_out)))
     if [p.path for p in parts] == ["docstrings"] and not chat.conversations and parts[0].weight == 1:
-        return parts[0].train, parts[0].val, parts[0].test, told  # one of each, and split so that nothing is shared
+        return parts[0].train, parts[0].val, parts[0].test, notes  # one of each, and split so that nothing is shared
     train, val, test, more = mixture.mixed(parts, source.near)
-    return train, val, test, told + more
+    return train, val, test, notes + more
 
 
 def _part(path: str, chat: Chat, source: Source) -> tuple[Rows, Rows, list[str]]:
@@ -165,36 +165,36 @@ def read_file(
         files.append((val, tables(val, columns, setting="--data.val")["train"]))
     elif not share and (name := next((k for k in VALIDATION if k in splits), "")):
         files.append((f"{path} ({name})", splits[name]))
-    (train, *held_out), told = formats.sorted_out(files, one, what=what, needed=needed, max_bad=max_bad)
+    (train, *held_out), notes = formats.sorted_out(files, one, what=what, needed=needed, max_bad=max_bad)
     if held_out:
-        return *_without_collections(train, held_out[0], told), told
-    apart = hold_out([row["source"] for row in train], share or 0.05)
-    if apart is None and any(row.get("source") for row in splits["train"]):
+        return *_without_collections(train, held_out[0], notes), notes
+    chosen = hold_out([row["source"] for row in train], share or 0.05)
+    if chosen is None and any(row.get("source") for row in splits["train"]):
         names = len({row["source"] for row in train})
         single = [{k: v for k, v in row.items() if k != "source"} for row in splits["train"]]
         (train,), _ = formats.sorted_out([(path, single)], one, what=what, needed=needed, max_bad=max_bad)
-        apart = hold_out([row["source"] for row in train], share or 0.05)
-        told.append(
+        chosen = hold_out([row["source"] for row in train], share or 0.05)
+        notes.append(
             f"the column `source` has {names} values, too few to hold out some of them: single rows are held out, of all values"
         )
-    apart = apart or [False] * len(train)
-    train, kept = ([r for r, a in zip(train, apart, strict=True) if a is side] for side in (False, True))
+    chosen = chosen or [False] * len(train)
+    train, kept = ([r for r, a in zip(train, chosen, strict=True) if a is side] for side in (False, True))
     if not share and 0 < len(kept) < LEAST:
-        told.append(
-            f"{len(kept)} of {len(apart)} rows are held out (one prompt or `source` in twenty, drawn by its text): what they measure "
+        notes.append(
+            f"{len(kept)} of {len(chosen)} rows are held out (one prompt or `source` in twenty, drawn by its text): what they measure "
             "is uncertain; --data.val 0.2 holds out more"
         )
-    return train, kept, told
+    return train, kept, notes
 
 
-def _without_collections(train: list[dict], val: list[dict], told: list[str]) -> tuple[list[dict], list[dict]]:
+def _without_collections(train: list[dict], val: list[dict], notes: list[str]) -> tuple[list[dict], list[dict]]:
     """Return both splits, without their `source` where it names a few large collections that both have: rows of one data set are no copies
     of one another, and whoever made two files knew what is in them."""
     sizes, theirs = Counter(row["source"] for row in train), {row["source"] for row in val}
-    few = len(sizes) <= COLLECTIONS and len(train) >= LEAST_EACH * len(sizes)
-    if not few or len(theirs & sizes.keys()) < len(theirs) / 2:
+    few_collections = len(sizes) <= COLLECTIONS and len(train) >= LEAST_EACH * len(sizes)
+    if not few_collections or len(theirs & sizes.keys()) < len(theirs) / 2:
         return train, val
-    told.append(
+    notes.append(
         f"the column `source` has {len(sizes)} values, which both files have: read as names of data sets, not of documents"
     )
     return tuple([row | {"source": alone(row)} for row in rows] for rows in (train, val))
@@ -246,8 +246,8 @@ class Pairs(core.Data):
 
 def behind(shots: list[dict[str, str]], batch: dict[str, Any], chat: Chat) -> dict[str, torch.Tensor]:
     """The pairs of a batch behind answered prompts, as `padded`; their own completions alone are scored."""
-    asked = [(chat.opening(chat.turns(p, shots), p), c) for p, c in zip(*(batch[k] for k in COLUMNS), strict=True)]
-    parts = [(chat.ids(opening), chat.answer(c, opening)) for opening, c in asked]
+    prompts = [(chat.opening(chat.turns(p, shots), p), c) for p, c in zip(*(batch[k] for k in COLUMNS), strict=True)]
+    parts = [(chat.ids(opening), chat.answer(c, opening)) for opening, c in prompts]
     return padded([{"input_ids": a + b, "labels": [IGNORED] * len(a) + b} for a, b in parts], chat)
 
 
@@ -271,15 +271,15 @@ def short_enough(
     long = [i for i, n in enumerate(sizes) if n > limit]
     if not long:
         return rows, ""
-    told = f"{len(long)} of {len(rows)} pairs are longer than {limit} tokens (row {long[0]}: {sizes[long[0]]})"
+    measured = f"{len(long)} of {len(rows)} pairs are longer than {limit} tokens (row {long[0]}: {sizes[long[0]]})"
     if len(long) > spared(source.max_bad, len(rows)):
         enough = len(long) / len(rows) + 0.001
-        raise core.UserError(f"{name}: {told}", needed=f"at most {source.max_bad:.1%} (--data.max-bad)",
+        raise core.UserError(f"{name}: {measured}", needed=f"at most {source.max_bad:.1%} (--data.max-bad)",
                              cause="a limit for short texts, or a template that adds much" if source.max_length else
                                    "rows longer than the model's context",
                              next=f"--data.max-length {max(sizes)}, or --data.max-bad {enough:.3f}" if source.max_length else
                                   f"--data.max-bad {enough:.3f}, or a model with a longer context")  # fmt: skip
-    return [r for i, r in enumerate(rows) if i not in {*long}], f"{told}: left out"
+    return [r for i, r in enumerate(rows) if i not in {*long}], f"{measured}: left out"
 
 
 def spared(max_bad: float, rows: int) -> int:

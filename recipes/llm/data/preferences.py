@@ -71,15 +71,15 @@ def _read(source: Source, chat: pairs.Chat) -> tuple[pairs.Rows, pairs.Rows, pai
 
 def _sorted_out(source: Source, chat: pairs.Chat) -> tuple[pairs.Rows, pairs.Rows, pairs.Rows, list[str]]:
     if source.path == "docstrings":
-        train, val, told = *constructed(), []
+        train, val, notes = *constructed(), []
         for row in (train[0], val[0]):
             _taken(row, chat)
     else:
-        train, val, told = pairs.read_file(source.path, lambda row: [rendered(row, chat)], source, what="preference",
+        train, val, notes = pairs.read_file(source.path, lambda row: [rendered(row, chat)], source, what="preference",
                                            needed="prompt (str), chosen (str) and rejected (str), or the last two as turns")  # fmt: skip
         if "chosen" not in formats.mapping(source.columns):
             refuse_exchanged(pairs.tables(source.path, source.columns)["train"], source.path)
-    return train, *pairs.spaced(val, source.held_out), told
+    return train, *pairs.spaced(val, source.held_out), notes
 
 
 def refuse_exchanged(rows: list[dict[str, Any]], path: str) -> None:
@@ -164,11 +164,13 @@ def usable(
     long = {i: n for i, n in enumerate(most) if n > limit}
     if not long:
         return rows, []
-    told = f"{len(long)} of {len(rows)} preferences are longer than {limit} tokens (row {min(long)}: {long[min(long)]})"
+    measured = (
+        f"{len(long)} of {len(rows)} preferences are longer than {limit} tokens (row {min(long)}: {long[min(long)]})"
+    )
     if len(long) > pairs.spared(source.max_bad, len(rows)):
-        raise core.UserError(f"{name}: {told}", needed=f"at most {source.max_bad:.1%} (--data.max-bad)",
+        raise core.UserError(f"{name}: {measured}", needed=f"at most {source.max_bad:.1%} (--data.max-bad)",
                              cause="a limit for short texts", next=f"--data.max-length {max(most)}")  # fmt: skip
-    return [r for i, r in enumerate(rows) if i not in long], [told]
+    return [r for i, r in enumerate(rows) if i not in long], [measured]
 
 
 def described(rows: list[dict[str, str]], chat: pairs.Chat, sizes: list[int], limit: int) -> dict[str, str]:
@@ -247,9 +249,11 @@ class Whole(Preferences):
 
     def row(self, sample: dict[str, str]) -> dict[str, list[int]]:
         row = super().row(sample)
-        asked = row.pop("prompt_ids")
-        return {k: asked + answer for k, answer in row.items()} | {"asked": [len(asked)]}
+        prompt = row.pop("prompt_ids")
+        return {k: prompt + answer for k, answer in row.items()} | {"prompt_length": [len(prompt)]}
 
     def answered(self, inputs: dict[str, Tensor], rows: list[dict[str, list[int]]]) -> Tensor:
-        asked = torch.tensor([r["asked"] for r in rows] * 2)  # (2B, 1) tokens of the prompt, whichever side is padded
-        return (inputs["attention_mask"].cumsum(1) > asked) & (inputs["attention_mask"] > 0)
+        lengths = torch.tensor(
+            [r["prompt_length"] for r in rows] * 2
+        )  # (2B, 1) tokens of the prompt, whichever side is padded
+        return (inputs["attention_mask"].cumsum(1) > lengths) & (inputs["attention_mask"] > 0)

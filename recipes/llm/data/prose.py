@@ -35,12 +35,12 @@ def load() -> tuple[list[str], list[str], dict[str, str]]:
 
     folder = built("prose", {"python": platform.python_version()}, build, sources=[__file__, docstrings.__file__])
     found = json.loads((folder / "texts.json").read_text())
-    train, val, told = split(found)
+    train, val, notes = split(found)
     mark = sha256("\n".join(text for _, text in found).encode()).hexdigest()[:12]
     return (
         train,
         val,
-        {"source": f"manual and docstrings of Python {platform.python_version()}, SHA-256 {mark}", "left out": told},
+        {"source": f"manual and docstrings of Python {platform.python_version()}, SHA-256 {mark}", "left out": notes},
     )
 
 
@@ -84,13 +84,13 @@ def split(found: list[tuple[str, str]]) -> tuple[list[str], list[str], str]:
     known = {s for document in sides[1] for p in document for s in shingles(p)}
     kept = [[p for p in document if not known & shingles(p)] for document in sides[0]]
     shared = sum(map(len, sides[0])) - sum(map(len, kept))
-    told = (
+    notes = (
         f"of {read:,} paragraphs {read - len(seen):,} that occur twice, {shared:,} that share {SHINGLE} words with val"
     )
     train, val = (
         ["\n\n".join(d) for d in side if len(texts.words(" ".join(d))) >= FEWEST] for side in (kept, sides[1])
     )
-    return train, val, told
+    return train, val, notes
 
 
 def shingles(text: str) -> set[tuple[str, ...]]:

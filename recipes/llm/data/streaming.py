@@ -81,11 +81,11 @@ def _matching(path: str) -> dict[str, list[str]]:
     except Exception as error:
         if not isinstance(error, (OSError, ValueError, ImportError)) and not network.unreachable(error):
             raise
-        files, said = [], str(error).splitlines()[0]
+        files, reason = [], str(error).splitlines()[0]
     else:
-        said = "no file"
+        reason = "no file"
     if not files:
-        raise core.UserError(f"--data.path {path} cannot be read", got=said, needed="an address that fsspec reads, of a file or a pattern",
+        raise core.UserError(f"--data.path {path} cannot be read", got=reason, needed="an address that fsspec reads, of a file or a pattern",
                              cause="no such files, no right to read them, or a package of that storage is missing (s3fs, gcsfs, "
                              "aiohttp)")  # fmt: skip
     return {"train": files}
@@ -186,7 +186,7 @@ class Lanes:
     def __init__(self, source: documents.Source, tokenizer: Any, sizes: np.ndarray):
         splits = blocks(source.path, source.column)
         self.source, self.tokenizer, self.sizes = source, tokenizer, sizes
-        self.blocks, self.apart = splits["train"], len(splits) == 1
+        self.blocks, self.holds_out = splits["train"], len(splits) == 1
         self.n = min(LANES, len(self.blocks))
         self.lock = RLock()  # loader threads share a tokenizer
         # A document may span several stretches.
@@ -219,7 +219,7 @@ class Lanes:
                 n += 1
                 if problem := plain_texts.problem(text):
                     bad.append(f"{place} ({problem})")
-                elif not (self.apart and is_held_out(text, 0.05)):
+                elif not (self.holds_out and is_held_out(text, 0.05)):
                     last = b
                     if b > start.block or d >= start.document:
                         yield b, d, text
@@ -318,7 +318,7 @@ def sample(path: str, column: str, max_bad: float) -> tuple[list[str], list[str]
                 break
         kept[split] = plain_texts.checked(rows, f"--data.path {path}", split, max_bad, notes)
     train, *given = kept.values()
-    return *documents.apart(train, given[0] if given else None, path, streamed=True), notes
+    return *documents.split_off(train, given[0] if given else None, path, streamed=True), notes
 
 
 def rows(corpus: documents.Corpus, source: documents.Source, **how: Any) -> Packed:
@@ -345,7 +345,7 @@ class Streamed(Packed):
 
     def expected(self, corpus: documents.Corpus) -> int:
         """Return the estimated number of rows of the whole stream, from its first documents."""
-        size = sum(b.size for b in self.lanes.blocks) * self.lanes.share * (19 / 20 if self.lanes.apart else 1)
+        size = sum(b.size for b in self.lanes.blocks) * self.lanes.share * (19 / 20 if self.lanes.holds_out else 1)
         tokens = sum(map(len, corpus.train)) / sum(len(text.encode()) for text in corpus.texts[0])
         return int(size * tokens / self.context)
 

@@ -108,18 +108,18 @@ def _form(tokenizer: Any, template: str, eos: str) -> Form:
 
 def _reads_parts(tokenizer: Any) -> bool:
     """Return whether content must be a list of parts."""
-    said = []
+    rendered = []
     for parts in (False, True):
         try:
             text = render(tokenizer, ANSWERED, Form(parts=parts), tokenize=False)
         except REFUSED as error:
-            said.append(f"{type(error).__name__}: {error}")
+            rendered.append(f"{type(error).__name__}: {error}")
             continue
         if ASKED in text and ANSWER in text:
             return parts
-        said.append(repr(text[-120:]))
-    raise core.UserError("the chat template does not render a question and its answer", got=said[0],
-                         needed="both texts in what it renders", cause=_missing(said[0]),
+        rendered.append(repr(text[-120:]))
+    raise core.UserError("the chat template does not render a question and its answer", got=rendered[0],
+                         needed="both texts in what it renders", cause=_missing(rendered[0]),
                          next="--chat-template FILE with one for conversations")  # fmt: skip
 
 
@@ -130,9 +130,9 @@ def foreign(tokenizer: Any) -> str:
     return f"a template of another family of models: {unknown[0]} is no token of this tokenizer" if unknown else ""
 
 
-def _missing(said: str) -> str:
+def _missing(message: str) -> str:
     """Return the likely cause of a template that does not render, by what it said."""
-    if found := re.search(r"'(\w+_token)' is undefined", said):
+    if found := re.search(r"'(\w+_token)' is undefined", message):
         return f"a template of another family of models: it writes a {found[1]}, which this tokenizer does not have"
     return "a template for something else (retrieval, tools alone)"
 
@@ -153,9 +153,9 @@ def _call_end(tokenizer: Any, found: Form) -> str:
         whole = render(tokenizer, [QUESTION, call], found, tokenize=False)
     except REFUSED:
         return ""
-    said = whole[len(given) :].rstrip()
-    last = (in_order(said, markers(tokenizer)) or [""])[-1]
-    ends = "look" in said and found.end not in said and not found.borrowed and last and said.endswith(last)
+    rendered = whole[len(given) :].rstrip()
+    last = (in_order(rendered, markers(tokenizer)) or [""])[-1]
+    ends = "look" in rendered and found.end not in rendered and not found.borrowed and last and rendered.endswith(last)
     return last if ends else ""
 
 

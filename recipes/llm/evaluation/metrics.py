@@ -61,60 +61,60 @@ def scripts(texts: list[str]) -> str:
     )
 
 
-def f1(said: str, wanted: str) -> float:
+def f1(prediction: str, wanted: str) -> float:
     """F1 over words (SQuAD's, Rajpurkar 2016)."""
-    a, b = Counter(words(said)), Counter(words(wanted))
+    a, b = Counter(words(prediction)), Counter(words(wanted))
     shared = (a & b).total()
-    return 2 * shared / (a.total() + b.total()) if shared else float(said == wanted)
+    return 2 * shared / (a.total() + b.total()) if shared else float(prediction == wanted)
 
 
-def exact(said: str, wanted: str) -> float:
+def exact(prediction: str, wanted: str) -> float:
     """The very text."""
-    return float(said == wanted)
+    return float(prediction == wanted)
 
 
-def rouge(said: str, wanted: str) -> float:
+def rouge(prediction: str, wanted: str) -> float:
     """ROUGE-L (Lin 2004): F1 of the longest common subsequence of words."""
-    a, b = words(said), words(wanted)
+    a, b = words(prediction), words(wanted)
     row = [0] * (len(b) + 1)
     for x in a:
         last = 0
         for j, y in enumerate(b, 1):
             last, row[j] = row[j], last + 1 if x == y else max(row[j], row[j - 1])
-    return 2 * row[-1] / (len(a) + len(b)) if row[-1] else float(said == wanted)
+    return 2 * row[-1] / (len(a) + len(b)) if row[-1] else float(prediction == wanted)
 
 
-def bleu(said: str, wanted: str) -> float:
+def bleu(prediction: str, wanted: str) -> float:
     """Sentence BLEU with sacrebleu's smoothing (Post 2018), over the words of `words`; 0 to 1. Its mean is not corpus BLEU."""
     import sacrebleu
 
-    if not words(said) or not words(wanted):
-        return float(said == wanted)
-    return sacrebleu.sentence_bleu(" ".join(words(said)), [" ".join(words(wanted))], tokenize="none").score / 100
+    if not words(prediction) or not words(wanted):
+        return float(prediction == wanted)
+    return sacrebleu.sentence_bleu(" ".join(words(prediction)), [" ".join(words(wanted))], tokenize="none").score / 100
 
 
-def chrf(said: str, wanted: str) -> float:
+def chrf(prediction: str, wanted: str) -> float:
     """chrF2 (Popović 2015) by sacrebleu; 0 to 1."""
     import sacrebleu
 
-    return sacrebleu.sentence_chrf(said, [wanted]).score / 100
+    return sacrebleu.sentence_chrf(prediction, [wanted]).score / 100
 
 
-def overlap(said: str, wanted: str, n: int) -> float:
+def overlap(prediction: str, wanted: str, n: int) -> float:
     """ROUGE-N (Lin 2004): F1 of the sequences of n words."""
-    a, b = (Counter(zip(*(found[i:] for i in range(n)), strict=False)) for found in (words(said), words(wanted)))
+    a, b = (Counter(zip(*(found[i:] for i in range(n)), strict=False)) for found in (words(prediction), words(wanted)))
     shared = (a & b).total()
-    return 2 * shared / (a.total() + b.total()) if shared else float(said == wanted)
+    return 2 * shared / (a.total() + b.total()) if shared else float(prediction == wanted)
 
 
-def rouge1(said: str, wanted: str) -> float:
+def rouge1(prediction: str, wanted: str) -> float:
     """ROUGE-1."""
-    return overlap(said, wanted, 1)
+    return overlap(prediction, wanted, 1)
 
 
-def rouge2(said: str, wanted: str) -> float:
+def rouge2(prediction: str, wanted: str) -> float:
     """ROUGE-2."""
-    return overlap(said, wanted, 2)
+    return overlap(prediction, wanted, 2)
 
 
 KNOWN: dict[str, Score] = {"exact": exact, "f1": f1, "rouge1": rouge1, "rouge2": rouge2, "rouge": rouge, "rougeL": rouge,
@@ -173,14 +173,14 @@ def score(name: str) -> Score:
         raise core.UserError(f"--metric {name}: no such metric", needed=NAMES)
     found = functions.imported(name, "--metric", NAMES)
 
-    def own(said: str, wanted: str) -> float:
+    def own(prediction: str, wanted: str) -> float:
         try:
-            value = float(found(said, wanted))
+            value = float(found(prediction, wanted))
         except Exception as error:
-            raise core.UserError(f"--metric {name} raised {type(error).__name__}: {error}", got=f"answer {said!r}, wanted {wanted!r}",
+            raise core.UserError(f"--metric {name} raised {type(error).__name__}: {error}", got=f"answer {prediction!r}, wanted {wanted!r}",
                                  needed="a number for any two texts") from error  # fmt: skip
         if not math.isfinite(value):
-            raise core.UserError(f"--metric {name} returned {value}", got=f"answer {said!r}, wanted {wanted!r}",
+            raise core.UserError(f"--metric {name} returned {value}", got=f"answer {prediction!r}, wanted {wanted!r}",
                                  needed="a finite number; 1 is the best")  # fmt: skip
         return value
 
@@ -192,10 +192,10 @@ def metric(name: str, question: str, vocabulary: int) -> core.Metric:
     if name == "perplexity":  # of one that gives every token the same probability: the vocabulary
         return core.Metric(name, "how surely are the wanted answers expected?", floor=float(vocabulary), ceiling=1.0,
                            higher_is_better=False)  # fmt: skip
-    asked = {"f1": question, "exact": "how many answers are the wanted one?", "rouge": "how long is the part that answers share?",
+    questions = {"f1": question, "exact": "how many answers are the wanted one?", "rouge": "how long is the part that answers share?",
              "bleu": "how many word sequences are the wanted answer's?",
              "chrf": "how many letter sequences are the wanted answer's?"}  # fmt: skip
-    return core.Metric(key(name), asked.get(name, f"{name} of the answers"), floor=0.0, ceiling=1.0)
+    return core.Metric(key(name), questions.get(name, f"{name} of the answers"), floor=0.0, ceiling=1.0)
 
 
 def key(name: str) -> str:

@@ -17,11 +17,11 @@ def perplexity(scores: Callable[[dict], tuple[Tensor, Tensor, Tensor]], batches:
     log-likelihood in nats, log Z, scored mask) of each token after the first, (B, T - 1) each."""
     rows = []
     for batch in batches:
-        (nll, _, asked), place = scores(batch), batch["position_ids"][:, 1:]
+        (nll, _, scored), place = scores(batch), batch["position_ids"][:, 1:]
         part = (place * BINS // context).clamp_max(BINS - 1)
         sums = torch.zeros(2, len(nll), BINS, dtype=torch.float64)
-        sums[0].scatter_add_(1, part.cpu(), to_double(nll * asked))
-        sums[1].scatter_add_(1, part.cpu(), to_double(asked))
+        sums[0].scatter_add_(1, part.cpu(), to_double(nll * scored))
+        sums[1].scatter_add_(1, part.cpu(), to_double(scored))
         rows.append(sums.transpose(0, 1).float())  # (B, 2, BINS)
     nats, tokens = to_double(gather(torch.cat(rows))).sum(0)
     return (nats / tokens).exp().cpu()

@@ -16,7 +16,7 @@ from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.llm.data.pairs import IGNORED, Chat
-from trainworthy.recipes.llm.gates.rendering import answered, excerpt, quoting, reference, rows, rows_of, shown
+from trainworthy.recipes.llm.gates.rendering import answered, excerpt, mark_scored, quoting, reference, rows, rows_of
 from trainworthy.recipes.llm.models import loading
 
 SAMPLES = 3
@@ -24,7 +24,7 @@ SAMPLES = 3
 
 def of(chat: Chat, *, packed: bool) -> list[Gate]:
     """Return the gates of a recipe that generates, for pairs rendered by `chat`."""
-    return [*of_answers(chat, ("completion",)), *[isolation] * packed, asked(chat), padding()]
+    return [*of_answers(chat, ("completion",)), *[isolation] * packed, prompts(chat), padding()]
 
 
 def of_answers(chat: Chat, answers: tuple[str, ...]) -> list[Gate]:
@@ -71,8 +71,8 @@ def template(chat: Chat, answers: tuple[str, ...]) -> Gate:
         batch = fetch(data, indices, context.cfg.run.seed, run.device)
         seen = rows_of(batch)
         size = stage.model.get_input_embeddings().num_embeddings
-        for row, (i, prompt, said) in enumerate(rows({f"sample {i}": data.get(i, None) for i in indices}, answers)):
-            before, answer = reference(chat, prompt, said)
+        for row, (i, prompt, text) in enumerate(rows({f"sample {i}": data.get(i, None) for i in indices}, answers)):
+            before, answer = reference(chat, prompt, text)
             due = before + answer
             ids = seen["input_ids"][row][seen["attention_mask"][row].bool()].tolist()
             if max(ids) >= size:
@@ -83,7 +83,7 @@ def template(chat: Chat, answers: tuple[str, ...]) -> Gate:
                 )
                 here, there = (chat.tokenizer.decode(x[max(0, at - 4) : at + 6]) for x in (ids, due))
                 wrong.append(f"{i} differs from token {at} on: {here!r}, the template gives {there!r}")
-        example = excerpt(shown(chat.tokenizer, batch)[-1])
+        example = excerpt(mark_scored(chat.tokenizer, batch)[-1])
         return Finding(
             not wrong, "; ".join(wrong) or f"{len(indices)} examples equal the template's rendering, e.g. {example!r}",
             "the ids of the tokenizer's own apply_chat_template, up to the end of the answer",
@@ -118,8 +118,8 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
         if read.shape != batch["input_ids"].shape:  # packed: all samples in one row
             read = pad_sequence(read.flatten().split(batch["attention_mask"].sum(1).tolist()), batch_first=True)
         share = []
-        for row, (name, prompt, said) in enumerate(rows(samples, answers)):
-            before, answer = reference(chat, prompt, said)
+        for row, (name, prompt, text) in enumerate(rows(samples, answers)):
+            before, answer = reference(chat, prompt, text)
             start = int(batch["attention_mask"][row].argmax()) - 1  # a state predicts the next token
             due = {start + i for i in (*answered(chat, prompt, before), *range(len(before), len(before) + len(answer)))}
             got = set(read[row].nonzero().flatten().tolist())
@@ -134,8 +134,8 @@ def scored(chat: Chat, answers: tuple[str, ...]) -> Gate:
                     f"{name} leaves {len(lost)} tokens of the answer unscored{end}: {words(batch, row, lost)!r}"
                 )
         # the token that each scored state predicts
-        said_for = torch.where(read.roll(1, dims=1), batch["input_ids"], IGNORED)
-        example = excerpt(shown(chat.tokenizer, {**batch, "labels": said_for})[0])
+        read_labels = torch.where(read.roll(1, dims=1), batch["input_ids"], IGNORED)
+        example = excerpt(mark_scored(chat.tokenizer, {**batch, "labels": read_labels})[0])
         return Finding(
             not wrong, "; ".join(wrong) or f"{sum(share) / len(share):.0%} of the tokens are scored: {example!r}",
             "only the completion and its end-of-turn token have a gradient",
@@ -183,15 +183,15 @@ def isolation(context: GateContext) -> Finding:
         both, other, single = (states.flatten(0, 1) for states in seen)  # (tokens, D)
         first, last = slice(1, sizes[0]), slice(-sizes[-1], None)
         scale = (both[first] - other[first]).abs().max().item()
-        moved, apart = ((both[last] - x[last]).abs().max().item() / scale for x in (other, single))
-        gaps[backend] = {"moved": moved, "alone": apart, "scale": scale}
+        moved, difference = ((both[last] - x[last]).abs().max().item() / scale for x in (other, single))
+        gaps[backend] = {"moved": moved, "alone": difference, "scale": scale}
         if moved > limit:
             wrong.append(
                 f"{backend}: exchanging sample 1 changes the states of sample 3 by {moved:.2g} of the change of its own"
             )
-        if apart > limit:
+        if difference > limit:
             wrong.append(
-                f"{backend}: the states of sample 3 differ from those of sample 3 alone by {apart:.2g} of that change"
+                f"{backend}: the states of sample 3 differ from those of sample 3 alone by {difference:.2g} of that change"
             )
     worst = max(max(g["moved"], g["alone"]) for g in gaps.values())
     return Finding(
@@ -291,7 +291,7 @@ def heard(model: nn.Module, *, once: bool = False) -> Iterator[list[Tensor]]:
         yield seen
 
 
-def asked(chat: Chat) -> Gate:
+def prompts(chat: Chat) -> Gate:
     title = "evaluations use the same prompts as training"
 
     @gate("prompts", rows="L8 L1", title=title, reads="data model loss evaluate")
@@ -301,9 +301,9 @@ def asked(chat: Chat) -> Gate:
         run, stage = context.look()
         data = stage.data["train"]
         indices = some(data, context.cfg.run.seed)
-        with heard(stage.model) as asked:
+        with heard(stage.model) as seen_ids:
             run.measure(stage, View(data, indices))
-        generates = any(b.shape[1] in (1, a.shape[1] + 1) for a, b in pairwise(asked))  # with a cache, or without
+        generates = any(b.shape[1] in (1, a.shape[1] + 1) for a, b in pairwise(seen_ids))  # with a cache, or without
         wrong, forced = [], not generates
         for i in indices:
             sample = data.get(i, None)
@@ -312,12 +312,12 @@ def asked(chat: Chat) -> Gate:
                 stage.loss(stage.model, fetch(data, [i], context.cfg.run.seed, run.device))
             trained = learnt[0][0].tolist()
             trained = trained[: len(trained) - len(answer)]
-            ends = [row.tolist()[-len(trained) :] for ids in asked for row in ids if ids.shape[1] >= len(trained)]
+            ends = [row.tolist()[-len(trained) :] for ids in seen_ids for row in ids if ids.shape[1] >= len(trained)]
             if trained not in ends:
-                forced &= any(_holds(row.tolist(), trained + answer[:-1]) for ids in asked for row in ids)
+                forced &= any(_holds(row.tolist(), trained + answer[:-1]) for ids in seen_ids for row in ids)
                 before = chat.tokenizer.decode(trained[-24:])
                 wrong.append(f"in training, sample {i}'s answer follows {before!r}; no evaluation prompt ends so")
-        generated = chat.tokenizer.decode(asked[0][0].tolist())
+        generated = chat.tokenizer.decode(seen_ids[0][0].tolist())
         return Finding(
             not wrong, "; ".join(wrong) or f"{len(indices)} prompts end with the same tokens",
             "every evaluation prompt ends with the tokens before the answer in training",

@@ -40,13 +40,13 @@ def exported(base: str, tokenizer: Any, lm: Callable[[nn.Module], nn.Module] = l
         draws = torch.Generator().manual_seed(context.cfg.run.seed)
         ids = torch.randint(len(tokenizer), (ROWS, TOKENS), generator=draws)
 
-        def said(model: nn.Module) -> Tensor:
+        def log_probs(model: nn.Module) -> Tensor:
             with evaluating(model), run.autocast():
                 each = [lm(model)(input_ids=row[None].to(run.device), use_cache=False).logits[0] for row in ids]
             return torch.stack(each).float().log_softmax(-1).cpu()
 
-        def judged() -> Finding | None:
-            ours, before = said(stage.eval_model), said(context.look()[1].eval_model)
+        def finding_here() -> Finding | None:
+            ours, before = log_probs(stage.eval_model), log_probs(context.look()[1].eval_model)
             needed = f"at most {limit:.0%} of the change by training, and the same tokens of a text"
             samples = [{"ids": row.tolist(), "base": base, "text": PROBE} for row in ids]
             with tempfile.TemporaryDirectory() as name:
@@ -78,7 +78,7 @@ def exported(base: str, tokenizer: Any, lm: Callable[[nn.Module], nn.Module] = l
             )  # fmt: skip
 
         least, limit = EXACT if run.precision == "fp32" and run.device.type == "cpu" else ROUGH
-        found = agreed(run.accelerator, judged() if run.rank == 0 else None)
+        found = agreed(run.accelerator, finding_here() if run.rank == 0 else None)
         return (
             exported_weights.check(context) if found is None else found
         )  # the outputs hardly changed: compare the files

@@ -97,26 +97,26 @@ def exported(
         if sum(p.numel() for p in stage.model.parameters()) > BIGGEST:
             raise Skip("the model is too large to be saved and loaded before each run")
         samples = [stage.data["train"].get(i, None) for i in found["indices"]]
-        asked = [reference(chat, s["prompt"], s["completion"]) for s in samples]
+        references = [reference(chat, s["prompt"], s["completion"]) for s in samples]
 
-        def said(model: nn.Module, device: torch.device) -> Tensor:
+        def log_probs(model: nn.Module, device: torch.device) -> Tensor:
             """Return log-probabilities, (tokens of all answers, vocabulary)."""
             with torch.no_grad():
                 each = [model(input_ids=torch.tensor([a + b], device=device), use_cache=False).logits[0, len(a) - 1 : -1]
-                        for a, b in asked]  # fmt: skip
+                        for a, b in references]  # fmt: skip
             return torch.cat(each).float().log_softmax(-1).cpu()
 
         with tempfile.TemporaryDirectory() as folder:
             stage.export(Path(folder))
             loaded = load(Path(folder)).eval()
-            whole, missing = said(loaded, torch.device("cpu")), unended(loaded, chat)
+            whole, missing = log_probs(loaded, torch.device("cpu")), unended(loaded, chat)
         with evaluating(stage.model), run.autocast():
-            trained = said(stage.model, run.device)
+            trained = log_probs(stage.model, run.device)
             if untrained is None:
                 with stage.model.disable_adapter():
-                    before = said(stage.model, run.device)
+                    before = log_probs(stage.model, run.device)
             else:
-                before = said(untrained().eval(), torch.device("cpu"))
+                before = log_probs(untrained().eval(), torch.device("cpu"))
         gap = ((whole - trained).norm() / (trained - before).norm()).item()
         limit = 0.01 if run.precision == "fp32" else 0.05  # relative to the rounding of the model in memory
         on = f"; `generate` of the export does not stop at {', '.join(map(repr, missing))}" if missing else ""

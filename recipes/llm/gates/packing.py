@@ -21,7 +21,7 @@ DOCUMENTS, PARTS = 12, 3  # whole documents that are checked, and most rows that
 
 
 # ------------------------------------------------------------------------------------------------------- what gates read
-def parts(positions: Tensor) -> list[tuple[int, int]]:
+def document_spans(positions: Tensor) -> list[tuple[int, int]]:
     """Return (start, end) of each document in a row (T,) of positions: a document starts where positions restart."""
     starts = [0, *(i for i in range(1, len(positions)) if positions[i] != positions[i - 1] + 1)]
     return list(zip(starts, [*starts[1:], len(positions)], strict=True))
@@ -77,7 +77,7 @@ def divided(batch: dict, context: GateContext) -> Iterator[dict]:
     reads="data model loss",
     explains=True,
 )
-def asked(context: GateContext) -> Finding:
+def scored(context: GateContext) -> Finding:
     """Reads targets from the loss's gradient with respect to the logits: which logit is increased after which token, whatever the labels
     are. Compares them with the documents themselves."""
     run, stage = context.look()
@@ -161,19 +161,19 @@ def causal(context: GateContext) -> Finding:
     run, stage, _ = rehearsed(context)  # untrained, the head is zero and no logit would change
     data = stage.data["train"]
     batch = packed(data, some(data, context.cfg.run.seed), run)
-    ids, (start, end) = batch["input_ids"], max(parts(batch["position_ids"][0]), key=lambda p: p[1] - p[0])
+    ids, (start, end) = batch["input_ids"], max(document_spans(batch["position_ids"][0]), key=lambda p: p[1] - p[0])
     at = (start + end) // 2
     if at - start < 2:
         raise Skip("no document has four tokens")
     exchanged = ids.clone()
     exchanged[0, at] = next(int(t) for t in ids[0, start:].tolist() if t != int(ids[0, at]))
 
-    def said(one: dict) -> Tensor:
+    def logits_of(one: dict) -> Tensor:
         with evaluating(stage.model), torch.no_grad(), run.autocast(), heard(stage.model) as logits:
             stage.loss(stage.model, one)
         return logits[0][0].float()
 
-    before, after = said(batch), said({**batch, "input_ids": exchanged})
+    before, after = logits_of(batch), logits_of({**batch, "input_ids": exchanged})
     moved = (before - after).norm(dim=-1)  # (T,)
     own = moved[at:].max().item()
     if own == 0:
@@ -233,15 +233,17 @@ def isolation(context: GateContext) -> Finding:
         both, scale = seen["both"], (seen["both"]["first"] - seen["changed"]["first"]).abs().max().item()
         if scale == 0:
             raise Skip("the model gives the same logits for every input")
-        moved, apart = ((both["second"] - seen[k]["second"]).abs().max().item() / scale for k in ("changed", "alone"))
-        gaps[backend] = {"moved": moved, "alone": apart, "scale": scale}
+        moved, difference = (
+            (both["second"] - seen[k]["second"]).abs().max().item() / scale for k in ("changed", "alone")
+        )
+        gaps[backend] = {"moved": moved, "alone": difference, "scale": scale}
         if moved > limit:
             wrong.append(
                 f"{backend}: exchanging document 1 changes the logits of document 2 by {moved:.2g} of the change of its own"
             )
-        if apart > limit:
+        if difference > limit:
             wrong.append(
-                f"{backend}: the logits of document 2 differ from those without document 1 by {apart:.2g} of that change"
+                f"{backend}: the logits of document 2 differ from those without document 1 by {difference:.2g} of that change"
             )
     worst = max(max(g["moved"], g["alone"]) for g in gaps.values())
     return Finding(

@@ -40,8 +40,8 @@ def _robust(over: Tensor, sizes: Tensor, beta: float, flipped: float) -> Tensor:
 
 
 def _exo(over: Tensor, sizes: Tensor, beta: float, flipped: float) -> Tensor:
-    said, due = (beta * over).log_softmax(1), over.new_tensor([1 - flipped, flipped]).log()
-    return (said.exp() * (said - due)).sum(1)
+    log_probs, due = (beta * over).log_softmax(1), over.new_tensor([1 - flipped, flipped]).log()
+    return (log_probs.exp() * (log_probs - due)).sum(1)
 
 
 def _discopop(over: Tensor, sizes: Tensor, beta: float, flipped: float) -> Tensor:
@@ -108,8 +108,8 @@ def preference(chat: Chat, cfg: Any) -> Gate:
         """Return (log-probability of an answer in nats, number of its tokens), computed alone, without padding, from plain logits."""
         before, after = reference(chat, prompt, answer)
         ids = torch.tensor([before + after], device=device)
-        said = to_double(model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1]).log_softmax(-1)
-        return said.gather(-1, ids[0, len(before) :, None].cpu()).sum().item(), len(after)
+        log_probs = to_double(model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1]).log_softmax(-1)
+        return log_probs.gather(-1, ids[0, len(before) :, None].cpu()).sum().item(), len(after)
 
     @gate("preference", rows="L9", title=title, reads="data model loss train", explains=True)
     def check(context: GateContext) -> Finding:
@@ -119,11 +119,11 @@ def preference(chat: Chat, cfg: Any) -> Gate:
         run, learnt, found = overfitted(context)
         data = View(start.data["train"], found["indices"][:PAIRS])
         rows = [data.get(i, None) for i in range(len(data))]
-        asked = [[(r["prompt"], r[k]) for k in ("chosen", "rejected")] for r in rows]
+        references = [[(r["prompt"], r[k]) for k in ("chosen", "rejected")] for r in rows]
 
         def read(model: nn.Module) -> tuple[Tensor, Tensor]:
             with evaluating(model), run.autocast():
-                table = torch.tensor([[one(model, *a, run.device) for a in pair] for pair in asked])  # (B, 2, 2)
+                table = torch.tensor([[one(model, *a, run.device) for a in pair] for pair in references])  # (B, 2, 2)
             return table.unbind(-1)
 
         def lost(stage: Stage, batch: dict) -> float:
@@ -132,7 +132,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
             return sum(float(v) / float(counts.get(k, counts.get("*"))) for k, v in terms.items())
 
         begun, sizes = read(start.model)
-        gaps, shown, moved = [], [], 0.0
+        gaps, measured, moved = [], [], 0.0
         for name, stage in (("before", start), ("after", learnt)):
             over = read(stage.model)[0] - begun
             due = LOSSES[cfg.loss](over, sizes, cfg.beta, cfg.label_smoothing).mean().item()
@@ -141,23 +141,23 @@ def preference(chat: Chat, cfg: Any) -> Gate:
                 got = lost(stage, batch)
             gaps.append(abs(got - due) / max(1.0, abs(due)))
             margins = ", ".join(f"{m:+.1f}" for m in (over[:, 0] - over[:, 1]).tolist())
-            shown.append(f"{name} training {got:.4f}, by the formula {due:.4f} (margins {margins} nats)")
+            measured.append(f"{name} training {got:.4f}, by the formula {due:.4f} (margins {margins} nats)")
             if stage is start:  # in the training mode: policy and reference must not differ by dropout
                 training_modes(stage)
                 moved = lost(stage, batch) - got
-        said = run.measure(learnt, data)
+        metrics = run.measure(learnt, data)
         due_of = dict(zip(("chosen", "rejected"), read(learnt.model)[0].mean(0).tolist(), strict=True))
-        evaluated = {k: abs(said[k] - v) / max(1.0, abs(v)) for k, v in due_of.items() if k in said}
+        evaluated = {k: abs(metrics[k] - v) / max(1.0, abs(v)) for k, v in due_of.items() if k in metrics}
         if off := [k for k, gap in evaluated.items() if gap > (1e-3 if run.precision == "fp32" else 5e-2)]:
-            shown.append(
-                f"the evaluation's log-probability of {off[0]} answers is {said[off[0]]:.4f}, computed alone {due_of[off[0]]:.4f}"
+            measured.append(
+                f"the evaluation's log-probability of {off[0]} answers is {metrics[off[0]]:.4f}, computed alone {due_of[off[0]]:.4f}"
             )
         # Sums of log-probabilities have a rounding error of about 1e-5; an attention mask that was not passed changed a loss by 2.4e-4.
         limit = 1e-4 if run.precision == "fp32" else 5e-2
         if abs(moved) > limit:
-            shown.append(f"in train mode {moved:+.4f}")
+            measured.append(f"in train mode {moved:+.4f}")
         return Finding(
-            max(*gaps, abs(moved)) <= limit and not off, "; ".join(shown),
+            max(*gaps, abs(moved)) <= limit and not off, "; ".join(measured),
             f"{cfg.loss} at beta {cfg.beta:g}, within {limit:g}; {first_loss(cfg.loss, cfg.beta, cfg.label_smoothing):.4f} before training",
             "the reference is another model: loaded again by name, left at zero, or not taken after --init-from\n"
             "the reference is trained, or follows the policy\n"
@@ -165,7 +165,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
             "log-probabilities are averaged over tokens, or count the prompt or the padding\n"
             "chosen and rejected are exchanged, or beta has another value\n"
             "the evaluation reads each token's probability at another position than the loss",
-            evidence={"gaps": gaps, "in_train_mode": moved, "shown": shown},
+            evidence={"gaps": gaps, "in_train_mode": moved, "shown": measured},
             cause="the loss is right, the evaluation is not: it reads log-probabilities at other positions, or counts other tokens"
             if off and max(*gaps, abs(moved)) <= limit else "",
         )  # fmt: skip
@@ -208,9 +208,9 @@ def sides(context: GateContext) -> Finding:
             )
     a, n, _ = table["train", strongest]
     b, m, _ = table["val", strongest]
-    shown = f"the preferred answer {strongest} in {a / max(1, n):.0%} of the training pairs, {b / max(1, m):.0%} of the held-out ones"
+    measured = f"the preferred answer {strongest} in {a / max(1, n):.0%} of the training pairs, {b / max(1, m):.0%} of the held-out ones"
     return Finding(
-        not wrong, "; ".join(wrong) or shown, f"no property is preferred in one split and rejected in the other ({CERTAIN:g} standard errors)",
+        not wrong, "; ".join(wrong) or measured, f"no property is preferred in one split and rejected in the other ({CERTAIN:g} standard errors)",
         "chosen and rejected are exchanged in one of the splits\n"
         "the splits come from different people or different questions: split one source instead",
         evidence={f"{split}, {name}": row for (split, name), row in table.items()},
@@ -228,16 +228,16 @@ def lengths(chat: Chat) -> Gate:
         pairs = [data.get(i, None) for i in pick(data, 1000, context.cfg.run.seed)]
         sizes = {k: plain_tokens(tuple(r[k] for r in pairs), chat) for k in ("chosen", "rejected")}
         share = preferred(torch.tensor([a - b for a, b in zip(*sizes.values(), strict=True)]))
-        shown = f"the preferred answer has more tokens in {share:.1%} of {len(pairs)} training pairs"
+        measured = f"the preferred answer has more tokens in {share:.1%} of {len(pairs)} training pairs"
         for name, found in sizes.items():
             if cut := cut_at([r[name] for r in pairs], found):
-                shown += f"; {cut[1]} {name} answers have {cut[0]} tokens, the most of all"
+                measured += f"; {cut[1]} {name} answers have {cut[0]} tokens, the most of all"
                 cause = (
                     cause
                     or f"{name} answers were cut at {cut[0]} tokens when they were generated, or before they were stored"
                 )
         return Finding(
-            1 - ONE_SIDED < share < ONE_SIDED and not cause, shown,
+            1 - ONE_SIDED < share < ONE_SIDED and not cause, measured,
             f"between {1 - ONE_SIDED:.0%} and {ONE_SIDED:.0%}; otherwise counting tokens solves the task; no answers that end at a limit",
             "rejected answers are cut, or come from another model with another length limit\n"
             "use pairs of nearly equal length, or leave out the longest\n"

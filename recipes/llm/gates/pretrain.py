@@ -22,7 +22,7 @@ from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.llm.data.packing import IGNORED
 from trainworthy.recipes.llm.gates import numerics
-from trainworthy.recipes.llm.gates.packing import asked, causal, divided, felt, isolation, packed, parts, some
+from trainworthy.recipes.llm.gates.packing import causal, divided, document_spans, felt, isolation, packed, scored, some
 
 KEYS = ("input_ids", "labels", "position_ids")
 SHIFT = 10.0  # added to all logits: softmax does not change, log Z does
@@ -32,7 +32,7 @@ BIGGEST = 300_000_000  # parameters; larger models are not written to disk for a
 
 def of(z_loss: float) -> list[Gate]:
     """Return the gates of a recipe that trains on packed documents, with this weight of the z-loss."""
-    return [asked, FORMULA, causal, isolation, numerics.phases(beginning), z(z_loss), perplexity, export]
+    return [scored, FORMULA, causal, isolation, numerics.phases(beginning), z(z_loss), perplexity, export]
 
 
 def stated(context: GateContext, stage: Stage, batch: dict) -> formula.Statements:
@@ -64,11 +64,11 @@ FORMULA = formula.gate_of(
 
 
 # ------------------------------------------------------------------------------------------------- what the recipe shows
-def shown(tokenizer: Any, row: tuple[Tensor, Tensor, Tensor]) -> str:
+def mark_context(tokenizer: Any, row: tuple[Tensor, Tensor, Tensor]) -> str:
     """Return a row as text: documents separated by a bar, tokens that are read but not scored in (parentheses)."""
     ids, labels, positions = row
     found = []
-    for a, b in parts(positions):
+    for a, b in document_spans(positions):
         scored = (labels[a:b] != IGNORED).nonzero().flatten()
         if len(scored):
             first = a + int(scored[0])
@@ -132,8 +132,8 @@ def z(weight: float) -> Gate:
                 sums += torch.stack([one.sum().cpu() for one in found])
                 log_zs.append(log_z.cpu())
             del logits, gradient, shifted
-        both, dues, apart, off, plains = sums.tolist()
-        added, gap, own, log_z = both / dues, (apart / dues) ** 0.5, (off / plains) ** 0.5, torch.cat(log_zs)
+        both, dues, differences, off, plains = sums.tolist()
+        added, gap, own, log_z = both / dues, (differences / dues) ** 0.5, (off / plains) ** 0.5, torch.cat(log_zs)
         ok = gap < 0.02 and own < 1e-3
         return Finding(
             ok,
@@ -184,7 +184,7 @@ def perplexity(context: GateContext) -> Finding:
     limit = 1e-4 if run.precision == "fp32" else 1e-2
     wrong = [f"{name} is {found[name]:.5f} in batches of {n}, {value:.5f} token by token" for n, found in got.items()
              for name, value in due.items() if name in found and abs(found[name] - value) > limit * value]  # fmt: skip
-    shown = ", ".join(f"{name} {value:.4f}" for name, value in due.items())
+    measured = ", ".join(f"{name} {value:.4f}" for name, value in due.items())
     steady = all(abs(got[1][k] - got[2][k]) <= limit * value for k, value in due.items() if k in got[1])
     bits = {
         "bits per token: nats are divided by tokens, where bytes are meant": size / tokens,
@@ -199,7 +199,7 @@ def perplexity(context: GateContext) -> Finding:
     off += [left_out({f.get("bits_per_byte", math.nan) for f in got.values()}, rows, limit)] if wrong else []
     why = next((f"{cause}\n" for cause in off if cause), "")
     return Finding(
-        not wrong, "; ".join(wrong) or f"{shown} on {len(documents)} documents of {tokens} tokens, equal to those token by token",
+        not wrong, "; ".join(wrong) or f"{measured} on {len(documents)} documents of {tokens} tokens, equal to those token by token",
         f"equal within {limit:g} for every batch size",
         why + order_causes(
             (steady, "tokens that two windows share are counted twice, or windows restart without the tokens before them"),

@@ -18,7 +18,7 @@ def rows_of(batch: dict) -> dict:
     }
 
 
-def shown(tokenizer: Any, batch: dict) -> list[str]:
+def mark_scored(tokenizer: Any, batch: dict) -> list[str]:
     """Return the rows of a batch as text without padding; scored tokens are in [[double brackets]]."""
     batch = rows_of(batch)
     rows = zip(batch["input_ids"], batch["labels"], batch["attention_mask"].bool(), strict=True)
@@ -41,9 +41,9 @@ def reference(chat: Chat, prompt: str, completion: str) -> tuple[list[int], list
     """Return (ids before the answer, ids of the answer with the token that ends it), from the tokenizer's own template."""
     turns = chat.turns(prompt)
     opening = chat.render(turns, prompt, add_generation_prompt=True, tokenize=False)
-    said = _rendered(chat, turns, prompt, opening, completion)
-    before, whole = chat.ids(opening), chat.ids(opening + said)
-    return before, whole[len(before) :] if whole[: len(before)] == before else chat.ids(said)
+    rendered = _rendered(chat, turns, prompt, opening, completion)
+    before, whole = chat.ids(opening), chat.ids(opening + rendered)
+    return before, whole[len(before) :] if whole[: len(before)] == before else chat.ids(rendered)
 
 
 def _rendered(chat: Chat, turns: list[dict], prompt: str, opening: str, completion: str) -> str:

@@ -82,8 +82,8 @@ def place(chat: Chat) -> Gate:
         with evaluating(stage.model):
             read = felt(run, stage, batch)  # (2B, T)
         batch, padding, several = rows_of(batch), False, False
-        for row, (name, prompt, said) in enumerate(rows(samples, ANSWERS)):
-            before, answer = reference(chat, prompt, said)
+        for row, (name, prompt, text) in enumerate(rows(samples, ANSWERS)):
+            before, answer = reference(chat, prompt, text)
             end = int(batch["attention_mask"][row].argmax()) + len(before) + len(answer) - 1
             got = read[row].nonzero().flatten().tolist()
             if got != [end]:
@@ -129,7 +129,7 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
         run, learnt, found = overfitted(context)
         data = View(start.data["train"], found["indices"])
         all_of = [data.get(i, None) for i in range(len(data))]
-        gaps, shown = {}, []
+        gaps, listed = {}, []
         for name, stage, samples in (("before training", start, all_of[:2]), ("after", learnt, all_of)):
             turned = [{**s, "chosen": s["rejected"], "rejected": s["chosen"]} for s in samples]
             with evaluating(stage.model), run.autocast():
@@ -140,16 +140,16 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
                     terms, counts = stage.loss(stage.model, batch), stage.counts(batch)
                     got = sum(float(v) / float(counts.get(k, counts.get("*"))) for k, v in terms.items())
                     gaps[name + order] = abs(got - formula(due)) / max(1.0, abs(formula(due)))
-                    shown.append(f"{name}{order} {got:.5f}, by the formula {formula(due):.5f}")
+                    listed.append(f"{name}{order} {got:.5f}, by the formula {formula(due):.5f}")
         margins = rewards[:, 0] - rewards[:, 1]
         measured = run.measure(learnt, data).get("margin", math.nan)
         gaps["evaluation"] = abs(measured - margins.mean().item()) / max(1.0, abs(margins.mean().item()))
-        shown.append(
+        listed.append(
             f"margins {', '.join(f'{m:+.2f}' for m in margins.tolist())}; the evaluation's mean margin {measured:+.3f}"
         )
         limit = 1e-4 if run.precision == "fp32" else 5e-2
         return Finding(
-            all(gap <= limit for gap in gaps.values()), "; ".join(shown),
+            all(gap <= limit for gap in gaps.values()), "; ".join(listed),
             f"-log sigmoid(chosen - rejected), within {limit:g}; the margin changes its sign if the answers are exchanged",
             "the reward depends on the padding, its side or the other answers of the batch\n"
             "the reward is read at another token than the last\n"
@@ -174,15 +174,15 @@ def exported(chat: Chat) -> Gate:
         if stage.export is None:
             raise Skip("the recipe has no export")
         samples = [stage.data["train"].get(i, None) for i in found["indices"]]
-        asked = [(s["prompt"], s[k]) for s in samples for k in ANSWERS]
+        pairs = [(s["prompt"], s[k]) for s in samples for k in ANSWERS]
         # The export is fp32: a run in bf16 is compared without its own rounding.
         exact = stage.model if run.precision == "fp32" else copy.deepcopy(stage.model).float()
         with evaluating(exact):
-            due = torch.stack([alone(exact, chat, *a, run.device) for a in asked]).cpu()
+            due = torch.stack([alone(exact, chat, *a, run.device) for a in pairs]).cpu()
         with tempfile.TemporaryDirectory() as folder:
             stage.export(Path(folder))
             net, tokenizer = loaded(Path(folder)), AutoTokenizer.from_pretrained(folder)
-        ids = [before + answer for before, answer in (reference(chat, *a) for a in asked)]
+        ids = [before + answer for before, answer in (reference(chat, *a) for a in pairs)]
         gaps = {}
         for side in ("right", "left"):
             batch = tokenizer.pad({"input_ids": ids}, padding_side=side, return_tensors="pt")

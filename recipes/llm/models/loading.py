@@ -28,7 +28,7 @@ from trainworthy.recipes.shared.language_models import log_probs as log_probs
 from trainworthy.recipes.shared.language_models import merged as merged
 from trainworthy.recipes.shared.language_models import model_card as model_card
 from trainworthy.recipes.shared.language_models import name_base as name_base
-from trainworthy.recipes.shared.language_models import rate_told as rate_told
+from trainworthy.recipes.shared.language_models import rate_notes as rate_notes
 from trainworthy.recipes.shared.language_models import tokenizer as plain
 
 from trainworthy import core

@@ -95,16 +95,16 @@ def four_bit(context: GateContext) -> Finding:
             f"{share:.0%} of the weights are in four bits; not {list_names([n for n in file if n not in layers])}"
         )
     for name in sizes:
-        value, scale = apart(multiplied(layers[name]), file[name])
+        value, scale = errors(multiplied(layers[name]), file[name])
         worst, scales = max(worst, value), max(scales, scale)
         if value > HALF_GAP or scale > 0:
             off = f"scales are off by {scale:.1%} beyond their rounding" if scale > 0 else f"weights by {value:.1%}"
             wrong.append(f"{name}: {off}")
     held = sum(t.nbytes for n, t in model.state_dict().items() if n.startswith(tuple(layers)))
     bits = 8 * held / max(1, sum(sizes.values()))
-    shown = f"{len(layers)} matrices, {bits:.2f} bits a weight with its scales, off by {worst:.1%} of its block's largest at most"
+    measured = f"{len(layers)} matrices, {bits:.2f} bits a weight with its scales, off by {worst:.1%} of its block's largest at most"
     return Finding(
-        not wrong, f"{len(wrong)} wrong: {list_names(wrong)}" if wrong else shown,
+        not wrong, f"{len(wrong)} wrong: {list_names(wrong)}" if wrong else measured,
         f"{NEEDED:.0%} of the weights in four bits, within {HALF_GAP:.1%} of their block's largest, plus the rounding of scales",
         "the model was loaded without its quantization_config, or its layers are of a kind that is not packed (experts)\n"
         "weights of another model or layer, or scales that were not loaded with them\n"
@@ -123,7 +123,7 @@ def multiplied(layer: nn.Module, rows: int = 1024) -> Tensor:
     return torch.cat(columns).T
 
 
-def apart(got: Tensor, due: Tensor) -> tuple[float, float]:
+def errors(got: Tensor, due: Tensor) -> tuple[float, float]:
     """Return (largest error of a weight relative to its block's largest, error of a block's largest weight), beyond what 8-bit scales and
     the rounding of `got` explain."""
     if got.shape != due.shape:

@@ -52,8 +52,8 @@ class Scorer:
         """Yield each row with the rewards of its answers, computed for `size` rows at once."""
         for i in range(0, len(rows), size):
             some = rows[i : i + size]
-            asked = [(row, key) for row in some for key in ANSWERS if key in row]
-            batch = self.chat.tokenizer.pad({"input_ids": [self._ids(*one) for one in asked]}, return_tensors="pt")
+            pairs = [(row, key) for row in some for key in ANSWERS if key in row]
+            batch = self.chat.tokenizer.pad({"input_ids": [self._ids(*one) for one in pairs]}, return_tensors="pt")
             with torch.inference_mode():
                 found = self.model(**batch.to(self.model.device)).logits.float().squeeze(-1).tolist()
             rewards = iter(found)

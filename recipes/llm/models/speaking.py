@@ -43,7 +43,7 @@ class Speaker:
     tokenizer: Any
     ids: Callable[[Turns, Any], list[int]]
     """(turns, tools) -> the tokens that the answer goes on from."""
-    said: Callable[[list[int]], str]
+    read_answer: Callable[[list[int]], str]
     """Tokens of an answer, without its end -> its text."""
     ends: list[int]
     most: int
@@ -60,18 +60,24 @@ class Speaker:
         """Each row with its answer, `size` of them at once."""
         for i in range(0, len(rows), size):
             some = rows[i : i + size]
-            asked = [self.ids(row["messages"], row.get("tools")) for row in some]
+            prompts = [self.ids(row["messages"], row.get("tools")) for row in some]
             with torch.no_grad():
                 found = loading.generate(
-                    self.model, asked, pad=self.tokenizer.pad_token_id, ends=self.ends, most=self.most
+                    self.model, prompts, pad=self.tokenizer.pad_token_id, ends=self.ends, most=self.most
                 )
             for row, (ids, ended) in zip(some, found, strict=True):
-                shown = (
+                columns = (
                     {"prompt": row["prompt"]}
                     if "prompt" in row
                     else {k: row[k] for k in ("messages", "tools") if k in row}
                 )
-                yield {**row.get("columns", {}), **shown, "answer": self.said(ids), "ended": ended, "tokens": len(ids)}
+                yield {
+                    **row.get("columns", {}),
+                    **columns,
+                    "answer": self.read_answer(ids),
+                    "ended": ended,
+                    "tokens": len(ids),
+                }
 
     def cut(self, n: int, of: int) -> str:
         """What to say of answers that did not end; empty: all did."""
@@ -201,7 +207,7 @@ def chatting(cfg: Any, export: Path, system: str) -> Speaker:
         model,
         tokenizer,
         ids,
-        lambda ids: chat.said(tokenizer.decode(ids)),
+        lambda ids: chat.reply(tokenizer.decode(ids)),
         chat.ends,
         limit(cfg, how, model),
         columns=cfg.data.columns,

@@ -82,28 +82,28 @@ class Watch:
         self.odd = torch.zeros((), dtype=torch.int64)  # rollouts in a row
         self.units = torch.zeros((), dtype=torch.int64)
 
-    def see(self, told: dict[str, float]) -> str:
+    def see(self, metrics: dict[str, float]) -> str:
         """Return what has been wrong for `IN_A_ROW` rollouts, or ""."""
-        now = torch.tensor([told[k] for k in ("reward", "distinct", "tokens")], dtype=torch.float64)
+        now = torch.tensor([metrics[k] for k in ("reward", "distinct", "tokens")], dtype=torch.float64)
         self.first = now if self.units == 0 else self.first
         self.units = self.units + 1
         reward, distinct, tokens = self.first.tolist()
         wrong = []
-        if told["kl"] > FAR * self.target:
-            wrong.append(f"{told['kl']:.3g} nats from the reference (target {self.target:g})")
-        if told["distinct"] < FEWER * distinct:
-            wrong.append(f"distinct tokens {told['distinct']:.0%} of a completion instead of {distinct:.0%}")
-        if told["tokens"] < SHORTER * tokens:
-            wrong.append(f"{told['tokens']:.3g} tokens instead of {tokens:.3g}")
-        self.odd = self.odd + 1 if wrong and told["reward"] > reward else torch.zeros_like(self.odd)
-        said = f"the reward rose from {reward:.3g} to {told['reward']:.3g}, and for {int(self.odd)} iterations: {', '.join(wrong)}"
-        return said if self.odd >= IN_A_ROW else ""
+        if metrics["kl"] > FAR * self.target:
+            wrong.append(f"{metrics['kl']:.3g} nats from the reference (target {self.target:g})")
+        if metrics["distinct"] < FEWER * distinct:
+            wrong.append(f"distinct tokens {metrics['distinct']:.0%} of a completion instead of {distinct:.0%}")
+        if metrics["tokens"] < SHORTER * tokens:
+            wrong.append(f"{metrics['tokens']:.3g} tokens instead of {tokens:.3g}")
+        self.odd = self.odd + 1 if wrong and metrics["reward"] > reward else torch.zeros_like(self.odd)
+        reason = f"the reward rose from {reward:.3g} to {metrics['reward']:.3g}, and for {int(self.odd)} iterations: {', '.join(wrong)}"
+        return reason if self.odd >= IN_A_ROW else ""
 
-    def stop(self, told: dict[str, float], iteration: int) -> None:
+    def stop(self, metrics: dict[str, float], iteration: int) -> None:
         """Record a rollout, and end the run if something is wrong."""
-        if said := self.see(told):
+        if reason := self.see(metrics):
             raise Stop(
-                f"the reward is being hacked (R1): {said}; the run stopped itself at iteration {iteration}\n"
+                f"the reward is being hacked (R1): {reason}; the run stopped itself at iteration {iteration}\n"
                 "  likely cause: a reward with a hole, and a KL coefficient that is missing, too small or too slow to adapt\n"
                 "  next:         read the samples of the report; correct the reward, or keep the policy near its start (--init-kl-coef 0.2)\n"
                 "                (--no-stop-hacked goes on all the same)"

@@ -167,10 +167,10 @@ def _coco(where: str, val: str, max_bad: float) -> Annotated:
     files = Files(root, [p for one in lists for p in one.pictures])
     facts = survey(files, len(files), files.look)
     good, left_out = readable(files, facts, where=where, max_bad=max_bad)
-    told = [s for one in lists for s in one.sizes]
-    wrong = [i for i in good.tolist() if tuple(facts[i][3]) != told[i]]
+    stated_sizes = [s for one in lists for s in one.sizes]
+    wrong = [i for i in good.tolist() if tuple(facts[i][3]) != stated_sizes[i]]
     if wrong:
-        (h, w), (th, tw) = facts[wrong[0]][3], told[wrong[0]]
+        (h, w), (th, tw) = facts[wrong[0]][3], stated_sizes[wrong[0]]
         raise UserError(f"{len(wrong):,} of {len(good):,} pictures of {where} are not as large as the JSON says",
                         got=f"{files.name(wrong[0])}: {w}x{h}, listed as {tw}x{th}", needed="the sizes that the boxes belong to",
                         cause="the pictures were resized and the boxes were not, or a camera's EXIF tag turns the picture",

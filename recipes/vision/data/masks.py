@@ -185,7 +185,7 @@ def covered(low: int, high: int, length: int, resized: int) -> range:
     return range(first, last)
 
 
-def shares(pixels: Tensor, classes: Sequence[str], shown: int = 10) -> str:
+def shares(pixels: Tensor, classes: Sequence[str], most: int = 10) -> str:
     """Return the share of each class, largest first, and of void, of `pixels` (256,): "cell 62%, background 37%, void 0.9%"."""
     named = {
         **{f"class {name}" if name.isdigit() else name: pixels[c].item() for c, name in enumerate(classes)},
@@ -193,9 +193,9 @@ def shares(pixels: Tensor, classes: Sequence[str], shown: int = 10) -> str:
     }
     total = pixels.sum().item()
     ranked = sorted(((name, n / total) for name, n in named.items() if n), key=lambda x: -x[1])
-    more = [f"{len(ranked) - shown} more"] if len(ranked) > shown else []
+    more = [f"{len(ranked) - most} more"] if len(ranked) > most else []
     return ", ".join(
-        [f"{name} {share:.2%}" if share < 0.01 else f"{name} {share:.0%}" for name, share in ranked[:shown]] + more
+        [f"{name} {share:.2%}" if share < 0.01 else f"{name} {share:.0%}" for name, share in ranked[:most]] + more
     )
 
 

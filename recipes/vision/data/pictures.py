@@ -340,10 +340,10 @@ def readable(encoded: Encoded, facts: list[Fact], *, where: str, max_bad: float)
     if len(bad) > max_bad * len(facts):
         alike = len({facts[i][0] for i in bad}) == 1 < len(bad)  # one fault of all, which the message has named
         cause = "an unfinished download or copy, or files that are no pictures among them"
-        few = 2 * len(bad) < len(facts)
+        tolerable = 2 * len(bad) < len(facts)
         raise UserError(f"too many pictures of {where} cannot be read", got=left_out, needed=f"at most {max_bad:.1%}",
-                        cause=f"{len(bad):,} files were written in a format that this recipe does not read" if alike and not few else cause,
-                        next="remove or replace them" + f", or accept it: --data.max-bad {share:.2f}" * few)  # fmt: skip
+                        cause=f"{len(bad):,} files were written in a format that this recipe does not read" if alike and not tolerable else cause,
+                        next="remove or replace them" + f", or accept it: --data.max-bad {share:.2f}" * tolerable)  # fmt: skip
     return good, others | ({"left out": left_out} if bad else {})
 
 

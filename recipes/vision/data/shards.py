@@ -52,7 +52,7 @@ class Shards(Grouped):
         return self.stamps[self.group(row)]
 
 
-def indexed(path: Path, shown: str) -> list[tuple[Place, str]]:
+def indexed(path: Path, name: str) -> list[tuple[Place, str]]:
     """Return (place of the picture, class as it is written) of every sample of a shard, in its order."""
     keys: dict[str, None] = {}
     pictures: dict[str, Place] = {}
@@ -74,13 +74,13 @@ def indexed(path: Path, shown: str) -> list[tuple[Place, str]]:
             if not shard.fileobj.read(tarfile.BLOCKSIZE):  # tarfile takes a cut between two members for the end
                 raise tarfile.ReadError("it ends without tar's end mark")
     except (tarfile.TarError, EOFError) as error:
-        raise UserError(f"cannot read the shard {shown}", got=error, needed="an uncompressed tar file",
+        raise UserError(f"cannot read the shard {name}", got=error, needed="an uncompressed tar file",
                         cause="an unfinished copy, or compressed (.tar.gz): places in it cannot be found then",
                         next="copy it again, or unpack it into class folders") from None  # fmt: skip
     whole = pictures.keys() & labels.keys()
     lacking = [key.lstrip("/") for key in keys if key not in whole]
     if lacking and {*lacking} != {"_info"}:
-        raise UserError(f"{len(lacking):,} of {len(keys):,} samples of the shard {shown} lack their picture or class",
+        raise UserError(f"{len(lacking):,} of {len(keys):,} samples of the shard {name} lack their picture or class",
                         got=", ".join(lacking[:5]), needed=NEEDED)  # fmt: skip
     return [(pictures[key], labels[key]) for key in keys if key in whole]
 

@@ -19,11 +19,11 @@ def scores(found: Tensor, truth: Tensor, n: int, classes: Sequence[str]) -> dict
         return dict.fromkeys(("map", "map_50", "map_75"), float(not len(found)))
     metric = MeanAveragePrecision(backend="faster_coco_eval", extended_summary=True, sync_on_compute=False)
 
-    def parts(rows: Tensor) -> tuple[Tensor, ...]:
+    def by_image(rows: Tensor) -> tuple[Tensor, ...]:
         return rows[rows[:, 0].argsort(stable=True)].split(rows[:, 0].long().bincount(minlength=n).tolist())
 
-    metric.update([{"labels": r[:, 1].long(), "scores": r[:, 2], "boxes": r[:, 3:]} for r in parts(found)],
-                  [{"labels": r[:, 1].long(), "boxes": r[:, 2:]} for r in parts(truth)])  # fmt: skip
+    metric.update([{"labels": r[:, 1].long(), "scores": r[:, 2], "boxes": r[:, 3:]} for r in by_image(found)],
+                  [{"labels": r[:, 1].long(), "boxes": r[:, 2:]} for r in by_image(truth)])  # fmt: skip
     got = metric.compute()
     # At IoU 0.5, all sizes, 100 boxes per image; -1: there is no such object.
     recall = got["recall"][0, :, 0, -1].tolist()
@@ -45,12 +45,12 @@ def listed(data: Annotated, rows: Sequence[int]) -> Tensor:
 def baseline(data: Annotated) -> dict[str, float]:
     """Return the scores of pasted.by_hand on the validation scenes, with the threshold that is best on 100 training scenes."""
 
-    def judged(rows: Sequence[int], threshold: int) -> dict[str, float]:
+    def scores_of(rows: Sequence[int], threshold: int) -> dict[str, float]:
         found, _ = pasted.by_hand([data.pictures.scenes[i] for i in rows], threshold)
         return scores(found, listed(data, rows), len(rows), data.classes)
 
-    best = max(pasted.THRESHOLDS, key=lambda t: judged(data.learn[:100], t)["map"])
-    return judged(data.held_out, best)
+    best = max(pasted.THRESHOLDS, key=lambda t: scores_of(data.learn[:100], t)["map"])
+    return scores_of(data.held_out, best)
 
 
 def overlap_share(found: Tensor, truth: Tensor) -> float:

@@ -16,14 +16,14 @@ def outlines(mask: Tensor, reach: int) -> Tensor:
 
 def answered(mask: Tensor, own: Tensor, n: int, *, focal: float, dice: float) -> float:
     """Return the loss if each pixel's true class has probability `own` (B, H, W) and the other classes share the rest equally."""
-    scored, other, apart = mask != IGNORE, (1 - own) / (n - 1), []
+    scored, other, losses = mask != IGNORE, (1 - own) / (n - 1), []
     ce = -((1 - own) ** focal * own.log())[scored].mean()
     for c in range(n):
         mine = mask == c
         both, truth = (own * mine).flatten(1).sum(1), mine.flatten(1).sum(1)
-        said = both + (other * (scored & ~mine)).flatten(1).sum(1)
-        apart.append((1 - 2 * both / (said + truth).clamp_min(1))[truth > 0])
-    return (ce + dice * torch.cat(apart).mean()).item()
+        predicted = both + (other * (scored & ~mine)).flatten(1).sum(1)
+        losses.append((1 - 2 * both / (predicted + truth).clamp_min(1))[truth > 0])
+    return (ce + dice * torch.cat(losses).mean()).item()
 
 
 def unsure(mask: Tensor, n: int) -> Tensor:

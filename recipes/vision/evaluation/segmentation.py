@@ -20,8 +20,8 @@ def scores(confusion: Tensor, classes: Sequence[str]) -> dict[str, float]:
     Intersection over union and recall of each class that occurs or is predicted, the mean IoU and the pixel accuracy. With two classes
     also `iou`, the IoU of class 1."""
     confusion = to_double(confusion)
-    hit, truth, said = confusion.diag(), confusion.sum(1), confusion.sum(0)
-    union = truth + said - hit
+    hit, truth, predicted = confusion.diag(), confusion.sum(1), confusion.sum(0)
+    union = truth + predicted - hit
     iou, seen = hit / union.clamp_min(1), union > 0
     whole = {"miou": iou[seen].mean().item() if seen.any() else 0.0,
              "pixel_accuracy": (hit.sum() / truth.sum().clamp_min(1)).item()}  # fmt: skip
@@ -51,10 +51,10 @@ def scored(batch: dict[str, Any], logits: Tensor, n: int) -> Tensor:
     if "stored" not in batch:
         return counted(batch["mask"], logits.argmax(1), n)
     total = torch.zeros(n, n, dtype=torch.long, device=logits.device)
-    for said, ids, y, x in zip(logits, batch["stored"], batch["stored_y"], batch["stored_x"], strict=True):
+    for logits_of_one, ids, y, x in zip(logits, batch["stored"], batch["stored_y"], batch["stored_x"], strict=True):
         rows = max(1, STRIP // max(1, n * len(x)))
         for strip, at in zip(ids.split(rows), y.split(rows), strict=True):
-            total += counted(strip, sampled(said.float(), at, x).argmax(0), n)
+            total += counted(strip, sampled(logits_of_one.float(), at, x).argmax(0), n)
     return total
 
 
@@ -71,8 +71,8 @@ def sampled(logits: Tensor, y: Tensor, x: Tensor) -> Tensor:
 def table(confusion: Tensor, classes: Sequence[str]) -> core.Matrix:
     """Return IoU, recall and precision in percent, for each class and their mean."""
     confusion = to_double(confusion)
-    hit, truth, said = confusion.diag(), confusion.sum(1), confusion.sum(0)
-    over = torch.stack([truth + said - hit, truth, said], 1)
+    hit, truth, predicted = confusion.diag(), confusion.sum(1), confusion.sum(0)
+    over = torch.stack([truth + predicted - hit, truth, predicted], 1)
     shares = torch.where(over > 0, 100 * hit[:, None] / over.clamp_min(1), torch.nan)
     values = torch.cat([shares.nanmean(0)[None], shares]).nan_to_num(0.0).round().long()
     return core.Matrix(
@@ -85,14 +85,14 @@ def baselines(data: Annotated) -> dict[str, dict[str, float]]:
     if isinstance(data.pairs, Composed):
         scenes, n = data.pairs.scenes, len(data.classes)
 
-        def judged(rows: list[int], threshold: int) -> dict[str, float]:
+        def scores_of(rows: list[int], threshold: int) -> dict[str, float]:
             truth = torch.stack([data.pairs.masks[i] for i in rows])
             return scores(counted(truth, pasted.by_hand([scenes[i] for i in rows], threshold)[1], n), data.classes)
 
-        best = max(pasted.THRESHOLDS, key=lambda t: judged(data.learn[:100], t)["miou"])
-        return {"vivid pixels, read by logistic regression": judged(data.held_out, best)}
+        best = max(pasted.THRESHOLDS, key=lambda t: scores_of(data.learn[:100], t)["miou"])
+        return {"vivid pixels, read by logistic regression": scores_of(data.held_out, best)}
     (picture, mask), (unseen, truth) = (data.pairs[i] for i in (*data.learn, *data.held_out))
-    share = lambda said, mask: scores(counted(mask, said, 2), data.classes)["iou"]  # noqa: E731
+    share = lambda predicted, mask: scores(counted(mask, predicted, 2), data.classes)["iou"]  # noqa: E731
     bright = max(range(256), key=lambda t: share(picture[0] > t, mask))
     return {"brightness above a threshold": {"iou": share(unseen[0] > bright, truth)}}
 
@@ -117,14 +117,17 @@ def stitched(data: Windows, answer: Callable[[Tensor], Tensor], most: int = 4) -
     tiles = []
     for row in list(data.sizes)[:most]:
         image, mask = data.whole(row)
-        said = torch.full_like(mask, IGNORE)
+        predicted = torch.full_like(mask, IGNORE)
         for i, (of, top, left, (t, b), (lo, hi)) in enumerate(data.places):
             if of == row:
-                own = answer(data.get(i, None)["image"][None])[0, t:b, lo:hi].to(said.dtype)
-                part = said[top + t : top + b, left + lo : left + hi]
+                own = answer(data.get(i, None)["image"][None])[0, t:b, lo:hi].to(predicted.dtype)
+                part = predicted[top + t : top + b, left + lo : left + hi]
                 part.copy_(own[: part.shape[0], : part.shape[1]])
-        told = f"{((said == mask) & (mask != IGNORE)).sum() / (mask != IGNORE).sum().clamp_min(1):.1%} right"
+        caption = f"{((predicted == mask) & (mask != IGNORE)).sum() / (mask != IGNORE).sum().clamp_min(1):.1%} right"
         tiles.append(
-            core.Tile(told, side_by_side(image.as_subclass(Tensor), mask.as_subclass(Tensor), said.as_subclass(Tensor)))
+            core.Tile(
+                caption,
+                side_by_side(image.as_subclass(Tensor), mask.as_subclass(Tensor), predicted.as_subclass(Tensor)),
+            )
         )
     return tiles

@@ -103,7 +103,7 @@ def lie_on(context: GateContext) -> Finding:
     rectangle. If it does not, the gate tries formats, scales and mirroring that would explain it. If it does, up to 256 real pictures show
     whether their stored boxes belong to another picture, or to a smaller copy of theirs."""
     (run, stage), seed = context.look(), context.cfg.run.seed
-    wrong, told, batch = [], [], None
+    wrong, measured, batch = [], [], None
     for name, data in stage.data.items():
         same = twin(data, painted(data.data, data.side, PAINTED, 1))
         for path, draws in (("training", seed), ("evaluation", None)):
@@ -114,23 +114,23 @@ def lie_on(context: GateContext) -> Finding:
             ]
             for key in ("boxes", "truth"):
                 fault, least = _compare_rectangles(now, rows, key, data.side)
-                told += [least]
+                measured += [least]
                 if fault:
                     wrong.append(f"{name}, {path} path: {'' if key == 'boxes' else 'truth: '}{fault}")
                     batch = now
     stored = [] if wrong else [(f"{name}: {fault}", cause) for name, data in stage.data.items() if name != "test"
                                for fault, cause in placement.faults(data)]  # fmt: skip
     wrong += [fault for fault, _ in stored]
-    told_wrong = "; ".join(wrong)
+    faults = "; ".join(wrong)
     return Finding(
-        not wrong, told_wrong or f"painted rectangles match their boxes, IoU at least {min(told):.2f}",
+        not wrong, faults or f"painted rectangles match their boxes, IoU at least {min(measured):.2f}",
         f"an IoU of at least {AS_ONE} with the painted rectangle for 90% of the boxes; stored boxes that fit their own picture",
         order_causes(
-            ("format" in told_wrong or "as x" in told_wrong, "the file has another box format than the reader assumes (COCO has x, y, w, "
+            ("format" in faults or "as x" in faults, "the file has another box format than the reader assumes (COCO has x, y, w, "
              "h); convert once, when the file is read"),
-            ("mirrored" in told_wrong or "times as large" in told_wrong, "the picture is resized, mirrored or cropped and its boxes are "
+            ("mirrored" in faults or "times as large" in faults, "the picture is resized, mirrored or cropped and its boxes are "
              "not: pass both to one transform (tv_tensors)"),
-            ("normalised" in told_wrong, "boxes are divided by the picture's size, but the net expects pixels")),
+            ("normalised" in faults, "boxes are divided by the picture's size, but the net expects pixels")),
         batch=batch if wrong and not stored else None, cause=stored[0][1] if stored else "",
     )  # fmt: skip
 
@@ -153,5 +153,7 @@ def _compare_rectangles(batch: dict, rows: list[int], key: str, side: int) -> tu
         f"they {best}" if fits[best] > 0.5 * len(bad) else f"the rectangles are {by:.2f} times as large as their boxes"
     )
     r, b, *_ = bad[0]
-    shown = f"box {[round(v, 2) for v in b.tolist()]}, rectangle at {[round(v, 2) for v in r.tolist()]} of the canvas"
-    return f"{len(bad)} of {len(seen)} boxes do not match their rectangle, e.g. {shown}; {means}", 0.0
+    measured = (
+        f"box {[round(v, 2) for v in b.tolist()]}, rectangle at {[round(v, 2) for v in r.tolist()]} of the canvas"
+    )
+    return f"{len(bad)} of {len(seen)} boxes do not match their rectangle, e.g. {measured}; {means}", 0.0

@@ -49,36 +49,36 @@ class Knowing(nn.Module):
             high, wide = data.resized(h, w)
             scale = torch.tensor([wide / w, high / h])
             labels = data.data.labels[row]
-            said = {
+            known = {
                 "boxes": data.data.boxes[row] * scale.repeat(2),
                 "labels": labels,
                 "scores": torch.full((len(labels),), 0.9),
             }
-            said = change(said | {"scale": scale, "size": torch.tensor([h, w])})
-            self.answers.append({k: v.to(device) for k, v in said.items()})
+            known = change(known | {"scale": scale, "size": torch.tensor([h, w])})
+            self.answers.append({k: v.to(device) for k, v in known.items()})
 
     def answer(self, image: Tensor) -> dict:
         row, turn = self.stored.find(image.cpu())
-        said, size = self.answers[row], tuple(image.shape[-2:])
-        return said if turn is answers.SAME else said | {"boxes": turn.boxes(said["boxes"], size)}
+        known, size = self.answers[row], tuple(image.shape[-2:])
+        return known if turn is answers.SAME else known | {"boxes": turn.boxes(known["boxes"], size)}
 
     def forward(self, images: Tensor) -> list[dict]:
         return [self.answer(image) for image in images]
 
 
 def relabelled(by: int, n: int) -> Callable[[dict], dict]:
-    return lambda said: said | {"labels": (said["labels"] + by) % n}
+    return lambda answer: answer | {"labels": (answer["labels"] + by) % n}
 
 
-def moved(said: dict) -> dict:
+def moved(answer: dict) -> dict:
     """Move every box by its width, off its object."""
-    by = (said["boxes"][:, 2:] - said["boxes"][:, :2]) * torch.tensor([1.0, 0.0])
-    return said | {"boxes": said["boxes"] + by.repeat(1, 2)}
+    by = (answer["boxes"][:, 2:] - answer["boxes"][:, :2]) * torch.tensor([1.0, 0.0])
+    return answer | {"boxes": answer["boxes"] + by.repeat(1, 2)}
 
 
 def meaning(change: Change, side: float) -> Callable[[dict], dict]:
-    return lambda said: said | {"boxes": torch.stack([change(b, said["scale"], said["size"], side) for b in said["boxes"]])
-                                if len(said["boxes"]) else said["boxes"]}  # fmt: skip
+    return lambda answer: answer | {"boxes": torch.stack([change(b, answer["scale"], answer["size"], side) for b in answer["boxes"]])
+                                if len(answer["boxes"]) else answer["boxes"]}  # fmt: skip
 
 
 READ_AS: dict[str, Change] = {
@@ -102,7 +102,7 @@ def precision(context: GateContext) -> Finding:
     reported as the likely cause."""
     (run, stage), seed = context.look(), context.cfg.run.seed
     val, name, n = stage.data["val"], stage.metric.name, len(stage.data["val"].data.classes)
-    wrong, told, evidence = [], [], {}
+    wrong, measured, evidence = [], [], {}
     objects = lambda i: len(val.data.labels[val.rows[i]])  # noqa: E731
     real = [i for i in pick(val, min(SAMPLES, len(val)), seed) if objects(i) <= CROWDED]
     other = twin(val, painted(val.data, val.side, PAINTED, min(3, val.most)))
@@ -120,7 +120,7 @@ def precision(context: GateContext) -> Finding:
 
         best = value()
         evidence[what] = best
-        told.append(f"{best:.3f} on {what}")
+        measured.append(f"{best:.3f} on {what}")
         if best < NEAR_ONE:
             tried = {f"class ids {by:+d}: they are off by one": value(relabelled(by, n)) for by in (1, -1)}
             tried |= {why: value(meaning(change, val.side)) for why, change in READ_AS.items()}
@@ -134,7 +134,7 @@ def precision(context: GateContext) -> Finding:
         fooled |= {"other classes": value(relabelled(1, n))} if n > 1 else {}
         wrong += [f"{k} have {name} {v:.3f} on {what}" for k, v in fooled.items() if v > 0.5]
     return Finding(
-        not wrong, "; ".join(wrong) or f"{name} of the ground truth: {', '.join(told)}; of moved boxes and other classes: below 0.5",
+        not wrong, "; ".join(wrong) or f"{name} of the ground truth: {', '.join(measured)}; of moved boxes and other classes: below 0.5",
         f"{name} 1 for the ground truth on pictures of any size; at most 0.5 for moved boxes and other classes",
         "boxes are scored in pixels of the canvas, or scaled twice: convert to pixels of the picture once\n"
         "class ids start at 0 in one place and at 1 in another\nthe evaluator expects another box format than the predictions have",
@@ -187,7 +187,7 @@ class Altered(nn.Module):
         self.net, self.change = net, change
 
     def forward(self, images: Tensor) -> list[dict]:
-        return [self.change(said) for said in self.net(images)]
+        return [self.change(answer) for answer in self.net(images)]
 
 
 @gate("own-pixels", rows="V3", title="memorised objects are found in the original images, in their own pixels",
@@ -208,16 +208,16 @@ def own_pixels(context: GateContext) -> Finding:
         for why, change in MEANINGS.items():
             if "scale" not in why:
                 sized = {"scale": torch.ones(2), "size": torch.tensor([train.side, train.side])}
-                changes[f"boxes that {why}"] = lambda said, change=change, sized=sized: {
-                    k: v for k, v in meaning(change, train.side)(said | sized).items() if k not in sized}  # fmt: skip
+                changes[f"boxes that {why}"] = lambda answer, change=change, sized=sized: {
+                    k: v for k, v in meaning(change, train.side)(answer | sized).items() if k not in sized}  # fmt: skip
         altered = {why: pictures.with_net(stage, Altered(stage.eval_model, change)) for why, change in changes.items()}
         tried = {why: run.measure(other, data)[name] for why, other in altered.items()}
         likely = max(tried, key=tried.get)
         because = f"; {tried[likely]:.3f} with {likely}" if tried[likely] > value + 0.2 else ""
     batch = fetch(data, list(range(len(data))), None, run.device)
-    told = f"{name} {value:.3f} on {len(data)} memorised pictures, read independently of the recipe ({through:.3f} through its pipeline)"
+    measured = f"{name} {value:.3f} on {len(data)} memorised pictures, read independently of the recipe ({through:.3f} through its pipeline)"
     return Finding(
-        value >= OVERFIT, told + because, f"{OVERFIT:g} or more",
+        value >= OVERFIT, measured + because, f"{OVERFIT:g} or more",
         "the data path moves the picture relative to its boxes (see boxes), or moves both in a way that does not happen at inference\n"
         "the loss uses other classes or boxes than the evaluation\nthe net did not memorise eight pictures (see overfit)",
         batch=None if value >= OVERFIT else batch, evidence={"own": value, "pipeline": through},
@@ -271,11 +271,11 @@ def suppression(context: GateContext) -> Finding:
         wrong.append(
             f"{full} of {len(after)} pictures have the maximum of {most} boxes, with {objects / len(after):.1f} objects each"
         )
-    shown = (
+    measured = (
         f"{n['before']} boxes before NMS, {n['after']} after it, for {objects} objects, {seen['after']} of them found"
     )
     return Finding(
-        not wrong, "; ".join([*wrong, shown]) + f" (untrained: {untrained} boxes)",
+        not wrong, "; ".join([*wrong, measured]) + f" (untrained: {untrained} boxes)",
         f"90% of the objects found before and after NMS; at most 20% of the boxes doubled; fewer than {FULL} boxes per object; "
         f"room for {KEPT:.0%} of the objects",
         f"--detections-per-img {most} is below the number of objects in a picture: raise it\n" * (kept < KEPT)
@@ -292,22 +292,22 @@ def _capped(stage: Stage, most: int) -> float:
     return sum(min(n, most) for n in sizes) / max(1, sum(sizes))
 
 
-def _found(said: list[dict], known: list[dict]) -> int:
+def _found(answers: list[dict], known: list[dict]) -> int:
     """Return the number of objects that have a box of their class at an IoU of 0.5."""
     hits = 0
-    for s, k in zip(said, known, strict=True):
+    for s, k in zip(answers, known, strict=True):
         if len(s["boxes"]) and len(k["boxes"]):
             same = s["labels"][:, None] == k["labels"][None]
             hits += int(((box_iou(s["boxes"].float(), k["boxes"].float()) >= 0.5) & same).any(0).sum())
     return hits
 
 
-def _doubles(said: dict) -> int:
+def _doubles(answer: dict) -> int:
     """Return the number of boxes that overlap a better one of their class."""
-    if len(said["boxes"]) < 2:
+    if len(answer["boxes"]) < 2:
         return 0
-    same = (said["labels"][:, None] == said["labels"][None]) & (
-        box_iou(said["boxes"].float(), said["boxes"].float()) > DOUBLE
+    same = (answer["labels"][:, None] == answer["labels"][None]) & (
+        box_iou(answer["boxes"].float(), answer["boxes"].float()) > DOUBLE
     )
     return int(same.tril(-1).any(1).sum())
 
@@ -319,15 +319,15 @@ def anchor_matching(context: GateContext) -> Finding:
     there each box needs a location that is assigned to it."""
     run, stage = context.look()
     data, model = stage.data["train"], stage.model
-    said: list[dict[str, Tensor]] = []
+    targets: list[dict[str, Tensor]] = []
     for part in split_evenly(
         pick(data, min(500, len(data)), context.cfg.run.seed), own_size(run)
     ):  # pictures are large
         batch = fetch(data, part, None, run.device)
-        said += boxes.targets(batch)
-    found, shape = [t["boxes"] for t in said], (len(said), *batch["image"].shape[1:])
+        targets += boxes.targets(batch)
+    found, shape = [t["boxes"] for t in targets], (len(targets), *batch["image"].shape[1:])
     if isinstance(model, detectors.Fcos):
-        matched = model.matches(shape, said)
+        matched = model.matches(shape, targets)
         hit = torch.cat(
             [torch.isin(torch.arange(len(b), device=b.device), m) for b, m in zip(found, matched, strict=True)]
         )

@@ -56,7 +56,7 @@ def joint_transforms(context: GateContext) -> Finding:
     """Sends pictures that show their own masks through both paths. Picture and mask must still agree in each window, and no other id may
     appear."""
     (run, stage), n, seed = context.look(), outputs(context), context.cfg.run.seed
-    wrong, batch, told = [], None, []
+    wrong, batch, measured = [], None, []
     for name, data in stage.data.items():
         twin = copy.copy(data)
         twin.pairs = Painted(data.pairs, n, max(4, stage.data["train"].get(0, None)["mask"].shape[0] // 8))
@@ -66,19 +66,19 @@ def joint_transforms(context: GateContext) -> Finding:
             image, mask = to_double(now["image"]).mean(1), now["mask"].cpu()
             close = [_agree(x, m, n) for x, m in zip(image, mask, strict=True)]
             close = [c for c in close if c is not None]
-            apart = sum(c < AS_ONE for c in close)
+            mismatched = sum(c < AS_ONE for c in close)
             made_up = [v for v in mask.unique().tolist() if v not in (0, n - 1, IGNORE)]
-            if apart > 0.1 * len(close):
+            if mismatched > 0.1 * len(close):
                 wrong.append(
-                    f"{name}, {path} path: in {apart} of {len(close)} windows the mask does not match its picture"
+                    f"{name}, {path} path: in {mismatched} of {len(close)} windows the mask does not match its picture"
                 )
             if made_up:
                 wrong.append(
                     f"{name}, {path} path: new ids appear ({', '.join(map(str, made_up[:5]))}): masks are interpolated"
                 )
-            batch, told = now, [*told, f"{min(close, default=1.0):.2f}"]
+            batch, measured = now, [*measured, f"{min(close, default=1.0):.2f}"]
     return Finding(
-        not wrong, "; ".join(wrong) or f"pictures painted from their masks match them (lowest correlation {' '.join(told)})",
+        not wrong, "; ".join(wrong) or f"pictures painted from their masks match them (lowest correlation {' '.join(measured)})",
         f"a correlation of {AS_ONE} in 90% of the windows of both paths, and no new ids",
         order_causes(
             (any("does not match" in w for w in wrong), "picture and mask get different random draws: pass both to one transform "

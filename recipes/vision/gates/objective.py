@@ -144,8 +144,8 @@ def segment(context: GateContext, stage: Stage, batch: dict) -> Statements:
 
     def dice(p: Tensor, *, void: bool = False, absent: bool = False, power: int = 1) -> Tensor:
         seen = p if void else p * known[:, None]
-        both, said, there = ((x.flatten(2).sum(2)) for x in (p * truth, seen**power, truth.float()))
-        each = 1 - 2 * both / (said + there).clamp_min(1)
+        both, predicted, there = ((x.flatten(2).sum(2)) for x in (p * truth, seen**power, truth.float()))
+        each = 1 - 2 * both / (predicted + there).clamp_min(1)
         return cfg.dice * (each if absent else each * (there > 0)).sum(1)
 
     statements["dice"] = Statement(
@@ -176,7 +176,7 @@ def detect(context: GateContext, stage: Stage, batch: dict) -> Statements:
     if not isinstance(model, detectors.Dense):
         raise Skip("Faster R-CNN draws the anchors that it learns from: no formula for single samples is stated")
     maps = list(model.features(batch["image"]).values())
-    said = {k: v.float() for k, v in model.net.head(maps).items()}
+    predicted = {k: v.float() for k, v in model.net.head(maps).items()}
     anchors = model.anchors(batch["image"].shape)
     per_cell = len(anchors) // sum(m.shape[-2] * m.shape[-1] for m in maps)
     levels = [m.shape[-2] * m.shape[-1] * per_cell for m in maps]
@@ -186,7 +186,7 @@ def detect(context: GateContext, stage: Stage, batch: dict) -> Statements:
 
     def stated(change: Callable[[Tensor], Tensor] = lambda boxes: boxes) -> list[dict[str, Statement]]:
         """The terms of each picture, had its boxes been changed before they were matched."""
-        return [one(model, {k: v[i] for k, v in said.items()}, anchors, levels, {**t, "boxes": change(t["boxes"])})
+        return [one(model, {k: v[i] for k, v in predicted.items()}, anchors, levels, {**t, "boxes": change(t["boxes"])})
                 for i, t in enumerate(truth)]  # fmt: skip
 
     each, others = stated(), {name: stated(change) for name, change in CHANGES.items()}
@@ -242,7 +242,7 @@ def _classified(logits: Tensor, labels: Tensor) -> Statement:
 
 
 def fcos(
-    model: detectors.Fcos, said: dict[str, Tensor], anchors: Tensor, levels: list[int], target: dict
+    model: detectors.Fcos, predicted: dict[str, Tensor], anchors: Tensor, levels: list[int], target: dict
 ) -> dict[str, Statement]:
     """A location is assigned to the smallest object that contains it, if it is near the object's centre and the object has the size
     of its level."""
@@ -263,14 +263,14 @@ def fcos(
     labels = torch.full((len(anchors),), -1, device=anchors.device)
     labels[mine] = target["labels"][whose]
     due, x, y = side[whose], *centre[mine].unbind(1)
-    left, top, right, bottom = (said["bbox_regression"][mine] * stride[mine, None]).unbind(1)
+    left, top, right, bottom = (predicted["bbox_regression"][mine] * stride[mine, None]).unbind(1)
     boxed = torch.stack([x - left, y - top, x + right, y + bottom], 1)
     sides = torch.stack([x - due[:, 0], y - due[:, 1], due[:, 2] - x, due[:, 3] - y], 1)
     across, down = sides[:, [0, 2]], sides[:, [1, 3]]
     middling = (across.amin(1) / across.amax(1) * down.amin(1) / down.amax(1)).sqrt()
-    how_near = said["bbox_ctrness"][mine].flatten()
+    how_near = predicted["bbox_ctrness"][mine].flatten()
     return {
-        "classification": _classified(said["cls_logits"], labels),
+        "classification": _classified(predicted["cls_logits"], labels),
         "bbox_regression": _overlapping(boxed, due),
         "bbox_ctrness": Statement(
             {"centerness": F.binary_cross_entropy_with_logits(how_near, middling, reduction="sum")},
@@ -280,18 +280,22 @@ def fcos(
     }  # fmt: skip
 
 
-def _overlapping(said: Tensor, due: Tensor) -> Statement:
+def _overlapping(predicted: Tensor, due: Tensor) -> Statement:
     """Losses of boxes (k, 4) by their overlap; generalised (Rezatofighi 2019): less the share of the hull that neither covers."""
     size = lambda b: (b[:, 2] - b[:, 0]) * (b[:, 3] - b[:, 1])  # noqa: E731
-    both = (torch.minimum(said[:, 2:], due[:, 2:]) - torch.maximum(said[:, :2], due[:, :2])).clamp_min(0).prod(1)
-    hull = (torch.maximum(said[:, 2:], due[:, 2:]) - torch.minimum(said[:, :2], due[:, :2])).clamp_min(0).prod(1)
-    union = size(said) + size(due) - both
+    both = (
+        (torch.minimum(predicted[:, 2:], due[:, 2:]) - torch.maximum(predicted[:, :2], due[:, :2])).clamp_min(0).prod(1)
+    )
+    hull = (
+        (torch.maximum(predicted[:, 2:], due[:, 2:]) - torch.minimum(predicted[:, :2], due[:, :2])).clamp_min(0).prod(1)
+    )
+    union = size(predicted) + size(due) - both
     iou = both / (union + 1e-7)
     return Statement({"1 - GIoU": (1 - iou + (hull - union) / (hull + 1e-7)).sum(), "1 - IoU": (1 - iou).sum()})
 
 
 def retinanet(
-    model: detectors.Dense, said: dict[str, Tensor], anchors: Tensor, levels: list[int], target: dict
+    model: detectors.Dense, predicted: dict[str, Tensor], anchors: Tensor, levels: list[int], target: dict
 ) -> dict[str, Statement]:
     """An anchor is assigned to an object if their IoU is at least 0.5, or if no other anchor overlaps the object more; from 0.4 to
     0.5 it is not scored. Sums over a picture are divided by its assigned anchors."""
@@ -314,8 +318,8 @@ def retinanet(
     wide, middle = (lambda b: b[:, 2:] - b[:, :2]), (lambda b: (b[:, :2] + b[:, 2:]) / 2)
     off = torch.cat([(middle(due) - middle(own)) / wide(own), (wide(due) / wide(own)).log()], 1)
     weights = off.new_tensor(model.net.head.regression_head.box_coder.weights)
-    gap = said["bbox_regression"][mine] - off * weights
-    classified = _classified(said["cls_logits"], labels)
+    gap = predicted["bbox_regression"][mine] - off * weights
+    classified = _classified(predicted["cls_logits"], labels)
     return {
         "classification": Statement(*({k: v / n for k, v in forms.items()} for forms in (classified.right, classified.wrong))),
         "bbox_regression": Statement({"absolute error of the offsets": gap.abs().sum() / n,

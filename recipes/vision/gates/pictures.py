@@ -57,14 +57,14 @@ def balance(context: GateContext) -> Finding:
         if abs(weighs - divided) > 0.01 * weighs:
             wrong.append(f"a sample of {names[label]} weighs {weighs:.3g} and is divided by {divided:.3g}")
     most, least = max(say, key=say.get), min(say, key=say.get)
-    apart, total = say[most] / max(say[least], 1e-9), sum(say.values())
-    told = (
+    ratio, total = say[most] / max(say[least], 1e-9), sum(say.values())
+    measured = (
         f"{most} has {say[most] / total:.1%} of the loss of an epoch, {least} {say[least] / total:.1%}; samples "
         f"{min(often.values()):,} to {max(often.values()):,} a class"
     )
     return Finding(
-        apart <= EVEN and not wrong,
-        "; ".join([told, *wrong[:1]]),
+        ratio <= EVEN and not wrong,
+        "; ".join([measured, *wrong[:1]]),
         f"no class more than {EVEN:g} times another; the same weight in loss and denominator",
         "the weights are those of another split, in another class order, or inverted\n"
         "the weights are in the loss but not in its denominator (counts), or sampler and weights are both on\n"
@@ -79,7 +79,7 @@ def labels(context: GateContext) -> Finding:
     """Checks the values of masks on both paths. Over whole pictures it also compares the pixels of each class on the evaluation path
     with the stored masks: none lost, none counted twice, no id shifted. Stored masks must fit their own picture (stored_masks)."""
     (run, stage), n, seed = context.look(), outputs(context), context.cfg.run.seed
-    wrong, shown, batch = [], [], None
+    wrong, measured, batch = [], [], None
     for name, data in stage.data.items():
         indices = pick(data, min(SAMPLES, len(data)), seed)
         for path, draws in (("training", seed), ("evaluation", None)):
@@ -87,19 +87,19 @@ def labels(context: GateContext) -> Finding:
             mask = batch["mask"]
             odd = {v: int((mask == v).sum()) for v in mask.unique().tolist() if v != IGNORE and not 0 <= v < n}
             if odd:
-                told = ", ".join(f"{v} ({k:,} pixels)" for v, k in list(odd.items())[:5])
+                listed = ", ".join(f"{v} ({k:,} pixels)" for v, k in list(odd.items())[:5])
                 one_off = " (ids count from 1)" if set(odd) == {n} and not (mask == 0).any() else ""
-                wrong.append(f"{name}, {path} path: ids that are not class ids: {told}{one_off}")
+                wrong.append(f"{name}, {path} path: ids that are not class ids: {listed}{one_off}")
             if mask.dtype != torch.int64:
                 wrong.append(f"{name}, {path} path: masks are {mask.dtype}, the loss needs int64")
             if (mask == IGNORE).all():
                 wrong.append(f"{name}, {path} path: all pixels of {len(mask)} masks are void")
         read, stored = _pixels(data, n)
-        shown.append(
+        measured.append(
             f"{name} {int(read.sum()):,} pixels, {' '.join(f'{s:.1%}' for s in (read / read.sum().clamp_min(1)).tolist()[:8])}"
         )
-        apart = (read - stored).abs().max() / stored.sum().clamp_min(1)
-        if apart > 0.02:
+        difference = (read - stored).abs().max() / stored.sum().clamp_min(1)
+        if difference > 0.02:
             moved = {1: torch.cat([stored.new_zeros(1), stored[:-1]]), -1: torch.cat([stored[1:], stored.new_zeros(1)])}
             shifted = {k: (read - m).abs().max() / stored.sum() for k, m in moved.items()}
             best = min(shifted, key=shifted.get)
@@ -112,7 +112,7 @@ def labels(context: GateContext) -> Finding:
               for fault, cause in stored_masks.faults(data)]  # fmt: skip
     wrong += [fault for fault, _ in stored]
     return Finding(
-        not wrong, "; ".join(wrong or shown), f"0 to {n - 1}, or {IGNORE} for void; each stored pixel read once, as its class",
+        not wrong, "; ".join(wrong or measured), f"0 to {n - 1}, or {IGNORE} for void; each stored pixel read once, as its class",
         "ids start at 1, or 0 means void: shift them once, where masks are loaded\n"
         "masks are resized by interpolation, which makes new ids: use nearest neighbour\n"
         "the masks have another number of classes than the net, or number instances", batch=batch if wrong else None,
@@ -149,10 +149,10 @@ class Said(nn.Module):
 
     def __init__(self, logits: Tensor):
         super().__init__()
-        self.said = logits.requires_grad_()
+        self.logits = logits.requires_grad_()
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.said
+        return self.logits
 
 
 class Knowing(nn.Module):
@@ -217,12 +217,12 @@ def scored(context: GateContext) -> Finding:
     truth = fetch(held_out, list(range(len(held_out))), None, run.device)
     name = stage.metric.name
 
-    asked: set[str] = set()
+    used: set[str] = set()
 
     def value(**how: int) -> float:
         net = Knowing(truth, n, **how)
         found = run.measure(with_net(stage, net), held_out)[name]
-        asked.update(net.stored.turned)
+        used.update(net.stored.turned)
         return found
 
     cause, moved = "", Knowing(truth, n, by=SHIFT)
@@ -232,8 +232,8 @@ def scored(context: GateContext) -> Finding:
         if not wrong:
             raise
         best = got = math.nan
-    if asked and best < stage.metric.ceiling - 1e-3 and value(straight=True) > max(best, stage.metric.ceiling - 1e-3):
-        cause = f"evaluate() asks about pictures {' and '.join(sorted(asked))}, and does not turn these answers back"
+    if used and best < stage.metric.ceiling - 1e-3 and value(straight=True) > max(best, stage.metric.ceiling - 1e-3):
+        cause = f"evaluate() asks about pictures {' and '.join(sorted(used))}, and does not turn these answers back"
     if abs(best - stage.metric.ceiling) > 1e-3:
         other = {off: value(off=off) for off in (1, -1)}
         shift = max(other, key=other.get)
@@ -252,9 +252,9 @@ def scored(context: GateContext) -> Finding:
         )
     if not wrong and getattr(val, "resize", 0):
         wrong += _unlike_stored(run, stage, val, n)
-    told = f"the loss uses the class of each of {int((batch['mask'] != IGNORE).sum()):,} pixels and no void pixel; "
+    measured = f"the loss uses the class of each of {int((batch['mask'] != IGNORE).sum()):,} pixels and no void pixel; "
     return Finding(
-        not wrong, "; ".join(wrong) or told + f"{name} {best:.3f} for the ground truth, {got:.3f} for the ground truth moved by {SHIFT} pixels",
+        not wrong, "; ".join(wrong) or measured + f"{name} {best:.3f} for the ground truth, {got:.3f} for the ground truth moved by {SHIFT} pixels",
         f"void ({IGNORE}) neither in the loss nor in the metric, every class learnt as itself, {name} {stage.metric.ceiling:g} for the "
         "ground truth, the IoU over all pixels together for a moved one",
         "the loss has another ignore_index than the metric, or none: use one constant\n"
@@ -270,15 +270,15 @@ def _learnt(stage: Stage, batch: dict, n: int) -> list[str]:
     mask, wrong = batch["mask"], []
     logits = torch.randn(len(mask), n, *mask.shape[1:], generator=torch.Generator().manual_seed(0)).to(mask.device)
     net = Said(0.1 * logits)
-    grad = torch.autograd.grad(sum(stage.loss(net, batch).values()), net.said)[0]
-    touched, asked, void = grad.abs().amax(1) > 0, (-grad).argmax(1), mask == IGNORE
+    grad = torch.autograd.grad(sum(stage.loss(net, batch).values()), net.logits)[0]
+    touched, pulled, void = grad.abs().amax(1) > 0, (-grad).argmax(1), mask == IGNORE
     if touched[void].any():
         wrong.append(f"the loss learns from {int(touched[void].sum()):,} of {int(void.sum()):,} pixels of void")
     deaf = [c for c in mask[~void].unique().tolist() if not touched[mask == c].any()]
     if deaf:
         wrong.append(f"the loss ignores class {', '.join(map(str, deaf[:5]))}, whose pixels are not void")
     heard = touched & ~void
-    share = lambda off: to_double((asked == mask + off)[heard]).mean().item()  # noqa: E731
+    share = lambda off: to_double((pulled == mask + off)[heard]).mean().item()  # noqa: E731
     if heard.any() and share(0) < 0.95:
         off = max((1, -1), key=share)
         by_one = f", {share(off):.0%} of them one id off ({off:+d})" if share(off) > share(0) else ""
@@ -290,8 +290,8 @@ def _unlike_stored(run: Run, stage: Stage, data: masks.Windows, n: int) -> list[
     """Return what is wrong with the score of masks that were resized for the net: of whole pictures, in stored pixels."""
     chosen, counts = _whole(data), torch.zeros(n, n, dtype=torch.long)
     indices = [i for i, place in enumerate(data.places) if place[0] in chosen]
-    asked = fetch(data, indices, None, run.device)
-    asked["mask"] = asked["mask"].clone()
+    batch = fetch(data, indices, None, run.device)
+    batch["mask"] = batch["mask"].clone()
     for row in chosen:
         mask, stored = data.whole(row)[1].as_subclass(Tensor).long(), data.pairs[row][1].long()
         nearest = F.interpolate(mask[None, None].float(), stored.shape, mode="nearest-exact")[0, 0].long()
@@ -300,9 +300,9 @@ def _unlike_stored(run: Run, stage: Stage, data: masks.Windows, n: int) -> list[
             if data.places[i][0] == row:  # what other windows score is known, too: no seams
                 top, left = data.places[i][1:3]
                 part = mask[top : top + data.window, left : left + data.window]
-                asked["mask"][at, : part.shape[0], : part.shape[1]] = part
+                batch["mask"][at, : part.shape[0], : part.shape[1]] = part
     name, cells = stage.metric.name, data.window**2
-    got = run.measure(with_net(stage, Knowing(asked, n)), View(data, indices))[name]
+    got = run.measure(with_net(stage, Knowing(batch, n)), View(data, indices))[name]
     best = segmentation.scores(counts, [str(c) for c in range(n)])[name]
     small, large = (f"{w}x{h}" for h, w in (data.sizes[chosen[0]], data.stored_sizes[chosen[0]]))
     if got > 1 - 1e-4 and best < 1 - OUTLINES:
@@ -334,10 +334,10 @@ def scale(context: GateContext) -> Finding:
         for what, values, bad in (("mean", mean, mean.abs() > OFF), ("std", std, (std < SPREAD[0]) | (std > SPREAD[1])))
         if bad.any()
     ]
-    shown = "; ".join(f"{p}: mean {' '.join(f'{v:.2f}' for v in m.tolist())}, std {' '.join(f'{v:.2f}' for v in s.tolist())}"
+    measured = "; ".join(f"{p}: mean {' '.join(f'{v:.2f}' for v in m.tolist())}, std {' '.join(f'{v:.2f}' for v in s.tolist())}"
                       for p, (m, s) in found.items())  # fmt: skip
     return Finding(
-        not wrong, "; ".join(wrong) or shown, f"means within {OFF:g} of 0, standard deviations from {SPREAD[0]:g} to {SPREAD[1]:g}",
+        not wrong, "; ".join(wrong) or measured, f"means within {OFF:g} of 0, standard deviations from {SPREAD[0]:g} to {SPREAD[1]:g}",
         "normalised twice: by the data and by the model\npictures of 0-255 instead of 0-1, or never normalised\n"
         "mean and std belong to other weights or other pictures",
     )  # fmt: skip

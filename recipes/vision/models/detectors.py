@@ -202,8 +202,8 @@ class FasterRcnn(Detector):
         for target in targets:
             sides = target["boxes"][:, 2:] - target["boxes"][:, :2]
             weights = sides.new_tensor(heads.box_coder.weights).view(2, 2)
-            said = torch.cat([weights[0] * off / 2 / sides, weights[1] * (1 + off / sides).log()], 1)
-            each = F.smooth_l1_loss(said, torch.zeros_like(said), beta=1 / 9, reduction="none").sum(1)
+            deltas = torch.cat([weights[0] * off / 2 / sides, weights[1] * (1 + off / sides).log()], 1)
+            each = F.smooth_l1_loss(deltas, torch.zeros_like(deltas), beta=1 / 9, reduction="none").sum(1)
             total += heads.fg_bg_sampler.positive_fraction * (each.mean().item() if len(each) else 0.0)
         return total / len(targets)
 
@@ -260,11 +260,11 @@ class Raw(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         net = self.detector.net
-        said = net.head(list(self.detector.features(images).values()))
-        offsets, scores = said["bbox_regression"], said["cls_logits"].sigmoid()
+        outputs = net.head(list(self.detector.features(images).values()))
+        offsets, scores = outputs["bbox_regression"], outputs["cls_logits"].sigmoid()
         anchors = self.anchors.expand_as(offsets)
-        if "bbox_ctrness" in said:
-            return net.box_coder.decode(offsets, anchors), (scores * said["bbox_ctrness"].sigmoid()).sqrt()
+        if "bbox_ctrness" in outputs:
+            return net.box_coder.decode(offsets, anchors), (scores * outputs["bbox_ctrness"].sigmoid()).sqrt()
         return net.box_coder.decode_single(offsets.flatten(0, 1), anchors.flatten(0, 1)).view_as(offsets), scores
 
 

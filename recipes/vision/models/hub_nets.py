@@ -34,8 +34,12 @@ class Semantic(Normalised):
     """Map (B, 3, H, W) in [0, 1] to logits (B, n, H, W), enlarged from about a quarter of that size."""
 
     def forward(self, images: Tensor) -> Tensor:
-        said = self.net(pixel_values=(images - self.mean) / self.std)
-        logits = said.logits if "logits" in said else by_queries(said.class_queries_logits, said.masks_queries_logits)
+        outputs = self.net(pixel_values=(images - self.mean) / self.std)
+        logits = (
+            outputs.logits
+            if "logits" in outputs
+            else by_queries(outputs.class_queries_logits, outputs.masks_queries_logits)
+        )
         return F.interpolate(logits, images.shape[-2:], mode="bilinear")
 
 

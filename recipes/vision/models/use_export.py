@@ -229,11 +229,11 @@ def canvas(picture: Tensor, config: dict) -> Tensor:
     return whole
 
 
-def flat(said: Tensor | tuple[Tensor, Tensor], picture: Tensor) -> Tensor:
+def flat(output: Tensor | tuple[Tensor, Tensor], picture: Tensor) -> Tensor:
     """Return one tensor for one image: logits, or (A, 4 + n) boxes as shares of the canvas next to the scores of every class."""
-    if isinstance(said, Tensor):
-        return said[0]
-    boxes, scores = said
+    if isinstance(output, Tensor):
+        return output[0]
+    boxes, scores = output
     return torch.cat([boxes[0] / picture.shape[-1], scores[0]], 1)
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.vision.data.pictures import decode
-from trainworthy.recipes.vlm.data.rows import PLACE, Asked
+from trainworthy.recipes.vlm.data.rows import PLACE, Question
 
 OPENED = 5000  # pictures that are opened before training
 ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
@@ -44,15 +44,15 @@ def conversation(line: dict[str, Any]) -> Conversation:
     name = "messages" if "messages" in line else "conversations"
     if not isinstance(line[name], list) or not all(isinstance(turn, dict) for turn in line[name]):
         raise BadLine(f"{name} is {type(line[name]).__name__}, not a list of turns")
-    told = line.get("images", line.get("image", []))
-    pictures, own, said, system = [told] if isinstance(told, str) else list(told or ()), [], [], ""
+    images = line.get("images", line.get("image", []))
+    pictures, own, turns, system = [images] if isinstance(images, str) else list(images or ()), [], [], ""
     for k, turn in enumerate(line[name]):
         role = ROLES.get(turn.get("role", turn.get("from")))
         text, brought = _content(turn.get("content", turn.get("value")), k)
         own += brought
         if role == "system" and not k:
             system = text
-        elif role != ("user", "assistant")[len(said) % 2]:
+        elif role != ("user", "assistant")[len(turns) % 2]:
             raise BadLine(
                 f"turn {k} is of {turn.get('role', turn.get('from'))!r}: a user and the assistant take turns, the user first"
             )
@@ -61,20 +61,20 @@ def conversation(line: dict[str, Any]) -> Conversation:
         elif role == "assistant" and PLACE in text:
             raise BadLine(f"turn {k}: {PLACE} in an answer")
         else:
-            said.append(text)
-    unanswered = len(said) % 2 == 1  # a last question without an answer is left off, and counted
-    said = said[: len(said) // 2 * 2]
-    if not said:
+            turns.append(text)
+    unanswered = len(turns) % 2 == 1  # a last question without an answer is left off, and counted
+    turns = turns[: len(turns) // 2 * 2]
+    if not turns:
         raise BadLine("it has no answer")
     pictures = pictures or own
     if not all(isinstance(p, str) for p in pictures):
         raise BadLine(f"a picture is a {type(pictures[0]).__name__}, not a path")
-    places = sum(text.count(PLACE) for text in said) + system.count(PLACE)
+    places = sum(text.count(PLACE) for text in turns) + system.count(PLACE)
     if pictures and not places:
-        said[0] = PLACE * len(pictures) + said[0]
+        turns[0] = PLACE * len(pictures) + turns[0]
     elif len(pictures) != places:
         raise BadLine(f"{places} {PLACE} for {len(pictures)} pictures")
-    return Conversation(tuple(pictures), tuple(zip(said[::2], said[1::2], strict=True)), system, unanswered)
+    return Conversation(tuple(pictures), tuple(zip(turns[::2], turns[1::2], strict=True)), system, unanswered)
 
 
 def _content(content: Any, k: int) -> tuple[str, list[str]]:
@@ -113,9 +113,9 @@ class Conversations:
     def __len__(self) -> int:
         return len(self.talks)
 
-    def asked(self, index: int) -> list[Asked]:
+    def questions(self, index: int) -> list[Question]:
         """Return its questions with their answers; later ones follow earlier ones."""
-        return [Asked(self._kind(q), q, a) for q, a in self.talks[index].turns]
+        return [Question(self._kind(q), q, a) for q, a in self.talks[index].turns]
 
     def _kind(self, question: str) -> int:
         text = plain(question)
@@ -150,15 +150,15 @@ class SingleQuestions:
 
     def __init__(self, source: Any):
         self.source, self.kinds = source, source.kinds
-        self.of = [(i, q) for i in range(len(source)) for q in range(len(source.asked(i)))]
+        self.of = [(i, q) for i in range(len(source)) for q in range(len(source.questions(i)))]
 
     def __len__(self) -> int:
         return len(self.of)
 
-    def asked(self, index: int) -> list[Asked]:
+    def questions(self, index: int) -> list[Question]:
         """Return the only question, after its image."""
         i, q = self.of[index]
-        one = self.source.asked(i)[q]
+        one = self.source.questions(i)[q]
         return [one._replace(question=PLACE + one.question)]
 
     def system(self, index: int) -> str:

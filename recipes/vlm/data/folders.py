@@ -32,7 +32,7 @@ from trainworthy.recipes.vlm.data.conversations import (
     opened,
     plain,
 )
-from trainworthy.recipes.vlm.data.rows import PLACE, Asked
+from trainworthy.recipes.vlm.data.rows import PLACE, Question
 
 COLUMNS = ("image", "question", "answer")
 HELD_OUT = 0.05  # share of the pictures of a single file, without --data.val
@@ -86,7 +86,7 @@ class Lines:
     """(number of a line, why it cannot be used)."""
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """How many lines cannot be used."""
         return f"{len(self.wrong):,} of {len(self.wrong) + len(self.good):,} {self.unit}s of {self.file}"
 
@@ -102,13 +102,13 @@ class Lines:
     @property
     def note(self) -> str:
         """What to report of lines that are left out, and of questions that are."""
-        said = [f"{self.told} left out: {'; '.join(self.kinds)}"] if self.wrong else []
+        notes = [f"{self.summary} left out: {'; '.join(self.kinds)}"] if self.wrong else []
         talks = [line for line in self.good if isinstance(line, Conversation)]
         if cut := sum(line.unanswered for line in talks):
-            said.append(
+            notes.append(
                 f"{cut:,} of {len(talks):,} conversations of {self.file.name} end with a question that has no answer: it is left off"
             )
-        return "; ".join(said)
+        return "; ".join(notes)
 
 
 class Folder:
@@ -122,7 +122,7 @@ class Folder:
         each, pair = len(texts) <= SORTS, {name: i for i, name in enumerate(names)}
         self.kinds = tuple(texts) if each else ("question",)
         self.paths = [root / name for name in by_picture]
-        self.lines = [[Asked(texts.index(x["question"]) if each else 0, x["question"], x["answer"], pair.get(x.get("pair"), -1))
+        self.lines = [[Question(texts.index(x["question"]) if each else 0, x["question"], x["answer"], pair.get(x.get("pair"), -1))
                        for x in found] for found in by_picture.values()]  # fmt: skip
         self.names, self.found = list(by_picture), looked_over(root, list(by_picture))
         self.unopened = self.found.note
@@ -130,7 +130,7 @@ class Folder:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def asked(self, index: int) -> list[Asked]:
+    def questions(self, index: int) -> list[Question]:
         """Return the questions about an image."""
         return self.lines[index]
 
@@ -212,12 +212,12 @@ def usable(root: Path, found: dict[str, Lines], max_bad: float) -> dict[str, Lin
     refused = [one for one in found.values() if len(one.wrong) > max_bad * (len(one.wrong) + len(one.good))]
     if refused:
         share = max(len(one.wrong) / (len(one.wrong) + len(one.good)) for one in refused)
-        said = [f"{one.file.name}, " * (len(refused) > 1) + kind for one in refused for kind in one.kinds]
+        faults = [f"{one.file.name}, " * (len(refused) > 1) + kind for one in refused for kind in one.kinds]
         lost = bool(bad) and not any(name not in bad for some in names for name in some)
         other = f"--data.images FOLDER: no picture is found from {root}" if lost else "correct or convert them"
         raise UserError(
-            f"{' and '.join(one.told for one in refused)} cannot be used",
-            got="\n".join(said), needed="image, question and answer, each a text; or conversations, or messages, of users and answers in turn; "
+            f"{' and '.join(one.summary for one in refused)} cannot be used",
+            got="\n".join(faults), needed="image, question and answer, each a text; or conversations, or messages, of users and answers in turn; "
             f"pictures that Pillow opens; at most {max_bad:.1%} of other lines (--data.max-bad)",
             next=f"--data.max-bad {math.ceil(1000 * share) / 1000:.3f} leaves them out" if share < 0.5 else other,
         )  # fmt: skip
@@ -286,7 +286,7 @@ def read(file: Path) -> list[Conversation | dict[str, str]]:
     """Return the lines of one file; raises UserError if one cannot be used. Pictures are not looked for."""
     found = parse(file)
     if found.wrong:
-        raise UserError(f"{found.told} cannot be used", got="\n".join(found.kinds))
+        raise UserError(f"{found.summary} cannot be used", got="\n".join(found.kinds))
     return found.good
 
 

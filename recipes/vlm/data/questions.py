@@ -14,7 +14,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.vlm.data import turns
 from trainworthy.recipes.vlm.data.conversations import Conversations, SingleQuestions
-from trainworthy.recipes.vlm.data.rows import FILL, IGNORE, IMAGE, Asked, chain, numbered, pack, right, together
+from trainworthy.recipes.vlm.data.rows import FILL, IGNORE, IMAGE, Question, chain, numbered, pack, right, together
 
 from trainworthy import core
 
@@ -34,7 +34,7 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def asked(self, index: int) -> list[Asked]: ...
+    def questions(self, index: int) -> list[Question]: ...
 
     def image(self, index: int) -> Tensor:
         """Return the image of all these questions; Conversations and SingleQuestions have `images` and `system` instead."""
@@ -72,7 +72,7 @@ def score(rows: Tensor, kinds: Sequence[str]) -> dict[str, float]:
 def majority(source: Source) -> tuple[str, ...]:
     """Return the most common answer to each kind of question."""
     counts = [Counter() for _ in source.kinds]
-    for one in (a for i in range(len(source)) for a in source.asked(i)):
+    for one in (a for i in range(len(source)) for a in source.questions(i)):
         counts[one.kind][one.answer] += 1
     return tuple(c.most_common(1)[0][0] if c else "" for c in counts)
 
@@ -80,10 +80,10 @@ def majority(source: Source) -> tuple[str, ...]:
 @functools.lru_cache(8)
 def blindly(source: Source, guess: tuple[str, ...], metric: str = "accuracy") -> float:
     """Return the score of answering `guess[kind]` without the image: accuracy, or the mean of another metric over up to SEEN answers."""
-    asked = [a for i in range(len(source)) for a in source.asked(i)]
+    pairs = [a for i in range(len(source)) for a in source.questions(i)]
     if metric == "accuracy":
-        return sum(a.answer == guess[a.kind] for a in asked) / len(asked)
-    some = asked[:: -(-len(asked) // SEEN)]
+        return sum(a.answer == guess[a.kind] for a in pairs) / len(pairs)
+    some = pairs[:: -(-len(pairs) // SEEN)]
     return sum(metrics.score(metric)(guess[a.kind], a.answer) for a in some) / len(some)
 
 
@@ -106,38 +106,38 @@ class Questions(core.Data):
     def row(self, index: int) -> dict[str, Tensor]:
         """Return the tokens of a sample: in the turns of the tokenizer's chat template if it has one, else questions and answers in lines."""
         if self.chat and self.talks:
-            return turns.chained(self.chat, self.features, self.source.system(index), self.source.asked(index))
+            return turns.chained(self.chat, self.features, self.source.system(index), self.source.questions(index))
         if self.chat:
-            return turns.packed(self.chat, self.features, self.source.asked(index))
+            return turns.packed(self.chat, self.features, self.source.questions(index))
         start = [] if self.tokenizer.bos_token_id is None else [self.tokenizer.bos_token_id]
         if self.talks:
-            return chain(self.tokenizer, start, self.features, self.source.system(index), self.source.asked(index))
-        return pack(self.tokenizer, [*start, *[IMAGE] * self.features], self.source.asked(index))
+            return chain(self.tokenizer, start, self.features, self.source.system(index), self.source.questions(index))
+        return pack(self.tokenizer, [*start, *[IMAGE] * self.features], self.source.questions(index))
 
     def wanted(self, index: int) -> list[str]:
         """Return the text of each answer of a sample as it must be scored, with its end."""
-        asked = self.source.asked(index)
+        pairs = self.source.questions(index)
         if not self.chat:
-            return [f" {one.answer}{self.end}" for one in asked]
+            return [f" {one.answer}{self.end}" for one in pairs]
         if self.talks:
-            return [text for text, scored in turns.parts(self.chat, self.source.system(index), asked) if scored]
-        return [turns.parts(self.chat, "", [turns.placed(one)])[1][0] for one in asked]
+            return [text for text, scored in turns.rendered(self.chat, self.source.system(index), pairs) if scored]
+        return [turns.rendered(self.chat, "", [turns.placed(one)])[1][0] for one in pairs]
 
     def at_most(self, index: int) -> float:
         """Return an upper bound of a sample's tokens without tokenising: a token stands for at least one byte."""
-        asked = self.source.asked(index)
+        pairs = self.source.questions(index)
         texts = [
             self.source.system(index) if self.talks else "",
-            *(text for a in asked for text in (a.question, a.answer)),
+            *(text for a in pairs for text in (a.question, a.answer)),
         ]
         pictures = self.source.count(index) if self.talks else 1
-        return sum(len(t.encode()) for t in texts) + self.frame * (1 + len(asked)) + self.features * pictures
+        return sum(len(t.encode()) for t in texts) + self.frame * (1 + len(pairs)) + self.features * pictures
 
     @functools.cached_property
     def frame(self) -> int:
         """Largest number of tokens around a question and its answer."""
-        one = Asked(0, "a", "a")
-        return 8 + sum(len(text.encode()) for text, _ in turns.parts(self.chat, "a", [one])) if self.chat else 8
+        one = Question(0, "a", "a")
+        return 8 + sum(len(text.encode()) for text, _ in turns.rendered(self.chat, "a", [one])) if self.chat else 8
 
     def keep(self, longest: int) -> None:
         """Find the samples that fit. Rows are made when needed; of a large data set only samples that may be too long are tokenised here."""
@@ -150,7 +150,7 @@ class Questions(core.Data):
         out = [i for i, length in lengths.items() if length > longest]
         left = set(out)
         self.kept = [i for i in range(n) if i not in left]
-        self.most = max((len(self.source.asked(i)) for i in self.kept), default=0)
+        self.most = max((len(self.source.questions(i)) for i in self.kept), default=0)
         self.notes = {}
         for name, called in (("note", "without a picture"), ("unopened", "pictures"), ("left_out", "lines")):
             if getattr(self.source, name, ""):
@@ -159,8 +159,8 @@ class Questions(core.Data):
             self.notes["over-long"] = f"{len(out):,} of {n:,} samples are longer than {longest} tokens and left out"
         if not self.kept:
             least = self.made(min(out, key=lengths.__getitem__))["ids"]
-            shown = f"{len(out):,} samples of more than {longest} tokens, {int((least == IMAGE).sum())} of the shortest its pictures'"
-            raise UserError("no sample fits", got=shown, needed=f"--data.max-length of at least {len(least)}",
+            measured = f"{len(out):,} samples of more than {longest} tokens, {int((least == IMAGE).sum())} of the shortest its pictures'"
+            raise UserError("no sample fits", got=measured, needed=f"--data.max-length of at least {len(least)}",
                             cause="cutting them would cut the picture or the answer, so they are left out")  # fmt: skip
 
     @property
@@ -172,7 +172,7 @@ class Questions(core.Data):
         """Return an answer without its end token and without what a template puts around every answer."""
         ids = [t for t in ids if t not in self.ends]
         return (
-            self.chat.said(self.tokenizer.decode(ids))
+            self.chat.reply(self.tokenizer.decode(ids))
             if self.chat
             else self.tokenizer.decode(ids, skip_special_tokens=True).strip()
         )
@@ -189,15 +189,15 @@ class Questions(core.Data):
         return self.features * self.pictures(index)
 
     def get(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
-        return {**self.seen(index), **self.rows[index], **self.judged(index)}
+        return {**self.seen(index), **self.rows[index], **self.scoring(index)}
 
-    def judged(self, index: int) -> dict[str, Tensor]:
+    def scoring(self, index: int) -> dict[str, Tensor]:
         """Return `kind` and `pair` of each answer, (Q,) each; -1 for no question."""
-        asked = self.source.asked(self.kept[index])
-        spare = [-1] * (self.most - len(asked))
+        pairs = self.source.questions(self.kept[index])
+        spare = [-1] * (self.most - len(pairs))
         return {
-            "kind": torch.tensor([a.kind for a in asked] + spare),
-            "pair": torch.tensor([a.pair for a in asked] + spare),
+            "kind": torch.tensor([a.kind for a in pairs] + spare),
+            "pair": torch.tensor([a.pair for a in pairs] + spare),
         }
 
     def seen(self, index: int) -> dict[str, Tensor]:
@@ -229,7 +229,7 @@ class Questions(core.Data):
         stacked = {k: torch.stack([s[k] for s in samples]) for k in ("image", "pictures", "kind", "pair")}
         return {**stacked, **together(samples)}
 
-    def shown(self, batch: dict[str, Tensor]) -> list[Tensor | None]:
+    def images_of(self, batch: dict[str, Tensor]) -> list[Tensor | None]:
         """Return the first image of each sample, (3, side, side) in [0, 1]."""
         return [*(batch["image"] if batch["image"].ndim == 4 else batch["image"][:, 0])]
 
@@ -271,23 +271,23 @@ class Prompts(NamedTuple):
 def prompts(batch: dict[str, Tensor]) -> Prompts | None:
     """Return the questions of a batch for generation. A question before an image of its conversation is asked without that image. In a
     processor's batch, whose images cannot be separated, such a question is left out."""
-    number, asked, answers, rows, counts = numbered(batch["labels"]), [], [], [], []
+    number, prompt_rows, answers, rows, counts = numbered(batch["labels"]), [], [], [], []
     for b in range(len(number)):
         for q in range(1, int(number[b].max()) + 1):
             before = prompt(batch, b, q, number[b])
             places = batch["ids"][b] == IMAGE
-            shown, every = int((places & before).sum()), int(places.sum())
-            if shown != every and "pictures" not in batch:
+            masked, every = int((places & before).sum()), int(places.sum())
+            if masked != every and "pictures" not in batch:
                 continue
-            asked.append({k: batch[k][b, before] for k in FILL})
+            prompt_rows.append({k: batch[k][b, before] for k in FILL})
             answers.append(batch["labels"][b, number[b] == q].tolist())
             rows.append(b)
-            counts.append(shown * int(batch["pictures"][b]) // max(1, every) if "pictures" in batch else 0)
-    if not asked:
+            counts.append(masked * int(batch["pictures"][b]) // max(1, every) if "pictures" in batch else 0)
+    if not prompt_rows:
         return None
-    width = max(len(one["ids"]) for one in asked)
+    width = max(len(one["ids"]) for one in prompt_rows)
     left = {
-        k: torch.stack([F.pad(one[k], (width - len(one[k]), 0), value=value) for one in asked])
+        k: torch.stack([F.pad(one[k], (width - len(one[k]), 0), value=value) for one in prompt_rows])
         for k, value in FILL.items()
     }
     rest = {k: v[torch.tensor(rows, device=v.device)] for k, v in batch.items() if k not in FILL}

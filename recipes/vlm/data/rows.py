@@ -19,7 +19,7 @@ IGNORE = -100  # a label that is not scored
 FILL = {"ids": 0, "labels": IGNORE, "segment": -1, "position": 0}  # padding of rows
 
 
-class Asked(NamedTuple):
+class Question(NamedTuple):
     """One question about an image."""
 
     kind: int
@@ -30,12 +30,12 @@ class Asked(NamedTuple):
     """Shared with the same question about the counterfactual image, if there is one."""
 
 
-def pack(tokenizer: Any, prefix: Sequence[int], asked: list[Asked]) -> dict[str, Tensor]:
+def pack(tokenizer: Any, prefix: Sequence[int], pairs: list[Question]) -> dict[str, Tensor]:
     """Return one row (T,) of each: `ids`; `labels` (answers and their end, not shifted); `segment` (0: prefix, q: question q); `position`
     (each question's starts after the prefix)."""
     ids, labels, segment = list(prefix), [IGNORE] * len(prefix), [0] * len(prefix)
     position = list(range(len(prefix)))
-    for q, one in enumerate(asked, 1):
+    for q, one in enumerate(pairs, 1):
         question, answer = (
             tokens(tokenizer, "\n" + one.question),
             [*tokens(tokenizer, " " + one.answer), tokenizer.eos_token_id],
@@ -49,18 +49,18 @@ def pack(tokenizer: Any, prefix: Sequence[int], asked: list[Asked]) -> dict[str,
             "position": torch.tensor(position)}  # fmt: skip
 
 
-def chain(tokenizer: Any, start: Sequence[int], features: int, system: str, asked: list[Asked]) -> dict[str, Tensor]:
+def chain(tokenizer: Any, start: Sequence[int], features: int, system: str, pairs: list[Question]) -> dict[str, Tensor]:
     """Return one row (T,) of each field of a conversation. Each turn sees all before it, and an image's features take the place of PLACE. A
     single turn that starts with its image gives the same row as `pack`."""
     ids, labels = list(start), [IGNORE] * len(start)
-    for text, answer in [(system, ""), *((one.question, one.answer) for one in asked)]:
+    for text, answer in [(system, ""), *((one.question, one.answer) for one in pairs)]:
         for i, piece in enumerate(text.split(PLACE)):
-            said = [
+            pieces = [
                 *([IMAGE] * features if i else []),
                 *(tokens(tokenizer, "\n" + piece.strip()) if piece.strip() else []),
             ]
-            ids += said
-            labels += [IGNORE] * len(said)
+            ids += pieces
+            labels += [IGNORE] * len(pieces)
         scored = [*tokens(tokenizer, " " + answer), tokenizer.eos_token_id] if answer else []
         ids += scored
         labels += scored

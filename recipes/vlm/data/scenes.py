@@ -10,7 +10,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 from trainworthy.recipes.shared.composites import COLOURS, SIDE, Item, generator, item, places, pool, render
-from trainworthy.recipes.vlm.data.rows import Asked
+from trainworthy.recipes.vlm.data.rows import Question
 
 QUESTIONS = {"count": "how many digits ?", "colour": "left colour ?", "digit": "left digit ?", "red": "any red ?"}
 NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -54,21 +54,21 @@ def draw(rng: Generator, split: str) -> tuple[list[Item], list[Item]]:
     return items[:n], items[n:]
 
 
-def change(rng: Generator, split: str, kind: int, shown: list[Item], spare: list[Item]) -> list[Item]:
+def change(rng: Generator, split: str, kind: int, items: list[Item], spare: list[Item]) -> list[Item]:
     """Return the same scene with another answer to question `kind`."""
-    first, *rest = shown
+    first, *rest = items
     if kind == 0:
-        n = int(rng.choice([n for n in range(1, MOST + 1) if n != len(shown)]))
-        return [*shown, *spare][:n]
+        n = int(rng.choice([n for n in range(1, MOST + 1) if n != len(items)]))
+        return [*items, *spare][:n]
     if kind == 1:
         return [first._replace(colour=_other(rng, first.colour, len(NAMES))), *rest]
     if kind == 2:
         digit = _other(rng, first.digit, 10)
         return [first._replace(digit=digit, tile=int(rng.choice(pool(split).of[digit]))), *rest]
-    if any(one.colour == RED for one in shown):
-        return [one._replace(colour=_other(rng, RED, len(NAMES))) if one.colour == RED else one for one in shown]
-    i = int(rng.integers(len(shown)))
-    return [one._replace(colour=RED) if i == j else one for j, one in enumerate(shown)]
+    if any(one.colour == RED for one in items):
+        return [one._replace(colour=_other(rng, RED, len(NAMES))) if one.colour == RED else one for one in items]
+    i = int(rng.integers(len(items)))
+    return [one._replace(colour=RED) if i == j else one for j, one in enumerate(items)]
 
 
 def _other(rng: Generator, value: int, n: int) -> int:
@@ -86,8 +86,8 @@ def pairs(split: str, n: int) -> list[tuple[list[Item], list[Item]]]:
     found = []
     for k in range(n):
         rng = generator(split, k)
-        shown, spare = draw(rng, split)
-        found.append((by_x(shown), by_x(change(rng, split, k % len(QUESTIONS), shown, spare))))
+        items, spare = draw(rng, split)
+        found.append((by_x(items), by_x(change(rng, split, k % len(QUESTIONS), items, spare))))
     return found
 
 
@@ -102,11 +102,11 @@ class Scenes:
     def __len__(self) -> int:
         return 2 * len(self.pairs)
 
-    def asked(self, index: int) -> list[Asked]:
+    def questions(self, index: int) -> list[Question]:
         """Return the questions about an image."""
         k, which = divmod(index, 2)
-        said = zip(QUESTIONS.values(), answers(self.pairs[k][which]), strict=True)
-        return [Asked(i, q, a, k if i == k % len(QUESTIONS) else -1) for i, (q, a) in enumerate(said)]
+        pairs = zip(QUESTIONS.values(), answers(self.pairs[k][which]), strict=True)
+        return [Question(i, q, a, k if i == k % len(QUESTIONS) else -1) for i, (q, a) in enumerate(pairs)]
 
     def size(self, index: int) -> tuple[int, int]:
         """Return (height, width) of an image."""

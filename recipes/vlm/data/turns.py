@@ -12,7 +12,7 @@ from torch import Tensor
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.llm.data.chats import Chat
 from trainworthy.recipes.llm.data.formats import BadRow
-from trainworthy.recipes.vlm.data.rows import IGNORE, IMAGE, PLACE, Asked
+from trainworthy.recipes.vlm.data.rows import IGNORE, IMAGE, PLACE, Question
 
 Part = tuple[str, bool]
 """A piece of a rendered conversation, and whether it is an answer with its end token."""
@@ -23,15 +23,15 @@ def chat(tokenizer: Any) -> Chat | None:
     return Chat(tokenizer, system="", conversations=True) if tokenizer.chat_template else None
 
 
-def parts(chat: Chat, system: str, asked: list[Asked]) -> list[Part]:
+def rendered(chat: Chat, system: str, pairs: list[Question]) -> list[Part]:
     """Return a conversation as the template renders it, in pieces: the text before each answer, and the answer with its end token."""
     turns, before, found = [{"role": "system", "content": system}] if system else [], "", []
-    for one in asked:
+    for one in pairs:
         turns.append({"role": "user", "content": one.question})
         prompt = json.dumps({"messages": turns})
         turn = {"role": "assistant", "content": one.answer.strip()}
         try:
-            opening, said = chat.spoken(chat.turns(prompt), turn, prompt)
+            opening, answer = chat.spoken(chat.turns(prompt), turn, prompt)
         except BadRow as fault:
             raise UserError(f"the language model's chat template cannot say {one.answer!r:.60}", got=f"{fault.why}: {fault.seen}",
                             needed="the text of each answer in what the template renders",
@@ -41,31 +41,31 @@ def parts(chat: Chat, system: str, asked: list[Asked]) -> list[Part]:
                             got=f"{before[-60:]!r}, later {opening[: len(before)][-60:]!r}",
                             needed="a template that leaves earlier turns as they were", cause="reasoning stripped from earlier turns",
                             next="--chat-template trl:qwen3_training for Qwen3, or a FILE of that sort") from None  # fmt: skip
-        found += [(opening[len(before) :], False), (said, True)]
-        before = opening + said
+        found += [(opening[len(before) :], False), (answer, True)]
+        before = opening + answer
         turns.append(turn)
     return found
 
 
-def chained(chat: Chat, features: int, system: str, asked: list[Asked]) -> dict[str, Tensor]:
+def chained(chat: Chat, features: int, system: str, pairs: list[Question]) -> dict[str, Tensor]:
     """Return one row (T,) of each field of a conversation; the fields of `rows.chain`."""
     ids, labels = [], []
-    for text, answer in _joined(parts(chat, system, asked)):
-        said = _places(chat, text, features)
+    for text, answer in _joined(rendered(chat, system, pairs)):
+        places = _places(chat, text, features)
         scored = _behind(chat, text, answer)
-        ids += said + scored
-        labels += [IGNORE] * len(said) + scored
+        ids += places + scored
+        labels += [IGNORE] * len(places) + scored
     return {"ids": torch.tensor(ids), "labels": torch.tensor(labels), "segment": torch.ones(len(ids), dtype=torch.long),
             "position": torch.arange(len(ids))}  # fmt: skip
 
 
-def packed(chat: Chat, features: int, asked: list[Asked]) -> dict[str, Tensor]:
+def packed(chat: Chat, features: int, pairs: list[Question]) -> dict[str, Tensor]:
     """Return one row (T,) of each field, with questions about one image as separate conversations after the same image; the fields of
     `rows.pack`."""
     ids: list[int] = []
     labels, segment, position = [], [], []
-    for q, one in enumerate(asked, 1):
-        ((text, answer),) = _joined(parts(chat, "", [placed(one)]))
+    for q, one in enumerate(pairs, 1):
+        ((text, answer),) = _joined(rendered(chat, "", [placed(one)]))
         before, after = text.split(PLACE)
         prefix = [*chat.ids(before), *[IMAGE] * features]
         if not ids:
@@ -84,7 +84,7 @@ def packed(chat: Chat, features: int, asked: list[Asked]) -> dict[str, Tensor]:
             "position": torch.tensor(position)}  # fmt: skip
 
 
-def placed(one: Asked) -> Asked:
+def placed(one: Question) -> Question:
     """Return a question after its image, as in LLaVA."""
     return one if PLACE in one.question else one._replace(question=f"{PLACE}\n{one.question}")
 
@@ -102,18 +102,18 @@ def _places(chat: Chat, text: str, features: int) -> list[int]:
     return found
 
 
-def _behind(chat: Chat, before: str, said: str) -> list[int]:
+def _behind(chat: Chat, before: str, answer: str) -> list[int]:
     """Return the ids of an answer after its text: some tokenizers put a word-start mark before a text that stands alone."""
     before = before.rpartition(PLACE)[2]
-    asked, whole = chat.ids(before), chat.ids(before + said)
-    return whole[len(asked) :] if whole[: len(asked)] == asked else chat.ids(said)
+    prompt_ids, whole = chat.ids(before), chat.ids(before + answer)
+    return whole[len(prompt_ids) :] if whole[: len(prompt_ids)] == prompt_ids else chat.ids(answer)
 
 
 def row_of(chat: Chat | None) -> str:
     """Return the description of a row for an export's config: the template's text with {question} and the image's place."""
     if chat is None:
         return "embeddings of bos, those of the picture, those of '\\n' + question; then greedily up to eos"
-    return parts(chat, "", [placed(Asked(0, "{question}", "answer"))])[0][0]
+    return rendered(chat, "", [placed(Question(0, "{question}", "answer"))])[0][0]
 
 
 def prompt_of(chat: Chat | None, tokenizer: Any) -> str:

@@ -30,7 +30,7 @@ def chosen(metric: str, val: Questions) -> list[str]:
 def longer(val: Questions, words: int) -> bool:
     """Return whether more than a tenth of the held-out answers have more than this number of words."""
     some = val.representative(min(questions.SEEN, len(val)))
-    answers = [one.answer for i in some for one in val.source.asked(val.kept[i])]
+    answers = [one.answer for i in some for one in val.source.questions(val.kept[i])]
     return sum(len(metrics.words(text)) > words for text in answers) > 0.1 * len(answers)
 
 
@@ -67,26 +67,27 @@ class Answers:
         scores |= {"nll": lost / tokens}
         values |= {"perplexity": each.unbind(1)} if "perplexity" in self.names else {}
         if generated:
-            told = to_double(run.gather(torch.cat(heard)))
-            values |= dict(zip(("stops", *map(metrics.key, generated)), told.unbind(1), strict=True))
+            gathered = to_double(run.gather(torch.cat(heard)))
+            values |= dict(zip(("stops", *map(metrics.key, generated)), gathered.unbind(1), strict=True))
         return scores | self.seen.means(values)
 
     def listen(self, model: Any, batch: dict, generated: list[str]) -> Tensor:
         """Return (answer ended by itself, metrics) of generated answers, (answers, 1 + metrics)."""
-        asked, table, train = questions.prompts(batch), [], self.train
-        if asked is None:
+        prompt_rows, table, train = questions.prompts(batch), [], self.train
+        if prompt_rows is None:
             return torch.zeros(0, 1 + len(generated), device=self.run.device)
-        heard = model.speak(asked.batch, self.longest, train.ends).tolist()
-        for said, due in zip(heard, asked.answers, strict=True):
-            end = next((i for i, token in enumerate(said) if token in train.ends), len(said))
-            texts = train.texts(said[:end]), train.texts(due)
-            table.append([float(end < len(said)), *(metrics.score(name)(*texts) for name in generated)])
+        heard = model.speak(prompt_rows.batch, self.longest, train.ends).tolist()
+        for answer, due in zip(heard, prompt_rows.answers, strict=True):
+            end = next((i for i, token in enumerate(answer) if token in train.ends), len(answer))
+            texts = train.texts(answer[:end]), train.texts(due)
+            table.append([float(end < len(answer)), *(metrics.score(name)(*texts) for name in generated)])
         return torch.tensor(table, device=self.run.device)
 
     def preview(self, batch: dict) -> list[Tile]:
         """Return each sample's image with its right answers."""
         return [
-            Tile(text, image) for text, image in zip(self._texts(batch["labels"]), self.train.shown(batch), strict=True)
+            Tile(text, image)
+            for text, image in zip(self._texts(batch["labels"]), self.train.images_of(batch), strict=True)
         ]
 
     def predict(self, model: nn.Module, batch: dict) -> list[Tile]:
@@ -101,13 +102,13 @@ class Answers:
         batch = fetch(data, list(range(min(16, len(data)))), None, self.run.device)
         seen = self.preview({k: v.cpu() for k, v in batch.items()})
         return {"Pictures and their counterfactuals: what the model answers": [
-            Tile(said.caption, tile.image, score=said.score)
-            for said, tile in zip(self.predict(model, batch), seen, strict=True)]}  # fmt: skip
+            Tile(answer.caption, tile.image, score=answer.score)
+            for answer, tile in zip(self.predict(model, batch), seen, strict=True)]}  # fmt: skip
 
     def _texts(self, ids: Tensor) -> list[str]:
         return [self.train.tokenizer.decode(row[row >= 0].tolist(), skip_special_tokens=True) for row in ids]
 
-    def blind(self) -> dict[str, float]:
+    def commonest(self) -> dict[str, float]:
         """Return the scores of the most common answer to each question."""
         blind = {n: questions.blindly(self.val.source, self.guess, n) for n in ("accuracy", *self.generated)}
         return {metrics.key(k): v for k, v in blind.items()} | {"pairs": 0.0}

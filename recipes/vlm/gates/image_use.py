@@ -163,7 +163,7 @@ def _asked_alike(data: questions.Questions) -> list[int]:
     waiting: dict[str, tuple[int, str]] = {}
     found: list[int] = []
     for i in range(min(len(data), SEARCHED)):
-        first = data.source.asked(data.kept[i])[0]
+        first = data.source.questions(data.kept[i])[0]
         earlier = waiting.get(first.question)
         if earlier is None:
             waiting[first.question] = (i, first.answer)
@@ -178,7 +178,7 @@ def _some_pairs(data: questions.Questions) -> list[int]:
     """Return the positions of the first pairs, both members of each next to each other."""
     where: dict[int, list[int]] = {}
     for i in range(len(data)):
-        for one in data.source.asked(data.kept[i]):
+        for one in data.source.questions(data.kept[i]):
             if one.pair >= 0:
                 where.setdefault(one.pair, []).append(i)
         if sum(len(two) == 2 for two in where.values()) == PAIRS:

@@ -25,14 +25,14 @@ def template(context: GateContext) -> Finding:
             if data.varied
             else "no chat template: questions and answers are lines of text"
         )
-    chat, wrong, shown = turns.chat(data.tokenizer), [], ""
+    chat, wrong, example = turns.chat(data.tokenizer), [], ""
     for i in pick(data, min(8, len(data)), context.cfg.run.seed):
         row, k = {key: data.peek(i, key) for key in ("ids", "labels", "segment")}, data.kept[i]
-        asked, system = data.source.asked(k), data.source.system(k) if data.talks else ""
-        alone = [(system, asked)] if data.talks else [("", [turns.placed(one)]) for one in asked]
+        pairs, system = data.source.questions(k), data.source.system(k) if data.talks else ""
+        alone = [(system, pairs)] if data.talks else [("", [turns.placed(one)]) for one in pairs]
         for q, (before, some) in enumerate(alone, 1):
             mine = (row["segment"] == 0) | (row["segment"] == q)
-            text = "".join(piece for piece, _ in turns.parts(chat, before, some))
+            text = "".join(piece for piece, _ in turns.rendered(chat, before, some))
             due = [t for piece in text.split(rows.PLACE) for t in chat.ids(piece)]
             got = [t for t in row["ids"][mine].tolist() if t != rows.IMAGE]
             same = data.tokenizer.decode(got, **EXACT) == data.tokenizer.decode(due, **EXACT)
@@ -42,13 +42,13 @@ def template(context: GateContext) -> Finding:
                 )
                 here, there = (data.tokenizer.decode(x[max(0, at - 4) : at + 8], **EXACT) for x in (got, due))
                 wrong.append(f"sample {i} differs from token {at} on: {here!r}, the template gives {there!r}")
-            shown = shown or _marked(data.tokenizer, row["ids"][mine].tolist(), row["labels"][mine].tolist())
+            example = example or _marked(data.tokenizer, row["ids"][mine].tolist(), row["labels"][mine].tolist())
     return Finding(
-        not wrong, "; ".join(wrong[:2]) or f"rows equal the template's rendering (scored text in double brackets): {shown!r}",
+        not wrong, "; ".join(wrong[:2]) or f"rows equal the template's rendering (scored text in double brackets): {example!r}",
         "the result of the tokenizer's own apply_chat_template for the same turns, with the pictures at their positions",
         "questions and answers are joined as strings, without the roles that the model was trained on\n"
         "special tokens are added to a text that has them (a second BOS), or the template is applied twice",
-        evidence={"example": shown},
+        evidence={"example": example},
     )  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def generation(context: GateContext) -> Finding:
     """Evaluation scores each token after the right tokens before it. This gate gives the model that memorised eight samples their questions
     alone, generates with transformers' `generate`, and compares the verdicts."""
     run, stage, _ = overfitted(context)
-    data, said = stage.data["train"], []
+    data, answers = stage.data["train"], []
     with evaluating(stage.model), torch.no_grad(), run.autocast():
         for i in pick(data, min(OVERFIT_SAMPLES, len(data)), context.cfg.run.seed):
             batch = fetch(data, [i], None, run.device)
@@ -124,16 +124,18 @@ def generation(context: GateContext) -> Finding:
                     continue  # an image of a later turn would be among the images now
                 answer = batch["labels"][0, number == q]
                 alone = {**batch, **{k: batch[k][:, before] for k in rows.FILL}}
-                told = stage.model.speak(alone, len(answer), data.ends)[0]
-                said.append((bool(right[q - 1]), answer.tolist() == told.tolist(), data.tokenizer.decode(told)))
-    if not said:
+                answer_ids = stage.model.speak(alone, len(answer), data.ends)[0]
+                answers.append(
+                    (bool(right[q - 1]), answer.tolist() == answer_ids.tolist(), data.tokenizer.decode(answer_ids))
+                )
+    if not answers:
         raise Skip("every answer has a picture after it")
-    differ = [s for s in said if s[0] != s[1]]
+    differ = [s for s in answers if s[0] != s[1]]
     return Finding(
-        len(differ) <= (0 if run.precision == "fp32" else len(said) // 8),
-        f"{len(said)} answers: {sum(s[0] for s in said)} count as right, {sum(s[1] for s in said)} are right when generated"
+        len(differ) <= (0 if run.precision == "fp32" else len(answers) // 8),
+        f"{len(answers)} answers: {sum(s[0] for s in answers)} count as right, {sum(s[1] for s in answers)} are right when generated"
         + (f"; e.g. {differ[0][2]!r} is generated" if differ else ""),
         "equal results for each answer" + ", except one in eight in half precision" * (run.precision != "fp32"),
         "a token sees later ones (the attention mask is not causal), or the question contains its answer\n"
-        "position ids or a start token that `generate` does not use", evidence={"said": said},
+        "position ids or a start token that `generate` does not use", evidence={"said": answers},
     )  # fmt: skip

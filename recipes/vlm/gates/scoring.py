@@ -51,7 +51,7 @@ def image_tokens(context: GateContext) -> Finding:
         picked = pick(data, min(16, len(data)), context.cfg.run.seed)
         needed = {i: data.places(i) if data.varied else each * data.pictures(i) for i in {*some, *picked}}
         wrong_count = [i for i in some if int((data.peek(i, "ids") == rows.IMAGE).sum()) != needed[i]]
-        unanswered = [i for i in some if _answers(data.peek(i, "labels")) != len(data.source.asked(data.kept[i]))]
+        unanswered = [i for i in some if _answers(data.peek(i, "labels")) != len(data.source.questions(data.kept[i]))]
         batch = fetch(data, picked, None, run.device)
         found = (batch["ids"] == rows.IMAGE).sum(1).tolist()
         short = sum(n != needed[i] for n, i in zip(found, picked, strict=True))
@@ -154,21 +154,21 @@ def answers_alone(context: GateContext) -> Finding:
     batch = fetch(data, indices, None, run.device)
     grad = _through(stage, run, batch, stage.model)
     scored = grad.abs().amax(-1) > 0  # (B, T)
-    wrong, words, shown = [], data.tokenizer, ""
+    wrong, words, measured = [], data.tokenizer, ""
     for row, index in enumerate(indices):
         ids = batch["ids"][row].tolist()
         found = [ids[i + 1] if i + 1 < len(ids) else -1 for i in scored[row].nonzero().flatten().tolist()]
         needed = "".join(
             words.decode(words.encode(a, add_special_tokens=False), **EXACT) for a in data.wanted(data.kept[index])
         )
-        said = words.decode([t for t in found if t >= 0], **EXACT) or "nothing"
-        shown = shown or f"sample {index}: {said}"
-        if rows.IMAGE in found or "".join(said.split()) != "".join(needed.split()):
+        answer_text = words.decode([t for t in found if t >= 0], **EXACT) or "nothing"
+        measured = measured or f"sample {index}: {answer_text}"
+        if rows.IMAGE in found or "".join(answer_text.split()) != "".join(needed.split()):
             image = sum(t == rows.IMAGE for t in found)
             wrong.append(f"sample {index}: {len(found)} tokens are scored, {image} of them image positions"
-                         f" ({said[:60]}); its answers are {needed[:60]}")  # fmt: skip
+                         f" ({answer_text[:60]}); its answers are {needed[:60]}")  # fmt: skip
     return Finding(
-        not wrong, wrong[0] if wrong else shown, "scored are the tokens of every answer and its end token",
+        not wrong, wrong[0] if wrong else measured, "scored are the tokens of every answer and its end token",
         "labels are a copy of ids with only the padding masked: also mask image positions and questions\n"
         "the row was cut, or labels are shifted twice\nthe end token of an answer is masked with the padding",
         evidence={"wrong": wrong}, batch=batch if wrong else None,

@@ -98,9 +98,9 @@ def towers_gate(learn: tuple[str, ...]) -> Gate:
             wrong.append("a part of the projector is frozen: {} of {} parameters train".format(*counts["projector"]))
         if any(found.training) and "encoder" not in learn:
             wrong.append("the frozen encoder is not in eval mode: its dropout is active, its running statistics change")
-        shown = ", ".join(f"{t} {n:,} of {total:,}" for t, (n, total) in counts.items())
+        measured = ", ".join(f"{t} {n:,} of {total:,}" for t, (n, total) in counts.items())
         return Finding(
-            not wrong, "; ".join([*wrong, shown] if wrong else [shown]),
+            not wrong, "; ".join([*wrong, measured] if wrong else [measured]),
             f"{' and '.join(learn)} {'learn' if len(learn) > 1 else 'learns'}, everything else frozen and in eval mode",
             "requires_grad is set on the parent of several towers, or by a list of names that misses one\n"
             "the optimiser was built before the towers were frozen\nmodel.train() on the whole model in the loop",
@@ -131,10 +131,10 @@ def rates(context: GateContext) -> Finding:
         wrong.append(f"one rate, {table[0][2]:g}, for {' and '.join(share)}, although only one of them is pretrained")
     wrong += [f"a step moves the {t} by {s:.1%} of its weights" for t, s in share.items() if s > FASTEST]
     wrong += [f"a step moves the {t} by only {s:.1e} of its weights" for t, s in share.items() if s < SLOWEST]
-    shown = ", ".join(f"{name} {rate:g} ({n:,})" for _, name, rate, n in table)
-    shown += "; a step moves " + ", ".join(f"{t} {s:.2%}" for t, s in share.items()) + " of its weights"
+    measured = ", ".join(f"{name} {rate:g} ({n:,})" for _, name, rate, n in table)
+    measured += "; a step moves " + ", ".join(f"{t} {s:.2%}" for t, s in share.items()) + " of its weights"
     return Finding(
-        not wrong, "; ".join([*wrong, shown] if wrong else [shown]),
+        not wrong, "; ".join([*wrong, measured] if wrong else [measured]),
         f"one rate for each tower that trains; no step moves a tower by more than {FASTEST:.0%} of its weights",
         "all towers are in one optimiser group\na new projector's rate is used on a pretrained language model\n"
         "a rate for LoRA adapters is used on full weights",

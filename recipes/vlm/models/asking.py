@@ -44,7 +44,7 @@ class Asker:
     device: torch.device
     made: Callable[[Any], Questions]
     """(conversations) -> their rows of tokens."""
-    apart: str
+    separator: str
     """What is between a picture's place and a question that is no conversation, as in training."""
     most: int
     images: str = ""
@@ -78,8 +78,8 @@ class Asker:
                     and row["question"].strip()
                 ):
                     raise conversations.BadLine(f"no image and question (it has {', '.join(row)})")
-                asked = f"{PLACE}{self.apart}{conversations.plain(row['question'])}"
-                talk = conversations.Conversation((row["image"],), ((asked, ANYTHING),))
+                question = f"{PLACE}{self.separator}{conversations.plain(row['question'])}"
+                talk = conversations.Conversation((row["image"],), ((question, ANYTHING),))
         except conversations.BadLine as fault:
             raise BadRow(str(fault)) from None
         if not talk.pictures:
@@ -101,10 +101,12 @@ class Asker:
             some = rows[i : i + size]
             data = self.made(conversations.Conversations(some[0]["root"], [one["talk"] for one in some], ("question",)))
             batch = to_device(data.collate([data.get(k, None) for k in range(len(data))]), self.device)
-            asked = questions.prompts(batch)
+            prompt_rows = questions.prompts(batch)
             with torch.inference_mode():
-                found = self.model.speak(asked.batch, self.most, data.ends).tolist()
-            last = dict(zip(asked.rows, found, strict=True))  # of several questions in a conversation the last one
+                found = self.model.speak(prompt_rows.batch, self.most, data.ends).tolist()
+            last = dict(
+                zip(prompt_rows.rows, found, strict=True)
+            )  # of several questions in a conversation the last one
             for k, one in enumerate(some):
                 end = next((n for n, token in enumerate(last[k]) if token in data.ends), None)
                 ids = last[k][:end]
@@ -128,5 +130,7 @@ def asker(cfg: Any, export: Path, towers: type[nn.Module]) -> Asker:
         words = language.tokenizer(folder, "", cfg.eos_token)
         model = towers(Eyes(export / "vision.pt2", about["side"]), nn.Identity(), language.whole(folder))
         made = lambda source: Questions(source, words, features=model.features, side=about["side"], longest=LONGEST)  # noqa: E731
-    apart = "" if about["conversations"] or cfg.model else "\n"
-    return Asker(str(export), model.to(device).eval(), device, made, apart, about["max_new_tokens"], cfg.data.images)
+    separator = "" if about["conversations"] or cfg.model else "\n"
+    return Asker(
+        str(export), model.to(device).eval(), device, made, separator, about["max_new_tokens"], cfg.data.images
+    )

@@ -134,23 +134,23 @@ class Templated(Questions):
         self.ends = sorted({self.tokenizer.eos_token_id, *ends[:1]} - {None})
 
     def wanted(self, index: int) -> list[str]:
-        return [f" {one.answer}{self.end}" for one in self.source.asked(index)]
+        return [f" {one.answer}{self.end}" for one in self.source.questions(index)]
 
     def at_most(self, index: int) -> float:
         return math.inf  # the number of image places depends on the image's size
 
     def row(self, index: int) -> dict[str, Tensor]:
         """Return the tokens of a sample: those of the whole text, scored inside answers."""
-        stands, parts, text, n = self.stands(tuple(self.source.sizes(index))), self.told(index), "", 0
+        places, parts, text, n = self.stands(tuple(self.source.sizes(index))), self.pieces(index), "", 0
         scored = []  # for each character
         for part, answer in parts:
             pieces = part.split(self.token)
-            said = pieces[0] + "".join(a + b for a, b in zip(stands[n:], pieces[1:], strict=False))
+            rendered = pieces[0] + "".join(a + b for a, b in zip(places[n:], pieces[1:], strict=False))
             n += len(pieces) - 1
-            scored += [answer] * len(said)
-            text += said
-        if n != len(stands) or any(answer and self.token in part for part, answer in parts):
-            raise UserError(f"sample {index}: {n} {self.token} for {len(stands)} pictures in the rendered template",
+            scored += [answer] * len(rendered)
+            text += rendered
+        if n != len(places) or any(answer and self.token in part for part, answer in parts):
+            raise UserError(f"sample {index}: {n} {self.token} for {len(places)} pictures in the rendered template",
                             cause=f"a text with {self.token} in it, or a template that drops pictures")  # fmt: skip
         bos = self.tokenizer.bos_token
         found = self.tokenizer(text, add_special_tokens=not (bos and text.startswith(bos)), return_offsets_mapping=True)
@@ -159,14 +159,14 @@ class Templated(Questions):
         return {"ids": ids.masked_fill(ids == self.processor.image_token_id, IMAGE), "labels": ids.where(answers, IGNORE),
                 "segment": torch.ones_like(ids), "position": torch.arange(len(ids))}  # fmt: skip
 
-    def told(self, index: int) -> list[tuple[str, bool]]:
+    def pieces(self, index: int) -> list[tuple[str, bool]]:
         """Return the template's text in parts, each with whether it is an answer with its end."""
         system, before, parts = self.source.system(index), "", []
-        turns = [said("system", system)] if system else []
-        for one in self.source.asked(index):
-            turns.append(said("user", one.question))
+        turns = [turn("system", system)] if system else []
+        for one in self.source.questions(index):
+            turns.append(turn("user", one.question))
             given = self.rendered(turns, ask=True)
-            turns.append(said("assistant", one.answer.strip()))
+            turns.append(turn("assistant", one.answer.strip()))
             whole = self.rendered(turns)
             start, answer, rest = whole[len(given) :].partition(one.answer.strip())
             if not (given.startswith(before) and whole.startswith(given) and answer):
@@ -217,7 +217,7 @@ class Templated(Questions):
             batch[key] = torch.stack([F.pad(v, gap) for v, gap in zip(values, gaps, strict=True)])
         return {**together(samples), **batch}
 
-    def shown(self, batch: dict[str, Tensor]) -> list[Tensor | None]:
+    def images_of(self, batch: dict[str, Tensor]) -> list[Tensor | None]:
         """Return the first image of each sample as the model sees it; None for models that read patches."""
         seen = batch["pixel_values"]
         if seen.ndim < 5:
@@ -233,7 +233,7 @@ def own_template(cfg: Any) -> None:
                         next="put a chat_template.jinja into the model's folder")  # fmt: skip
 
 
-def said(role: str, text: str) -> dict[str, Any]:
+def turn(role: str, text: str) -> dict[str, Any]:
     """Return one turn as templates take it: a part for each text and each image."""
     first, *rest = text.split(PLACE)
     parts = [{"type": "text", "text": first.strip()}]

@@ -60,7 +60,7 @@ def weights(name: str, model: nn.Module) -> dict[str, Tensor]:
 def notes(cfg: Any, encoder: str, chat: bool) -> dict[str, str]:
     """Return notes for the report on both towers; of a model of the hub there are none."""
     turns = ", in the turns of its chat template" * chat
-    return {} if cfg.model else {"vision encoder": encoder, "language model": told(cfg.language) + turns}
+    return {} if cfg.model else {"vision encoder": encoder, "language model": describe(cfg.language) + turns}
 
 
 def card(cfg: Any) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def card(cfg: Any) -> dict[str, Any]:
     }
 
 
-def told(name: str) -> str:
+def describe(name: str) -> str:
     """Return its source, and its own accuracy."""
     if name != "words":
         return name

@@ -15,7 +15,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import assets
 from trainworthy.recipes.shared import composites
 from trainworthy.recipes.vlm.data import rows, scenes
-from trainworthy.recipes.vlm.data.rows import Asked
+from trainworthy.recipes.vlm.data.rows import Question
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 WIDTH, LAYERS, HEADS = 128, 4, 4
@@ -71,15 +71,15 @@ def stories(words: Any, split: str, indices: Sequence[int]) -> dict[str, Tensor]
     """Return rows whose prefix is the description of the scene."""
     found = []
     for index in indices:
-        shown, _ = scenes.draw(composites.generator(split, "story", index), split)
-        shown = scenes.by_x(shown)
-        asked = [
-            Asked(i, q, a)
-            for i, (q, a) in enumerate(zip(scenes.QUESTIONS.values(), scenes.answers(shown), strict=True))
+        items, _ = scenes.draw(composites.generator(split, "story", index), split)
+        items = scenes.by_x(items)
+        questions = [
+            Question(i, q, a)
+            for i, (q, a) in enumerate(zip(scenes.QUESTIONS.values(), scenes.answers(items), strict=True))
         ]
-        prefix = [words.bos_token_id, *rows.tokens(words, scenes.describe(shown))]
-        row = rows.pack(words, prefix, asked)
-        found.append(row | {"kind": torch.arange(len(asked))})
+        prefix = [words.bos_token_id, *rows.tokens(words, scenes.describe(items))]
+        row = rows.pack(words, prefix, questions)
+        found.append(row | {"kind": torch.arange(len(questions))})
     return rows.together(found) | {"kind": torch.stack([r["kind"] for r in found])}
 
 

@@ -91,11 +91,11 @@ def build(target: Path) -> None:
             if step % (len(tiles) // PASS) == 0:
                 warped = warp(tiles)
             images, digit, colour = crowd("train", warped, range(step * BATCH, (step + 1) * BATCH))
-            said_there, said_digit, said_colour = reader(images)
+            there_logits, digit_logits, colour_logits = reader(images)
             at = digit >= 0
-            loss = F.cross_entropy(said_digit[at], digit[at]) + 0.5 * F.cross_entropy(said_colour[at], colour[at])
+            loss = F.cross_entropy(digit_logits[at], digit[at]) + 0.5 * F.cross_entropy(colour_logits[at], colour[at])
             # One position in twenty has a digit.
-            loss = loss + 5 * F.binary_cross_entropy_with_logits(said_there, at.float())
+            loss = loss + 5 * F.binary_cross_entropy_with_logits(there_logits, at.float())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -111,9 +111,11 @@ def build(target: Path) -> None:
 def measure(reader: Reader, n: int = 500) -> dict[str, float]:
     """Return the share of held-out digits, and of their colours, that are classified correctly at their position."""
     images, digit, colour = crowd("val", composites.pool("val").tiles, range(n))
-    _, said_digit, said_colour = (torch.cat(said) for said in zip(*map(reader, images.split(100)), strict=True))
-    share = lambda said, truth: (said.argmax(-1) == truth)[digit >= 0].double().mean().item()  # noqa: E731
-    return {"digit": share(said_digit, digit), "colour": share(said_colour, colour)}
+    _, digit_logits, colour_logits = (
+        torch.cat(predicted) for predicted in zip(*map(reader, images.split(100)), strict=True)
+    )
+    share = lambda predicted, truth: (predicted.argmax(-1) == truth)[digit >= 0].double().mean().item()  # noqa: E731
+    return {"digit": share(digit_logits, digit), "colour": share(colour_logits, colour)}
 
 
 def crowd(split: str, tiles: np.ndarray, indices: range) -> tuple[Tensor, Tensor, Tensor]:

@@ -73,8 +73,8 @@ def whole(folder: Path, config: dict, how: dict) -> Ask:
 
     @torch.no_grad()
     def ask(file: str, question: str) -> str:
-        said = [{"type": "image", "image": read(file)}, {"type": "text", "text": question.strip()}]
-        row = processor.apply_chat_template([{"role": "user", "content": said}], add_generation_prompt=True, tokenize=True, return_dict=True,
+        content = [{"type": "image", "image": read(file)}, {"type": "text", "text": question.strip()}]
+        row = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True, tokenize=True, return_dict=True,
                                             return_tensors="pt")  # fmt: skip
         out = model.generate(**row, **how)[0, row["input_ids"].shape[1] :]
         return processor.tokenizer.decode(out, skip_special_tokens=True).strip()

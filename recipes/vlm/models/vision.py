@@ -59,7 +59,7 @@ def weights(name: str) -> dict[str, Tensor]:
     return load_file(small_vision_encoder.folder() / "encoder.safetensors") if name == "cells" else {}
 
 
-def told(name: str) -> str:
+def describe(name: str) -> str:
     """Return its source, and its own accuracy."""
     if name != "cells":
         return name

@@ -22,9 +22,9 @@ class Probe(gym.Env):
         self.action_space = gym.spaces.Box(0.0, 1.0, (1,)) if box else gym.spaces.Discrete(actions)
 
     def _look(self) -> np.ndarray:
-        shown = 0 if self.limited else self.time  # a time limit is not part of the environment's state
+        time = 0 if self.limited else self.time  # a time limit is not part of the environment's state
         signal = 0 if self.brief and self.time else self.signal
-        return (self.shift + self.scale * np.array([signal, shown])).astype(np.float32)
+        return (self.shift + self.scale * np.array([signal, time])).astype(np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
         super().reset(seed=seed)

@@ -23,7 +23,7 @@ def tiles(
             for r, o in zip(returned.tolist(), seen, strict=True)]  # fmt: skip
 
 
-def shown(
+def figures(
     name: str, starts: Tensor, act: Callable[[Tensor], Tensor], *, low: float, high: float, stack: int = 1
 ) -> dict[str, list[Tile]]:
     """For the report: an episode from each of the seeds `starts` (n,) as lines, and the first in pictures where it renders."""
@@ -64,8 +64,8 @@ def strip(name: str, start: Tensor, act: Callable[[Tensor], Tensor], *, stack: i
 
 
 def views(name: str, stack: int) -> tuple[Callable, ...]:
-    """`play`, `tiles` and `shown` of one environment."""
-    return tuple(functools.partial(f, name, stack=stack) for f in (play, tiles, shown))
+    """`play`, `tiles` and `figures` of one environment."""
+    return tuple(functools.partial(f, name, stack=stack) for f in (play, tiles, figures))
 
 
 def trace(observations: Tensor, height: int = 64, width: int = 250) -> Tensor:

@@ -26,10 +26,10 @@ from trainworthy.recipes.rl.control.gates.learning_probes import (
     GAMMA,
     Subject,
     answers,
-    few,
     known,
     learnt,
     probe_gate,
+    rounded,
 )
 from trainworthy.recipes.rl.control.gates.objective import entries_gate, formula_gate, returns_gate
 from trainworthy.recipes.rl.control.gates.recording import seen
@@ -45,17 +45,17 @@ def targets_gate(subject: Subject) -> Gate:
 
     @gate("targets", rows="R5", title="the value targets of a first rollout equal the analytic returns")
     def check(context: GateContext) -> Finding:
-        wrong, shown, cause, under = [], [], "", ", ".join(f"{k} {v:g}" for k, v in subject.exact.items())
+        wrong, measured, cause, under = [], [], "", ", ".join(f"{k} {v:g}" for k, v in subject.exact.items())
         for name in ("constant", "delay") if subject.exact else ("constant",):
             batches = learnt(context, subject, name, rollouts=1, **subject.exact).batches
             got = torch.cat([b["return"] for b in batches]).float().cpu().unique()
             known = answers(subject, name)[1]
             gap = (got[:, None] - known).abs().min(1).values
             cut = (gap > LIMIT).sum().item()
-            shown.append(f"{name} {few(sorted(known.tolist()))}")
+            measured.append(f"{name} {rounded(sorted(known.tolist()))}")
             if cut:
                 wrong.append(
-                    f"{name}: targets such as {few(got[gap > LIMIT][:3])}; analytically only {few(sorted(known.tolist()))} occur"
+                    f"{name}: targets such as {rounded(got[gap > LIMIT][:3])}; analytically only {rounded(sorted(known.tolist()))} occur"
                 )
         rule = PROBES["both"]["rule"]
         for batch in learnt(context, subject, "both", rollouts=1, **subject.exact).batches:
@@ -70,11 +70,12 @@ def targets_gate(subject: Subject) -> Gate:
                 break
         cause = cause or (_by_definition(context, subject) if wrong else "")
         return Finding(
-            not wrong, "; ".join(wrong) or f"equal to the analytic returns: {'; '.join(shown)}", f"within {LIMIT:g}" + f", at {under}" * bool(under),
+            not wrong, "; ".join(wrong) or f"equal to the analytic returns: {'; '.join(measured)}",
+            f"within {LIMIT:g}" + f", at {under}" * bool(under),
             "bootstrapping crosses the end of an episode: the mask is missing or one step off\n"
             "reward, observation and end of a step are stored with another step's\n"
             "the stored actions are not those that were taken\n"
-            "the discount is missing, or applied twice", evidence={"known": shown}, cause=cause,
+            "the discount is missing, or applied twice", evidence={"known": measured}, cause=cause,
         )  # fmt: skip
 
     return check
@@ -109,9 +110,9 @@ def lag_gate(subject: Subject) -> Gate:
         whole = [{k: result.run.gather(b[k]) for k in ("observation", "return")} for b in result.batches]
         targets = torch.stack([b["return"][(b["observation"] == first).all(-1)].mean() for b in whole])
         values = GAMMA * torch.stack(result.values)[:, 0]
-        apart, moved = (targets - values).std().item(), values.std().item()
+        distance, moved = (targets - values).std().item(), values.std().item()
         return Finding(
-            apart >= 0.2 * moved, f"standard deviation over updates: the net's values {moved:.2g}, their distance from the targets {apart:.2g}",
+            distance >= 0.2 * moved, f"standard deviation over updates: the net's values {moved:.2g}, their distance from the targets {distance:.2g}",
             "a distance that varies by at least a fifth as much as the values, because targets lag behind the net",
             "the target network is the net itself, not a copy, or is copied after every update\n"
             "the target uses the trained net instead of the target network",
@@ -204,7 +205,7 @@ def lower_gate(subject: Subject) -> Gate:
             with torch.no_grad():
                 model.critics[i][-1].bias += FALL
         return Finding(
-            min(targets + gains) >= 0.95, f"share of one critic's change that reaches the targets {few(targets)}, the policy {few(gains)}",
+            min(targets + gains) >= 0.95, f"share of one critic's change that reaches the targets {rounded(targets)}, the policy {rounded(gains)}",
             "at least 0.95, whichever critic is lowered",
             "targets use one critic only, their mean or the highest: values are overestimated\n"
             "the policy loss uses one critic only", evidence={"targets": targets, "policy": gains},
@@ -228,9 +229,9 @@ def density(context: GateContext) -> Finding:
     rows = [torch.autograd.grad(actions[:, i].sum(), noise, retain_graph=True)[0] for i in range(actions.shape[1])]
     normal = torch.distributions.Normal(0.0, 1.0).log_prob(noise).sum(-1)
     known = normal - torch.linalg.slogdet(torch.stack(rows, 1)).logabsdet
-    apart = (found - known).abs().max().item()
+    error = (found - known).abs().max().item()
     return Finding(
-        apart <= LIMIT, f"log-densities of {len(known)} actions differ from the change of variables by up to {apart:.2g}", f"{LIMIT:g}",
+        error <= LIMIT, f"log-densities of {len(known)} actions differ from the change of variables by up to {error:.2g}", f"{LIMIT:g}",
         "the slope of tanh is missing: subtract log(1 - a^2) for every component of an action\n"
         "a mean over the components of an action instead of a sum, or another axis\n"
         "the density has another standard deviation than the sampler",
@@ -310,20 +311,20 @@ def memory_gate(subject: Subject) -> Gate:
 
         result = learnt(context, subject, "memory", rollouts=13, noted=12, look=look)
         batches, limit = result.batches, 1e-4 if result.run.precision == "fp32" else 5e-2
-        apart = ratios[0].log().abs().max().item()
+        error = ratios[0].log().abs().max().item()
         rows, value = (torch.cat([b[k] for b in batches]) for k in ("observation", "value"))
         first = {
             signal: value[(rows[:, 0] == signal) & (rows[:, 1] == 0)] for signal in (-1, 1)
         }  # by signal, at the first step of an episode
         spread = max((v.max() - v.min()).item() for v in first.values())
         return Finding(
-            apart <= limit and spread <= limit,
-            f"log-probabilities in the first update differ from the rollout's by up to {apart:.2g}; values of one observation at "
+            error <= limit and spread <= limit,
+            f"log-probabilities in the first update differ from the rollout's by up to {error:.2g}; values of one observation at "
             f"the start of an episode differ by {spread:.2g}", f"at most {limit:g}",
             "the recurrent state is not reset at the end of an episode, in the rollout or in the update\n"
             "the steps of a minibatch are not in time order, or mix environments\n"
             "the update does not start from the state before the rollout's first step",
-            evidence={"off": apart, "spread": spread},
+            evidence={"off": error, "spread": spread},
         )  # fmt: skip
 
     return check

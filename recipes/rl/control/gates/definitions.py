@@ -118,7 +118,7 @@ def unplayed(places: list[list[tuple[int, int]]]) -> Compared:
 
 
 @torch.no_grad()
-def asked(net: Any, rows: Tensor, like: nn.Module) -> Tensor:
+def outputs(net: Any, rows: Tensor, like: nn.Module) -> Tensor:
     """Return the output of `net` for `rows` on the CPU, on the CPU."""
     return net(rows.to(next(like.parameters()).device)).float().cpu()
 
@@ -148,7 +148,7 @@ def ppo(cfg: Any, seen: "Seen") -> Compared:
 def _ppo_values(cfg: Any, seen: "Seen", net: nn.Module, places: list, rows: dict, size: float) -> Compared:
     steps = seen.steps
     with seen.run.autocast():
-        value, following = (asked(net.value, steps[k], net).tolist() for k in ("observation", "next_observation"))
+        value, following = (outputs(net.value, steps[k], net).tolist() for k in ("observation", "next_observation"))
     reward, over = steps["reward"].tolist(), (steps["terminated"] | steps["truncated"]).tolist()
     ended = steps["terminated"].tolist()
 
@@ -212,8 +212,8 @@ def dqn(cfg: Any, seen: "Seen") -> Compared:
         if (done if ends == "done" else steps[ends])[t + k, i]:
             return total
         after = steps[state][t + k, i][None]
-        worth = asked(seen.target, after, seen.target)[0]
-        liked = asked(seen.model, after, seen.model)[0] if double else worth
+        worth = outputs(seen.target, after, seen.target)[0]
+        liked = outputs(seen.model, after, seen.model)[0] if double else worth
         near = liked >= liked.max() - 1e-6 * liked.abs().max()  # two actions may have equal values up to rounding
         return total + cfg.gamma ** (k + late) * size * worth[near].max().item()
 
@@ -223,15 +223,15 @@ def dqn(cfg: Any, seen: "Seen") -> Compared:
         with seen.run.autocast():
             return [[d for t, i in some if (d := targets(t, i, **how)) is not None] for some in places]
 
-    def apart(**how: Any) -> float:
+    def error_of(**how: Any) -> float:
         """Return the largest relative difference of the batch's targets from this definition."""
         due = all_due(**how)
         scale = max(max((abs(d) for some in due for d in some), default=0.0), 1e-9)
         return max(gap(r * unit, some) for r, some in zip(rows["return"].tolist(), due, strict=True)) / scale
 
-    off, cause = apart(), CAUSES["dqn"]
+    off, cause = error_of(), CAUSES["dqn"]
     if off > 1e-3:  # find the known mistake that fits
-        fits = (name for name, how in mistakes_of_dqn(cfg, unit).items() if apart(**how) <= 1e-3)
+        fits = (name for name, how in mistakes_of_dqn(cfg, unit).items() if error_of(**how) <= 1e-3)
         known = next(fits, "") or clipped([r * unit for r in rows["return"].tolist()], all_due())
         cause = f"{known}\n{cause}" if known else cause
     out["targets"] = (off, cause)

@@ -42,14 +42,14 @@ def played(env: gym.Env, seed: int) -> list[str]:
     env.reset(seed=seed)
     for _ in range(STEPS):
         env.step(env.action_space.sample())
-        said = [ends.get(i, (False, False)) for i in range(len(chain))]
-        if any(terminated for terminated, _ in said):
-            outside = [type(w).__name__ for w, one, inner in zip(chain[1:], said[1:], said[:-1], strict=True)
+        ends_at = [ends.get(i, (False, False)) for i in range(len(chain))]
+        if any(terminated for terminated, _ in ends_at):
+            outside = [type(w).__name__ for w, one, inner in zip(chain[1:], ends_at[1:], ends_at[:-1], strict=True)
                        if inner[0] and one == (False, True)]  # fmt: skip
-            found.append(outside[0] if outside and said[-1] == (False, True) else "")
+            found.append(outside[0] if outside and ends_at[-1] == (False, True) else "")
         if len(found) == EPISODES:
             break
-        if any(said[-1]):
+        if any(ends_at[-1]):
             env.reset()
         ends.clear()
         if time.monotonic() - began > SECONDS:

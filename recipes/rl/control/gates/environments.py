@@ -47,17 +47,19 @@ def replay(context: GateContext) -> Finding:
     new = Environments(cfg.env, envs.n, seed=envs.seed, stack=cfg.frame_stack, rank=run.rank, world=run.world)
     used, first = (begun(some, saved, actions[:8]) for some in (envs, new))
     if not torch.equal(used, first):
-        step, apart = (used != first).flatten(1).any(1).nonzero()[0].item(), (used - first).abs().max().item()
-        wrong.append(f"observations {step} steps into an episode depend on the episode before, by up to {apart:.3g}")
+        step, difference = (used != first).flatten(1).any(1).nonzero()[0].item(), (used - first).abs().max().item()
+        wrong.append(
+            f"observations {step} steps into an episode depend on the episode before, by up to {difference:.3g}"
+        )
     bootstrapped, ends = endings.as_truncations(cfg.env, cfg.frame_stack, before + after, envs.seed)
     fault, remark = starts.shared(new)
     wrong += [one for one in (bootstrapped, fault) if one]
     ended = sum(int((one["terminated"] | one["truncated"]).sum()) for one in before + after)
-    told = f"{n} environments with {len(start.unique(dim=0))} different starts, {ended} episodes ended in {2 * steps} steps"
-    told += f", {ends}" * bool(ends)
-    told += f" ({remark})" * bool(remark)
+    measured = f"{n} environments with {len(start.unique(dim=0))} different starts, {ended} episodes ended in {2 * steps} steps"
+    measured += f", {ends}" * bool(ends)
+    measured += f" ({remark})" * bool(remark)
     return Finding(
-        not wrong, "; ".join(wrong) or f"{told}; continued bit for bit", "independent seeds; the same observations after loading the state",
+        not wrong, "; ".join(wrong) or f"{measured}; continued bit for bit", "independent seeds; the same observations after loading the state",
         "the environment draws from a generator that reset(seed=...) does not seed (numpy's or Python's global one)\n"
         "its state survives a reset, so an episode does not follow from its seed and actions alone\n"
         "stacked observations cross the end of an episode: the first ones must not contain older frames\n"

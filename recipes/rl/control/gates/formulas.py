@@ -124,17 +124,17 @@ def huber(off: Tensor) -> Tensor:
 def sac(cfg: Any, model: nn.Module, batch: dict, got: dict[str, Tensor]) -> Statements:
     """Haarnoja 2018 (algorithms and applications), equations 5, 9 and 18. Each term updates its own part only."""
     seen, back = batch["observation"], batch["return"]
-    said = critics(model.critics, model.scaled(seen), batch["action"])
+    values = critics(model.critics, model.scaled(seen), batch["action"])
     action, log_prob = model.sample(seen, batch["noise"])
     fixed = critics(copy.deepcopy(model.critics).requires_grad_(False), model.scaled(seen), action)
     log_alpha = model.log_temperature
     alpha = log_alpha.detach().exp()
     surplus = -(log_prob.detach() + cfg.target_entropy * model.n_act)
-    half = [0.5 * (one - back).square() for one in said]
+    half = [0.5 * (one - back).square() for one in values]
     pairs = {f"the policy uses only critic {i}": alpha * log_prob - one for i, one in enumerate(fixed)}
     return {
         "critic": Statement(
-            {"both critics' squared errors": sum(half), "both critics' Huber loss": sum(huber(one - back) for one in said)},
+            {"both critics' squared errors": sum(half), "both critics' Huber loss": sum(huber(one - back) for one in values)},
             {f"only critic {i} is trained": one for i, one in enumerate(half)}),
         "policy": Statement(
             {"temperature x log-probability minus the lower critic": alpha * log_prob - fixed.amin(0)},

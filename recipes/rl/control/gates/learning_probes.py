@@ -199,27 +199,27 @@ def probe_gate(subject: Subject, name: str, rows: str, title: str, remedy: str) 
         with torch.no_grad():
             found = stage.model.value(observations.to(run.device)).tolist()
             near = None if best is None else stage.model.near(observations.to(run.device), best.to(run.device))
-        apart = off(subject, stage, name, stack)
-        shown = f"values {few(found)}" if near is None else f"probabilities of the best actions {few(near)}"
+        error = off(subject, stage, name, stack)
+        measured = f"values {rounded(found)}" if near is None else f"probabilities of the best actions {rounded(near)}"
         earned = 1.0
         if (
             name == "memory"
         ):  # the frames above were made analytically; only episodes show what the environment really stacks
             with evaluating(stage.eval_model):
                 earned = stage.evaluate(stage.eval_model, stage.data["val"])["return"]
-            shown += f", return of an episode {earned:.2f} of 1"
+            measured += f", return of an episode {earned:.2f} of 1"
         needed = (
-            f"{few(values)}, with errors of at most {CLOSE:.0%} of the largest"
+            f"{rounded(values)}, with errors of at most {CLOSE:.0%} of the largest"
             if best is None
             else f"at least {1 - 3 * CLOSE:.1f} each" + f", and a return of at least {EARNED:g}" * (name == "memory")
         )
         return Finding(
-            apart <= CLOSE and earned >= EARNED, f"{shown} after {run.step} rollouts", f"{needed}, within {ROLLOUTS} rollouts", remedy,
-            evidence={"observations": observations.tolist(), "values": found, "known": values.tolist(), "off": apart},
+            error <= CLOSE and earned >= EARNED, f"{measured} after {run.step} rollouts", f"{needed}, within {ROLLOUTS} rollouts", remedy,
+            evidence={"observations": observations.tolist(), "values": found, "known": values.tolist(), "off": error},
         )  # fmt: skip
 
     return check
 
 
-def few(values: Any) -> str:
+def rounded(values: Any) -> str:
     return " ".join(f"{float(v):.2f}" for v in values)

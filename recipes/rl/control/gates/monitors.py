@@ -178,13 +178,13 @@ def far() -> Monitor:
     def check(history: Rows) -> Finding:
         kl, clipped = curve(history, "approx_kl"), curve(history, "clip_fraction")
         most, share = max(kl, default=0.0), sum(clipped) / max(len(clipped), 1)
-        still = most < NOWHERE
+        nowhere = most < NOWHERE
         runaway = len(kl) >= IN_A_ROW and min(kl[-IN_A_ROW:]) > RUNAWAY * FAR
         return Finding(
-            most <= FAR and share <= CLIPPED and not still,
+            most <= FAR and share <= CLIPPED and not nowhere,
             f"KL of at most {most:.2g} over an iteration's updates, {share:.0%} of the samples at the clip",
             f"KL between {NOWHERE:g} and {FAR:g}, at most {CLIPPED:.0%} at the clip",
-            "the policy does not change: --optim.lr, or equal advantages" if still
+            "the policy does not change: --optim.lr, or equal advantages" if nowhere
             else "a lower --optim.lr, fewer --update-epochs, a larger --train.batch-size", evidence={"kl": kl, "clip_fraction": clipped,
                 "stop": f"updates without a limit: KL above {RUNAWAY * FAR:g} in {IN_A_ROW} evaluations in a row; is the ratio that "
                 "of the new to the old policy, and is it clipped?" if runaway else ""},

@@ -41,10 +41,10 @@ def formula_gate(formula: Callable | None) -> Gate:
         one, run = compared(context, formula), seen(context).run
         exact, own = limit(run, 1e-4), f"; of the recipe's own: {', '.join(one.own)}" if one.own else ""
         return Finding(
-            not one.wrong, "; ".join(one.wrong) or f"{one.samples} samples: {', '.join(one.said)}{own}",
+            not one.wrong, "; ".join(one.wrong) or f"{one.samples} samples: {', '.join(one.remarks)}{own}",
             f"the formula within {exact:g}, its gradient within {10 * exact:g}",
             "\n".join([*dict.fromkeys(one.causes), ON_PURPOSE]),
-            evidence={"compared": one.said, "own": one.own}, batch=one.batch, cause=stated_by.known(one.causes),
+            evidence={"compared": one.remarks, "own": one.own}, batch=one.batch, cause=stated_by.known(one.causes),
         )  # fmt: skip
 
     return check
@@ -57,7 +57,7 @@ class Comparison:
     batch: dict[str, Any]
     samples: int = 0
     wrong: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
     own: list[str] = field(default_factory=list)
     """Terms without a formula."""
@@ -84,9 +84,9 @@ def _compared(context: GateContext, formula: Callable) -> Comparison:
     got, whole, due, out.own = stated_by.paired(got, whole, due)
     out.samples = batch_size(batch)
     for term, statement in due.items():
-        fault, said, cause, form = stated_by.compare(term, statement, got[term], whole[term], model, limit(run, 1e-4))
+        fault, remark, cause, form = stated_by.compare(term, statement, got[term], whole[term], model, limit(run, 1e-4))
         out.wrong += [fault] * bool(fault)
-        out.said += [said] * bool(said)
+        out.remarks += [remark] * bool(remark)
         out.causes += [cause] * bool(cause)
         out.forms[term] = form
     return out
@@ -96,8 +96,8 @@ def _stated(formula: Callable, cfg: Any, model: nn.Module, batch: dict, got: dic
     try:
         return {k: stated_by.summed(s) for k, s in formula(cfg, model, batch, got).items()}
     except (KeyError, AttributeError, TypeError, ValueError, RuntimeError) as error:
-        said = f"{type(error).__name__}: {error}"
-        raise Skip(f"the formula does not fit this model or batch ({said}); {ON_PURPOSE}") from None
+        remark = f"{type(error).__name__}: {error}"
+        raise Skip(f"the formula does not fit this model or batch ({remark}); {ON_PURPOSE}") from None
 
 
 def _moved(batch: dict, seed: int) -> dict:
@@ -142,12 +142,12 @@ def entries_gate(unread: Callable[[Any], dict[str, str]], formula: Callable | No
             moved[key] = change
             if change <= 1e-5 and not _spare(context, formula, batch, key, other):
                 silent.append(key)
-        shown = ", ".join(f"{k} {v:.2g}" for k, v in moved.items()) + (
+        measured = ", ".join(f"{k} {v:.2g}" for k, v in moved.items()) + (
             f"; declared: {', '.join(declared)}" if declared else ""
         )
         return Finding(
-            not silent, f"the loss does not depend on {', '.join(silent)} ({shown})" if silent
-            else f"relative change of the loss by entry: {shown}",
+            not silent, f"the loss does not depend on {', '.join(silent)} ({measured})" if silent
+            else f"relative change of the loss by entry: {measured}",
             "a term changes by more than 1e-5 (relative) when an entry is changed",
             f"`{silent[0] if silent else ''}` is put in the batch and never read, or cancels out (divided by itself)\n"
             "on purpose: leave it out of the batch, or give the reason in `unread=` of gates.Subject",
@@ -248,7 +248,7 @@ def newest_only(found: Seen) -> str:
 def too_small(stage: Stage, cfg: Any) -> str:
     """Return what a replay buffer lacks that has less room than the run asks for; empty if it has that room, or there is none."""
     replay = next((s for s in stage.state.values() if isinstance(s, Replay)), None)
-    room, asked = replay.steps * replay.n if replay else 0, getattr(cfg, "buffer_size", 0)
-    if replay is None or room > asked - replay.n:
+    room, size = replay.steps * replay.n if replay else 0, getattr(cfg, "buffer_size", 0)
+    if replay is None or room > size - replay.n:
         return ""
-    return f"the replay buffer has room for {room:,} transitions, --buffer-size is {asked:,}"
+    return f"the replay buffer has room for {room:,} transitions, --buffer-size is {size:,}"

@@ -88,9 +88,9 @@ def _verdict(shares: list[float], due: float, updates: float, total: int) -> Fin
         found = (len(copies) - 1) / (copies[-1] - copies[0])
     rate = found if found > 0 else 1 / due  # no copy in these rollouts: use the settings
     times = rate * updates * total
-    told = 1 / due
-    plain = len(shares) * told >= 2 or found * len(shares) >= 2  # enough was watched
-    other = plain and not 0.5 <= (found / told if told else math.inf) <= 2
+    expected = 1 / due
+    plain = len(shares) * expected >= 2 or found * len(shares) >= 2  # enough was watched
+    other = plain and not 0.5 <= (found / expected if expected else math.inf) <= 2
     every = (
         f"once in {1 / rate:.4g} updates" if rate < 0.5 else f"{rate:.0%} of the distance to the net in every update"
     )

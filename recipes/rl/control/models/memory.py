@@ -55,7 +55,7 @@ class Memory(nn.Module):
         """The state in what `forward` gave: what the next row holds."""
         return (x[..., self.n_obs :],) if self.size else ()
 
-    def told(self, seen: str, output: str) -> dict[str, str]:
+    def describe(self, seen: str, output: str) -> dict[str, str]:
         """What an export says of its input and output, where `seen` is what it says of an observation."""
         if not self.size:
             return {"input": seen, "output": output}

@@ -29,9 +29,9 @@ class Running(nn.Module):
         """Add rows (n, size)."""
         rows, n, seen = exact(rows), len(rows), self.count.item()
         mean, var = rows.mean(0), rows.var(0, correction=0)
-        apart, total = mean - exact(self.mean), n + seen
-        together = (exact(self.var) * seen + var * n + apart.square() * seen * n / total) / total
-        self.mean.add_((apart * n / total).to(self.mean))
+        delta, total = mean - exact(self.mean), n + seen
+        together = (exact(self.var) * seen + var * n + delta.square() * seen * n / total) / total
+        self.mean.add_((delta * n / total).to(self.mean))
         self.var.copy_(together)
         self.count.add_(n)
         self.std.copy_(_root(self.var))
@@ -46,9 +46,9 @@ def _root(square: Tensor) -> Tensor:
 class Side(nn.ModuleList):
     """Parallel MLPs with the same input (B, n) and one output each: (nets, B)."""
 
-    def forward(self, x: Tensor, *, still: bool = False) -> Tensor:
+    def forward(self, x: Tensor, *, keep_state: bool = False) -> Tensor:
         """`still`: gradients reach `x`, but not these nets."""
-        return torch.stack([(untaught(net, x) if still else net(x)).squeeze(-1) for net in self])
+        return torch.stack([(untaught(net, x) if keep_state else net(x)).squeeze(-1) for net in self])
 
 
 class Layers(nn.Sequential):

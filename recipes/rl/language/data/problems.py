@@ -61,11 +61,11 @@ class Source:
 def read(source: Source) -> tuple[pairs.Rows, pairs.Rows, pairs.Rows, list[str]]:
     """Return (train, val, test) rows of `prompt`, `answer` and `source`, and notes on rows that were left out."""
     if source.path == "sums":
-        train, val, told = *sums(), []
+        train, val, notes = *sums(), []
     else:
-        train, val, told = pairs.read_file(source.path, checked, source, what="question with an answer",
+        train, val, notes = pairs.read_file(source.path, checked, source, what="question with an answer",
                                            needed="prompt (str) and answer (str), or a number")  # fmt: skip
-    return train, *pairs.spaced(val, source.held_out), told
+    return train, *pairs.spaced(val, source.held_out), notes
 
 
 def checked(row: dict[str, Any]) -> list[dict[str, str]]:
@@ -84,8 +84,10 @@ def sums() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
             twin = f"{min(a, b)} and {max(a, b)}"
             rows.append({"prompt": f"{a} + {b} =", "answer": str(a + b), "source": twin})
     rows.sort(key=lambda r: crc32(r["prompt"].encode()))
-    apart = [crc32(r["source"].encode()) % 10 == 0 for r in rows]
-    return [r for r, a in zip(rows, apart, strict=True) if not a], [r for r, a in zip(rows, apart, strict=True) if a]
+    held_out = [crc32(r["source"].encode()) % 10 == 0 for r in rows]
+    return [r for r, a in zip(rows, held_out, strict=True) if not a], [
+        r for r, a in zip(rows, held_out, strict=True) if a
+    ]
 
 
 # -------------------------------------------------------------------------------------------------------------- answers
@@ -96,13 +98,13 @@ def number(text: str) -> float | None:
 
 
 @lru_cache(65_536)
-def right(said: str, answer: str) -> bool:
+def right(text: str, answer: str) -> bool:
     """Return whether a text gives the answer. Numbers and formulas are compared by `math-verify` (the last one of the text; 1/2 equals 0.5),
     other answers as whole texts, ignoring case. An expression that is not evaluated (34 + 12 for 46) is wrong."""
     due = _parsed(answer)
     if not due:
-        return said.strip().casefold() == answer.strip().casefold()
-    found = _parsed(said)
+        return text.strip().casefold() == answer.strip().casefold()
+    found = _parsed(text)
     if not found or (UNWORKED.search(str(found[-1])) and not UNWORKED.search(answer)):
         return False
     import math_verify
@@ -159,7 +161,7 @@ def one_digit_more(answer: str) -> str:
 
 def exact(completions: list[str], answer: list[str], **_) -> list[float]:
     """1 for the right answer, 0 for any other."""
-    return [float(right(said, due)) for said, due in zip(completions, answer, strict=True)]
+    return [float(right(text, due)) for text, due in zip(completions, answer, strict=True)]
 
 
 def majority(train: list[dict[str, str]], val: list[dict[str, str]]) -> float:
@@ -228,25 +230,27 @@ def guarded(function: Reward, name: str, fail: Callable[[str], Exception]) -> Re
     """`function` as TRL calls it: texts for chats, and one finite number for each completion or what `fail` makes of the reason."""
 
     def reward(prompts: list, completions: list, answer: list[str], **columns: Any) -> list[float]:
-        said = [c if isinstance(c, str) else c[0]["content"] for c in completions]
-        asked = [p if isinstance(p, str) else p[-1]["content"] for p in prompts]
-        told = f"the reward function {name} "
+        texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+        questions = [p if isinstance(p, str) else p[-1]["content"] for p in prompts]
+        prefix = f"the reward function {name} "
         known = {k: v for k, v in columns.items() if k == "source"}
         try:
-            found = function(prompts=asked, completions=said, answer=answer, **known)
+            found = function(prompts=questions, completions=texts, answer=answer, **known)
         except Exception as error:
             at = inspect.trace()[-1]
             raise fail(
-                f"{told}raised {type(error).__name__}: {error} ({at.filename}:{at.lineno}), for e.g. {said[0]!r}"
+                f"{prefix}raised {type(error).__name__}: {error} ({at.filename}:{at.lineno}), for e.g. {texts[0]!r}"
             ) from error
-        if not isinstance(found, list | tuple) or len(found) != len(said):
+        if not isinstance(found, list | tuple) or len(found) != len(texts):
             got = f"{len(found)} rewards" if isinstance(found, list | tuple) else f"a {type(found).__name__}"
             raise fail(
-                f"{told}returned {got} for {len(said)} completions: it must return a list of one number for each"
+                f"{prefix}returned {got} for {len(texts)} completions: it must return a list of one number for each"
             )
-        for text, value in zip(said, found, strict=True):
+        for text, value in zip(texts, found, strict=True):
             if not isinstance(value, bool | int | float) or not math.isfinite(value):
-                raise fail(f"{told}returned {value!r} for the completion {text[:60]!r}: it must return a finite number")
+                raise fail(
+                    f"{prefix}returned {value!r} for the completion {text[:60]!r}: it must return a finite number"
+                )
         if log := columns.get("log_metric"):
             for key, mean in getattr(function, "means", {}).items():
                 log(f"rewards/{key}", mean)
@@ -257,10 +261,10 @@ def guarded(function: Reward, name: str, fail: Callable[[str], Exception]) -> Re
 
 def tried(reward: Reward, rows: list[dict[str, str]]) -> None:
     """The function on a right answer, none, a long one and that of another question, before anything is built."""
-    few = [rows[i % len(rows)] for i in range(4)]
-    texts = [few[0]["answer"], "", "no idea " * 20, few[0]["answer"]]
-    reward(prompts=[r["prompt"] for r in few], completions=texts, answer=[r["answer"] for r in few],
-           source=[r["source"] for r in few])  # fmt: skip
+    group = [rows[i % len(rows)] for i in range(4)]
+    texts = [group[0]["answer"], "", "no idea " * 20, group[0]["answer"]]
+    reward(prompts=[r["prompt"] for r in group], completions=texts, answer=[r["answer"] for r in group],
+           source=[r["source"] for r in group])  # fmt: skip
 
 
 def of_others(function: Reward) -> Reward:
@@ -302,8 +306,8 @@ class Asker:
 
     def ids(self, prompt: str) -> list[int]:
         """Return the tokens before the answer."""
-        asked = self.put(prompt)
-        return self.tokenizer(asked)["input_ids"] if isinstance(asked, str) else self.chat.ask(asked)
+        messages = self.put(prompt)
+        return self.tokenizer(messages)["input_ids"] if isinstance(messages, str) else self.chat.ask(messages)
 
     def answer(self, text: str) -> list[int]:
         """Return the tokens of an answer and its end."""
@@ -327,20 +331,20 @@ def usable(rows: list[dict[str, str]], asker: Asker, name: str, *, context: int,
     long = [i for i, n in enumerate(sizes) if n > most]
     if not long:
         return rows, ""
-    told = f"{len(long)} of {len(rows)} prompts are longer than {most} tokens (row {long[0]}: {sizes[long[0]]})"
+    measured = f"{len(long)} of {len(rows)} prompts are longer than {most} tokens (row {long[0]}: {sizes[long[0]]})"
     if len(long) > source.max_bad * len(rows):
         beyond = max(sizes) + new > context
         raise core.UserError(
-            f"{name}: {told}", needed=f"at most {source.max_bad:.1%} (--data.max-bad)",
+            f"{name}: {measured}", needed=f"at most {source.max_bad:.1%} (--data.max-bad)",
             got=f"a context of {context} tokens, {new} of them for the answer" if beyond else "",
             cause="a prompt longer than the model's context" if beyond else "a limit for short questions, or many --data.shots",
             next="a model with a longer context, fewer --data.shots, or --data.max-bad" if beyond
             else f"--data.max-prompt {max(sizes)}",
         )  # fmt: skip
-    return [r for i, r in enumerate(rows) if i not in {*long}], f"{told}: left out"
+    return [r for i, r in enumerate(rows) if i not in {*long}], f"{measured}: left out"
 
 
-def answers_told(rows: list[dict[str, str]], asker: Asker, new: int) -> dict[str, str]:
+def answer_notes(rows: list[dict[str, str]], asker: Asker, new: int) -> dict[str, str]:
     """Return notes on the lengths of right answers, without any calculation before them."""
     sizes = [len(asker.answer(r["answer"])) for r in rows]
     found = {"answers": pairs.spread(sizes)}

@@ -110,18 +110,18 @@ class Model:
 def ask(reward: Reward, prompts: list[str], completions: list[str]) -> torch.Tensor:
     """Return the rewards (B,). Raises UserError with the text for values that are not finite numbers."""
     try:
-        said = reward(prompts, completions)
+        rewards = reward(prompts, completions)
     except Exception as error:
         raise UserError("the reward function raised", got=f"{type(error).__name__}: {error}",
                         needed="a number for any text, the empty one too") from error  # fmt: skip
-    said = [float(v) for v in (said.tolist() if hasattr(said, "tolist") else said)]
-    if len(said) != len(completions):
-        raise UserError("the reward function returns a wrong number of rewards", got=f"{len(said)} rewards",
+    rewards = [float(v) for v in (rewards.tolist() if hasattr(rewards, "tolist") else rewards)]
+    if len(rewards) != len(completions):
+        raise UserError("the reward function returns a wrong number of rewards", got=f"{len(rewards)} rewards",
                         needed=f"{len(completions)}, one for each completion")  # fmt: skip
-    if bad := [i for i, v in enumerate(said) if not math.isfinite(v)]:
-        raise UserError("the reward function returns something that is not a number", got=f"{said[bad[0]]} for {completions[bad[0]]!r}",
+    if bad := [i for i, v in enumerate(rewards) if not math.isfinite(v)]:
+        raise UserError("the reward function returns something that is not a number", got=f"{rewards[bad[0]]} for {completions[bad[0]]!r}",
                         needed="finite numbers", cause="a division by zero or a logarithm of zero")  # fmt: skip
-    return torch.tensor(said)
+    return torch.tensor(rewards)
 
 
 # --------------------------------------------------------------------------------------------------------------- probes
@@ -169,35 +169,43 @@ def repeats(reward: Reward, sample: Sample) -> str:
 
 def constant(reward: Reward, sample: Sample) -> str:
     """Different rewards for different texts: if all are equal, nothing can be learnt."""
-    said = ask(reward, sample.prompts, sample.completions)
-    return f"constant: all {len(said)} texts get {said[0]:g}" if said.max() - said.min() <= SAME * spread(said) else ""
+    rewards = ask(reward, sample.prompts, sample.completions)
+    return (
+        f"constant: all {len(rewards)} texts get {rewards[0]:g}"
+        if rewards.max() - rewards.min() <= SAME * spread(rewards)
+        else ""
+    )
 
 
 def empty(reward: Reward, sample: Sample) -> str:
     """An empty answer has a lower reward than at least 10% of the texts."""
-    said = ask(reward, sample.prompts, sample.completions)
-    nothing = ask(reward, sample.prompts, [""] * len(said)).mean()
-    best = said.max() > said.min() and nothing >= said.quantile(0.9) and nothing > said.min()
-    return f"an empty answer gets {nothing:g}, and nine in ten texts get at most {said.quantile(0.9):g}" if best else ""
+    rewards = ask(reward, sample.prompts, sample.completions)
+    nothing = ask(reward, sample.prompts, [""] * len(rewards)).mean()
+    best = rewards.max() > rewards.min() and nothing >= rewards.quantile(0.9) and nothing > rewards.min()
+    return (
+        f"an empty answer gets {nothing:g}, and nine in ten texts get at most {rewards.quantile(0.9):g}" if best else ""
+    )
 
 
 def length(reward: Reward, sample: Sample) -> str:
     """Not only length counts: the same length with other characters gives another reward, and no fit by length explains it."""
-    said = ask(reward, sample.prompts, sample.completions).double()
-    if said.max() - said.min() <= SAME * spread(said):
+    rewards = ask(reward, sample.prompts, sample.completions).double()
+    if rewards.max() - rewards.min() <= SAME * spread(rewards):
         return ""
     draws, signs = random.Random(0), [s for c in sample.completions for s in c if not s.isspace()]
     turned = [
         ask(reward, sample.prompts, [nonsense(c, signs, draws) for c in sample.completions]).double()
         for _ in range(TIMES)
     ]
-    gap = max((said - t).abs().max().item() for t in turned)
+    gap = max((rewards - t).abs().max().item() for t in turned)
     sizes = np.array([[len(c), len(c.split())] for c in sample.completions], dtype=float)
     sizes /= sizes.max(0).clip(1)
     columns = np.stack([np.ones(len(sizes)), *sizes.T, *(sizes**2).T, sizes[:, 0] * sizes[:, 1]], 1)
-    fit = columns @ np.linalg.lstsq(columns, said.numpy(), rcond=None)[0]
-    share = 1 - np.square(said.numpy() - fit).sum() / max(np.square(said.numpy() - said.numpy().mean()).sum(), 1e-12)
-    if gap <= SAME * spread(said):
+    fit = columns @ np.linalg.lstsq(columns, rewards.numpy(), rcond=None)[0]
+    share = 1 - np.square(rewards.numpy() - fit).sum() / max(
+        np.square(rewards.numpy() - rewards.numpy().mean()).sum(), 1e-12
+    )
+    if gap <= SAME * spread(rewards):
         return "only the length counts: all texts of one length get the same reward"
     return f"only the length counts: it explains {share:.0%} of the rewards' variance" if share > EXPLAINED else ""
 
@@ -207,8 +215,8 @@ def nonsense(text: str, signs: list[str], draws: random.Random) -> str:
     return "".join(s if s.isspace() else draws.choice(signs) for s in text)
 
 
-def spread(said: torch.Tensor) -> float:
-    return max(1.0, said.abs().max().item())
+def spread(rewards: torch.Tensor) -> float:
+    return max(1.0, rewards.abs().max().item())
 
 
 PROBES = [Probe(f.__name__, f) for f in (answers, repeats, constant, empty, length)]
@@ -217,7 +225,7 @@ PROBES = [Probe(f.__name__, f) for f in (answers, repeats, constant, empty, leng
 
 def fault(reward: Reward, sample: Sample) -> str:
     """Return the result of the first probe that fails, or ""."""
-    return next((said for probe in PROBES if (said := probe.check(reward, sample))), "")
+    return next((found for probe in PROBES if (found := probe.check(reward, sample))), "")
 
 
 def of_nothing(reward: Reward, prompts: list[str]) -> float:

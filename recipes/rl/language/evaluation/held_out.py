@@ -31,10 +31,10 @@ class HeldOut:
             metrics.named(",".join(n for n in self.names if n not in ("accuracy", "reward")))
         self.columns = [*ALWAYS, *(metrics.key(n) for n in self.names if n != "accuracy")]
 
-    def rows(self, batch: dict[str, Any], said: Said) -> list[list[float]]:
+    def rows(self, batch: dict[str, Any], answers: Said) -> list[list[float]]:
         """The values of each question of a batch, in the order of `columns`."""
-        texts, due = [text for text, _, _ in said], list(batch["answer"])
-        each = [[problems.right(text, wanted), ended, n] for (text, n, ended), wanted in zip(said, due, strict=True)]
+        texts, due = [text for text, _, _ in answers], list(batch["answer"])
+        each = [[problems.right(text, wanted), ended, n] for (text, n, ended), wanted in zip(answers, due, strict=True)]
         for name in self.names:
             if name == "reward":
                 values = self.reward(

@@ -142,14 +142,14 @@ def questions(s: Subject) -> Gate:
             return [{" ".join(r[k].casefold().split()) for r in rows} for k in ("prompt", "source")]
 
         learnt, held_out = sets(data["questions"].rows), sets(data["val"].rows)
-        shown = sets(s.asker.solved)[0] & held_out[0]
+        repeated = sets(s.asker.solved)[0] & held_out[0]
         both = [sorted(a & b) for a, b in zip(learnt, held_out, strict=True)]
         wrong = [
             f"{len(b)} {k} in both splits, e.g. {b[0]!r}"
             for k, b in zip(("prompts", "sources"), both, strict=True)
             if b
         ]
-        wrong += [f"{len(shown)} held-out questions appear solved in every prompt"] * bool(shown)
+        wrong += [f"{len(repeated)} held-out questions appear solved in every prompt"] * bool(repeated)
         return Finding(
             not wrong, "; ".join(wrong) or f"{len(learnt[0]):,} training questions, {len(held_out[0])} held-out ones",
             "no prompt and no source in both splits",
@@ -169,10 +169,13 @@ def samples(s: Subject) -> Gate:
         log-probability of the sampled answers with its expected value (the entropy of the same distributions), by prompt length.
         Checks where each answer ends, and whether a low temperature leaves one answer."""
         u, wrong = unit(s, context), []
-        excesses, said = [], alone(u, s.cfg.temperature)
-        apart, limit = drawn_elsewhere(u, said, s.cfg.temperature), DRAWN if u.run.precision == "fp32" else DRAWN_16
-        far_off = {n: gap for n, gap in apart.items() if gap > limit}
-        same = one_answer(u, said, s.cfg.temperature)
+        excesses, log_probs = [], alone(u, s.cfg.temperature)
+        errors, limit = (
+            drawn_elsewhere(u, log_probs, s.cfg.temperature),
+            DRAWN if u.run.precision == "fp32" else DRAWN_16,
+        )
+        far_off = {n: gap for n, gap in errors.items() if gap > limit}
+        same = one_answer(u, log_probs, s.cfg.temperature)
         wrong += [same] * bool(same)
         wrong += [
             f"answers to prompts of {n} tokens were drawn from other distributions than each text alone has (they differ by {gap:.2g})"
@@ -181,7 +184,7 @@ def samples(s: Subject) -> Gate:
         for start in range(0, len(u.rows), s.cfg.num_generations):
             group = slice(start, start + s.cfg.num_generations)
             excess, variance = 0.0, 1e-2
-            for (_, after), p in zip(u.ids[group], said[group], strict=True):
+            for (_, after), p in zip(u.ids[group], log_probs[group], strict=True):
                 h = -(p.exp() * p).sum(-1)
                 nll = -p.gather(-1, torch.tensor(after, device=p.device)[:, None])[:, 0]
                 excess += (nll - h).sum().item()
@@ -202,26 +205,26 @@ def samples(s: Subject) -> Gate:
                 wrong.append(f"an answer of {len(after)} of {most} tokens is without the token that ends it")
         return Finding(
             not wrong, "; ".join(dict.fromkeys(wrong)) or f"{', '.join(excesses)}; {len(u.ids) - cut} of {len(u.ids)} answers end" +
-            (f"; drawn from the text's own distributions within {max(apart.values()):.1e}" if apart else ""),
+            (f"; drawn from the text's own distributions within {max(errors.values()):.1e}" if errors else ""),
             f"distributions within {limit:g}, log-probability within {FAR:g} sd of its expected value; each answer ends with its end "
             "token, which counts",
             "prompts are padded on the right for generation: the answer then continues the padding\n"
             "sampling uses another temperature than the loss, a top-k, or weights that are not the policy's\n"
             "the end token is masked because it is also the pad: mask by length, never by id (the model then never stops)",
-            evidence={"excess": excesses, "cut": cut, "drawn": apart},
+            evidence={"excess": excesses, "cut": cut, "drawn": errors},
             cause="the sampling temperature is too low: equal answers have equal rewards, and a group of them no gradient" if same else
             "prompts are padded on the right for generation, or positions count the padding: of several lengths, only the longest "
-            "prompt, which has no padding, is answered as it is alone" if far_off and max(apart) not in far_off else "",
+            "prompt, which has no padding, is answered as it is alone" if far_off and max(errors) not in far_off else "",
         )  # fmt: skip
 
     return check
 
 
-def drawn_elsewhere(u: Unit, said: list[Tensor], temperature: float) -> dict[int, float]:
+def drawn_elsewhere(u: Unit, log_probs: list[Tensor], temperature: float) -> dict[int, float]:
     """Return {prompt length: largest total variation distance} between the distributions that the first tokens were drawn from and
     those of each text alone, `said`. Log-probabilities of what was drawn show a difference only over many answers."""
     found: dict[int, float] = {}
-    for i, ((before, after), log_p) in enumerate(zip(u.ids, said, strict=True)):
+    for i, ((before, after), log_p) in enumerate(zip(u.ids, log_probs, strict=True)):
         for t, logits in enumerate(u.drawn_from[: len(after)]):
             gap = ((logits[i] / temperature).softmax(-1) - log_p[t].exp()).abs().sum().item() / 2
             found[len(before)] = max(found.get(len(before), 0.0), gap)
@@ -235,24 +238,24 @@ def advantages(s: Subject) -> Gate:
     def check(context: GateContext) -> Finding:
         """Computes the declared reward of each answer alone, minus its group's mean, divided by the group's standard deviation."""
         u = unit(s, context)
-        said = [s.asker.tokenizer.decode(after, skip_special_tokens=True) for _, after in u.ids]
+        texts = [s.asker.tokenizer.decode(after, skip_special_tokens=True) for _, after in u.ids]
         own = [
             s.reward(prompts=[r["prompt"]], completions=[c], answer=[r["answer"]])[0]
-            for r, c in zip(u.rows, said, strict=True)
+            for r, c in zip(u.rows, texts, strict=True)
         ]
         groups = torch.tensor(own, dtype=torch.float64).view(-1, s.cfg.num_generations)
         got = u.batch["advantages"].cpu().double().view(-1, s.cfg.num_generations)
         equal = int((groups.std(1) == 0).sum())
         due = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
-        asked = [{r["question"] for r in u.rows[i : i + s.cfg.num_generations]}
+        questions = [{r["question"] for r in u.rows[i : i + s.cfg.num_generations]}
                  for i in range(0, len(u.rows), s.cfg.num_generations)]  # fmt: skip
-        if mixed := [len(q) for q in asked if len(q) > 1]:
+        if mixed := [len(q) for q in questions if len(q) > 1]:
             return Finding(
-                False, f"{len(mixed)} of {len(asked)} groups contain answers to {max(mixed)} questions",
+                False, f"{len(mixed)} of {len(questions)} groups contain answers to {max(mixed)} questions",
                 f"{s.cfg.num_generations} answers to one question in each group",
                 "the answers of a group belong to different questions, so advantages compare questions, not answers. Rows must be "
                 "ordered question by question, not round by round (two loops in the other order, a sampler, a shuffle)",
-                evidence={"questions": [sorted(q) for q in asked]},
+                evidence={"questions": [sorted(q) for q in questions]},
             )  # fmt: skip
         if equal == len(groups):
             raise Skip(
@@ -262,7 +265,7 @@ def advantages(s: Subject) -> Gate:
         wrong = [f"advantages are not centred: a group's mean is {centre:.3g}"] if centre > 1e-3 else []
         if gap > 1e-3 and not wrong:
             at = int((got - due).abs().flatten().argmax())
-            wrong.append(f"{said[at].strip()!r} has a reward of {own[at]:g} and in its group an advantage of {due.flatten()[at]:.3g}, but "
+            wrong.append(f"{texts[at].strip()!r} has a reward of {own[at]:g} and in its group an advantage of {due.flatten()[at]:.3g}, but "
                          f"training uses {got.flatten()[at]:.3g}")  # fmt: skip
         return Finding(
             not wrong, "; ".join(wrong) or f"{len(own)} answers, mean reward {groups.mean():.3g}, equal rewards in {equal} of "
@@ -287,19 +290,19 @@ def prompts(s: Subject) -> Gate:
         u, wrong = unit(s, context), []
         rows = [{**u.rows[0], "prompt": u.rows[0]["question"]}, u.stage.data["val"].rows[0]]
         rows.append({**rows[1], "prompt": f"{rows[0]['prompt']} {rows[0]['answer']}\n{rows[1]['prompt']}"})
-        with heard(u.stage.model) as asked:
+        with heard(u.stage.model) as seen_ids:
             u.run.measure(u.stage, View(Problems(rows), range(len(rows))))
         trained = u.ids[0][0]
-        if trained not in [row[-len(trained) :] for ids in asked for row in ids.tolist()]:
+        if trained not in [row[-len(trained) :] for ids in seen_ids for row in ids.tolist()]:
             wrong.append(
                 f"in training, answers follow {s.asker.tokenizer.decode(trained[-24:])!r}; no evaluation prompt ends so"
             )
 
-        def said(some: list[dict]) -> list[str]:
+        def answers_to(some: list[dict]) -> list[str]:
             with evaluating(u.stage.model), u.run.autocast():
                 return [t.caption for t in u.stage.predict(u.stage.model, Problems(some).collate(some))]
 
-        together, single = said(rows), [said([r])[0] for r in rows]
+        together, single = answers_to(rows), [answers_to([r])[0] for r in rows]
         differ = [(a, b) for a, b in zip(together, single, strict=True) if a != b]
         wrong += [f"answers differ: {differ[0][0]!r} in a batch, {differ[0][1]!r} alone"] if differ else []
         return Finding(
@@ -330,8 +333,8 @@ def accuracy(s: Subject) -> Gate:
             worked = lambda a, o: (f"{o} and so {a}", 1)  # noqa: E731
             # More of these than of the corrected ones, so that a metric that reads the first number gets another score.
             kinds = [kinds[0], worked, worked, lambda a, o: (f"{a}, no, {o}", 0), kinds[2]]
-        told = [kinds[i % len(kinds)](r["answer"], wrong[r["answer"]]) for i, r in enumerate(rows)]
-        waiting = [s.asker.answer(text) for text, _ in told]
+        probes = [kinds[i % len(kinds)](r["answer"], wrong[r["answer"]]) for i, r in enumerate(rows)]
+        waiting = [s.asker.answer(text) for text, _ in probes]
 
         def written(input_ids: Tensor, **_) -> Tensor:
             now = [waiting.pop(0) for _ in input_ids]
@@ -346,14 +349,14 @@ def accuracy(s: Subject) -> Gate:
             got = run.measure(stage, View(Problems(rows), range(len(rows))))["accuracy"]
         finally:
             del stage.model.generate
-        due = sum(right for _, right in told) / len(told)
-        shown = ", ".join(repr(text) for text, _ in told[: len(kinds)])
+        due = sum(right for _, right in probes) / len(probes)
+        listed = ", ".join(repr(text) for text, _ in probes[: len(kinds)])
         return Finding(
-            abs(got - due) < 1e-6, f"accuracy is {got:.3f} for answers of which {due:.3f} are right, such as {shown}",
+            abs(got - due) < 1e-6, f"accuracy is {got:.3f} for answers of which {due:.3f} are right, such as {listed}",
             f"{due:.3f}: the last number counts",
             "the metric reads the first number, which is part of the calculation\nthe metric also reads what follows the end of an answer\n"
             "answers are assigned to other questions",
-            evidence={"answers": [text for text, _ in told], "got": got, "due": due},
+            evidence={"answers": [text for text, _ in probes], "got": got, "due": due},
         )  # fmt: skip
 
     return check

@@ -101,7 +101,7 @@ def alone(u: Unit, temperature: float) -> list[Tensor]:
         return [read(*row) for row in u.ids]
 
 
-def one_answer(u: Unit, said: list[Tensor], temperature: float) -> str:
+def one_answer(u: Unit, log_probs: list[Tensor], temperature: float) -> str:
     """Return what shows that a low temperature leaves hardly more than one answer to each question, so that few groups have a gradient;
     else "". A policy that is as sure at a temperature of 1 has nothing to learn here, which is no fault of the setting. `said`: its
     log-probabilities at `temperature`."""
@@ -112,7 +112,7 @@ def one_answer(u: Unit, said: list[Tensor], temperature: float) -> str:
 
     if temperature >= 1:
         return ""
-    drawn, free = given(said), given([(temperature * p).log_softmax(-1) for p in said])
+    drawn, free = given(log_probs), given([(temperature * p).log_softmax(-1) for p in log_probs])
     return (
         f"--temperature {temperature:g} gives the answers it drew a probability of {drawn:.0%} each, 1 would give them {free:.0%}"
         * (drawn > 0.6 and free < drawn / 2)

@@ -49,9 +49,9 @@ def scored(s: Subject) -> Gate:
             if lost := due - got:
                 end = ", the one that ends it among them" * (max(due) in lost)
                 wrong.append(f"answer {i} leaves {len(lost)} of {n} tokens unscored{end}")
-        shown = " | ".join(repr(s.asker.tokenizer.decode(u.ids[i][1])) for i in picked)
+        listed = " | ".join(repr(s.asker.tokenizer.decode(u.ids[i][1])) for i in picked)
         return Finding(
-            not wrong, "; ".join(wrong) or f"of {width} + {batch['completion_ids'].shape[1]} tokens: {shown}",
+            not wrong, "; ".join(wrong) or f"of {width} + {batch['completion_ids'].shape[1]} tokens: {listed}",
             "only the answer and the token that ends it have a gradient",
             "prompts are scored: the mask is the attention mask\n"
             "the end token is masked because it is also the pad: mask by length, never by id (the model then never stops)",
@@ -73,10 +73,10 @@ def objective(s: Subject) -> Gate:
         mask = exact(u.batch["completion_mask"])
         plain, wrong = torch.zeros_like(mask), []
         for row, ((_, after), p) in enumerate(zip(u.ids, alone(u, s.cfg.temperature), strict=True)):
-            said = p.gather(-1, torch.tensor(after, device=p.device)[:, None])[:, 0]
-            plain[row, mask[row].bool()] = said
-        apart = torch.tensor(STEPS, dtype=mask.dtype, device=mask.device)
-        steps = apart[torch.arange(mask.numel(), device=mask.device).view_as(mask) % len(STEPS)]
+            log_p = p.gather(-1, torch.tensor(after, device=p.device)[:, None])[:, 0]
+            plain[row, mask[row].bool()] = log_p
+        shifts = torch.tensor(STEPS, dtype=mask.dtype, device=mask.device)
+        steps = shifts[torch.arange(mask.numel(), device=mask.device).view_as(mask) % len(STEPS)]
         given = torch.linspace(-1.5, 1.5, len(mask), dtype=mask.dtype, device=mask.device)
         made = {"advantages": given.float(), "old_per_token_logps": (plain - steps).float()}
         ratio, a = steps.exp(), given[:, None]
@@ -119,30 +119,30 @@ def formula_gate(s: Subject) -> Gate:
             raise Skip("the loop makes its own updates, so no batch was recorded (see wiring)")
         batch = _few(record.batch)
         batch["advantages"] = torch.linspace(-1.5, 1.5, len(batch["prompt_ids"]), device=run.device)
-        said = [_said(stage, run, batch, i, s.cfg.temperature) for i in range(len(batch["prompt_ids"]))]
+        log_probs = [_said(stage, run, batch, i, s.cfg.temperature) for i in range(len(batch["prompt_ids"]))]
         mask = batch["completion_mask"].bool()
-        apart = torch.tensor(STEPS, device=run.device).repeat(mask.numel())[: mask.numel()].view_as(mask)
-        old, over = apart.new_zeros(mask.shape), apart.flip(1)
+        shifts = torch.tensor(STEPS, device=run.device).repeat(mask.numel())[: mask.numel()].view_as(mask)
+        old, over = shifts.new_zeros(mask.shape), shifts.flip(1)
         beta = stage.state["controller"].value if s.cfg.target_kl else s.cfg.beta
-        for i, one in enumerate(said):
+        for i, one in enumerate(log_probs):
             old[i, mask[i]] = one.detach().float()
-        batch["old_per_token_logps"] = old - apart
+        batch["old_per_token_logps"] = old - shifts
         if s.cfg.beta:
             batch["ref_per_token_logps"] = old + over
 
         def state() -> formula.Statements:
-            rows = [_said(stage, run, batch, i, s.cfg.temperature) for i in range(len(said))]
-            forms = [_forms(s.cfg, beta, new, (old - apart)[i, mask[i]], (old + over)[i, mask[i]], batch["advantages"][i])
+            rows = [_said(stage, run, batch, i, s.cfg.temperature) for i in range(len(log_probs))]
+            forms = [_forms(s.cfg, beta, new, (old - shifts)[i, mask[i]], (old + over)[i, mask[i]], batch["advantages"][i])
                      for i, new in enumerate(rows)]  # fmt: skip
             right, wrong = ({k: torch.stack([one[j][k] for one in forms]) for k in forms[0][j]} for j in (0, 1))
             return {"loss": formula.Statement(right, wrong)}
 
         one, exact = formula.compared(run, stage, batch, state, training=True), formula.limit(run, 1e-4)
         return Finding(
-            not one.wrong, "; ".join(one.wrong) or f"{one.samples} answers: {', '.join(one.said)}",
+            not one.wrong, "; ".join(one.wrong) or f"{one.samples} answers: {', '.join(one.remarks)}",
             f"the formula within {exact:g}, its gradient within {10 * exact:g}",
             "\n".join([*dict.fromkeys(one.causes), "a detach() in the loss, or a sign that it hides", formula.ON_PURPOSE]),
-            evidence={"compared": one.said}, cause=formula.known(one.causes),
+            evidence={"compared": one.remarks}, cause=formula.known(one.causes),
         )  # fmt: skip
 
     return check

@@ -63,7 +63,7 @@ def made(context: GateContext) -> tuple[Run, Stage, list[Iteration]]:
         def listen(model: Writer, batch: dict) -> dict[str, Tensor]:
             if torch.is_grad_enabled():
                 now = found.setdefault(run.step, Iteration(stage.state["controller"].value, copy.deepcopy(model)))
-                if sum(len(b["said"]) for b in now.batches) < share:
+                if sum(len(b["response"]) for b in now.batches) < share:
                     now.batches.append({k: v.clone() for k, v in batch.items()})
             return loss(model, batch)
 
@@ -90,11 +90,13 @@ def known(stage: Stage) -> dict[tuple[int, ...], int]:
     return {(*[pad] * (prompts.width - len(ids)), *ids): len(ids) for ids in prompts.ids}
 
 
-def parts(batch: dict, row: int, end: int, lengths: dict) -> tuple[Tensor, Tensor]:
+def unpadded(batch: dict, row: int, end: int, lengths: dict) -> tuple[Tensor, Tensor]:
     """Return (prompt (p,), answer (n,)) without padding. The answer ends with the end token, if it has one."""
-    asked, said = batch["input_ids"][row], batch["said"][row]
-    ends = (said == end).nonzero().flatten()
-    return asked[len(asked) - lengths[tuple(asked.tolist())] :], said[: int(ends[0]) + 1] if len(ends) else said
+    prompt, completion = batch["input_ids"][row], batch["response"][row]
+    ends = (completion == end).nonzero().flatten()
+    return prompt[len(prompt) - lengths[tuple(prompt.tolist())] :], completion[: int(ends[0]) + 1] if len(
+        ends
+    ) else completion
 
 
 @torch.no_grad()
@@ -120,8 +122,8 @@ def reward_gate(reward: Reward) -> Gate:
         each, most = [batch[k] for k in ("input_ids", "mask", "draws")], context.cfg.rollout_batch_size
         with evaluating(stage.model):  # no more at once than a rollout
             parts = [stage.model.write(*(x[i : i + most] for x in each)) for i in range(0, len(order), most)]
-        said, valid = (torch.cat(x) for x in zip(*parts, strict=True))
-        rows = [row[keep].tolist() for row, keep in zip(said, valid, strict=True)]
+        response, valid = (torch.cat(x) for x in zip(*parts, strict=True))
+        rows = [row[keep].tolist() for row, keep in zip(response, valid, strict=True)]
         rows += [row[: 1 + i % max(1, len(row))] for i, row in enumerate(rows)]
         texts = prompts.tokenizer.batch_decode(rows, skip_special_tokens=True)
         sample = Sample([*batch["prompt"], *batch["prompt"]], texts)
@@ -156,9 +158,9 @@ def generation(context: GateContext) -> Finding:
     batch = fetch(prompts, chosen, context.cfg.run.seed, run.device)
     wrong, ended, lengths = [], 0, known(stage)
     with evaluating(model), run.autocast():
-        said, valid = model.write(batch["input_ids"], batch["mask"], batch["draws"])
+        response, valid = model.write(batch["input_ids"], batch["mask"], batch["draws"])
         for row, index in enumerate(chosen):
-            prompt, answer = parts({**batch, "said": said}, row, model.eos, lengths)
+            prompt, answer = unpadded({**batch, "response": response}, row, model.eos, lengths)
             ended += int(answer[-1] == model.eos)
             if int(valid[row].sum()) != len(answer) or not valid[row, : len(answer)].all():
                 wrong.append(
@@ -202,8 +204,8 @@ def score(context: GateContext) -> Finding:
     limit, lengths = 1e-3 if run.precision == "fp32" else 0.2, known(stage)
     for k, one in enumerate(iterations):
         batch, model = whole(one), one.model.eval()
-        for row in range(min(len(batch["said"]), 64)):
-            prompt, answer = parts(batch, row, model.eos, lengths)
+        for row in range(min(len(batch["response"]), 64)):
+            prompt, answer = unpadded(batch, row, model.eos, lengths)
             n = len(answer)
             if batch["valid"][row].nonzero().flatten().tolist() != list(range(n)):
                 wrong.append(
@@ -256,20 +258,20 @@ def returns_gate(reward: Reward) -> Gate:
         whitened over the tokens of all answers."""
         run, stage, iterations = made(context)
         cfg, start, prompts = context.cfg, context.look()[1].model, stage.data["prompts"]
-        asked = {tuple(ids): text for ids, text in zip(prompts.ids, prompts.texts, strict=True)}
+        prompt_texts = {tuple(ids): text for ids, text in zip(prompts.ids, prompts.texts, strict=True)}
         lengths = known(stage)
-        limit, wrong, shown = 5e-3 if run.precision == "fp32" else 0.2, [], []
+        limit, wrong, measured = 5e-3 if run.precision == "fp32" else 0.2, [], []
         for k, one in enumerate(iterations):
             batch, size, spent = whole(one), one.model.returns.rms.item(), []
             gaps = {"returns": 0.0, "advantages": 0.0}
             rows, scale = [], 1e-9
-            for row in range(len(batch["said"])):
-                prompt, answer = parts(batch, row, one.model.eos, lengths)
+            for row in range(len(batch["response"])):
+                prompt, answer = unpadded(batch, row, one.model.eos, lengths)
                 with run.autocast():
                     log_p, value = alone(one.model, prompt, answer)
                     kl = log_p - alone(start, prompt, answer)[0]
                 text = prompts.tokenizer.decode(answer, skip_special_tokens=True)
-                got = ask(reward, [asked[tuple(prompt.tolist())]], [text]).item()
+                got = ask(reward, [prompt_texts[tuple(prompt.tolist())]], [text]).item()
                 paid = (-one.kl_coef * kl).tolist()
                 paid[-1] += got
                 values = (value * size).tolist()
@@ -291,16 +293,16 @@ def returns_gate(reward: Reward) -> Gate:
             wrong += [
                 f"iteration {k + 1}: {name} differ by up to {v:.2g}" for name, v in gaps.items() if not v <= limit
             ]
-            shown.append(
+            measured.append(
                 f"KL {kl:.3f} at a coefficient of {one.kl_coef:.3g}, largest difference {max(gaps.values()):.1e}"
             )
         return Finding(
-            not wrong, "; ".join(wrong) or "; ".join(shown), f"within {limit:g} of the largest return, or of a standard deviation",
+            not wrong, "; ".join(wrong) or "; ".join(measured), f"within {limit:g} of the largest return, or of a standard deviation",
             "the KL penalty has the wrong sign: it must be subtracted from the reward\n"
             "the KL also counts padding or the prompt, or is to another model than the initial one (a reference that follows the policy)\n"
             "the reward is added at another token than the last, or is that of other texts (with the prompt)\n"
             "advantages are whitened over padding, or not at all; or a sum reaches over the end of an answer",
-            evidence={"shown": shown},
+            evidence={"shown": measured},
         )  # fmt: skip
 
     return check
@@ -327,9 +329,9 @@ def formula(context: GateContext) -> Finding:
     batch["advantage"] = torch.where(valid, batch["advantage"], torch.full_like(batch["advantage"], -5.0))
     with torch.no_grad(), run.autocast():
         terms = {k: v.item() for k, v in stage.loss(model, batch).items()}
-        log_p, value = model(batch["input_ids"], batch["mask"], batch["said"])
+        log_p, value = model(batch["input_ids"], batch["mask"], batch["response"])
     read = {k: batch[k][valid].tolist() for k in ("log_prob", "value", "return", "advantage")}
-    new, values = own(log_p, batch["said"])[valid].tolist(), value[valid].tolist()
+    new, values = own(log_p, batch["response"])[valid].tolist(), value[valid].tolist()
     due = {"policy": [], "value": []}
     for p, v, old, before, back, gain in zip(
         new, values, read["log_prob"], read["value"], read["return"], read["advantage"], strict=True

@@ -31,10 +31,10 @@ class Writer(nn.Module):
     def write(self, input_ids: Tensor, mask: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         """Return (tokens (B, T), whether each is part of the answer (B, T)), sampled with the random numbers `draws` (B, T) in [0, 1). An answer
         ends with the end token, which is part of it."""
-        said = torch.full(draws.shape, self.pad, device=input_ids.device)
+        response = torch.full(draws.shape, self.pad, device=input_ids.device)
         valid, going = (
-            torch.zeros_like(said, dtype=torch.bool),
-            torch.ones(len(said), dtype=torch.bool, device=said.device),
+            torch.zeros_like(response, dtype=torch.bool),
+            torch.ones(len(response), dtype=torch.bool, device=response.device),
         )
         cache, new = None, input_ids
         for t in range(draws.shape[1]):
@@ -43,17 +43,17 @@ class Writer(nn.Module):
                           logits_to_keep=1)  # fmt: skip
             cache, chances = out.past_key_values, (exact(out.logits[:, -1]) / self.temperature).softmax(-1)
             token = (chances.cumsum(-1) <= draws[:, t, None]).sum(-1).clamp_max(chances.shape[-1] - 1)
-            said[:, t], valid[:, t] = torch.where(going, token, said[:, t]), going
+            response[:, t], valid[:, t] = torch.where(going, token, response[:, t]), going
             going = going & (token != self.eos)
             if not going.any():
                 break
-            new, mask = said[:, t : t + 1], torch.cat([mask, valid[:, t : t + 1]], 1)
-        return said, valid
+            new, mask = response[:, t : t + 1], torch.cat([mask, valid[:, t : t + 1]], 1)
+        return response, valid
 
-    def forward(self, input_ids: Tensor, mask: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, input_ids: Tensor, mask: Tensor, response: Tensor) -> tuple[Tensor, Tensor]:
         """Return (log-probabilities (B, T, V) at each token of the answers `said` (B, T) after prompts (B, P), values (B, T) before it in units
         of the return scale). `mask` (B, P + T) is 1 where there is no padding."""
-        ids, n = torch.cat([input_ids, said], 1), said.shape[1]
+        ids, n = torch.cat([input_ids, response], 1), response.shape[1]
         place = (mask.long().cumsum(1) - 1).clamp_min(0)
         out = self.body(input_ids=ids, attention_mask=mask, position_ids=place, use_cache=False)
         states = out.last_hidden_state[:, -n - 1 : -1]  # (B, T, width): each predicts the token after it
@@ -65,32 +65,32 @@ class Writer(nn.Module):
         self.returns.update(returned[:, None])
 
 
-def own(log_p: Tensor, said: Tensor) -> Tensor:
+def own(log_p: Tensor, response: Tensor) -> Tensor:
     """Of (B, T, V) what was said (B, T)."""
-    return log_p.gather(-1, said.unsqueeze(-1)).squeeze(-1)
+    return log_p.gather(-1, response.unsqueeze(-1)).squeeze(-1)
 
 
 @torch.no_grad()
-def scored(model: Writer, asked: dict[str, Tensor], rows: int) -> tuple[Tensor, Tensor, Tensor]:
+def scored(model: Writer, batch: dict[str, Tensor], rows: int) -> tuple[Tensor, Tensor, Tensor]:
     """(log-probability of each token that was said, value before it, entropy of its distribution), (B, T) each, without a graph.
     `rows` completions at a time: log-probabilities of the whole vocabulary of a rollout would be (B, T, V) at once."""
     found = []
-    for start in range(0, len(asked["said"]), rows):
-        some = {k: v[start : start + rows] for k, v in asked.items()}
+    for start in range(0, len(batch["response"]), rows):
+        some = {k: v[start : start + rows] for k, v in batch.items()}
         log_p, value = model(**some)
-        found.append((own(log_p, some["said"]), value, -(log_p.exp() * log_p).sum(-1)))
+        found.append((own(log_p, some["response"]), value, -(log_p.exp() * log_p).sum(-1)))
     log_prob, values, entropy = (torch.cat(parts) for parts in zip(*found, strict=True))
     return log_prob, values, entropy
 
 
-def texts(tokenizer: Any, said: Tensor, valid: Tensor) -> list[str]:
+def texts(tokenizer: Any, response: Tensor, valid: Tensor) -> list[str]:
     """What was said, without what pads and what ends it."""
-    rows = [row[keep].tolist() for row, keep in zip(said, valid, strict=True)]
+    rows = [row[keep].tolist() for row, keep in zip(response, valid, strict=True)]
     return tokenizer.batch_decode(rows, skip_special_tokens=True)
 
 
-def shape(said: Tensor, valid: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:
+def shape(response: Tensor, valid: Tensor, end: int) -> tuple[Tensor, Tensor, Tensor]:
     """(tokens, share of them that are distinct, does it end by itself?) of each completion, (B,) all."""
     tokens = valid.sum(1)
-    kinds = [len({*row[keep].tolist()}) for row, keep in zip(said, valid, strict=True)]
-    return tokens, torch.tensor(kinds, device=said.device) / tokens, ((said == end) & valid).any(1)
+    kinds = [len({*row[keep].tolist()}) for row, keep in zip(response, valid, strict=True)]
+    return tokens, torch.tensor(kinds, device=response.device) / tokens, ((response == end) & valid).any(1)
