@@ -200,9 +200,8 @@ def test_time_reversed_everywhere_is_healthy(name: str, launch, fork):
     assert done.returncode == 0, done.shown
 
 
-@pytest.mark.parametrize(
-    "name", [n if n == "export-left-out" else pytest.param(n, marks=pytest.mark.verify) for n in INCONSISTENT]
-)
+@pytest.mark.verify
+@pytest.mark.parametrize("name", INCONSISTENT)
 def test_time_reversed_in_places_is_stopped(name: str, launch, fork):
     fork(*INCONSISTENT[name], recipe="diffusion/flow")
     done = launch("check", "mine.py", "--only", "noise-process", timeout=600)

@@ -27,6 +27,7 @@ SHORT = ("--train.epochs", "0.3", "--sampling.every", "50", "--sampling.num-infe
 
 
 # ------------------------------------------------------------------------------------------------------------- formulas
+@pytest.mark.verify
 def test_the_clean_picture_may_reach_the_loss_through_the_noisy_one_alone(launch):
     """Where the noise is predicted, the loss has no use for the clean picture: `entries` stopped this objective."""
     done = launch("check", "diffusion/pixel", "--noise.prediction-type", "epsilon", "--only", "entries")

@@ -23,7 +23,7 @@ from tests.helpers import patches
 from tests.helpers.commands import read, run_folder
 
 HEALTHY = sorted(p.stem for p in SCRIPTS.glob("*.py"))
-QUICK_ODD = ("stubborn", "catches-all", "overwrites", "arguments", "crash", "never-steps", "exits-early", "local-rank")
+QUICK_ODD = ("stubborn", "overwrites", "arguments", "crash", "never-steps", "exits-early", "local-rank")
 QUICK_BUGS = ("zero-grad", "optimizer-copy", "steplr-per-batch", "ranks-bare-model")
 
 UNSEEN = {

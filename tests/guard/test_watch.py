@@ -88,7 +88,10 @@ def test_watch_is_quiet_in_an_interactive_session(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
-    [("optimizer.zero_grad()", "pass", "zero_grad() is missing"), ("model.eval()", "pass", "model.eval() is missing")],
+    [
+        ("optimizer.zero_grad()", "pass", "zero_grad() is missing"),
+        pytest.param("model.eval()", "pass", "model.eval() is missing", marks=pytest.mark.verify),
+    ],
     ids=["zero-grad", "eval"],
 )
 def test_watch_tells_a_fault_in_cells_that_are_executed(old: str, new: str, words: str, tmp_path: Path):

@@ -251,7 +251,7 @@ def test_scaled_positions_are_trained_with_and_exported(tmp_path: Path, fork, la
     assert "FAIL   exported" in done.stdout
 
 
-@pytest.mark.parametrize("lora", ["4", "0"], ids=["adapters", "whole"])
+@pytest.mark.parametrize("lora", ["4", pytest.param("0", marks=pytest.mark.verify)], ids=["adapters", "whole"])
 def test_an_export_of_other_weights_is_stopped(lora: str, tmp_path: Path, fork, launch):
     """The trained adapters (or weights) are drawn anew before they are written."""
     net = str(language.write(tmp_path / "net"))

@@ -179,6 +179,7 @@ def tuned(net: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_folder(cwd)
 
 
+@pytest.mark.verify
 def test_from_fine_tuning_to_preferences(net: Path, tuned: Path, launch):
     """sft, then dpo from its weights: the reference is what was fine-tuned, not the model that was loaded by name."""
     asked = ("--model", str(net), *SMALL, "--init-from", str(tuned))

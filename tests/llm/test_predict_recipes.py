@@ -62,7 +62,7 @@ def test_an_export_answers(recipe: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert rows[2]["answer"] in said
 
 
-@pytest.mark.parametrize("lora", ["4", "0"], ids=["adapters", "whole"])
+@pytest.mark.parametrize("lora", ["4", pytest.param("0", marks=pytest.mark.verify)], ids=["adapters", "whole"])
 def test_a_reward_model_rewards_answers(lora: str, tmp_path: Path):
     """Pairs, single answers and conversations, under the names of the run's --data.columns; the rewards of the report."""
     language.write(tmp_path / "net")

@@ -93,7 +93,7 @@ def test_a_signal_while_an_environment_steps_is_not_its_error(launch):
     ("recipe", "name", "package", "extra"),
     [("rl/ppo", "LunarLander-v3", "Box2D", "box2d"),
      pytest.param("rl/dqn", "LunarLander-v3", "Box2D", "box2d", marks=pytest.mark.verify),
-     ("rl/sac", "HalfCheetah-v5", "mujoco", "mujoco")],
+     pytest.param("rl/sac", "HalfCheetah-v5", "mujoco", "mujoco", marks=pytest.mark.verify)],
 )  # fmt: skip
 def test_an_environment_whose_extra_is_missing_names_it(
     recipe: str, name: str, package: str, extra: str, launch, tmp_path: Path

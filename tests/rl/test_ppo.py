@@ -321,7 +321,11 @@ def test_bad_input_is_one_message(argv: tuple[str, ...], words: tuple[str, ...],
 
 @pytest.mark.parametrize(
     ("name", "memory"),
-    [("CartPole-v1", 0), ("Pendulum-v1", 0), pytest.param("CartPole-v1", 8, marks=pytest.mark.verify)],
+    [
+        ("CartPole-v1", 0),
+        pytest.param("Pendulum-v1", 0, marks=pytest.mark.verify),
+        pytest.param("CartPole-v1", 8, marks=pytest.mark.verify),
+    ],
 )
 def test_a_run_leaves_what_the_ecosystem_loads(name: str, memory: int, launch):
     """The export alone, without this project, acts as the recipe says it does; the tags of a policy are in the metrics."""

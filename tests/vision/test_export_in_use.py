@@ -45,7 +45,9 @@ def test_classify(launch, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "more", [(), ("--resize", "50", "--window", "32", "--step", "20")], ids=["own-size", "resized"]
+    "more",
+    [pytest.param((), marks=pytest.mark.verify), ("--resize", "50", "--window", "32", "--step", "20")],
+    ids=["own-size", "resized"],
 )
 def test_segment(more: tuple[str, ...], launch, tmp_path: Path):
     """Whole pictures, larger than a window: masks as large as they are, and the reported IoU, to the last pixel."""
@@ -84,7 +86,7 @@ def test_the_program_of_the_unet_takes_pictures_of_any_size(launch, tmp_path: Pa
         assert torch.allclose(program(images), net.eval()(images), atol=1e-5)
 
 
-@pytest.mark.parametrize("model", ["fcos", "retinanet"])
+@pytest.mark.parametrize("model", ["fcos", pytest.param("retinanet", marks=pytest.mark.verify)])
 def test_detect(model: str, launch, tmp_path: Path):
     """Boxes of every held-out picture in its own pixels: the reported mAP; the card prints the same boxes."""
     root = write_coco(tmp_path / "own", n=16)

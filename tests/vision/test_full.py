@@ -280,7 +280,8 @@ def trained(root: Path, model: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize("norm", [pytest.param("own", marks=pytest.mark.verify), "frozen"])
+@pytest.mark.verify
+@pytest.mark.parametrize("norm", ["own", "frozen"])
 def test_trained_norms_stay_or_are_frozen(launch, folder, tmp_path, norm):
     """The real command: the file's statistics are in the net; frozen ones stand still through the rehearsal, and the gate knows."""
     trained(tmp_path / "torch", "shufflenet_v2_x0_5")
