@@ -144,7 +144,7 @@ def _compare_answers(
         with contextlib.suppress(RuntimeError):
             by_export = query(exported.reader, folder, stored(many)).get(worst)
             found = _scored(stage, many, answered(stage.eval_model, many), by_export)
-            scores = {k: s._replace(differences=_better(metric, s, len(many[k]))) for k, s in found.items()}
+            scores = {k: s._replace(differs=_better(metric, s, len(many[k]))) for k, s in found.items()}
     count = sum(map(len, some.values()))
     measured = f"{count} samples in a fresh process: " + ", ".join(
         f"{k} differs by {v:.1e}" for k, v in differences.items()
