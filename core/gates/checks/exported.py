@@ -146,16 +146,16 @@ def _compare_answers(
             found = _scored(stage, many, answered(stage.eval_model, many), by_export)
             scores = {k: s._replace(differs=_better(metric, s, len(many[k]))) for k, s in found.items()}
     count = sum(map(len, some.values()))
-    measured = f"{count} samples in a fresh process: " + ", ".join(
-        f"{k} differs by {v:.1e}" for k, v in differences.items()
+    gaps = ", ".join(f"{k} differs by {v:.1e}" for k, v in differences.items())
+    measured = f"{count} samples in a fresh process: {gaps}" + "".join(
+        f", {metric.name} {found.theirs:.3f} on {k}" for k, found in scores.items()
     )
-    measured += "".join(f", {metric.name} {found.theirs:.3f} on {k}" for k, found in scores.items())
     wrong = [f"{metric.name} {found.theirs:.3f} of {k} samples by the export, {found.ours:.3f} by this run"
              for k, found in scores.items() if found.differs]  # fmt: skip
     if own_way:
-        answers = f"get() does to a stored sample what config.json and {exported.reader.name} do not"
-        measured = f"{count} inputs as get() makes them get the same answers in a fresh process; {answers}"
-        because = f"the weights are right, and stored samples score better without it: {answers}\n" if wrong else ""
+        extra = f"get() does to a stored sample what config.json and {exported.reader.name} do not"
+        measured = f"{count} inputs as get() makes them get the same answers in a fresh process; {extra}"
+        because = f"the weights are right, and stored samples score better without it: {extra}\n" if wrong else ""
     elif differences[worst] > LIMIT:
         wrong.insert(0, f"{worst} differs by {differences[worst]:.2g}")
         because = _another_net({k: difference(answered(net), theirs[worst]) for k, net in suspects().items()})
