@@ -145,11 +145,9 @@ def _compare_answers(
             by_export = query(exported.reader, folder, stored(many)).get(worst)
             found = _scored(stage, many, answered(stage.eval_model, many), by_export)
             scores = {k: s._replace(differs=_better(metric, s, len(many[k]))) for k, s in found.items()}
-    count = sum(map(len, some.values()))
-    gaps = ", ".join(f"{k} differs by {v:.1e}" for k, v in differences.items())
-    measured = f"{count} samples in a fresh process: {gaps}" + "".join(
-        f", {metric.name} {found.theirs:.3f} on {k}" for k, found in scores.items()
-    )
+    count, gaps = sum(map(len, some.values())), [f"{k} differs by {v:.1e}" for k, v in differences.items()]
+    gaps += [f"{metric.name} {found.theirs:.3f} on {k}" for k, found in scores.items()]
+    measured = f"{count} samples in a fresh process: {', '.join(gaps)}"
     wrong = [f"{metric.name} {found.theirs:.3f} of {k} samples by the export, {found.ours:.3f} by this run"
              for k, found in scores.items() if found.differs]  # fmt: skip
     if own_way:
