@@ -183,7 +183,7 @@ class Alternating(Sampler):
         (RandomSampler(range(400), num_samples=64), False),  # an epoch is a number of samples
         (Alternating(), False),
         (RandomSampler(range(200)), True),
-        (RandomSampler(range(200), replacement=True, num_samples=150), True),
+        (RandomSampler(range(200), replacement=True, num_samples=600), True),
     ],
 )
 def test_samples_that_later_epochs_draw_are_not_left_out(sampler, missing: bool):

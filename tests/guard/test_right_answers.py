@@ -12,7 +12,7 @@ from trainworthy.core.guard.rehearsals.rehearsal import Outcome
 
 def ran(text: str, *, answered: int = 4, varied: bool = True) -> Outcome:
     """A run that evaluated once, and printed a text after it."""
-    row = {"calls": 4, "answered": answered, "rows": 400, "varied": varied, "said": [0, -1]}
+    row = {"calls": 4, "answered": answered, "rows": 400, "varied": varied, "output_span": [0, -1]}
     return Outcome(record={"answers": [row], "why": ENDED, "progress": {}}, output=text)
 
 
@@ -79,9 +79,9 @@ def test_a_call_that_is_not_answered_ends_what_its_evaluation_printed():
     with torch.no_grad():
         answers.answer(SimpleNamespace(recent=[one], steps=10), ((x,), {}), out)
         answers.ended(one, said)
-        assert answers.facts()[0]["said"] == [0, -1]
+        assert answers.facts()[0]["output_span"] == [0, -1]
         answers.answer(SimpleNamespace(recent=[], steps=10), ((x + 1,), {}), out)  # a test without a loader
-        assert answers.facts()[0]["said"][1] >= 0
+        assert answers.facts()[0]["output_span"][1] >= 0
         one.recent.append([x + 2, y])
         answers.passes.clear()
         answers.answer(SimpleNamespace(recent=[one], steps=10), ((x,), {}), out)

@@ -155,7 +155,7 @@ def test_the_direction_of_best():
     for i, v in enumerate(values):
         begin = len(output)
         output += f"epoch {i} val acc {v:.2f}\n"
-        rows.append({"step": i, "said": [begin, len(output)], "best": {"best": max(values[: i + 1])}})
+        rows.append({"step": i, "output_span": [begin, len(output)], "best": {"best": max(values[: i + 1])}})
     assert best_weights.check(rows, output) == ("best is the best of 5 values of 'val acc'", "")
     wrong = [r | {"best": {"best": min(values[: i + 1])}} for i, r in enumerate(rows)]
     assert best_weights.check(wrong, output)[1] == best_weights.WRONG

@@ -159,7 +159,7 @@ TURNS = [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "on
         ("llm/sft", {"dialog": [{"who": "human", "value": "1?"}, {"who": "gpt", "value": "one"}]},
          ("--data.columns", "messages=dialog"), ("a turn has no role", "from and value", "or convert the rows")),
         ("llm/sft", {"chosen": TURNS, "rejected": TURNS}, (), ("look like preferences", "llm/dpo or llm/reward")),
-        ("llm/dpo", {"better": TURNS, "worse": TURNS}, (), ("lists of turns", "--data.columns chosen=better,rejected=worse")),
+        ("llm/dpo", {"better": TURNS, "worse": TURNS}, (), ("the last two as turns", "--data.columns chosen=better,rejected=worse")),
         ("llm/dpo", {"conversations": TURNS}, (), ("whole conversations", "llm/sft, which reads")),
         ("llm/dpo", {"chosen": TURNS, "rejected": "two"}, (), ("chosen: list, rejected: str", "both as text")),
     ],
