@@ -142,7 +142,7 @@ def test_a_slow_loader_is_said_with_the_setting_to_try(fork, tmp_path: Path):
     done = trainworthy("profile", path, *TINY, "--json", cwd=tmp_path, code=0)
     (found,) = json.loads(done.stdout)
     assert found["verdict"] == "input-bound", found
-    assert found["waited"] > 16 * 0.005
+    assert found["waited"] > 8 * 0.005  # half of what the samples slept
     assert "--loader.workers" in found["try"]
     assert sum(found["shares"].values()) == pytest.approx(1.0)
     (trace,) = tmp_path.glob("runs/*/checks/*/trace.json.gz")
