@@ -156,7 +156,7 @@ def _compare(train: list[str], val: list[str]) -> Shared:
 
 
 def _places(known: Iterable[str], texts: Iterable[str], most: int = RARE) -> dict[tuple[str, ...], list[int]]:
-    """Return {chunk of `asked`: positions of the texts in `known` that have it}, at most `most` + 1 of them."""
+    """Return {chunk of `texts`: positions of the texts in `known` that have it}, at most `most` + 1 of them."""
     wanted = {c for text in texts for c in chunks(text.split())}
     where: dict[tuple[str, ...], list[int]] = {}
     for i, text in enumerate(known):

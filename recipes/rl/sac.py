@@ -178,9 +178,9 @@ class Policy(nn.Module):
         log_slope = 2 * (math.log(2) - u - F.softplus(-2 * u))
         return u.tanh(), (log_normal - log_slope).sum(-1)
 
-    def worth(self, observation: Tensor, action: Tensor, *, keep_state: bool = False) -> Tensor:
-        """Return the values of all critics (2, B), relative to the reward scale. `still`: no gradients for the critics."""
-        return self.critics(torch.cat([self.scaled(observation), action], -1), keep_state=keep_state)
+    def worth(self, observation: Tensor, action: Tensor, *, frozen: bool = False) -> Tensor:
+        """Return the values of all critics (2, B), relative to the reward scale. `frozen`: no gradients for the critics."""
+        return self.critics(torch.cat([self.scaled(observation), action], -1), frozen=frozen)
 
     def value(self, observation: Tensor) -> Tensor:
         """Expected return of the mean action, in units of the reward."""
@@ -212,7 +212,7 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         error = model.worth(batch["observation"], batch["action"]) - batch["return"]  # (2, B)
         action, log_prob = model.sample(batch["observation"], batch["noise"])
-        gain = model.worth(batch["observation"], action, keep_state=True).amin(0)
+        gain = model.worth(batch["observation"], action, frozen=True).amin(0)
         surplus = -log_prob.detach() - cfg.target_entropy * n_act
         return {
             "critic": 0.5 * error.square().sum(),

@@ -105,7 +105,14 @@ def test_scores_of_right_and_wrong_answers(scores: tuple, fault: str | None):
         begin = len(output)
         output += f"epoch {i} acc {score:.4f}\n"
         rows.append(
-            {"right": i != 1, "calls": 4, "answered": 4, "rows": 200, "classes": [0, 1], "output_span": [begin, len(output)]}
+            {
+                "right": i != 1,
+                "calls": 4,
+                "answered": 4,
+                "rows": 200,
+                "classes": [0, 1],
+                "output_span": [begin, len(output)],
+            }
         )
     found = oracle.check(rows, output)
     assert (found is None) == (fault is None)

@@ -165,7 +165,7 @@ BUGS = [
         "measured, seed 0: return -1144, unchanged recipe -138 (docs, five seeds)",
         edits=(
             (
-                '        gain = model.worth(batch["observation"], action, keep_state=True).amin(0)\n',
+                '        gain = model.worth(batch["observation"], action, frozen=True).amin(0)\n',
                 '        gain = model.worth(batch["observation"], action).amin(0)\n',
             ),
         ),

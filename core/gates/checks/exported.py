@@ -197,7 +197,7 @@ def _numbered(config: Any) -> dict[str, list[str]]:
 
 
 def _another_net(differences: dict[str, float]) -> str:
-    """Return which other net gives the export's answers, if one does. `apart`: {net: difference of its answers}."""
+    """Return which other net gives the export's answers, if one does. `differences`: {net: difference of its answers}."""
     likely = min(differences, key=differences.get, default="")
     if not likely or differences[likely] > LIMIT:
         return ""

@@ -124,7 +124,7 @@ def uncalled(seen: Observer, one: Any, train: list) -> dict | None:
 
 
 def held_low(seen: Observer, one: Any, mine: Any, constant: bool) -> dict | None:
-    """A scheduler that lowers the rate when it is built (OneCycleLR to 1/25 of its peak) and is never stepped. `still`: the rate never
+    """A scheduler that lowers the rate when it is built (OneCycleLR to 1/25 of its peak) and is never stepped. `constant`: the rate never
     changes, and no line of the script steps it. A step under an option that is off will not come, and neither does one whose rate the loop
     sets itself."""
     kind, first = type(one.it).__name__, mine.rates[0]

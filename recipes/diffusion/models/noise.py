@@ -37,7 +37,7 @@ class Noise:
 
 class Process:
     """x_t = alpha_t x_0 + sigma_t noise, for t in 0 .. timesteps - 1. x_0 is the field `clean_key` of a batch: images in [-1, 1], or
-    latents, which have no `bound`. `asked` is the field of the condition: class or caption index."""
+    latents, which have no `bound`. `condition_key` is the field of the condition: class or caption index."""
 
     condition_key = "label"
 

@@ -174,7 +174,7 @@ class Chat:
         for k in self.answered(turns, prompt):
             before, text = self.spoken(
                 turns[:k], turns[k], prompt
-            )  # `conversations.rows` has checked that it is in `asked`
+            )  # `conversations.rows` has checked that it is in `prompt_ids`
             start, stop = len(self.ids(before)), len(self.ids(before + text))
             labels[start:stop] = prompt_ids[start:stop]
         return {"input_ids": prompt_ids + answer, "labels": labels + answer}

@@ -46,9 +46,9 @@ def _root(square: Tensor) -> Tensor:
 class Side(nn.ModuleList):
     """Parallel MLPs with the same input (B, n) and one output each: (nets, B)."""
 
-    def forward(self, x: Tensor, *, keep_state: bool = False) -> Tensor:
-        """`still`: gradients reach `x`, but not these nets."""
-        return torch.stack([(untaught(net, x) if keep_state else net(x)).squeeze(-1) for net in self])
+    def forward(self, x: Tensor, *, frozen: bool = False) -> Tensor:
+        """`frozen`: gradients reach `x`, but not these nets."""
+        return torch.stack([(untaught(net, x) if frozen else net(x)).squeeze(-1) for net in self])
 
 
 class Layers(nn.Sequential):

@@ -222,7 +222,7 @@ def samples(s: Subject) -> Gate:
 
 def drawn_elsewhere(u: Unit, log_probs: list[Tensor], temperature: float) -> dict[int, float]:
     """Return {prompt length: largest total variation distance} between the distributions that the first tokens were drawn from and
-    those of each text alone, `said`. Log-probabilities of what was drawn show a difference only over many answers."""
+    those of each text alone, `log_probs`. Log-probabilities of what was drawn show a difference only over many answers."""
     found: dict[int, float] = {}
     for i, ((before, after), log_p) in enumerate(zip(u.ids, log_probs, strict=True)):
         for t, logits in enumerate(u.drawn_from[: len(after)]):

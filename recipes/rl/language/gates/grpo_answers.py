@@ -103,7 +103,7 @@ def alone(u: Unit, temperature: float) -> list[Tensor]:
 
 def one_answer(u: Unit, log_probs: list[Tensor], temperature: float) -> str:
     """Return what shows that a low temperature leaves hardly more than one answer to each question, so that few groups have a gradient;
-    else "". A policy that is as sure at a temperature of 1 has nothing to learn here, which is no fault of the setting. `said`: its
+    else "". A policy that is as sure at a temperature of 1 has nothing to learn here, which is no fault of the setting. `log_probs`: its
     log-probabilities at `temperature`."""
 
     def given(log_p: list[Tensor]) -> float:

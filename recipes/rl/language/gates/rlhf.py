@@ -1,7 +1,7 @@
 """Gates of RLHF: the reward, sampling, which tokens are scored, returns, the loss.
 
 They require: a `Writer` for the model, its reference in `stage.frozen_modules`, its prompts in `stage.data`, its KL coefficient
-in `stage.state["controller"]`; batches with `input_ids`, `mask`, `said`, `valid`, `log_prob`, `value`, `advantage` and `return`.
+in `stage.state["controller"]`; batches with `input_ids`, `mask`, `response`, `valid`, `log_prob`, `value`, `advantage` and `return`.
 """
 
 import copy

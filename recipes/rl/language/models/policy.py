@@ -51,7 +51,7 @@ class Writer(nn.Module):
         return response, valid
 
     def forward(self, input_ids: Tensor, mask: Tensor, response: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (log-probabilities (B, T, V) at each token of the answers `said` (B, T) after prompts (B, P), values (B, T) before it in units
+        """Return (log-probabilities (B, T, V) at each token of the answers `response` (B, T) after prompts (B, P), values (B, T) before it in units
         of the return scale). `mask` (B, P + T) is 1 where there is no padding."""
         ids, n = torch.cat([input_ids, response], 1), response.shape[1]
         place = (mask.long().cumsum(1) - 1).clamp_min(0)
