@@ -125,15 +125,15 @@ def run_of(s: Session, session: Session, done: int) -> Run:
 def print_length(s: Session, one: Run, stage: Stage, named: str) -> None:
     """Print how many steps a stage takes, of what, and into which folder."""
     steps, train, data = one.total_steps(stage), s.cfg.train, stage.data.get("train")
-    read = 0.0
     if data is None:
         what = f"iterations that collect their own samples, {train.batch_size} to an update"
     else:
         read = min(train.epochs, steps * train.batch_size / len(data)) if train.max_steps else train.epochs
         what = f"steps of {train.batch_size} samples, {read:.4g} epochs"
     s.console.say(f"train  {named}{steps:,} {what}, into {s.folder}")
-    rows = read_json(s.folder / "gates.json").get("gates", [])
-    if data is not None and not train.max_steps and (short := monitors.short_run(steps, read, rows)):
+    if data is None or train.max_steps:
+        return
+    if short := monitors.short_run(steps, train.epochs, read_json(s.folder / "gates.json").get("gates", [])):
         s.console.say(f"  {short}")
 
 

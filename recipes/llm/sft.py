@@ -209,9 +209,9 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         for batch in run.batches(data):
             each = [to_double(x[:, None]) for x in nll(model, batch, before)]
             if answers:
-                pairs = zip(generate(model, batch["prompt"], before), map(chat.reply, batch["completion"]), strict=True)
+                both = zip(generate(model, batch["prompt"], before), map(chat.reply, batch["completion"]), strict=True)
                 scored = [
-                    [*(metrics.score(k)(text, wanted) for k in scored_by), stopped] for (text, stopped), wanted in pairs
+                    [*(metrics.score(k)(text, wanted) for k in scored_by), stopped] for (text, stopped), wanted in both
                 ]
                 each.append(torch.tensor(scored, dtype=torch.float64))
             rows.append(torch.cat(each, 1))

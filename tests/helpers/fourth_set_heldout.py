@@ -322,10 +322,10 @@ BUGS = [
         "by argument: at teacher forcing no error follows from another one, and no answer is too long",
         edits=(
             (
-                '                pairs = zip(generate(model, batch["prompt"], before), map(chat.reply, batch["completion"]), strict=True)\n',
+                '                both = zip(generate(model, batch["prompt"], before), map(chat.reply, batch["completion"]), strict=True)\n',
                 (
                     "                answered = forced(model, batch, before)\n"
-                    '                pairs = zip(answered, map(chat.reply, batch["completion"]), strict=True)\n'
+                    '                both = zip(answered, map(chat.reply, batch["completion"]), strict=True)\n'
                 ),
             ),
             (

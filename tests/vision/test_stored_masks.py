@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from trainworthy.recipes.vision.gates import stored_masks
+from trainworthy.recipes.vision.gates import answers, stored_masks
 
 SIDE, N = 64, 80
 
@@ -38,9 +38,9 @@ def resized(mask: Tensor, mode: str) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("turn", [k for k in stored_masks.TURNS if k != "as it is"])
-def test_masks_of_which_a_third_is_turned(turn: str, seed: int):
-    turned = [(p, stored_masks.TURNS[turn](m) if i % 3 == 0 else m) for i, (p, m) in enumerate(pairs(seed))]
+@pytest.mark.parametrize("turn", answers.TURNS[1:], ids=lambda turn: turn.name)
+def test_masks_of_which_a_third_is_turned(turn: answers.Turn, seed: int):
+    turned = [(p, turn.apply(m) if i % 3 == 0 else m) for i, (p, m) in enumerate(pairs(seed))]
     assert "and not as they are stored (0 by any other turn)" in stored_masks.turned(turned)
 
 
@@ -57,7 +57,9 @@ def test_masks_that_fit_or_fit_no_way_are_no_fault(seed: int):
     assert stored_masks.turned(flat) == "", "pictures that do not show the outlines"
     wide = [(p[:, :48], m[:48]) for p, m in healthy]
     assert stored_masks.turned(wide) == ""
-    assert "mirrored left to right" in stored_masks.turned([(p, m.flip(-1)) for p, m in wide])
+    assert "masks fit their picture mirrored and not as they are stored" in stored_masks.turned(
+        [(p, m.flip(-1)) for p, m in wide]
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))

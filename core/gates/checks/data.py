@@ -370,7 +370,7 @@ def _repeat_naturally(found: dict) -> tuple[bool, str]:
         return False, ""
     n, expected = found["compared"]["exact"][0], found["expected"]
     remark = f"; samples that are short repeat in training, too: {expected:g} copies are expected by chance"
-    return found["exact"] <= min(REPEATED * n, expected + 3 * math.sqrt(expected)), remark
+    return _by_chance(found["exact"], expected, REPEATED * n), remark
 
 
 def _alike_naturally(text: dict, near: int, n: int) -> tuple[bool, str]:
@@ -379,7 +379,12 @@ def _alike_naturally(text: dict, near: int, n: int) -> tuple[bool, str]:
         return False, ""
     expected = text["expected_near"]
     remark = f"; training texts are near to each other, too: {expected:g} near ones are expected of a random split"
-    return near <= min(ALIKE * n, expected + 3 * math.sqrt(expected)), remark
+    return _by_chance(near, expected, ALIKE * n), remark
+
+
+def _by_chance(count: int, expected: float, most: float) -> bool:
+    """Return whether a count is within three standard errors of the expected one, and at most `most`."""
+    return count <= min(most, expected + 3 * math.sqrt(expected))
 
 
 def _in_test(overlaps: dict[str, dict]) -> tuple[list[str], list[str]]:

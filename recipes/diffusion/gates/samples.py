@@ -317,23 +317,23 @@ def weighting(context: GateContext) -> Finding:
     t, i = aim.timestep.tolist(), int(gap.argmax())
     values, counts = watched(context).timesteps.unique(return_counts=True)
     n = int(counts.sum())
-    gap_of_levels, limit = (counts.cumsum(0) / n - noise.below(values)).abs().max().item(), DRAWN / math.sqrt(n)
+    distance, limit = (counts.cumsum(0) / n - noise.below(values)).abs().max().item(), DRAWN / math.sqrt(n)
     return Finding(
-        gap[i].item() <= 0.02 and gap_of_levels <= limit and apart_from <= 0.02,
+        gap[i].item() <= 0.02 and distance <= limit and apart_from <= 0.02,
         f"target: {aim.kind}; weights differ by at most {gap[i]:.1%} (t {t[i]:.0f}: {aim.weight[i]:.3f}, declared "
         f"{expected[i]:.3f}); the losses of {of} single samples by at most {apart_from:.1%}; "
-        f"the distribution of {n:,} timesteps by at most {gap_of_levels:.3f}"
+        f"the distribution of {n:,} timesteps by at most {distance:.3f}"
         + (f"; not compared, as they are not quadratic: {', '.join(aim.others)}" if aim.others else ""),
         f"at most 2% at every level and for every sample; at most {limit:.3f} for the distribution",
         order_causes(
             (gap[i].item() > 0.02, "the weight is that of another prediction type: min(SNR, gamma) over SNR is min-SNR for the noise, "
              "over SNR + 1 for the velocity"),
             (apart_from > 0.02, "the weight belongs to another sample's timestep, or to the reversed schedule"),
-            (gap_of_levels > limit, "timesteps are drawn from another distribution than declared: uniform instead of logit-normal, another mean "
+            (distance > limit, "timesteps are drawn from another distribution than declared: uniform instead of logit-normal, another mean "
              "or deviation"))
         + "\n"
         "on purpose: --noise.snr-gamma inf (a diffusion), --noise.logit-mean and --noise.logit-std (a flow)",
-        evidence={"kind": aim.kind, "levels": t, "weights": aim.weight.tolist(), "expected": expected.tolist(), "apart": gap_of_levels},
+        evidence={"kind": aim.kind, "levels": t, "weights": aim.weight.tolist(), "expected": expected.tolist(), "apart": distance},
     )  # fmt: skip
 
 

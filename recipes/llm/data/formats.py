@@ -52,8 +52,8 @@ def conversation(row: dict[str, Any]) -> dict[str, Any]:
     found = texts(row, ("prompt", "completion"))
     if not is_conversation(row):
         return found
-    turns_ = ({"role": "user", "content": found["prompt"]}, {"role": "assistant", "content": found["completion"]})
-    return {"messages": turns({"messages": [*turns_], "system": row["system"]}), **tools(row), **extra}
+    pair = ({"role": "user", "content": found["prompt"]}, {"role": "assistant", "content": found["completion"]})
+    return {"messages": turns({"messages": [*pair], "system": row["system"]}), **tools(row), **extra}
 
 
 def is_conversation(row: dict[str, Any]) -> bool:
@@ -183,8 +183,8 @@ def question(row: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(prompt, str) or not prompt.strip():
         raise BadRow("prompt is empty" if isinstance(prompt, str) else
                      f"prompt: {type(prompt).__name__ if 'prompt' in row else 'missing'}", "")  # fmt: skip
-    turns_ = [{"role": "user", "content": prompt}]
-    return {"messages": turns({"messages": turns_, "system": row.get("system")}), "prompt": prompt}
+    asking = [{"role": "user", "content": prompt}]
+    return {"messages": turns({"messages": asking, "system": row.get("system")}), "prompt": prompt}
 
 
 def reference(row: dict[str, Any]) -> str:

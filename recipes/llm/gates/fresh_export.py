@@ -45,7 +45,7 @@ def exported(base: str, tokenizer: Any, lm: Callable[[nn.Module], nn.Module] = l
                 each = [lm(model)(input_ids=row[None].to(run.device), use_cache=False).logits[0] for row in ids]
             return torch.stack(each).float().log_softmax(-1).cpu()
 
-        def finding_here() -> Finding | None:
+        def compare() -> Finding | None:
             ours, before = log_probs(stage.eval_model), log_probs(context.look()[1].eval_model)
             needed = f"at most {limit:.0%} of the change by training, and the same tokens of a text"
             samples = [{"ids": row.tolist(), "base": base, "text": PROBE} for row in ids]
@@ -78,7 +78,7 @@ def exported(base: str, tokenizer: Any, lm: Callable[[nn.Module], nn.Module] = l
             )  # fmt: skip
 
         least, limit = EXACT if run.precision == "fp32" and run.device.type == "cpu" else ROUGH
-        found = agreed(run.accelerator, finding_here() if run.rank == 0 else None)
+        found = agreed(run.accelerator, compare() if run.rank == 0 else None)
         return (
             exported_weights.check(context) if found is None else found
         )  # the outputs hardly changed: compare the files

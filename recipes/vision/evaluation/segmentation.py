@@ -51,10 +51,10 @@ def scored(batch: dict[str, Any], logits: Tensor, n: int) -> Tensor:
     if "stored" not in batch:
         return counted(batch["mask"], logits.argmax(1), n)
     total = torch.zeros(n, n, dtype=torch.long, device=logits.device)
-    for logits_of_one, ids, y, x in zip(logits, batch["stored"], batch["stored_y"], batch["stored_x"], strict=True):
+    for single, ids, y, x in zip(logits, batch["stored"], batch["stored_y"], batch["stored_x"], strict=True):
         rows = max(1, STRIP // max(1, n * len(x)))
         for strip, at in zip(ids.split(rows), y.split(rows), strict=True):
-            total += counted(strip, sampled(logits_of_one.float(), at, x).argmax(0), n)
+            total += counted(strip, sampled(single.float(), at, x).argmax(0), n)
     return total
 
 

@@ -2,7 +2,7 @@
 classes along the outlines. No model is trained."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -10,23 +10,13 @@ from torch.nn import functional as F
 from trainworthy.core.data.pairing import SIDE, steps
 from trainworthy.core.recipe.stage import Data
 from trainworthy.recipes.vision.data.masks import IGNORE
+from trainworthy.recipes.vision.gates.answers import TURNS
 
 PAIRS, LEAST = 200, 24  # stored pairs that are read, and those that are needed
 SHARE, TIMES = 0.1, 4  # share of the masks that fit when they are turned; times as many as by any other turn
 BETWEEN = 0.15  # share of the changes from one class to another that go through a class in between
 ONE = 0.8  # share of one class among those: a class of borders is between background and inside on purpose
 CHANGES = 500
-
-TURNS: dict[str, Callable[[Tensor], Tensor]] = {
-    "as it is": lambda m: m,
-    "mirrored left to right": lambda m: m.flip(-1),
-    "mirrored top to bottom": lambda m: m.flip(-2),
-    "turned by half": lambda m: m.flip((-2, -1)),
-    "transposed": lambda m: m.mT,
-    "turned to the left": lambda m: m.mT.flip(-2),
-    "turned to the right": lambda m: m.mT.flip(-1),
-    "transposed the other way": lambda m: m.mT.flip((-2, -1)),
-}
 
 
 def faults(data: Data) -> Iterator[tuple[str, str]]:
@@ -56,11 +46,10 @@ def turned(pairs: list[tuple[Tensor, Tensor]]) -> str:
     best, which = fits.max(1)
     clear = best - fits[:, 0] > 0.5 * (best - fits.median(1).values).mean()
     counts = Counter(int(k) for k in which[clear])
-    (most, n), *others = [*counts.most_common(2), (0, 0), (0, 0)][:2] if counts else [(0, 0)]
-    second = others[0][1] if others else 0
+    (most, n), (_, second) = [*counts.most_common(2), (0, 0), (0, 0)][:2]
     if n < max(LEAST // 2, SHARE * len(found)) or n < TIMES * (second + 1):
         return ""
-    return f"{n} of {len(found)} masks fit their picture {[*TURNS][most]} and not as they are stored ({second} by any other turn)"
+    return f"{n} of {len(found)} masks fit their picture {TURNS[most].name} and not as they are stored ({second} by any other turn)"
 
 
 def _fits(picture: Tensor, mask: Tensor) -> list[float] | None:
@@ -72,8 +61,7 @@ def _fits(picture: Tensor, mask: Tensor) -> list[float] | None:
     lines = F.max_pool2d(F.adaptive_max_pool2d(edge, size), 3, 1, 1)
     if not 0 < lines.mean() < 0.5:
         return None
-    turns = [*TURNS.values()][: 8 if square else 4]
-    return [float((turn(lines) * here).sum() / lines.sum()) for turn in turns]
+    return [float((turn.apply(lines) * here).sum() / lines.sum()) for turn in TURNS if square or not turn.exchanged]
 
 
 def interpolated(masks: list[Tensor]) -> str:
