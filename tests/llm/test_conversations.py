@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from trainworthy.core.base.errors import UserError
-from trainworthy.recipes.llm.data import documents, mixture, pairs, streaming
+from trainworthy.recipes.llm.data import conversations, documents, formats, mixture, pairs, streaming
 from trainworthy.recipes.shared import hub
 
 from tests.conftest import ROOT
@@ -71,6 +71,31 @@ def test_ids_and_labels_are_those_of_the_tokenizer_s_own_assistant_mask(tmp_path
     assert '{"name": "weather", "arguments": {"city": "Oslo", "days": null}}' in text  # nothing of it was lost
     assert text.count("<tool_call>") == 2
     assert tokenizer.decode([i for i in made["labels"] if i != -100]).count("<|im_end|>") == 3
+
+
+@pytest.mark.parametrize(("key", "off"), [("weight", 0), ("weight", 0.0), ("train", False)])
+def test_an_answer_of_weight_0_is_read_and_not_scored(key: str, off: float, tmp_path: Path):
+    """Turns behind the last answer that is scored are dropped, as a question behind the last answer is."""
+    talk = [(role, f"{word} {i}") for i in range(4) for role, word in (("user", "ask"), ("assistant", "say"))]
+    turns = [{"role": role, "content": text} for role, text in talk]
+    turns[3] |= {key: off}
+    turns[5] |= {key: 1}
+    turns[7] |= {key: off}
+    chat, (row,) = chat_and_rows(tmp_path, language.tokenizer(), {"messages": turns}, held_out=0)
+    made = chat.example(row["prompt"], row["completion"])
+    read, scored = (language.tokenizer().decode([i for i in made[k] if i != -100]) for k in ("input_ids", "labels"))
+    assert "say 1" in read and "ask 3" not in read, read
+    assert scored == "say 0<|im_end|>say 2<|im_end|>", scored
+
+
+@pytest.mark.parametrize(("turn", "words"), [
+    ({"weight": 0}, "each has a weight of 0"), ({"weight": 0.5}, "the key weight of a turn is neither 0 nor 1"),
+    ({"tool_calls": [{"function": {"name": "run", "arguments": "print(1)"}}]}, "the arguments of a tool call are not JSON"),
+])  # fmt: skip
+def test_a_turn_that_cannot_be_used_is_named(turn: dict, words: str):
+    answer = {"role": "assistant", "content": "4", **turn}
+    with pytest.raises(formats.BadRow, match=words):
+        conversations.checked(formats.conversation({"messages": [{"role": "user", "content": "2 + 2?"}, answer]}))
 
 
 def test_the_last_answer_alone_is_scored_where_that_is_asked_for(tmp_path: Path):

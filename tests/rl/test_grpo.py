@@ -231,6 +231,22 @@ def test_weights_that_are_none(name: str, words: str):
         problems.load(name)
 
 
+def test_a_reward_reads_other_columns_of_the_file(net: Path, tmp_path: Path, launch):
+    """Where the trainer samples, in gates and in the evaluation: a row without a value has None there."""
+    rows = [{"prompt": f"{a} + {b} =", "answer": a + b, "digits": len(str(a + b)), **({"also": [str(b)]} if a % 2 else {})}
+            for a in range(10, 22) for b in range(80, 92)]  # fmt: skip
+    (tmp_path / "own.py").write_text("""
+def own(prompts, completions, answer, digits, also, source, **columns):
+    assert not columns, columns
+    assert all(len(a) == n and (x is None or p.endswith(f"{x[0]} =")) for a, n, x, p in zip(answer, digits, also, prompts))
+    return [2.0 * (c.strip() == a) - 0.1 * abs(len(c.strip()) - n) for c, a, n in zip(completions, answer, digits)]
+""")
+    own = (*SMALL, "--data.path", str(written(tmp_path / "own.jsonl", rows)), "--metric", "accuracy,reward", "--reward", "own.py:own")
+    done = launch("check", "rl/grpo", "--model", str(net), *own, "--only", "schema,leakage,rewards,advantages,accuracy")
+    assert done.returncode == 0, done.shown
+    assert "the reward function also gets" in done.shown and "digits, also" in done.shown, done.shown
+
+
 @pytest.mark.verify
 def test_two_rewards_through_the_command(net: Path, tmp_path: Path, launch):
     """Advantages are those of the sum, and each reward has a curve of its own."""

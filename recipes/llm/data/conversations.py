@@ -5,19 +5,19 @@ import json
 import re
 from typing import Any
 
-from trainworthy.recipes.llm.data.formats import BadRow
+from trainworthy.recipes.llm.data.formats import UNSCORED, BadRow
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def checked(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of `messages`, `tools` and `source`. Its last message is an answer; messages after it are left out."""
+    """Return a row of `messages`, `tools` and `source`. Its last message is an answer that is scored; messages after it are left out."""
     turns = row.get("messages")
     if wrong := fault(turns):
         raise BadRow(wrong)
     # Without what only other rows have; templates add to a content, so there is one.
     turns = [{"content": ""} | {k: v for k, v in turn.items() if v is not None} for turn in turns]
-    last = max(k for k, turn in enumerate(turns) if turn["role"] == "assistant")
+    last = answers(turns)[-1]
     question = next(turn["content"] for turn in turns if turn["role"] == "user")
     tools = {"tools": row["tools"]} if row.get("tools") else {}
     return {"messages": turns[: last + 1], **tools, "source": str(row.get("source") or question)}
@@ -31,7 +31,7 @@ def fault(turns: Any) -> str:
     if "user" not in roles or "assistant" not in roles[roles.index("user") :]:
         reason = f"its turns are {', '.join(dict.fromkeys(roles))}" if roles else "it has no turns"
         return f"no answer to learn: {reason}"
-    return ""
+    return "" if answers(turns) else "no answer to learn: each has a weight of 0"
 
 
 def unasked(turns: Any) -> str:
@@ -83,9 +83,9 @@ def as_prompt(conversation: dict[str, Any]) -> str:
 
 
 def answers(turns: list[dict[str, Any]]) -> list[int]:
-    """The turns of the assistant that answer something: those after the first question."""
+    """The turns of the assistant that are scored: those after the first question, unless the row says no."""
     first = next((k for k, turn in enumerate(turns) if turn["role"] == "user"), len(turns))
-    return [k for k, turn in enumerate(turns) if turn["role"] == "assistant" and k > first]
+    return [k for k, turn in enumerate(turns) if turn["role"] == "assistant" and k > first and not turn.get(UNSCORED)]
 
 
 def _upto(row: dict[str, Any], chat: Any, k: int) -> tuple[str, dict[str, str]]:

@@ -17,6 +17,8 @@ ROLES = {"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assist
          "assistant": "assistant", "system": "system", "developer": "developer", "tool": "tool", "observation": "tool",
          "function": "tool", "function_response": "tool", "ipython": "tool"}  # fmt: skip
 CALLS = ("function_call", "tool_call")  # ShareGPT's turns that call tools
+WEIGHTS = ("weight", "train")  # keys of a turn: 0 or false: not to be learnt (OpenAI, axolotl)
+UNSCORED = "unscored"  # the same in what is read
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # keys of a turn; templates differ in which they read
 LOOKS = {"completion": "prompts with one completion (SFT)", "chosen": "preferences (DPO)", "rejected": "preferences (DPO)",
          "messages": "whole conversations", "conversations": "whole conversations", "output": "instructions (Alpaca)",
@@ -96,7 +98,11 @@ def _turn(turn: dict[str, Any]) -> dict[str, Any]:
         return {"role": "assistant", "content": "", "tool_calls": [_call(c) for c in calls]}
     if isinstance(content, list) and all(_is_text(part) for part in content):
         content = "".join(p.get("text") or "" for p in content)
-    more = {k: v for k, v in turn.items() if k not in ("role", "from", "content", "value", "weight", *THOUGHTS)}
+    more = {k: v for k, v in turn.items() if k not in ("role", "from", "content", "value", *WEIGHTS, *THOUGHTS)}
+    if weight := next((k for k in WEIGHTS if turn.get(k) is not None), ""):
+        if turn[weight] not in (0, 1):  # True and False, too
+            raise BadRow(f"the key {weight} of a turn is neither 0 nor 1: an answer is scored or not", repr(turn[weight])[:60])
+        more |= {} if turn[weight] else {UNSCORED: True}
     if calls := _parsed(more.get("tool_calls")):
         if not isinstance(calls, list):
             raise BadRow(f"tool_calls: {type(calls).__name__}, not a list of calls", repr(calls)[:60])
@@ -117,7 +123,9 @@ def _call(call: Any) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadRow("a tool call is no function with a name", repr(call)[:60])
     function = dict(function)
-    function["arguments"] = _parsed(function.get("arguments", {}))
+    function["arguments"] = given = _parsed(function.get("arguments") or {})
+    if isinstance(given, str):
+        raise BadRow("the arguments of a tool call are not JSON", repr(given)[:60])
     kept = {k: v for k, v in call.items() if k in ("id", "type")}
     return {"type": "function", **kept, "function": {k: function[k] for k in ("name", "arguments") if k in function}}
 

@@ -314,7 +314,9 @@ def turns(prompts: tuple[str, ...], chat: Chat) -> str:
     """Return a note on the turns of conversations, their answers included."""
     each = [chat.given(prompt)["messages"] for prompt in prompts]
     roles = sorted({t["role"] for one in each for t in one} | {"assistant"})
-    return f"{sum(len(t) + 1 for t in each) / len(each):.1f} a row on average; roles {', '.join(roles)}"
+    unscored = sum(formats.UNSCORED in t for one in each for t in one)
+    note = f"; {unscored} answers have a weight of 0 and are not scored" if unscored else ""
+    return f"{sum(len(t) + 1 for t in each) / len(each):.1f} a row on average; roles {', '.join(roles)}{note}"
 
 
 def passes(path: str, rows: int, train: Any) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """Questions with one right answer: their sources, prompts, the parsing of answers, and rewards."""
 
 import inspect
+import json
 import math
 import re
 import threading
@@ -20,6 +21,10 @@ from trainworthy.recipes.shared import functions, hub
 from trainworthy import core
 
 COLUMNS = ("prompt", "answer")
+OTHERS = "columns"
+"""Where a row keeps its other columns, as JSON; empty: it has none."""
+TRAINERS = ("prompt", "prompts", "completion", "completions", "completion_ids", "question", "trainer_state", "log_extra", "log_metric")
+"""What a reward function gets under these names comes from the trainer, not from the file."""
 UNWORKED = re.compile(r"(?<=[\w)}\]])\s*(?:[-+*^×·÷]|\\cdot|\\times)\s*(?=[\w({\\])")
 """A sign between two parts of an expression."""
 WORKED = re.compile(r"\n|=|(?<![\\A-Za-z])[A-Za-z]{2,}")
@@ -35,7 +40,7 @@ class Source:
 
     path: str = "sums"
     """`sums` (of two two-digit numbers), a .jsonl, .json, .csv or .parquet file, or `hub:owner/name`: columns `prompt` and `answer`
-    (see `--reward`); a column `source`, if there is one, is what the split must not cut through."""
+    (see `--reward`); a column `source`, if there is one, is what the split must not cut through. Reward functions get the others, too."""
     val: str = ""
     """Validation questions: a file like `path`, or a share of the rows (`0.1`); empty: the data set's own split, else 0.05."""
     columns: str = ""
@@ -65,14 +70,23 @@ def read(source: Source) -> tuple[pairs.Rows, pairs.Rows, pairs.Rows, list[str]]
     else:
         train, val, notes = pairs.read_file(source.path, checked, source, what="question with an answer",
                                            needed="prompt (str) and answer (str), or a number")  # fmt: skip
+        names = dict.fromkeys(k for row in (*train, *val) for k in row[OTHERS])
+        for row in (*train, *val):
+            row[OTHERS] = json.dumps(names | row[OTHERS], default=str) if names else ""
     return train, *pairs.spaced(val, source.held_out), notes
 
 
-def checked(row: dict[str, Any]) -> list[dict[str, str]]:
-    """Return a row with both columns as text; the answer may also be a number."""
+def checked(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a row with both columns as text, and the others under `OTHERS`; the answer may also be a number."""
     answer = row.get("answer")
     number = isinstance(answer, int | float) and not isinstance(answer, bool)
-    return [formats.texts(row | {"answer": str(answer)} if number else row, COLUMNS)]
+    found = formats.texts(row | {"answer": str(answer)} if number else row, COLUMNS)
+    return [found | {OTHERS: {k: v for k, v in row.items() if k not in (*found, *TRAINERS)}}]
+
+
+def columns(rows: list[dict[str, str]]) -> dict[str, list[str]]:
+    """What a guarded reward function gets of some rows besides prompts and completions."""
+    return {k: [r[k] for r in rows] for k in ("answer", "source", OTHERS) if k in rows[0]}
 
 
 def sums() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
@@ -229,13 +243,15 @@ def _one(name: str) -> Reward:
 def guarded(function: Reward, name: str, fail: Callable[[str], Exception]) -> Reward:
     """`function` as TRL calls it: texts for chats, and one finite number for each completion or what `fail` makes of the reason."""
 
-    def reward(prompts: list, completions: list, answer: list[str], **columns: Any) -> list[float]:
+    def reward(prompts: list, completions: list, **given: Any) -> list[float]:
         texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
         questions = [p if isinstance(p, str) else p[-1]["content"] for p in prompts]
         prefix = f"the reward function {name} "
-        known = {k: v for k, v in columns.items() if k == "source"}
+        own = {k: v for k, v in given.items() if k not in (*TRAINERS, OTHERS)}
+        more = [json.loads(text) for text in given.get(OTHERS, ()) if text]
+        own |= {k: [row[k] for row in more] for k in more[0]} if more else {}
         try:
-            found = function(prompts=questions, completions=texts, answer=answer, **known)
+            found = function(prompts=questions, completions=texts, **own)
         except Exception as error:
             at = inspect.trace()[-1]
             raise fail(
@@ -251,7 +267,7 @@ def guarded(function: Reward, name: str, fail: Callable[[str], Exception]) -> Re
                 raise fail(
                     f"{prefix}returned {value!r} for the completion {text[:60]!r}: it must return a finite number"
                 )
-        if log := columns.get("log_metric"):
+        if log := given.get("log_metric"):
             for key, mean in getattr(function, "means", {}).items():
                 log(f"rewards/{key}", mean)
         return [float(v) for v in found]
@@ -263,8 +279,7 @@ def tried(reward: Reward, rows: list[dict[str, str]]) -> None:
     """The function on a right answer, none, a long one and that of another question, before anything is built."""
     group = [rows[i % len(rows)] for i in range(4)]
     texts = [group[0]["answer"], "", "no idea " * 20, group[0]["answer"]]
-    reward(prompts=[r["prompt"] for r in group], completions=texts, answer=[r["answer"] for r in group],
-           source=[r["source"] for r in group])  # fmt: skip
+    reward(prompts=[r["prompt"] for r in group], completions=texts, **columns(group))
 
 
 def of_others(function: Reward) -> Reward:
@@ -344,10 +359,12 @@ def usable(rows: list[dict[str, str]], asker: Asker, name: str, *, context: int,
     return [r for i, r in enumerate(rows) if i not in {*long}], f"{measured}: left out"
 
 
-def answer_notes(rows: list[dict[str, str]], asker: Asker, new: int) -> dict[str, str]:
-    """Return notes on the lengths of right answers, without any calculation before them."""
-    sizes = [len(asker.answer(r["answer"])) for r in rows]
+def answer_notes(data: "Problems", asker: Asker, new: int) -> dict[str, str]:
+    """Return notes on the lengths of right answers, without any calculation before them, and on what else a reward function gets."""
+    sizes = [len(asker.answer(r["answer"])) for r in data.rows]
     found = {"answers": pairs.spread(sizes)}
+    if OTHERS in data.fields:
+        found["the reward function also gets"] = ", ".join(json.loads(data.rows[0][OTHERS]))
     if long := sum(n > new for n in sizes):
         found["cut by --max-new-tokens"] = (
             f"{long} of {len(sizes)} right answers ({long / len(sizes):.0%}) are longer than {new} tokens and can never be given: "
@@ -368,6 +385,8 @@ class Problems(core.Data):
     def __init__(self, rows: list[dict[str, str]]):
         self.rows = rows
         self.fields = {"prompt": core.Field("input"), "answer": core.Field("target"), "source": core.Field("group")}
+        if rows and rows[0].get(OTHERS):
+            self.fields[OTHERS] = core.Field("extent")
 
     def __len__(self) -> int:
         return len(self.rows)

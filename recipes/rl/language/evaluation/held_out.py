@@ -37,12 +37,8 @@ class HeldOut:
         each = [[problems.right(text, wanted), ended, n] for (text, n, ended), wanted in zip(answers, due, strict=True)]
         for name in self.names:
             if name == "reward":
-                values = self.reward(
-                    prompts=[self.put(p) for p in batch["prompt"]],
-                    completions=texts,
-                    answer=due,
-                    source=list(batch["source"]),
-                )
+                given = {k: list(v) for k, v in batch.items() if k != "prompt"}
+                values = self.reward(prompts=[self.put(p) for p in batch["prompt"]], completions=texts, **given)
             elif name != "accuracy":
                 values = [metrics.score(name)(text.strip(), wanted) for text, wanted in zip(texts, due, strict=True)]
             else:

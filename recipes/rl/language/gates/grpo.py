@@ -58,7 +58,7 @@ def rewards(s: Subject) -> Gate:
             order = order or list(range(len(texts)))
             chosen = [pairs[i] for i in order]
             found = s.reward(prompts=[s.asker.put(r["prompt"]) for r, _ in chosen], completions=[texts[i] for i in order],
-                             answer=[r["answer"] for r, _ in chosen])  # fmt: skip
+                             **problems.columns([r for r, _ in chosen]))  # fmt: skip
             return [found[order.index(i)] for i in range(len(order))]
 
         texts = {
@@ -72,7 +72,7 @@ def rewards(s: Subject) -> Gate:
         seen = {k: ask(v) for k, v in texts.items()}
         mean = {k: sum(v) / len(v) for k, v in seen.items()}
         turned = ask(texts["right"], list(reversed(range(len(pairs)))))
-        single = [s.reward(prompts=[s.asker.put(r["prompt"])], completions=[r["answer"]], answer=[r["answer"]])[0]
+        single = [s.reward(prompts=[s.asker.put(r["prompt"])], completions=[r["answer"]], **problems.columns([r]))[0]
                   for r, _ in pairs]  # fmt: skip
         faults = _reward_faults(pairs, texts, seen)
         if not seen["right"] == turned == single:
@@ -240,7 +240,7 @@ def advantages(s: Subject) -> Gate:
         u = unit(s, context)
         texts = [s.asker.tokenizer.decode(after, skip_special_tokens=True) for _, after in u.ids]
         own = [
-            s.reward(prompts=[r["prompt"]], completions=[c], answer=[r["answer"]])[0]
+            s.reward(prompts=[r["prompt"]], completions=[c], **problems.columns([r]))[0]
             for r, c in zip(u.rows, texts, strict=True)
         ]
         groups = torch.tensor(own, dtype=torch.float64).view(-1, s.cfg.num_generations)
