@@ -84,7 +84,8 @@ def test_an_answer_of_weight_0_is_read_and_not_scored(key: str, off: float, tmp_
     chat, (row,) = chat_and_rows(tmp_path, language.tokenizer(), {"messages": turns}, held_out=0)
     made = chat.example(row["prompt"], row["completion"])
     read, scored = (language.tokenizer().decode([i for i in made[k] if i != -100]) for k in ("input_ids", "labels"))
-    assert "say 1" in read and "ask 3" not in read, read
+    assert "say 1" in read, read
+    assert "ask 3" not in read, read
     assert scored == "say 0<|im_end|>say 2<|im_end|>", scored
 
 
