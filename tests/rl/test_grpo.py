@@ -241,7 +241,15 @@ def own(prompts, completions, answer, digits, also, source, **columns):
     assert all(len(a) == n and (x is None or p.endswith(f"{x[0]} =")) for a, n, x, p in zip(answer, digits, also, prompts))
     return [2.0 * (c.strip() == a) - 0.1 * abs(len(c.strip()) - n) for c, a, n in zip(completions, answer, digits)]
 """)
-    own = (*SMALL, "--data.path", str(written(tmp_path / "own.jsonl", rows)), "--metric", "accuracy,reward", "--reward", "own.py:own")
+    own = (
+        *SMALL,
+        "--data.path",
+        str(written(tmp_path / "own.jsonl", rows)),
+        "--metric",
+        "accuracy,reward",
+        "--reward",
+        "own.py:own",
+    )
     done = launch("check", "rl/grpo", "--model", str(net), *own, "--only", "schema,leakage,rewards,advantages,accuracy")
     assert done.returncode == 0, done.shown
     assert "digits, also" in done.shown.partition("the reward function also gets")[2], done.shown

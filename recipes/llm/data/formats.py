@@ -101,7 +101,9 @@ def _turn(turn: dict[str, Any]) -> dict[str, Any]:
     more = {k: v for k, v in turn.items() if k not in ("role", "from", "content", "value", *WEIGHTS, *THOUGHTS)}
     if weight := next((k for k in WEIGHTS if turn.get(k) is not None), ""):
         if turn[weight] not in (0, 1):  # True and False, too
-            raise BadRow(f"the key {weight} of a turn is neither 0 nor 1: an answer is scored or not", repr(turn[weight])[:60])
+            raise BadRow(
+                f"the key {weight} of a turn is neither 0 nor 1: an answer is scored or not", repr(turn[weight])[:60]
+            )
         more |= {} if turn[weight] else {UNSCORED: True}
     if calls := _parsed(more.get("tool_calls")):
         if not isinstance(calls, list):
