@@ -38,7 +38,7 @@ def test_every_recipe_named_is_one():
 
 LONGER = (
     "diffusion/flow", "diffusion/latent", "diffusion/pixel", "diffusion/text", "vision/detect", "llm/dpo", "llm/reward",
-    "llm/sft", "rl/grpo", "rl/sac", "distill/compress", "distill/logits", "vision/segment",
+    "llm/sft", "rl/grpo", "rl/sac", "distill/compress", "distill/logits", "distill/whisper", "llm/pretrain", "vision/segment",
 )  # fmt: skip
 """Of `make verify`: more than ten seconds of CPU time, and a relative of one that `make test` runs."""
 

@@ -46,6 +46,7 @@ PLANTS = [
         harm="the teacher follows its student"),
 ]  # fmt: skip
 RELATIVES = [
+    "agreement-inverted",  # the gate waits for an evaluation of every number
     "mean-over-classes",
     "temperature-not-squared",
     "teacher-in-the-students-scale",
