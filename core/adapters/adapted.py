@@ -49,7 +49,7 @@ def skips(script: "Script") -> dict[str, str]:
     return {
         "initial-loss": "initial_loss= is not set" if script.initial_loss is None else "",
         "init": "the factory decides which weights are loaded",
-        "schedule": "gates hold the rates at their peak, so the script's schedule does not run",
+        "schedule": "train_loop= is not set: core's loop trains, without the script's schedule",
         "accumulation": own_loop if script.train_loop else "",
         "range-test": "how long the script trains is not known: trainworthy.LRFinder tests the rate",
         "resume": "" if script.save else "save= and load= are not set",

@@ -112,6 +112,21 @@ def check(
     return guard.run()
 
 
+def watched(
+    factory: Callable[[], Loop], only: Sequence[str], waive: Mapping[str, str], seed: int, console: Console, place: str
+) -> list[Verdict]:
+    """Rehearse the loop once, on its own batches, and return the verdicts of the checks in `only`."""
+    first = factory()
+    validate(first)
+    guard = _LoopGuard(
+        factory, first, only, {k: v for k, v in waive.items() if k in CHECKS}, seed, None, console, place
+    )
+    del first
+    guard.interventions = False
+    guard._watch()
+    return guard.verdicts
+
+
 # ------------------------------------------------------------------------------------------------------------ the loop
 def validate(loop: Loop) -> None:
     """Raise one message for what cannot be rehearsed."""

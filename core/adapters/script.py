@@ -59,7 +59,8 @@ class Result:
         causes."""
         lines = []
         for v in self.verdicts if verdicts is None else verdicts:
-            lines.append(f"{v.verdict.upper() if v.blocks else v.verdict:<6} {v.id} ({v.rows}): {v.title}")
+            rows = f" ({v.rows})" if v.rows else ""
+            lines.append(f"{v.verdict.upper() if v.blocks else v.verdict:<6} {v.id}{rows}: {v.title}")
             details = [("measured", v.measured), ("reason", v.reason)]
             details += [("needed", v.needed), ("likely causes", v.remedy)] if v.blocks else []
             lines += [
@@ -94,7 +95,7 @@ def check(factory: Callable[[], "Script | Loop | Trainer"], *, only: str | Itera
         looping = type(built[0]).__name__ == "Loop" and sys.modules.get("trainworthy.core.adapters.loop")
         own = looping if looping and isinstance(built[0], looping.Loop) else None
         for name in (*only, *waive):
-            if name not in (known := own.known() if own else [g.id for g in (*order.ORDER, *_own_gates(built[0]))]):
+            if name not in (known := own.known() if own else _ids(built[0])):
                 raise config.unknown(f"{'check' if own else 'gate'} '{name}'", name, known)
         where = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
         where.mkdir(parents=True, exist_ok=True)
@@ -126,6 +127,20 @@ def _own_gates(made: Any) -> list[gates.Gate]:
     return GATES
 
 
+def _ids(made: Any) -> list[str]:
+    """Return the ids of all gates and checks that `made` may get."""
+    return list(dict.fromkeys((*(g.id for g in (*order.ORDER, *_own_gates(made))), *_checks_of_loop(made))))
+
+
+def _checks_of_loop(made: Any) -> tuple[str, ...]:
+    """Return the checks of a script's own loop."""
+    if not isinstance(made, Script):
+        return ()
+    from trainworthy.core.adapters import script_loop
+
+    return script_loop.checks(made)
+
+
 def _place(factory: Callable) -> str:
     """Return where the factory is written."""
     return (inspect.getsourcefile(factory) if inspect.isfunction(factory) else None) or type(factory).__name__
@@ -142,6 +157,7 @@ def _prove(
     written: bool,
 ) -> list[Verdict]:
     console = Console()
+    watched = _checks_of_loop(built[0])
     subject = _subject(factory, built.pop(), seed, folder)
     cfg, make, alone = subject.cfg, subject.make, _Alone(subject.device)
     stage = gates.build(Run(cfg, alone, rehearsal=Rehearsal(steps=1)), make)
@@ -156,9 +172,13 @@ def _prove(
     verdicts: list[Verdict] = []
     with gates.quick_collections():
         for gate in (*order.ORDER, *stage.gates):
-            if not only or gate.id in only:
+            if gate.id not in watched and (not only or gate.id in only):
                 cfg.gates.waive, cfg.gates.because = (gate.id,) if gate.id in waive else (), waive.get(gate.id, "")
                 verdicts += gates.run_gates([adapted.adapted(gate, subject)], context, known={}, console=console)
+    if watched := [id for id in watched if not only or id in only]:
+        from trainworthy.core.adapters import script_loop
+
+        verdicts += script_loop.check(factory, watched, waive, seed, console, _place(factory))
     if written:
         gates.write(folder / "gates.json", verdicts, enabled=True)
         (folder / "data.json").write_text(json.dumps(report, indent=1))

@@ -13,6 +13,7 @@ from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.measures.records import CLOSE, SETTINGS
 from trainworthy.core.guard.observing.observer import Observer
 
+TURN = 0.75  # of an epoch: a cosine that is over before was not made for steps
 FACTORS = 1000  # of a LambdaLR, from its first step on
 
 
@@ -207,8 +208,10 @@ def length_argument(one: Any) -> Any:
     file, line = one.place
     for call in (n for n in syntax(file) if isinstance(n, ast.Call)):
         if call.lineno <= line <= (call.end_lineno or 0) and tail(call.func) == type(one.it).__name__:
-            named = [k.value for k in call.keywords if k.arg in ("T_max", "total_steps")]
-            return next(iter(named or call.args[1:2]), None)
+            named: list[ast.AST] = [k.value for k in call.keywords if k.arg in ("T_max", "total_steps")]
+            named += [k for k in call.keywords if k.arg == "steps_per_epoch"]  # whatever its value, steps are meant
+            place = 2 if tail(call.func) == "OneCycleLR" else 1
+            return next(iter(named or call.args[place : place + 1]), None)
     return None
 
 
@@ -264,6 +267,13 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
         )
     if found := spent(one, ahead[:end]) if len(ahead) >= end >= 16 else None:
         return found
+    if kind == "CosineAnnealingLR" and several and total <= TURN * updates and not child(seen, one.it):
+        return finding(
+            "schedule",
+            f"{kind} with T_max={total} is stepped at every batch: within the first epoch of {updates} updates it has reached its lowest rate "
+            "and rises again",
+            "T_max counts epochs: scheduler.step() belongs after the loop over batches, or T_max must be counted in batches",
+        )
     rates = ahead[: max(len(rates), int(1.5 * updates))] if several and ahead else rates
     peak, after = max(rates[:updates], default=0.0), rates[updates - 1 : int(1.5 * updates)]
     if several and peak > 0 and after and max(after) < 0.1 * peak:
