@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainworthy.core.adapters import own_loop
 from trainworthy.core.adapters.subject import Subject
 from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.gates.causes.gradient import UNEXPLAINED
 from trainworthy.core.gates.gate import Gate, GateContext
 
 if TYPE_CHECKING:
@@ -65,6 +67,9 @@ def adapted(gate: Gate, subject: Subject) -> Gate:
         if subject.own_loop:
             context.cfg.optim.clip = _clip(context) if gate.id == "wiring" else float("inf")
         finding = gate.check(context)
+        if subject.own_loop and finding.cause.startswith(UNEXPLAINED) and "; " not in finding.measured:
+            if other := own_loop.other_loss(context):
+                raise Skip(other)
         own = REMEDIES.get(gate.id)
         finding.remedy = own or finding.remedy
         return finding

@@ -6,12 +6,14 @@ import copy
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset
 from trainworthy.core.adapters.entries import Plain, Samples, chance, classes, fields, samples
 from trainworthy.core.adapters.next_token import reachable
@@ -19,6 +21,7 @@ from trainworthy.core.adapters.objective import Objective, recognise
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.loader import to_device
+from trainworthy.core.gates.causes.frozen import STATISTICS
 from trainworthy.core.loop.run import Run, Step
 from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, Stage, View, batch_size
 
@@ -78,6 +81,23 @@ class Script:
 @dataclass
 class _ScriptStage(Stage):
     script: Script = field(kw_only=True)
+
+    def follows(self, name: str) -> bool:
+        """Statistics of batch norm, which move in every training that does not stop them, and copies of a part that trains: averages
+        of its weights."""
+        return name.rpartition(".")[2] in STATISTICS or name.startswith(self._copies or ("\0",))
+
+    @cached_property
+    def _copies(self) -> tuple[str, ...]:
+        """Prefixes of modules without trained parameters that have those of a trained one, with their shapes."""
+        trained, kinds = self.parameters().keys(), {}
+        for prefix, module in self.model.named_modules():
+            mine = {n: p.shape for n, p in module.named_parameters()}
+            if mine and not isinstance(module, AveragedModel):
+                trains = {f"{prefix}.{n}".lstrip(".") in trained for n in mine}
+                kinds.setdefault(tuple(mine.items()), {}).setdefault(trains == {True}, []).append((prefix, trains))
+        found = [p for some in kinds.values() if True in some for p, trains in some.get(False, ()) if trains == {False}]
+        return tuple(f"{p}." for p in (*found, *(p.removesuffix(".module") for p in found if p.endswith(".module"))))
 
     def samples(self, split: str) -> Samples:
         """One of its data sets, of the only type that it has."""

@@ -153,7 +153,7 @@ class Recorder:
             own = [n for n, _ in module.named_parameters(prefix=prefix)]
             if own and not any(n in trained for n in own):
                 out |= dict(module.named_buffers(prefix=prefix, recurse=False))
-        return out
+        return {n: t for n, t in out.items() if not self.stage.follows(n)}
 
     def _fingerprints(self) -> dict[str, Tensor]:
         return {n: fingerprint(t) for n, t in self._watched().items()}

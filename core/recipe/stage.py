@@ -382,6 +382,10 @@ class Stage:
         own |= {n: t for n, t in self.model.state_dict().items() if n in under}
         return own | {f"{k}.{n}": t for k, m in self.frozen_modules.items() for n, t in m.state_dict().items()}
 
+    def follows(self, name: str) -> bool:
+        """Return whether a tensor that no optimiser has may change in training (an average of weights in the model)."""
+        return False
+
     @property
     def gate_evaluator(self) -> "Stage | Probe":
         """The probe if there is one, else the stage: its metric and evaluation are used after a short training."""

@@ -15,6 +15,7 @@ SAME = 1e-2  # relative; above another processor's rounding, below the effect of
 MOST = 50_000_000  # gradient entries; larger models get no copies
 STRIDE, ENTRIES = 7, 1_000_000  # kept of a gradient until the next step: a seventh, or about so many entries
 
+UNEXPLAINED = "no known mistake explains it"
 Vector = list[Tensor]
 
 
@@ -93,7 +94,7 @@ def diagnosed(found: list[Experiment]) -> str:
         return (
             f"{best.cause} (the optimiser's gradient equals {best.equals}; relative difference {best.difference:.1e})"
         )
-    return (f"no known mistake explains it: of {len(found)} the nearest is {best.equals}, with a difference of {best.difference:.0%}; "
+    return (f"{UNEXPLAINED}: of {len(found)} the nearest is {best.equals}, with a difference of {best.difference:.0%}; "
             "look for what changes the gradient between backward() and step()")  # fmt: skip
 
 

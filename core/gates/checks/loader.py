@@ -5,6 +5,7 @@ import os
 import random
 import tempfile
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -23,7 +24,7 @@ from trainworthy.core.gates.causes.named import order_causes
 from trainworthy.core.gates.checks.accumulation import over_two_processes
 from trainworthy.core.gates.gate import GateContext, build
 from trainworthy.core.gates.recorder import rehearsed
-from trainworthy.core.loop.run import Rehearsal, Run
+from trainworthy.core.loop.run import Rehearsal, Run, Step
 from trainworthy.core.recipe.stage import Data, Stage, View
 
 STORED = "get() stores augmented samples and returns them again: a sample is the same under two generators, another one in another process"
@@ -227,12 +228,15 @@ def _rehearse(
         run.cfg, loader=replace(run.cfg.loader, workers=workers), train=replace(run.cfg.train, batch_size=size)
     )
     handed: list[list[int]] = []
+    own_steps = run.steps
 
-    def watch(_: Stage, step: int) -> bool:
-        handed.append([i for micro in run.current.keys for _, i in micro])
-        return False
+    def steps(stage: Stage) -> Iterator[Step]:
+        for step in own_steps(stage):  # a loop may take several before it learns from the first
+            handed.append([i for micro in step.keys for _, i in micro])
+            yield step
 
-    run.rehearsal = Rehearsal(steps=2 * len(watched) // size, batch_size=size, watch=watch)
+    run.steps = steps  # type: ignore[method-assign]
+    run.rehearsal = Rehearsal(steps=2 * len(watched) // size, batch_size=size)
     stage.data = {**stage.data, "train": watched}
     learnt: list[dict[str, None]] = [{} for _ in range(run.rehearsal.steps)]
     own = stage.loss

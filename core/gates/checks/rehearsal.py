@@ -70,10 +70,16 @@ def wiring(context: GateContext) -> Finding:
     causes = run.drift.splitlines()
     wrong = causes[:1] + [line.removeprefix("  measured:     ") for line in causes if "measured:" in line]
     stray = [
-        n for n, _ in stage.model.named_parameters() if n not in trained and not n.startswith(expect.frozen or ("\0",))
+        n
+        for n, _ in stage.model.named_parameters()
+        if n not in trained and not n.startswith(expect.frozen or ("\0",)) and not stage.follows(n)
     ]
     if stray:
         wrong.append(f"{len(stray)} parameter tensors are in no optimiser and not declared frozen, e.g. {stray[0]}")
+    names = [n for n, _ in stage.model.named_parameters()]
+    for prefix in expect.frozen:
+        if (own := [n for n in names if n.startswith(prefix)]) and all(n in trained for n in own):
+            wrong.append(f"{prefix} is declared frozen, and all of its {len(own)} tensors are in an optimiser")
     empty = [
         f"{k}[{g.get('name', i)}]"
         for k, o in stage.optimizers.items()
