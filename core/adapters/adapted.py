@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainworthy.core.adapters import observed
 from trainworthy.core.adapters.subject import Subject
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates.gate import Gate, GateContext
@@ -41,6 +42,11 @@ REMEDIES = {
     "resume": "save() leaves something out, or load() does not put it back: weights, optimiser, what train_loop counts",
 }
 """Likely causes in terms of a script, where a recipe's differ."""
+APART = (
+    "metric() reads other labels or inputs than loss(), or takes the answers otherwise (threshold, axis, order of classes, unit)\n"
+    "train augments inputs and not their targets: the same samples with new draws have other answers"
+)
+"""The same of `overfit`, if the loss is at its floor and the metric is not at its goal."""
 
 
 def skips(script: "Script") -> dict[str, str]:
@@ -65,9 +71,10 @@ def adapted(gate: Gate, subject: Subject) -> Gate:
         if subject.own_loop:
             context.cfg.optim.clip = _clip(context) if gate.id == "wiring" else float("inf")
         finding = gate.check(context)
-        own = REMEDIES.get(gate.id)
-        finding.remedy = own or finding.remedy
-        return finding
+        curve = finding.evidence.get("curve") if gate.id == "overfit" else None
+        apart = curve and curve[-1][1] <= finding.evidence["needed_loss"]
+        finding.remedy = APART if apart else REMEDIES.get(gate.id) or finding.remedy
+        return observed.joined(finding, gate.id, subject.see) if subject.see and gate.id in observed.SHARED else finding
 
     return replace(gate, check=check)
 

@@ -225,8 +225,17 @@ def overfit(context: GateContext) -> Finding:
         remedy,
         evidence={"curve": [(0, found["initial"], None), *found["curve"]], "needed_loss": found["needed_loss"],
                   "samples": found["indices"]},
-        batch=found["batch"], cause="" if closed else _why_not(context, stage, found),
+        batch=found["batch"], cause=_opposed(used, found) if closed else _why_not(context, stage, found),
     )  # fmt: skip
+
+
+def _opposed(metric: Metric, found: dict) -> str:
+    """Return the cause of a metric that is far below chance although the loss is at its floor."""
+    value, lowest = found["metric"], metric.floor - 0.5 * (found["goal"] - metric.floor)
+    if value is None or not metric.better(lowest, value):
+        return ""
+    return (f"loss and metric want opposite answers: {metric.name} is {value:.3g} where the loss is at its floor, far worse than chance "
+            f"({metric.floor:.3g}); 1 and 0, or a sign, are exchanged in one of them")  # fmt: skip
 
 
 def _why_not(context: GateContext, stage: Stage, found: dict) -> str:

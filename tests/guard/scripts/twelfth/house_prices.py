@@ -44,7 +44,12 @@ class Net(nn.Module):
         super().__init__()
         self.embed = nn.ModuleList([nn.Embedding(DISTRICTS, 8), nn.Embedding(KINDS, 4), nn.Embedding(HEATING, 4)])
         self.layers = nn.Sequential(
-            nn.Linear(5 + 16, hidden), nn.ReLU(), nn.Dropout(0.05), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1)
+            nn.Linear(5 + 16, hidden),
+            nn.ReLU(),
+            nn.Dropout(0.05),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, 1),
         )
 
     def forward(self, numbers, categories):

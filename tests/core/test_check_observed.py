@@ -1,0 +1,109 @@
+"""What a script's own loop shows on its own loaders (`core/adapters/observed.py`), and the causes of two gates for scripts."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, TensorDataset
+
+import trainworthy
+from tests.core.test_check import TRAIN, VAL, X, Y, accuracy, script
+from tests.guard.score import cases
+
+
+def said(factory: Callable, gate: str) -> str:
+    result = trainworthy.check(factory, only=gate, raises=False)
+    return "" if result.ok else result.table()
+
+
+def words(seed: int, n: int = 300) -> list[tuple[Tensor, int]]:
+    """Texts whose most frequent kind of word is their class."""
+    draw = torch.Generator().manual_seed(seed)
+    rows = []
+    for _ in range(n):
+        label, length = int(torch.randint(3, (), generator=draw)), int(torch.randint(4, 20, (), generator=draw))
+        rows.append((1 + 10 * label + torch.randint(0, 14, (length,), generator=draw) % 30, label))
+    return rows
+
+
+class Pooled(nn.Module):
+    def __init__(self, masked: bool):
+        super().__init__()
+        self.masked, self.embed, self.head = masked, nn.Embedding(64, 16, padding_idx=0), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = (x > 0).unsqueeze(-1) if self.masked else torch.ones_like(x).unsqueeze(-1)
+        return self.head((self.embed(x) * mask).sum(1) / mask.sum(1))
+
+
+def padded(rows: list) -> tuple[Tensor, Tensor]:
+    return pad_sequence([x for x, _ in rows], batch_first=True), torch.tensor([y for _, y in rows])
+
+
+def sorted_alone(rows: list) -> tuple[Tensor, Tensor]:
+    texts = sorted((x for x, _ in rows), key=len, reverse=True)
+    return pad_sequence(texts, batch_first=True), torch.tensor([y for _, y in rows])
+
+
+def texts(*, masked: bool = True, collate: Callable = padded, **parts: Any) -> Callable:
+    return script(lambda: Pooled(masked), train=words(0), val=words(1, 100), collate=collate, classes=3, **parts)
+
+
+def test_a_collate_that_sorts_inputs_alone():
+    assert "entries are those of different samples" in said(texts(collate=sorted_alone), "samples")
+    assert not said(texts(), "samples")
+
+
+def test_padding_that_is_pooled_is_named():
+    assert "padding is not masked" in said(texts(masked=False), "dependency")
+    assert not said(texts(), "dependency")
+
+
+def test_a_waiver_of_leakage_holds_for_the_samples_too():
+    copied = script(train=TensorDataset(X, Y))
+    result = trainworthy.check(copied, only=("leakage", "samples"), waive={"leakage": "on purpose"}, raises=False)
+    assert [v.verdict for v in result.verdicts] == ["waived", "skip"], result.table()
+    assert "validation samples are training samples" in said(copied, "samples")
+
+
+def test_a_loop_that_cannot_use_its_own_loader_is_skipped():
+    def loop(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> None:
+        if isinstance(batches, DataLoader):
+            raise RuntimeError("batches of core alone")
+        for x, y in batches:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    result = trainworthy.check(script(train_loop=loop), only=("targets", "wiring"), raises=False)
+    assert [v.verdict for v in result.verdicts] == ["skip", "pass"]
+    assert "batches of core alone" in result.table()
+
+
+def test_loss_and_metric_that_want_opposite_answers():
+    def parity(data: TensorDataset) -> TensorDataset:
+        return TensorDataset(data.tensors[0], data.tensors[1] % 2)
+
+    def opposite(model: nn.Module, loader: DataLoader) -> float:
+        return 1 - accuracy(model, loader)
+
+    parts = {"train": parity(TRAIN), "val": parity(VAL), "classes": 2}
+    assert "want opposite answers: opposite is 0" in said(script(metric=opposite, **parts), "overfit")
+    assert not said(script(**parts), "overfit")
+
+
+@pytest.mark.parametrize("id", ["genres--cross_entropy", "genres", "bike_windows", "bike_windows--first_state"])
+def test_the_twelfth_set(id: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
+    """What it found in scripts of practitioners, and a false alarm of `leakage` that it had."""
+    text = next(text for _, name, text in cases("twelfth", "open", "all") if name == id)
+    space: dict[str, Any] = {"__name__": "twelfth"}
+    exec(compile(text, id, "exec"), space)
+    wrong = {"genres--cross_entropy": "do not exclude each other", "bike_windows--first_state": "1 of 48 places"}.get(
+        id
+    )
+    found = said(space["make_script"], "schema leakage samples targets dependency")
+    assert (wrong in found) if wrong else not found
