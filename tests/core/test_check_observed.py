@@ -1,6 +1,7 @@
 """What a script's own loop shows on its own loaders (`core/adapters/observed.py`), and the causes of two gates for scripts."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, TensorDataset
+from trainworthy.core.adapters import loop
 
 import trainworthy
 from tests.core.test_check import TRAIN, VAL, X, Y, accuracy, script
@@ -71,7 +73,7 @@ def test_a_waiver_of_leakage_holds_for_the_samples_too():
 
 
 def test_a_loop_that_cannot_use_its_own_loader_is_skipped():
-    def loop(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> None:
+    def own(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Any) -> None:
         if isinstance(batches, DataLoader):
             raise RuntimeError("batches of core alone")
         for x, y in batches:
@@ -79,7 +81,7 @@ def test_a_loop_that_cannot_use_its_own_loader_is_skipped():
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
 
-    result = trainworthy.check(script(train_loop=loop), only=("targets", "wiring"), raises=False)
+    result = trainworthy.check(script(train_loop=own), only=("targets", "wiring"), raises=False)
     assert [v.verdict for v in result.verdicts] == ["skip", "pass"]
     assert "batches of core alone" in result.table()
 
@@ -107,3 +109,9 @@ def test_the_twelfth_set(id: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
     )
     found = said(space["make_script"], "schema leakage samples targets dependency")
     assert (wrong in found) if wrong else not found
+
+
+def test_a_loop_takes_the_position_of_its_target_as_a_script_does():
+    batch: Any = (torch.zeros(4, 2), torch.zeros(4))
+    seen: Any = SimpleNamespace(passes=[SimpleNamespace(training=True, recent=[batch])])
+    assert [loop._leaf(name, seen) for name in ("1", 1)] == [1, 1]
