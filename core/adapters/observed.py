@@ -1,9 +1,11 @@
-"""What the observers of `trainworthy guard` see in a script's own loop, on its own loaders: gates of their own, and more causes for two of
-core's gates."""
+"""What `trainworthy guard` sees in a script's own loop, on its own loaders, and in its source: gates of their own, and more causes for two
+of core's gates."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -12,10 +14,11 @@ from trainworthy.core.adapters.script_stage import Script
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates.gate import Gate
-from trainworthy.core.guard.checks.results import CHECKS
+from trainworthy.core.guard.checks import names
+from trainworthy.core.guard.checks.results import CHECKS, skip
 from trainworthy.core.recipe.stage import Expect
 
-OWN = ("samples", "passes", "targets", "loss-input", "direction", "clipping")
+OWN = ("names", "samples", "passes", "targets", "loss-input", "direction", "clipping", "evaluated")
 """Checks that are gates of a script."""
 SHARED = ("wiring", "dependency")
 """Checks that a gate of core takes in, which has the same id."""
@@ -41,6 +44,12 @@ def observer(factory: Callable[[], Script], seed: int) -> See:
         return {one["id"]: one for one in record["findings"]} if record["backwards"] else "the loop makes no backward()"
 
     def see(id: str) -> dict:
+        if id == "names":
+            return (
+                names.check(Path(inspect.getsourcefile(factory) or ""))
+                if inspect.isfunction(factory)
+                else skip(id, "no source")
+            )
         findings = found()
         if isinstance(findings, str):
             raise Skip(findings)

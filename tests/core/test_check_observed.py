@@ -1,5 +1,6 @@
 """What a script's own loop shows on its own loaders (`core/adapters/observed.py`), and the causes of two gates for scripts."""
 
+import importlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -115,3 +116,19 @@ def test_a_loop_takes_the_position_of_its_target_as_a_script_does():
     batch: Any = (torch.zeros(4, 2), torch.zeros(4))
     seen: Any = SimpleNamespace(passes=[SimpleNamespace(training=True, recent=[batch])])
     assert [loop._leaf(name, seen) for name in ("1", 1)] == [1, 1]
+
+
+def test_the_source_of_the_factory_s_file_is_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
+    text = next(text for _, id, text in cases("tenth", "open", "bugs") if id == "slots_intent--plus_after_equals")
+    (tmp_path / "slots_replaced.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    factory = importlib.import_module("slots_replaced").make_script
+    assert "`+=` is meant" in said(factory, "names")
+
+
+def test_a_validation_that_is_not_normalised_as_training_is():
+    mean, std = TRAIN.tensors[0].mean(), TRAIN.tensors[0].std()
+    train = TensorDataset((TRAIN.tensors[0] - mean) / std, TRAIN.tensors[1])
+    val = TensorDataset((VAL.tensors[0] - mean) / std, VAL.tensors[1])
+    assert "normalised differently" in said(script(train=train), "evaluated")
+    assert not said(script(train=train, val=val), "evaluated")
