@@ -130,5 +130,6 @@ def test_a_validation_that_is_not_normalised_as_training_is():
     mean, std = TRAIN.tensors[0].mean(), TRAIN.tensors[0].std()
     train = TensorDataset((TRAIN.tensors[0] - mean) / std, TRAIN.tensors[1])
     val = TensorDataset((VAL.tensors[0] - mean) / std, VAL.tensors[1])
-    assert "normalised differently" in said(script(train=train), "evaluated")
+    raw = TensorDataset(VAL.tensors[0] * 16, VAL.tensors[1])
+    assert "normalised differently" in said(script(train=train, val=raw), "evaluated")
     assert not said(script(train=train, val=val), "evaluated")
