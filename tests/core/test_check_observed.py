@@ -133,3 +133,30 @@ def test_a_validation_that_is_not_normalised_as_training_is():
     raw = TensorDataset(VAL.tensors[0] * 16, VAL.tensors[1])
     assert "normalised differently" in said(script(train=train, val=raw), "evaluated")
     assert not said(script(train=train, val=val), "evaluated")
+
+
+class Places(nn.Module):
+    """A class for each pixel of a digit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 2, 3, padding=1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x.view(-1, 1, 8, 8))
+
+
+def inked(data: TensorDataset) -> TensorDataset:
+    return TensorDataset(data.tensors[0], (data.tensors[0] > 0.5).long().view(-1, 8, 8))
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_class_weights_of_pixels_make_a_mean_over_weights(shifted: bool):
+    def weighted(model: nn.Module, batch: Any) -> Tensor:
+        targets = batch[1].roll(1, 0) if shifted else batch[1]
+        return F.cross_entropy(model(batch[0]), targets, weight=torch.tensor([0.3, 3.0]))
+
+    parts = {"train": inked(TRAIN), "val": inked(VAL), "classes": 2, "loss": weighted, "train_loop": None}
+    result = trainworthy.check(script(Places, **parts), only="dependency", raises=False)
+    assert result.ok != shifted, result.table()
+    assert ("a mean with weights" in result.table()) != shifted
