@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainworthy.core.adapters import own_loop
+from trainworthy.core.adapters import observed, own_loop
 from trainworthy.core.adapters.subject import Subject
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates.causes.gradient import UNEXPLAINED
@@ -19,10 +19,6 @@ REMEDIES = {
     "schema": "the validation set augments, or draws random numbers without the generator\n"
     "the data set keeps its own generator: every loader worker repeats its draws\n"
     "the training and the validation set differ in shape or dtype",
-    "wiring": "the optimiser was built over a part of the model, or before a layer was replaced\n"
-    "a detach(), no_grad() or argmax cuts the graph; requires_grad was switched off (on purpose: frozen=('prefix',))\n"
-    "zero_grad() is missing, or loss= is not what train_loop calls backward() on\n"
-    "the rate is too small for the weights' precision (bf16 weights without an fp32 copy)",
     "schedule": "a scheduler that ends in zeros or non-finite rates",
     "range-test": "the rate was carried over from another optimiser, batch size or data set",
     "dependency": "statistics over the batch axis (own normalisation, x.mean(0)), or a reshape that mixes samples\n"
@@ -43,6 +39,15 @@ REMEDIES = {
     "resume": "save() leaves something out, or load() does not put it back: weights, optimiser, what train_loop counts",
 }
 """Likely causes in terms of a script, where a recipe's differ."""
+MORE = {
+    "wiring": "\nrequires_grad was switched off on purpose: frozen=('prefix',)\nloss= is not what train_loop calls backward() on"
+}
+"""What a script adds to the causes of a recipe."""
+APART = (
+    "metric() reads other labels or inputs than loss(), or takes the answers otherwise (threshold, axis, order of classes, unit)\n"
+    "train augments inputs and not their targets: the same samples with new draws have other answers"
+)
+"""The same of `overfit`, if the loss is at its floor and the metric is not at its goal."""
 
 
 def skips(script: "Script") -> dict[str, str]:
@@ -51,7 +56,9 @@ def skips(script: "Script") -> dict[str, str]:
     return {
         "initial-loss": "initial_loss= is not set" if script.initial_loss is None else "",
         "init": "the factory decides which weights are loaded",
-        "schedule": "train_loop= is not set: core's loop trains, without the script's schedule",
+        "schedule": ""
+        if script.train_loop
+        else "train_loop= is not set: core's loop trains, without the script's schedule",
         "accumulation": own_loop if script.train_loop else "",
         "range-test": "how long the script trains is not known: trainworthy.LRFinder tests the rate",
         "resume": "" if script.save else "save= and load= are not set",
@@ -67,12 +74,15 @@ def adapted(gate: Gate, subject: Subject) -> Gate:
         if subject.own_loop:
             context.cfg.optim.clip = _clip(context) if gate.id == "wiring" else float("inf")
         finding = gate.check(context)
-        if subject.own_loop and finding.cause.startswith(UNEXPLAINED) and "; " not in finding.measured:
-            if other := own_loop.other_loss(context):
-                raise Skip(other)
-        own = REMEDIES.get(gate.id)
-        finding.remedy = own or finding.remedy
-        return finding
+        unexplained = subject.own_loop and finding.cause.startswith(UNEXPLAINED) and "; " not in finding.measured
+        if unexplained and (other := own_loop.other_loss(context)):
+            raise Skip(other)
+        if gate.id == "wiring" and not finding.ok and (not finding.cause or unexplained) and subject.see:
+            finding.cause = observed.why_untrained(subject.see) or finding.cause
+        curve = finding.evidence.get("curve") if gate.id == "overfit" else None
+        apart = curve and curve[-1][1] <= finding.evidence["needed_loss"]
+        finding.remedy = APART if apart else REMEDIES.get(gate.id) or finding.remedy + MORE.get(gate.id, "")
+        return observed.joined(finding, gate.id, subject.see) if subject.see and gate.id in observed.SHARED else finding
 
     return replace(gate, check=check)
 

@@ -92,8 +92,8 @@ def known() -> list[str]:
 
 
 def check(
-    factory: Callable[[], Loop],
-    built: list[Loop],
+    factory: Callable[[], Any],
+    built: list,
     only: Sequence[str],
     waive: Mapping[str, str],
     seed: int,
@@ -107,24 +107,9 @@ def check(
     console = Console()
     device = next((p.device for m in modules(first).values() for p in m.parameters()), torch.device("cpu"))
     console.say(f"{place} · seed {seed} · {device}")
-    guard = _LoopGuard(factory, first, only, waive, seed, folder, console, place)
+    guard = LoopGuard(factory, first, only, waive, seed, folder, console, place)
     del first
     return guard.run()
-
-
-def watched(
-    factory: Callable[[], Loop], only: Sequence[str], waive: Mapping[str, str], seed: int, console: Console, place: str
-) -> list[Verdict]:
-    """Rehearse the loop once, on its own batches, and return the verdicts of the checks in `only`."""
-    first = factory()
-    validate(first)
-    guard = _LoopGuard(
-        factory, first, only, {k: v for k, v in waive.items() if k in CHECKS}, seed, None, console, place
-    )
-    del first
-    guard.interventions = False
-    guard._watch()
-    return guard.verdicts
 
 
 # ------------------------------------------------------------------------------------------------------------ the loop
@@ -169,7 +154,7 @@ def validate(loop: Loop) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ the guard
-class _LoopGuard(Guard):
+class LoopGuard(Guard):
     """The guard's verdicts on rehearsals in this process."""
 
     def __init__(
@@ -189,6 +174,10 @@ class _LoopGuard(Guard):
         self.factory, self.expect, self.reasons = factory, first.expect, waive
         self.first: Loop | None = first
         self.seed, self.written, self.higher = seed, folder is not None, first.higher_is_better
+
+    def observe(self) -> dict[str, Any]:
+        """Return the record of one rehearsal on the loop's own batches, without verdicts."""
+        return self._rehearse(self._plan("watch")).record
 
     def run(self) -> list[Verdict]:
         began = time.monotonic()
@@ -365,7 +354,7 @@ def _leaf(target: str | int | None, seen: Observer) -> int | None:
     batch = next((b for p in seen.passes if p.training for b in p.recent), None)
     for i, (path, _) in enumerate(tree_flatten_with_path(batch)[0]):
         key = getattr(path[0], "key", getattr(path[0], "idx", getattr(path[0], "name", None))) if path else None
-        if key == target:
+        if str(key) == str(target):  # "0" and 0, as in a Script
             return i
     raise UserError(
         "a batch has no such entry", got=f"target={target!r}", needed="a name or a position of a batch's entry"

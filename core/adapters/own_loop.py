@@ -31,7 +31,9 @@ def other_loss(context: GateContext) -> str:
     if not declared or not own:
         return ""
     if any(not any(_equal(a, b) for b in declared) for a in own):
-        return "train_loop gives the model other inputs than loss= does (mixup, noise, an attack): their gradients differ"
+        return (
+            "train_loop gives the model other inputs than loss= does (mixup, noise, an attack): their gradients differ"
+        )
     if len(own) > len(declared) * script.accumulate:
         return f"train_loop calls the model {len(own)} times for a step, loss= {len(declared) * script.accumulate}: their gradients differ"
     return ""

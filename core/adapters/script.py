@@ -10,7 +10,7 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from trainworthy.core import gates
-from trainworthy.core.adapters import adapted, script_stage
+from trainworthy.core.adapters import adapted, loop, observed, script_stage
 from trainworthy.core.adapters.script_stage import Script as Script
 from trainworthy.core.adapters.subject import Subject
 from trainworthy.core.base import config
@@ -32,8 +32,10 @@ from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.loop.run import Rehearsal, Run
 
 if TYPE_CHECKING:
-    from trainworthy.core.adapters.loop import Loop
     from transformers import Trainer
+
+
+FIRST = 4  # gates of the data, before those that observe the loop
 
 
 @dataclass
@@ -71,8 +73,15 @@ class Result:
         return "\n".join(lines)
 
 
-def check(factory: Callable[[], "Script | Loop | Trainer"], *, only: str | Iterable[str] = (), waive: dict[str, str] | None = None, seed: int = 0,
-          raises: bool = True, folder: str | Path | None = None) -> Result:  # fmt: skip
+def check(
+    factory: Callable[[], "Script | loop.Loop | Trainer"],
+    *,
+    only: str | Iterable[str] = (),
+    waive: dict[str, str] | None = None,
+    seed: int = 0,
+    raises: bool = True,
+    folder: str | Path | None = None,
+) -> Result:
     """Run the gates on the script that `factory` builds, and print each verdict as it comes. A `Loop` gets the
     checks of `trainworthy guard`.
 
@@ -92,15 +101,14 @@ def check(factory: Callable[[], "Script | Loop | Trainer"], *, only: str | Itera
     with contextlib.ExitStack() as stack:
         stack.enter_context(_generators_restored())
         built = [factory()]  # a list: whoever takes it out frees its memory
-        looping = type(built[0]).__name__ == "Loop" and sys.modules.get("trainworthy.core.adapters.loop")
-        own = looping if looping and isinstance(built[0], looping.Loop) else None
+        own = isinstance(built[0], loop.Loop)
         for name in (*only, *waive):
-            if name not in (known := own.known() if own else _ids(built[0])):
+            if name not in (known := loop.known() if own else [*(g.id for g in order.ORDER), *_own_gates(built[0])]):
                 raise config.unknown(f"{'check' if own else 'gate'} '{name}'", name, known)
         where = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
         where.mkdir(parents=True, exist_ok=True)
         if own:
-            verdicts = own.check(
+            verdicts = loop.check(
                 factory, built, only, waive, seed, where if folder is not None else None, _place(factory)
             )
         else:
@@ -118,27 +126,13 @@ def _is_trainer(made: Any) -> bool:
     return library is not None and isinstance(made, library.Trainer)
 
 
-def _own_gates(made: Any) -> list[gates.Gate]:
-    """Return the gates that only a trainer has."""
+def _own_gates(made: Any) -> Sequence[str]:
+    """Return the ids of the gates that only a script or only a trainer has."""
     if not _is_trainer(made):
-        return []
+        return (*observed.OWN, *observed.OF_LOOPS)
     from trainworthy.core.adapters.trainer_gates import GATES
 
-    return GATES
-
-
-def _ids(made: Any) -> list[str]:
-    """Return the ids of all gates and checks that `made` may get."""
-    return list(dict.fromkeys((*(g.id for g in (*order.ORDER, *_own_gates(made))), *_checks_of_loop(made))))
-
-
-def _checks_of_loop(made: Any) -> tuple[str, ...]:
-    """Return the checks of a script's own loop."""
-    if not isinstance(made, Script):
-        return ()
-    from trainworthy.core.adapters import script_loop
-
-    return script_loop.checks(made)
+    return [g.id for g in GATES]
 
 
 def _place(factory: Callable) -> str:
@@ -157,8 +151,9 @@ def _prove(
     written: bool,
 ) -> list[Verdict]:
     console = Console()
-    watched = _checks_of_loop(built[0])
     subject = _subject(factory, built.pop(), seed, folder)
+    if "leakage" in waive:  # it looks for samples of both splits, too
+        subject.skips["samples"] = f"leakage is waived: {waive['leakage']}"
     cfg, make, alone = subject.cfg, subject.make, _Alone(subject.device)
     stage = gates.build(Run(cfg, alone, rehearsal=Rehearsal(steps=1)), make)
     scans = {name: inventory.scan(name, data) for name, data in stage.data.items()}
@@ -167,18 +162,17 @@ def _prove(
         cfg, alone, make, subject.train, folder, scans, report, again=partial(adapted.again, factory, seed), sized=False
     )
     counts = " / ".join(f"{s.total:,} {name}" for name, s in scans.items())
-    loss = f"\nloss   {subject.objective}" if subject.objective else ""
-    console.say(f"{_place(factory)} · seed {seed} · {alone.device}\ndata   {counts}{loss}\ngates")
+    objective = f"\nloss   {subject.objective}" if subject.objective else ""
+    console.say(f"{_place(factory)} · seed {seed} · {alone.device}\ndata   {counts}{objective}\ngates")
     verdicts: list[Verdict] = []
     with gates.quick_collections():
-        for gate in (*order.ORDER, *stage.gates):
-            if gate.id not in watched and (not only or gate.id in only):
+        last = observed.OF_LOOPS if subject.see and subject.own_loop else ()
+        own, loops = (observed.gates(subject.see, ids) if subject.see else () for ids in (observed.OWN, last))
+        rest = (gate for gate in order.ORDER[FIRST:] if gate.id not in last)
+        for gate in (*order.ORDER[:FIRST], *own, *rest, *loops, *stage.gates):
+            if not only or gate.id in only:
                 cfg.gates.waive, cfg.gates.because = (gate.id,) if gate.id in waive else (), waive.get(gate.id, "")
                 verdicts += gates.run_gates([adapted.adapted(gate, subject)], context, known={}, console=console)
-    if watched := [id for id in watched if not only or id in only]:
-        from trainworthy.core.adapters import script_loop
-
-        verdicts += script_loop.check(factory, watched, waive, seed, console, _place(factory))
     if written:
         gates.write(folder / "gates.json", verdicts, enabled=True)
         (folder / "data.json").write_text(json.dumps(report, indent=1))
@@ -199,8 +193,9 @@ def _subject(factory: Callable[[], Any], first: Any, seed: int, folder: Path) ->
     found = script_stage.objective(probe)
     make = partial(script_stage.make_stage, factory, folder, found)
     return Subject(
-        script_stage.settings(probe, seed), device, make, script_stage.train, adapted.skips(probe), own, str(found)
-    )
+        script_stage.settings(probe, seed), device, make, script_stage.train, adapted.skips(probe), own, str(found),
+        observed.observer(factory, seed),
+    )  # fmt: skip
 
 
 @dataclass

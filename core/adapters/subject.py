@@ -25,3 +25,5 @@ class Subject:
     """Its own loop clips gradients, at a norm that is not declared."""
     objective: str = ""
     """Recognised properties of its loss."""
+    see: Callable[[str], dict] | None = None
+    """Id of a check of `guard` -> what it found in the subject's own loop."""

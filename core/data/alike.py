@@ -30,8 +30,10 @@ def rows(samples: list[list[Tensor]]) -> tuple[Tensor, list[int], list[tuple[int
 
     Args:
         samples: each sample's inputs. Each long one is a part of its own, flat, centred and of unit norm, so that none outweighs the
-            others by its size or scale. The short ones together are the last part: as they are next to a long one, otherwise like one.
+            others by its size or scale. Of a table of a series (steps, columns) each column is an input: a calendar next to it must
+            not make two windows alike. The short ones together are the last part: as they are next to a long one, otherwise like one.
     """
+    samples = [[part for x in one for part in _columns(x)] for one in samples]
     shapes = [tuple(x.shape) for x in samples[0]]
     sizes = [x.numel() for x in samples[0]]
     if any([x.numel() for x in one] != sizes for one in samples):
@@ -44,6 +46,12 @@ def rows(samples: list[list[Tensor]]) -> tuple[Tensor, list[int], list[tuple[int
         rest = torch.stack([torch.cat([one[k] for k in short]) for one in samples])
         parts.append(rest if long and rest.shape[1] < SHORT else _unit(rest))
     return torch.cat(parts, 1), [part.shape[1] for part in parts], [shapes[k] for k in long]
+
+
+def _columns(value: Tensor) -> list[Tensor]:
+    """Return the columns of a table of many steps and few columns, else the input itself."""
+    few = min(value.shape) if value.ndim == 2 else 0
+    return list(value.unbind(value.shape.index(few))) if 1 < few < SMALLEST and max(value.shape) >= SHORT else [value]
 
 
 def _unit(values: Tensor) -> Tensor:

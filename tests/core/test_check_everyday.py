@@ -106,6 +106,20 @@ def test_samples_are_near_if_all_of_their_inputs_are():
     assert overlap(train, Inputs(load=noisy, hours=hours[:3], scale=scale[3:6]))["near"] < 3  # the third input differs
 
 
+def test_a_calendar_does_not_make_windows_of_a_series_alike():
+    draw = torch.Generator().manual_seed(0)
+    clock = (torch.arange(48) * 2 * torch.pi / 24).unsqueeze(1)
+    calendar = torch.cat([clock.sin(), clock.cos(), clock.cos().sign()], 1)
+
+    def windows(n: int) -> Tensor:
+        return torch.cat([0.1 * torch.randn(n, 48, 1, generator=draw), calendar.expand(n, 48, 3)], 2)
+
+    train, other = windows(60), windows(10)
+    assert overlap(Inputs(x=train), Inputs(x=other))["near"] == 0
+    copies = train[:3] * torch.tensor([1.01, 1, 1, 1])
+    assert overlap(Inputs(x=train), Inputs(x=torch.cat([copies, other[3:]])))["near"] == 3
+
+
 def test_short_texts_may_repeat_in_both_splits_as_often_as_in_one():
     draw = torch.Generator().manual_seed(0)
     words = torch.randint(0, 10**6, (3000, 8), generator=draw)

@@ -1,4 +1,4 @@
-"""Harm of the bugs of the fifth to tenth and of the hosted set: each script is run whole, unchanged and with every patch, at two seeds.
+"""Harm of the bugs of the fifth to tenth, the twelfth and the hosted set: each script is run whole, unchanged and with every patch, at two seeds.
 
 `python -m tests.guard.harm [SCRIPT | ID ...]` prints one line for each run: id, seed, final number, seconds.
 The final number is the last `FINAL name=value` that the script prints. Where a bug changes the script's own
@@ -28,6 +28,7 @@ from tests.guard import (
     sixth_set,
     tenth_set,
     tenth_set_heldout,
+    twelfth_set,
 )
 from tests.helpers.patches import patched
 
@@ -43,6 +44,7 @@ SETS = (
     ninth_set_heldout,
     tenth_set,
     tenth_set_heldout,
+    twelfth_set,
     hosted_set,
     hosted_set_heldout,
 )

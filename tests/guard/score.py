@@ -2,7 +2,7 @@
 
     python -m tests.guard.score ninth [--half open|heldout|both] [--kind scripts|healthy|bugs|all] [--by guard|check] [--out FOLDER] [NAME ...]
 
-Prints for each case: kind, name, exit code (3: stopped), seconds, the first failed check and its first likely cause. The output of each
+Prints for each case: kind, name, exit code (3: stopped), CPU seconds, the first failed check and its first likely cause. The output of each
 is kept under --out. Cases run in forks of a process that has imported `--preload`, which saves most of the time of scripts with large
 imports. With `guard`, do not preload transformers if a script saves checkpoints: writes of safetensors are then no longer redirected.
 """
@@ -13,7 +13,6 @@ import os
 import re
 import runpy
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -46,10 +45,11 @@ def first_failure(said: str) -> tuple[str, str]:
     return "-", "-"
 
 
-def run(by: str, folder: Path, script: str) -> int:
-    """Return the exit code of `trainworthy guard SCRIPT`, or of a check of its parts, in a fork of this process."""
+def run(by: str, folder: Path, script: str) -> tuple[int, float]:
+    """(exit code of `trainworthy guard SCRIPT`, or of a check of its parts; its CPU seconds), in a fork of this process."""
     if pid := os.fork():
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        _, status, usage = os.wait4(pid, 0)
+        return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
     code: Any = 2
     try:
         os.chdir(folder)
@@ -98,13 +98,12 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         script = folder / f"{id.partition('--')[0]}.py"
         script.write_text(text)
-        begun = time.monotonic()
-        code = run(args.by, folder, script.name)
+        code, seconds = run(args.by, folder, script.name)
         print(
             kind,
             id,
             code,
-            f"{time.monotonic() - begun:.0f} s",
+            f"{seconds:.0f} s",
             *first_failure((folder / f"{args.by}.txt").read_text()),
             sep="\t",
             flush=True,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from trainworthy.core.guard.measures import missing_codes, overlapping_windows, repeated_rows
+from trainworthy.core.guard.measures import columns, missing_codes, overlapping_windows, repeated_rows, token_pairs
 from trainworthy.core.guard.measures.unknown_tokens import Lookups
 
 
@@ -124,3 +124,57 @@ def test_texts_of_unknown_words(seed: int):
     assert not lookups(padded.repeat(4, 1), table)  # short texts
     runs = torch.where(torch.arange(24)[None] % 12 < 9, 1, words)
     assert not lookups(runs, table)  # the background of a picture
+
+
+def texts(n: int, seed: int) -> list[list[str]]:
+    """Sentences in which one word makes some others likely."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(n):
+        words = [int(rng.integers(60))]
+        while len(words) < 12:
+            words.append((words[-1] * 7 + int(rng.integers(6))) % 60)
+        found.append([f"w{w}" for w in words])
+    return found
+
+
+def test_an_evaluation_with_a_vocabulary_of_its_own():
+    train, val = texts(1000, 0), texts(300, 1)
+
+    def encode(some, of):
+        ids = {w: i for i, w in enumerate(dict.fromkeys(w for text in of for w in text))}
+        return [(torch.tensor([ids[w] for w in text]), 0) for text in some]
+
+    ours = encode(train, train)
+    assert token_pairs.check(ours, [encode(val, train)], float("inf")) is None
+    measured, cause = token_pairs.check(ours, [encode(val, val)], float("inf"))
+    assert "100% of the tokens are known" in measured
+    assert "from the training texts" in cause
+    # the evaluation is a later part of one text, read in windows that overlap
+    book = torch.tensor([i for x, _ in encode(texts(400, 2), train) for i in x.tolist()])
+    windows = [(book[i : i + 32], 0) for i in range(0, len(book) - 32, 4)]
+    assert token_pairs.check(windows[:900], [windows[910:]], float("inf")) is None
+
+
+def test_columns_of_several_units_that_one_mean_and_deviation_scaled():
+    rng = np.random.default_rng(0)
+    table = np.stack(
+        [rng.gamma(6, 25, 900), rng.normal(5, 1, 900), rng.normal(1960, 30, 900), rng.gamma(3, 200, 900)], 1
+    )
+
+    def rows(x):
+        return TensorDataset(torch.tensor(x, dtype=torch.float32), torch.zeros(len(x)))
+
+    measured, cause = columns.check(rows((table - table.mean()) / table.std()), [], float("inf"))
+    assert "column 2 makes" in measured
+    assert "axis=0" in cause
+    whole = (table - table.mean(0)) / table.std(0)
+    components = whole @ np.linalg.svd(whole, full_matrices=False)[2].T * np.array([9, 1, 0.2, 0.05])
+    steps = rng.normal(size=(900, 40)).cumsum(1)
+    pixels = np.clip(rng.normal(-1, 2, (900, 60)) + 4 * (np.arange(60) > 40), 0, 16)
+    for healthy in (table, whole, components, steps, pixels):
+        assert (
+            columns.check(rows((healthy - healthy.mean()) / healthy.std()), [], float("inf")) is None
+            or healthy is table
+        )
+    assert columns.check(rows(whole), [], float("inf")) is None

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler as schedulers
 from torch.utils.data import DataLoader, Sampler, TensorDataset
-from trainworthy.core.adapters import script_loop
+from trainworthy.core.adapters import observed
 
 import trainworthy
 from tests.helpers.commands import holds
@@ -119,7 +119,7 @@ def test_what_the_loop_does_to_its_batches_and_rates_is_seen(name: str):
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_loops_are_quiet(name: str):
-    found = trainworthy.check(HEALTHY[name], only=script_loop.checks(HEALTHY[name]()))
+    found = trainworthy.check(HEALTHY[name], only=(*observed.OWN, *observed.OF_LOOPS))
     assert "pass" in {v.verdict for v in found.verdicts}
 
 
@@ -134,7 +134,7 @@ def test_a_loop_that_takes_no_loader_is_skipped_with_the_reason():
 
     found = trainworthy.check(factory, only="schedule,clipping")
     assert [v.verdict for v in found.verdicts] == ["skip", "skip"]
-    assert "cannot be rehearsed" in found.verdicts[0].reason
+    assert "raises on its own loader" in found.verdicts[0].reason
 
 
 def test_the_command_has_the_checks_of_the_loop(tmp_path: Path, launch):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import v2
 from trainworthy.core.guard.checks.causality import sees_the_same_place, unread
 from trainworthy.core.guard.checks.loss import loss_input, targets, upside_down
 from trainworthy.core.guard.checks.schedules import contrary
@@ -263,6 +264,23 @@ def test_masks_that_are_turned_apart(apart: bool):
         8,
     )
     assert turned_apart(faint, {}, float("inf")) is None  # the masks say little about the pictures
+
+
+def test_masks_that_stay_while_their_pictures_are_turned_by_any_angle():
+    """Colours tell what is what here, not brightness."""
+    torch.manual_seed(0)
+
+    def pair(turn: bool, apart: bool):
+        mask = torch.zeros(1, 24, 24)
+        mask[:, 6 : 6 + int(torch.randint(6, 12, ())), 4 : 4 + int(torch.randint(4, 14, ()))] = 1
+        colour = torch.tensor([0.2, 0.8, 0.5]).view(3, 1, 1)
+        picture = torch.where(mask > 0, colour, 1 - colour) + 0.05 * torch.randn(3, 24, 24)
+        angle = float(torch.empty(()).uniform_(40, 140)) if turn else 0.0
+        return v2.functional.rotate(picture, angle), v2.functional.rotate(mask, 0.0 if apart else angle)[0]
+
+    val = DataLoader([pair(False, False) for _ in range(48)], 8)
+    assert turned_apart(DataLoader([pair(True, False) for _ in range(48)], 8), {1: val}, float("inf")) is None
+    assert turned_apart(DataLoader([pair(True, True) for _ in range(48)], 8), {1: val}, float("inf")) is not None
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

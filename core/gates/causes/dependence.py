@@ -82,15 +82,30 @@ def _in_the_model(m: Mixture, indices: Sequence[int]) -> str:
     if not names or any([n for n, _, _ in one] != names for one in alone):
         return ""
     for call, (name, given, made) in enumerate(together):
-        if _as_alone(made, [one[call][2] for one in alone], m.limit):
+        if not (differ := _unlike_alone(made, [one[call][2] for one in alone], m.limit)):
             continue
         of = type(m.stage.model.get_submodule(name) if name else m.stage.model).__name__
         place = f"{name} ({of})" if name else f"the model ({of})"
-        if not _as_alone(given, [one[call][1] for one in alone], m.limit):
+        whose = (
+            "padding is not masked (only the samples that are padded in this batch change)"
+            if differ <= _padded(m, indices)
+            else ""
+        )
+        if _unlike_alone(given, [one[call][1] for one in alone], m.limit):
             parent = name.rpartition(".")[0] or "the model"
-            return f"{_kind(m, indices, call, of_inputs=True)}: before {place}, in the forward of {parent}"
-        return f"{_kind(m, indices, call)}: in {place}; what it reads is still each sample's own"
+            return f"{whose or _kind(m, indices, call, of_inputs=True)}: before {place}, in the forward of {parent}"
+        return f"{whose or _kind(m, indices, call)}: in {place}; what it reads is still each sample's own"
     return ""
+
+
+def _padded(m: Mixture, indices: Sequence[int]) -> set[int]:
+    """Return the places of the samples that are longer in this batch than alone; none if all are."""
+    shapes = [
+        {k: x.shape[1:] for k, x in m.read(some).items() if isinstance(x, Tensor)}
+        for some in (indices, *([i] for i in indices))
+    ]
+    found = {j for j, own in enumerate(shapes[1:]) if own != shapes[0]}
+    return found if len(found) < len(indices) else set()
 
 
 def _kind(m: Mixture, indices: Sequence[int], call: int, *, of_inputs: bool = False) -> str:
@@ -145,8 +160,9 @@ def _rows(values: Any) -> Rows:
     return [x.detach() for x in tree_leaves(values) if isinstance(x, Tensor) and x.ndim and x.is_floating_point()]
 
 
-def _as_alone(together: Rows, alone: list[Rows], limit: float) -> bool:
-    """Whether row j of every tensor is what sample j alone has. Tensors without a row for each sample are not compared."""
+def _unlike_alone(together: Rows, alone: list[Rows], limit: float) -> set[int]:
+    """Return the samples j for which a row j is not what sample j alone has. Tensors without a row for each sample are not compared."""
+    found = set()
     for k, whole in enumerate(together):
         for j, own in enumerate(alone):
             if len(whole) != len(alone) or k >= len(own) or len(own[k]) != 1:
@@ -156,8 +172,8 @@ def _as_alone(together: Rows, alone: list[Rows], limit: float) -> bool:
                 break
             row = row[tuple(map(slice, own[k].shape[1:]))]  # the rest is padding
             if row.shape == own[k].shape[1:] and _gap(row, own[k][0]) > limit:
-                return False
-    return True
+                found.add(j)
+    return found
 
 
 def _gap(a: Tensor, b: Tensor) -> float:

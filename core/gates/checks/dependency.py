@@ -74,6 +74,9 @@ def dependency(context: GateContext) -> Finding:
     if free and (found := _of_one_length(run, *used[-1], data, seed, limit, n)) is not None:
         gap, leak = found
         measured += f"; of samples of one length by {gap:.1e} and {leak:.1e}: the loss is a mean over their entries"
+    elif free and _in_direction(run, *used[-1], data, seed, limit):
+        gap, leak = 0.0, 0.0
+        measured += "; each input's gradient has the direction that it has alone: the loss is a mean with weights"
     ahead, where = 0.0, ""
     if max(gap, leak) <= limit:
         # A loss that refuses the changed batch
@@ -124,6 +127,24 @@ def _of_one_length(
     whole = _whole_batch(run, stage, same, seed, limit, n=min(n, len(alike)), double=double)
     gap, leak = max(gap, whole[0]), max(leak, whole[1])
     return (gap, leak) if max(gap, leak) <= limit else None
+
+
+def _in_direction(run: Run, stage: Stage, double: bool, data: Data, seed: int, limit: float) -> bool:
+    """Return whether each sample's input gradient in a batch is a multiple of its own, as where class weights of pixels make the loss a
+    mean over weights. Only for class numbers: the gradients of single numbers have one direction whatever the loss mixes."""
+    indices = pick(data, SMALL, seed)
+    batch = _read(run, data, indices, seed, double)
+    targets = [batch.get(k) for k, f in data.fields.items() if f.role == "target"]
+    if run.world > 1 or not targets or not all(isinstance(y, Tensor) and y.dtype == torch.int64 for y in targets):
+        return False
+    together = _input_gradients(run, stage, data, batch)[1]
+    for j, i in enumerate(indices):
+        alone = _input_gradients(run, stage, data, _read(run, data, [i], seed, double))[1]
+        for key, own in alone.items():
+            row = together[key][j : j + 1]
+            if row.shape != own.shape or (row / row.norm() - own / own.norm()).norm() > limit:
+                return False
+    return bool(together)
 
 
 def _whole_batch(

@@ -13,6 +13,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.causes.dependence import NO_EXPERIMENT, UNTRAINED, explain_answers_without_input
 from trainworthy.core.gates.causes.gradient import ratio
+from trainworthy.core.gates.causes.weights import entries, explain_step_size
 from trainworthy.core.gates.checks.batch_norm import layers
 from trainworthy.core.gates.checks.null_model import reaches
 from trainworthy.core.gates.gate import GateContext, fetch, loss_of_parts, pick, split_evenly, total_loss, train_set
@@ -21,7 +22,7 @@ from trainworthy.core.recipe.stage import Expect, Metric, Stage, View, categoric
 
 OVERFIT_SAMPLES = 8
 PATIENCE = 30.0  # seconds of the first training of eight samples above which no other rate is tried
-RATES = (30, 1 / 30, 3000)  # multiples of the rate that are tried where eight samples were not memorised
+RATES = (30, 1 / 30, 3000, 1 / 1000)  # multiples of the rate that are tried where eight samples were not memorised
 PACE = 0.25  # share of its fall that a loss which never slows down has in the last third of the steps; a straight line: 0.33
 SEEN = 0.005  # of the first loss: a smaller fall says nothing
 
@@ -130,9 +131,10 @@ def _train_on_eight(
         found["initial"] = total_loss(run, stage, batch).item()
     untrained = max(found["initial"], _on(batch, due.initial_loss) or -math.inf)  # pretrained: starts lower
     found["needed_loss"] = floor + 0.03 * abs(untrained - floor)
-    started = time.monotonic()
+    started, before = time.monotonic(), entries(stage)
     context.train(context.cfg, run, stage)
     found.update(batch=batch, seconds=time.monotonic() - started)
+    found["step_size"] = explain_step_size(before, entries(stage), found.get("steps", 0))
     return run, stage, found
 
 
@@ -225,8 +227,17 @@ def overfit(context: GateContext) -> Finding:
         remedy,
         evidence={"curve": [(0, found["initial"], None), *found["curve"]], "needed_loss": found["needed_loss"],
                   "samples": found["indices"]},
-        batch=found["batch"], cause="" if closed else _why_not(context, stage, found),
+        batch=found["batch"], cause=_opposed(used, found) if closed else _why_not(context, stage, found),
     )  # fmt: skip
+
+
+def _opposed(metric: Metric, found: dict) -> str:
+    """Return the cause of a metric that is far below chance although the loss is at its floor."""
+    value, lowest = found["metric"], metric.floor - 0.5 * (found["goal"] - metric.floor)
+    if value is None or not metric.better(lowest, value):
+        return ""
+    return (f"loss and metric want opposite answers: {metric.name} is {value:.3g} where the loss is at its floor, far worse than chance "
+            f"({metric.floor:.3g}); 1 and 0, or a sign, are exchanged in one of them")  # fmt: skip
 
 
 def _why_not(context: GateContext, stage: Stage, found: dict) -> str:
@@ -235,11 +246,10 @@ def _why_not(context: GateContext, stage: Stage, found: dict) -> str:
     if context.accelerator.num_processes > 1:  # all ranks must run the same code
         return ""
     run, fields = context.look()[0], stage.data["train"].fields
-    inputs = [k for k, f in fields.items() if f.role == "input"]
     why = ""
     if stage.pretrained and stage.expect.frozen:
         why = named.explain_untrained_base(context.look()[1].model, found["batch"])
-    why = why or named.explain_ignored_input(stage.model, lambda b: total_loss(run, stage, b), found["batch"], inputs)
+    why = why or found["step_size"] or _ignored(context, run, stage, found["batch"])
     target = categorical(stage.data["train"])
     if not why and target:
         smoothing = float(getattr(context.cfg, "label_smoothing", 0.0))
@@ -255,6 +265,16 @@ def _why_not(context: GateContext, stage: Stage, found: dict) -> str:
             return (f"the rate is far too {low} for 8 samples: at {factor:g} times --optim.lr they are memorised in {again['steps']} steps "
                     f"(loss {again['loss']:.3f})")  # fmt: skip
     return ""
+
+
+def _ignored(context: GateContext, run: Run, stage: Stage, batch: dict) -> str:
+    """Return that the input does not arrive, if it does not before the training either: a rate that is too high kills units."""
+    inputs = [k for k, f in stage.data["train"].fields.items() if f.role == "input"]
+
+    def explained(one: Stage) -> str:
+        return named.explain_ignored_input(one.model, lambda b: total_loss(run, one, b), batch, inputs)
+
+    return (why := explained(stage)) and explained(context.look()[1]) and why
 
 
 def _never_slows(found: dict) -> str:

@@ -23,6 +23,7 @@ from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.loop.shard import NONE, mode
 from trainworthy.core.recipe.stage import Stage
 
+ROUNDING = 1e-6  # of the largest gradient: below it a gradient is what rounding leaves of zero
 MOST_DROPPED = 0.8  # by dropout; models in use drop 0.1 to 0.5, a few 0.7
 
 
@@ -101,7 +102,8 @@ def wiring(context: GateContext) -> Finding:
     ]
     if untouched:
         wrong.append(f"{len(untouched)} of {len(trained)} tensors never got a gradient, e.g. {untouched[0]}")
-    unmoved = [n for n in trained if n not in untouched and n in record.received and record.moved.get(n, 0.0) < 0.5
+    noise = ROUNDING * max(record.received.values(), default=0.0)  # a bias before batch norm gets no other gradient
+    unmoved = [n for n in trained if n not in untouched and record.received.get(n, 0.0) > noise and record.moved.get(n, 0.0) < 0.5
              and not n.startswith(expect.no_gradient or ("\0",))]  # fmt: skip
     if unmoved:
         worst = min(record.moved.get(n, 0.0) for n in unmoved)

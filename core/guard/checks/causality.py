@@ -208,7 +208,10 @@ def ignores_samples(seen: Any) -> dict | None:
         return None
     without = int((grad.flatten(1) == 0).all(1).sum())
     measured = f"{len(x) - without} of {len(x)} samples of the input reach the outputs"
-    cause = "samples are selected, scattered or averaged along the wrong axis" if without > 0.8 * len(x) else ""
+    if without == len(x):  # no axis: all units are dead, or the input is left out
+        cause = "all units are dead (a rate that is far too high), or the model leaves its input out"
+    else:
+        cause = "samples are selected, scattered or averaged along the wrong axis" if without > 0.8 * len(x) else ""
     return finding("dependency", measured, cause)
 
 

@@ -9,15 +9,14 @@ from torch import Tensor, nn
 from trainworthy.core.guard.checks import behaviour
 from trainworthy.core.guard.checks.results import ENDED, finding, skip
 from trainworthy.core.guard.hooks.parameters import parameters_of
-from trainworthy.core.guard.measures import averages, best_weights
+from trainworthy.core.guard.measures import averages, best_weights, token_pairs
 from trainworthy.core.guard.measures.records import Group
 from trainworthy.core.guard.measures.scales import SCALE, fault, goes_on
-from trainworthy.core.guard.observing.to_the_end import Evaluation, Following, inside, kind, known
+from trainworthy.core.guard.observing.to_the_end import Evaluation, Following, inside, kind
 
 QUALITY = ("learning",)  # the training before was short
 Fault = tuple[str, str]
 EMPTY = 4  # steps in a row without a gradient
-PAIRS = 1000  # neighbouring tokens that two sources must have to be compared
 
 
 def check(seen: Following) -> dict:
@@ -135,21 +134,12 @@ def vocabulary(seen: Following) -> Fault | None:
     for (what, *source), rows in seen.sources.items():
         trained = seen.trained.get(what)
         late = trained.fresh[len(trained.fresh) // 2 :] if trained is not None else []
-        count, total = sum(n for n, _ in late), rows.pairs.total()
-        if trained is None or count < PAIRS or total < PAIRS or rows.losses < 0.5 * rows.calls:
+        count = sum(n for n, _ in late)
+        if trained is None or count < token_pairs.PAIRS or rows.losses < 0.5 * rows.calls:
             continue
-        usual, got = sum(n for _, n in late) / count, known(rows.pairs, trained.pairs) / total
-        tokens: Counter = Counter()
-        for (a, _), n in rows.pairs.items():
-            tokens[a] += n
-        same = known(tokens, {a for a, _ in trained.pairs}) / tokens.total()
-        if usual > 0.5 and got < 0.7 * usual and same > 0.9:
+        if measured := token_pairs.foreign(trained.pairs, sum(n for _, n in late) / count, rows.pairs):
             steps = sorted({e.step for e in seen.evaluations if e.kind == what and list(e.source) == source})
-            return (
-                f"texts of the evaluation after step {steps[0]} of {seen.steps}: {got:.0%} of the pairs of neighbouring tokens are known "
-                f"from training, {usual:.0%} of those in new training texts; {same:.0%} of the tokens are known",
-                "this evaluation has another vocabulary or tokenizer than the training: build it once, from the training texts",
-            )
+            return f"texts of the evaluation after step {steps[0]} of {seen.steps}: {measured}", token_pairs.CAUSE
     return None
 
 

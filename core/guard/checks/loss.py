@@ -14,7 +14,7 @@ from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.measures import indexing, mixing, pairing, supervision
 from trainworthy.core.guard.measures.class_numbers import CAUSE, numbering
 from trainworthy.core.guard.measures.float_targets import binary_right, output_target_correlation, r_squared
-from trainworthy.core.guard.measures.targets import constant_losses
+from trainworthy.core.guard.measures.targets import constant_losses, floored
 from trainworthy.core.guard.observing.observer import Observer
 
 SHIFTS = {
@@ -200,7 +200,11 @@ def loss_input(seen: Observer) -> dict:
         return finding("loss-input", *fault)
     if seen.evidence.log_scales.first and (fault := seen.evidence.log_scales.fault(names(tops()))):
         return finding("loss-input", *fault)
-    if fault := supervision.turned(seen.evidence.turned, seen.calls) or seen.evidence.logits.fault():
+    if (
+        fault := supervision.turned(seen.evidence.turned, seen.calls)
+        or seen.evidence.logits.fault()
+        or floored(seen.calls)
+    ):
         return finding("loss-input", *fault)
     if not seen.calls:
         return skip("loss-input", "none of the losses that can be fed wrongly is used")

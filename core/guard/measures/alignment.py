@@ -11,7 +11,10 @@ from trainworthy.core.base.doubles import to_double
 
 SAMPLES, LEAST = 128, 32
 CLEAR = 0.3  # by how much more of a picture's variance another flip or turn of its mask explains
-CAUSE = "the augmentation draws again for the mask: one draw for picture and mask"
+STRAY = 0.15  # of the evaluation's gain: masks that fit hardly better than when flipped or turned
+CAUSE = (
+    "the augmentation moves the picture and not its mask, or draws again for the mask: one draw for picture and mask"
+)
 
 
 def turned_apart(train: DataLoader, evals: dict[int, DataLoader], limit: float) -> tuple[str, str] | None:
@@ -21,11 +24,18 @@ def turned_apart(train: DataLoader, evals: dict[int, DataLoader], limit: float) 
         if len(known) < LEAST:
             continue
         margin = 0.5 * float((known[:, 0] - known[:, 1:].mean(1)).mean())
-        if margin < 0.02:  # the mask says nothing about the picture's brightness
+        if margin < 0.02:  # the mask says nothing about the picture's values
             continue
         found = scores(train, limit)
         if len(found) < LEAST:
             return None
+        (own, others), (kept, turned) = ((float(s[:, 0].mean()), float(s[:, 1:].mean())) for s in (found, known))
+        if own - others < STRAY * (kept - turned):
+            return (
+                f"the pictures of training explain {own:.0%} of their masks as they are and {others:.0%} of them flipped or turned, those of the "
+                f"evaluation {kept:.0%} and {turned:.0%}",
+                f"{CAUSE}\nthe masks are those of other pictures",
+            )
         wrong, usual = (float((s[:, 1:].amax(1) > s[:, 0] + margin).float().mean()) for s in (found, known))
         if wrong > 0.2 and usual < 0.05:
             return (
@@ -52,7 +62,7 @@ def alone(train: DataLoader, limit: float) -> tuple[str, str] | None:
 
 
 def scores(loader: DataLoader, limit: float) -> Tensor:
-    """Return how well each mask explains its picture (squared correlation), as it is and in each flip and turn (n, k)."""
+    """Return how much of each mask its picture's channels explain, as it is and in each flip and turn (n, k)."""
     data, rows = loader.dataset, []
     if isinstance(data, IterableDataset):
         return torch.zeros(0, 1)
@@ -61,12 +71,12 @@ def scores(loader: DataLoader, limit: float) -> Tensor:
         if pair is None or time.monotonic() > limit:
             break
         x, y = pair
-        rows += [[explained(x, other) for other in turns(y)]] * bool((y != y[0, 0]).any())
+        rows += [explained(x, turns(y))] * bool((y != y[0, 0]).any())
     return torch.tensor(rows) if rows else torch.zeros(0, 1)
 
 
 def picture_and_mask(sample: Any) -> tuple[Tensor, Tensor] | None:
-    """Return the brightness (H, W) and the foreground (H, W) of a sample, if it has both."""
+    """Return the channels (C, H, W) and the foreground (H, W) of a sample, if it has both."""
     leaves = [x for x in tree_leaves(sample) if isinstance(x, Tensor) and x.dim() >= 2 and min(x.shape[-2:]) >= 8]
     if len(leaves) != 2 or leaves[0].shape[-2:] != leaves[1].shape[-2:]:
         return None
@@ -75,7 +85,7 @@ def picture_and_mask(sample: Any) -> tuple[Tensor, Tensor] | None:
         return None
     if (leaves[1].is_floating_point() and bool(((mask != 0) & (mask != 1)).any())) or len(picture.unique()) <= 16:
         return None  # another view of the picture
-    return picture.reshape(-1, *picture.shape[-2:]).mean(0), (mask.reshape(mask.shape[-2:]) > 0).double()
+    return picture.reshape(-1, *picture.shape[-2:]), (mask.reshape(mask.shape[-2:]) > 0).double()
 
 
 def turns(y: Tensor) -> list[Tensor]:
@@ -84,7 +94,8 @@ def turns(y: Tensor) -> list[Tensor]:
     return flips + [f.t() for f in flips] * (y.shape[0] == y.shape[1])
 
 
-def explained(x: Tensor, y: Tensor) -> float:
-    """Return the squared correlation."""
-    a, b = x - x.mean(), y - y.mean()
-    return float((a * b).sum() ** 2 / ((a**2).sum() * (b**2).sum()).clamp_min(1e-30))
+def explained(x: Tensor, masks: list[Tensor]) -> list[float]:
+    """Return the share of each mask's variance (H, W) that a weighted sum of the channels of x (C, H, W) explains."""
+    a, b = (v.flatten(1) - v.flatten(1).mean(1, keepdim=True) for v in (x, torch.stack(masks)))
+    products = b @ a.T
+    return ((products @ torch.linalg.pinv(a @ a.T) * products).sum(1) / b.square().sum(1).clamp_min(1e-30)).tolist()

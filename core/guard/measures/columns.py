@@ -12,6 +12,10 @@ from trainworthy.core.guard.measures.spaced import spaced
 MOST, WIDTH = 20_000, 64  # rows; entries of a row
 CODES = (5, 200)
 ROWS = 200
+LARGEST, UNLIKE = (
+    0.4,
+    30,
+)  # share of all squares, largest deviation by smallest: of columns that one mean and deviation scaled
 Columns = dict[tuple[int, int], Tensor]
 
 
@@ -38,6 +42,12 @@ def numbers(sample: Any) -> list[Tensor] | None:
 def check(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None:
     """Return what is wrong with the columns of one of the evaluations' data."""
     mine, _ = read(train, limit)
+    for entry in {k for k, _ in mine}:
+        if measured := scaled_together([x for (k, _), x in mine.items() if k == entry]):
+            return (
+                f"the columns of entry {entry} {measured}",
+                "one mean and one deviation scale all columns (axis=0 is missing), so that the largest drown the others",
+            )
     for data in others if mine else ():
         theirs, whole = read(data, limit)
         if mine.keys() != theirs.keys():
@@ -57,6 +67,25 @@ def check(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None
                 "the scaler was fitted again on the evaluation's rows: fit it only on the training rows, then call transform()",
             )
     return None
+
+
+def scaled_together(columns: list[Tensor]) -> str:
+    """Return how columns of several units share one mean and one deviation; empty if they do not. Pixels and steps of a series do so, too,
+    but none of them makes a large part of the variance of all."""
+    if not 3 <= len(columns) < WIDTH or not columns[0].is_floating_point():
+        return ""
+    x = torch.stack(columns).double()
+    mean, std, moving = x.mean(1), x.std(1), x.std(1) > 0
+    if abs(float(x.mean())) > 0.05 or abs(float(x.std()) - 1) > 0.1 or moving.sum() < 3:
+        return ""
+    share, least, most = x.square().mean(1) / x.square().mean(1).sum(), float(std[moving].min()), float(std.max())
+    far = float((mean.abs() > 2 * std)[moving].double().mean())
+    if float(share.max()) < LARGEST or most < UNLIKE * least or far < 0.5:
+        return ""
+    return (
+        f"have together mean {float(x.mean()):.2f} and deviation {float(x.std()):.2f}, alone deviations from {least:.2g} to {most:.2g}; column "
+        f"{int(share.argmax())} makes {float(share.max()):.0%} of their squares"
+    )
 
 
 def renumbered(a: Tensor, b: Tensor) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
+from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.measures.alignment import turns
 
@@ -91,12 +92,12 @@ def moved_together(a: Tensor, b: Tensor, y: Tensor, z: Tensor) -> bool | None:
     """Return whether the movement from picture a to b is also that from target y to z; None if it is not clear."""
     if a.shape != b.shape or y.shape != z.shape:
         return None
-    fits = torch.tensor([correlation(x, b) for x in turns(a)])
+    fits = torch.tensor([pearson(x, b) for x in turns(a)])
     order = fits.argsort(descending=True)
     clear = float(fits[order[0]]) > FITS and float(fits[order[0]] - fits[order[1]]) > MARGIN
     if not clear or shift(turns(a)[int(order[0])], b) != (0, 0):
         return shifted_together(a, b, y, z)
-    targets = torch.tensor([correlation(x, z) for x in turns(y)])
+    targets = torch.tensor([pearson(x, z) for x in turns(y)])
     mine, best = float(targets[order[0]]), float(targets.max())
     if best < MOVED:
         return None
@@ -134,12 +135,4 @@ def matches(x: Tensor, y: Tensor, way: Shift) -> bool:
     b = y[max(0, down) : h - max(0, -down), max(0, right) : w - max(0, -right)]
     if a.numel() < 0.5 * x.numel() or float(a.std()) == 0:
         return False
-    return float(((a - b).abs() < 1e-6).double().mean()) > 0.75 and correlation(a, b) > 0.5
-
-
-def correlation(x: Tensor, y: Tensor) -> float:
-    """Return Pearson's correlation."""
-    if x.shape != y.shape:
-        return 0.0
-    a, b = x - x.mean(), y - y.mean()
-    return float((a * b).sum() / ((a**2).sum() * (b**2).sum()).sqrt().clamp_min(1e-30))
+    return float(((a - b).abs() < 1e-6).double().mean()) > 0.75 and pearson(a, b) > 0.5

@@ -9,7 +9,19 @@ from torch import Tensor
 from trainworthy.core.guard.hooks.addresses import home_of
 from trainworthy.core.guard.measures.supervision import masking, one_for_all
 
+ZEROS = 0.05  # share of scores
 GOALS = ("target", "targets", "label", "labels", "y", "tgt", "trg", "goal", "goals")
+
+
+def floored(calls: list[dict[str, Any]]) -> tuple[str, str] | None:
+    """Find scores of classes that are never negative and often exactly 0."""
+    zeros = [row["zeros"] for row in calls if "zeros" in row]
+    if len(zeros) < 8 or min(zeros) < ZEROS:
+        return None
+    return (
+        f"cross_entropy gets scores that are never negative, {sum(zeros) / len(zeros):.0%} of them exactly 0, in all {len(zeros)} calls",
+        "a ReLU behind the last layer: a class at 0 gets no gradient, and no score can fall below that of chance. Remove it",
+    )
 
 
 def describe(
@@ -36,6 +48,9 @@ def describe(
         logs = torch.log_softmax(logits.float(), 1) if name == "cross_entropy" else logits.float()
         rows = torch.nonzero(flat != ignore).flatten()[:4096]
         row["nll"] = float(-logs[rows, flat[rows]].mean()) if len(rows) else 0.0
+        row["zeros"] = (
+            float((input == 0).float().mean()) if name == "cross_entropy" and float(input.min()) == 0 else 0.0
+        )
         row["shift"] = shifts(flat, ignore, root)
         if input.dim() == 2 and 8 <= len(flat) < row["classes"] and torch.equal(flat.cpu(), torch.arange(len(flat))):
             row["first"] = float((input[:, 0] > input.float().quantile(0.9, dim=1)).float().mean())

@@ -3,9 +3,7 @@
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Container
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from trainworthy.core.guard.measures.best_weights import Rounds
 from trainworthy.core.guard.measures.records import alive, class_target, fingerprint, pretrained, used
 from trainworthy.core.guard.measures.sampling import Sampling
 from trainworthy.core.guard.measures.scales import Measures
+from trainworthy.core.guard.measures.token_pairs import known, pairs_of
 from trainworthy.core.guard.observing.observer import Observer
 
 TOKENS = 60_000
@@ -94,7 +93,7 @@ class Scales:
             return
         rows = [row for row in x.detach().cpu().tolist() if hash(tuple(row)) not in self.texts]
         self.texts |= {hash(tuple(row)) for row in rows}
-        found = Counter(p for row in rows for p in pairwise(row) if p[0] != p[1])
+        found = pairs_of(rows)
         self.fresh.append((found.total(), known(found, self.pairs)))
         self.pairs += found
 
@@ -304,8 +303,3 @@ def some(module: nn.Module) -> tuple:
     """Return a few of a model's weights: they tell the epochs of a training apart."""
     found = [p for p in parameters_of(module) if p.requires_grad and p.numel()]
     return tuple(v for p in (*found[:3], *found[-3:]) for v in p.detach().flatten()[:4].float().tolist())
-
-
-def known(found: Counter, seen: Container) -> int:
-    """Return how many of the counted things are among those seen."""
-    return sum(n for x, n in found.items() if x in seen)

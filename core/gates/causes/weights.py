@@ -1,0 +1,32 @@
+"""Finds a step size that is out of all proportion in what a training did to the weights."""
+
+import torch
+from torch import Tensor
+from trainworthy.core.base.dtensor import local
+from trainworthy.core.gates.causes.gradient import ENTRIES, STRIDE
+from trainworthy.core.recipe.stage import Stage
+
+STILL = 1e-3  # of their norm: less is no training
+GREW, SHRANK = 10.0, 0.2  # times their norm
+
+
+def entries(stage: Stage) -> Tensor:
+    """Return some entries of the trained weights, on the host."""
+    mine = [local(p).detach().flatten() for p in stage.parameters().values()]
+    stride = max(STRIDE, sum(map(len, mine)) // ENTRIES)
+    return torch.cat([torch.zeros(0), *(p[::stride].float().cpu() for p in mine)])
+
+
+def explain_step_size(before: Tensor, after: Tensor, steps: int) -> str:
+    """Return what `steps` steps did to the weights, if they hardly moved, grew or vanished. Empty: nothing of that kind."""
+    size = before.norm().item()
+    if not size or len(before) != len(after) or not torch.isfinite(after).all():
+        return ""
+    moved, now = (after - before).norm().item() / size, after.norm().item() / size
+    if 0 < moved < STILL:
+        return f"the rate is far too low: {steps} steps moved the weights by {moved:.2g} of their norm"
+    if now > GREW:
+        return f"the rate is far too high: {steps} steps made the weights {now:.3g} times as large"
+    if now < SHRANK:
+        return f"weight decay is far too strong for the rate: {steps} steps left {now:.0%} of the weights' norm"
+    return ""
