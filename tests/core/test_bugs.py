@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.bugs import campaign, mutation, outcomes, page, suite
+from trainworthy.core.bugs import campaign, mutation, outcomes, page, short_run, suite
 
 from tests.conftest import ROOT, Done
 from tests.helpers.commands import environment, execute, holds
@@ -187,6 +187,13 @@ def test_ctrl_c_pressed_several_times_ends_with_one_message(asked: tuple[str, ..
     assert text.count("interrupted: 0 results are kept") == 1, text
     assert "Traceback" not in text, text
     assert not [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_short_run_evaluates_the_test_split():
+    """A mutant of that split alone changes neither losses nor weights nor a number of the validation split."""
+    found = short_run.short_run("vision/classify", 0, 2, ["--widths", "8", "8", "8"], [])
+    assert not found.crashed
+    assert {"accuracy", "test/accuracy", "test/nll"} <= set(found.metrics)
 
 
 @pytest.mark.verify
