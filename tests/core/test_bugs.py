@@ -31,6 +31,8 @@ def toy(cfg, run, previous=None):
         """2 + 2."""
         logits = model(batch["x"][:, 1:]).log_softmax(1)
         if cfg.odd and not cfg.even:
+            logits = logits * 2
+        if cfg.even:
             raise ValueError("1 + 1")
         with torch.no_grad():
             weight = torch.where(batch["y"] > 0.5, batch["y"] - logits.detach().mean(0), batch["y"])
@@ -82,6 +84,16 @@ def test_every_kind_of_mutant(recipe: Path):
     patches = " ".join(m.patch(RECIPE) for m in found)
     holds(patches, "batch['y'] + logits", "torch.enable_grad()", "model.eval()", '["x"][:, :]', "log_softmax(0)",
                   "batch['y'], batch['y'] - logits", "(not (cfg.odd", "pass")  # fmt: skip
+
+
+def test_settings_and_checks_of_the_input_are_not_mutated_in_a_helper(tmp_path: Path):
+    """Another default is another setting, and a check of the input with another test raises at once, or never."""
+    helper = tmp_path / "helper.py"
+    helper.write_text(
+        "@dataclass(frozen=True)\nclass Settings:\n    ratio: float = 0.5\n\n    def kept(self, n):\n        return n * 3\n\n"
+        "def split(cfg, n):\n    if cfg.ratio < 1:\n        raise ValueError('ratio')\n    if n > 4:\n        n = 4\n    return n\n"
+    )
+    assert {m.line for m in mutation.mutants(helper, helper=True)} == {6, 11, 12}
 
 
 @pytest.mark.parametrize("recipe", ["llm/sft", "llm/dpo", "llm/reward", "rl/grpo", "diffusion/flow"])
