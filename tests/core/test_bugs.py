@@ -154,6 +154,23 @@ def test_cause_named_first_and_intervals():
     assert "missed    a/b 9" in "\n".join(page.summary_lines(found))
 
 
+def test_the_page_of_mutants_shows_survivors_first_and_every_change(tmp_path: Path):
+    """It has no tables about planted bugs, which were not run, and no mutants of an earlier run with other steps."""
+    row = {"kind": "mutants", "recipe": "a/b", "seed": 0, "commit": "c", "first": "", "part": "data", "mutation": "index", "row": "",
+           "note": "", "patch": "@@ -1 +1 @@\n-    x[i]\n+    x[i - 1]"}  # fmt: skip
+    rows = [row | {"case": "one", "key": "1", "outcome": "survived", "harm": "accuracy 0.2"},
+            row | {"case": "two", "key": "2", "outcome": "equal", "note": "same losses"},
+            row | {"case": "earlier", "key": "0", "outcome": "stopped", "harm": "accuracy 0.1"}]  # fmt: skip
+    runs = [{"recipe": "a/b", "found": 9, "executed": 3, "run": 2, "steps": 5, "metric": "accuracy", "healthy": [0.9], "rule": "below 0.8 at both seeds",
+             "keys": ["1", "2"]}]  # fmt: skip
+    found = page.summary(rows, runs)
+    assert page.words(found["mutants_stopped"]).startswith("0 of 1")
+    text = page.write(tmp_path, found).read_text()
+    assert text.index("Survivors") < text.index("Every mutant") < text.index("- x[i]\n+ x[i - 1]")
+    assert "earlier" not in text
+    assert "false alarm" not in text
+
+
 def test_without_a_checkout_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     with pytest.raises(UserError, match="come with the source code"):
