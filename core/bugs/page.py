@@ -33,7 +33,9 @@ MUTANT_RULES = {
 
 def summary(rows: list[Row], runs: list[Row]) -> dict[str, Any]:
     """Return everything that the page says, as plain values."""
-    drawn = {run["recipe"]: {*run["keys"]} for run in runs if "keys" in run}  # not those of other steps, or of a larger sample
+    drawn = {
+        run["recipe"]: {*run["keys"]} for run in runs if "keys" in run
+    }  # not those of other steps, or of a larger sample
     rows = [r for r in rows if r["kind"] != "mutants" or r["key"] in drawn.get(r["recipe"], {r["key"]})]
     found: dict[str, Any] = {
         "written": time.strftime("%Y-%m-%d"),
@@ -122,7 +124,9 @@ def write(home: Path, found: dict[str, Any]) -> Path:
     labels = (("caught", "planted bugs caught"), ("named_first", "of the caught ones: cause named first"),
               ("false_alarms", "healthy variants with a false alarm"), ("mutants_stopped", "harmful mutants stopped"))  # fmt: skip
     asked = ("caught", "named_first", "false_alarms") * bool(cases) + ("mutants_stopped",) * bool(mutants)
-    hero += table((), [[esc(label), esc(words(found[name]))] for name, label in labels if name in asked], class_="plain")
+    hero += table(
+        (), [[esc(label), esc(words(found[name]))] for name, label in labels if name in asked], class_="plain"
+    )
     body = (_mutants(found, mutants) if mutants else "") + (_cases(found, cases) if cases else "")
     header = tag("header", tag("div", hero), class_="hero alone")
     path = home / "bugs.html"
@@ -140,7 +144,9 @@ def _cases(found: dict[str, Any], rows: list[Row]) -> str:
     body += section("By recipe", tag("div", table(("recipe", "seeds", *heads), cells, class_="plain"), class_="card"))
     if found["by_row"]:
         cells = [[esc(row or "none"), *(esc(words(of[c])) for c in columns[:2])] for row, of in found["by_row"].items()]
-        body += section("By row of the catalogue", tag("div", table(("row", *heads[:2]), cells, class_="plain"), class_="card"))
+        body += section(
+            "By row of the catalogue", tag("div", table(("row", *heads[:2]), cells, class_="plain"), class_="card")
+        )
     body += section("Rules", tag("ul", "".join(tag("li", esc(rule)) for rule in RULES.values()), class_="card"))
     cells = [[esc(f"{r['recipe']} {r['case']}"), esc(r["kind"]), esc(r["seed"]), esc(r["outcome"]), esc(r["first"]), esc(r["note"])]
              for r in rows]  # fmt: skip

@@ -78,7 +78,9 @@ def reported(more: Callable[[Tensor, Tensor], dict[str, float]] = lambda images,
         exact = run.precision == "fp32" and run.device.type == "cpu"
         near, due = NEAR if exact else COARSE, {k: v for k, v in due.items() if k in got and (exact or "/" not in k)}
         if not due:
-            raise Skip("the evaluation reports no number that has a definition here (accuracy, nll, macro_recall, recall/CLASS)")
+            raise Skip(
+                "the evaluation reports no number that has a definition here (accuracy, nll, macro_recall, recall/CLASS)"
+            )
         gaps = {k: _gap(k, got[k], v) for k, v in due.items()}
         wrong = [k for k, gap in gaps.items() if not gap <= near]
         turned = [k for k in wrong if abs(got[k] - (1 - due[k])) <= near]

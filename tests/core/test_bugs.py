@@ -161,8 +161,8 @@ def test_the_page_of_mutants_shows_survivors_first_and_every_change(tmp_path: Pa
     rows = [row | {"case": "one", "key": "1", "outcome": "survived", "harm": "accuracy 0.2"},
             row | {"case": "two", "key": "2", "outcome": "equal", "note": "same losses"},
             row | {"case": "earlier", "key": "0", "outcome": "stopped", "harm": "accuracy 0.1"}]  # fmt: skip
-    runs = [{"recipe": "a/b", "found": 9, "executed": 3, "run": 2, "steps": 5, "metric": "accuracy", "healthy": [0.9], "rule": "below 0.8 at both seeds",
-             "keys": ["1", "2"]}]  # fmt: skip
+    runs = [{"recipe": "a/b", "found": 9, "executed": 3, "run": 2, "steps": 5, "metric": "accuracy", "healthy": [0.9],
+             "rule": "below 0.8 at both seeds", "keys": ["1", "2"]}]  # fmt: skip
     found = page.summary(rows, runs)
     assert page.words(found["mutants_stopped"]).startswith("0 of 1")
     text = page.write(tmp_path, found).read_text()

@@ -33,7 +33,9 @@ def test_another_way_to_answer_raises_no_alarm(launch, fork, hunk: tuple[str, st
 
 
 SCORES = "        return segmentation.scores(confusion_matrix(model, data), classes)\n\n    def confusion_matrix"
-AS_PRECISION = SCORES.replace("confusion_matrix(model, data), classes)", "confusion_matrix(model, data), classes) | precision(model, data)")
+AS_PRECISION = SCORES.replace(
+    "confusion_matrix(model, data), classes)", "confusion_matrix(model, data), classes) | precision(model, data)"
+)
 AS_PRECISION = AS_PRECISION.replace(
     "    def confusion_matrix",
     "    def precision(model, data):\n        table = confusion_matrix(model, data)\n"
@@ -53,4 +55,6 @@ def test_the_definitions_of_masks_agree_with_the_evaluation(n: int):
     mask, answer = (torch.randint(n - 1, (3, 16, 16), generator=draws) for _ in range(2))
     mask[:, :4], answer[0, 8:] = segmentation.IGNORE, n - 1
     classes = [f"class {i}" for i in range(n)]
-    assert definitions(mask, answer, classes) == pytest.approx(segmentation.scores(segmentation.counted(mask, answer, n), classes))
+    assert definitions(mask, answer, classes) == pytest.approx(
+        segmentation.scores(segmentation.counted(mask, answer, n), classes)
+    )
