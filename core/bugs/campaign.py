@@ -224,6 +224,9 @@ class Campaign:
         self.say(f"{recipe}: {counts}")
         self.say(f"  healthy {reference['metric']} after {steps} steps: "
                  + ", ".join(f"{v:.4g}" for v in reference["values"]) + f"; harm is {harm_rule(reference)}")  # fmt: skip
+        self.say(
+            f"  a short run took {reference['seconds']:.0f} s: a mutant takes one or two of them, a harmful one also its gates"
+        )
         gates = Lazy(lambda: self.quick_gates(recipe))
         keys = {f"{mark} mutants {m.id}": m for m in drawn}
         self.work((k, lambda m=m: self.mutant(recipe, m, steps, reference, gates)) for k, m in keys.items())
@@ -237,6 +240,8 @@ class Campaign:
         folder = self.home / "work" / f"{find(recipe).id.replace('/', '-')}-reference"
         shutil.rmtree(folder, ignore_errors=True)
         target = recipe if not recipe.endswith(".py") else str(Path(recipe).resolve())
+        self.say(f"{recipe}: healthy runs of {steps} steps at {len(HEALTHY_SEEDS)} seeds")
+        started = time.monotonic()
         found = self.short(folder, [target], HEALTHY_SEEDS, steps, trace=trace)[target]
         wrong = next((r["crashed"] or r["stopped"] for r in found.values() if r["crashed"] or r["stopped"]), "")
         if wrong:
@@ -247,6 +252,7 @@ class Campaign:
         row = {"key": f"{mark} reference", "kind": "reference", "recipe": recipe, "commit": suite.commit(), "metric": name,
                "higher": first["higher_is_better"], "floor": first["floor"], "ceiling": first["ceiling"],
                "values": [r["metrics"][name] for r in found.values()], "lines": first["lines"],
+               "seconds": round((time.monotonic() - started) / len(found), 1),
                "first": {k: first[k] for k in ("losses", "metrics", "weights")}}  # fmt: skip
         self.note(row)
         return row
@@ -258,6 +264,7 @@ class Campaign:
         folder = self.home / "work" / f"{find(recipe).id.replace('/', '-')}-gates"
         shutil.rmtree(folder, ignore_errors=True)
         suite.fork(recipe, folder / "fork.py")
+        self.say("  the first harmful mutant: gates run on the recipe itself, once, to see which are quick")
         checked = self.check(folder / "fork.py", 0, ())
         if checked.code != DONE:
             raise UserError(f"the gates do not pass {recipe} itself, so they say nothing of its mutants", got=checked.note or

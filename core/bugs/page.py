@@ -20,10 +20,23 @@ RULES = {
     "order": "Core's gates up to the one that should fail run first, since later ones cannot change which is first; of a gate of the "
     "domain, that gate and those that may fail before it. If they pass, every gate runs.",
 }
+MUTANT_RULES = {
+    "crashed": "The short run raises an exception or does not end, or the check of a harmful mutant ends with one.",
+    "equal": "At seed 0 every loss and every metric of the short run equals the recipe's.",
+    "harmful": "The metric is worse than the healthy range at seeds 0 and 1 (in data, evaluation and helpers also: better), or the weights are "
+    "the recipe's and another number is reported, or the run stops itself.",
+    "harmless": "All others: no harm that so short a run can measure. The gates do not run on them.",
+    "stopped": "A gate fails a harmful mutant.",
+    "survived": "Every gate passes a harmful mutant.",
+}
 
 
 def summary(rows: list[Row], runs: list[Row]) -> dict[str, Any]:
     """Return everything that the page says, as plain values."""
+    drawn = {
+        run["recipe"]: {*run["keys"]} for run in runs if "keys" in run
+    }  # not those of other steps, or of a larger sample
+    rows = [r for r in rows if r["kind"] != "mutants" or r["key"] in drawn.get(r["recipe"], {r["key"]})]
     found: dict[str, Any] = {
         "written": time.strftime("%Y-%m-%d"),
         "commits": sorted({r["commit"] for r in rows}),
@@ -96,46 +109,49 @@ def summary_lines(found: dict[str, Any]) -> list[str]:
         detail = row.get("harm") or row["note"]
         lines.append(f"{row['outcome']:<9} {row['recipe']} {row['case']}" + (f": {detail}" if detail else ""))
         if row["outcome"] == "survived":
-            lines += [f"          {text}" for text in row["patch"].splitlines() if not text.startswith("@@")]
+            lines += [f"          {text}" for text in changed_lines(row["patch"]).splitlines()]
     return lines
 
 
 def write(home: Path, found: dict[str, Any]) -> Path:
     """Write bugs.html and bugs.json; return the page."""
     (home / "bugs.json").write_text(json.dumps(found, indent=1))
-    title = "Planted bugs, healthy variants and mutants"
+    cases, mutants = ([r for r in found["rows"] if (r["kind"] == "mutants") is wanted] for wanted in (False, True))
+    names = ("Planted bugs and healthy variants",) * bool(cases) + ("Mutants",) * bool(mutants)
+    title = ", ".join(names) or "No cases"
     hero = tag("p", esc(f"commit {', '.join(found['commits'])} · {found['written']}"), class_="eyebrow")
     hero += tag("h1", title)
     labels = (("caught", "planted bugs caught"), ("named_first", "of the caught ones: cause named first"),
               ("false_alarms", "healthy variants with a false alarm"), ("mutants_stopped", "harmful mutants stopped"))  # fmt: skip
-    hero += table((), [[esc(label), esc(words(found[name]))] for name, label in labels], class_="plain")
-    rows = found["rows"]
-    body = section("Misses and false alarms first", tag("div", _wrong(rows), class_="card"))
-    columns = ("caught", "named_first", "false_alarms", "mutants_stopped")
-    heads = ("recipe", "seeds", "caught", "cause named first", "false alarms", "harmful mutants stopped")
-    cells = [[esc(r), esc(", ".join(map(str, of["seeds"]))), *(esc(words(of[c])) for c in columns)]
-             for r, of in found["by_recipe"].items()]  # fmt: skip
-    body += section("By recipe", tag("div", table(heads, cells, class_="plain"), class_="card"))
-    if found["by_row"]:
-        cells = [[esc(row or "none"), *(esc(words(of[c])) for c in columns[:2])] for row, of in found["by_row"].items()]
-        rows_table = table(("row", "caught", "cause named first"), cells, class_="plain")
-        body += section("By row of the catalogue", tag("div", rows_table, class_="card"))
-    if found["mutant_runs"]:
-        lead = "A mutant is one small change of the source. It is harmful by the rule below."
-        body += section("Mutants", _mutants(found), lead)
-        survivors = [r for r in rows if r["outcome"] == "survived"]
-        body += section("Survivors", "".join(card(f"{r['recipe']}: {r['case']}", note(r["harm"]) + tag("pre", esc(r["patch"])))
-                                             for r in survivors), "Harmful mutants that every gate passed.")  # fmt: skip
-    body += section("Rules", tag("ul", "".join(tag("li", esc(rule)) for rule in RULES.values()), class_="card"))
-    heads = ("case", "kind", "seed", "outcome", "first gate that failed", "what it says")
-    cells = [[esc(f"{r['recipe']} {r['case']}"), esc(r["kind"]), esc(r["seed"]), esc(r["outcome"]), esc(r["first"]), esc(r["note"])]
-             for r in rows]  # fmt: skip
-    body += section("Every case", tag("div", table(heads, cells, class_="plain"), class_="card"))
+    asked = ("caught", "named_first", "false_alarms") * bool(cases) + ("mutants_stopped",) * bool(mutants)
+    hero += table(
+        (), [[esc(label), esc(words(found[name]))] for name, label in labels if name in asked], class_="plain"
+    )
+    body = (_mutants(found, mutants) if mutants else "") + (_cases(found, cases) if cases else "")
     header = tag("header", tag("div", hero), class_="hero alone")
     path = home / "bugs.html"
     text = PAGE.format(title=title, style=STYLE, hero=header, nav="", body=body, name="trainworthy bugs")
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def _cases(found: dict[str, Any], rows: list[Row]) -> str:
+    """Return the sections about planted bugs and healthy variants."""
+    body = section("Misses and false alarms first", tag("div", _wrong(rows), class_="card"))
+    columns, heads = ("caught", "named_first", "false_alarms"), ("caught", "cause named first", "false alarms")
+    cells = [[esc(r), esc(", ".join(map(str, of["seeds"]))), *(esc(words(of[c])) for c in columns)]
+             for r, of in found["by_recipe"].items() if of["seeds"]]  # fmt: skip
+    body += section("By recipe", tag("div", table(("recipe", "seeds", *heads), cells, class_="plain"), class_="card"))
+    if found["by_row"]:
+        cells = [[esc(row or "none"), *(esc(words(of[c])) for c in columns[:2])] for row, of in found["by_row"].items()]
+        body += section(
+            "By row of the catalogue", tag("div", table(("row", *heads[:2]), cells, class_="plain"), class_="card")
+        )
+    body += section("Rules", tag("ul", "".join(tag("li", esc(rule)) for rule in RULES.values()), class_="card"))
+    cells = [[esc(f"{r['recipe']} {r['case']}"), esc(r["kind"]), esc(r["seed"]), esc(r["outcome"]), esc(r["first"]), esc(r["note"])]
+             for r in rows]  # fmt: skip
+    heads = ("case", "kind", "seed", "outcome", "first gate that failed", "what it says")
+    return body + section("Every case", tag("div", table(heads, cells, class_="plain"), class_="card"))
 
 
 def _wrong(rows: list[Row]) -> str:
@@ -148,7 +164,11 @@ def _wrong(rows: list[Row]) -> str:
     return table(heads, cells, class_="plain") if cells else note("None.")
 
 
-def _mutants(found: dict[str, Any]) -> str:
+def _mutants(found: dict[str, Any], rows: list[Row]) -> str:
+    """Return the sections about mutants, survivors first."""
+    survivors = [card(f"{r['recipe']}: {r['case']}", note(r["harm"]) + tag("pre", esc(r["patch"])))
+                 for r in rows if r["outcome"] == "survived"]  # fmt: skip
+    body = section("Survivors", "".join(survivors), "Harmful mutants that every gate passed.")
     inner = ""
     for run in found["mutant_runs"]:
         text = (f"{run['recipe']}: {run['found']} mutants; {run['executed']} change a line that {run['steps']} steps execute; "
@@ -159,4 +179,19 @@ def _mutants(found: dict[str, Any]) -> str:
     for field, title in (("recipe", "By recipe"), ("mutation", "By kind"), ("part", "By part of the recipe")):
         cells = [[esc(name), *(esc(of[o]) for o in heads[1:])] for name, of in found[f"mutants_by_{field}"].items()]
         inner += card(title, table(heads, cells, class_="plain"))
-    return inner
+    body += section("Counts", inner, "A mutant is one small change of the source.")
+    rules = "".join(tag("li", tag("b", name) + esc(f": {rule}")) for name, rule in MUTANT_RULES.items())
+    body += section("Outcomes", tag("ul", rules, class_="card"))
+    order = ("survived", "stopped", "harmless", "equal", "crashed")
+    says = lambda r: tag("pre", esc(". ".join(filter(None, (r.get("harm"), r["note"])))), class_="note")  # noqa: E731
+    cells = [[esc(r["case"]) + tag("pre", esc(changed_lines(r["patch"]))) + says(r), esc(r["outcome"]), esc(r["first"])]
+             for r in sorted(rows, key=lambda r: (r["recipe"], order.index(r["outcome"])))]  # fmt: skip
+    heads = ("mutant, and what the run or the gate says", "outcome", "first gate that failed")
+    return body + section("Every mutant", tag("div", table(heads, cells, class_="plain"), class_="card"))
+
+
+def changed_lines(patch: str) -> str:
+    """Return a patch's lines without the places, and without the indentation that all of them have."""
+    lines = [text for text in patch.splitlines() if not text.startswith("@@")]
+    indent = min((len(text[1:]) - len(text[1:].lstrip()) for text in lines if text[1:].strip()), default=0)
+    return "\n".join(f"{text[0]} {text[1 + indent :]}" for text in lines)

@@ -1,7 +1,7 @@
 """`python -m trainworthy.core.bugs.short_run JOB.json`: short runs of recipes without gates, in a process of its own.
 
-A job names recipes, seeds, steps and settings. A result has the loss of every step, every metric of the last evaluation, a hash of
-the weights, and how the run ended. It comes from the recipe's own `train()` on all of its data, at the configured batch size.
+A job names recipes, seeds, steps and settings. A result has the loss of every step, every metric of the last evaluation and of the
+test split, a hash of the weights, and how the run ended. It comes from the recipe's own `train()` on all of its data, at the configured batch size.
 """
 
 import json
@@ -134,6 +134,8 @@ def short_run(recipe: str, seed: int, steps: int, settings: list[str], trace: li
                 result.metrics = {k[4:]: float(v) for k, v in history[-1].items() if k.startswith("val/")}
             else:  # the loop does not evaluate at its end
                 result.metrics = {k: float(v) for k, v in run.measure(stage, stage.data["val"]).items()}
+            if "test" in stage.data:  # as a run does at its end: a fault of that split alone changes no other number
+                result.metrics |= {f"test/{k}": float(v) for k, v in run.measure(stage, stage.data["test"]).items()}
             result.weights = digest(stage.eval_model.state_dict())
         except Stop as stop:
             result.stopped = str(stop).splitlines()[0]

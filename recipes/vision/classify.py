@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms import v2
 from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
-from trainworthy.recipes.shared import digits, further_digits
+from trainworthy.recipes.shared import digits, further_digits, reported
 from trainworthy.recipes.vision.data import balancing, mixing, pictures
 from trainworthy.recipes.vision.gates import objective
 from trainworthy.recipes.vision.gates import pictures as gates
@@ -297,7 +297,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         model_card=exporting.card("classify", cfg),
         confusion=confusion,
         exported=exporting.of_classes(run),
-        gates=[gates.scale, *[gates.balance] * (cfg.balance.by in ("weights", "sampler")), objective.CLASSIFY],
+        gates=[gates.scale, *[gates.balance] * (cfg.balance.by in ("weights", "sampler")), objective.CLASSIFY, reported.reported()],
         monitors=[gates.forgotten_class],
     )  # fmt: skip
 

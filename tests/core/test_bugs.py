@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.bugs import campaign, mutation, outcomes, page, suite
+from trainworthy.core.bugs import campaign, mutation, outcomes, page, short_run, suite
 
 from tests.conftest import ROOT, Done
 from tests.helpers.commands import environment, execute, holds
@@ -31,6 +31,8 @@ def toy(cfg, run, previous=None):
         """2 + 2."""
         logits = model(batch["x"][:, 1:]).log_softmax(1)
         if cfg.odd and not cfg.even:
+            logits = logits * 2
+        if cfg.even:
             raise ValueError("1 + 1")
         with torch.no_grad():
             weight = torch.where(batch["y"] > 0.5, batch["y"] - logits.detach().mean(0), batch["y"])
@@ -82,6 +84,16 @@ def test_every_kind_of_mutant(recipe: Path):
     patches = " ".join(m.patch(RECIPE) for m in found)
     holds(patches, "batch['y'] + logits", "torch.enable_grad()", "model.eval()", '["x"][:, :]', "log_softmax(0)",
                   "batch['y'], batch['y'] - logits", "(not (cfg.odd", "pass")  # fmt: skip
+
+
+def test_settings_and_checks_of_the_input_are_not_mutated_in_a_helper(tmp_path: Path):
+    """Another default is another setting, and a check of the input with another test raises at once, or never."""
+    helper = tmp_path / "helper.py"
+    helper.write_text(
+        "@dataclass(frozen=True)\nclass Settings:\n    ratio: float = 0.5\n\n    def kept(self, n):\n        return n * 3\n\n"
+        "def split(cfg, n):\n    if cfg.ratio < 1:\n        raise ValueError('ratio')\n    if n > 4:\n        n = 4\n    return n\n"
+    )
+    assert {m.line for m in mutation.mutants(helper, helper=True)} == {6, 11, 12}
 
 
 @pytest.mark.parametrize("recipe", ["llm/sft", "llm/dpo", "llm/reward", "rl/grpo", "diffusion/flow"])
@@ -142,6 +154,23 @@ def test_cause_named_first_and_intervals():
     assert "missed    a/b 9" in "\n".join(page.summary_lines(found))
 
 
+def test_the_page_of_mutants_shows_survivors_first_and_every_change(tmp_path: Path):
+    """It has no tables about planted bugs, which were not run, and no mutants of an earlier run with other steps."""
+    row = {"kind": "mutants", "recipe": "a/b", "seed": 0, "commit": "c", "first": "", "part": "data", "mutation": "index", "row": "",
+           "note": "", "patch": "@@ -1 +1 @@\n-    x[i]\n+    x[i - 1]"}  # fmt: skip
+    rows = [row | {"case": "one", "key": "1", "outcome": "survived", "harm": "accuracy 0.2"},
+            row | {"case": "two", "key": "2", "outcome": "equal", "note": "same losses"},
+            row | {"case": "earlier", "key": "0", "outcome": "stopped", "harm": "accuracy 0.1"}]  # fmt: skip
+    runs = [{"recipe": "a/b", "found": 9, "executed": 3, "run": 2, "steps": 5, "metric": "accuracy", "healthy": [0.9],
+             "rule": "below 0.8 at both seeds", "keys": ["1", "2"]}]  # fmt: skip
+    found = page.summary(rows, runs)
+    assert page.words(found["mutants_stopped"]).startswith("0 of 1")
+    text = page.write(tmp_path, found).read_text()
+    assert text.index("Survivors") < text.index("Every mutant") < text.index("- x[i]\n+ x[i - 1]")
+    assert "earlier" not in text
+    assert "false alarm" not in text
+
+
 def test_without_a_checkout_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     with pytest.raises(UserError, match="come with the source code"):
@@ -187,6 +216,13 @@ def test_ctrl_c_pressed_several_times_ends_with_one_message(asked: tuple[str, ..
     assert text.count("interrupted: 0 results are kept") == 1, text
     assert "Traceback" not in text, text
     assert not [p for p in children if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_short_run_evaluates_the_test_split():
+    """A mutant of that split alone changes neither losses nor weights nor a number of the validation split."""
+    found = short_run.short_run("vision/classify", 0, 2, ["--widths", "8", "8", "8"], [])
+    assert not found.crashed
+    assert {"accuracy", "test/accuracy", "test/nll"} <= set(found.metrics)
 
 
 @pytest.mark.verify

@@ -212,7 +212,7 @@ class Windows(core.Data):
     def __init__(self, data: Annotated, rows: list[int], *, window: int, step: int, resize: int = 0,
                  augment: nn.Module | None = None):  # fmt: skip
         self.pairs, self.window, self.resize, self.augment = data.pairs, window, resize, augment
-        self.digests, self.stored_sizes = data.digests, data.sizes
+        self.digests, self.stored_sizes, self.classes = data.digests, data.sizes, data.classes
         self.sizes = {i: self.fitted(data.sizes[i]) for i in rows}
         self.places = []
         for i, (h, w) in self.sizes.items():
