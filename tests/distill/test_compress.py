@@ -96,6 +96,20 @@ def test_nothing_but_silence(tmp_path: Path):
         transcripts.load(transcripts.Source(path=str(tmp_path)))
 
 
+def test_a_few_files_that_are_no_audio_are_left_out_and_named(spoken: Path, launch):
+    """As in distill/whisper."""
+    for name in ("3.wav", "7.wav"):
+        (spoken / name).write_bytes(b"RIFF")
+    command = ("check", "distill/compress", "--data.path", str(spoken), "--only", "schema")
+    done = launch(*command)
+    assert done.returncode == 2, done.shown
+    assert "3.wav cannot be read as audio" in done.stderr
+    assert "(--data.max-bad)" in done.stderr
+    done = launch(*command, "--data.max-bad", "0.1")
+    assert done.returncode == 0, done.shown
+    assert "1 cannot be read (3.wav, line 5), 1 cannot be read (7.wav, line 9)" in " ".join(done.stdout.split()), done.shown
+
+
 @pytest.mark.verify
 def test_recordings_of_ones_own_and_the_export(spoken: Path, launch):
     """A folder trains; transformers alone writes words with what is exported, on the short canvas."""

@@ -199,8 +199,8 @@ def predicted(out: Path, hub: Path, launch, talker, tokenizer, eyes, config: dic
     refused(
         launch("predict", str(out), str(file)),
         "2 of 3 rows",
-        "row 1: a picture cannot be read",
-        "row 2: no image and question",
+        "line 2: a picture cannot be read",
+        "line 3: no image and question",
     )
     refused(launch("chat", str(out)), "answers questions about pictures", "trainworthy predict")
 

@@ -313,7 +313,7 @@ def parse(file: Path) -> Lines:
             found.good.append(conversation(line) if talks else _question(line))
             found.numbers.append(number)
         except json.JSONDecodeError as error:
-            found.wrong.append((number, f"not JSON ({error}: {row[:60]})"))
+            found.wrong.append((number, f"not JSON ({error.msg} at column {error.colno}: {row[:60]})"))
         except BadLine as why:
             found.wrong.append((number, str(why)))
     if not found.good and not found.wrong:
