@@ -28,7 +28,9 @@ def main(argv: list[str]) -> None:
     a, b = (Path(word) for word in argv[1:])
     found = compare(a, b)
     if a.resolve() == b.resolve():
-        raise UserError("compare needs two different groups of seeds", got=f"{argv[1]} twice", next="ls -d runs/*/seeds-*")
+        raise UserError(
+            "compare needs two different groups of seeds", got=f"{argv[1]} twice", next="ls -d runs/*/seeds-*"
+        )
     d = found.difference
     if as_json:
         difference = {**asdict(d), "real": d.real}

@@ -87,7 +87,9 @@ def _run_script(script: Path, given: list[Path], out: str | None) -> None:
             failed = max(failed, subprocess.run(argv, stdout=target).returncode)
     if failed:
         raise UserError("not every file was answered", got=f"exit code {failed} of {script}", needed="files that it can read",
-                        cause="see the lines above")  # fmt: skip
+                        cause=f"see the lines with `error` {f'in {out}' if out else 'above'}")  # fmt: skip
+    if out:
+        print(f"{count(len(files), 'files')} in {out}", file=sys.stderr)
 
 
 def count(n: int, noun: str) -> str:

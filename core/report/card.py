@@ -273,5 +273,10 @@ def plain(text: object) -> str:
 
 def page(lines: list[str], kept: str = "") -> str:
     """Return the card's text without secrets, and without lines that Markdown would take as markup, but for the code `kept`."""
-    text = escape(masking.hide("\n".join(lines)), quote=False) + "\n"
-    return text.replace(escape(kept.strip(), quote=False), kept.strip()) if kept.strip() else text
+    text = _escaped(masking.hide("\n".join(lines))) + "\n"
+    return text.replace(_escaped(kept.strip()), kept.strip()) if kept.strip() else text
+
+
+def _escaped(text: str) -> str:
+    """Escape what Markdown would take as markup. An arrow is none, and is read in a terminal."""
+    return escape(text, quote=False).replace("-&gt; ", "-> ")

@@ -107,7 +107,9 @@ def test_a_few_files_that_are_no_audio_are_left_out_and_named(spoken: Path, laun
     assert "(--data.max-bad)" in done.stderr
     done = launch(*command, "--data.max-bad", "0.1")
     assert done.returncode == 0, done.shown
-    assert "1 cannot be read (3.wav, line 5), 1 cannot be read (7.wav, line 9)" in " ".join(done.stdout.split()), done.shown
+    assert "1 cannot be read (3.wav, line 5), 1 cannot be read (7.wav, line 9)" in " ".join(done.stdout.split()), (
+        done.shown
+    )
 
 
 @pytest.mark.verify

@@ -341,7 +341,9 @@ def _hear(
         yield listen()
 
 
-def readable(readers: list[Callable[[], Recording]], left_out: Counter, max_bad: float) -> Iterator[tuple[int, Recording]]:
+def readable(
+    readers: list[Callable[[], Recording]], left_out: Counter, max_bad: float
+) -> Iterator[tuple[int, Recording]]:
     """Yield (index, recording) of those whose file is sound; `left_out` gets the others by name. Raises UserError once they are more than
     the share `max_bad`."""
     broken: list[Unreadable] = []

@@ -35,7 +35,9 @@ def not_read(rows: list[dict[str, Any]], path: str, needed: str, renamed: Iterab
 def _rated(row: dict[str, Any]) -> str:
     """Return how `chosen` and `rejected` are made of a row with two answers and which is better; empty if it is no such row."""
     for one, other in TWO_ANSWERS:
-        both = [(k, k[: -len(one)] + other) for k in row if k.endswith(one) and len(k) > 1 and k[: -len(one)] + other in row]
+        both = [
+            (k, k[: -len(one)] + other) for k in row if k.endswith(one) and len(k) > 1 and k[: -len(one)] + other in row
+        ]
         answers = [names for names in both if all(isinstance(row[k], str | list) for k in names)]
         scores = [names for names in both if all(isinstance(row[k], int | float) for k in names)]
         verdict = next((k for k in VERDICTS if k in row), "")
