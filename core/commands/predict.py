@@ -128,7 +128,8 @@ def speaker_of(folder: Path, most: int | None = None, model: str | None = None) 
         how = (
             f"trainworthy predict {folder} FILE" if (export / "use.py").is_file() else f"load {export} as {page} shows"
         )
-        raise UserError(f"{loaded.id} exports no language model that could be asked in words", got=f"{folder}",
+        got = f"{folder}" if (export / "use.py").is_file() else f"{folder}, without export/use.py"
+        raise UserError(f"{loaded.id} exports no language model that could be asked in words", got=got,
                         needed=f"a run of {', '.join(able)}", next=how)  # fmt: skip
     if not export.is_dir() or not any(export.rglob("*.safetensors")):
         failed = [v["id"] for v in read_json(folder / "gates.json").get("gates", []) if v["verdict"] == "fail"]
