@@ -25,7 +25,12 @@ def main(argv: list[str]) -> None:
     if len(argv) != 3:
         raise UserError("compare needs two groups of seeds", got=" ".join(argv[1:]) or "nothing",
                         needed="trainworthy compare RUNS_A RUNS_B", next="ls -d runs/*/seeds-*")  # fmt: skip
-    found = compare(Path(argv[1]), Path(argv[2]))
+    a, b = (Path(word) for word in argv[1:])
+    found = compare(a, b)
+    if a.resolve() == b.resolve():
+        raise UserError(
+            "compare needs two different groups of seeds", got=f"{argv[1]} twice", next="ls -d runs/*/seeds-*"
+        )
     d = found.difference
     if as_json:
         difference = {**asdict(d), "real": d.real}

@@ -47,6 +47,7 @@ def main(argv: list[str]) -> None:
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         session = open_session(loaded, cfg, preset, rest, kind="checks")
         s = session
+        s.command = "data"
         with session_lock(s), reported(s):
             write_start(s)
             stage = stages.specs(loaded, cfg)[0].untrained(s.accelerator)
@@ -68,7 +69,8 @@ def main(argv: list[str]) -> None:
         write_json(found)
         return
     kept = [f"{s.folder}/{name}" for name in ("data.json", "report.html", *(LISTS.values() if lists else ()))]
-    again = shlex.join(["trainworthy", "check", *rest, "--only", "data,leakage"])
+    only = ("--only", "data,leakage") if "train" in scans else ()  # gates that skip without a training set
+    again = shlex.join(["trainworthy", "check", *rest, *only])
     s.console.say("\nkept   " + "\n       ".join(kept) + f"\nnext   {again}")
 
 

@@ -61,3 +61,5 @@ def run(script: str, rest: list[str], found: dict[str, Any]) -> None:
         check(made, only=values["--only"] or "", waive=waive, seed=int(values["--seed"] or 0), folder=out)
     finally:
         found |= verdicts_of(out)
+        if (out / "gates.json").is_file():
+            print(f"  evidence in {out}/gates.json")

@@ -87,7 +87,9 @@ def _run_script(script: Path, given: list[Path], out: str | None) -> None:
             failed = max(failed, subprocess.run(argv, stdout=target).returncode)
     if failed:
         raise UserError("not every file was answered", got=f"exit code {failed} of {script}", needed="files that it can read",
-                        cause="see the lines above")  # fmt: skip
+                        cause=f"see the lines with `error` {f'in {out}' if out else 'above'}")  # fmt: skip
+    if out:
+        print(f"{count(len(files), 'files')} in {out}", file=sys.stderr)
 
 
 def count(n: int, noun: str) -> str:
@@ -126,7 +128,8 @@ def speaker_of(folder: Path, most: int | None = None, model: str | None = None) 
         how = (
             f"trainworthy predict {folder} FILE" if (export / "use.py").is_file() else f"load {export} as {page} shows"
         )
-        raise UserError(f"{loaded.id} exports no language model that could be asked in words", got=f"{folder}",
+        got = f"{folder}" if (export / "use.py").is_file() else f"{folder}, without export/use.py"
+        raise UserError(f"{loaded.id} exports no language model that could be asked in words", got=got,
                         needed=f"a run of {', '.join(able)}", next=how)  # fmt: skip
     if not export.is_dir() or not any(export.rglob("*.safetensors")):
         failed = [v["id"] for v in read_json(folder / "gates.json").get("gates", []) if v["verdict"] == "fail"]

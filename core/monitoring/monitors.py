@@ -327,8 +327,12 @@ def _own(one: Monitor, history: list[dict[str, float]]) -> "Verdict":
     which = (one.id, one.rows, one.title)
     if not history:
         return _skip("no evaluation yet", which)[0]
+    from trainworthy.core.base.verdict import Skip  # avoids a circular import through the run
+
     try:
         found = one.check(history)
+    except Skip as reason:
+        return _skip(str(reason), which)[0]
     except Exception as error:  # an error in a fork's monitor must not lose the trained weights
         raised = f"raised {type(error).__name__}: {error}"
         return verdict(which, "advice", raised, "a finding", "fix the monitor; nothing else is lost")

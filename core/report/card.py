@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
@@ -22,13 +23,17 @@ CHOSEN = {
     "best": "chosen on the same validation set, so the number is optimistic",
 }
 
+FAMILY = 4  # columns of one family (`recall/...`) in the table of results
 BOOTSTRAP = "95% interval over the held-out samples (bootstrap; Wilson's of shares), which does not cover other seeds"
 
 
 def measured(summary: dict) -> list[tuple[str, ...]]:
-    """The result next to its baselines, with a header: the metric, then other numbers that a baseline has of it."""
+    """The result next to its baselines, with a header: the metric, then other numbers that a baseline has of it, but for those of each
+    of many classes (`recall/cat`), which would make the table as wide as there are classes."""
     name, own, against = summary["metric"], summary["metrics"], summary["baselines"]
     columns = list(dict.fromkeys([name, *(k for m in against.values() for k in m if k in own)]))
+    families = Counter(k.partition("/")[0] for k in columns if "/" in k)
+    columns = [k for k in columns if k == name or "/" not in k or families[k.partition("/")[0]] <= FAMILY]
     model = f"{summary['recipe']}, step {summary['reported']['step']}"
     ranges = summary.get("intervals", {})
     test = {}
@@ -273,5 +278,10 @@ def plain(text: object) -> str:
 
 def page(lines: list[str], kept: str = "") -> str:
     """Return the card's text without secrets, and without lines that Markdown would take as markup, but for the code `kept`."""
-    text = escape(masking.hide("\n".join(lines)), quote=False) + "\n"
-    return text.replace(escape(kept.strip(), quote=False), kept.strip()) if kept.strip() else text
+    text = _escaped(masking.hide("\n".join(lines))) + "\n"
+    return text.replace(_escaped(kept.strip()), kept.strip()) if kept.strip() else text
+
+
+def _escaped(text: str) -> str:
+    """Escape what Markdown would take as markup. An arrow is none, and is read in a terminal."""
+    return escape(text, quote=False).replace("-&gt; ", "-> ")

@@ -72,6 +72,11 @@ class Folder:
         return self.path.absolute().parent.name == "checks"
 
     @property
+    def only_described(self) -> bool:
+        """Was it made by `trainworthy data`?"""
+        return self.args.get("command") == "data"
+
+    @property
     def stages(self) -> "list[Folder]":
         """Earlier stages, in order; each has a folder like this one."""
         found = [read(p.parent) for p in self.path.glob("stages/*/args.json")]

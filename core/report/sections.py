@@ -36,6 +36,8 @@ def verdict(f: Folder) -> tuple[str, str]:
     gates = f.gates.get("gates", [])
     if f.args.get("foreign"):
         return "warn", "Another tool's run: no gate was run on it"
+    if f.only_described:
+        return "warn", "The data, described: no gate was run"
     if not f.gates:
         return "warn", "No verdicts: the gates did not finish"
     if not f.gates.get("enabled", True):
@@ -77,6 +79,8 @@ def state(f: Folder) -> str:
     step = max([r["step"] for r in (*f.steps[-1:], *f.rows[-1:])], default=0)
     if f.args.get("foreign"):
         return f"Read from {f.args['foreign']}: {len(f.rows)} evaluation{'s' * (len(f.rows) > 1)}, up to step {step:,}."
+    if f.only_described:
+        return "Nothing was checked or trained, as requested."
     if f.only_checked:
         return "Gates only: nothing was trained, as requested."
     if f.summary and not f.summary.get("unfinished"):

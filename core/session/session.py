@@ -61,6 +61,8 @@ class Session:
     """Whether it continues an earlier run; `forced`: even if its data changed."""
     meter: Meter | None = None
     """Counts what the run costs, on rank 0."""
+    command: str = ""
+    """The command that made the folder, where it is neither `run` nor `check`."""
 
     @cached_property
     def identity(self) -> dict[str, object]:
@@ -210,7 +212,8 @@ def session_lock(session: Session) -> Iterator[None]:
 @contextlib.contextmanager
 def reported(session: Session) -> Iterator[None]:
     """Write a report page for every planned end."""
-    again = shlex.join(["trainworthy", "check" if session.folder.parent.name == "checks" else "run", *session.argv])
+    verb = session.command or ("check" if session.folder.parent.name == "checks" else "run")
+    again = shlex.join(["trainworthy", verb, *session.argv])
     try:
         yield
     except process_end.Signalled as arrived:
@@ -287,7 +290,7 @@ def write_start(session: Session) -> None:
 def _write_args(s: Session, folder: Path, **more: object) -> None:
     args = {"recipe": s.recipe.target, "preset": s.preset, "argv": masking.words(s.argv),
             "processes": s.accelerator.num_processes, "settings": masking.settings(config.to_dict(s.cfg)),
-            "start": s.start and asdict(s.start), **more}  # fmt: skip
+            "start": s.start and asdict(s.start), **({"command": s.command} if s.command else {}), **more}  # fmt: skip
     # A resumed run uses the launcher's choices.
     args["settings"]["train"]["precision"] = precision(s.cfg, s.accelerator)
     write_whole(folder / "args.json", json.dumps(args, indent=1))

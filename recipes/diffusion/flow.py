@@ -22,7 +22,7 @@ from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.diffusion.data import pictures
 from trainworthy.recipes.diffusion.evaluation.scores import Sampling, Scores
 from trainworthy.recipes.diffusion.gates import samples
-from trainworthy.recipes.diffusion.models import nets, pipeline
+from trainworthy.recipes.diffusion.models import nets, pipeline, usage
 from trainworthy.recipes.diffusion.models.flow_noise import Noise, Process
 
 from trainworthy import core
@@ -219,6 +219,7 @@ def generate(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
         predict=predict,
         figures=figures,
         export=export,
+        model_card=usage.card(classes, cfg.data.path, scale=sampling.guidance_scale, steps=sampling.num_inference_steps),
         gates=samples.of(classifier),
         monitors=[samples.samples, samples.light, samples.samplers],
     )  # fmt: skip

@@ -26,7 +26,7 @@ from trainworthy.recipes.diffusion.data import pictures
 from trainworthy.recipes.diffusion.evaluation.scores import Sampling, Scores
 from trainworthy.recipes.diffusion.gates import latent as latent_gates
 from trainworthy.recipes.diffusion.gates import samples
-from trainworthy.recipes.diffusion.models import latents, nets, pipeline
+from trainworthy.recipes.diffusion.models import latents, nets, pipeline, usage
 from trainworthy.recipes.diffusion.models.noise import Noise, Process
 
 from trainworthy import core
@@ -282,6 +282,7 @@ def latent(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         predict=predict,
         figures=figures,
         export=export,
+        model_card=usage.card(classes, cfg.data.path, scale=sampling.guidance_scale, steps=sampling.num_inference_steps),
         gates=latent_gates.of(classifier, vae, cfg.vae.needed),
         monitors=[samples.samples, samples.light, samples.samplers],
     )  # fmt: skip

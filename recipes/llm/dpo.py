@@ -225,9 +225,10 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
     def baselines() -> dict[str, dict[str, float]]:
         with reference() as frozen, evaluating(frozen), run.autocast():
             table = run.gather(torch.cat([torch.stack(log_probs(frozen, b), 1) for b in run.batches(data["val"])]))
-        rows = data["val"].rows
+        rows, likelier = data["val"].rows, preferred(table[:, 0] - table[:, 1])
         return {
-            "untrained, the likelier answer": {"accuracy": preferred(table[:, 0] - table[:, 1])},
+            "untrained": {"accuracy": 0.5, "likelier": likelier, "margin": 0.0},  # a policy that equals its reference
+            "the likelier answer, before training": {"accuracy": likelier},
             "the answer that shares more words with its prompt": {
                 "accuracy": preferred(preferences.shared_words(rows))
             },

@@ -25,6 +25,7 @@ from trainworthy.recipes.rl.control.data.environments import Environments, Episo
 from trainworthy.recipes.rl.control.evaluation import episode_pictures, episodes
 from trainworthy.recipes.rl.control.gates import agents as gates
 from trainworthy.recipes.rl.control.gates import definitions, formulas, monitors
+from trainworthy.recipes.rl.control.models import usage
 from trainworthy.recipes.rl.control.models.heads import HEADS
 from trainworthy.recipes.rl.control.models.memory import Memory, Remembering, fits, player
 from trainworthy.recipes.rl.control.models.nets import Running, built_again, mlp
@@ -238,12 +239,11 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
 
     def export(folder: Path) -> None:
         """model.safetensors + config.json, and a program that runs without this project (torch.export)."""
-        scale = "relative to the return scale"
         says = {Discrete: f"log-probabilities (B, {size}): act by argmax",
                 Box: f"means and log deviations (B, {2 * size}): act by low + (1 + mean) / 2 * (high - low), clipped"}  # fmt: skip
         config = {"architecture": "Policy", "env": cfg.env, "n_obs": n_obs, "stack": cfg.frame_stack, "n_actions": size,
                   "memory": cfg.rnn_hidden_size, "widths": cfg.hidden_sizes, "first_action": envs.first_action, "low": envs.low, "high": envs.high,
-                  **policy.memory.describe(environments.seen(n_obs, cfg.frame_stack), f"{says[space]}; value (B,) {scale}")}  # fmt: skip
+                  **policy.memory.describe(environments.seen(n_obs, cfg.frame_stack), f"{says[space]}; value / return scale (B,)")}  # fmt: skip
         core.save_export(folder, policy, config, torch.zeros(2, policy.memory.row))
 
     val_data = Episodes(cfg.env, cfg.eval_episodes)
@@ -265,6 +265,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         predict=predict,
         figures=lambda model, data: draw(data.starts[:8], player(act, model), low=floor, high=ceiling),
         export=export,
+        model_card=usage.card(cfg.env, discrete=space is Discrete, stack=cfg.frame_stack, memory=cfg.rnn_hidden_size, several=True),
         monitors=monitors.monitors(floor, ceiling, ratio=True, actions=size if space is Discrete else 0),
         gates=gates.gates(gates.Subject(ppo, settings={}, exact={"gae_lambda": 1.0}, box=space is Box, formula=formulas.ppo,
                                         targets=definitions.ppo, unread=unread), on_policy=True),

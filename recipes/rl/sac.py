@@ -29,6 +29,7 @@ from trainworthy.recipes.rl.control.data.replay import Replay, Target, fits
 from trainworthy.recipes.rl.control.evaluation import episode_pictures, episodes
 from trainworthy.recipes.rl.control.gates import agents as gates
 from trainworthy.recipes.rl.control.gates import definitions, formulas, monitors
+from trainworthy.recipes.rl.control.models import usage
 from trainworthy.recipes.rl.control.models.nets import Running, Side, built_again, mlp
 
 from trainworthy import core
@@ -263,6 +264,7 @@ def sac(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         predict=predict,
         figures=lambda model, data: draw(data.starts[:8], lambda o: act(model, o), low=floor, high=ceiling),
         export=export,
+        model_card=usage.card(cfg.env, discrete=False, stack=cfg.frame_stack),
         monitors=monitors.monitors(floor, ceiling, capacity=cfg.buffer_size // (cfg.num_steps * cfg.num_envs)),
         gates=gates.gates(gates.Subject(sac, settings={"gradient_steps": 32, "learning_starts": 128, "buffer_size": 4096,
                                                        "tau": 0.05}, box=True, formula=formulas.sac, targets=definitions.sac,

@@ -277,7 +277,7 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         # Faster R-CNN has no exported program, and torchvision's constructor uses a canvas of its own.
         exported=exporting.of_boxes(run, classes, limits(cfg)) if isinstance(model, detectors.Dense) else None,
         gates=detect_gates.DETECTING,
-        monitors=[pictures.forgotten],
+        monitors=[pictures.forgotten_box],
     )  # fmt: skip
 
 

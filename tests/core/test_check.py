@@ -514,6 +514,12 @@ def test_a_script_from_the_shell_and_its_repro(tmp_path: Path):
     assert "1 of 1 gates failed" in again.stderr
 
 
+def test_the_command_says_where_the_evidence_is(tmp_path: Path):
+    (tmp_path / "plain.py").write_text(PLAIN)
+    done = python("-m", "trainworthy", "check", "plain.py", "--only", "schema", "--out", "kept", cwd=tmp_path, code=0)
+    assert "evidence in kept/gates.json" in done.stdout
+
+
 PYTEST = ("-m", "pytest", "-q", "-p", "trainworthy.pytest_plugin", "-p", "no:cacheprovider", "--basetemp", "base")
 
 

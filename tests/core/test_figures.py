@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,7 +145,10 @@ def test_card_report_and_seeds_say_that_gates_were_off(launch, tmp_path: Path):
     assert card.index("Gates were off") < card.index("| weights |"), "beside the result"
     page = (group / "seed-0" / "report.html").read_text()
     holds(page, "Gates were OFF", "gates off: nothing was checked")
-    compared = launch("compare", str(group), str(group))
+    again = launch("compare", str(group), str(group), code=2)
+    assert "two different groups of seeds" in again.stderr, again.shown
+    shutil.copytree(group, tmp_path / "other")
+    compared = launch("compare", str(group), str(tmp_path / "other"))
     assert "Gates were off at 2 of 2 seeds" in compared.stdout, compared.shown
 
 

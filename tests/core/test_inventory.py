@@ -54,7 +54,15 @@ def test_data_of_pictures_is_printed_and_kept(launch):
     assert found["splits"]["train"]["fields"]["label"]["classes"] == {str(i): 400 for i in range(10)}
     assert found["splits"]["train"]["fields"]["image"]["unique"] == 4000
     assert found["splits"]["val"]["repeats"] == {"exact": 0, "near": 0, "compared": 1000, "near_pairs": []}
-    assert (done.folder() / "report.html").exists()
+    page = (done.folder() / "report.html").read_text()
+    assert "The data, described: no gate was run" in page
+    assert "the gates did not finish" not in page
+
+
+def test_data_of_a_recipe_that_makes_its_own_samples(launch):
+    """The gates `data` and `leakage` skip there."""
+    done = launch("data", "rl/ppo", code=0)
+    assert "next   trainworthy check rl/ppo\n" in done.stdout, done.shown
 
 
 def test_what_was_made_up_is_counted(launch, fork):

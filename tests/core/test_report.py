@@ -311,6 +311,9 @@ def test_what_baselines_have_beside_the_metric_stands_in_one_table_everywhere(fo
     assert measured(summary) == [
         ("", "accuracy", "perplexity"), (model, "0.9000", "9.9300"), ("4-shot", "0.6000", "41.0200"), ("zeroed", "0.1000", ""),
     ]  # fmt: skip
+    each = {f"recall/{i}": 0.5 for i in range(10)}
+    wide = summary | {"metrics": own | each, "baselines": {"4-shot": against["4-shot"] | each}}
+    assert measured(wide)[0] == ("", "accuracy", "perplexity"), "a column for each class"
     assert "41.02" not in page(folder)
     put(folder / "summary.json", summary)
     text = page(folder)

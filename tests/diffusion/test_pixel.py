@@ -14,7 +14,7 @@ from trainworthy.core.monitoring.monitors import Monitor
 from trainworthy.recipes.diffusion.data import pictures
 from trainworthy.recipes.diffusion.evaluation import scores
 from trainworthy.recipes.diffusion.gates import samples, text
-from trainworthy.recipes.diffusion.models import flow_noise, pipeline
+from trainworthy.recipes.diffusion.models import flow_noise, pipeline, usage
 from trainworthy.recipes.diffusion.models.noise import Noise, Process
 from trainworthy.recipes.diffusion.pixel import Noised, make_model, tiny
 from trainworthy.recipes.shared import digits
@@ -184,16 +184,25 @@ import sys, torch
 from diffusers import SCHEDULER, DiffusionPipeline, UNet2DModel
 pipe = DiffusionPipeline.from_pretrained("export", trust_remote_code=True)
 made = pipe([3, 7], guidance_scale=2.0, num_inference_steps=5, generator=torch.Generator().manual_seed(5), output_type="pt")
-print(pipe([1], num_inference_steps=2).images[0].size)
+print(pipe([1], num_inference_steps=2).images[0].size, len(pipe(1, num_inference_steps=2).images))
+for wrong in ([11], [-1], [0.5], []):
+    try:
+        pipe(wrong, num_inference_steps=2)
+    except ValueError as error:
+        assert "numbers of classes, 0 to 9; 10 is no class" in str(error), error
+    else:
+        raise AssertionError(wrong)
 UNet2DModel.from_pretrained("export", subfolder="unet")
 assert SCHEDULER.from_pretrained("export", subfolder="scheduler").config == pipe.scheduler.config
 assert not {"core", "recipes"} & sys.modules.keys()
 torch.save(made.images, "made.pt")
 """.replace("SCHEDULER", scheduler)
+    names = [f"class {i}" for i in range(10)]
+    script += usage.card(names, "hub:someone/things", scale=2.0, steps=2)["usage"]  # the section *Use* of the card
     env = {k: v for k, v in environment().items() if k != "PYTHONPATH"}
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "(16, 16)"
+    assert done.stdout.splitlines() == ["(16, 16) 1", "0 class 0 (16, 16)", "9 class 9 (16, 16)"]
     assert torch.allclose(torch.load(tmp_path / "made.pt"), expected, atol=1e-5)
 
 

@@ -1,5 +1,6 @@
 """distill/compress: which layers, which labels, recordings of one's own, and what transformers makes of the export."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,23 @@ def test_nothing_but_silence(tmp_path: Path):
     (tmp_path / "metadata.csv").write_text("file_name,transcription\na.wav,Hello.\n")
     with pytest.raises(UserError, match=r"no recording can be heard(?s:.*)1 silent"):
         transcripts.load(transcripts.Source(path=str(tmp_path)))
+
+
+def test_a_few_files_that_are_no_audio_are_left_out_and_named(spoken: Path, tmp_path: Path, launch):
+    """As in distill/whisper."""
+    folder = shutil.copytree(spoken, tmp_path / "recordings")
+    for name in ("3.wav", "7.wav"):
+        (folder / name).write_bytes(b"RIFF")
+    command = ("check", "distill/compress", "--data.path", str(folder), "--only", "schema")
+    done = launch(*command)
+    assert done.returncode == 2, done.shown
+    assert "3.wav cannot be read as audio" in done.stderr
+    assert "(--data.max-bad)" in done.stderr
+    done = launch(*command, "--data.max-bad", "0.1")
+    assert done.returncode == 0, done.shown
+    assert "1 cannot be read (3.wav, line 5), 1 cannot be read (7.wav, line 9)" in " ".join(done.stdout.split()), (
+        done.shown
+    )
 
 
 @pytest.mark.verify

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.helpers.commands import environment, execute
 
-ALONE = "\nassert not [m for m in sys.modules if m.split('.')[0] in ('trainworthy', 'core', 'recipes')]\n"
+ALONE = "\nimport sys\nassert not [m for m in sys.modules if m.split('.')[0] in ('trainworthy', 'core', 'recipes')]\n"
 
 
 def code_of(run: Path) -> str:

@@ -224,8 +224,8 @@ def test_rows_as_people_have_them_train(tmp_path: Path, launch):
     done = launch(*asked, "--only", "template")
     assert done.returncode == 2, done.shown
     assert "2 of 80 rows" in done.stderr
-    assert "row 7: its last answer is empty" in done.stderr
-    assert "row 9: no answer to learn" in done.stderr
+    assert "line 8: its last answer is empty" in done.stderr
+    assert "line 10: no answer to learn" in done.stderr
     assert "--data.max-bad 0.026" in done.stderr
     done = launch(*asked, "--data.max-bad", "0.03", "--data.val", "0.2", "--only", "template,scored")
     assert done.returncode == 0, done.shown

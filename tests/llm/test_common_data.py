@@ -10,7 +10,7 @@ import torch
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.gate import pick
-from trainworthy.recipes.llm.data import documents, files, mixture, pairs, preferences, templates
+from trainworthy.recipes.llm.data import column_names, documents, files, mixture, pairs, preferences, templates
 from trainworthy.recipes.llm.gates import rendering
 
 from tests.helpers import language
@@ -134,8 +134,29 @@ def test_characters_that_are_none_and_tokens_that_end_a_turn_are_counted(tmp_pat
     path.write_text("\n".join([*map(json.dumps, SHORT), *wrong]))
     train, val, told = read(path, language.tokenizer(), max_bad=0.05)
     assert len(train) + len(val) == 60
-    for words in ("row 60: a text has half of a character", "row 61: a text has '<|im_end|>' in it, which ends a turn"):
+    for words in (
+        "line 61: a text has half of a character",
+        "line 62: a text has '<|im_end|>' in it, which ends a turn",
+    ):
         assert words in told[0], told
+
+
+def test_the_line_of_a_bad_row_is_that_of_the_file(tmp_path: Path):
+    """Empty lines count; a list has rows, from 1."""
+    rows = [json.dumps(row) for row in SHORT]
+    (tmp_path / "a.jsonl").write_text("\n".join(["", *rows[:5], "", '{"prompt": "no answer"}', *rows[5:]]))
+    (tmp_path / "a.json").write_text(json.dumps([*SHORT[:5], {"prompt": "no answer"}, *SHORT[5:]]))
+    for name, place in (("a.jsonl", "line 8: completion"), ("a.json", "row 6: completion")):
+        *_, told = read(tmp_path / name, language.tokenizer(), max_bad=0.05)
+        assert place in told[0], told
+
+
+def test_columns_that_nothing_reads_are_named(tmp_path: Path):
+    rows = [row | {"id": i, "topic": "x", "quality": i} for i, row in enumerate(SHORT)]
+    *_, told = read(written(tmp_path / "a.jsonl", rows), language.tokenizer())
+    assert told[0] == f"columns of {tmp_path / 'a.jsonl'} that are not read: topic, quality", told
+    pair = {"prompt": "a", "chosen": "b", "rejected": "c", "score_chosen": 2, "score_rejected": 1}
+    assert not column_names.not_read([pair], "a.jsonl", "prompt (str), chosen (str) and rejected (str)")
 
 
 @pytest.mark.parametrize(("row", "setting"), [

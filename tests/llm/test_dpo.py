@@ -158,6 +158,10 @@ def test_a_run_keeps_its_reference_and_exports_an_adapter(net: Path, straight: P
 
     rows = read(straight / "epoch_metrics.jsonl")
     assert {"accuracy", "likelier", "margin", "loss"} <= read(straight / "summary.json")["intervals"]["val"].keys()
+    # `accuracy` compares with the reference, so an untrained policy has 0.5 of it, however often it finds the chosen answer likelier.
+    baselines = read(straight / "summary.json")["baselines"]
+    before = baselines["the likelier answer, before training"]["accuracy"]
+    assert baselines["untrained"] == {"accuracy": 0.5, "likelier": before, "margin": 0.0}
     assert rows[0]["val/reference/chosen"] == pytest.approx(rows[-1]["val/reference/chosen"], rel=1e-6)
     assert losses(straight)[0] == pytest.approx(0.693147, abs=1e-5)
     # It trains; random weights learn nothing general in 13 steps.

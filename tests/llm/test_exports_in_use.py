@@ -306,7 +306,7 @@ def test_from_a_file_and_a_folder_to_a_measured_export_with_every_gate(tmp_path:
     for words in (
         "3 of 172 rows",
         "its last answer is empty",
-        "a line is not JSON",
+        "line 23: not JSON (",
         "--train.epochs 3",
         "--data.val 0.2",
     ):
@@ -331,8 +331,8 @@ def test_rows_that_cannot_be_asked_are_named_all_at_once(run: Path):
     (cwd / "bad.jsonl").write_text("\n".join([*map(json.dumps, rows), "{"]))
     done = trainworthy("predict", run, "bad.jsonl", cwd=cwd)
     assert done.returncode == 2, done.stderr
-    for words in ("9 of 10 rows", "row 1: prompt is empty", "prompt: int", "a turn of the user is empty", "role 'king'", "prompt: missing",
-                  "context of 512", "a row is list", "a line is not JSON (line 10"):  # fmt: skip
+    for words in ("9 of 10 rows", "line 2: prompt is empty", "line 3: prompt: int", "a turn of the user is empty", "role 'king'", "prompt: missing",
+                  "context of 512", "a row is list", "line 10: not JSON ("):  # fmt: skip
         assert words in done.stderr, done.stderr
     assert done.stdout == ""
 
@@ -410,7 +410,7 @@ def test_bad_rows_of_each_form_are_all_named_in_one_message(form: str, tmp_path:
         pairs.read(source, chat)
     n = len(BAD[form])
     assert f"{n} of {len(rows)} rows" in str(told.value), told.value
-    assert "row 3" in str(told.value)
+    assert "line 4" in str(told.value)
     source.max_bad = 0.1
     *_, said = pairs.read(source, chat)
     assert f"{n} of {len(rows)} rows" in said[0]
@@ -434,8 +434,8 @@ def test_bad_rows_of_the_validation_file_are_in_the_same_message(tmp_path: Path)
     source.max_bad = 0.001
     with pytest.raises(UserError) as told:
         pairs.read(source, chat)
-    for words in ("2 of 202 rows of", "2 of 32 rows of", "rows.jsonl: row 3: its last answer is empty", "row 4: a line is not JSON (line 5: ",
-                  "val.jsonl: row 3: a row is list", "row 4: a line is not JSON (line 5: ", "--data.max-bad 0.06"):  # fmt: skip
+    for words in ("2 of 202 rows of", "2 of 32 rows of", "rows.jsonl: line 4: its last answer is empty", "line 5: not JSON (",
+                  "val.jsonl: line 4: a row is list", "line 5: not JSON (", "--data.max-bad 0.06"):  # fmt: skip
         assert words in str(told.value), told.value
     source.max_bad = 0.07
     _, val, _, said = pairs.read(source, chat)

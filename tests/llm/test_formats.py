@@ -100,7 +100,10 @@ def test_a_column_with_the_system_turn_is_read_in_every_form(row: dict):
 @pytest.mark.parametrize(("row", "words"), [
     ({"prompt": "a", "completion": "b", "label": True}, ("a label (KTO)", "the answer whose label is true")),
     ({"question": "a", "chosen": "b", "rejected": "c"}, ("--data.columns prompt=question",)),
-], ids=["kto", "question"])  # fmt: skip
+    ({"prompt": "a", "response_a": "b", "response_b": "c", "score_a": 3, "score_b": 4},
+     ("chosen is that of response_a and response_b which has the better score_a or score_b",)),
+    ({"question": "a", "answer_1": "b", "answer_2": "c", "winner": "answer_1"}, ("that of answer_1 and answer_2 which winner names",)),
+], ids=["kto", "question", "scores", "winner"])  # fmt: skip
 def test_what_is_no_preference_is_named_for_what_it_is(row: dict, words: tuple[str, ...], tmp_path: Path):
     source = preferences.Source(path=str(written(tmp_path / "rows.jsonl", [row] * 9)))
     with pytest.raises(UserError) as told:

@@ -114,7 +114,7 @@ def test_a_few_rows_that_cannot_be_asked_are_left_out_and_named(tmp_path: Path, 
 
     assert len(read_file(100)) == 99
     assert "1 of 100 rows of" in (said := capsys.readouterr().err)
-    assert "row 5: prompt is empty" in said
+    assert "line 6: prompt is empty" in said
     with pytest.raises(UserError, match="1 of 99 rows"):
         read_file(99)
 

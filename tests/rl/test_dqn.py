@@ -19,6 +19,7 @@ from trainworthy.recipes.rl.control.data import environments
 from trainworthy.recipes.rl.control.data.replay import KEPT, Replay, Target
 
 from tests.conftest import ROOT
+from tests.helpers.cards import printed
 from tests.helpers.commands import read
 from tests.helpers.control import mean_return, two_like_one
 
@@ -287,7 +288,7 @@ def test_a_buffer_that_is_counted_in_episodes_is_one_message(build):
 
 
 # -------------------------------------------------------------------------------------------------- by the real command
-def test_a_run_leaves_what_the_ecosystem_loads(launch):
+def test_a_run_leaves_what_the_ecosystem_loads(launch, tmp_path: Path):
     """The export alone, without this project, acts as the recipe says it does; with everything switched on."""
     done = launch("run", "rl/dqn", *SHORT, "--prioritized-replay-alpha", "0.6", "--n-step", "3")
     assert done.returncode == 0, done.shown
@@ -302,6 +303,7 @@ def test_a_run_leaves_what_the_ecosystem_loads(launch):
         return int(program(observation).argmax()) + config["first_action"]
 
     assert mean_return(env, act) == pytest.approx(read(folder / "summary.json")["metrics"]["return"], rel=0.02)
+    assert printed(folder, tmp_path).startswith("return ")
 
 
 @pytest.mark.verify

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import json
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -21,6 +22,7 @@ from trainworthy.recipes.rl.control.models.memory import Remembering, player
 from trainworthy.recipes.rl.control.models.nets import Running, mlp
 
 from tests.conftest import ROOT
+from tests.helpers.cards import printed
 from tests.helpers.commands import losses, read
 from tests.helpers.control import mean_return, two_like_one
 
@@ -327,7 +329,7 @@ def test_bad_input_is_one_message(argv: tuple[str, ...], words: tuple[str, ...],
         pytest.param("CartPole-v1", 8, marks=pytest.mark.verify),
     ],
 )
-def test_a_run_leaves_what_the_ecosystem_loads(name: str, memory: int, launch):
+def test_a_run_leaves_what_the_ecosystem_loads(name: str, memory: int, launch, tmp_path: Path):
     """The export alone, without this project, acts as the recipe says it does; the tags of a policy are in the metrics."""
     done = launch("run", "rl/ppo", *SHORT, "--env", name, "--rnn-hidden-size", str(memory))
     assert done.returncode == 0, done.shown
@@ -361,6 +363,8 @@ def test_a_run_leaves_what_the_ecosystem_loads(name: str, memory: int, launch):
         return low + (1 + said[: config["n_actions"]].clamp(-1, 1).numpy()) / 2 * (high - low)
 
     assert mean_return(env, act) == pytest.approx(read(folder / "summary.json")["metrics"]["return"], rel=0.02)
+    if not memory:
+        assert printed(folder, tmp_path).startswith("return ")
     weights = load_file(folder / "export" / "model.safetensors")
     assert weights["observations.count"] == 4 * 128 * 16
 

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
+from trainworthy.core.monitoring.monitors import _own
 from trainworthy.recipes.rl.control.gates import monitors
 
 from tests.conftest import ROOT, patched
@@ -63,6 +64,18 @@ def test_quiet(changed: dict, ceiling: float):
 )
 def test_told(monitor: str, changed: dict, ceiling: float):
     assert advised(history(**changed), ceiling) == [monitor]
+
+
+def test_one_evaluation_says_nothing_of_the_values():
+    """A run of five iterations was advised to change its rate."""
+    rows = history(1, explained_variance=lambda p: 0.1, **{"return": lambda p: FLOOR})
+    found = {
+        v.id: v.verdict
+        for v in (
+            _own(m, rows) for m in monitors.monitors(FLOOR, CEILING, ratio=True, actions=ACTIONS, capacity=CAPACITY)
+        )
+    }
+    assert found["values"] == "skip", found
 
 
 def test_what_cannot_be_beaten_excuses_a_policy_that_has_decided_and_values_that_are_all_alike():

@@ -1,6 +1,7 @@
 """rl/sac by what can be computed by hand, and through the real command: densities, gradients, returns, scaled actions, export."""
 
 import json
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -10,6 +11,7 @@ from torch.distributions import Independent, Normal, TanhTransform, TransformedD
 from trainworthy.recipes.rl import sac
 from trainworthy.recipes.rl.control.data.environments import Environments
 
+from tests.helpers.cards import printed
 from tests.helpers.commands import read
 from tests.helpers.control import mean_return, two_like_one
 
@@ -121,7 +123,7 @@ def test_environments_go_on_where_they_were_saved(name: str):
 
 
 # -------------------------------------------------------------------------------------------------- by the real command
-def test_a_run_leaves_what_the_ecosystem_loads(launch):
+def test_a_run_leaves_what_the_ecosystem_loads(launch, tmp_path: Path):
     """The export alone, without this project, acts as the recipe says it does."""
     done = launch("run", "rl/sac", *SHORT)
     assert done.returncode == 0, done.shown
@@ -142,6 +144,7 @@ def test_a_run_leaves_what_the_ecosystem_loads(launch):
         return low + (1 + program(observation)[0].detach().numpy()) / 2 * (high - low)
 
     assert mean_return(env, act) == pytest.approx(read(folder / "summary.json")["metrics"]["return"], rel=0.02)
+    assert printed(folder, tmp_path).startswith("return ")
 
 
 @pytest.mark.verify

@@ -1,5 +1,6 @@
 """vision/segment: its windows, its scores, people's own folders, torchvision's nets; bad data."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -10,10 +11,11 @@ from accelerate import Accelerator
 from PIL import Image
 from safetensors.torch import load_file
 from torch.nn import functional as F
+from trainworthy.core.base import config
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.recipes.shared import nuclei
-from trainworthy.recipes.vision import segment
+from trainworthy.recipes.vision import classify, detect, segment
 from trainworthy.recipes.vision.data import masks, pasted
 from trainworthy.recipes.vision.data.masks import IGNORE
 from trainworthy.recipes.vision.evaluation import mask_expectations, segmentation
@@ -217,7 +219,21 @@ def test_a_class_that_is_never_found_is_named():
     assert pictures.forgotten.check(rows).ok
     found = pictures.forgotten.check([*rows, {"val/recall/nothing": 1.0, "val/recall/nucleus": 0.0}])
     assert not found.ok
-    assert "nucleus" in found.measured
+    assert found.measured == "recall below 1%: nucleus"
+    found = pictures.forgotten_class.check([{f"val/recall/{i}": float(i == 0) for i in range(10)}])
+    assert found.measured == "recall below 1%: 1, 2, 3, 4, 5 and 4 more of 10 classes"
+    for one, cfg in (
+        (pictures.forgotten, segment.Config),
+        (pictures.forgotten_box, detect.Config),
+        (pictures.forgotten_class, classify.Config),
+    ):
+        settings = config.flat(config.to_dict(cfg()))
+        named = re.findall(r"--([a-z.-]+)", one.check([{"val/recall/a": 0.0}]).remedy)
+        assert named
+        assert not [name for name in named if not any(key.replace("_", "-") == name for key in settings)], (
+            named,
+            settings,
+        )
 
 
 # --------------------------------------------------------------------------------------------------------------- bad data

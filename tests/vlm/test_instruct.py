@@ -199,8 +199,8 @@ def predicted(out: Path, hub: Path, launch, talker, tokenizer, eyes, config: dic
     refused(
         launch("predict", str(out), str(file)),
         "2 of 3 rows",
-        "row 1: a picture cannot be read",
-        "row 2: no image and question",
+        "line 2: a picture cannot be read",
+        "line 3: no image and question",
     )
     refused(launch("chat", str(out)), "answers questions about pictures", "trainworthy predict")
 
@@ -356,6 +356,8 @@ BAD = {
                       ("line 1: no image and no answer", "picture, question, text", "image, question and answer")),
     "a wrong type": (lines(GOOD, {**GOOD, "answer": 3}), ("line 2", "answer 3", "each a text")),
     "an empty answer": (lines(GOOD, {**GOOD, "answer": " "}), ("line 2", "answer ' '", "each a text")),
+    "an answer that must not be learnt": (lines(GOOD, {"image": "train-0.jpg", "messages": [{"role": "user", "content": "<image>any ?"},
+                                          {"role": "assistant", "content": "no", "weight": 0}]}), ("line 2", "turn 1 has the weight 0")),
     "no image": (lines(GOOD, {**GOOD, "image": ""}), ("line 2", "image ''", "each a text")),
     "two places for one picture": (lines(GOOD, {**GOOD, "question": "<image> or <image> ?"}), ("line 2", "one place", "messages")),
     "no JSON": (lines(GOOD, "image: a.jpg"), ("line 2", "not JSON", "image: a.jpg")),
@@ -397,7 +399,11 @@ def test_bad_lines_are_left_out_and_counted(hub, launch, tmp_path):
     folder = tmp_path / "data"
     shutil.copytree(hub / "data", folder)
     learn, held_out = (folder / f"{split}.jsonl" for split in ("train", "val"))
-    open_end = {"image": "train-0.jpg", "conversations": turns("<image>any red ?", "no", "left colour ?")}
+    open_end = {
+        "image": "train-0.jpg",
+        "conversations": turns("<image>any red ?", "no", "left colour ?"),
+        "topic": "colours",
+    }
     learn.write_text(lines(*learn.read_text().splitlines(), "image: a.jpg", {**GOOD, "image": "gone.png"}, open_end))
     held_out.write_text(lines(*held_out.read_text().splitlines(), {**GOOD, "answer": ""}))
     n = len(learn.read_text().splitlines())
@@ -405,7 +411,8 @@ def test_bad_lines_are_left_out_and_counted(hub, launch, tmp_path):
     assert done.returncode == 0, done.shown
     shown = " ".join(done.stdout.split())
     for said in (f"2 of {n} lines of", f"line {n - 2}: not JSON", f"line {n - 1}: a picture is not there (gone.png",
-                 "answer is no text, or empty", "end with a question that has no answer"):  # fmt: skip
+                 "answer is no text, or empty", "end with a question that has no answer",
+                 "columns of train.jsonl that are not read: topic"):  # fmt: skip
         assert said in shown, done.stdout
 
 

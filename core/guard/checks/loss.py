@@ -284,7 +284,8 @@ def learning(seen: Observer) -> dict:
     size = first.length or 0
     late = [r for r in rows if first.started + 0.7 * first.steps <= r["step"] < first.started + first.steps]
     if not late or first.got < 0.95 * size or first.steps < 15:
-        return skip("learning", f"{first.got} of {size} batches of the first epoch seen: too early to say")
+        of = f" of {size}" if size else ""
+        return skip("learning", f"{first.got}{of} batches of the first epoch seen: too early to say")
     n = sum(r["scored"] for r in late)
     right = sum(r["right"] for r in late) / n
     total = Counter(t for r in rows for t in r["distinct"])

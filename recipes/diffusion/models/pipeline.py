@@ -62,11 +62,16 @@ class ClassConditionalPipeline(DiffusionPipeline):
         """`output_type`: `pil`, `np` (B, H, W, C) or `pt` (B, C, H, W), the latter two in [0, 1]."""
         config = self.unet.config
         side = (config.sample_size, config.sample_size) if isinstance(config.sample_size, int) else config.sample_size
-        shape = (len(class_labels), config.in_channels, *side)
+        labels, null = torch.as_tensor(class_labels, device=self.device).reshape(-1), config.num_class_embeds - 1
+        if not len(labels) or labels.is_floating_point() or labels.min() < 0 or labels.max() > null:
+            raise ValueError(
+                f"class_labels {labels.tolist()}: needed are numbers of classes, 0 to {null - 1}; {null} is no class"
+            )
+        shape = (len(labels), config.in_channels, *side)
         noise = torch.randn(shape, generator=generator, device=generator.device if generator else self.device)
         images = sample(
-            self.unet, self.scheduler, torch.as_tensor(class_labels, device=self.device), noise.to(self.device, self.unet.dtype),
-            null=config.num_class_embeds - 1, guidance_scale=guidance_scale, num_inference_steps=num_inference_steps,
+            self.unet, self.scheduler, labels, noise.to(self.device, self.unet.dtype),
+            null=null, guidance_scale=guidance_scale, num_inference_steps=num_inference_steps,
         )  # fmt: skip
         images = (self.to_pictures(images).float() / 2 + 0.5).clamp(0, 1)
         if output_type == "pt":

@@ -317,10 +317,8 @@ class Heard:
 def _hear(
     readers: list[Callable[[], Recording]], teacher: whisper.Whisper, left_out: Counter, max_bad: float = 0.0
 ) -> Iterator[list[Heard]]:
-    """Yield the teacher's features of the recordings, a batch at a time; `left_out` gets the reasons and counts of the others. More than the
-    share `max_bad` of files that are no sound are an error."""
+    """Yield the teacher's features of the recordings, a batch at a time; `left_out` gets the reasons and counts of the others."""
     batch: list[tuple[Recording, np.ndarray]] = []
-    broken: list[Unreadable] = []
 
     def listen() -> list[Heard]:
         found = []
@@ -331,7 +329,25 @@ def _hear(
         batch.clear()
         return found
 
-    for reader in readers:
+    for _, one in readable(readers, left_out, max_bad):
+        wave = one.at_16k()
+        if reason := unfit(wave, teacher.seconds):
+            left_out[reason] += 1
+            continue
+        batch.append((one, wave))
+        if len(batch) == BATCH:
+            yield listen()
+    if batch:
+        yield listen()
+
+
+def readable(
+    readers: list[Callable[[], Recording]], left_out: Counter, max_bad: float
+) -> Iterator[tuple[int, Recording]]:
+    """Yield (index, recording) of those whose file is sound; `left_out` gets the others by name. Raises UserError once they are more than
+    the share `max_bad`."""
+    broken: list[Unreadable] = []
+    for i, reader in enumerate(readers):
         try:
             one = reader()
         except Unreadable as fault:
@@ -342,16 +358,8 @@ def _hear(
                     next="correct these files, or remove their lines",
                 ) from None  # fmt: skip
             left_out[f"cannot be read ({fault.name})"] += 1
-            continue
-        wave = one.at_16k()
-        if reason := unfit(wave, teacher.seconds):
-            left_out[reason] += 1
-            continue
-        batch.append((one, wave))
-        if len(batch) == BATCH:
-            yield listen()
-    if batch:
-        yield listen()
+        else:
+            yield i, one
 
 
 def _at_rest(heard: list[Heard], teacher: whisper.Whisper) -> Tensor:

@@ -41,6 +41,8 @@ class Source:
     """Window of both models in seconds; longer recordings are left out. Whisper's own is 30, which costs seven times more."""
     max_wer: float = 0.1
     """Largest word error rate of the teacher's transcript of a training recording."""
+    max_bad: float = 0.01
+    """Largest share of recordings that cannot be read. They are left out, counted and named; a larger share is an error."""
 
     def __post_init__(self):
         if self.path != "synthesised" and Path(self.path).exists():
@@ -106,6 +108,7 @@ def load(source: Source, skip: int = 0) -> Transcripts:
     key = {k: v for k, v in asdict(source).items() if k != "max_wer"} | {"version": VERSION}
     key |= {"skip": skip} if skip else {}
     if source.path == "synthesised":
+        del key["max_bad"]
         key |= {"words": speech.SLOTS, "engine": version("espeakng-loader")}
     else:
         root = Path(source.path)
@@ -141,8 +144,7 @@ def _make(source: Source, into: Path, skip: int) -> None:
             kept.append((i, one.text, text, one.group % recordings.HELD_OUT == 0, len(wave), sound))
         batch.clear()
 
-    for i, reader in enumerate(readers):
-        one = reader()
+    for i, one in recordings.readable(readers, left_out, source.max_bad):
         if reason := recordings.unfit(wave := one.at_16k(), source.seconds):
             left_out[reason] += 1
             continue

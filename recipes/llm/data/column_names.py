@@ -1,5 +1,6 @@
 """Column names of public data sets, and the setting or the recipe that reads them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 OTHER_TURNS = ("conversation", "dialog", "dialogue", "chat", "turns")
@@ -9,6 +10,42 @@ OTHER_PAIRS = (("prompt", "answer"), ("question", "answer"), ("question", "compl
 """Columns of public data sets that a person would map."""
 OTHER_SIDES = (("better", "worse"), ("preferred", "dispreferred"), ("winner", "loser"), ("accepted", "rejected"),
                ("chosen_response", "rejected_response"), ("response_chosen", "response_rejected"))  # fmt: skip
+
+
+TWO_ANSWERS = (("a", "b"), ("A", "B"), ("1", "2"), ("0", "1"))
+"""How two answers to one prompt are numbered in names of columns: `response_a` and `response_b`."""
+VERDICTS = ("winner", "preference", "preferred", "better", "choice", "label", "preference_strength")
+READ = {"prompt", "completion", "messages", "conversations", "instruction", "input", "output", "history", "system", "tools", "source",
+        "chosen", "rejected", "answer", "id"}  # fmt: skip
+SHOWN = 8  # columns that a note names
+
+
+def not_read(rows: list[dict[str, Any]], path: str, needed: str, renamed: Iterable[str] = ()) -> str:
+    """Return a note on columns that no format of `needed` reads; empty if there are none. Scores of two answers are read, and what
+    --data.columns has `renamed`."""
+    pair = "chosen" in needed
+    names = list(dict.fromkeys(k for row in rows[:100] for k in row))
+    others = [k for k in names if k not in READ | {*renamed} and not (pair and ("chosen" in k or "rejected" in k))]
+    if not others:
+        return ""
+    more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+    return f"columns of {path} that are not read: {', '.join(others[:SHOWN])}{more}"
+
+
+def _rated(row: dict[str, Any]) -> str:
+    """Return how `chosen` and `rejected` are made of a row with two answers and which is better; empty if it is no such row."""
+    for one, other in TWO_ANSWERS:
+        both = [
+            (k, k[: -len(one)] + other) for k in row if k.endswith(one) and len(k) > 1 and k[: -len(one)] + other in row
+        ]
+        answers = [names for names in both if all(isinstance(row[k], str | list) for k in names)]
+        scores = [names for names in both if all(isinstance(row[k], int | float) for k in names)]
+        verdict = next((k for k in VERDICTS if k in row), "")
+        if answers and (scores or verdict):
+            which = f"has the better {scores[0][0]} or {scores[0][1]}" if scores else f"{verdict} names"
+            a, b = answers[0]
+            return f"write `chosen` and `rejected` into the file: chosen is that of {a} and {b} which {which}; leave ties out"
+    return ""
 
 
 def mapped(row: dict[str, Any], needed: str) -> str:
@@ -23,6 +60,8 @@ def mapped(row: dict[str, Any], needed: str) -> str:
             return f"--data.columns chosen={better},rejected={worse}"
     if {"chosen", "rejected"} <= row.keys() and "messages" in needed:
         return "llm/dpo or llm/reward, which read preferences"
+    if "chosen" in needed and "chosen" not in row and (rated := _rated(row)):
+        return rated
     question = next((k for k in ("question", "query", "input", "context") if k in row), "")
     if {"chosen", "rejected"} <= row.keys() and "prompt" not in row and question and "chosen" in needed:
         return f"--data.columns prompt={question}"

@@ -63,7 +63,10 @@ def tables(path: str, setting: str) -> dict[str, list[dict[str, Any]]]:
     if not file.stat().st_size:
         raise core.UserError(f"{setting} {path} is empty", needed="one pair at least", cause="a download that failed")
     try:
-        return {"train": [_row(one) for one in lines(file)] if kind(file) in LINES else _table(file)}
+        if kind(file) not in LINES:
+            return {"train": _table(file)}
+        found = lines(file)
+        return {"train": formats.Rows(map(_row, found), found.lines)}
     except ValueError as error:  # no UTF-8, no JSON
         raise hub.unreadable(file, error, setting) from None
 
@@ -88,27 +91,29 @@ def _table(file: Path) -> list[dict[str, Any]]:
         raise ValueError(str(error.__cause__ or error)) from error
 
 
-def lines(file: Path) -> list[Any]:
+def lines(file: Path) -> formats.Rows:
     """Values of a JSON file, as they are in it: one a line, one list, or one object with a list of rows. (A table would give each row
     the keys of all, and takes no column of two types.) ValueError: no line is JSON."""
     text = text_of(file)
     if kind(file) == ".json" or text.lstrip()[:1] == "[":
         try:
-            return [_read(one, text) for one in _unwrapped(json.loads(text))]
+            return formats.Rows(_read(one, text) for one in _unwrapped(json.loads(text)))
         except json.JSONDecodeError:
             if text.lstrip()[:1] == "[":
                 raise  # else one object a line
     rows: list[Any] = []
     wrong = []
-    for i, line in enumerate(text.split("\n"), 1):
+    numbered = [(i, line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
+    for i, line in numbered:
         try:
-            rows += [_read(json.loads(line), line)] if line.strip() else []
+            rows.append(_read(json.loads(line), line))
         except json.JSONDecodeError as error:
-            wrong.append(f"line {i}: {error}")
-            rows.append(formats.Unread("a line is not JSON", wrong[-1]))
+            seen = f"{error.msg} at column {error.colno}"
+            wrong.append(f"line {i}: {seen}")
+            rows.append(formats.Unread("not JSON", seen))
     if wrong and len(wrong) == len(rows):
         raise ValueError(wrong[0])
-    return rows
+    return formats.Rows(rows, [i for i, _ in numbered])
 
 
 def _read(value: Any, text: str) -> Any:

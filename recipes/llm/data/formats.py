@@ -41,6 +41,20 @@ class Unread(dict):
         self.fault = BadRow(why, seen)
 
 
+class Rows(list):
+    """Rows of a file with the line of each, where every line is a row."""
+
+    def __init__(self, rows: Iterable[Any], lines: list[int] | None = None):
+        super().__init__(rows)
+        self.lines = lines
+
+
+def place(rows: list[Any], i: int) -> str:
+    """Return where the row `i` of a file is, counted from 1: its line if every line is a row, else its number."""
+    lines = getattr(rows, "lines", None)
+    return f"line {lines[i]}" if lines else f"row {i + 1}"
+
+
 # ----------------------------------------------------------------------------------------------------------- conversations
 def conversation(row: dict[str, Any]) -> dict[str, Any]:
     """A row of one of the known forms as `messages` (`tools`, `source`), or as `prompt`, `completion` and `source`, all text."""
@@ -68,6 +82,16 @@ def is_conversation(row: dict[str, Any]) -> bool:
 def has_system(row: dict[str, Any]) -> bool:
     """Return whether a row has a system turn in a column of its own."""
     return isinstance(row.get("system"), str) and bool(row["system"].strip())
+
+
+def unweighted(row: dict[str, Any], *, every_turn: bool) -> tuple[int, Any] | None:
+    """Return (index, weight) of the first answer whose `weight` says that it must not be learnt as the others are (OpenAI, axolotl), among
+    those that are scored; None if there is none."""
+    turns = _parsed(row.get("messages", row.get("conversations")))
+    turns = turns if isinstance(turns, list) else []
+    said = [(k, t["weight"]) for k, t in enumerate(turns) if isinstance(t, dict) and t.get("weight") is not None and
+            ROLES.get(str(t.get("role", t.get("from"))).strip().lower()) == "assistant"]  # fmt: skip
+    return next((one for one in said if one[1] != 1 and (every_turn or one[0] == len(turns) - 1)), None)
 
 
 def as_messages(row: dict[str, Any]) -> dict[str, Any]:
@@ -310,27 +334,30 @@ def mapping(columns: str) -> dict[str, str]:
     return {a.strip(): b.strip() for a, _, b in pairs}
 
 
-def renamed(rows: Iterable[dict[str, Any]], columns: str, where: str) -> list[dict[str, Any]]:
+def renamed(rows: list[dict[str, Any]], columns: str, where: str) -> list[dict[str, Any]]:
     """The rows with the columns of a file under the names that are read."""
-    names, rows = mapping(columns), list(rows)
+    names = mapping(columns)
     first = next((row for row in rows if not isinstance(row, Unread)), None)
     if lost := sorted({b for b in names.values() if first is not None and b not in first}):
         raise core.UserError(f"--data.columns {columns}: {where} has no column {', '.join(lost)}", got=", ".join(first),
                              needed="columns of the file")  # fmt: skip
-    return [
-        row if isinstance(row, Unread) else
-        {k: v for k, v in row.items() if k not in names} | {a: row.get(b) for a, b in names.items()} for row in rows
-    ]  # fmt: skip
+    return Rows(
+        (row if isinstance(row, Unread) else
+         {k: v for k, v in row.items() if k not in names} | {a: row.get(b) for a, b in names.items()} for row in rows),
+        getattr(rows, "lines", None),
+    )  # fmt: skip
 
 
 @dataclass
 class Sorted:
-    """The rows of a file, `good` as they are read, `bad` by what is wrong with them: {why: (row, what was seen) of each}."""
+    """The rows of a file, `good` as they are read, `bad` by what is wrong with them: {why: (place, what was seen) of each}."""
 
     where: str
     rows: list[dict[str, Any]]
     good: list[dict] = field(default_factory=list)
-    bad: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    bad: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    first: int = -1
+    """The first bad row."""
 
     @property
     def wrong(self) -> int:
@@ -343,15 +370,15 @@ class Sorted:
         return f"{self.wrong} of {len(self.rows)} rows of {self.where}"
 
 
-def sorted_out(files: Iterable[tuple[str, Iterable[dict[str, Any]]]], one: Callable[[dict], list[dict]], *, what: str, needed: str,
+def sorted_out(files: Iterable[tuple[str, list[dict[str, Any]]]], one: Callable[[dict], list[dict]], *, what: str, needed: str,
                max_bad: float = 0.0) -> tuple[list[list[dict]], list[str]]:  # fmt: skip
     """(what `one` makes of the rows that it takes, for each of the (name, rows) in `files`; what to say of the others). All that is
     wrong with them is said at once: more bad rows of a file than the share `max_bad` are refused."""
-    found = [_sorted(where, list(rows), one) for where, rows in files]
+    found = [_sorted(where, rows, one) for where, rows in files]
     refused = [f for f in found if f.wrong > max_bad * len(f.rows)]
     if not refused:
         return [f.good for f in found], [f"{f.summary} left out: {'; '.join(kinds(f.bad))}" for f in found if f.wrong]
-    first = refused[0].rows[min(i for found in refused[0].bad.values() for i, _ in found)]
+    first = refused[0].rows[refused[0].first]
     share = max(f.wrong / len(f.rows) for f in refused)
     faults = [f"{f.where}: " * (len(refused) > 1) + kind for f in refused for kind in kinds(f.bad)]
     raise core.UserError(
@@ -386,16 +413,17 @@ def _sorted(where: str, rows: list[dict[str, Any]], one: Callable[[dict], list[d
                 raise row.fault
             found.good += one(row)
         except BadRow as fault:
-            found.bad.setdefault(fault.why, []).append((i, fault.seen))
+            found.first = i if found.first < 0 else found.first
+            found.bad.setdefault(fault.why, []).append((place(rows, i), fault.seen))
     return found
 
 
-def kinds(bad: dict[str, list[tuple[int, str]]]) -> list[str]:
-    """What to say of bad rows, {why: (row, what was seen) of each}, the commonest first."""
+def kinds(bad: dict[str, list[tuple[str, str]]]) -> list[str]:
+    """What to say of bad rows, {why: (place, what was seen) of each}, the commonest first."""
     return [_kind(why, found) for why, found in sorted(bad.items(), key=lambda item: -len(item[1]))]
 
 
-def _kind(why: str, found: list[tuple[int, str]]) -> str:
-    i, seen = found[0]
+def _kind(why: str, found: list[tuple[str, str]]) -> str:
+    where, seen = found[0]
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return f"row {i}{more}: {why}" + (f" ({seen})" if seen else "")
+    return f"{where}{more}: {why}" + (f" ({seen})" if seen else "")

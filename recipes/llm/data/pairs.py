@@ -1,5 +1,6 @@
 """Prompts with the completion that is wanted: where they come from, and how a chat model reads one."""
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from trainworthy.core.data.validation_split import hold_out, parse_share, refuse_training_data
-from trainworthy.recipes.llm.data import docstrings, files, formats, mixture, prepared
+from trainworthy.recipes.llm.data import column_names, docstrings, files, formats, mixture, prepared
 from trainworthy.recipes.llm.data.chats import COLUMNS, IGNORED, Chat, any_conversation
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.shared import hub
@@ -166,6 +167,8 @@ def read_file(
     elif not share and (name := next((k for k in VALIDATION if k in splits), "")):
         files.append((f"{path} ({name})", splits[name]))
     (train, *held_out), notes = formats.sorted_out(files, one, what=what, needed=needed, max_bad=max_bad)
+    if unread := column_names.not_read(splits["train"], path, needed, formats.mapping(columns).values()):
+        notes.append(unread)
     if held_out:
         return *_without_collections(train, held_out[0], notes), notes
     chosen = hold_out([row["source"] for row in train], share or 0.05)
@@ -271,7 +274,7 @@ def short_enough(
     long = [i for i, n in enumerate(sizes) if n > limit]
     if not long:
         return rows, ""
-    measured = f"{len(long)} of {len(rows)} pairs are longer than {limit} tokens (row {long[0]}: {sizes[long[0]]})"
+    measured = f"{len(long)} of {len(rows)} pairs are longer than {limit} tokens (one has {sizes[long[0]]}: {beginning(rows[long[0]])})"
     if len(long) > spared(source.max_bad, len(rows)):
         enough = len(long) / len(rows) + 0.001
         raise core.UserError(f"{name}: {measured}", needed=f"at most {source.max_bad:.1%} (--data.max-bad)",
@@ -280,6 +283,14 @@ def short_enough(
                              next=f"--data.max-length {max(sizes)}, or --data.max-bad {enough:.3f}" if source.max_length else
                                   f"--data.max-bad {enough:.3f}, or a model with a longer context")  # fmt: skip
     return [r for i, r in enumerate(rows) if i not in {*long}], f"{measured}: left out"
+
+
+def beginning(row: dict[str, Any]) -> str:
+    """Return the first words of what a row asks. The rows of a split are not numbered as those of their file."""
+    text = row["prompt"]
+    if text.startswith('{"messages"'):
+        text = " ".join(str(turn.get("content") or "") for turn in json.loads(text)["messages"])
+    return repr(text[:60])
 
 
 def spared(max_bad: float, rows: int) -> int:

@@ -119,7 +119,7 @@ def _table(path: str, column: str) -> dict[str, list[tuple[str, str | None]]]:
         has_column(rows.features, column, f"{name} of {path}")
     empty = unusable(f"{column}: nothing")
     return {
-        name: [(f"row {i}", empty if row[column] is None else row[column]) for i, row in enumerate(rows)]
+        name: [(f"row {i}", empty if row[column] is None else row[column]) for i, row in enumerate(rows, 1)]
         for name, rows in splits.items()
     }
 

@@ -164,9 +164,8 @@ def usable(
     long = {i: n for i, n in enumerate(most) if n > limit}
     if not long:
         return rows, []
-    measured = (
-        f"{len(long)} of {len(rows)} preferences are longer than {limit} tokens (row {min(long)}: {long[min(long)]})"
-    )
+    first = min(long)
+    measured = f"{len(long)} of {len(rows)} preferences are longer than {limit} tokens (one has {long[first]}: {pairs.beginning(rows[first])})"
     if len(long) > pairs.spared(source.max_bad, len(rows)):
         raise core.UserError(f"{name}: {measured}", needed=f"at most {source.max_bad:.1%} (--data.max-bad)",
                              cause="a limit for short texts", next=f"--data.max-length {max(most)}")  # fmt: skip

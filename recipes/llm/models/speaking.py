@@ -132,7 +132,7 @@ def usable(
     standard error up to the share `MAX_BAD`, as the recipes leave such rows out of training; else an error."""
     rows = _read(file)
     names, good = formats.mapping(columns), []
-    bad: dict[str, list[tuple[int, str]]] = {}
+    bad: dict[str, list[tuple[str, str]]] = {}
     for i, row in enumerate(rows):
         try:
             if isinstance(row, formats.Unread):
@@ -143,7 +143,7 @@ def usable(
             own = {a: row[b] for a, b in names.items() if b in row}
             good.append(one({k: v for k, v in row.items() if k not in names.values()} | own))
         except formats.BadRow as fault:
-            bad.setdefault(fault.why, []).append((i, fault.seen))
+            bad.setdefault(fault.why, []).append((formats.place(rows, i), fault.seen))
     if not rows:
         raise core.UserError(f"{file} has no rows", needed="one prompt or conversation at least")
     n = sum(map(len, bad.values()))

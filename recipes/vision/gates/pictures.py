@@ -384,8 +384,9 @@ def _every_class(remedy: str) -> Monitor:
         never = [c for c, r in recall.items() if r < 0.01]
         worst = min(recall, key=recall.get) if recall else ""
         least = f"lowest recall: {worst}, {recall[worst]:.3f}" if recall else "no class occurs"
+        more = f" and {len(never) - 5} more of {len(recall)} classes" if len(never) > 5 else ""
         return Finding(
-            not never, f"never predicted: {', '.join(never[:5])}" if never else least,
+            not never, f"recall below 1%: {', '.join(never[:5])}{more}" if never else least,
             "a recall above 1% for every class that occurs", remedy, evidence={"recall": recall},
         )  # fmt: skip
 
@@ -393,6 +394,10 @@ def _every_class(remedy: str) -> Monitor:
 
 
 forgotten = _every_class("a rare class against a large background: --dice, --focal, or more windows in which it occurs")
+forgotten_box = _every_class(
+    "if the loss still falls: more --train.epochs; if the class is rare in training: more pictures in which it occurs; if its scores are "
+    "low: a smaller --score-thresh"
+)
 forgotten_class = _every_class(
     "if the class is rare in training: --balance.by weights or sampler; if the loss still falls: more --train.epochs; if neither: the "
     "evaluation reads its pictures differently (channels, scale, order of classes)"

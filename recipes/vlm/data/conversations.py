@@ -56,6 +56,8 @@ def conversation(line: dict[str, Any]) -> Conversation:
             raise BadLine(
                 f"turn {k} is of {turn.get('role', turn.get('from'))!r}: a user and the assistant take turns, the user first"
             )
+        elif role == "assistant" and turn.get("weight", 1) not in (None, 1):
+            raise BadLine(f"turn {k} has the weight {turn['weight']}, and every answer is trained alike")
         elif not text.strip():
             raise BadLine(f"turn {k}, of the {role}, is empty")
         elif role == "assistant" and PLACE in text:

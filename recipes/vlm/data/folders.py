@@ -35,6 +35,8 @@ from trainworthy.recipes.vlm.data.conversations import (
 from trainworthy.recipes.vlm.data.rows import PLACE, Question
 
 COLUMNS = ("image", "question", "answer")
+READ = {*COLUMNS, "pair", "images", "conversations", "messages", "id"}
+SHOWN = 8  # columns that a note names
 HELD_OUT = 0.05  # share of the pictures of a single file, without --data.val
 END = 65_536  # bytes at the end of a file by which copies of a picture are found
 SORTS = 20  # number of different questions up to which each is a kind of its own in the tables
@@ -84,6 +86,8 @@ class Lines:
     """Of each good line, from 1."""
     wrong: list[tuple[int, str]] = field(default_factory=list)
     """(number of a line, why it cannot be used)."""
+    others: dict[str, None] = field(default_factory=dict)
+    """Columns that are not read, in the order of the file."""
 
     @property
     def summary(self) -> str:
@@ -108,6 +112,9 @@ class Lines:
             notes.append(
                 f"{cut:,} of {len(talks):,} conversations of {self.file.name} end with a question that has no answer: it is left off"
             )
+        if self.others:
+            more = f" and {len(self.others) - SHOWN} more" if len(self.others) > SHOWN else ""
+            notes.append(f"columns of {self.file.name} that are not read: {', '.join([*self.others][:SHOWN])}{more}")
         return "; ".join(notes)
 
 
@@ -312,8 +319,9 @@ def parse(file: Path) -> Lines:
             talks = isinstance(line, dict) and {"conversations", "messages"} & line.keys()
             found.good.append(conversation(line) if talks else _question(line))
             found.numbers.append(number)
+            found.others |= dict.fromkeys(key for key in line if key not in READ)
         except json.JSONDecodeError as error:
-            found.wrong.append((number, f"not JSON ({error}: {row[:60]})"))
+            found.wrong.append((number, f"not JSON ({error.msg} at column {error.colno}: {row[:60]})"))
         except BadLine as why:
             found.wrong.append((number, str(why)))
     if not found.good and not found.wrong:

@@ -356,7 +356,7 @@ def usable(rows: list[dict[str, str]], asker: Asker, name: str, *, context: int,
     long = [i for i, n in enumerate(sizes) if n > most]
     if not long:
         return rows, ""
-    measured = f"{len(long)} of {len(rows)} prompts are longer than {most} tokens (row {long[0]}: {sizes[long[0]]})"
+    measured = f"{len(long)} of {len(rows)} prompts are longer than {most} tokens (one has {sizes[long[0]]}: {rows[long[0]]['prompt'][:60]!r})"
     if len(long) > source.max_bad * len(rows):
         beyond = max(sizes) + new > context
         raise core.UserError(
