@@ -98,14 +98,6 @@ def test_answers_that_a_limit_would_cut(recipe: str, refused):
     refused(recipe, many(recipe, long | {"prompt": "one"}, long | {"prompt": "two"}), words, "--data.max-length", "160")
 
 
-def test_answers_that_must_not_be_learnt(refused):
-    """OpenAI's and axolotl's `weight`: 0 is an answer that is read only. All answers are scored alike here."""
-    turns = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "Yes.", "weight": 0},
-             {"role": "user", "content": "Two?"}, {"role": "assistant", "content": "No.", "weight": 1}]  # fmt: skip
-    rows = lines([{"messages": [turns[0] | {"content": f"{i}?"}, *turns[1:]]} for i in range(60)])
-    refused("llm/sft", rows, ("60 of 60 rows", "turn 1: weight 0", "--data.no-every-turn"))
-
-
 def test_nothing_that_is_scored(refused):
     """Conversations in which nobody answers."""
     refused(

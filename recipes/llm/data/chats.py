@@ -45,9 +45,6 @@ class Chat:
     def rows(self, row: dict[str, Any]) -> list[dict[str, str]]:
         """Return a row of a file as rows of `prompt`, `completion` and `source`: several if the template changes an answer once another turn
         follows it. Raises `BadRow`."""
-        if found := formats.unweighted(row, every_turn=self.every_turn):
-            raise BadRow("an answer has another weight than 1, and every scored answer has the same (--data.no-every-turn scores the last "
-                         "one alone)", f"turn {found[0]}: weight {found[1]}")  # fmt: skip
         row = formats.conversation(row)
         if not self.conversations and "messages" not in row:
             self.unmarked(*(row[k] for k in COLUMNS))

@@ -84,16 +84,6 @@ def has_system(row: dict[str, Any]) -> bool:
     return isinstance(row.get("system"), str) and bool(row["system"].strip())
 
 
-def unweighted(row: dict[str, Any], *, every_turn: bool) -> tuple[int, Any] | None:
-    """Return (index, weight) of the first answer whose `weight` says that it must not be learnt as the others are (OpenAI, axolotl), among
-    those that are scored; None if there is none."""
-    turns = _parsed(row.get("messages", row.get("conversations")))
-    turns = turns if isinstance(turns, list) else []
-    said = [(k, t["weight"]) for k, t in enumerate(turns) if isinstance(t, dict) and t.get("weight") is not None and
-            ROLES.get(str(t.get("role", t.get("from"))).strip().lower()) == "assistant"]  # fmt: skip
-    return next((one for one in said if one[1] != 1 and (every_turn or one[0] == len(turns) - 1)), None)
-
-
 def as_messages(row: dict[str, Any]) -> dict[str, Any]:
     """A question and its answer as turns; a conversation as it is."""
     if "messages" in row:

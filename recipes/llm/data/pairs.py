@@ -153,11 +153,12 @@ def _own(chat: Chat, row: dict[str, str]) -> list[dict[str, str]]:
 
 
 def read_file(
-    path: str, one: Callable[[dict], list[dict]], source: Any = None, *, what: str = "pair or conversation",
+    path: str, one: Callable[[dict], list[dict]], source: Any = None, *, what: str = "pair or conversation", every_column: bool = False,
     needed: str = "prompt (str) and completion (str), messages, conversations (ShareGPT), or instruction and output (Alpaca)",
 ) -> tuple[list[dict], list[dict], list[str]]:  # fmt: skip
-    """(train, val, what to say of rows left out) of a file or of a data set on the hub, each row as `one` makes it. `source` says
-    where validation comes from; what has no split of its own gets one by its `source` column."""
+    """(train, val, what to say of rows left out, and of columns that nothing reads unless `every_column` is used) of a file or of a data set
+    on the hub, each row as `one` makes it. `source` says where validation comes from; what has no split of its own gets one by its `source`
+    column."""
     columns, max_bad, val = (getattr(source, k, d) for k, d in (("columns", ""), ("max_bad", 0.0), ("val", "")))
     splits, share = tables(path, columns), parse_share(val)
     files = [(path, splits["train"])]
@@ -167,7 +168,9 @@ def read_file(
     elif not share and (name := next((k for k in VALIDATION if k in splits), "")):
         files.append((f"{path} ({name})", splits[name]))
     (train, *held_out), notes = formats.sorted_out(files, one, what=what, needed=needed, max_bad=max_bad)
-    if unread := column_names.not_read(splits["train"], path, needed, formats.mapping(columns).values()):
+    if not every_column and (
+        unread := column_names.not_read(splits["train"], path, needed, formats.mapping(columns).values())
+    ):
         notes.append(unread)
     if held_out:
         return *_without_collections(train, held_out[0], notes), notes

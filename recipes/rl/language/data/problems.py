@@ -78,7 +78,7 @@ def read(source: Source) -> tuple[pairs.Rows, pairs.Rows, pairs.Rows, list[str]]
     if source.path == "sums":
         train, val, notes = *sums(), []
     else:
-        train, val, notes = pairs.read_file(source.path, checked, source, what="question with an answer",
+        train, val, notes = pairs.read_file(source.path, checked, source, what="question with an answer", every_column=True,
                                            needed="prompt (str) and answer (str), or a number")  # fmt: skip
         names = dict.fromkeys(k for row in (*train, *val) for k in row[OTHERS])
         for row in (*train, *val):
