@@ -25,6 +25,7 @@ from trainworthy.core.gates.causes.frozen import STATISTICS
 from trainworthy.core.loop.run import Run, Step
 from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, Stage, View, batch_size
 
+MOST = 0.9  # of the trained weights: a copy of less is a layer like another
 SHOWN = 256  # validation samples per evaluation when rehearsing a script's own loop
 
 
@@ -89,15 +90,16 @@ class _ScriptStage(Stage):
 
     @cached_property
     def _copies(self) -> tuple[str, ...]:
-        """Prefixes of modules without trained parameters that have those of a trained one, with their shapes."""
-        trained, kinds = self.parameters().keys(), {}
+        """Prefixes of modules without trained parameters that have, by name and shape, those of a trained one that is most of the model."""
+        trained = self.parameters()
+        most = MOST * sum(p.numel() for p in trained.values())
+        kinds: dict[bool, dict[str, tuple]] = {True: {}, False: {}}  # all of its parameters train, or none -> modules
         for prefix, module in self.model.named_modules():
-            mine = {n: p.shape for n, p in module.named_parameters()}
-            if mine and not isinstance(module, AveragedModel):
-                trains = {f"{prefix}.{n}".lstrip(".") in trained for n in mine}
-                kinds.setdefault(tuple(mine.items()), {}).setdefault(trains == {True}, []).append((prefix, trains))
-        found = [p for some in kinds.values() if True in some for p, trains in some.get(False, ()) if trains == {False}]
-        return tuple(f"{p}." for p in (*found, *(p.removesuffix(".module") for p in found if p.endswith(".module"))))
+            mine = module.module if isinstance(module, AveragedModel) else module  # which has a counter, too
+            trains = {n in trained for n, _ in module.named_parameters(prefix=prefix)}
+            if len(trains) == 1 and sum(p.numel() for p in mine.parameters()) >= most:
+                kinds[trains.pop()][f"{prefix}."] = tuple((n, p.shape) for n, p in mine.named_parameters())
+        return tuple(prefix for prefix, kind in kinds[False].items() if kind in kinds[True].values())
 
     def samples(self, split: str) -> Samples:
         """One of its data sets, of the only type that it has."""

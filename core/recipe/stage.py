@@ -383,7 +383,7 @@ class Stage:
         return own | {f"{k}.{n}": t for k, m in self.frozen_modules.items() for n, t in m.state_dict().items()}
 
     def follows(self, name: str) -> bool:
-        """Return whether a tensor that no optimiser has may change in training (an average of weights in the model)."""
+        """Return whether a tensor that no optimiser has may change in training, as an average of weights does."""
         return False
 
     @property
@@ -397,5 +397,4 @@ class Stage:
         return {n: p for n, p in self.model.named_parameters() if id(p) in inside}
 
 
-PARTS = (*(f.name for f in fields(Stage)), "train")
-"""Parts of a recipe: what it gives its stage, and its loop."""
+PARTS = (*(f.name for f in fields(Stage)), "train")  # what a recipe gives its stage, and its loop

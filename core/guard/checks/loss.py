@@ -196,15 +196,9 @@ def positive_first(rows: list[dict]) -> Fault | None:
 
 def loss_input(seen: Observer) -> dict:
     """Find probabilities as input of a loss that needs logits or log-probabilities, and regression targets out of the output's range."""
-    if fault := seen.evidence.output_ranges.fault():
-        return finding("loss-input", *fault)
-    if seen.evidence.log_scales.first and (fault := seen.evidence.log_scales.fault(names(tops()))):
-        return finding("loss-input", *fault)
-    if (
-        fault := supervision.turned(seen.evidence.turned, seen.calls)
-        or seen.evidence.logits.fault()
-        or floored(seen.calls)
-    ):
+    inputs = seen.evidence
+    fault = inputs.output_ranges.fault() or (inputs.log_scales.first and inputs.log_scales.fault(names(tops())))
+    if fault := fault or supervision.turned(inputs.turned, seen.calls) or inputs.logits.fault() or floored(seen.calls):
         return finding("loss-input", *fault)
     if not seen.calls:
         return skip("loss-input", "none of the losses that can be fed wrongly is used")
