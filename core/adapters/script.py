@@ -173,6 +173,8 @@ def _prove(
             if not only or gate.id in only:
                 cfg.gates.waive, cfg.gates.because = (gate.id,) if gate.id in waive else (), waive.get(gate.id, "")
                 verdicts += gates.run_gates([adapted.adapted(gate, subject)], context, known={}, console=console)
+                if verdicts[-1].id == "wiring" and verdicts[-1].blocks:
+                    subject.skips["gradients"] = "wiring failed, and has its cause"
     if written:
         gates.write(folder / "gates.json", verdicts, enabled=True)
         (folder / "data.json").write_text(json.dumps(report, indent=1))

@@ -62,8 +62,8 @@ def dependency(context: GateContext) -> Finding:
     )
     evidence, cause = {"loss_gap": gap, "gradient_gap": leak}, ""
     micro = math.ceil(context.cfg.train.batch_size / (run.world * context.cfg.train.accumulate))
-    n = min(micro, len(data))
-    if max(gap, leak) > limit:
+    n, few = min(micro, len(data)), max(gap, leak) > limit
+    if few:
         cause = _why(run, data, seed, limit, *used[-1], mean=mean)
     elif n > SMALL and not stage.expect.gate_batch_size:  # it may occur in large batches only
         gap, leak, cause = draw(partial(_whole_batch, n=n))
@@ -74,7 +74,7 @@ def dependency(context: GateContext) -> Finding:
     if free and (found := _of_one_length(run, *used[-1], data, seed, limit, n)) is not None:
         gap, leak = found
         measured += f"; of samples of one length by {gap:.1e} and {leak:.1e}: the loss is a mean over their entries"
-    elif free and _in_direction(run, *used[-1], data, seed, limit):
+    elif free and few and _in_direction(run, *used[-1], data, seed, limit):
         gap, leak = 0.0, 0.0
         measured += "; each input's gradient has the direction that it has alone: the loss is a mean with weights"
     ahead, where = 0.0, ""

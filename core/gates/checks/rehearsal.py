@@ -70,31 +70,8 @@ def wiring(context: GateContext) -> Finding:
     count = sum(p.numel() for p in trained.values())
     causes = run.drift.splitlines()
     wrong = causes[:1] + [line.removeprefix("  measured:     ") for line in causes if "measured:" in line]
-    stray = [
-        n
-        for n, _ in stage.model.named_parameters()
-        if n not in trained and not n.startswith(expect.frozen or ("\0",)) and not stage.follows(n)
-    ]
-    if stray:
-        wrong.append(f"{len(stray)} parameter tensors are in no optimiser and not declared frozen, e.g. {stray[0]}")
-    names = [n for n, _ in stage.model.named_parameters()]
-    for prefix in expect.frozen:
-        if (own := [n for n in names if n.startswith(prefix)]) and all(n in trained for n in own):
-            wrong.append(f"{prefix} is declared frozen, and all of its {len(own)} tensors are in an optimiser")
-    empty = [
-        f"{k}[{g.get('name', i)}]"
-        for k, o in stage.optimizers.items()
-        for i, g in enumerate(o.param_groups)
-        if not g["params"]
-    ]
-    if empty:
-        wrong.append(f"empty optimiser groups: {', '.join(empty)}")
-    inside = {id(p) for p in stage.model.parameters()}
-    foreign = sum(id(p) not in inside for o in stage.optimizers.values() for g in o.param_groups for p in g["params"])
-    if foreign:
-        wrong.append(
-            f"{foreign} tensors in an optimiser are not part of the model: they train, but are neither saved nor exported"
-        )
+    unlisted = _unlisted(stage)
+    wrong += unlisted
     if not record.gradients and not record.received:
         wrong.append("no optimiser stepped")
     untouched = [
@@ -124,12 +101,43 @@ def wiring(context: GateContext) -> Finding:
         not wrong, "; ".join(wrong) if wrong else f"{count:,} of {total:,} parameters train ({groups}), all moved in {STEPS} steps",
         "every parameter trains or is declared frozen; gradients present, finite, the loss's own; weights move, frozen ones do not",
         "".join(f"{line.split(':', 1)[-1].strip()}\n" for line in causes[1:] if "measured:" not in line)
-        + _likely(unlisted=bool(foreign or stray or empty or record.frozen_moved), untouched=bool(untouched), added=bool(fault),
+        + _likely(unlisted=bool(unlisted or record.frozen_moved), untouched=bool(untouched), added=bool(fault),
                   unmoved=bool(unmoved)),
         evidence={"gradients": record.gradients, "moved": {n: record.moved.get(n, 0.0) for n in trained},
                   "groups": groups, "frozen_moved": record.frozen_moved[:20]},
         cause=_measured_causes(record, fault=bool(fault and not causes), untouched=bool(untouched)) or kept,
     )  # fmt: skip
+
+
+def _unlisted(stage: Stage) -> list[str]:
+    """Return what does not fit between the model, its optimisers and what is declared frozen."""
+    trained, expect, wrong = stage.parameters(), stage.expect, []
+    stray = [
+        n
+        for n, _ in stage.model.named_parameters()
+        if n not in trained and not n.startswith(expect.frozen or ("\0",)) and not stage.follows(n)
+    ]
+    if stray:
+        wrong.append(f"{len(stray)} parameter tensors are in no optimiser and not declared frozen, e.g. {stray[0]}")
+    names = [n for n, _ in stage.model.named_parameters()]
+    for prefix in expect.frozen:
+        if (own := [n for n in names if n.startswith(prefix)]) and all(n in trained for n in own):
+            wrong.append(f"{prefix} is declared frozen, and all of its {len(own)} tensors are in an optimiser")
+    empty = [
+        f"{k}[{g.get('name', i)}]"
+        for k, o in stage.optimizers.items()
+        for i, g in enumerate(o.param_groups)
+        if not g["params"]
+    ]
+    if empty:
+        wrong.append(f"empty optimiser groups: {', '.join(empty)}")
+    inside = {id(p) for p in stage.model.parameters()}
+    foreign = sum(id(p) not in inside for o in stage.optimizers.values() for g in o.param_groups for p in g["params"])
+    if foreign:
+        wrong.append(
+            f"{foreign} tensors in an optimiser are not part of the model: they train, but are neither saved nor exported"
+        )
+    return wrong
 
 
 def _measured_causes(record: Record, *, fault: bool, untouched: bool) -> str:
