@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +17,17 @@ SAMPLES = 16
 def other_loss(context: GateContext) -> str:
     """Return why `train_loop` has other gradients than `loss` by intention: it gives the model other inputs (mixup, noise, an attack), or
     calls it more often (SAM, consistency). Empty: it does not."""
-    _, built = context.build(Rehearsal(steps=1))
-    stage = cast(_ScriptStage, built)
+    _, stage = context.build(Rehearsal(steps=1))
+    if not isinstance(stage, _ScriptStage) or stage.script.train_loop is None:
+        return ""
     script, data = stage.script, stage.samples("train")
-    assert script.train_loop is not None
     some = data.representative(min(SAMPLES, len(data)))
     batch = data.batch(data.collate([data.get(i, None) for i in some]))
     script.model.train()
     with inputs(script.model) as declared:
         script.loss(script.model, batch)
     with inputs(script.model) as own:
-        script.train_loop(script.model, script.optimizer, [batch] * script.accumulate)
+        stage.script.train_loop(script.model, script.optimizer, [batch] * script.accumulate)
     if not declared or not own:
         return ""
     if any(not any(_equal(a, b) for b in declared) for a in own):

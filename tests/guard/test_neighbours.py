@@ -37,6 +37,9 @@ def test_faults_of_the_data(seed: int):
     assert "of the evaluation are not those" in cause((x, y), (v, w[torch.randperm(len(w), generator=g)]))
     by_name = torch.tensor([8, 5, 4, 9, 1, 7, 6, 3, 2, 0])  # "eight", "five", ...
     assert "number their classes differently" in cause((x, y), (v, by_name.argsort()[w]))
+    two = torch.arange(10)
+    two[[4, 9]] = two[[9, 4]]
+    assert "number their classes differently" in cause((x, y), (v, two[w]))
     assert "transposed" in cause((x, y), (v.transpose(2, 3), w))
     assert "upside down" in cause((x, y), (v.flip(2), w))
     by_class = torch.cat([y, w]).argsort(stable=True)

@@ -24,6 +24,7 @@ SIDE = 16  # pixels to which pictures are pooled
 WORDS = 4096
 CLEAR = 0.25  # difference of two shares of right answers
 SURE = 4.0  # standard errors
+GOOD = 0.7  # share of right answers from which two classes that are taken for each other are no mistake of the nearest sample
 UNSEEN = 0.3  # share of an evaluation's samples that are of no class of training
 
 
@@ -140,23 +141,19 @@ def compared(model: Nearest, own: float, mine: tuple[Tensor, Tensor], theirs: tu
             )
     least = min(own, among)
     if not y.is_floating_point():
-        new = ~torch.isin(y, mine[1])
-        if float(new.float().mean()) > UNSEEN:
+        unseen = ~torch.isin(y, mine[1])
+        if float(unseen.float().mean()) > UNSEEN:
             return (
-                f"{int(new.sum())} of {len(y)} samples of the evaluation are of classes that none of {len(mine[1])} training samples has",
+                f"{int(unseen.sum())} of {len(y)} samples of the evaluation are of classes that none of {len(mine[1])} training samples has",
                 "the rows were in the order of their classes when they were split: shuffle them first",
             )
+    new = None if y.is_floating_point() else class_numbers.numbering(y, answer)
+    if new and new.moved > 1 and ((new.exchanged and least > GOOD) or new.right > max(got + CLEAR, 0.8 * least)):
+        return f"{measured}; {new.right:.2f} with {new.moved} classes numbered otherwise", class_numbers.CAUSE
     if got > least - CLEAR or least < max(chance(y), chance(mine[1])):
         return None
-    if y.is_floating_point():
-        if got < -max(0.6 * least, chance(y)):
-            return measured, "the targets of training and evaluation have opposite signs"
-    elif (
-        (other := class_numbers.numbering(y, answer))
-        and other.moved > 1
-        and other.right > max(got + CLEAR, 0.8 * least)
-    ):
-        return f"{measured}; {other.right:.2f} with {other.moved} classes numbered otherwise", class_numbers.CAUSE
+    if y.is_floating_point() and got < -max(0.6 * least, chance(y)):
+        return measured, "the targets of training and evaluation have opposite signs"
     best, how = max(((score(model.answers(v), y), k) for k, v in changes(x)), default=(0.0, ""))
     if best > max(got + CLEAR, 0.8 * least):
         return (
