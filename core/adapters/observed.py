@@ -51,19 +51,15 @@ def observer(factory: Callable[[], Script], seed: int) -> See:
 
         try:
             record = LoopGuard(make, make(), (), {}, seed, None, Console(), "").observe()
-        except (
-            Exception
-        ) as error:  # a loop may rely on what core's batches have and its loader's have not: their device
+        except Exception as error:
+            # A loop may rely on what core's batches have and its loader's have not: their device
             return f"not observed, the loop raises on its own loader: {type(error).__name__}: {error}"[:300]
         return {one["id"]: one for one in record["findings"]} if record["backwards"] else "the loop makes no backward()"
 
     def see(id: str) -> dict:
         if id == "names":
-            return (
-                names.check(Path(inspect.getsourcefile(factory) or ""))
-                if inspect.isfunction(factory)
-                else skip(id, "no source")
-            )
+            place = inspect.getsourcefile(factory) if inspect.isfunction(factory) else None
+            return names.check(Path(place)) if place else skip(id, "the source of the factory is not known")
         findings = found()
         if isinstance(findings, str):
             raise Skip(findings)

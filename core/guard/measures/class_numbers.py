@@ -7,7 +7,11 @@ from torch import Tensor
 
 CAUSE = "training and evaluation number their classes differently: use one mapping from names to numbers for both"
 LEAST = 3  # answers for a class whose number is looked for
-EXCHANGED = 20, 0.3, 0.7  # samples of the moved classes; their share of right answers as it is at most, and with the other numbers at least
+EXCHANGED = (
+    20,
+    0.3,
+    0.7,
+)  # samples of the moved classes; their share of right answers as it is at most, and with the other numbers at least
 
 
 @dataclass
