@@ -84,9 +84,11 @@ class _ScriptStage(Stage):
     script: Script = field(kw_only=True)
 
     def follows(self, name: str) -> bool:
-        """Statistics of batch norm, which move in every training that does not stop them, and copies of a part that trains: averages
-        of its weights."""
-        return name.rpartition(".")[2] in STATISTICS or name.startswith(self._copies or ("\0",))
+        """Statistics of batch norm, which move in every training that does not stop them (in a frozen base, too), and a copy of what trains,
+        an average of its weights. A copy that is declared frozen is a reference: nothing of it may move."""
+        if name.startswith(self._copies or ("\0",)):
+            return not name.startswith(self.expect.frozen or ("\0",))
+        return name.rpartition(".")[2] in STATISTICS
 
     @cached_property
     def _copies(self) -> tuple[str, ...]:

@@ -107,12 +107,17 @@ class Recorder:
         if self._ask is not None:
             self.stage.ask = self._ask
         after = self._fingerprints()
-        self.record.frozen_moved = [n for n, t in self._frozen.items() if not torch.equal(t, after[n])]
-        if self.record.frozen_moved:
-            tensors = self._watched()
-            moved = {n: tensors[n] for n in self.record.frozen_moved}
-            earlier = contents(self._left, self.stage.parameters())
-            self.record.frozen_cause = explain_moved(moved, after, self._stepped, earlier)
+        moved = [n for n, t in self._frozen.items() if not torch.equal(t, after[n])]
+        if moved:
+            tensors, earlier = self._watched(), contents(self._left, self.stage.parameters())
+            # An average of weights may move; a copy of them is a reference that follows what it is compared with.
+            kept = {
+                n: tensors[n]
+                for n in moved
+                if not self.stage.follows(n) or (tensors[n].numel(), int(after[n])) in earlier
+            }
+            self.record.frozen_moved = list(kept)
+            self.record.frozen_cause = explain_moved(kept, after, self._stepped, earlier)
 
     def _drop(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         """Note the share, and drop it."""
@@ -153,7 +158,7 @@ class Recorder:
             own = [n for n, _ in module.named_parameters(prefix=prefix)]
             if own and not any(n in trained for n in own):
                 out |= dict(module.named_buffers(prefix=prefix, recurse=False))
-        return {n: t for n, t in out.items() if not self.stage.follows(n)}
+        return out
 
     def _fingerprints(self) -> dict[str, Tensor]:
         return {n: fingerprint(t) for n, t in self._watched().items()}

@@ -125,7 +125,6 @@ HEALTHY = {
     "mixup": (script(loop=mixup), "wiring"),
     "sharpness-aware": (script(loop=sharpness_aware), "wiring"),
     "average-inside": (script(Averaged, averaged, trains=lambda m: m.net), "wiring"),
-    "average-that-is-declared": (script(Averaged, averaged, trains=lambda m: m.net, frozen=("ema.",)), "wiring"),
     "statistics-of-a-frozen-base": (script(frozen_base, trains=lambda m: m[3], frozen=("0.", "1.")), "wiring"),
     "bias-before-batch-norm": (script(with_batch_norm, rate=0.01), "wiring"),
 }
@@ -151,6 +150,7 @@ BUGS = {
     ),
     "optimiser-of-a-copy": (script(trains=copy.deepcopy), "wiring", "the optimiser holds parameters of another model"),
     "rate-far-too-low": (script(rate=1e-7), "overfit", "the rate is far too low: "),
+    "rate-far-too-high": (script(rate=30.0), "overfit", "the rate is far too high"),
     "scores-never-negative": (
         script(lambda: nn.Sequential(*net(), nn.ReLU())),
         "loss-input",

@@ -117,7 +117,7 @@ def _train_on_eight(
              blank=blank, watch=check))  # fmt: skip
     for optimizer in stage.optimizers.values():
         for group in optimizer.param_groups:
-            group["lr"] *= rate
+            group["peak_lr"] = rate * group.get("peak_lr", group["lr"])
     # The evaluation reads exactly the trained inputs: eight images do not teach invariance to augmentation.
     view = View(stage.data["train"], indices, blank=blank, draws=context.cfg.run.seed)
     batch = fetch(view, list(range(len(indices))), context.cfg.run.seed, run.device)
@@ -262,7 +262,7 @@ def _why_not(context: GateContext, stage: Stage, found: dict) -> str:
         again = _train_on_eight(context, rate=factor)[2]
         if again.get("loss", math.inf) <= again["needed_loss"]:
             low = "low" if factor > 1 else "high"
-            return (f"the rate is far too {low} for 8 samples: at {factor:g} times --optim.lr they are memorised in {again['steps']} steps "
+            return (f"the rate is far too {low} for 8 samples: at {factor:g} times the rate they are memorised in {again['steps']} steps "
                     f"(loss {again['loss']:.3f})")  # fmt: skip
     return ""
 
