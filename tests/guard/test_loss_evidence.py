@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from trainworthy.core.guard.measures import targets
 from trainworthy.core.guard.measures.advantages import Sums, Values
 from trainworthy.core.guard.measures.log_scales import LogScales
 from trainworthy.core.guard.measures.multi_hot import MultiHot
@@ -166,3 +167,11 @@ def test_advantages_that_run_over_the_end_of_an_episode(seed: int, critic: bool,
     assert not right.on
     assert right.masked >= 20
     assert bool(wrong.based) == critic
+
+
+@pytest.mark.parametrize(("axis", "wrong"), [(0, True), (1, False)])
+@pytest.mark.parametrize("name", ["nll_loss", "kl_div"])
+def test_logarithms_of_probabilities_that_sum_to_one_over_the_batch(name: str, axis: int, wrong: bool):
+    scores = torch.randn(8, 5, generator=torch.Generator().manual_seed(0)).log_softmax(axis)
+    target = scores.exp() if name == "kl_div" else torch.arange(8) % 5
+    assert targets.describe(name, scores, target, {}, None)["over_batch"] is wrong

@@ -32,6 +32,9 @@ def describe(
     if name in ("ctc_loss", "nll_loss") and input.dim() > 1:
         total = input.float().logsumexp(1 if name == "nll_loss" else -1)
         row["raw"] = bool((total.abs() > 0.1).float().mean() > 0.9)
+    if name in ("kl_div", "nll_loss") and input.dim() == 2:
+        over = [bool((input.float().logsumexp(i).abs() < 1e-3).all()) for i in (0, 1)]
+        row["over_batch"] = over[0] and not over[1]
     if name in ("cross_entropy", "nll_loss") and not target.is_floating_point():
         flat = target.flatten()
         ignore = kwargs.get("ignore_index", -100)
@@ -74,9 +77,6 @@ def describe(
         row["right"] = int((input.argmax(1) == hard).sum())
         row["nll"] = float(-(target * torch.log_softmax(input.float(), 1)).sum(1).mean())
         row["soft"] = True
-    elif name == "kl_div" and input.dim() == 2:
-        over = [bool((input.float().logsumexp(i).abs() < 1e-3).all()) for i in (0, 1)]
-        row["over_batch"] = over[0] and not over[1]
     elif name == "ctc_loss":
         row["blank"] = (
             int((target == kwargs.get("blank", 0)).sum()) if target.dim() == 1 else 0
