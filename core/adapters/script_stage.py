@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from trainworthy.core.adapters.entries import Plain, Samples, chance, classes, fields, samples
 from trainworthy.core.adapters.next_token import reachable
 from trainworthy.core.adapters.objective import Objective, recognise
+from trainworthy.core.adapters.renaming import named
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.loader import to_device
@@ -241,6 +242,30 @@ def objective(script: Script) -> Objective:
             return Objective()
         pairs.append((data.batch(named), labels))
     return recognise(script.loss, pairs, script.model)
+
+
+def self_supervised(script: Script) -> bool:
+    """Return whether neither loss nor metric depends on a target besides the input, as in an autoencoder."""
+    try:
+        data = samples(script, script.train, fixed=True)
+        key = next((k for k, f in fields(script, data).items() if f.role == "target"), None)
+        if key is None:
+            return True
+        got = [data.get(i, None) for i in data.representative(min(len(data), SHOWN))]
+        found = []
+        for shift in (0, 1, 2):  # each sample with another one's target
+            rows = [data.row({**a, key: b[key]}) for a, b in zip(got, got[shift:] + got[:shift], strict=True)]
+            seeds.seed_all(0)
+            script.model.eval()
+            with torch.no_grad():
+                batch = data.batch(
+                    to_device(named(data.own_collate(rows[:32])), next(script.model.parameters()).device)
+                )
+                loss = float(script.loss(script.model, batch))
+            found.append((loss, float(script.metric(script.model, DataLoader(rows, 64, collate_fn=data.own_collate)))))  # type: ignore[arg-type]
+        return len(set(found)) == 1
+    except Exception:  # a metric or a loss that needs more: the gates say so
+        return False
 
 
 def make_stage(factory: Callable[[], Script], folder: Path, found: Objective, run: Run) -> _ScriptStage:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import trainworthy
 from tests.guard.test_script_loop import TRAIN, VAL, accuracy
@@ -165,3 +165,26 @@ def test_the_first_cause_is_the_right_one(name: str):
     (found,) = trainworthy.check(factory, only=id, raises=False).verdicts
     assert found.verdict == "fail", found
     assert words in found.measured or found.remedy.startswith(words), found
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["with-labels", "alone"])
+def test_an_input_that_is_its_own_target(whole: bool):
+    """An autoencoder, on samples with labels that nothing reads, and without."""
+
+    def error(model: nn.Module, batch: Any) -> torch.Tensor:
+        return F.mse_loss(model(batch[0]), batch[0])
+
+    def mean_error(model: nn.Module, loader: DataLoader) -> float:
+        model.eval()
+        with torch.no_grad():
+            return sum(len(b[0]) * error(model, b).item() for b in loader) / len(loader.dataset)
+
+    def factory() -> trainworthy.Script:
+        model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 64), nn.Sigmoid())
+        train, val = (one if whole else TensorDataset(one.tensors[0]) for one in (TRAIN, VAL))
+        return trainworthy.Script(model=model, optimizer=torch.optim.Adam(model.parameters(), 3e-3), train=train, val=val, loss=error,
+                                  metric=mean_error, higher_is_better=False, floor=0.14)  # fmt: skip
+
+    found = {v.id: v for v in trainworthy.check(factory, only="overfit,baseline,tiny-data").verdicts}
+    assert found["overfit"].verdict == "pass", found
+    assert all("nothing to exchange" in found[id].reason for id in ("baseline", "tiny-data")), found

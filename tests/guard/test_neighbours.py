@@ -40,6 +40,7 @@ def test_faults_of_the_data(seed: int):
     two = torch.arange(10)
     two[[4, 9]] = two[[9, 4]]
     assert "number their classes differently" in cause((x, y), (v, two[w]))
+    assert "columns in another order" in cause((x.flatten(1), y), (v.flatten(1)[:, torch.randperm(64, generator=g)], w))
     assert "transposed" in cause((x, y), (v.transpose(2, 3), w))
     assert "upside down" in cause((x, y), (v.flip(2), w))
     by_class = torch.cat([y, w]).argsort(stable=True)

@@ -24,6 +24,7 @@ SIDE = 16  # pixels to which pictures are pooled
 WORDS = 4096
 CLEAR = 0.25  # difference of two shares of right answers
 SURE = 4.0  # standard errors
+COLUMNS = 128
 GOOD = 0.7  # share of right answers from which two classes that are taken for each other are no mistake of the nearest sample
 UNSEEN = 0.3  # share of an evaluation's samples that are of no class of training
 
@@ -107,6 +108,30 @@ def changes(x: Tensor) -> Iterator[tuple[str, Tensor]]:
         )
 
 
+def reordered(mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield a table with its columns in the order in which they go with the target as in training."""
+    if mine[0].dim() != 2 or mine[0].shape[1] > COLUMNS:
+        return
+
+    def related(x: Tensor, y: Tensor) -> Tensor:
+        """(columns, targets or classes): how each column goes with them."""
+        goals = y[:, None] if y.is_floating_point() else F.one_hot(y, int(mine[1].max()) + 1).float()
+        x, goals = (v - v.mean(0) for v in (x, goals))
+        return (x / x.std(0).clamp_min(1e-12)).T @ goals / len(x)
+
+    if not theirs[1].is_floating_point() and int(theirs[1].max()) > int(mine[1].max()):
+        return
+    known = related(*mine)
+    apart = torch.cdist(known / known.std(), related(*theirs) / known.std())
+    order = torch.zeros(len(apart), dtype=torch.long)
+    for _ in range(len(apart)):  # the most alike first
+        a, b = divmod(int(apart.argmin()), len(apart))
+        order[a] = b
+        apart[a], apart[:, b] = float("inf"), float("inf")
+    if moved := int((order != torch.arange(len(order))).sum()):
+        yield f"with {moved} of {len(order)} columns in another order", theirs[0][:, order]
+
+
 def check(train: Any, others: list[Any], limit: float) -> Fault | None:
     """Return what is wrong with the targets or the inputs of training or of one of the evaluations."""
     mine = read(train, MOST, limit) if others else None
@@ -154,7 +179,8 @@ def compared(model: Nearest, own: float, mine: tuple[Tensor, Tensor], theirs: tu
         return None
     if y.is_floating_point() and got < -max(0.6 * least, chance(y)):
         return measured, "the targets of training and evaluation have opposite signs"
-    best, how = max(((score(model.answers(v), y), k) for k, v in changes(x)), default=(0.0, ""))
+    changed = [*changes(x), *reordered(mine, theirs)]
+    best, how = max(((score(model.answers(v), y), k) for k, v in changed), default=(0.0, ""))
     if best > max(got + CLEAR, 0.8 * least):
         return (
             f"{measured}; {best:.2f} {how}",
