@@ -44,26 +44,24 @@ MORE = {
     "wiring": "\nrequires_grad was switched off on purpose: frozen=('prefix',)\nloss= is not what train_loop calls backward() on"
 }
 """What a script adds to the causes of a recipe."""
-APART = (
+METRIC_DIFFERS = (
     "metric() reads other labels or inputs than loss(), or takes the answers otherwise (threshold, axis, order of classes, unit)\n"
     "train augments inputs and not their targets: the same samples with new draws have other answers"
 )
 """The same of `overfit`, if the loss is at its floor and the metric is not at its goal."""
-
-
 ITS_OWN_TARGET = "neither loss nor metric depends on a target besides the input: there is nothing to exchange"
 
 
 def skips(script: "Script") -> dict[str, str]:
     """Return the gates that do not apply to a script."""
-    own_loop = "train_loop divides batches itself: wiring checks the gradients that its optimiser gets"
+    divides = "train_loop divides batches itself: wiring checks the gradients that its optimiser gets"
     return {
         "initial-loss": "initial_loss= is not set" if script.initial_loss is None else "",
         "init": "the factory decides which weights are loaded",
         "schedule": ""
         if script.train_loop
         else "train_loop= is not set: core's loop trains, without the script's schedule",
-        "accumulation": own_loop if script.train_loop else "",
+        "accumulation": divides if script.train_loop else "",
         "range-test": "how long the script trains is not known: trainworthy.LRFinder tests the rate",
         "resume": "" if script.save else "save= and load= are not set",
         **(dict.fromkeys(("baseline", "tiny-data"), ITS_OWN_TARGET) if self_supervised(script) else {}),
@@ -85,8 +83,8 @@ def adapted(gate: Gate, subject: Subject) -> Gate:
         if gate.id == "wiring" and not finding.ok and (not finding.cause or unexplained) and subject.see:
             finding.cause = observed.why_untrained(subject.see) or finding.cause
         curve = finding.evidence.get("curve") if gate.id == "overfit" else None
-        apart = curve and curve[-1][1] <= finding.evidence["needed_loss"]
-        finding.remedy = APART if apart else REMEDIES.get(gate.id) or finding.remedy + MORE.get(gate.id, "")
+        learnt = curve and curve[-1][1] <= finding.evidence["needed_loss"]
+        finding.remedy = METRIC_DIFFERS if learnt else REMEDIES.get(gate.id) or finding.remedy + MORE.get(gate.id, "")
         return observed.joined(finding, gate.id, subject.see) if subject.see and gate.id in observed.SHARED else finding
 
     return replace(gate, check=check)

@@ -27,6 +27,7 @@ from trainworthy.core.loop.run import Run, Step
 from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, Stage, View, batch_size
 
 MOST = 0.9  # of the trained weights: a copy of less is a layer like another
+FEW = 32  # samples whose targets are exchanged
 SHOWN = 256  # validation samples per evaluation when rehearsing a script's own loop
 
 
@@ -251,19 +252,23 @@ def self_supervised(script: Script) -> bool:
         key = next((k for k, f in fields(script, data).items() if f.role == "target"), None)
         if key is None:
             return True
-        got = [data.get(i, None) for i in data.representative(min(len(data), SHOWN))]
-        found = []
-        for shift in (0, 1, 2):  # each sample with another one's target
-            rows = [data.row({**a, key: b[key]}) for a, b in zip(got, got[shift:] + got[:shift], strict=True)]
-            seeds.seed_all(0)
+        device = next(script.model.parameters()).device
+
+        def exchanged(n: int) -> Iterator[list]:
+            got = [data.get(i, None) for i in data.representative(min(len(data), n))]
+            for shift in (0, 1, 2):  # each sample with another one's target
+                seeds.seed_all(0)
+                yield [data.row({**a, key: b[key]}) for a, b in zip(got, got[shift:] + got[:shift], strict=True)]
+
+        def loss(rows: list) -> float:
             script.model.eval()
             with torch.no_grad():
-                batch = data.batch(
-                    to_device(named(data.own_collate(rows[:32])), next(script.model.parameters()).device)
-                )
-                loss = float(script.loss(script.model, batch))
-            found.append((loss, float(script.metric(script.model, DataLoader(rows, 64, collate_fn=data.own_collate)))))  # type: ignore[arg-type]
-        return len(set(found)) == 1
+                return float(script.loss(script.model, data.batch(to_device(named(data.own_collate(rows)), device))))
+
+        def score(rows: list) -> float:
+            return float(script.metric(script.model, DataLoader(rows, 64, collate_fn=data.own_collate)))  # type: ignore[arg-type]
+
+        return len(set(map(loss, exchanged(FEW)))) == 1 and len(set(map(score, exchanged(SHOWN)))) == 1
     except Exception:  # a metric or a loss that needs more: the gates say so
         return False
 

@@ -123,9 +123,9 @@ def write(home: Path, found: dict[str, Any]) -> Path:
     hero += tag("h1", title)
     labels = (("caught", "planted bugs caught"), ("named_first", "of the caught ones: cause named first"),
               ("false_alarms", "healthy variants with a false alarm"), ("mutants_stopped", "harmful mutants stopped"))  # fmt: skip
-    asked = ("caught", "named_first", "false_alarms") * bool(cases) + ("mutants_stopped",) * bool(mutants)
+    shares = ("caught", "named_first", "false_alarms") * bool(cases) + ("mutants_stopped",) * bool(mutants)
     hero += table(
-        (), [[esc(label), esc(words(found[name]))] for name, label in labels if name in asked], class_="plain"
+        (), [[esc(label), esc(words(found[name]))] for name, label in labels if name in shares], class_="plain"
     )
     body = (_mutants(found, mutants) if mutants else "") + (_cases(found, cases) if cases else "")
     header = tag("header", tag("div", hero), class_="hero alone")

@@ -50,8 +50,9 @@ def rows(samples: list[list[Tensor]]) -> tuple[Tensor, list[int], list[tuple[int
 
 def _columns(value: Tensor) -> list[Tensor]:
     """Return the columns of a table of many steps and few columns, else the input itself."""
-    few = min(value.shape) if value.ndim == 2 else 0
-    return list(value.unbind(value.shape.index(few))) if 1 < few < SMALLEST and max(value.shape) >= SHORT else [value]
+    if value.ndim != 2 or not 1 < min(value.shape) < SMALLEST or max(value.shape) < SHORT:
+        return [value]
+    return list(value.unbind(value.shape.index(min(value.shape))))
 
 
 def _unit(values: Tensor) -> Tensor:

@@ -13,25 +13,13 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainworthy
-from tests.guard.test_script_loop import TRAIN, VAL, accuracy
+from tests.core.test_check import TRAIN, VAL, accuracy, loss, net, train_epoch
 
 Loop = Callable[[nn.Module, Any, Any], None]
 
 
-def loss(model: nn.Module, batch: list) -> torch.Tensor:
-    return F.cross_entropy(model(batch[0]), batch[1])
-
-
-def plain(model: nn.Module, optimizer: Any, batches: Any) -> None:
-    model.train()
-    for batch in batches:
-        optimizer.zero_grad()
-        loss(model, batch).backward()
-        optimizer.step()
-
-
 def listed(model: nn.Module, optimizer: Any, batches: Any) -> None:
-    plain(model, optimizer, list(batches))
+    train_epoch(model, optimizer, list(batches))
 
 
 def mixup(model: nn.Module, optimizer: Any, batches: Any) -> None:
@@ -70,10 +58,6 @@ def without_gradients(model: nn.Module, optimizer: Any, batches: Any) -> None:
         optimizer.step()
 
 
-def net() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-
-
 def with_batch_norm() -> nn.Sequential:
     return nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
 
@@ -93,13 +77,13 @@ class Averaged(nn.Module):
 
 def averaged(model: nn.Module, optimizer: Any, batches: Any) -> None:
     for batch in batches:
-        plain(model, optimizer, [batch])
+        train_epoch(model, optimizer, [batch])
         model.ema.update_parameters(model.net)
 
 
 def script(
     make: Callable[[], nn.Module] = net,
-    loop: Loop = plain,
+    loop: Loop = train_epoch,
     *,
     rate: float = 0.1,
     trains: Callable = lambda m: m,

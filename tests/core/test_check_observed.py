@@ -18,7 +18,7 @@ from tests.core.test_check import TRAIN, VAL, X, Y, accuracy, script
 from tests.guard.score import cases
 
 
-def said(factory: Callable, gate: str) -> str:
+def failure(factory: Callable, gate: str) -> str:
     result = trainworthy.check(factory, only=gate, raises=False)
     return "" if result.ok else result.table()
 
@@ -57,20 +57,20 @@ def texts(*, masked: bool = True, collate: Callable = padded, **parts: Any) -> C
 
 
 def test_a_collate_that_sorts_inputs_alone():
-    assert "entries are those of different samples" in said(texts(collate=sorted_alone), "samples")
-    assert not said(texts(), "samples")
+    assert "entries are those of different samples" in failure(texts(collate=sorted_alone), "samples")
+    assert not failure(texts(), "samples")
 
 
 def test_padding_that_is_pooled_is_named():
-    assert "padding is not masked" in said(texts(masked=False), "dependency")
-    assert not said(texts(), "dependency")
+    assert "padding is not masked" in failure(texts(masked=False), "dependency")
+    assert not failure(texts(), "dependency")
 
 
 def test_a_waiver_of_leakage_holds_for_the_samples_too():
     copied = script(train=TensorDataset(X, Y))
     result = trainworthy.check(copied, only=("leakage", "samples"), waive={"leakage": "on purpose"}, raises=False)
     assert [v.verdict for v in result.verdicts] == ["waived", "skip"], result.table()
-    assert "validation samples are training samples" in said(copied, "samples")
+    assert "validation samples are training samples" in failure(copied, "samples")
 
 
 def test_a_loop_that_cannot_use_its_own_loader_is_skipped():
@@ -95,8 +95,8 @@ def test_loss_and_metric_that_want_opposite_answers():
         return 1 - accuracy(model, loader)
 
     parts = {"train": parity(TRAIN), "val": parity(VAL), "classes": 2}
-    assert "want opposite answers: opposite is 0" in said(script(metric=opposite, **parts), "overfit")
-    assert not said(script(**parts), "overfit")
+    assert "want opposite answers: opposite is 0" in failure(script(metric=opposite, **parts), "overfit")
+    assert not failure(script(**parts), "overfit")
 
 
 @pytest.mark.parametrize("id", ["genres--cross_entropy", "genres", "bike_windows", "bike_windows--first_state"])
@@ -108,7 +108,7 @@ def test_the_twelfth_set(id: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
     wrong = {"genres--cross_entropy": "do not exclude each other", "bike_windows--first_state": "1 of 48 places"}.get(
         id
     )
-    found = said(space["make_script"], "schema leakage samples targets dependency")
+    found = failure(space["make_script"], "schema leakage samples targets dependency")
     assert (wrong in found) if wrong else not found
 
 
@@ -123,7 +123,7 @@ def test_the_source_of_the_factory_s_file_is_read(tmp_path: Any, monkeypatch: py
     (tmp_path / "slots_replaced.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     factory = importlib.import_module("slots_replaced").make_script
-    assert "`+=` is meant" in said(factory, "names")
+    assert "`+=` is meant" in failure(factory, "names")
 
 
 def test_a_validation_that_is_not_normalised_as_training_is():
@@ -131,8 +131,8 @@ def test_a_validation_that_is_not_normalised_as_training_is():
     train = TensorDataset((TRAIN.tensors[0] - mean) / std, TRAIN.tensors[1])
     val = TensorDataset((VAL.tensors[0] - mean) / std, VAL.tensors[1])
     raw = TensorDataset(VAL.tensors[0] * 16, VAL.tensors[1])
-    assert "normalised differently" in said(script(train=train, val=raw), "evaluated")
-    assert not said(script(train=train, val=val), "evaluated")
+    assert "normalised differently" in failure(script(train=train, val=raw), "evaluated")
+    assert not failure(script(train=train, val=val), "evaluated")
 
 
 class Places(nn.Module):
@@ -160,3 +160,14 @@ def test_class_weights_of_pixels_make_a_mean_over_weights(shifted: bool):
     result = trainworthy.check(script(Places, **parts), only="dependency", raises=False)
     assert result.ok != shifted, result.table()
     assert ("a mean with weights" in result.table()) != shifted
+
+
+def test_a_loss_that_leaves_samples_out_is_no_mean_over_weights():
+    """The gradient of a sample that is left out has no direction."""
+
+    def first_half(model: nn.Module, batch: Any) -> Tensor:
+        n = max(1, len(batch[0]) // 2)
+        return F.cross_entropy(model(batch[0])[:n], batch[1][:n])
+
+    result = trainworthy.check(script(loss=first_half, train_loop=None), only="dependency", raises=False)
+    assert not result.ok

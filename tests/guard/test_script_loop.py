@@ -6,28 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler as schedulers
-from torch.utils.data import DataLoader, Sampler, TensorDataset
+from torch.utils.data import DataLoader, Sampler
 from trainworthy.core.adapters import observed
 
 import trainworthy
+from tests.core.test_check import TRAIN, VAL, accuracy, loss
 from tests.helpers.commands import holds
 
 EPOCHS, BATCHES = 20, 45
-
-
-def splits() -> tuple[TensorDataset, TensorDataset]:
-    found = load_digits()
-    x, y = torch.tensor(found.data, dtype=torch.float32) / 16, torch.tensor(found.target)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    a, b = order[: 32 * BATCHES], order[32 * BATCHES :]
-    return TensorDataset(x[a], y[a]), TensorDataset(x[b], y[b])
-
-
-TRAIN, VAL = splits()
 
 
 class Half(Sampler):
@@ -38,12 +27,6 @@ class Half(Sampler):
 
     def __len__(self) -> int:
         return len(TRAIN) // 2
-
-
-def accuracy(model: nn.Module, loader: DataLoader) -> float:
-    model.eval()
-    with torch.no_grad():
-        return sum((model(x).argmax(1) == y).sum().item() for x, y in loader) / len(loader.dataset)
 
 
 def script(
@@ -78,9 +61,15 @@ def script(
             best[:] = [keep(model.state_dict())] if keep else []
 
         return trainworthy.Script(
-            model=model, optimizer=optimizer, train=train, val=VAL, metric=accuracy, train_loop=epoch, classes=10,
-            loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
-        )  # fmt: skip
+            model=model,
+            optimizer=optimizer,
+            train=train,
+            val=VAL,
+            loss=loss,
+            metric=accuracy,
+            train_loop=epoch,
+            classes=10,
+        )
 
     return factory
 

@@ -62,8 +62,8 @@ def dependency(context: GateContext) -> Finding:
     )
     evidence, cause = {"loss_gap": gap, "gradient_gap": leak}, ""
     micro = math.ceil(context.cfg.train.batch_size / (run.world * context.cfg.train.accumulate))
-    n, few = min(micro, len(data)), max(gap, leak) > limit
-    if few:
+    n, small = min(micro, len(data)), max(gap, leak) > limit  # `small`: eight samples show it
+    if small:
         cause = _why(run, data, seed, limit, *used[-1], mean=mean)
     elif n > SMALL and not stage.expect.gate_batch_size:  # it may occur in large batches only
         gap, leak, cause = draw(partial(_whole_batch, n=n))
@@ -74,7 +74,7 @@ def dependency(context: GateContext) -> Finding:
     if free and (found := _of_one_length(run, *used[-1], data, seed, limit, n)) is not None:
         gap, leak = found
         measured += f"; of samples of one length by {gap:.1e} and {leak:.1e}: the loss is a mean over their entries"
-    elif free and few and _in_direction(run, *used[-1], data, seed, limit):
+    elif free and small and _in_direction(run, *used[-1], data, seed, limit):
         gap, leak = 0.0, 0.0
         measured += "; each input's gradient has the direction that it has alone: the loss is a mean with weights"
     ahead, where = 0.0, ""
@@ -130,21 +130,25 @@ def _of_one_length(
 
 
 def _in_direction(run: Run, stage: Stage, double: bool, data: Data, seed: int, limit: float) -> bool:
-    """Return whether each sample's input gradient in a batch is a multiple of its own, as where class weights of pixels make the loss a
-    mean over weights. Only for class numbers: the gradients of single numbers have one direction whatever the loss mixes."""
+    """Return whether each sample's input gradient in a batch is its own times its share of the weight, as where class weights of pixels
+    make the loss a mean over weights. Only for class numbers: the gradients of single numbers have one direction whatever the loss mixes."""
     indices = pick(data, SMALL, seed)
     batch = _read(run, data, indices, seed, double)
     targets = [batch.get(k) for k, f in data.fields.items() if f.role == "target"]
     if run.world > 1 or not targets or not all(isinstance(y, Tensor) and y.dtype == torch.int64 for y in targets):
         return False
     together = _input_gradients(run, stage, data, batch)[1]
+    factors = []
     for j, i in enumerate(indices):
         alone = _input_gradients(run, stage, data, _read(run, data, [i], seed, double))[1]
-        for key, own in alone.items():
-            row = together[key][j : j + 1]
-            if row.shape != own.shape or (row / row.norm() - own / own.norm()).norm() > limit:
-                return False
-    return bool(together)
+        pairs = [(together[key][j : j + 1], own) for key, own in alone.items()]
+        if not pairs or any(row.shape != own.shape for row, own in pairs):
+            return False
+        row, own = (torch.cat([x.flatten() for x in side]) for side in zip(*pairs, strict=True))
+        if not row.any() or not own.any() or (row / row.norm() - own / own.norm()).norm() > limit:
+            return False
+        factors.append((row.norm() / own.norm()).item())
+    return abs(sum(factors) / len(factors) - 1) <= limit  # the loss of a batch is its mean times its samples
 
 
 def _whole_batch(

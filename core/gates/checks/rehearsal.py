@@ -111,16 +111,12 @@ def wiring(context: GateContext) -> Finding:
 
 def _unlisted(stage: Stage) -> list[str]:
     """Return what does not fit between the model, its optimisers and what is declared frozen."""
-    trained, expect, wrong = stage.parameters(), stage.expect, []
-    stray = [
-        n
-        for n, _ in stage.model.named_parameters()
-        if n not in trained and not n.startswith(expect.frozen or ("\0",)) and not stage.follows(n)
-    ]
+    trained, frozen, wrong = stage.parameters(), stage.expect.frozen, []
+    names = [n for n, _ in stage.model.named_parameters()]
+    stray = [n for n in names if n not in trained and not n.startswith(frozen or ("\0",)) and not stage.follows(n)]
     if stray:
         wrong.append(f"{len(stray)} parameter tensors are in no optimiser and not declared frozen, e.g. {stray[0]}")
-    names = [n for n, _ in stage.model.named_parameters()]
-    for prefix in expect.frozen:
+    for prefix in frozen:
         if (own := [n for n in names if n.startswith(prefix)]) and all(n in trained for n in own):
             wrong.append(f"{prefix} is declared frozen, and all of its {len(own)} tensors are in an optimiser")
     empty = [

@@ -7,11 +7,8 @@ from torch import Tensor
 
 CAUSE = "training and evaluation number their classes differently: use one mapping from names to numbers for both"
 LEAST = 3  # answers for a class whose number is looked for
-EXCHANGED = (
-    20,
-    0.3,
-    0.7,
-)  # samples of the moved classes; their share of right answers as it is at most, and with the other numbers at least
+SEEN = 20  # samples of the classes that are moved
+WRONG, RIGHT = 0.3, 0.7  # their share of right answers as it is at most, and with the other numbers at least
 
 
 @dataclass
@@ -43,6 +40,5 @@ def numbering(truth: Tensor, answer: Tensor) -> Numbering | None:
     other = known & (names != torch.arange(classes))
     mine = ~first & other[truth]
     before, after = (float((x[mine] == answer[mine]).float().mean()) for x in (truth, names[truth]))
-    few, low, high = EXCHANGED
-    exchanged = int(mine.sum()) >= few and before <= low and after >= high
+    exchanged = int(mine.sum()) >= SEEN and before <= WRONG and after >= RIGHT
     return Numbering(as_it_is, right, int(other.sum()), count, int(held.sum()), exchanged)

@@ -122,12 +122,12 @@ def reordered(mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> Ite
     if not theirs[1].is_floating_point() and int(theirs[1].max()) > int(mine[1].max()):
         return
     known = related(*mine)
-    apart = torch.cdist(known / known.std(), related(*theirs) / known.std())
-    order = torch.zeros(len(apart), dtype=torch.long)
-    for _ in range(len(apart)):  # the most alike first
-        a, b = divmod(int(apart.argmin()), len(apart))
+    distances = torch.cdist(known / known.std(), related(*theirs) / known.std())
+    order = torch.zeros(len(distances), dtype=torch.long)
+    for _ in range(len(distances)):  # the most alike first
+        a, b = divmod(int(distances.argmin()), len(distances))
         order[a] = b
-        apart[a], apart[:, b] = float("inf"), float("inf")
+        distances[a], distances[:, b] = float("inf"), float("inf")
     if moved := int((order != torch.arange(len(order))).sum()):
         yield f"with {moved} of {len(order)} columns in another order", theirs[0][:, order]
 

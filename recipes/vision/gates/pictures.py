@@ -272,9 +272,10 @@ def scored(context: GateContext) -> Finding:
 def definitions(mask: Tensor, answer: Tensor, classes: Iterable) -> dict[str, float]:
     """Return what an evaluation may report of answers (N, H, W), as sets of pixels: IoU and recall of each class, their means."""
     known, classes = mask != IGNORE, list(classes)
-    true, said = ([(ids == c) & known for c in range(len(classes))] for ids in (mask, answer))
+    true, predicted = ([(ids == c) & known for c in range(len(classes))] for ids in (mask, answer))
     both, either = (
-        [int(one(t, s).sum()) for t, s in zip(true, said, strict=True)] for one in (torch.logical_and, torch.logical_or)
+        [int(one(t, s).sum()) for t, s in zip(true, predicted, strict=True)]
+        for one in (torch.logical_and, torch.logical_or)
     )
     iou = {f"iou/{c}": hit / union for c, hit, union in zip(classes, both, either, strict=True) if union}
     recall = {f"recall/{c}": hit / int(t.sum()) for c, hit, t in zip(classes, both, true, strict=True) if t.any()}
