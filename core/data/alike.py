@@ -14,7 +14,11 @@ NEAR_SHORT = 0.993  # for up to 256 entries, or pixels: different digits of 8x8 
 DETAILS = 0.3
 """Smallest correlation of what two images have beyond their smooth parts, if one is a copy of the other. Of crops of photos that were saved
 again as JPEG (quality 30), made brighter, noisy (4%) or moved by a pixel, 90% have 0.88 and more; the rest hardly has any detail. Different
-windows of sky have at most 0.1."""
+windows of sky have at most 0.1. """
+ROW_DETAILS = 0.6
+"""The same for a row of L entries, and at least 4.5/sqrt(L): unrelated noise reaches 3/sqrt(L) where one window of hundreds is the nearest."""
+SMOOTH = 5  # entries of the local mean of a row
+PLAIN = 0.05  # share of a row's norm that its details have at least; windows of a series without noise have less
 
 
 def pooled(value: Tensor) -> Tensor:
@@ -89,19 +93,29 @@ def limit(widths: list[int], shapes: list[tuple[int, ...]]) -> float:
 
 
 def share_details(a: Tensor, b: Tensor, widths: list[int], shapes: list[tuple[int, ...]]) -> Tensor:
-    """Return for each pair of rows (N, D) whether their images also agree in what is not smooth.
+    """Return for each pair of rows (N, D) whether their images and series also agree in what is not smooth.
 
-    Two windows of sky, or of a wall, have a cosine near 1 because both get brighter from one side to the other. They are no copies.
-    Inputs that are no images agree, and so do two without any detail.
+    Two windows of sky, or of a wall, have a cosine near 1 because both get brighter from one side to the other; two windows of a series
+    because it repeats. They are no copies. Images without any detail agree.
     """
     agree = torch.ones(len(a), dtype=torch.bool)
     for x, y, shape in zip(a.split(widths, 1), b.split(widths, 1), shapes, strict=False):
+        if len(shape) == 1:
+            agree &= _row_details_agree(x, y)
         if len(shape) < 2 or min(shape[-2:]) < SMALLEST:
             continue
         x, y = (_details(part.reshape(len(part), math.prod(shape[:-2]), *shape[-2:])) for part in (x, y))
         blank = (x.norm(dim=1) < 1e-6) & (y.norm(dim=1) < 1e-6)
         agree &= (F.cosine_similarity(x, y) >= DETAILS) | blank
     return agree
+
+
+def _row_details_agree(a: Tensor, b: Tensor) -> Tensor:
+    """Return for each pair of rows (N, L) whether they agree in what is not smooth."""
+    border = SMOOTH // 2
+    x, y = (v[:, border:-border] - F.avg_pool1d(v[:, None], SMOOTH, 1)[:, 0] for v in (a, b))
+    detailed = torch.minimum(x.norm(dim=1), y.norm(dim=1)) >= PLAIN  # rows have unit norm
+    return detailed & (F.cosine_similarity(x, y) >= max(ROW_DETAILS, 4.5 / math.sqrt(a.shape[1])))
 
 
 def _details(images: Tensor) -> Tensor:

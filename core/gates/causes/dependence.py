@@ -13,6 +13,7 @@ from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 
 NO_EXPERIMENT = "no experiment explains it"
+MOVED = 0.1  # of a gradient's direction: the weights of a mean change its size alone
 UNTRAINED = "the metric does not look at the answers"
 Rows = list[Tensor]
 
@@ -32,13 +33,16 @@ class Mixture:
     calls: dict[tuple[int, ...], list[tuple[str, Rows, Rows]]] = field(default_factory=dict)
 
     def loss(self, indices: Sequence[int], targets: Sequence[int] | None = None) -> float:
+        return float(self.total(indices, targets))
+
+    def total(self, indices: Sequence[int], targets: Sequence[int] | None = None, *, graph: bool = False) -> Any:
         """Sum of the loss terms of these samples; `targets`: the samples whose targets they get."""
         batch = self.read(indices)
         if targets is not None:
             others = self.read(targets)
             batch |= {k: others[k] for k, f in self.data.fields.items() if f.role == "target" and k in others}
-        with evaluating(self.stage.model), self.run.autocast():
-            return float(sum(self.stage.loss(self.stage.model, batch).values()))
+        with evaluating(self.stage.model), torch.set_grad_enabled(graph), self.run.autocast():
+            return sum(self.stage.loss(self.stage.model, batch).values())
 
     def same(self, a: float, b: float) -> bool:
         return abs(a - b) <= self.limit * max(abs(a), abs(b), 1e-8)
@@ -138,7 +142,44 @@ def _in_the_loss(m: Mixture, indices: Sequence[int]) -> str:
         if all(m.same(*both) for both in fits):
             return (f"a broadcast of (B, 1) with (B,) in the loss: that of three samples is {of} of all pairs, each sample with each "
                     "other ({:.4g} and {:.4g})".format(*fits[0]))  # fmt: skip
-    return ""
+    return _other_answers(m, indices)
+
+
+def _other_answers(m: Mixture, indices: Sequence[int]) -> str:
+    """Whether a sample's target is compared with the model's answers to other samples: if it alone is exchanged, the gradients of
+    their answers change."""
+    others = (indices[1], *indices[1:])  # the first sample gets the target of the second
+    try:
+        own, exchanged = _answer_gradients(m, indices), _answer_gradients(m, indices, others)
+    except (ValueError, RuntimeError, IndexError):  # samples of several lengths, or a loss that refuses it
+        return ""
+    if own is None or exchanged is None or own.shape != exchanged.shape:
+        return ""
+    moved = [
+        a.any() and b.any() and _gap(a / a.norm(), b / b.norm()) > MOVED for a, b in zip(own, exchanged, strict=True)
+    ]
+    if not any(moved[1:]):
+        return ""
+    return (f"targets are compared with the answers to other samples: with another target for the first of {len(indices)} samples, the "
+            f"gradients of {sum(moved[1:])} other samples' answers change; a view(), reshape(), transpose() or flatten() orders the model's "
+            "output otherwise than the targets")  # fmt: skip
+
+
+def _answer_gradients(m: Mixture, indices: Sequence[int], targets: Sequence[int] | None = None) -> Tensor | None:
+    """Gradient of the loss with respect to the model's first output that has an axis of samples, which becomes the first axis."""
+    outputs: list[Tensor] = []
+
+    def keep(_: Any, __: Any, out: Any) -> None:
+        outputs.extend(x for x in tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad)
+
+    with hooked([m.stage.model.register_forward_hook(keep)]):
+        total = m.total(indices, targets, graph=True)
+    for out in outputs:
+        axes = [d for d, size in enumerate(out.shape[:2]) if size == len(indices)]
+        if axes and total.requires_grad:
+            (found,) = torch.autograd.grad(total, [out], retain_graph=True, allow_unused=True)
+            return None if found is None else found.movedim(axes[0], 0)
+    return None
 
 
 def _shifted(m: Mixture, indices: Sequence[int], by: int) -> tuple[float, float]:

@@ -17,6 +17,7 @@ from trainworthy.core.recipe.stage import Field
 
 SAME = 1e-3  # relative difference up to which two numbers are the same one
 BYTE = 255
+PLACES, FEWEST = 32, 4  # of a target that are tried; from how many on
 
 
 # ----------------------------------------------------------------------------------------------------------------- data
@@ -131,6 +132,29 @@ def explain_ignored_input(model: nn.Module, loss: Callable[[dict], Tensor], batc
     if difference < 1e-5:
         return (f"the input does not reach the loss: with the inputs of other samples its gradient is the same (to {difference:.0e}, "
                 "relative)")  # fmt: skip
+    return ""
+
+
+def explain_unread_places(loss: Callable[[dict], Tensor], batch: dict, targets: Sequence[str]) -> str:
+    """Return that the loss reads half of a target's places or fewer: that many change it when their class numbers are exchanged.
+    Places that are ignored (negative) do not count."""
+    for key in targets:
+        value = batch.get(key)
+        if not isinstance(value, Tensor) or value.dtype != torch.int64 or value.dim() < 2 or value[0].numel() < FEWEST:
+            continue
+        flat, known = value.flatten(1), value[value >= 0].unique()
+        places = torch.linspace(0, flat.shape[1] - 1, min(PLACES, flat.shape[1])).long().tolist()
+        places = [p for p in places if (flat[:, p] >= 0).any()]
+        read = 0
+        with torch.no_grad():
+            before = loss(batch).item()
+            for p in places if len(known) > 1 else ():
+                changed = flat.clone()
+                other = known[(torch.searchsorted(known, flat[:, p].contiguous()) + 1) % len(known)]
+                changed[:, p] = torch.where(flat[:, p] >= 0, other, flat[:, p])
+                read += loss({**batch, key: changed.view_as(value)}).item() != before
+        if len(places) >= FEWEST and 0 < read <= len(places) / 2:
+            return f"the loss reads {read} of {len(places)} places of '{key}' that were tried; the metric scores the others, too"
     return ""
 
 

@@ -1,5 +1,7 @@
 """Finds a step size that is out of all proportion in what a training did to the weights."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from trainworthy.core.base.dtensor import local
@@ -8,6 +10,8 @@ from trainworthy.core.recipe.stage import Stage
 
 STILL = 1e-3  # of their norm: less is no training
 GREW, SHRANK = 10.0, 0.2  # times their norm
+PACE = 0.25  # share of its fall that a loss which never slows down has in the last third of the steps; a straight line: 0.33
+SEEN = 0.005  # of the first loss: a smaller fall says nothing
 
 
 def entries(stage: Stage) -> Tensor:
@@ -30,3 +34,15 @@ def explain_step_size(before: Tensor, after: Tensor, steps: int) -> str:
     if now < SHRANK:
         return f"weight decay is far too strong for the rate: {steps} steps left {now:.0%} of the weights' norm"
     return ""
+
+
+def explain_unslowed(found: dict[str, Any]) -> str:
+    """Return a cause if the loss falls as fast at the end as on average. Then only the step size limits it: near a floor, a loss slows
+    down."""
+    losses = [found["initial"], *(loss for _, loss, _ in found["curve"])]
+    third = len(losses) // 3
+    whole, late = losses[0] - losses[-1], losses[-1 - third] - losses[-1]
+    if third < 2 or losses != sorted(losses, reverse=True) or whole < SEEN * losses[0] or late < PACE * whole:
+        return ""
+    return (f"the rate is far too low for {found['steps']} steps: the loss never slows down, {late:.2g} of its fall by {whole:.2g} is in "
+            "the last third")  # fmt: skip

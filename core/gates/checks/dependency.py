@@ -4,16 +4,18 @@ size against both."""
 import contextlib
 import copy
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes.dependence import Mixture, explain_mixed_samples, is_independent
+from trainworthy.core.gates.causes.scores import explain_in_batch
 from trainworthy.core.gates.checks.lookahead import LIMIT as AHEAD
 from trainworthy.core.gates.checks.lookahead import lookahead
 from trainworthy.core.gates.gate import GateContext, fetch, pick
@@ -104,7 +106,25 @@ def _why(run: Run, data: Data, seed: int, limit: float, stage: Stage, double: bo
         return ""
     indices = pick(data, max(2, stage.expect.at_most(4)), seed)
     mixture = Mixture(run, stage, data, lambda some: _read(run, data, list(some), seed, double), limit)
+    if len(indices) > 3 and is_independent(mixture, indices):
+        compared, wrong = explain_in_batch(lambda n: mixture.loss(indices[:n]))
+        wrong = wrong or (compared and _same_views(stage, mixture.read(indices)))
+        if compared and not wrong:
+            raise Skip(f"{compared}, as contrastive losses do (`batch_dependence` declares it)")
+        if wrong:
+            return wrong
     return explain_mixed_samples(mixture, indices, mean=mean)
+
+
+def _same_views(stage: Stage, batch: dict) -> str:
+    """Return that two entries of a batch are equal, where nothing in the model draws: as views of a sample they teach nothing."""
+    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in stage.model.modules()):
+        return ""  # dropout makes two views of one sample
+    floats = [(k, v) for k, v in batch.items() if _floating(v) and v.numel() > len(v) and v.std() > 0]
+    for (one, a), (other, b) in itertools.combinations(floats, 2):
+        if torch.equal(a, b):
+            return f"the two views of each sample, '{one}' and '{other}', are equal: draw the augmentation for each of them"
+    return ""
 
 
 def _of_one_length(
@@ -215,7 +235,8 @@ def _mixture(
     for indices in (picked[i : i + size] for i in range(0, len(picked), size)):
         batch = _read(run, data, indices, seed, double)
         together = _input_gradients(run, stage, data, batch)
-        if _largest_difference(together[1], _input_gradients(run, stage, data, batch)[1]) > limit:
+        again = _input_gradients(run, stage, data, batch)
+        if abs(together[0] - again[0]) > limit * abs(together[0]) or _largest_difference(together[1], again[1]) > limit:
             raise Skip(
                 "the loss of one batch differs from call to call in eval mode (see evaluation): nothing to compare"
             )

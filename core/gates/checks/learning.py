@@ -13,7 +13,8 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.causes.dependence import NO_EXPERIMENT, UNTRAINED, explain_answers_without_input
 from trainworthy.core.gates.causes.gradient import ratio
-from trainworthy.core.gates.causes.weights import entries, explain_step_size
+from trainworthy.core.gates.causes.scores import explain_bounded_scores
+from trainworthy.core.gates.causes.weights import entries, explain_step_size, explain_unslowed
 from trainworthy.core.gates.checks.batch_norm import layers
 from trainworthy.core.gates.checks.null_model import reaches
 from trainworthy.core.gates.gate import GateContext, fetch, loss_of_parts, pick, split_evenly, total_loss, train_set
@@ -23,8 +24,6 @@ from trainworthy.core.recipe.stage import Expect, Metric, Stage, View, categoric
 OVERFIT_SAMPLES = 8
 PATIENCE = 30.0  # seconds of the first training of eight samples above which no other rate is tried
 RATES = (30, 1 / 30, 3000, 1 / 1000)  # multiples of the rate that are tried where eight samples were not memorised
-PACE = 0.25  # share of its fall that a loss which never slows down has in the last third of the steps; a straight line: 0.33
-SEEN = 0.005  # of the first loss: a smaller fall says nothing
 
 
 @gate(
@@ -227,14 +226,20 @@ def overfit(context: GateContext) -> Finding:
         remedy,
         evidence={"curve": [(0, found["initial"], None), *found["curve"]], "needed_loss": found["needed_loss"],
                   "samples": found["indices"]},
-        batch=found["batch"], cause=_opposed(used, found) if closed else _why_not(context, stage, found),
+        batch=found["batch"], cause=_opposed(context, used, found) if closed else _why_not(context, stage, found),
     )  # fmt: skip
 
 
-def _opposed(metric: Metric, found: dict) -> str:
-    """Return the cause of a metric that is far below chance although the loss is at its floor."""
+def _opposed(context: GateContext, metric: Metric, found: dict) -> str:
+    """Return the cause of a metric that is far below its goal although the loss is at its floor."""
+    run, stage = context.look()
     value, lowest = found["metric"], metric.floor - 0.5 * (found["goal"] - metric.floor)
-    if value is None or not metric.better(lowest, value):
+    if value is None or not metric.better(found["goal"], value):
+        return ""
+    targets = [k for k, f in stage.data["train"].fields.items() if f.role == "target"] * (run.world == 1)
+    if why := named.explain_unread_places(lambda b: total_loss(run, stage, b), found["batch"], targets):
+        return why
+    if not metric.better(lowest, value):
         return ""
     return (f"loss and metric want opposite answers: {metric.name} is {value:.3g} where the loss is at its floor, far worse than chance "
             f"({metric.floor:.3g}); 1 and 0, or a sign, are exchanged in one of them")  # fmt: skip
@@ -257,14 +262,17 @@ def _why_not(context: GateContext, stage: Stage, found: dict) -> str:
     if why:
         return why
     if context.expect.gate_batch_size or found["seconds"] > PATIENCE:  # expensive samples: no further training
-        return _never_slows(found)
+        return explain_unslowed(found)
     for factor in RATES:
         again = _train_on_eight(context, rate=factor)[2]
         if again.get("loss", math.inf) <= again["needed_loss"]:
             low = "low" if factor > 1 else "high"
             return (f"the rate is far too {low} for 8 samples: at {factor:g} times the rate they are memorised in {again['steps']} steps "
                     f"(loss {again['loss']:.3f})")  # fmt: skip
-    return ""
+    with evaluating(stage.model):
+        return explain_bounded_scores(
+            stage.model, lambda m: stage.loss(m, found["batch"]), found["loss"], found["needed_loss"]
+        )
 
 
 def _ignored(context: GateContext, run: Run, stage: Stage, batch: dict) -> str:
@@ -275,18 +283,6 @@ def _ignored(context: GateContext, run: Run, stage: Stage, batch: dict) -> str:
         return named.explain_ignored_input(one.model, lambda b: total_loss(run, one, b), batch, inputs)
 
     return (why := explained(stage)) and explained(context.look()[1]) and why
-
-
-def _never_slows(found: dict) -> str:
-    """Return a cause if the loss falls as fast at the end as on average. Then only the step size limits it: near a floor, a loss slows
-    down."""
-    losses = [found["initial"], *(loss for _, loss, _ in found["curve"])]
-    third = len(losses) // 3
-    whole, late = losses[0] - losses[-1], losses[-1 - third] - losses[-1]
-    if third < 2 or losses != sorted(losses, reverse=True) or whole < SEEN * losses[0] or late < PACE * whole:
-        return ""
-    return (f"the rate is far too low for {found['steps']} steps: the loss never slows down, {late:.2g} of its fall by {whole:.2g} is in "
-            "the last third")  # fmt: skip
 
 
 @gate(

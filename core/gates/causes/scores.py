@@ -1,0 +1,87 @@
+"""Looks at the scores that a loss gives to softmax: which samples they compare, and whether their range is enough for the loss to fall."""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+LARGER = 10.0  # times the weights
+BOUND = 2.0  # times the range of scores that larger weights give, if nothing bounds it
+NEAR = 1.25  # times the lowest loss of a range of scores, from which that range explains the loss
+OVER = {F.cross_entropy, F.log_softmax, F.softmax, torch.log_softmax, torch.softmax, torch.logsumexp, Tensor.log_softmax, Tensor.softmax,
+        Tensor.logsumexp}  # fmt: skip
+
+
+class Scores(TorchFunctionMode):
+    """Keeps (scores, class numbers or None) of each call while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[Tensor, Tensor | None]] = []
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        given = kwargs or {}
+        if func in OVER and isinstance(scores := args[0] if args else given.get("input"), Tensor):
+            target = (args[1] if len(args) > 1 else given.get("target")) if func is F.cross_entropy else None
+            classes = isinstance(target, Tensor) and not target.is_floating_point()
+            self.seen.append((scores.detach(), target.detach() if classes else None))
+        return func(*args, **given)
+
+
+def explain_in_batch(loss: Callable[[int], object]) -> tuple[str, str]:
+    """(what the loss compares, the fault in it) where it compares each sample with the others of its batch, as contrastive losses do:
+    scores of n samples with n others. `loss(n)`: computes the loss of n samples, for n of 3 and 4."""
+    found = []
+    for n in (3, 4):
+        with Scores() as scores:
+            loss(n)
+        found.append([s for s in scores.seen if s[0].dim() == 2 and {*s[0].shape} <= {n, 2 * n, 2 * n - 1}])
+    if not all(found) or any(n in s.shape for n, kept in ((4, found[0]), (3, found[1])) for s, _ in kept):
+        return "", ""
+    rows, columns = found[1][0][0].shape
+    what = f"the loss compares the samples of a batch: softmax over scores of {rows} x {columns} for four samples"
+    for scores, target in found[1]:
+        if target is None or scores.shape != (4, 4) or target.shape != (4,):
+            continue
+        if target.unique().numel() == 4 and (own := target.tolist()) != [0, 1, 2, 3]:
+            row = next(i for i, c in enumerate(own) if i != c)
+            return what, (f"each sample is matched with another sample's view: of four samples, the target of row {row} is column {own[row]}; "
+                          "targets are torch.arange(len(batch))")  # fmt: skip
+    return what, ""
+
+
+def explain_bounded_scores(model: nn.Module, loss: Callable[[nn.Module], object], reached: float, needed: float) -> str:
+    """Return that the range of scores keeps the loss of a sample above `needed`: they are bounded, and `reached` is about what that range
+    allows. `loss(model)`: computes the loss of a batch."""
+    first = _range(model, loss)
+    if first is None:
+        return ""
+    low, high, classes = first
+    least = math.log1p((classes - 1) * math.exp(low - high))
+    if least <= needed or not reached <= NEAR * least:
+        return ""
+    larger = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in larger.parameters():
+            weight.mul_(LARGER)
+    again = _range(larger, loss)
+    if again is None or not 0 < again[1] - again[0] < BOUND * (high - low):
+        return ""
+    return (f"the scores are bounded: they lie between {low:.3g} and {high:.3g}, with {LARGER:g} times the weights between {again[0]:.3g} and "
+            f"{again[1]:.3g}; a loss over {classes} scores in such a range is at least {least:.3g}. Cosines need a factor (10 to 100), and a "
+            "temperature divides: 0.1, not 10")  # fmt: skip
+
+
+def _range(model: nn.Module, loss: Callable[[nn.Module], object]) -> tuple[float, float, int] | None:
+    """(smallest, largest score, number of scores of a row) of the only loss over softmax, or None."""
+    with Scores() as scores, torch.no_grad():
+        loss(model)
+    found = [s for s, target in scores.seen if target is not None and s.dim() == 2]
+    if len({s.shape for s in found}) != 1 or not all(s.isfinite().all() for s in found):
+        return None
+    return min(s.min().item() for s in found), max(s.max().item() for s in found), found[0].shape[1]
