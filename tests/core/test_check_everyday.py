@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, TensorDataset
 from trainworthy.core.adapters import entries, next_token
 from trainworthy.core.adapters.script import Result
 from trainworthy.core.base.errors import UserError
@@ -325,3 +326,59 @@ def test_a_model_of_characters_memorises_all_but_the_first():
 
     passed(script(Causal, lr=1e-2, train=rows[:250], val=rows[250:], loss=loss, metric=nats, classes=20, train_loop=None,
                   higher_is_better=False, floor=3.0), "overfit")  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ tables of users and products
+USERS, ITEMS, RATED = 80, 60, 4000
+
+
+class Tables(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.users, self.items = nn.Embedding(USERS, 8), nn.Embedding(ITEMS, 8)
+
+    def forward(self, user: torch.Tensor, item: torch.Tensor) -> torch.Tensor:
+        return (self.users(user) * self.items(item)).sum(1)
+
+
+def ratings(shuffled: bool) -> trainworthy.Script:
+    drawn = torch.Generator().manual_seed(5)
+    pairs = torch.randperm(USERS * ITEMS, generator=drawn)[:RATED]
+    user, item = pairs // ITEMS, pairs % ITEMS
+    tastes, kinds = torch.randn(USERS, 4, generator=drawn), torch.randn(ITEMS, 4, generator=drawn)
+    rating = (tastes[user] * kinds[item]).sum(1) + 0.2 * torch.randn(RATED, generator=drawn)
+    if shuffled:
+        rating = rating[torch.randperm(RATED, generator=drawn)]
+    torch.manual_seed(0)
+    model = Tables()
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return nn.functional.mse_loss(model(*batch[:2]), batch[2])
+
+    def mse(model: nn.Module, loader: Any) -> float:
+        model.eval()
+        with torch.no_grad():
+            return sum(loss(model, batch).item() * len(batch[2]) for batch in loader) / len(loader.dataset)
+
+    def train_epoch(model: nn.Module, optimizer: Any, batches: Any) -> None:
+        model.train()
+        for batch in batches:
+            optimizer.zero_grad()
+            loss(model, batch).backward()
+            optimizer.step()
+
+    cut = RATED * 4 // 5
+    return trainworthy.Script(
+        model=model, optimizer=torch.optim.Adam(model.parameters(), 2e-2), loss=loss, metric=mse, train_loop=train_epoch, target=2,
+        train=DataLoader(TensorDataset(user[:cut], item[:cut], rating[:cut]), 64, shuffle=True),
+        val=TensorDataset(user[cut:], item[cut:], rating[cut:]), higher_is_better=False, floor=float(rating.var()),
+    )  # fmt: skip
+
+
+def test_what_each_user_needs_samples_for_is_tried_on_more_of_them():
+    healthy, shuffled = (
+        trainworthy.check(lambda s=s: ratings(s), raises=False, only=["tiny-data"]) for s in (False, True)
+    )
+    assert healthy.ok, healthy.failed
+    assert "on 2048 samples" in healthy.verdicts[0].measured
+    assert not shuffled.ok

@@ -19,6 +19,7 @@ from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Data, Metric, Stage, View
 
 TINY, HELD_OUT, FEWEST = 256, 250, 32  # training samples, held-out samples, and the minimum of either
+MORE = 2048  # training samples where nothing carries over from TINY
 PERMUTATIONS, ENOUGH = 10, 4  # and the fewer that suffice if the result is twice what is needed
 TESTED = 128  # samples of the test split
 LEARNT = 0.1  # fraction of the range from chance to the ceiling that counts as learnt
@@ -258,7 +259,7 @@ def tiny_data(context: GateContext) -> Finding:
         if context.deep:
             steps = 30 * times * math.ceil(250 / 32)
             return _train_on_few(context, n=250, steps=steps, batch=max(32, 4 * world), every=steps // 30, **how)
-        return _train_on_few(context, n=TINY, steps=times * TINY_STEPS, batch=batch, every=20, **how)
+        return _train_on_few(context, **{"n": TINY, "steps": times * TINY_STEPS, "batch": batch, "every": 20, **how})
 
     found, gain, allowed, doubt, wrong = {}, 0.0, math.inf, False, []
     for times in (1, 4):
@@ -272,6 +273,9 @@ def tiny_data(context: GateContext) -> Finding:
             break
     if not found["in_time"] and not (found["train"].clear and found["held_out"].clear):
         found = _in_time(found, whole)
+    elif found["train"].clear and not found["held_out"].clear and not context.deep and len(probe.data["train"]) > TINY:
+        more = go(4, n=MORE)  # what each user or product needs samples of its own for does not carry over from a few
+        found = more if more["train"].clear and more["held_out"].clear else found
     learnt, carried, again, retrained = found["train"], found["held_out"], None, None
     narrow = learnt.clear and carried.clear and carried.gap < CLOSE * carried.needed
     if narrow and found["in_time"] and not context.deep:
