@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainworthy.core.adapters import observed, own_loop
-from trainworthy.core.adapters.script_stage import self_supervised
+from trainworthy.core.adapters.objective import Objective
 from trainworthy.core.adapters.subject import Subject
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates.causes.gradient import UNEXPLAINED
@@ -52,7 +52,7 @@ METRIC_DIFFERS = (
 ITS_OWN_TARGET = "neither loss nor metric depends on a target besides the input: there is nothing to exchange"
 
 
-def skips(script: "Script") -> dict[str, str]:
+def skips(script: "Script", found: Objective) -> dict[str, str]:
     """Return the gates that do not apply to a script."""
     divides = "train_loop divides batches itself: wiring checks the gradients that its optimiser gets"
     return {
@@ -64,7 +64,7 @@ def skips(script: "Script") -> dict[str, str]:
         "accumulation": divides if script.train_loop else "",
         "range-test": "how long the script trains is not known: trainworthy.LRFinder tests the rate",
         "resume": "" if script.save else "save= and load= are not set",
-        **(dict.fromkeys(("baseline", "tiny-data"), ITS_OWN_TARGET) if self_supervised(script) else {}),
+        **(dict.fromkeys(("baseline", "tiny-data"), ITS_OWN_TARGET) if found.own_target else {}),
     }
 
 

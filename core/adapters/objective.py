@@ -36,6 +36,8 @@ class Objective:
     classes: int = 0
     weights: dict[int, float] = field(default_factory=dict)
     """Weight of each class, relative to the first; empty: all equal."""
+    own_target: bool = False
+    """Whether the input is the target. How low such a loss can be is not known (a VAE's)."""
 
     @property
     def floor(self) -> float:

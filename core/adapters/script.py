@@ -193,9 +193,10 @@ def _subject(factory: Callable[[], Any], first: Any, seed: int, folder: Path) ->
     probe = script_stage.fresh(first, factory())
     device, own = next(probe.model.parameters()).device, probe.train_loop is not None
     found = script_stage.objective(probe)
+    found.own_target = script_stage.self_supervised(probe)
     make = partial(script_stage.make_stage, factory, folder, found)
     return Subject(
-        script_stage.settings(probe, seed), device, make, script_stage.train, adapted.skips(probe), own, str(found),
+        script_stage.settings(probe, seed), device, make, script_stage.train, adapted.skips(probe, found), own, str(found),
         observed.observer(factory, seed),
     )  # fmt: skip
 

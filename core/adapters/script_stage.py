@@ -305,7 +305,7 @@ def make_stage(factory: Callable[[], Script], folder: Path, found: Objective, ru
     stage = _ScriptStage(
         name="script", model=script.model, optimizers={"main": script.optimizer}, data=data, loss=loss, evaluate=evaluate,
         metric=Metric(name, "", floor=floor, ceiling=ceiling, higher_is_better=script.higher_is_better), counts=counts,
-        expect=Expect(initial_loss=script.initial_loss, loss_floor=lowest,
+        expect=Expect(initial_loss=script.initial_loss, loss_floor=lowest, floor_known=not found.own_target,
                       overfit_steps=script.overfit_steps, overfit_longer=True,
                       overfit_metric=goal, frozen=tuple(script.frozen), batch_dependence=script.batch_dependence,
                       schedule="train_loop is the script's own" if script.train_loop else ""),

@@ -201,11 +201,11 @@ class Expect:
     it skipped."""
 
     initial_loss: float | Callable[[dict], float] | None = None
-    """Loss per sample of the untrained model (softmax over N balanced classes: ln N). A function of the batch if it
-    depends on random draws, such as noise levels with different weights."""
+    """Loss per sample of the untrained model (softmax over N balanced classes: ln N). A function of the batch if it draws."""
     loss_floor: float | Callable[[dict], float] = 0.0
-    """Lowest loss that the objective allows on the overfit batch (with label smoothing: the smoothed targets' entropy).
-    A function of the batch if it depends on random draws (mixup)."""
+    """Lowest loss on the overfit batch (label smoothing: the smoothed targets' entropy). A function of it if it draws (mixup)."""
+    floor_known: bool = True
+    """False: a loss above its floor passes where the metric is at its goal (a VAE's)."""
     overfit_steps: int = 120
     """Optimiser steps within which the model must memorise eight fixed samples."""
     overfit_longer: bool | None = None

@@ -135,6 +135,16 @@ def explain_ignored_input(model: nn.Module, loss: Callable[[dict], Tensor], batc
     return ""
 
 
+def explain_infinite_loss(model: nn.Module, batch: dict, terms: dict[str, Tensor]) -> str:
+    """Return that the formula of the loss makes NaN or infinity: inputs and weights are finite."""
+    bad = [name for name, value in terms.items() if isinstance(value, Tensor) and not torch.isfinite(value).all()]
+    given = [x for x in (*batch.values(), *model.parameters()) if isinstance(x, Tensor) and x.is_floating_point()]
+    if not bad or not all(torch.isfinite(x).all() for x in given):
+        return ""
+    return (f"the loss is {float(terms[bad[0]].detach().sum())} although inputs and weights are finite: the logarithm or the root of a negative "
+            "number or of 0, a division by 0, exchanged arguments of a loss (kl_div(log-probabilities, target probabilities))")  # fmt: skip
+
+
 def explain_unread_places(loss: Callable[[dict], Tensor], batch: dict, targets: Sequence[str]) -> str:
     """Return that the loss reads half of a target's places or fewer: that many change it when their class numbers are exchanged.
     Places that are ignored (negative) do not count."""
@@ -184,7 +194,7 @@ def explain_silent_steps(silent: Sequence[bool]) -> str:
 def explain_double_softmax(reached: float, classes: int, smoothing: float) -> str:
     """Return the cause of a loss that stops at the lowest cross-entropy of probabilities: ln(e + n - 1) - 1 for n classes, without
     smoothing."""
-    if classes < 2:
+    if classes < 2 or not math.isfinite(reached):
         return ""
     least = math.log(math.e + classes - 1) - (1 - smoothing) - smoothing / classes
     if abs(reached - least) > 0.02 * least:

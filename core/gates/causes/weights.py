@@ -11,6 +11,7 @@ from trainworthy.core.recipe.stage import Stage
 STILL = 1e-3  # of their norm: less is no training
 GREW, SHRANK = 10.0, 0.2  # times their norm
 PACE = 0.25  # share of its fall that a loss which never slows down has in the last third of the steps; a straight line: 0.33
+STEADY = 0.8  # of the fall in the quarter before
 SEEN = 0.005  # of the first loss: a smaller fall says nothing
 
 
@@ -46,3 +47,11 @@ def explain_unslowed(found: dict[str, Any]) -> str:
         return ""
     return (f"the rate is far too low for {found['steps']} steps: the loss never slows down, {late:.2g} of its fall by {whole:.2g} is in "
             "the last third")  # fmt: skip
+
+
+def has_no_floor(found: dict[str, Any]) -> bool:
+    """Return whether the loss fell as much in the last half of the steps as in the quarter before: near a floor it falls ever less. Some
+    losses take thousands of steps although all answers are right (cumulative logits)."""
+    curve, last = found["curve"], found["steps"]
+    quarter, half, end = (next(loss for step, loss, _ in curve if step * parts >= last) for parts in (4, 2, 1))
+    return half - end >= STEADY * (quarter - half) > 0 and half - end > SEEN * found["initial"]

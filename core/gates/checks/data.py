@@ -68,7 +68,7 @@ def schema(context: GateContext) -> Finding:
     if "train" not in stage.data:
         made = training_samples(context)
         batch = fetch(made, list(range(min(2, len(made)))), None, run.device)
-    wrong += _loss_schema(run, stage, batch)
+    terms = _loss_schema(run, stage, batch, wrong)
     shapes = ", ".join(f"{k} {tuple(v.shape)} {str(v.dtype)[6:]}" for k, v in batch.items() if isinstance(v, Tensor))
     drawn = [w for w in wrong if w.endswith("the evaluation path draws at random")]
     return Finding(
@@ -76,7 +76,8 @@ def schema(context: GateContext) -> Finding:
         "a sample is a function of (seed, epoch, index)",
         "get() must draw from the generator that it receives, not from one of its own, numpy or random\n"
         "get() and collate() of the two splits differ", batch=batch,
-        cause="get() draws without a generator: augment only where one is handed to it" if drawn and len(drawn) == len(wrong) else "",
+        cause="get() draws without a generator: augment only where one is handed to it" if drawn and len(drawn) == len(wrong)
+        else named.explain_infinite_loss(stage.model, batch, terms),
     )  # fmt: skip
 
 
@@ -90,8 +91,7 @@ def _of_any_length(data: Data, key: str, drawn: Tensor, plain: Tensor, run: Run)
                for axis, (a, b) in enumerate(zip(drawn.shape, plain.shape, strict=True)))  # fmt: skip
 
 
-def _loss_schema(run, stage: Stage, batch: dict) -> list[str]:
-    wrong = []
+def _loss_schema(run, stage: Stage, batch: dict, wrong: list[str]) -> dict[str, Tensor]:
     with evaluating(stage.model), evaluating(stage.eval_model), run.autocast():
         terms = stage.loss(stage.model, batch)
         metrics = stage.evaluate(stage.eval_model, _few(stage))
@@ -111,7 +111,7 @@ def _loss_schema(run, stage: Stage, batch: dict) -> list[str]:
         json.dumps({k: float(v) for k, v in (metrics | probed).items()})
     except (TypeError, ValueError) as error:
         wrong.append(f"evaluate() must return numbers: {error}")
-    return wrong
+    return terms
 
 
 def _few(stage: Stage):

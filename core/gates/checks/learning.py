@@ -14,7 +14,7 @@ from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.causes.dependence import NO_EXPERIMENT, UNTRAINED, explain_answers_without_input
 from trainworthy.core.gates.causes.gradient import ratio
 from trainworthy.core.gates.causes.scores import explain_bounded_scores
-from trainworthy.core.gates.causes.weights import entries, explain_step_size, explain_unslowed
+from trainworthy.core.gates.causes.weights import entries, explain_step_size, explain_unslowed, has_no_floor
 from trainworthy.core.gates.checks.batch_norm import layers
 from trainworthy.core.gates.checks.null_model import reaches
 from trainworthy.core.gates.gate import GateContext, fetch, loss_of_parts, pick, split_evenly, total_loss, train_set
@@ -22,6 +22,7 @@ from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Expect, Metric, Stage, View, categorical
 
 OVERFIT_SAMPLES = 8
+LEFT = 0.7  # of its first value: a loss that may stay above its floor while all answers are right
 PATIENCE = 30.0  # seconds of the first training of eight samples above which no other rate is tried
 RATES = (30, 1 / 30, 3000, 1 / 1000)  # multiples of the rate that are tried where eight samples were not memorised
 
@@ -194,9 +195,12 @@ def overfit(context: GateContext) -> Finding:
             "steps from run.steps(stage)",
             "train() does not iterate over run.steps(stage)",
         )
-    closed = found["loss"] <= found["needed_loss"]
     used = stage.gate_evaluator.metric
     reached = found["metric"] is not None and not used.better(found["goal"], found["metric"])
+    fell = found["loss"] < LEFT * found["initial"]
+    closed = found["loss"] <= found["needed_loss"] or (
+        reached and fell and (not stage.expect.floor_known or has_no_floor(found))
+    )
     metric = "-" if found["metric"] is None else f"{found['metric']:.3f}"
     lags = "the average that is evaluated is not updated, or lags too far behind the weights\n"
     remedy = (
@@ -282,6 +286,8 @@ def _ignored(context: GateContext, run: Run, stage: Stage, batch: dict) -> str:
     def explained(one: Stage) -> str:
         return named.explain_ignored_input(one.model, lambda b: total_loss(run, one, b), batch, inputs)
 
+    if not stage.expect.floor_known:  # the input is read as the target, too
+        return ""
     return (why := explained(stage)) and explained(context.look()[1]) and why
 
 

@@ -23,8 +23,10 @@ class Losses:
         if not isinstance(input, Tensor) or not isinstance(target, Tensor):
             return
         train = torch.is_grad_enabled() and input.requires_grad
-        if name in BINARY and not train and torch.is_grad_enabled() and target.requires_grad:
-            self.evidence.turned[name] += 1
+        if not train and torch.is_grad_enabled() and target.requires_grad:
+            # A reversed divergence has the gradient there, too, but no logarithms
+            logs = name == "kl_div" and not kwargs.get("log_target") and not bool((target >= 0).all())
+            self.evidence.turned[name] += name in BINARY or logs
         rows = self.calls if train else self.eval_calls
         if train:
             self.evidence.headed(input, target)
