@@ -22,7 +22,7 @@ READER = Path(use_export.__file__)
 START = """import sys
 
 sys.path.insert(0, "export")  # the run's folder export/, wherever it is now
-import use  # export/use.py needs torch, torchvision and Pillow. `python export/use.py picture.jpg` does the same
+import use  # export/use.py needs torch, torchvision, Pillow, safetensors. `python export/use.py picture.jpg` does the same
 
 config, net = use.open_export("export")
 picture = use.read("picture.jpg", config)  # of any size

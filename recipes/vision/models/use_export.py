@@ -1,11 +1,12 @@
-"""Uses the export of vision/classify, vision/segment or vision/detect. It needs torch, torchvision and Pillow, and nothing of Trainworthy.
+"""Uses the export of vision/classify, vision/segment or vision/detect. It needs torch, torchvision, Pillow and, for Faster R-CNN, safetensors,
+and nothing of Trainworthy.
 
   python export/use.py picture.jpg more/*.png     one line of JSON for each picture; of vision/segment also NAME.mask.png, with class ids
 
 A run copies this file into its export as `use.py`, and checks with it that the export answers as the evaluated model does. Pictures are
-read and prepared as in the evaluation, from config.json. `model.pt2` is a program that normalises its input itself. If config.json has
-`"library": "torchvision"`, `model.safetensors` is also a state dict of torchvision's own classifier; with `"library": "transformers"`,
-`from_pretrained` reads the folder.
+read and prepared as in the evaluation, from config.json. `model.pt2` is a program that normalises its input itself; of Faster R-CNN it is
+the backbone, and torchvision's net is built around it. If config.json has `"library": "torchvision"`, `model.safetensors` is also a state
+dict of torchvision's own classifier; with `"library": "transformers"`, `from_pretrained` reads the folder.
 """
 
 import json
