@@ -29,6 +29,7 @@ from trainworthy.core.base.verdict import Verdict
 from trainworthy.core.data import inventory
 from trainworthy.core.gates import order
 from trainworthy.core.gates.gate import GateContext
+from trainworthy.core.guard.hooks import patches
 from trainworthy.core.loop.run import Rehearsal, Run
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ def check(
         raises: raise GateFailed at the end if a gate failed; else read the result.
         folder: where evidence is written: gates.json, data.json, gates/<id>/ with the batch and a script; default: nowhere.
 
-    The global generators of torch, numpy and random are afterwards what they were before.
+    The global generators of torch, numpy and random are afterwards what they were before. `trainworthy.watch()` and
+    `trainworthy guard` do not see what is rehearsed here.
     """
     waive = waive or {}
     only = only.replace(",", " ").split() if isinstance(only, str) else list(only)
@@ -100,6 +102,7 @@ def check(
         raise UserError("a waived gate needs a reason", got=f"waive={{'{unreasoned[0]}': ''}}")
     with contextlib.ExitStack() as stack:
         stack.enter_context(_generators_restored())
+        stack.enter_context(patches.suspended())  # rehearsals are no training of a script that is watched
         built = [factory()]  # a list: whoever takes it out frees its memory
         own = isinstance(built[0], loop.Loop)
         for name in (*only, *waive):

@@ -16,7 +16,8 @@ class Train:
     batch_size: int = 64
     """Samples per optimiser step, over ALL processes and micro-batches. The result does not depend on the division."""
     max_steps: int = 0
-    """Train at most this many steps in each stage; the schedule fits them. 0: no limit. `--max-steps` is short for it."""
+    """Train at most this many steps in each stage; the schedule fits them. 0: no limit. `--max-steps` is short for it. A step
+    is an update on one batch. Where a recipe makes its own samples, it is an iteration: samples, and all updates on them."""
     accumulate: int = 1
     """Micro-batches into which each process divides its part of the batch (less memory, same gradient)."""
     eval_every: float = 1.0

@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
 
 def check(argv: list[str], found: dict[str, Any]) -> None:
     """Check one seed or several; put folder and verdicts into `found`."""
-    argv, given = config.take(argv, "--seeds")
+    argv, given = multi_seed.take_seeds(argv)
     if given is not None:
         seeds(argv, given, found)
     rest, only = config.take(argv, "--only")

@@ -10,7 +10,7 @@ RUN_OPTIONS = """\
   --init-from PATH      fine-tune: start from these weights (a file or a run folder), at a seventh of the learning rate
   --config FILE         settings from a file: an args.json, or one that `trainworthy config` wrote
   --preset full         another preset than tiny
-  --max-steps 200       stop after so many optimiser steps
+  --max-steps 200       train at most so many steps in each stage (of a recipe that makes its own samples: iterations)
   --board               show the run in TensorBoard; its address is printed once it answers
   --on-end CMD          a command that runs when the run ends, stops itself or fails a gate
   --json                result, verdicts and advice as JSON on stdout at the end; all other lines go to stderr

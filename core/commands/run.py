@@ -31,7 +31,7 @@ def main(argv: list[str]) -> None:
 def run(argv: list[str], found: dict[str, Any]) -> None:
     """Run one seed or several; put what `report --json` says into `found`, also if a gate fails."""
     argv, wanted = take_flag(argv, "--board")
-    argv, given = config.take(argv, "--seeds")
+    argv, given = multi_seed.take_seeds(argv)
     if given is not None:
         multi_seed.run(argv, given, with_board=wanted, found=found)
     if not argv:

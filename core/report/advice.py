@@ -130,7 +130,7 @@ def advise(
         return [*ill, Advice("Too early to say", found)]
     t = trend(rows, summary, n_val)
     found = [
-        _broken(t, summary, own_samples) or _next(t, summary, settings, own_samples),
+        _broken(t, summary, settings, own_samples) or _next(t, summary, settings, own_samples),
         _against_baselines(t, summary),
         _which_weights(t),
     ]
@@ -149,8 +149,17 @@ def _not_finite(evaluated: list[dict], rows: list[dict], key: str) -> list[Advic
     return [Advice("Stop: the metric is no longer a number", text, urgent=True)]
 
 
-def _broken(t: Trend, summary: dict[str, Any], own_samples: bool) -> Advice | None:
-    """Advice if more epochs cannot help: most progress is lost, or there never was any."""
+def _fallen_loss(t: Trend) -> str:
+    """State by how much a loss on held-out data fell, if by a tenth or more; else empty."""
+    for key in LOSSES:
+        seen = [number(r[key]) for r in t.rows if key in r]
+        if len(seen) == len(t.rows) and seen[-1] < 0.9 * seen[0]:
+            return f"The {key.removeprefix('val/')} on held-out data fell from {num(seen[0])} to {num(seen[-1])}."
+    return ""
+
+
+def _broken(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_samples: bool) -> Advice | None:
+    """Advice if most progress is lost, or the metric shows none."""
     floor, loss = summary.get("floor"), t.losses
     start = float(t.values[0]) if floor is None else float(floor)
     top, now = float(t.values[t.best]), float(np.median(t.values[-2:]))
@@ -173,9 +182,11 @@ def _broken(t: Trend, summary: dict[str, Any], own_samples: bool) -> Advice | No
         text += f", and the training loss went from {num(float(loss[0]))} to {num(float(loss[-1]))}. Lower the rate (--optim.lr): "
         text += "`trainworthy lr` shows which ones are usable."
         return Advice("It diverged: lower the rate", text, urgent=True)
-    first, last = t.rows[0], t.rows[-1]
-    if any(k in first and k in last and number(last[k]) < 0.9 * number(first[k]) for k in LOSSES):
-        return None  # few samples, or a strict metric: another measure of the same evaluations has learnt
+    if held := _fallen_loss(t):  # few samples, or a strict metric: another measure of the same evaluations has learnt
+        more = (
+            f"Train longer, for example --train.epochs {2 * planned_epochs(t.rows[-1], settings.get('train', {})):g}."
+        )
+        return Advice("Train longer: the metric does not show yet what the loss does", f"{text}. {held} {more}")
     text += f", while the training loss fell from {num(float(loss[0]))} to {num(float(loss[-1]))}. If that is little, the rate "
     text += "is too low (`trainworthy lr`); if it is much, what is evaluated is not what is trained on (`trainworthy check`)."
     return Advice("Validation shows no learning", text, urgent=True)

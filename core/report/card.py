@@ -73,6 +73,7 @@ def write_card(folder: Path, usage: str = "") -> Path:
         f"weights, step {reported['step']:,}, seed {args['settings']['run']['seed']}."
         + ("" if gates["enabled"] else " **Gates were off: nothing about this run was checked.**"),
         *tested(summary),
+        *_warned(summary),
         "",
         one_seed(args["recipe"], summary, metric),
         "",
@@ -112,6 +113,11 @@ def write_card(folder: Path, usage: str = "") -> Path:
 def _use(usage: str) -> list[str]:
     """The section with code that uses the export."""
     return ["## Use", "", "```python", usage.strip(), "```", ""] if usage else []
+
+
+def _warned(summary: dict) -> list[str]:
+    """The warning that the run printed of its result, if there is one."""
+    return ["", f"**{plain(warning)}**"] if (warning := summary.get("warning")) else []
 
 
 def tested(summary: dict) -> list[str]:
@@ -206,6 +212,7 @@ def write_model_card(folder: Path, about: Mapping[str, Any]) -> Path:
         "",
         f"{plain(summary['question'][:1].upper() + summary['question'][1:])} Measured with the {summary['reported']['weights']} weights, "
         f"step {summary['reported']['step']:,}, seed {settings['run']['seed']}" + (f". In brackets: {BOOTSTRAP}." if limits else "."),
+        *_warned(summary),
         "",
         *_metrics(summary, samples),
         "",

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ def collect(folder: Path) -> dict[str, Any]:
             summaries[seed] = ours
     gates = {s: read_json(folder / f"seed-{s}" / "gates.json") for s in summaries}
     found["gates_off"] = [s for s in summaries if not gates[s].get("enabled", True)]
+    found["gates"] = {str(s): rows for s in plan["seeds"] if (rows := _verdicts(folder / f"seed-{s}"))}
     found["values"], found["missing"] = {}, [s for s in plan["seeds"] if s not in summaries]
     if not summaries:
         return found
@@ -62,6 +64,30 @@ def collect(folder: Path) -> dict[str, Any]:
     if len(values) >= QUARTERS:
         found |= {"iqm": float(intervals.iqm(np.array(values))), "iqm_interval_95": intervals.iqm_interval(values)}
     return found
+
+
+def _verdicts(folder: Path) -> dict[str, str]:
+    """Return {gate: verdict} of one seed's run, in the order of the run; empty if its gates were off or never ended. With several
+    stages a gate is `stage id`."""
+    written = read_json(folder / "gates.json")
+    gates = written.get("gates", []) if written.get("enabled", True) else []
+    many = len({v.get("stage") for v in gates}) > 1
+    return {f"{v.get('stage')} {v.get('id')}" if many else str(v.get("id")): str(v.get("verdict")) for v in gates}
+
+
+def gates_in_words(found: dict[str, Any]) -> str:
+    """State how many gates passed at which seeds, and which ones failed or were waived; empty if no seed has verdicts."""
+    alike: dict[str, list[str]] = {}
+    for seed, gates in found["gates"].items():
+        counts = Counter(gates.values())
+        words = [f"{counts['pass']} of {len(gates)} gates passed, {counts['skip']} skipped"]
+        words += [
+            f"{kind}: {', '.join(g for g, v in gates.items() if v == kind)}"
+            for kind in counts
+            if kind not in ("pass", "skip")
+        ]
+        alike.setdefault("; ".join(words), []).append(seed)
+    return " · ".join(f"{'seeds' if len(n) > 1 else 'seed'} {', '.join(n)}: {words}" for words, n in alike.items())
 
 
 def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
@@ -110,7 +136,8 @@ def off(found: dict[str, Any]) -> str:
 def as_text(found: dict[str, Any]) -> str:
     head = f"result {found['question']}  ({found['weights']} weights, {len(found['values'])} seeds)"
     lines = [("", found["metric"]), *rows(found), *((k, f"{v:.4f}") for k, v in found["baselines"].items())]
-    return f"{head}\n{table(lines)}\n  {sentence(found)}"
+    gates = f"\n  {checked}" if (checked := gates_in_words(found)) else ""
+    return f"{head}\n{table(lines)}\n  {sentence(found)}{gates}"
 
 
 def card(found: dict[str, Any]) -> str:
@@ -132,6 +159,7 @@ def card(found: dict[str, Any]) -> str:
         "",
         f"Best known: {plain(found['best_known'] or 'not stated')}.",
         "",
+        *([f"Gates: {checked}.", ""] if (checked := plain(gates_in_words(found))) else []),
         "Each seed has its own card and report in seed-<k>/.",
     ]
     return page(lines)

@@ -8,8 +8,8 @@ from trainworthy.core.base.files import write_whole
 from trainworthy.core.report import PAGE, STYLE, intervals
 from trainworthy.core.report.charts import Chart, chart_card, smooth
 from trainworthy.core.report.folder import Folder, read, series
-from trainworthy.core.report.groups import NAME, QUARTERS, card, collect, rows, sentence
-from trainworthy.core.report.html import bars, esc, note, num, section, table, tag
+from trainworthy.core.report.groups import NAME, QUARTERS, card, collect, gates_in_words, rows, sentence
+from trainworthy.core.report.html import bars, details, esc, note, num, section, table, tag
 
 
 def write(folder: Path) -> dict[str, Any]:
@@ -49,8 +49,27 @@ def page(folder: Path, found: dict[str, Any]) -> str:
                         f"The share of seeds that end with {better} this {name}. A curve further {side} is better. Its tail shows the "
                         "worst seeds, which an average hides.")  # fmt: skip
     body += section("Numbers", tag("div", numbers, class_="card"))
+    body += section("Gates", _gates(found["gates"]), gates_in_words(found))
     body += section("Each seed", tag("ul", links, class_="card"))
     return PAGE.format(title=esc(title), style=STYLE, hero=header, nav="", body=body, name=esc(folder.absolute().name))
+
+
+def _gates(found: dict[str, dict[str, str]]) -> str:
+    """The verdicts of every gate by seed: first those that differ between seeds, or that are neither pass nor skip."""
+    if not found:
+        return ""
+    names = list(dict.fromkeys(name for gates in found.values() for name in gates))
+    cells = {name: [gates.get(name, "") for gates in found.values()] for name in names}
+    odd = [name for name in names if len({*cells[name]}) > 1 or cells[name][0] not in ("pass", "skip")]
+    head = ("", *(f"seed {esc(seed)}" for seed in found))
+
+    def drawn(some: list[str]) -> str:
+        return table(head, [[esc(name), *map(esc, cells[name])] for name in some])
+
+    alike = [name for name in names if name not in odd]
+    inner = drawn(odd) if odd else ""
+    inner += details(f"{len(alike)} gates with the same verdict at every seed", drawn(alike)) if alike else ""
+    return tag("div", inner, class_="card")
 
 
 def _charts(runs: list[tuple[str, Folder]], name: str) -> list[Chart]:

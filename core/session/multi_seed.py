@@ -1,6 +1,7 @@
 """Runs one recipe under several seeds in parallel: `run --seeds`, `check --seeds`."""
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -58,6 +59,17 @@ def run(argv: list[str], given: str, *, with_board: bool = False, found: dict[st
     made(folder)
     write_whole(folder / NAME, json.dumps({**plan, "argv": masking.words(plan["argv"])}, indent=1))
     _run(folder, plan, force=False, with_board=with_board, found=found)
+
+
+def take_seeds(argv: list[str]) -> tuple[list[str], str | None]:
+    """Return `argv` without `--seeds VALUE`, and the value; raises for several words (`--seeds 0 1`)."""
+    rest, given = config.take(argv, "--seeds")
+    at = argv.index("--seeds") + 1 if "--seeds" in argv else len(argv)
+    words = list(itertools.takewhile(str.isdigit, argv[at:]))
+    if len(words) > 1:
+        raise UserError("--seeds needs one word", got=f"--seeds {' '.join(words)}", needed="a number of seeds, or seeds with commas",
+                        next=f"--seeds {','.join(words)}")  # fmt: skip
+    return rest, given
 
 
 def planned(verb: str, argv: list[str], given: str, own: tuple[str, ...] = ()) -> tuple[dict[str, Any], Path]:
@@ -164,6 +176,8 @@ def _run(
         found |= {"run": str(folder), **group}
     if group["values"]:
         console.say("\n" + as_text(group) + f"\n\nreport {folder / 'report.html'}\ncard   {folder / 'card.md'}")
+        if len(group["values"]) > 1:
+            console.say(f"next   trainworthy compare {folder} OTHER, a group with other settings")
     if arrived:
         saved = any(folder.glob("seed-*/checkpoints/*/step-*/manifest.json"))
         raise Interrupted(f"{arrived[0]}: every seed was stopped\n  next:         trainworthy resume {folder}",

@@ -109,7 +109,8 @@ def query_command(module: Any, folder: Path) -> str:
     """Return the command that queries the export; empty if there is none."""
     if hasattr(module, "speaker"):
         return f"trainworthy chat {folder}"
-    return f"trainworthy predict {folder} FILE" if hasattr(module, "asker") else ""
+    able = hasattr(module, "asker") or (folder / "export" / "use.py").is_file()
+    return f"trainworthy predict {folder} FILE" if able else ""
 
 
 def run_of(s: Session, session: Session, done: int) -> Run:
@@ -164,7 +165,7 @@ def print_result(s: Session, stage: Stage, result: dict[str, Any], *, cost_of: P
     if result["outside"]:
         s.console.say(f"\nOUTSIDE the healthy band: {result['outside']}", style="bold red")
     if result["warning"]:
-        s.console.say(f"\n{result['warning']}", style="bold red")
+        s.console.say(f"\n{result['warning']}\nwhat to try: report.html, section What next", style="bold red")
     of = f"{s.cfg.run.export} weights, {len(stage.data['val']):,} held-out samples" + "; gates OFF" * (
         not s.cfg.gates.enabled
     )

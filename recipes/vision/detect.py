@@ -8,14 +8,12 @@ original image's pixels. Each loss term is a sum with its own denominator, count
 to the boxes. Normalisation happens once, inside the model.
 """
 
-import json
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torchvision.transforms import v2
 from trainworthy.core.base.config import Loader, Optim, RunSettings, Train
@@ -225,27 +223,21 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         return {"Held-out pictures: truth, boxes before and after NMS": tiles}
 
     def export(folder: Path) -> None:
-        """model.safetensors + config.json; and of FCOS and RetinaNet a program that runs without this project (torch.export)."""
+        """model.safetensors, config.json, and a program that runs without this project (torch.export)."""
         config = {"classes": classes, "architecture": cfg.model, "backbone": cfg.backbone, "image_size": cfg.image_size,
                   "background_first": bool(model.background), "nms_thresh": cfg.nms_thresh, "score_thresh": cfg.score_thresh,
                   "detections_per_img": cfg.detections_per_img,
                   "shorter": cfg.min_size, "fill": list(val_data.fill),
                   "input": "float32 (B, 3, image_size, image_size) in [0, 1]: resized by min(image_size / longer side, shorter / "
                            "shorter side) (the first alone where shorter is 0), fill (or black) right and below",
-                  "mean": model.mean.flatten().tolist(), "std": model.std.flatten().tolist(),
-                  "output": "boxes (B, A, 4) xyxy in these pixels, scores (B, A, classes) of every location; then "
-                            "torchvision.ops.batched_nms"}  # fmt: skip
+                  "mean": model.mean.flatten().tolist(), "std": model.std.flatten().tolist()}  # fmt: skip
         if cfg.backbone != "small":  # models.detection has the constructor that loads them
             config |= {"library": "torchvision", "num_classes": len(classes) + model.background}
         elif cfg.model != "fcos":  # (w, h) in pixels: not in the weights, but needed to decode boxes
             config["anchors"] = (model.anchor_generator.cell_anchors[0][:, 2:] * 2).tolist()
-        if isinstance(model, detectors.Dense):
-            raw, example = detectors.Raw(model, cfg.image_size), torch.zeros(2, 3, cfg.image_size, cfg.image_size)
-            config |= {"level_sizes": model.level_sizes(example.shape), "topk_candidates": model.net.topk_candidates}
-            core.save_export(folder, raw, config, example, weights=model.net)
-        else:
-            save_file(model.net.state_dict(), folder / "model.safetensors")
-            (folder / "config.json").write_text(json.dumps(config, indent=1))
+        example = torch.zeros(2, 3, cfg.image_size, cfg.image_size)
+        program, facts = model.exported(example.shape)
+        core.save_export(folder, program, config | facts, example, weights=model.net)
 
     # The other models' initial offsets are random, and too large a part of the loss for theory to give its first value.
     scratch, foretold = started_from is None, isinstance(model, detectors.Fcos) and started_from is None
@@ -273,8 +265,8 @@ def detect(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
         predict=predict,
         figures=figures,
         export=export,
-        model_card=exporting.card("detect", cfg, program=isinstance(model, detectors.Dense)),
-        # Faster R-CNN has no exported program, and torchvision's constructor uses a canvas of its own.
+        model_card=exporting.card("detect", cfg),
+        # The boxes of Faster R-CNN are those of its proposals, which rounding can exchange.
         exported=exporting.of_boxes(run, classes, limits(cfg)) if isinstance(model, detectors.Dense) else None,
         gates=detect_gates.DETECTING,
         monitors=[pictures.forgotten_box],

@@ -85,6 +85,36 @@ def test_a_group_says_what_its_spread_means(tmp_path: Path):
     assert "the number is optimistic" in (tmp_path / "b" / "card.md").read_text()
 
 
+def test_a_group_shows_the_verdicts_of_every_gate_by_seed(tmp_path: Path):
+    """Also of a seed that a gate stopped, and that has no score."""
+    home = group(tmp_path / "a", [0.9, 0.8, 0.7])
+    (home / "seed-2" / "summary.json").unlink()
+    for seed, last in enumerate(("pass", "pass", "fail")):
+        verdicts = (("schema", "pass"), ("init", "skip"), ("overfit", last))
+        rows = [{"id": name, "stage": "classify", "verdict": verdict} for name, verdict in verdicts]
+        (home / f"seed-{seed}" / "gates.json").write_text(json.dumps({"enabled": True, "gates": rows}))
+    found = seeds.write(home)
+    words = "seeds 0, 1: 2 of 3 gates passed, 1 skipped · seed 2: 1 of 3 gates passed, 1 skipped; fail: overfit"
+    assert groups.gates_in_words(found) == words
+    page = (home / "report.html").read_text()
+    assert words in page
+    assert words in (home / "card.md").read_text()
+    assert words in groups.as_text(found)
+    first, same = page.split("2 gates with the same verdict at every seed")
+    assert re.search(r"overfit</th><td>pass</td><td>pass</td><td>fail</td>", first)
+    assert re.search(r"init</th><td>skip</td><td>skip</td><td>skip</td>", same)
+
+
+def test_seeds_in_several_words_are_refused_with_the_right_ones():
+    with pytest.raises(UserError, match="one word") as error:
+        multi_seed.take_seeds(["rl/ppo", "--seeds", "0", "1", "--max-steps", "4"])
+    assert "--seeds 0,1" in str(error.value)
+    assert multi_seed.take_seeds(["rl/ppo", "--seeds", "5", "--max-steps", "4"]) == (
+        ["rl/ppo", "--max-steps", "4"],
+        "5",
+    )
+
+
 @pytest.mark.parametrize("asked", ["1", "0", "3,3", "4,", "many", "-2"])
 def test_one_seed_is_not_several(asked: str):
     with pytest.raises(UserError, match="--seeds needs"):

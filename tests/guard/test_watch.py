@@ -202,3 +202,36 @@ def test_watch_of_a_script_ends_with_it_although_workers_ignore_sigterm(launch, 
     done = launch("watch", "train.py", timeout=60)
     assert done.returncode == 1, done.shown
     assert "ValueError: mine" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["script", "loop"])
+def test_watch_does_not_see_what_a_check_rehearses(kind: str):
+    """A program that checks itself first: the check observes its own rehearsals, and `watch` the training after it."""
+    rows = TensorDataset(torch.randn(64, 8, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 2)
+
+    def factory():
+        model = nn.Linear(8, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        if kind == "loop":
+            batches = DataLoader(rows, 8, shuffle=True)
+            return trainworthy.Loop(models=model, optimizers=optimizer, batches=batches, seconds=0.1,
+                                    run=lambda given: [_step(model, optimizer, batch) for batch in given])  # fmt: skip
+        return trainworthy.Script(model=model, optimizer=optimizer, train=rows, val=rows, classes=2, metric=lambda *_: 0.5,
+                                  loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
+                                  train_loop=lambda model, optimizer, given: [_step(model, optimizer, b) for b in given])  # fmt: skip
+
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with trainworthy.watch(say=lambda _: None) as seen:
+        result = trainworthy.check(factory, only="modes,gradients", raises=False)
+        loop(model, optimizer)
+    assert [v.id for v in result.verdicts if "observed already" in (v.reason or "")] == []
+    assert any(v.id == "gradients" and v.verdict == "pass" for v in result.verdicts), result.table()
+    assert (seen.steps, sum(one.steps > 0 for one in seen.groups.values())) == (8, 1)
+    assert globals()["cross_entropy"] is F.cross_entropy
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: list[torch.Tensor]) -> None:
+    optimizer.zero_grad()
+    cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()

@@ -265,3 +265,21 @@ def test_an_export_of_other_weights_is_stopped(lora: str, tmp_path: Path, fork, 
     done = launch("check", "llm/sft", *asked)
     assert done.returncode == 0, done.shown
     assert "pass   exported" in done.stdout
+
+
+def test_conversations_that_become_several_rows_are_counted():
+    """Qwen3 drops the reasoning of earlier answers: two answers are two rows, and the note says so. One answer is one row."""
+    chat = pairs.Chat(tokenizer("qwen3"), "", conversations=True)
+    said = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    rows = [{"conversations": said}, {"conversations": said * 2}, {"conversations": said[:1]}]
+
+    def taken(rows: list[dict]) -> tuple[list[list[dict]], list[str]]:
+        return formats.sorted_out(
+            [("chats.jsonl", rows)], chat.rows, what="conversation", needed="messages", max_bad=0.5
+        )
+
+    (good,), (left_out, split) = taken(rows)
+    assert len(good) == 3
+    assert left_out.startswith("1 of 3 rows of chats.jsonl left out")
+    assert split.startswith("2 conversations of chats.jsonl are 3 rows, one for each answer")
+    assert taken(rows[:1])[1] == []

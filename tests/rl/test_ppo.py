@@ -387,6 +387,13 @@ def test_accumulation_changes_nothing_but_rounding(launch, tmp_path):
     assert found[0] == pytest.approx(found[1], rel=1e-3)
 
 
+def test_a_step_of_max_steps_is_a_rollout_with_all_its_updates(launch):
+    """The gate's words name both: 20 rehearsed rollouts of 32 updates, 3 rollouts in the run. So does the help."""
+    done = launch("check", "rl/ppo", "--only", "schedule", "--max-steps", "3", code=0)
+    assert "640 optimiser steps as scheduled; in the full run 0 of 3 iterations of warm-up" in done.stdout, done.shown
+    assert "(of a recipe that makes its own samples: iterations)" in launch("run", "rl/ppo", "--help", code=0).stdout
+
+
 @pytest.mark.verify
 def test_tiny_is_solved(launch):
     """At least 475 over 100 episodes, in under two minutes of training, far above what knows nothing."""

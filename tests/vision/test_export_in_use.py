@@ -12,10 +12,12 @@ from safetensors.torch import load_file
 from torch import nn
 from trainworthy.recipes.vision.data import boxes, masks, pictures
 from trainworthy.recipes.vision.evaluation import detection, segmentation
+from trainworthy.recipes.vision.models import use_export, zoo
 
 from tests.helpers.cards import printed
 from tests.helpers.commands import environment, execute, read
 from tests.helpers.pictures import write_coco, write_folder, write_masks
+from trainworthy import core
 
 QUICK = ("--gates.no-enabled", "--run.no-tensorboard", "--loader.workers", "0")
 
@@ -86,7 +88,7 @@ def test_the_program_of_the_unet_takes_pictures_of_any_size(launch, tmp_path: Pa
         assert torch.allclose(program(images), net.eval()(images), atol=1e-5)
 
 
-@pytest.mark.parametrize("model", ["fcos", pytest.param("retinanet", marks=pytest.mark.verify)])
+@pytest.mark.parametrize("model", ["fcos", pytest.param("retinanet", marks=pytest.mark.verify), "faster-rcnn"])
 def test_detect(model: str, launch, tmp_path: Path):
     """Boxes of every held-out picture in its own pixels: the reported mAP; the card prints the same boxes."""
     root = write_coco(tmp_path / "own", n=16)
@@ -106,16 +108,39 @@ def test_detect(model: str, launch, tmp_path: Path):
     assert printed(run, tmp_path, **{"picture.jpg": str(files[0])}).splitlines() == lines
 
 
+def test_a_net_of_torchvision_with_two_stages_answers_from_its_export_as_the_recipe_does(tmp_path: Path):
+    """Faster R-CNN on a feature pyramid, with fixed norms as from COCO's weights: the boxes of the reader are the model's."""
+    torch.manual_seed(0)
+    limits = {"score_thresh": 0.0, "nms_thresh": 0.6, "detections_per_img": 20}
+    model = zoo.detector("faster-rcnn", "mobilenet_v3_large_320_fpn", "none", 3, limits).model
+    model.limits.detections_per_img = 20
+    zoo._replace(model.net, nn.BatchNorm2d, lambda norm: zoo.frozen(norm, 1e-3))
+    program, facts = model.eval().exported((2, 3, 96, 96))
+    config = {"backbone": "mobilenet_v3_large_320_fpn", "num_classes": 4, "classes": ["a", "b", "c"], "image_size": 96, "shorter": 0,
+              "fill": [], **limits, **facts}  # fmt: skip
+    core.save_export(tmp_path, program, config, torch.zeros(2, 3, 96, 96), weights=model.net)
+    picture = torch.randint(0, 256, (3, 96, 96), generator=torch.Generator().manual_seed(1))
+    said = use_export.detect(*use_export.open_export(str(tmp_path)), picture)
+    with torch.no_grad():
+        wanted = model(picture[None] / 255)[0]
+    assert len(said) == len(wanted["labels"]) > 3
+    assert [name for name, *_ in said] == ["abc"[i] for i in wanted["labels"].tolist()]
+    assert [score for _, score, _ in said] == pytest.approx(wanted["scores"].tolist(), abs=1e-5)
+    assert torch.allclose(torch.tensor([box for *_, box in said]), wanted["boxes"], atol=1e-2)
+
+
 def test_predict_answers_pictures_and_names_a_damaged_one(launch, tmp_path: Path):
     """The run's own export answers each file of a folder; a damaged one does not end the others."""
     root = write_folder(tmp_path / "own", per_class=12, held_out=4, classes=3)
-    run = launch("run", "vision/classify", "--data.path", str(root), "--train.epochs", "1", *QUICK, code=0).folder()
+    started = launch("run", "vision/classify", "--data.path", str(root), "--train.epochs", "1", *QUICK, code=0)
+    run = started.folder()
     new = tmp_path / "new"
     new.mkdir()
     files = sorted(p for p in (root / "val").rglob("*") if p.is_file())[:3]
     for file in files:
         (new / file.name).write_bytes(file.read_bytes())
     (new / ".hidden").write_text("")
+    assert f"next   trainworthy predict {run.relative_to(tmp_path)} FILE" in started.stdout
     done = launch("predict", str(run), "new", "--out", "said.jsonl", code=0)
     found = [json.loads(line) for line in (tmp_path / "said.jsonl").read_text().splitlines()]
     assert [f["class"] for f in found] == [t["class"] for t in told(run, files, tmp_path)]

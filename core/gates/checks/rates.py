@@ -113,7 +113,8 @@ def schedule(context: GateContext) -> Finding:
         wrong.append(f"with clipping at {CLIP:g}, the optimiser got a gradient of norm {seen.longest:.3g}")
     warmup = round(settings.warmup * total)
     measured = f"peak {seen.peak:.3g}, declared: {own}" if own and not wrong else (
-        f"{len(seen.steps)} steps as scheduled; in the full run {warmup:,} of {total:,} steps of warm-up to {_peak(seen):.3g}, "
+        f"{len(seen.steps)} optimiser steps as scheduled; in the full run {warmup:,} of {total:,} {'iterations' if seen.made else 'steps'} "
+        f"of warm-up to {_peak(seen):.3g}, "
         f"{settings.schedule} to {optim.schedule(total - 1, total, settings) * _peak(seen):.1e}")  # fmt: skip
     return Finding(
         not wrong, "; ".join(wrong) if wrong else measured,

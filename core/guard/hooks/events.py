@@ -31,9 +31,7 @@ _depth = threading.local()
 def install(seen: Any, *, losses: bool = True) -> None:
     """Report everything to `seen`, an object with the methods of `Observer`. `losses`: also the loss and dropout functions."""
     if patches.installed():
-        raise UserError(
-            "torch is observed already", cause="trainworthy.watch() or check() inside a `with trainworthy.watch():`"
-        )
+        raise UserError("torch is observed already", cause="trainworthy.watch() inside a `with trainworthy.watch():`")
     seen = Shield(seen)
     recorders(seen)
     _data(seen)
@@ -195,11 +193,19 @@ def _optimizers(seen: Any) -> None:
         return run
 
     replace(torch.optim.Optimizer, "__init__", made)
-    hooks = [
-        register_optimizer_step_pre_hook(lambda o, a, k: seen.before_step(o, (*a, None)[1] or k.get("closure"))),
-        register_optimizer_step_post_hook(lambda o, a, k: seen.step(o)),
-    ]
-    patches.undo_with(*(h.remove for h in hooks))
+    handles: list[Any] = []
+
+    def hook() -> None:
+        handles.append(
+            register_optimizer_step_pre_hook(lambda o, a, k: seen.before_step(o, (*a, None)[1] or k.get("closure")))
+        )
+        handles.append(register_optimizer_step_post_hook(lambda o, a, k: seen.step(o)))
+
+    def unhook() -> None:
+        while handles:
+            handles.pop().remove()
+
+    patches.change(hook, unhook)
     scaler = torch.amp.GradScaler
     replace(scaler, "step", scaler_step)
     replace(scaler, "unscale_", unscale)

@@ -2,11 +2,20 @@
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 _undo: list[Callable[[], None]] = []
+_redo: list[Callable[[], None]] = []
 _made: list[tuple[Any, str, Any, Any]] = []  # owner, name, function before, function now
+
+
+def change(do: Callable[[], None], undo: Callable[[], None]) -> None:
+    """Call `do`, until `remove` calls `undo`."""
+    do()
+    _redo.append(do)
+    _undo.append(undo)
 
 
 def replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None:
@@ -15,9 +24,11 @@ def replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None
     original = getattr(owner, name)
     wrapped = make(original)
     functools.update_wrapper(wrapped, original)
-    setattr(owner, name, wrapped)
+    change(
+        lambda: setattr(owner, name, wrapped),
+        lambda: setattr(owner, name, original) if own else delattr(owner, name),
+    )
     _made.append((owner, name, original, wrapped))
-    _undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
 
 
 def undo_with(*steps: Callable[[], None]) -> None:
@@ -34,7 +45,24 @@ def remove() -> None:
     """Undo all patches."""
     while _undo:
         _undo.pop()()
+    _redo.clear()
     _made.clear()
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """Undo all patches inside the block. What runs in it is not observed, and may be observed by others."""
+    undo, redo, made = [*_undo], [*_redo], [*_made]
+    remove()
+    try:
+        yield
+    finally:
+        remove()
+        for again in redo:
+            again()
+        _undo[:], _redo[:], _made[:] = undo, redo, made
+        if undo:
+            imported_by_name()  # by modules that were first imported inside the block
 
 
 def imported_by_name() -> None:
@@ -46,5 +74,7 @@ def imported_by_name() -> None:
             continue
         for name, value in list(vars(module).items()):
             if id(value) in new and new[id(value)][0] is value:
-                setattr(module, name, new[id(value)][1])
-                _undo.append(functools.partial(setattr, module, name, value))
+                change(
+                    functools.partial(setattr, module, name, new[id(value)][1]),
+                    functools.partial(setattr, module, name, value),
+                )

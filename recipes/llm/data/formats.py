@@ -359,6 +359,13 @@ class Sorted:
         """Return a note on these rows."""
         return f"{self.wrong} of {len(self.rows)} rows of {self.where}"
 
+    @property
+    def split(self) -> str:
+        """Return a note if there are more rows than conversations; else an empty text."""
+        n = len(self.rows) - self.wrong
+        why = "one for each answer, since the template changes an answer once another turn follows"
+        return f"{n:,} conversations of {self.where} are {len(self.good):,} rows, {why}" if len(self.good) > n else ""
+
 
 def sorted_out(files: Iterable[tuple[str, list[dict[str, Any]]]], one: Callable[[dict], list[dict]], *, what: str, needed: str,
                max_bad: float = 0.0) -> tuple[list[list[dict]], list[str]]:  # fmt: skip
@@ -367,7 +374,8 @@ def sorted_out(files: Iterable[tuple[str, list[dict[str, Any]]]], one: Callable[
     found = [_sorted(where, rows, one) for where, rows in files]
     refused = [f for f in found if f.wrong > max_bad * len(f.rows)]
     if not refused:
-        return [f.good for f in found], [f"{f.summary} left out: {'; '.join(kinds(f.bad))}" for f in found if f.wrong]
+        notes = [f"{f.summary} left out: {'; '.join(kinds(f.bad))}" for f in found if f.wrong]
+        return [f.good for f in found], notes + [f.split for f in found if f.split]
     first = refused[0].rows[refused[0].first]
     share = max(f.wrong / len(f.rows) for f in refused)
     faults = [f"{f.where}: " * (len(refused) > 1) + kind for f in refused for kind in kinds(f.bad)]

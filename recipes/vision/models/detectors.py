@@ -10,6 +10,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,14 +49,17 @@ class Detector(nn.Module):
         found = self.net.backbone((images - self.mean) / self.std)
         return found if isinstance(found, dict) else OrderedDict([("0", found)])
 
+    def ghosts(self, shape: Sequence[int]) -> "OrderedDict[str, Tensor]":
+        """Return the feature maps of one picture (..., H, W) without values, on the meta device."""
+        ghost = copy.deepcopy(self.net.backbone).to("meta").eval()
+        found = ghost(torch.zeros(1, len(self.mean), *shape[-2:], device="meta"))
+        return found if isinstance(found, dict) else OrderedDict([("0", found)])
+
     def grids(self, shape: Sequence[int]) -> list[tuple[int, int]]:
         """Return (h, w) of every level for pictures (..., H, W), from a pass on the meta device."""
         size = tuple(shape[-2:])
         if size not in self._grids:
-            ghost = copy.deepcopy(self.net.backbone).to("meta").eval()
-            found = ghost(torch.zeros(1, len(self.mean), *size, device="meta"))
-            maps = found.values() if isinstance(found, dict) else [found]
-            self._grids[size] = [tuple(m.shape[-2:]) for m in maps]
+            self._grids[size] = [tuple(m.shape[-2:]) for m in self.ghosts(size).values()]
         return self._grids[size]
 
     def anchors(self, shape: Sequence[int]) -> Tensor:
@@ -82,6 +86,10 @@ class Detector(nn.Module):
         """Return detections with labels from 0."""
         return [{**d, "labels": d["labels"] - self.background} for d in detections]
 
+    def exported(self, shape: Sequence[int]) -> tuple[nn.Module, dict[str, Any]]:
+        """Return the program to export for pictures (..., H, W), and what config.json says of it."""
+        raise NotImplementedError
+
     def counts(self, shape: Sequence[int], targets: list[Target]) -> float | Tensor:
         """Return the divisor of the sums: pictures, as in RetinaNet, whose loss is a mean over each picture first."""
         return len(targets)
@@ -103,6 +111,11 @@ class Dense(Detector):
         split = {k: list(v.split(sizes, 1)) for k, v in outputs.items()}
         return self.outside(self.net.postprocess_detections(
             split, [list(anchors.split(sizes))] * len(images), [tuple(images.shape[-2:])] * len(images)))  # fmt: skip
+
+    def exported(self, shape: Sequence[int]) -> tuple[nn.Module, dict[str, Any]]:
+        output = "boxes (B, A, 4) xyxy in these pixels, scores (B, A, classes) of every location; then torchvision.ops.batched_nms"
+        facts = {"level_sizes": self.level_sizes(shape), "topk_candidates": self.net.topk_candidates, "output": output}
+        return Raw(self, shape[-1]), facts
 
     def level_sizes(self, shape: Sequence[int]) -> list[int]:
         """Return the number of anchors of every level for pictures (..., H, W)."""
@@ -239,6 +252,19 @@ class FasterRcnn(Detector):
                 sums[k] = sums[k] + v if k in sums else v
         return sums
 
+    def exported(self, shape: Sequence[int]) -> tuple[nn.Module, dict[str, Any]]:
+        """The number of proposals depends on the picture: the program ends with the backbone, and torchvision's net is built around it."""
+        rpn, pool = copy.deepcopy(self.net.rpn).eval(), self.net.roi_heads.box_roi_pool
+        facts = {
+            "levels": list(self.ghosts(shape)), "pooled_levels": pool.featmap_names, "pool_size": pool.output_size[0],
+            "sampling_ratio": pool.sampling_ratio, "rpn_pre_nms_top_n": rpn.pre_nms_top_n(),
+            "rpn_post_nms_top_n": rpn.post_nms_top_n(), "rpn_nms_thresh": rpn.nms_thresh,
+            "rpn_score_thresh": rpn.score_thresh,
+            "output": "feature maps of `levels`; torchvision's FasterRCNN with this backbone and the other weights of model.safetensors "
+                      "finds the boxes, as in use.py",
+        }  # fmt: skip
+        return Maps(self), facts
+
     @staticmethod
     def _as(training: bool, module: nn.Module, *args):
         """Call a module whose return value depends on `training`, with that flag set. Its children keep their modes."""
@@ -266,6 +292,17 @@ class Raw(nn.Module):
         if "bbox_ctrness" in outputs:
             return net.box_coder.decode(offsets, anchors), (scores * outputs["bbox_ctrness"].sigmoid()).sqrt()
         return net.box_coder.decode_single(offsets.flatten(0, 1), anchors.flatten(0, 1)).view_as(offsets), scores
+
+
+class Maps(nn.Module):
+    """The feature maps of a detector's backbone: (B, 3, S, S) in [0, 1] -> (B, C, h, w) of each level."""
+
+    def __init__(self, detector: Detector):
+        super().__init__()
+        self.detector = detector
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.detector.features(images).values())
 
 
 KINDS: dict[str, type[Detector]] = {"fcos": Fcos, "retinanet": Dense, "faster-rcnn": FasterRcnn}

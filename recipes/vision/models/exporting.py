@@ -22,7 +22,7 @@ READER = Path(use_export.__file__)
 START = """import sys
 
 sys.path.insert(0, "export")  # the run's folder export/, wherever it is now
-import use  # export/use.py needs torch, torchvision and Pillow. `python export/use.py picture.jpg` does the same
+import use  # export/use.py needs torch, torchvision, Pillow, safetensors. `python export/use.py picture.jpg` does the same
 
 config, net = use.open_export("export")
 picture = use.read("picture.jpg", config)  # of any size
@@ -42,21 +42,17 @@ TASKS = {
 }
 
 
-def card(task: str, cfg: Any, *, program: bool = True) -> dict[str, Any]:
-    """Return the header of the export's model card (`core.Stage.model_card`), with code that uses the export. `program`: there is one."""
+def card(task: str, cfg: Any) -> dict[str, Any]:
+    """Return the header of the export's model card (`core.Stage.model_card`), with code that uses the export."""
     tag, code = TASKS[task]
     name = Path(cfg.model).name if Path(cfg.model).is_dir() else cfg.model
     known = hub_nets.named(cfg.model)
     net = name if task != "detect" else f"{name}, backbone {cfg.backbone}"
     facts = [f"Net: {net}. Pretrained weights: {cfg.weights}."]
-    if not program:
-        facts.append(
-            "There is no exported program: the number of proposals depends on the picture. `model.safetensors` has the weights."
-        )
     return {
         **({"base_model": name, "library_name": "transformers"} if known else {}), "pipeline_tag": tag, "facts": facts,
         "data": cfg.data.path.removeprefix("hub:") if cfg.data.path.startswith("hub:") else Path(cfg.data.path).name,
-        **({"usage": START + code, "script": READER} if program else {}),
+        "usage": START + code, "script": READER,
     }  # fmt: skip
 
 

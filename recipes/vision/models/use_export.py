@@ -1,11 +1,12 @@
-"""Uses the export of vision/classify, vision/segment or vision/detect. It needs torch, torchvision and Pillow, and nothing of Trainworthy.
+"""Uses the export of vision/classify, vision/segment or vision/detect. It needs torch, torchvision, Pillow and, for Faster R-CNN, safetensors,
+and nothing of Trainworthy.
 
   python export/use.py picture.jpg more/*.png     one line of JSON for each picture; of vision/segment also NAME.mask.png, with class ids
 
 A run copies this file into its export as `use.py`, and checks with it that the export answers as the evaluated model does. Pictures are
-read and prepared as in the evaluation, from config.json. `model.pt2` is a program that normalises its input itself. If config.json has
-`"library": "torchvision"`, `model.safetensors` is also a state dict of torchvision's own classifier; with `"library": "transformers"`,
-`from_pretrained` reads the folder.
+read and prepared as in the evaluation, from config.json. `model.pt2` is a program that normalises its input itself; of Faster R-CNN it is
+the backbone, and torchvision's net is built around it. If config.json has `"library": "torchvision"`, `model.safetensors` is also a state
+dict of torchvision's own classifier; with `"library": "transformers"`, `from_pretrained` reads the folder.
 """
 
 import json
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,21 +22,68 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.nn import functional as F
 from torchvision import models
-from torchvision.ops import batched_nms, clip_boxes_to_image
+from torchvision.ops import MultiScaleRoIAlign, batched_nms, clip_boxes_to_image
 from torchvision.transforms import v2
 
-Net = Callable[[Tensor], Tensor | tuple[Tensor, Tensor]]
+Net = Callable[[Tensor], Any]
 
 
 # ------------------------------------------------------------------------------------------------------- one picture
 def open_export(folder: str) -> tuple[dict, Net]:
     """Return config.json, and the net as a function of images (B, C, H, W) in [0, 1]."""
-    return json.loads((Path(folder) / "config.json").read_text()), program(folder)
+    config = json.loads((Path(folder) / "config.json").read_text())
+    return config, faster_rcnn(config, folder) if "pooled_levels" in config else program(folder)
 
 
 def program(folder: str) -> Net:
     """Return the exported program, which runs on the CPU."""
     return torch.export.load(Path(folder) / "model.pt2").module()
+
+
+class Backbone(torch.nn.Module):
+    """The exported program as the backbone of a torchvision net."""
+
+    def __init__(self, folder: str, levels: list[str], channels: int):
+        super().__init__()
+        self.maps: Net = program(folder).__call__  # no submodule: a program has no train() and eval()
+        self.levels, self.out_channels = levels, channels
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self.levels, self.maps(images), strict=True))
+
+
+def faster_rcnn(config: dict, folder: str) -> Net:
+    """Return torchvision's Faster R-CNN with the exported weights, on pictures that are on their canvas already."""
+    from safetensors.torch import load_file
+
+    detection, side = models.detection, config["image_size"]
+    weights = {k: v for k, v in load_file(Path(folder) / "model.safetensors").items() if not k.startswith("backbone.")}
+    settings: dict[str, Any] = {
+        "min_size": side, "max_size": side, "size_divisible": 1, "image_mean": [0.0] * 3, "image_std": [1.0] * 3,
+        "rpn_pre_nms_top_n_test": config["rpn_pre_nms_top_n"], "rpn_post_nms_top_n_test": config["rpn_post_nms_top_n"],
+        **{k: config[k] for k in ("rpn_nms_thresh", "rpn_score_thresh")},
+        **{f"box_{k}": config[k] for k in ("score_thresh", "nms_thresh", "detections_per_img")},
+    }  # fmt: skip
+    backbone = Backbone(folder, config["levels"], weights["rpn.head.bbox_pred.weight"].shape[1])
+    if "num_classes" in config:  # a net of torchvision
+        name = f"fasterrcnn_{config['backbone']}"
+        net = models.get_model(name, weights=None, weights_backbone=None, num_classes=config["num_classes"], **settings)
+        net.backbone = backbone
+    else:
+        sizes = torch.tensor(config["anchors"])
+        anchors = detection.anchor_utils.AnchorGenerator(((1.0,) * len(sizes),), ((1.0,),))
+        anchors.cell_anchors = [torch.cat([-sizes / 2, sizes / 2], 1)]
+        n_classes, width = weights["roi_heads.box_predictor.cls_score.weight"].shape
+        net = detection.FasterRCNN(
+            backbone, rpn_anchor_generator=anchors,
+            box_roi_pool=MultiScaleRoIAlign(config["pooled_levels"], config["pool_size"], config["sampling_ratio"]),
+            box_head=detection.faster_rcnn.TwoMLPHead(weights["roi_heads.box_head.fc6.weight"].shape[1], width),
+            box_predictor=detection.faster_rcnn.FastRCNNPredictor(width, n_classes), **settings,
+        )  # fmt: skip
+    missing, extra = net.load_state_dict(weights, strict=False)
+    if extra or any(not n.startswith("backbone.") and not n.endswith("num_batches_tracked") for n in missing):
+        raise ValueError(f"model.safetensors does not fit torchvision's Faster R-CNN: {[*missing, *extra][:3]}")
+    return net.eval()
 
 
 def read(file: str, config: dict) -> Tensor:
@@ -106,7 +155,21 @@ def covered(own: list[int], start: int, stored: int, length: int, side: int) -> 
 @torch.no_grad()
 def detect(config: dict, net: Net, picture: Tensor) -> list[tuple[str, float, list[float]]]:
     """Return (class, score, [x1, y1, x2, y2] in the picture's pixels) of each object, best first: scores above `score_thresh`, after NMS."""
-    boxes, scores = net(canvas(picture.float() / 255, config)[None])
+    image = canvas(picture.float() / 255, config)[None]
+    if "pooled_levels" in config:
+        found = net(image)[0]
+        box, score, label = found["boxes"], found["scores"], found["labels"] - 1  # 0 is the background
+    else:
+        box, score, label = most_likely(config, *net(image))
+    h, w = picture.shape[1:]
+    high, wide = on_canvas(h, w, config)
+    own = (box / torch.tensor([wide / w, high / h]).repeat(2)).clamp_min(0).minimum(torch.tensor([w, h, w, h]))
+    names = [config["classes"][i] for i in label.tolist()]
+    return list(zip(names, score.tolist(), own.tolist(), strict=True))
+
+
+def most_likely(config: dict, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return boxes (k, 4), scores and labels of one picture from those of every location: above the threshold, after NMS."""
     kept: list[tuple[Tensor, Tensor, Tensor]] = []
     sizes = config["level_sizes"]  # as torchvision does: of each level of the feature pyramid the best candidates
     for box, score in zip(boxes[0].split(sizes), scores[0].split(sizes), strict=True):
@@ -116,11 +179,7 @@ def detect(config: dict, net: Net, picture: Tensor) -> list[tuple[str, float, li
         kept.append((clip_boxes_to_image(box[place], (config["image_size"],) * 2), best.values, label))
     box, score, label = (torch.cat(part) for part in zip(*kept, strict=True))
     some = batched_nms(box, score, label, config["nms_thresh"])[: config["detections_per_img"]]
-    h, w = picture.shape[1:]
-    high, wide = on_canvas(h, w, config)
-    own = (box[some] / torch.tensor([wide / w, high / h]).repeat(2)).clamp_min(0).minimum(torch.tensor([w, h, w, h]))
-    names = [config["classes"][i] for i in label[some].tolist()]
-    return list(zip(names, score[some].tolist(), own.tolist(), strict=True))
+    return box[some], score[some], label[some]
 
 
 def described(config: dict, net: Net, file: str) -> dict:
