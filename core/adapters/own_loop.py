@@ -48,11 +48,8 @@ def inputs(model: nn.Module) -> Iterator[list[list[Tensor]]]:
         if torch.is_grad_enabled():
             seen.append([x.detach().clone() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)])
 
-    handle = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
+    with model.register_forward_pre_hook(note, with_kwargs=True):
         yield seen
-    finally:
-        handle.remove()
 
 
 def _equal(a: list[Tensor], b: list[Tensor]) -> bool:

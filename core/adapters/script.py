@@ -7,22 +7,20 @@ data sets, loss and metric, and optionally its own loop and checkpoint functions
 import contextlib
 import inspect
 import json
-import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from trainworthy.core import gates
 from trainworthy.core.adapters import adapted, loop, observed, script_stage
 from trainworthy.core.adapters.script_stage import Script as Script
 from trainworthy.core.adapters.subject import Subject
-from trainworthy.core.base import config
+from trainworthy.core.base import config, seeds
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import GateFailed, UserError
 from trainworthy.core.base.verdict import Verdict
@@ -101,7 +99,8 @@ def check(
     if unreasoned := [k for k, why in waive.items() if not why.strip()]:
         raise UserError("a waived gate needs a reason", got=f"waive={{'{unreasoned[0]}': ''}}")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_generators_restored())
+        stack.enter_context(seeds.kept_draws())
+        stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
         stack.enter_context(patches.suspended())  # rehearsals are no training of a script that is watched
         built = [factory()]  # a list: whoever takes it out frees its memory
         own = isinstance(built[0], loop.Loop)
@@ -220,14 +219,3 @@ class _Alone:
 
     def free_memory(self) -> None:
         """Do nothing: nothing is wrapped."""
-
-
-@contextlib.contextmanager
-def _generators_restored() -> Iterator[None]:
-    before = np.random.get_state(), random.getstate()
-    try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            yield
-    finally:
-        np.random.set_state(before[0])
-        random.setstate(before[1])

@@ -197,13 +197,10 @@ def _shifted(trainer: Trainer, model: nn.Module, batch: dict) -> tuple[str, str]
     def note(_: nn.Module, args: tuple, kwargs: dict) -> None:
         seen.append(kwargs)
 
-    handle = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        with evaluating(model), torch.random.fork_rng(devices=[]):
-            seeds.seed_all(0)
-            trainer.compute_loss(model, trainer._prepare_inputs(dict(batch)))
-    finally:
-        handle.remove()
+    noting = model.register_forward_pre_hook(note, with_kwargs=True)
+    with noting, evaluating(model), torch.random.fork_rng(devices=[]):
+        seeds.seed_all(0)
+        trainer.compute_loss(model, trainer._prepare_inputs(dict(batch)))
     for kwargs in seen:
         ids, labels = kwargs.get("input_ids"), kwargs.get("labels")
         if not isinstance(ids, Tensor) or not isinstance(labels, Tensor) or ids.shape != labels.shape or ids.dim() != 2:

@@ -6,6 +6,8 @@ order = f(seed, epoch) · sample = f(seed, epoch, index) · model = f(seed, step
 
 import hashlib
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -39,6 +41,17 @@ def seed_all(seed: int) -> None:
     seed_sample(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
+
+
+@contextmanager
+def kept_draws() -> Iterator[None]:
+    """Restore the states of `random` and of numpy's generator after."""
+    before = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 def permutation(n: int, *parts: int | str) -> torch.Tensor:

@@ -85,6 +85,13 @@ def similarity(a: Tensor, b: Tensor, widths: list[int]) -> Tensor:
     return torch.minimum(least, most)
 
 
+def nearest(closeness: Tensor, count: int = 0, *, own: bool = False) -> Tensor:
+    """Return the place of the largest entry in each row of a table (N, M), (N,); with `count` the places of that many, (N, count).
+    `own`: row and column i are one sample, which is not its own neighbour; the diagonal is overwritten."""
+    table = closeness.fill_diagonal_(float("-inf")) if own else closeness
+    return table.topk(count, 1).indices if count else table.argmax(1)
+
+
 def limit(widths: list[int], shapes: list[tuple[int, ...]]) -> float:
     """Return the similarity above which two samples are near copies. Channels are not counted: a grey picture has three equal ones."""
     sizes = [math.prod(shape[-2:] if len(shape) > 2 else shape) for shape in shapes]

@@ -69,11 +69,12 @@ def of_fields(sample: Mapping[str, Any], names: Iterable[str]) -> int:
     """Return the hash of some fields of a sample."""
     found = hashlib.blake2b(digest_size=8)
     for name in names:
-        found.update(_bytes(sample[name]))
+        found.update(bytes_of(sample[name]))
     return int.from_bytes(found.digest())
 
 
-def _bytes(value: Any) -> bytes:
+def bytes_of(value: Any) -> bytes:
+    """Return a text or a tensor as it is hashed."""
     return value.encode() if isinstance(value, str) else torch.as_tensor(value).contiguous().numpy().tobytes()
 
 

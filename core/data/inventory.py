@@ -230,10 +230,7 @@ def _fingerprint(data: Data, samples: int = 512) -> str:
     for i in data.representative(min(samples, len(data))):
         sample = data.get(i, None)
         for key in data.fields:
-            value = sample[key]
-            digest.update(
-                value.encode() if isinstance(value, str) else torch.as_tensor(value).contiguous().numpy().tobytes()
-            )
+            digest.update(hashed.bytes_of(sample[key]))
     return digest.hexdigest()
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from trainworthy.core.data.alike import nearest
 from trainworthy.core.data.inventory import Scan
 from trainworthy.core.recipe.stage import Data, categorical
 
@@ -86,10 +87,7 @@ def _labelled(scan: Scan, target: str, n: int) -> tuple[Tensor, Tensor] | None:
 
 def _votes(samples: Tensor, known: Tensor, labels: Tensor, n: int, *, same: bool) -> Tensor:
     """Return the share of each class among the nearest training samples, (N, n). `same`: a sample does not vote for itself."""
-    alike = samples @ known.T
-    if same:
-        alike.fill_diagonal_(-2.0)
-    near = labels[alike.topk(NEAREST, dim=1).indices]
+    near = labels[nearest(samples @ known.T, NEAREST, own=same)]
     return torch.nn.functional.one_hot(near, n).float().mean(1)
 
 

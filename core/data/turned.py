@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from trainworthy.core.data import inventory
-from trainworthy.core.data.alike import pooled
+from trainworthy.core.data.alike import nearest, pooled
 from trainworthy.core.data.contents import compared_fields
 from trainworthy.core.data.loader import Keyed
 from trainworthy.core.recipe.stage import Data
@@ -93,8 +93,7 @@ class Pictures:
 
     def nearest(self, pictures: Tensor, *, own: bool) -> Tensor:
         """Return the class of the sample that is nearest to each picture; `own`: row i of both is one sample and does not count."""
-        alike = pictures.flatten(1) @ self.contents.flatten(1).T
-        return self.labels[(alike.fill_diagonal_(-2.0) if own else alike).argmax(1)]
+        return self.labels[nearest(pictures.flatten(1) @ self.contents.flatten(1).T, own=own)]
 
     def share(self, near: Tensor, of: int, to: int) -> float:
         mine = near[self.labels == of]
@@ -132,13 +131,13 @@ def _pictures(scan: inventory.Scan, data: Data) -> Pictures | None:
     first, labels = data.get(0, None)[inputs[0]], [scan.targets[targets[0]][i] for i in scan.kept]
     if not isinstance(first, Tensor) or first.ndim != 3 or not all(isinstance(y, int) for y in labels):
         return None
-    rows = range(0, len(labels), -(-len(labels) // ROWS))
+    rows = list(range(0, len(labels), -(-len(labels) // ROWS)))
     shape = pooled(first).shape
     if scan.contents.shape[1] != shape.numel():
         return None
-    contents = _smooth(scan.contents[list(rows)].unflatten(1, shape))
+    contents = _smooth(scan.contents[rows].unflatten(1, shape))
     indices = [scan.index(r) for r in rows]
-    return Pictures(contents, torch.tensor(labels)[list(rows)], indices, list(classes), inputs[0], targets[0])
+    return Pictures(contents, torch.tensor(labels)[rows], indices, list(classes), inputs[0], targets[0])
 
 
 def foreign(scan: inventory.Scan, data: Data, seed: int) -> Foreign | None:

@@ -10,7 +10,6 @@ It can be used outside a recipe:
 import contextlib
 import copy
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from trainworthy.core.base import seeds
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.loader import to_device
 
@@ -247,13 +247,10 @@ def restored(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
     modes = [(m, m.training) for m in model.modules()]
     groups = [{k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     state = {p: copy.deepcopy(s) for p, s in optimizer.state.items()}
-    python, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        with seeds.kept_draws(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
         with torch.no_grad():
             for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(value)

@@ -58,14 +58,8 @@ def gate_of(state: Callable[[GateContext, Stage, dict], Statements], *, rows: st
             raise Skip(f"declared: {stage.expect.batch_dependence}")
         data, seed = stage.data["train"], context.cfg.run.seed
         batch = fetch(data, pick(data, stage.expect.at_most(SAMPLES), seed), seed, run.device)
-        one, exact = compared(run, stage, batch, lambda: state(context, stage, batch)), limit(run, 1e-4)
-        own = f"; of the recipe's own: {', '.join(one.own)}" if one.own else ""
-        return Finding(
-            not one.wrong, "; ".join(one.wrong) or f"{one.samples} samples: {', '.join(one.remarks)}{own}",
-            f"the formula within {exact:g}, its gradient within {10 * exact:g}",
-            "\n".join([*dict.fromkeys(one.causes), *causes.splitlines(), ON_PURPOSE]),
-            evidence={"compared": one.remarks, "own": one.own}, batch=batch if one.wrong else None, cause=known(one.causes),
-        )  # fmt: skip
+        one = compared(run, stage, batch, lambda: state(context, stage, batch))
+        return finding(run, one, batch, (*causes.splitlines(), ON_PURPOSE))
 
     return check
 
@@ -80,6 +74,18 @@ class Comparison:
     causes: list[str] = field(default_factory=list)
     own: list[str] = field(default_factory=list)
     """Loss terms without a formula."""
+    forms: dict[str, str] = field(default_factory=dict)
+    """{term: the published form that it equals, or ""}."""
+
+
+def finding(run: Any, one: Comparison, batch: dict, causes: tuple[str, ...]) -> Finding:
+    """Return the finding on a comparison. `causes`: likely ones, after those that the comparison found."""
+    exact, own = limit(run, 1e-4), f"; of the recipe's own: {', '.join(one.own)}" if one.own else ""
+    return Finding(
+        not one.wrong, "; ".join(one.wrong) or f"{one.samples} samples: {', '.join(one.remarks)}{own}",
+        f"the formula within {exact:g}, its gradient within {10 * exact:g}", "\n".join([*dict.fromkeys(one.causes), *causes]),
+        evidence={"compared": one.remarks, "own": one.own}, batch=batch if one.wrong else None, cause=known(one.causes),
+    )  # fmt: skip
 
 
 def known(causes: list[str]) -> str:
@@ -92,19 +98,33 @@ def compared(
 ) -> Comparison:
     """Compare the stage's loss of a batch, and of each of its samples alone, with the statements. `training`: in train mode, for trainers
     whose loss depends on the mode."""
+    got, whole = each_alone(run, stage, batch, training=training)
+    with run.autocast(), in_mode(stage.model, training=False):
+        due = {k: summed(s) for k, s in state().items()}
+    return of_terms(run, stage.model, got, whole, due, lambda term: _places(run, stage, batch, term, state))
+
+
+def each_alone(run: Any, stage: Stage, batch: dict, *, training: bool = False) -> tuple[dict, dict]:
+    """Return the loss terms of each sample alone, (B,), and those of the batch."""
     model = stage.model
     with run.autocast(), in_mode(model, training=training):
         singles = [stage.loss(model, row(batch, i)) for i in range(batch_size(batch))]
         got = {k: torch.stack([one[k].detach() for one in singles]).float() for k in singles[0]}
         del singles
-        whole = stage.loss(model, batch)
-    with run.autocast(), in_mode(model, training=False):
-        due = {k: summed(s) for k, s in state().items()}
+        return got, stage.loss(model, batch)
+
+
+def of_terms(
+    run: Any, model: nn.Module, got: dict, whole: dict, due: Statements, places: Callable[[str], str] = lambda _: ""
+) -> Comparison:
+    """Compare each term. `places`: says where the output is weighed otherwise than by the formula, if no known mistake fits."""
     got, whole, due, own = paired(got, whole, due)
-    out = Comparison(batch_size(batch), own=own)
+    out = Comparison(len(next(iter(got.values()))), own=own)
     for term, statement in due.items():
-        fault, remark, cause, _ = compare(term, statement, got[term], whole[term], model, limit(run, 1e-4))
-        if fault and cause == f"{term}: {UNKNOWN}" and (found := _places(run, stage, batch, term, state)):
+        fault, remark, cause, out.forms[term] = compare(
+            term, statement, got[term], whole[term], model, limit(run, 1e-4)
+        )
+        if fault and cause == f"{term}: {UNKNOWN}" and (found := places(term)):
             cause = f"{term}: {found}"
         out.wrong += [fault] * bool(fault)
         out.remarks += [remark] * bool(remark)

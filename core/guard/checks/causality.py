@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from trainworthy.core.base.modes import in_mode
+from trainworthy.core.base.seeds import kept_draws
 from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.hooks.parameters import parameters_of
 from trainworthy.core.guard.measures import rows as sample_rows
@@ -281,17 +282,15 @@ def drawn_alike(
     module: nn.Module, given: tuple, x: Tensor, values: tuple[Tensor, ...], seed: int
 ) -> list[list[Tensor]] | None:
     """Return a model's outputs in train mode for each of `values` in place of `x`, with equal random draws; None where it cannot be called."""
-    inner, outs, before = bare(module), [], (random.getstate(), np.random.get_state())
+    inner, outs = bare(module), []
     try:
         for value in values:
-            torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
             args, kwargs = replaced(given, x, value)
-            with in_mode(inner, training=True), torch.no_grad():
+            with kept_draws(), in_mode(inner, training=True), torch.no_grad():
+                torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
                 outs.append([y.clone() for y in tree_leaves(inner(*args, **kwargs)) if isinstance(y, Tensor)])
     except Exception:
         return None
-    finally:
-        random.setstate(before[0]), np.random.set_state(before[1])
     return outs
 
 

@@ -18,7 +18,7 @@ from trainworthy.core.guard.measures import (
     policy_rewards,
     variational,
 )
-from trainworthy.core.guard.measures.regression import misfit
+from trainworthy.core.guard.measures.regression import unexplained_share
 
 Fault = tuple[str, str]  # what was measured, and its cause
 
@@ -240,9 +240,10 @@ def noise(seen: Any) -> dict:
     measured = f"{len(a)} noisy inputs, share of noise {float(b.min()):.2f} to {float(b.max()):.2f}"
     if len(a) < 64 or float(b.std()) < 0.02:
         return finding("noise", measured)
-    healthy = min(misfit(a, b), misfit(a**2, b**2))
-    if healthy > 0.02 and min(misfit(a**2, b), misfit(a, b**2)) < 2e-3:
-        which = "noise" if misfit(a**2, b) < misfit(a, b**2) else "sample"
+    healthy = min(unexplained_share(b, a), unexplained_share(b**2, a**2))
+    by_noise, by_sample = unexplained_share(b, a**2), unexplained_share(b**2, a)
+    if healthy > 0.02 and min(by_noise, by_sample) < 2e-3:
+        which = "noise" if by_noise < by_sample else "sample"
         return finding(
             "noise",
             f"{measured}: the {which} is scaled by a variance, the other one by a deviation",

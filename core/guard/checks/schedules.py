@@ -11,6 +11,7 @@ from typing import Any
 from trainworthy.core.guard.checks.invariants import stepped
 from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.measures.records import CLOSE, SETTINGS
+from trainworthy.core.guard.measures.source import tail
 from trainworthy.core.guard.observing.observer import Observer
 
 TURN = 0.75  # of an epoch: a cosine that is over before was not made for steps
@@ -218,11 +219,6 @@ def length_argument(one: Any) -> Any:
 def counts(given: Any) -> bool:
     """Return whether a length is computed with `len()`, as that of a loader is."""
     return given is not None and any(isinstance(n, ast.Call) and tail(n.func) == "len" for n in ast.walk(given))
-
-
-def tail(node: Any) -> str:
-    """Return the last part of a name: `b` of `a.b`."""
-    return getattr(node, "attr", getattr(node, "id", ""))
 
 
 def owner(seen: Observer, one: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.data.alike import nearest
 from trainworthy.core.guard.hooks.addresses import address_of, home_of
 from trainworthy.core.guard.measures.records import own_frames
 
@@ -137,6 +138,5 @@ def belonging(a: Tensor, b: Tensor) -> float | None:
             else y
         )
     x, y = ((v - v.mean(0)) / v.std(0).clamp_min(1e-12) for v in (x, y))
-    nearest = torch.cdist(x, x).fill_diagonal_(float("inf")).argmin(1)
     usual = float((y - y.roll(len(y) // 2 + 1, 0)).norm(dim=1).mean())
-    return float((y - y[nearest]).norm(dim=1).mean()) / usual if usual > 0 else None
+    return float((y - y[nearest(-torch.cdist(x, x), own=True)]).norm(dim=1).mean()) / usual if usual > 0 else None

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.correlation import pearson
+from trainworthy.core.data.alike import nearest
 from trainworthy.core.guard.measures import class_numbers
 from trainworthy.core.guard.measures.spaced import spaced
 
@@ -71,11 +72,11 @@ class Nearest:
 
     def answers(self, x: Tensor) -> Tensor:
         """Return the targets of new inputs."""
-        return self.y[torch.cdist(self.scaled(x), self.x).argmin(1)]
+        return self.y[nearest(-torch.cdist(self.scaled(x), self.x))]
 
     def right(self) -> float:
         """Return how well the nearest other sample answers."""
-        return score(self.y[torch.cdist(self.x, self.x).fill_diagonal_(float("inf")).argmin(1)], self.y)
+        return score(self.y[nearest(-torch.cdist(self.x, self.x), own=True)], self.y)
 
 
 def score(answer: Tensor, y: Tensor) -> float:

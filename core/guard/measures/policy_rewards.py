@@ -9,13 +9,13 @@ import sys
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.hooks.addresses import address_of
 from trainworthy.core.guard.measures.records import on_gradient
+from trainworthy.core.guard.measures.regression import unexplained_share
 
 STEPS, ROWS = 4096, 4096
 DECAY = 0.97  # of a reward per step
@@ -254,13 +254,6 @@ def critic(one: Credit) -> str:
     if len(left) >= 3 and all(a > 3e-3 and b < 0.03 * a for a, b in left):
         return "the critic's targets lack its own values: advantages, and not returns (advantages + values)"
     return ""
-
-
-def unexplained_share(y: Tensor, *columns: Tensor) -> float:
-    """Return what a linear fit leaves of y, as a share of its spread."""
-    a = torch.stack([*columns, torch.ones_like(y)], 1)
-    a = a / a.norm(dim=0).clamp_min(1e-30)
-    return float((a @ torch.linalg.lstsq(a, y[:, None]).solution - y[:, None]).std() / y.std().clamp_min(1e-30))
 
 
 def normalised(batch: list[tuple[tuple[int, int, int], float]]) -> list[tuple[tuple[int, int, int], float]]:

@@ -168,8 +168,8 @@ def coefficients(noisy: Tensor, clean: Tensor, noise: Tensor) -> tuple[Tensor, T
     return found[:, 0, 0], found[:, 1, 0]
 
 
-def misfit(x: Tensor, y: Tensor) -> float:
-    """Return what a straight line leaves of y, as a share of its spread."""
-    columns = torch.stack([x, torch.ones_like(x)], 1)
-    left = columns @ torch.linalg.lstsq(columns, y[:, None]).solution - y[:, None]
-    return float(left.std() / y.std().clamp_min(1e-12))
+def unexplained_share(y: Tensor, *columns: Tensor) -> float:
+    """Return what a linear fit leaves of y, as a share of its spread."""
+    a = torch.stack([*columns, torch.ones_like(y)], 1)
+    a = a / a.norm(dim=0).clamp_min(1e-30)
+    return float((a @ torch.linalg.lstsq(a, y[:, None]).solution - y[:, None]).std() / y.std().clamp_min(1e-30))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from trainworthy.core.base.modes import in_mode
+from trainworthy.core.base.seeds import kept_draws
 from trainworthy.core.guard.hooks.addresses import home_of
 from trainworthy.core.guard.hooks.parameters import parameters_of
 from trainworthy.core.guard.measures.records import NORMS, bare
@@ -110,9 +111,7 @@ def halved(module: nn.Module, args: tuple, kwargs: dict, size: int) -> float | N
     if any(isinstance(x, (list, tuple)) and len(x) == size for x in (*args, *kwargs.values())):
         return None
     leaves = [x.detach() if isinstance(x, Tensor) else x for x in leaves]
-    half = size // 2
-
-    before, after = (random.getstate(), np.random.get_state()), []
+    half, after = size // 2, []
 
     def call(rows: slice, n: int) -> list[Tensor]:
         part = [x[rows] if isinstance(x, Tensor) and x.dim() and len(x) == size else x for x in leaves]
@@ -123,15 +122,13 @@ def halved(module: nn.Module, args: tuple, kwargs: dict, size: int) -> float | N
         return found
 
     try:
-        with in_mode(inner, training=False), torch.no_grad():
+        with kept_draws(), in_mode(inner, training=False), torch.no_grad():
             found = [call(slice(None), size), call(slice(None), size), call(slice(half), half)]
             found.append(
                 call(slice(half, None), size - half)
             )  # what runs along the batch leaves the first half as it is
     except Exception:
         return None
-    finally:
-        random.setstate(before[0]), np.random.set_state(before[1])
     if any(len(x) != 1 for x in found) or any(state != after[0] for state in after):  # a draw for each sample
         return None
     whole, again, *parts = (x[0] for x in found)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.verdict import Skip
 
 ALIKE, CLEAR = 0.95, 0.02  # least correlation with a stored picture, and by how much the next picture must be below it
@@ -92,7 +93,4 @@ class Stored:
 
 def _alike(a: Tensor, b: Tensor) -> float:
     """Return the correlation of two pictures; 0 for other shapes."""
-    if a.shape != b.shape:
-        return 0.0
-    x, y = (t.detach().float() - t.detach().float().mean() for t in (a, b))
-    return ((x * y).sum() / (x.norm() * y.norm()).clamp_min(1e-9)).item()
+    return pearson(a, b) if a.shape == b.shape else 0.0

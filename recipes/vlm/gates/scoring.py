@@ -119,16 +119,14 @@ def token_per_feature(context: GateContext) -> Finding:
         with evaluating(model), torch.no_grad(), run.autocast():
             return model.embedded(batch)[0].float()
 
-    draws, hook = torch.Generator().manual_seed(0), model.encoder.register_forward_hook(altered)
-    try:
+    draws = torch.Generator().manual_seed(0)
+    with model.encoder.register_forward_hook(altered):
         own = read(None)
         places = (batch["ids"][0] == rows.IMAGE).nonzero().flatten().tolist()
         n = out[0][1] if len(out[0]) == 3 else 0
         if n < 2 or len(places) < n:
             raise Skip("features do not have the shape (B, n, width), or the projector joins several of them")
         moved = [(read(k) - own).norm(dim=-1) for k in (0, n // 2, n - 1)]
-    finally:
-        hook.remove()
     hit = [[i for i, p in enumerate(places) if m[p] > 1e-3 * m.max()] for m in moved]
     wrong = [
         f"feature {k} of {n} changes {len(h)} embeddings"

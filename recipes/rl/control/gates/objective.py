@@ -5,7 +5,6 @@ They require what recipes/rl/control/gates/agents.py requires, and a `Subject` w
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.checks import formula as stated_by
 from trainworthy.core.gates.checks.formula import limit
 from trainworthy.core.gates.gate import Gate, GateContext
-from trainworthy.core.recipe.stage import Stage, batch_size
+from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.rl.control.data.replay import Replay
 from trainworthy.recipes.rl.control.gates import definitions, formulas
 from trainworthy.recipes.rl.control.gates.recording import Seen, seen
@@ -38,58 +37,26 @@ def formula_gate(formula: Callable | None) -> Gate:
         Stored numbers get noise, so that old and new policy differ and every clip is active."""
         if formula is None:
             raise Skip("there is no formula for this objective (`formula=` of gates.Subject)")
-        one, run = compared(context, formula), seen(context).run
-        exact, own = limit(run, 1e-4), f"; of the recipe's own: {', '.join(one.own)}" if one.own else ""
-        return Finding(
-            not one.wrong, "; ".join(one.wrong) or f"{one.samples} samples: {', '.join(one.remarks)}{own}",
-            f"the formula within {exact:g}, its gradient within {10 * exact:g}",
-            "\n".join([*dict.fromkeys(one.causes), ON_PURPOSE]),
-            evidence={"compared": one.remarks, "own": one.own}, batch=one.batch, cause=stated_by.known(one.causes),
-        )  # fmt: skip
+        return stated_by.finding(seen(context).run, *compared(context, formula), (ON_PURPOSE,))
 
     return check
 
 
-@dataclass
-class Comparison:
-    """Differences of a loss from its formula."""
-
-    batch: dict[str, Any]
-    samples: int = 0
-    wrong: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-    causes: list[str] = field(default_factory=list)
-    own: list[str] = field(default_factory=list)
-    """Terms without a formula."""
-    forms: dict[str, str] = field(default_factory=dict)
-    """Term -> the published form that it equals."""
-
-
-def compared(context: GateContext, formula: Callable) -> Comparison:
-    """Compare the loss of a real batch with its formula."""
+def compared(context: GateContext, formula: Callable) -> tuple[stated_by.Comparison, dict]:
+    """Compare the loss of a real batch with its formula; return the differences, and the batch."""
     return context.once("rl-formula", lambda: _compared(context, formula))
 
 
-def _compared(context: GateContext, formula: Callable) -> Comparison:
+def _compared(context: GateContext, formula: Callable) -> tuple[stated_by.Comparison, dict]:
     found = seen(context)
     run, stage, batch = found.run, found.stage, _moved(found.batch, context.cfg.run.seed)
     if stage.expect.batch_dependence:
         raise Skip(f"declared: {stage.expect.batch_dependence}")
-    model, out = stage.model.eval(), Comparison(batch)
+    model = stage.model.eval()
+    got, whole = stated_by.each_alone(run, stage, batch)
     with run.autocast():
-        one_by_one = [stage.loss(model, stated_by.row(batch, i)) for i in range(batch_size(batch))]
-        got = {k: torch.stack([one[k].detach() for one in one_by_one]).float() for k in one_by_one[0]}
-        whole = stage.loss(model, batch)
         due = _stated(formula, context.cfg, model, batch, got)
-    got, whole, due, out.own = stated_by.paired(got, whole, due)
-    out.samples = batch_size(batch)
-    for term, statement in due.items():
-        fault, remark, cause, form = stated_by.compare(term, statement, got[term], whole[term], model, limit(run, 1e-4))
-        out.wrong += [fault] * bool(fault)
-        out.remarks += [remark] * bool(remark)
-        out.causes += [cause] * bool(cause)
-        out.forms[term] = form
-    return out
+    return stated_by.of_terms(run, model, got, whole, due), batch
 
 
 def _stated(formula: Callable, cfg: Any, model: nn.Module, batch: dict, got: dict) -> formulas.Statements:
@@ -163,7 +130,7 @@ def _spare(context: GateContext, formula: Callable | None, batch: dict, key: str
         return False
     run, model = seen(context).run, seen(context).stage.model
     try:
-        one = compared(context, formula)
+        one, _ = compared(context, formula)
     except Skip:
         return False
     if one.wrong:
