@@ -5,6 +5,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 
@@ -35,9 +36,10 @@ def write(found: Any) -> None:
 
 
 def finite(value: Any) -> Any:
-    """Return the value as JSON has it: infinities and NaN become words."""
+    """Return the value as JSON has it: infinities, NaN and paths become words."""
     if isinstance(value, dict):
         return {str(k): finite(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [finite(v) for v in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    unwritable = isinstance(value, float) and not math.isfinite(value)  # JSON has no infinity
+    return str(value) if unwritable or isinstance(value, Path) else value

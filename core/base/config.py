@@ -3,14 +3,13 @@
 import dataclasses
 import difflib
 import json
-import math
 import re
 import types
 import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from trainworthy.core.base import masking
+from trainworthy.core.base import as_json, masking
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.settings import Config, GateSettings, Loader, Optim, Phase, RunSettings, Train
 from trainworthy.core.base.settings_file import check_recipe, laid_over, read_settings
@@ -26,16 +25,7 @@ MAY_CHANGE = re.compile(
 
 def to_dict(cfg: Config) -> dict[str, Any]:
     """Return the settings as nested plain values, as args.json holds them."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {k: plain(v) for k, v in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [plain(v) for v in value]
-        unwritable = isinstance(value, float) and not math.isfinite(value)  # JSON has no infinity
-        return str(value) if unwritable or isinstance(value, Path) else value
-
-    return plain(dataclasses.asdict(cfg))
+    return as_json.finite(dataclasses.asdict(cfg))
 
 
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -255,6 +245,14 @@ def assert_whole(cfg: Config, command: str) -> None:
     if cfg.run.shard != "none":
         raise UserError(f"trainworthy {command} does not shard", got=f"--shard {cfg.run.shard}",
                         needed="--shard none: it measures the whole model in each process")  # fmt: skip
+
+
+def take_number(argv: list[str], flag: str, least: int = 1) -> tuple[list[str], int | None]:
+    """Return `argv` without `flag N`, and the number. Raises UserError below `least`."""
+    rest, value = take(argv, flag)
+    if value is not None and (not value.isdigit() or int(value) < least):
+        raise UserError(f"{flag} needs a number", got=value, needed=f"{least} or more")
+    return rest, None if value is None else int(value)
 
 
 def take(argv: list[str], flag: str) -> tuple[list[str], str | None]:

@@ -5,8 +5,7 @@
 
 import argparse
 
-from trainworthy.core.base.config import take
-from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.config import take_number as take_number
 
 
 def argument_parser(page: str) -> argparse.ArgumentParser:
@@ -19,11 +18,3 @@ def argument_parser(page: str) -> argparse.ArgumentParser:
 def take_flag(argv: list[str], flag: str) -> tuple[list[str], bool]:
     """Return `argv` without `flag`, and whether it was there."""
     return [word for word in argv if word != flag], flag in argv
-
-
-def take_number(argv: list[str], flag: str) -> tuple[list[str], int | None]:
-    """Return `argv` without `flag N`, and the number, which must be positive."""
-    rest, value = take(argv, flag)
-    if value is not None and (not value.isdigit() or int(value) < 1):
-        raise UserError(f"{flag} needs a number", got=value, needed="1 or more")
-    return rest, None if value is None else int(value)

@@ -39,9 +39,9 @@ def refuse_training_data(val: str | Path, train: str | Path) -> None:
                         next="--data.val FILE or FOLDER with others, or a share to hold out: --data.val 0.1")  # fmt: skip
 
 
-def absolute(value: str) -> str:
-    """The same for args.json, with a resolved path, so that a run can be resumed from any folder."""
-    return str(Path(value).resolve()) if value and Path(value).exists() else value
+def absolute(value: str, *packaged: str) -> str:
+    """Return an existing path resolved, so that a run can be resumed from any folder. A share, and names of packaged data, stay."""
+    return str(Path(value).resolve()) if value and value not in packaged and Path(value).exists() else value
 
 
 def is_held_out(text: str, share: float) -> bool:

@@ -77,10 +77,10 @@ class Nodes:
 
 def take(argv: list[str]) -> tuple[list[str], Nodes]:
     """Return `argv` without these options, and what they say."""
-    argv, nodes = _number(argv, "--nodes", least=1)
-    argv, rank = _number(argv, "--node-rank", least=0)
+    argv, nodes = config.take_number(argv, "--nodes")
+    argv, rank = config.take_number(argv, "--node-rank", 0)
     argv, address = config.take(argv, "--address")
-    argv, restarts = _number(argv, "--restarts", least=0)
+    argv, restarts = config.take_number(argv, "--restarts", 0)
     given = {"--nodes": nodes, "--node-rank": rank, "--address": address}
     missing = [flag for flag, value in given.items() if value is None]
     if 0 < len(missing) < 3 and nodes != 1:
@@ -142,13 +142,6 @@ def own_address(host: str, port: int) -> str:
                 raise UserError("the machines cannot meet", got=f"--address {host}:{port}: {error}",
                                 needed="a name or an address of the first machine that this one can reach") from None  # fmt: skip
         time.sleep(1.0)
-
-
-def _number(argv: list[str], flag: str, *, least: int) -> tuple[list[str], int | None]:
-    argv, value = config.take(argv, flag)
-    if value is not None and (not value.isdigit() or int(value) < least):
-        raise UserError(f"{flag} needs a number", got=value, needed=f"{least} or more")
-    return argv, None if value is None else int(value)
 
 
 # ------------------------------------------------------------------------------------------------- the training processes

@@ -15,7 +15,6 @@ from trainworthy.core.base.errors import UserError
 
 RATE = 22_050
 """Samples per second of espeak-ng."""
-LICENCE = "espeak-ng 1.52 by espeakng-loader, GPL-3.0, installed and not copied"
 RETRIEVAL, CHARS_UTF8, WORDS_PER_MINUTE = 1, 1, 1  # AUDIO_OUTPUT_RETRIEVAL, espeakCHARS_UTF8, espeakRATE of speak_lib.h
 
 SUBJECTS = ("the young boy", "the president", "the old woman", "the manager", "the king", "the farmer", "the driver", "our coach",

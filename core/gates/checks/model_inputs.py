@@ -15,7 +15,6 @@ from trainworthy.core.gates.gate import fetch
 from trainworthy.core.loop.run import Run
 from trainworthy.core.recipe.stage import Stage, View
 
-SAMPLES = 8
 EQUAL = 1e-3  # mean difference of two equal inputs, in standard deviations
 ALIKE = 0.9  # correlation of a sample's entries above which two inputs are the same sample
 SCALE, SHIFT = 1.25, 0.25  # factor between two inputs of one sample; distance of their means in standard deviations

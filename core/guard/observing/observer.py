@@ -63,7 +63,7 @@ class Observer(Updates, Losses):
         self.leaves: dict[int, tuple[Tensor, int]] = {}
         self.others: dict[int, tuple[Tensor, int, int]] = {}  # leaves that are no parameter: count, version
         self.loaded: set[int] = set()
-        self.backwards = self.steps = self.since = self.wasted = self.scaler_skips = 0
+        self.backwards = self.steps = self.since = self.wasted = 0
         self.losses: list[float] = []
         self.nonfinite: list[int] = []
         self.calls: list[dict] = []  # loss functions, in training

@@ -22,6 +22,7 @@ from torch import Tensor
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.assets import built
 from trainworthy.core.data.loader import ahead
+from trainworthy.core.data.validation_split import absolute
 from trainworthy.recipes.distill.data import arrays
 from trainworthy.recipes.shared import speech, whisper
 
@@ -58,8 +59,7 @@ class Source:
     left out, counted and named; a larger share is an error."""
 
     def __post_init__(self):
-        if self.path != "synthesised" and Path(self.path).exists():
-            self.path = str(Path(self.path).resolve())  # resumable from any folder
+        self.path = absolute(self.path, "synthesised")
 
 
 @dataclass

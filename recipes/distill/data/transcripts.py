@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.assets import built
+from trainworthy.core.data.validation_split import absolute
 from trainworthy.recipes.distill.data import arrays, recordings
 from trainworthy.recipes.shared import speech, whisper
 
@@ -45,8 +46,7 @@ class Source:
     """Largest share of recordings that cannot be read. They are left out, counted and named; a larger share is an error."""
 
     def __post_init__(self):
-        if self.path != "synthesised" and Path(self.path).exists():
-            self.path = str(Path(self.path).resolve())  # resumable from any folder
+        self.path = absolute(self.path, "synthesised")
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from trainworthy.core.data.assets import built
-from trainworthy.core.data.validation_split import hold_out, is_held_out, parse_share, refuse_training_data
+from trainworthy.core.data.validation_split import absolute, hold_out, is_held_out, parse_share, refuse_training_data
 from trainworthy.recipes.llm.data import formats, plain_texts, prose
 from trainworthy.recipes.shared import hub
 
@@ -75,10 +75,8 @@ class Source:
             raise core.UserError(
                 "--data.stride does not fit", got=self.stride, needed=f"1 to {self.context - 1}: below --data.context"
             )
-        if self.path != "prose" and Path(self.path).exists():
-            self.path = str(Path(self.path).resolve())  # resumable from any folder
-        if self.val and Path(self.val).exists():
-            self.val = str(Path(self.val).resolve())
+        self.path = absolute(self.path, "prose")
+        self.val = absolute(self.val)
 
 
 class Corpus(NamedTuple):

@@ -63,9 +63,7 @@ def scripts(texts: list[str]) -> str:
 
 def f1(prediction: str, wanted: str) -> float:
     """F1 over words (SQuAD's, Rajpurkar 2016)."""
-    a, b = Counter(words(prediction)), Counter(words(wanted))
-    shared = (a & b).total()
-    return 2 * shared / (a.total() + b.total()) if shared else float(prediction == wanted)
+    return overlap(prediction, wanted, 1)
 
 
 def exact(prediction: str, wanted: str) -> float:

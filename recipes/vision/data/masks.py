@@ -50,8 +50,7 @@ class Source:
         if self.val and self.path in EMBEDDED:
             raise UserError("--data.val is for pictures of your own", got=self.val, needed="--data.path FOLDER")
         self.val = absolute(self.val)
-        if self.path not in EMBEDDED and Path(self.path).exists():
-            self.path = str(Path(self.path).resolve())  # resumable from any folder
+        self.path = absolute(self.path, *EMBEDDED)
 
 
 # ------------------------------------------------------------------------------------------------------------------ pairs

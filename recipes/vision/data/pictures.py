@@ -72,8 +72,7 @@ class Source:
         if self.val and self.path == "digits":
             raise UserError("--data.val is for pictures of your own", got=self.val, needed="--data.path FOLDER")
         self.val = absolute(self.val)
-        if self.path != "digits" and Path(self.path).exists():
-            self.path = str(Path(self.path).resolve())  # resumable from any folder
+        self.path = absolute(self.path, "digits")
 
 
 VALIDATION = ("val", "valid", "validation", "test")  # names of a validation split; the first that exists is used

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.data.validation_split import hold_out, parse_share, refuse_training_data
+from trainworthy.core.data.validation_split import absolute, hold_out, parse_share, refuse_training_data
 from trainworthy.recipes.llm.data import files
 from trainworthy.recipes.shared import hub
 from trainworthy.recipes.vlm.data.conversations import (
@@ -64,13 +64,11 @@ class Source:
     """Folder from which the lines name their pictures. Default: the folder of the lines."""
 
     def __post_init__(self):
-        if self.path != "scenes" and Path(self.path).exists():
-            self.path = str(Path(self.path).resolve())  # resumable from any folder
+        self.path = absolute(self.path, "scenes")
         self.images = self.images and str(Path(self.images).resolve())
         if self.val and self.path == "scenes":
             raise UserError("--data.val is for pictures of your own", got=self.val, needed="--data.path FOLDER")
-        if self.val and Path(self.val).exists():
-            self.val = str(Path(self.val).resolve())
+        self.val = absolute(self.val)
         if not 0 <= self.max_bad < 1:
             raise UserError("--data.max-bad is a share of the lines", got=self.max_bad, needed="0 to 1")
 

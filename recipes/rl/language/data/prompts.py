@@ -10,6 +10,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 from trainworthy.core.base import seeds
+from trainworthy.core.data.validation_split import absolute
 from trainworthy.recipes.llm.data import documents, prose
 
 from trainworthy import core
@@ -41,8 +42,7 @@ class Source:
     def __post_init__(self):
         if self.path != "prose" and not self.path.startswith("hub:"):
             self.path = str(Path(self.path).resolve())  # resumable from any folder
-        if self.val and Path(self.val).exists():
-            self.val = str(Path(self.val).resolve())
+        self.val = absolute(self.val)
 
 
 class Prompts(core.Data):

@@ -13,7 +13,7 @@ from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Run
-from trainworthy.recipes.llm.gates.chat import backbone
+from trainworthy.recipes.llm.gates.chat import felt
 from trainworthy.recipes.rl.language.gates.grpo_answers import Subject, alone, unit
 
 STEPS = (-0.5, -0.1, 0.0, 0.1, 0.5)  # log-ratios to the older policy: inside the clip and outside, on both sides
@@ -25,24 +25,16 @@ def scored(s: Subject) -> Gate:
     @gate("scored", rows="L2 L3", title=title, reads="data model loss train", explains=True)
     def check(context: GateContext) -> Finding:
         """Reads where the loss has a gradient with respect to the last hidden states: each state predicts the next token."""
-        u, wrong, states = unit(s, context), [], []
+        u, wrong = unit(s, context), []
         picked = [0, len(u.rows) - 1]  # a padded prompt and one that is not
         batch = {k: v[picked] for k, v in u.batch.items()}
         batch["advantages"] = torch.ones_like(batch["advantages"])
-
-        def keep(_module, _args, out) -> None:
-            if out.last_hidden_state.requires_grad:  # a reference's do not
-                states.append(out.last_hidden_state)
-
-        with backbone(u.stage.model).register_forward_hook(keep):
-            with in_mode(u.stage.model, training=True), u.run.autocast():
-                total = sum(u.stage.loss(u.stage.model, batch).values())
-            grads = torch.autograd.grad(total, states, allow_unused=True)  # nothing is left on the weights
-        felt = sum(g.abs().sum(-1) for g in grads if g is not None) > 0  # (rows, T)
+        with in_mode(u.stage.model, training=True):
+            scored_at = felt(u.run, u.stage, batch)
         width = batch["prompt_ids"].shape[1]
         for row, i in enumerate(picked):
             n = len(u.ids[i][1])
-            due, got = set(range(width - 1, width - 1 + n)), set(felt[row].nonzero().flatten().tolist())
+            due, got = set(range(width - 1, width - 1 + n)), set(scored_at[row].nonzero().flatten().tolist())
             if extra := got - due:
                 where = "of the prompt" if min(extra) < width - 1 else "after its end"
                 wrong.append(f"answer {i} scores {len(extra)} tokens {where}")
