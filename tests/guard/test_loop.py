@@ -1,17 +1,19 @@
 """`trainworthy.check` of a `Loop`: healthy loops of many shapes are quiet, planted bugs are stopped with their cause."""
 
+import copy
 import multiprocessing
 import random
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 from trainworthy.core.base.errors import GateFailed, UserError
 from trainworthy.core.recipe.stage import Expect
 
@@ -250,3 +252,70 @@ def test_the_pytest_fixture_fails_with_the_table(trainworthy_check, tmp_path: Pa
     with pytest.raises(GateFailed, match="checks failed"):
         trainworthy.check(lambda: loops.vae(bug="decoder-left-out", **QUICK))
     assert trainworthy.check(lambda: loops.vae(bug="decoder-left-out", **QUICK), waive={"wiring": "on purpose"}).ok
+
+
+def _denoising(twice: bool) -> trainworthy.Loop:
+    """A diffusion model of a few layers: the noise level is one more column of a flat input."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(65, 128), nn.SiLU(), nn.Linear(128, 64))
+    optimizer, kept = (
+        torch.optim.AdamW(model.parameters(), 1e-3),
+        torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000), 0),
+    )
+
+    def run(batches: Any) -> None:
+        for (x,) in batches:
+            t, noise = torch.randint(0, 1000, (len(x),)), torch.randn_like(x)
+            share = kept[t][:, None]
+            noisy = share.sqrt() * x + (1 - share).sqrt() * noise
+            target = torch.randn_like(x) if twice else noise
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(torch.cat([noisy, t[:, None] / 1000], 1)), target).backward()
+            optimizer.step()
+
+    rows = torch.randn(1024, 1).sin() * torch.randn(1, 64)
+    return trainworthy.Loop(
+        models=model, optimizers=optimizer, batches=DataLoader(TensorDataset(rows), 64, shuffle=True), run=run
+    )
+
+
+def test_noise_in_an_input_that_holds_its_level_too():
+    healthy, twice = (
+        trainworthy.check(lambda t=t: _denoising(t), raises=False, only=["noise"]).verdicts for t in (False, True)
+    )
+    assert healthy[0].verdict == "pass"
+    assert "noisy inputs" in healthy[0].measured
+    assert twice[0].verdict == "fail"
+    assert "the noise is drawn twice" in twice[0].remedy
+
+
+def test_an_average_that_has_not_caught_up_is_no_fault_of_the_evaluation():
+    """Its decay is that of a run of a thousand steps, and the loop is watched for some hundred."""
+
+    def factory() -> trainworthy.Loop:
+        torch.manual_seed(0)
+        x = torch.randn(1024, 16)
+        y = (x @ torch.randn(16, 4)).argmax(1)
+        model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+        average = copy.deepcopy(model).requires_grad_(False)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+        def run(batches: Any) -> None:
+            for some, goals in batches:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(some), goals).backward()
+                optimizer.step()
+                with torch.no_grad():
+                    for a, p in zip(average.parameters(), model.parameters(), strict=True):
+                        a.lerp_(p, 0.001)
+
+        def evaluate() -> float:
+            with torch.no_grad():
+                return sum((average(some).argmax(1) == goals).sum().item() for some, goals in held_out) / 512
+
+        held_out = DataLoader(TensorDataset(x[:512], y[:512]), 128)
+        return trainworthy.Loop(models={"net": model, "average": average}, optimizers=optimizer, run=run, evaluate=evaluate,
+                                batches=DataLoader(TensorDataset(x[512:], y[512:]), 16, shuffle=True))  # fmt: skip
+
+    found = trainworthy.check(factory, raises=False, only=["learning"])
+    assert found.verdicts[0].verdict == "pass", found.verdicts

@@ -1,10 +1,12 @@
 """Checks of what changes over time: freezing, modes, the evaluated model, saved weights."""
 
+import torch
 from torch import nn
 from trainworthy.core.guard.checks.invariants import listed, moved_now, names, stepped, tops
 from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.hooks import initial_weights
 from trainworthy.core.guard.hooks.parameters import named_parameters_of, parameters_of
+from trainworthy.core.guard.measures.averages import share_left
 from trainworthy.core.guard.measures.records import DROPS, NORMS
 from trainworthy.core.guard.measures.scales import DIFFERENT, SCALE, fault, goes_on
 from trainworthy.core.guard.observing.observer import Observer, kept_by_reference
@@ -57,6 +59,7 @@ def frozen(seen: Observer) -> dict:
     return finding("frozen", "; ".join(wrong) or f"{count} frozen tensors stay as they are", "\n".join(causes))
 
 
+LAGS = 0.3  # share of the initial weights in an average that is evaluated
 EACH = "between the steps"
 SUMMED = 1.8  # factor of a sum of two models' weights over one of them, about
 
@@ -157,6 +160,25 @@ def matters(seen: Observer, root: int) -> bool:
         (isinstance(m, DROPS) and m.p > 0) or (isinstance(m, NORMS) and m.track_running_stats)
         for m in seen.roots[root].modules()
     )
+
+
+def lags(seen: Observer) -> bool:
+    """Return whether an evaluated model is an average of weights that still is mostly the initial ones."""
+    for other in {c[0] for _, calls in evaluations(seen) for c in calls}:
+        mine = list(parameters_of(seen.roots[other]))
+        for model in seen.roots.values():
+            pairs = list(zip(mine, parameters_of(model), strict=False))
+            alike = [a.shape == b.shape and a is not b and b.requires_grad and id(b) in seen.snap for a, b in pairs]
+            if len(mine) != len(list(parameters_of(model))) or not all(alike):
+                continue
+            firsts = [seen.snap[id(b)][1] for _, b in pairs]
+            now, last = (
+                [x.detach().flatten()[: len(f)] for x, f in zip(side, firsts, strict=True)]
+                for side in zip(*pairs, strict=True)
+            )
+            if (left := share_left(torch.cat(now), torch.cat(last), torch.cat(firsts))) is not None and left > LAGS:
+                return True
+    return False
 
 
 def evaluated(seen: Observer) -> dict:

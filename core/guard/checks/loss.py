@@ -9,6 +9,7 @@ import torch
 from trainworthy.core.base.correlation import pearson
 from trainworthy.core.data.alike import nearest
 from trainworthy.core.guard.checks import causality, objectives
+from trainworthy.core.guard.checks.behaviour import lags
 from trainworthy.core.guard.checks.invariants import names, tops
 from trainworthy.core.guard.checks.objectives import Fault
 from trainworthy.core.guard.checks.results import finding, skip
@@ -292,7 +293,7 @@ def learning(seen: Observer) -> dict:
         got = max(evals[0].right, evals[0].right_batch) / seen_n
         error = (right * (1 - right) * (1 / n + 1 / seen_n)) ** 0.5
         text = f"{right:.2f} of the last {n} training samples right when first seen, then {got:.2f} of {seen_n} in the evaluation"
-        if right - got > max(0.25, 6 * error) and got < 0.6 * right:
+        if right - got > max(0.25, 6 * error) and got < 0.6 * right and not lags(seen):
             return finding("learning", text, "the evaluation's labels, classes or transforms differ from training's")
         return finding("learning", text)
     return finding("learning", f"{right:.2f} of the last {n} training samples right when first seen")

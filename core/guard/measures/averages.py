@@ -62,14 +62,20 @@ class Trail:
             if len(ids) != len(mine) or not rows:
                 continue
             now, last, first = (torch.cat(x) for x in zip(*rows, strict=True))
-            weights_moved, average_moved = last - first, now - first
             kept = any(signature(p) in self.passed for p, _ in known)
-            if float(weights_moved.norm()) == 0 or kept or torch.equal(now, last) or torch.equal(now, first):
+            if kept or torch.equal(last, first) or torch.equal(now, last) or torch.equal(now, first):
                 continue
-            if float(torch.cosine_similarity(weights_moved, average_moved, 0)) > ALIKE:
-                share = 1 - float((weights_moved * average_moved).sum() / (weights_moved * weights_moved).sum())
+            if (share := share_left(now, last, first)) is not None:
                 self.found.append(Average(id(module), type(module).__name__, step, share))
             return
+
+
+def share_left(now: Tensor, last: Tensor, first: Tensor) -> float | None:
+    """Return how much of the first weights is left in an average, if it moved as the weights did; `last`: their values."""
+    weights_moved, average_moved = last.float() - first.float(), now.float() - first.float()
+    if not float(torch.cosine_similarity(weights_moved, average_moved, 0)) > ALIKE:
+        return None
+    return 1 - float((weights_moved * average_moved).sum() / (weights_moved * weights_moved).sum())
 
 
 def signature(p: Tensor) -> tuple[float, ...]:
