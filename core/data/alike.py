@@ -14,7 +14,7 @@ NEAR_SHORT = 0.993  # for up to 256 entries, or pixels: different digits of 8x8 
 DETAILS = 0.3
 """Smallest correlation of what two images have beyond their smooth parts, if one is a copy of the other. Of crops of photos that were saved
 again as JPEG (quality 30), made brighter, noisy (4%) or moved by a pixel, 90% have 0.88 and more; the rest hardly has any detail. Different
-windows of sky have at most 0.1. """
+windows of sky have at most 0.1."""
 ROW_DETAILS = 0.6
 """The same for a row of L entries, and at least 4.5/sqrt(L): unrelated noise reaches 3/sqrt(L) where one window of hundreds is the nearest."""
 SMOOTH = 5  # entries of the local mean of a row

@@ -241,10 +241,10 @@ def _opposed(context: GateContext, metric: Metric, found: dict) -> str:
     if value is None or not metric.better(found["goal"], value):
         return ""
     targets = [k for k, f in stage.data["train"].fields.items() if f.role == "target"] * (run.world == 1)
-    if why := named.explain_unread_places(lambda b: total_loss(run, stage, b), found["batch"], targets):
+    with evaluating(stage.model):
+        why = named.explain_unread_places(lambda b: total_loss(run, stage, b), found["batch"], targets)
+    if why or not metric.better(lowest, value):
         return why
-    if not metric.better(lowest, value):
-        return ""
     return (f"loss and metric want opposite answers: {metric.name} is {value:.3g} where the loss is at its floor, far worse than chance "
             f"({metric.floor:.3g}); 1 and 0, or a sign, are exchanged in one of them")  # fmt: skip
 
