@@ -103,26 +103,29 @@ def share_details(a: Tensor, b: Tensor, widths: list[int], shapes: list[tuple[in
     """Return for each pair of rows (N, D) whether their images and series also agree in what is not smooth.
 
     Two windows of sky, or of a wall, have a cosine near 1 because both get brighter from one side to the other; two windows of a series
-    because it repeats. They are no copies. Images without any detail agree.
+    because it repeats. They are no copies. Images without any detail agree; a series without any (a calendar) leaves it to the other inputs.
     """
-    agree = torch.ones(len(a), dtype=torch.bool)
+    agree, smooth = torch.ones(len(a), dtype=torch.bool), torch.full((len(a),), bool(shapes))
     for x, y, shape in zip(a.split(widths, 1), b.split(widths, 1), shapes, strict=False):
         if len(shape) == 1:
-            agree &= _row_details_agree(x, y)
+            plain, same = _compare_rows(x, y)
+            agree, smooth = agree & (plain | same), smooth & plain
+        else:
+            smooth.zero_()
         if len(shape) < 2 or min(shape[-2:]) < SMALLEST:
             continue
         x, y = (_details(part.reshape(len(part), math.prod(shape[:-2]), *shape[-2:])) for part in (x, y))
         blank = (x.norm(dim=1) < 1e-6) & (y.norm(dim=1) < 1e-6)
         agree &= (F.cosine_similarity(x, y) >= DETAILS) | blank
-    return agree
+    return agree & ~smooth
 
 
-def _row_details_agree(a: Tensor, b: Tensor) -> Tensor:
-    """Return for each pair of rows (N, L) whether they agree in what is not smooth."""
+def _compare_rows(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return for each pair of rows (N, L) whether one of them is smooth, and whether they agree in what is not."""
     border = SMOOTH // 2
     x, y = (v[:, border:-border] - F.avg_pool1d(v[:, None], SMOOTH, 1)[:, 0] for v in (a, b))
-    detailed = torch.minimum(x.norm(dim=1), y.norm(dim=1)) >= PLAIN  # rows have unit norm
-    return detailed & (F.cosine_similarity(x, y) >= max(ROW_DETAILS, 4.5 / math.sqrt(a.shape[1])))
+    plain = torch.minimum(x.norm(dim=1), y.norm(dim=1)) < PLAIN  # rows have unit norm
+    return plain, F.cosine_similarity(x, y) >= max(ROW_DETAILS, 4.5 / math.sqrt(a.shape[1]))
 
 
 def _details(images: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from trainworthy.core.report.bands import healthy, outside
 from trainworthy.core.report.folder import Folder, number
 from trainworthy.core.report.html import num
 
+FALLS = 0.95  # of a held-out loss two thirds into the run: it still falls
 LOSSES = ("val/nll", "val/loss", "val/perplexity")
 WINDOW = 5  # evaluations in the trend
 NOISY = 0.1  # noise of one evaluation as a fraction of all that was gained, from which on a flat curve is called noisy
@@ -149,13 +150,14 @@ def _not_finite(evaluated: list[dict], rows: list[dict], key: str) -> list[Advic
     return [Advice("Stop: the metric is no longer a number", text, urgent=True)]
 
 
-def _fallen_loss(t: Trend) -> str:
-    """State by how much a loss on held-out data fell, if by a tenth or more; else empty."""
+def _fallen_loss(t: Trend) -> tuple[str, bool]:
+    """State by how much a loss on held-out data fell, if by a tenth or more (else empty), and whether it fell in the last third, too."""
     for key in LOSSES:
         seen = [number(r[key]) for r in t.rows if key in r]
         if len(seen) == len(t.rows) and seen[-1] < 0.9 * seen[0]:
-            return f"The {key.removeprefix('val/')} on held-out data fell from {num(seen[0])} to {num(seen[-1])}."
-    return ""
+            falls = seen[-1] < FALLS * seen[-1 - max(1, len(seen) // 3)]
+            return f"The {key.removeprefix('val/')} on held-out data fell from {num(seen[0])} to {num(seen[-1])}.", falls
+    return "", False
 
 
 def _broken(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_samples: bool) -> Advice | None:
@@ -182,7 +184,10 @@ def _broken(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_sam
         text += f", and the training loss went from {num(float(loss[0]))} to {num(float(loss[-1]))}. Lower the rate (--optim.lr): "
         text += "`trainworthy lr` shows which ones are usable."
         return Advice("It diverged: lower the rate", text, urgent=True)
-    if held := _fallen_loss(t):  # few samples, or a strict metric: another measure of the same evaluations has learnt
+    held, falls = _fallen_loss(t)  # few samples, or a strict metric: another measure of the same evaluations has learnt
+    if held and not falls:
+        return None
+    if held:
         more = (
             f"Train longer, for example --train.epochs {2 * planned_epochs(t.rows[-1], settings.get('train', {})):g}."
         )
