@@ -156,7 +156,10 @@ def _fallen_loss(t: Trend) -> tuple[str, bool]:
         seen = [number(r[key]) for r in t.rows if key in r]
         if len(seen) == len(t.rows) and seen[-1] < 0.9 * seen[0]:
             falls = seen[-1] < FALLS * seen[-1 - max(1, len(seen) // 3)]
-            return f"The {key.removeprefix('val/')} on held-out data fell from {num(seen[0])} to {num(seen[-1])}.", falls
+            return (
+                f"The {key.removeprefix('val/')} on held-out data fell from {num(seen[0])} to {num(seen[-1])}.",
+                falls,
+            )
     return "", False
 
 

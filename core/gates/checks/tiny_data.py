@@ -4,7 +4,9 @@ shuffled.py."""
 import math
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -191,14 +193,7 @@ def _train_on_few(context: GateContext, *, n: int, steps: int, batch: int, every
     subset = Subset(context, n, every, context.cfg.run.seed if seed is None else seed)
     if not context.deep:
         _afford(context, (PERMUTATIONS + 1) * (len(subset.learn) + len(subset.held_out)))
-    found: dict = {
-        "samples": len(subset.learn),
-        "held_out_curve": [],
-        "steps": 0,
-        "at_most": steps,
-        "in_time": True,
-        "losses": [],
-    }
+    found: dict = {"samples": len(subset.learn), "held_out_curve": [], "steps": 0, "at_most": steps, "in_time": True, "losses": []}  # fmt: skip
 
     def watch(stage: Stage, step: int) -> bool:
         found["steps"], ended = step, False
@@ -229,6 +224,7 @@ def _afford(context: GateContext, samples: int) -> None:
         raise Skip(f"evaluating {samples:,} samples takes {needed:.0f} s: run `check --deep --only tiny-data`")
 
 
+TEST_LOST = "test is read differently: another order of classes, other labels, scale or transform"
 BEHIND = "the evaluation path reads samples differently from the training path: channels, scale, crop, size, ids"
 
 
@@ -271,11 +267,7 @@ def tiny_data(context: GateContext) -> Finding:
         done = found["train"].clear and found["held_out"].clear and gain <= allowed and not doubt
         if done or wrong or not found["in_time"] or (not context.deep and found["train"].gap > span / 2 and not doubt):
             break
-    if not found["in_time"] and not (found["train"].clear and found["held_out"].clear):
-        found = _in_time(found, whole)
-    elif found["train"].clear and not found["held_out"].clear and not context.deep and len(probe.data["train"]) > TINY:
-        more = go(4, n=MORE)  # what each user or product needs samples of its own for does not carry over from a few
-        found = more if more["train"].clear and more["held_out"].clear else found
+    found = _on_more(context, _in_time(found, whole), partial(go, 4, n=MORE))
     learnt, carried, again, retrained = found["train"], found["held_out"], None, None
     narrow = learnt.clear and carried.clear and carried.gap < CLOSE * carried.needed
     if narrow and found["in_time"] and not context.deep:
@@ -295,7 +287,7 @@ def tiny_data(context: GateContext) -> Finding:
         needed += f"; a plateau: no gain above {allowed:.3f} within the last third"
     remedy = _why_not_learnt(learnt, carried, retrained)
     if lost := _lost_in_test(found):
-        remedy = f"test is read differently: another order of classes, other labels, scale or transform\n{remedy}"
+        remedy = f"{TEST_LOST}\n{remedy}"
     if found["behind"]:
         measured, remedy = f"{found['behind']}; {measured}", f"{BEHIND}\n{remedy}"
     if wrong:
@@ -306,6 +298,15 @@ def tiny_data(context: GateContext) -> Finding:
         evidence=_plain(found, again=again, retrained=retrained),
         batch=fetch(probe.data["val"], pick(probe.data["val"], 16, cfg.run.seed), None, context.accelerator.device),
     )  # fmt: skip
+
+
+def _on_more(context: GateContext, found: dict, go: Callable[[], dict]) -> dict:
+    """Return what a training on more samples finds, if only that carries over: each user or product needs samples of its own."""
+    few = found["in_time"] and not context.deep and len(context.peek().data["train"]) > TINY
+    if not few or not found["train"].clear or found["held_out"].clear:
+        return found
+    more = go()
+    return more if more["train"].clear and more["held_out"].clear else found
 
 
 def _by_chance(found: dict, unsure: bool, retrained: Retrained) -> bool:
@@ -347,8 +348,10 @@ def _lost_in_test(found: dict) -> bool:
 
 
 def _in_time(found: dict, whole: dict) -> dict:
-    """Return the result to use if time ran out before a clear one: the run that ended, if there is one. A run that was
-    cut short, or whose loss was still falling, counts as no evidence."""
+    """Return the result to use: that of the run that ended, if time ran out before a clear one. A run that was cut short,
+    or whose loss was still falling, counts as no evidence."""
+    if found["in_time"] or (found["train"].clear and found["held_out"].clear):
+        return found
     ended = found if found["steps"] >= found["at_most"] else whole
     losses = ended.get("losses", [])
     quarter = max(1, len(losses) // 4)

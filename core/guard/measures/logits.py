@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import Tensor
+from trainworthy.core.guard.measures.contrasts import Contrasts
 from trainworthy.core.guard.measures.records import VIEWS
 
 Fault = tuple[str, str]
@@ -17,6 +18,7 @@ class Logits:
     def __init__(self) -> None:
         self.calls = self.mixed = self.cosines = self.classes = 0
         self.old: tuple[int, ...] = ()
+        self.contrasts = Contrasts()
 
     def note(self, scores: Tensor) -> None:
         """Note the scores (N, C) of one call."""
@@ -38,6 +40,8 @@ class Logits:
     def fault(self) -> Fault | None:
         """Return what is wrong, and the cause."""
         seen = min(self.calls, 4 * MANY)
+        if fault := self.contrasts.fault():
+            return fault
         if seen < LEAST:
             return None
         if self.mixed == seen:

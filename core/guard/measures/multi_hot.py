@@ -11,6 +11,7 @@ from torch import Tensor
 ROWS = 64
 SHARE = 0.02  # rows without a label, and rows of several
 CALLS = 200
+STAIRS = 8  # calls
 
 
 class MultiHot:
@@ -19,6 +20,9 @@ class MultiHot:
     def __init__(self) -> None:
         self.calls = self.rows = self.empty = self.several = self.squashed = 0
         self.other = False
+        self.stairs = self.certain = (
+            0  # binary targets that are steps (1 1 0 0), and those whose first column is 1 throughout
+        )
         self.width = 0
         self.output: weakref.ref | None = None  # the last output of a model without gradients
 
@@ -34,6 +38,16 @@ class MultiHot:
         self.empty += int((ones == 0).sum())
         self.several += int((ones > 1).sum())
 
+    def steps(self, target: Tensor) -> None:
+        """Note the target of one call of a binary loss: cumulative targets y > k of classes in order."""
+        if target.dim() == 2 and target.shape[1] > 2 and len(target) > 1 and self.stairs < CALLS:
+            y = target.detach()
+            ordered = (
+                bool(((y == 0) | (y == 1)).all()) and bool((y.diff(dim=1) <= 0).all()) and bool((y.sum(1) > 1).any())
+            )
+            self.stairs += ordered
+            self.certain += ordered and bool((y[:, 0] == 1).all())
+
     def answered(self, out: object) -> None:
         """Note a model's output in an evaluation."""
         fits = isinstance(out, Tensor) and out.dim() == 2 and out.shape[1] == self.width
@@ -45,6 +59,11 @@ class MultiHot:
 
     def fault(self) -> tuple[str, str] | None:
         """Return what was measured and its cause."""
+        if self.stairs >= STAIRS and self.certain == self.stairs:
+            return (
+                f"the targets of a binary loss are steps (1 1 0 0), and the first of their columns is 1 in all {self.stairs} calls",
+                "cumulative targets are y > k for k from 0: with y >= k each answer is one class too high",
+            )
         if self.rows < ROWS or self.other or self.several < SHARE * self.rows:
             return None
         if self.empty < SHARE * self.rows and not (self.squashed and self.several > 0.1 * self.rows):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-LOOKS = 4
+LOOKS, TRIES = 4, 64  # a weight that grows from 0 shows nothing at first
 FORMS = {"log-variance": lambda s: (s / 2).exp() / 2, "log-deviation": torch.exp, "deviation": torch.ones_like,
          "variance": lambda s: s.rsqrt() / 2}  # fmt: skip
 """What the KL term takes the spread for, and the slope of the deviation by it."""
@@ -38,7 +38,7 @@ class Latent:
     def look(self, loss: Tensor) -> None:
         """Compare the KL term's gradients with theory. Called before `backward()`."""
         outputs, self.outputs = self.outputs, []
-        if not outputs or self.looks >= LOOKS or loss.numel() != 1:
+        if not outputs or self.looks >= TRIES or len(self.found) >= LOOKS or loss.numel() != 1:
             return
         self.looks += 1
         total = torch.autograd.grad(loss, outputs, retain_graph=True, allow_unused=True)
@@ -92,9 +92,11 @@ def compare(mean: Tensor, spread: Tensor, by_mean: Tensor, by_spread: Tensor) ->
     `one-sided` where it is pushed one way whatever it is; empty where this is no KL divergence."""
     size = float(mean.pow(2).sum())
     weight = float((by_mean * mean).sum()) / max(size, 1e-30)
-    if not weight > 0 or float((by_mean - weight * mean).norm()) > 1e-3 * float(by_mean.norm()):
+    if not weight or not float((by_mean - weight * mean).norm()) <= 1e-3 * float(by_mean.norm()):
         return ""
     unit = by_spread / weight
+    if weight < 0:
+        return "negative" if float((unit - (spread.exp() - 1) / 2).norm()) <= 0.01 * float(unit.norm()) else ""
     forms = [(spread.exp() - 1) / 2, (2 * spread).exp() - 1]
     if bool((spread > 0).all()):
         forms += [spread - 1 / spread, (1 - 1 / spread) / 2]
@@ -132,6 +134,11 @@ def check(one: Latent) -> tuple[tuple[str, str] | None, str]:
         return (
             "the KL term pushes the log-variance up, whatever it is",
             "the term exp(log-variance) is missing",
+        ), ""
+    if what == "negative":
+        return (
+            "the KL term has the wrong sign: its gradient drives means away from 0 and variances away from 1",
+            "it is -0.5 * sum(1 + log-variance - mean**2 - exp(log-variance)), and is added to the loss",
         ), ""
     if what == "wider":
         return (

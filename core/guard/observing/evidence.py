@@ -202,11 +202,11 @@ class Evidence:
     def headed(self, scores: Tensor, target: Tensor) -> None:
         """Note the targets of a class loss: those of a critic's classes belong to the generator's."""
         self.conditions.loss(scores, target)
+        self.logits.contrasts.note(scores, target)
 
     @harmless
-    def several_labels(self, target: Tensor) -> None:
-        """Note the soft targets of a cross-entropy."""
-        self.multi_hot.target(target)
+    def several_labels(self, target: Tensor, exclusive: bool) -> None:
+        (self.multi_hot.target if exclusive else self.multi_hot.steps)(target)
 
     @harmless
     def pack(self, given: Tensor, batch_first: bool, out: Any) -> None:

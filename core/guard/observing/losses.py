@@ -30,8 +30,8 @@ class Losses:
         rows = self.calls if train else self.eval_calls
         if train:
             self.evidence.headed(input, target)
-            if name == "cross_entropy" and target.is_floating_point():
-                self.evidence.several_labels(target)
+            if name in BINARY or (name == "cross_entropy" and target.is_floating_point()):
+                self.evidence.several_labels(target, name not in BINARY)
         if train and self.control is not None:
             self._fit(name, input, target, out)
         if len(rows) >= 400:
