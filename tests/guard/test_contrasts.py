@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
+from trainworthy.core.guard.measures.contrasts import Contrasts
 
 import trainworthy
 
@@ -67,6 +68,36 @@ def test_two_views_of_a_batch(bug: str, cause: str):
     verdict, remedy = found(lambda: two_views(bug), "loss-input")
     assert verdict == ("fail" if bug else "pass")
     assert remedy.startswith(cause)
+
+
+def test_products_of_small_vectors_start_as_narrow_and_are_no_fault():
+    """Two tables of embeddings with in-batch negatives, at a small rate: after hundreds of steps the scores still differ by little."""
+
+    def towers() -> trainworthy.Loop:
+        model = nn.ModuleList(nn.Embedding(300, 32) for _ in range(2))
+        for table in model:
+            nn.init.normal_(table.weight, std=0.01)
+        users = torch.arange(300).repeat(8)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-4)
+
+        def run(batches: Any) -> None:
+            for user, item in batches:
+                optimizer.zero_grad()
+                F.cross_entropy(model[0](user) @ model[1](item).T, torch.arange(len(user))).backward()
+                optimizer.step()
+
+        pairs = TensorDataset(users, users * 7 % 300)
+        return trainworthy.Loop(
+            models=model, optimizers=optimizer, run=run, batches=DataLoader(pairs, 64, shuffle=True)
+        )
+
+    assert found(towers, "loss-input")[0] == "pass"
+
+
+def test_a_loss_of_one_sample_is_none_of_a_batch():
+    seen = Contrasts()
+    seen.note(torch.randn(6, requires_grad=True), torch.tensor(2))
+    assert seen.calls == 0
 
 
 class Coder(nn.Module):

@@ -1,5 +1,7 @@
 """Finds mistakes of contrastive losses: `cross_entropy` over the scores of N samples with the N samples of the batch."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -7,23 +9,33 @@ Fault = tuple[str, str]
 LEAST, FIRST, LATE = 4, 8, 64  # calls: at least, before anything is learnt, after something should have been
 FEWEST = 8  # samples
 MASKED = -1e4  # scores below are masked
+UNIT = 1e-3  # difference of a length from 1
 CLOSE = 1e-4  # relative difference of equal scores
 APART = 0.05  # by how much of itself a target's score is above the others'
-NARROW = (
-    0.25  # largest difference of scores with which nothing can be learnt: their loss is above 78% of that of equal ones
-)
+NARROW = 0.25  # largest difference of cosines with which little can be learnt
+DEPTH = 6  # operations between a product and the loss: a temperature, a mask, a transpose
+
+
+def of_unit_vectors(node: Any, depth: int = 0) -> bool:
+    """Return whether a node of the graph, or one up to `depth` operations before it, is a product of vectors of length 1."""
+    while node is not None and node.name() != "MmBackward0" and depth:
+        node, depth = (node.next_functions or ((None, 0),))[0][0], depth - 1
+    if node is None or node.name() != "MmBackward0":
+        return False
+    lengths = node._saved_self.detach().norm(dim=1), node._saved_mat2.detach().norm(dim=0)
+    return all(float((n - 1).abs().max()) < UNIT for n in lengths)
 
 
 class Contrasts:
     """The scores of a batch with itself, in training."""
 
     def __init__(self) -> None:
-        self.calls = self.hidden = self.itself = self.equal = self.size = 0
+        self.calls = self.hidden = self.itself = self.equal = self.cosines = self.size = 0
         self.low, self.high = float("inf"), float("-inf")
 
     def note(self, scores: Tensor, target: Tensor) -> None:
         """Note scores (N, N) and targets (N,) of one call, if each target is another sample's place."""
-        n = len(target)
+        n = target.numel()
         if n < FEWEST or scores.shape != (n, n) or target.shape != (n,) or len(target.unique()) < n:
             return
         s = scores.detach().float()
@@ -32,6 +44,7 @@ class Contrasts:
         if not len(open_):
             return
         self.calls, self.size = self.calls + 1, n
+        self.cosines += of_unit_vectors(scores.grad_fn, DEPTH)
         self.low, self.high = min(self.low, float(open_.min())), max(self.high, float(open_.max()))
         self.hidden += bool((own < MASKED).all())
         foreign = bool((target != torch.arange(n, device=target.device)).all())
@@ -62,7 +75,8 @@ class Contrasts:
                 f"{what}; from the first step on those of all targets are equal, and the largest of their rows",
                 "the two views of a sample are the same: draw the augmentation for each of them",
             )
-        if self.calls >= LATE and self.high - self.low < NARROW:
+        # Products of small vectors start as narrow, and grow
+        if self.calls >= LATE and self.cosines == self.calls and self.high - self.low < NARROW:
             return (
                 f"{what}; in all {self.calls} calls they lie between {self.low:.3g} and {self.high:.3g}",
                 "the temperature divides the scores: 0.05 to 0.5 are usual, a larger one leaves nothing to learn",

@@ -4,7 +4,7 @@ import math
 
 import torch
 from torch import Tensor
-from trainworthy.core.guard.measures.contrasts import Contrasts
+from trainworthy.core.guard.measures.contrasts import Contrasts, of_unit_vectors
 from trainworthy.core.guard.measures.records import VIEWS
 
 Fault = tuple[str, str]
@@ -33,8 +33,7 @@ class Logits:
         while node.name() in TURNED:  # the loss of the other direction
             node = node.next_functions[0][0]
         if node.name() == "MmBackward0" and scores.shape[1] >= MANY:
-            lengths = node._saved_self.detach().norm(dim=1), node._saved_mat2.detach().norm(dim=0)  # type: ignore[attr-defined]
-            self.cosines += all(float((n - 1).abs().max()) < 1e-3 for n in lengths)
+            self.cosines += of_unit_vectors(node)
             self.classes = scores.shape[1]
 
     def fault(self) -> Fault | None:
