@@ -19,6 +19,7 @@ from trainworthy.core.recipe.stage import Data, Field
 
 import trainworthy
 from tests.core.test_check import HELD_OUT, LEARN, X, Y, accuracy, net, script, tokens
+from tests.core.test_check_scores import loop
 
 EARLY = ("schema", "data", "leakage", "wiring", "dependency")
 
@@ -360,16 +361,9 @@ def ratings(shuffled: bool) -> trainworthy.Script:
         with torch.no_grad():
             return sum(loss(model, batch).item() * len(batch[2]) for batch in loader) / len(loader.dataset)
 
-    def train_epoch(model: nn.Module, optimizer: Any, batches: Any) -> None:
-        model.train()
-        for batch in batches:
-            optimizer.zero_grad()
-            loss(model, batch).backward()
-            optimizer.step()
-
     cut = RATED * 4 // 5
     return trainworthy.Script(
-        model=model, optimizer=torch.optim.Adam(model.parameters(), 2e-2), loss=loss, metric=mse, train_loop=train_epoch, target=2,
+        model=model, optimizer=torch.optim.Adam(model.parameters(), 2e-2), loss=loss, metric=mse, train_loop=loop(loss), target=2,
         train=DataLoader(TensorDataset(user[:cut], item[:cut], rating[:cut]), 64, shuffle=True),
         val=TensorDataset(user[cut:], item[cut:], rating[cut:]), higher_is_better=False, floor=float(rating.var()),
     )  # fmt: skip

@@ -251,11 +251,11 @@ def tiny_data(context: GateContext) -> Finding:
     world = context.accelerator.num_processes
     batch = max(min(max(cfg.train.batch_size, 32), TINY), 4 * world)
 
-    def go(times: int, **how: Any) -> dict:
+    def go(times: int, n: int = TINY, **how: Any) -> dict:
         if context.deep:
             steps = 30 * times * math.ceil(250 / 32)
             return _train_on_few(context, n=250, steps=steps, batch=max(32, 4 * world), every=steps // 30, **how)
-        return _train_on_few(context, **{"n": TINY, "steps": times * TINY_STEPS, "batch": batch, "every": 20, **how})
+        return _train_on_few(context, n=n, steps=times * TINY_STEPS, batch=batch, every=20, **how)
 
     found, gain, allowed, doubt, wrong = {}, 0.0, math.inf, False, []
     for times in (1, 4):

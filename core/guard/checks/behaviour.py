@@ -163,7 +163,7 @@ def matters(seen: Observer, root: int) -> bool:
 
 
 def lags(seen: Observer) -> bool:
-    """Return whether an evaluated model is an average of weights that still is mostly the initial ones."""
+    """Return whether an evaluated model is an average of weights that has not caught up with them."""
     for other in {c[0] for _, calls in evaluations(seen) for c in calls}:
         mine = list(parameters_of(seen.roots[other]))
         for model in seen.roots.values():

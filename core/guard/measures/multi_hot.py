@@ -20,9 +20,7 @@ class MultiHot:
     def __init__(self) -> None:
         self.calls = self.rows = self.empty = self.several = self.squashed = 0
         self.other = False
-        self.stairs = self.certain = (
-            0  # binary targets that are steps (1 1 0 0), and those whose first column is 1 throughout
-        )
+        self.stairs = self.certain = 0  # calls with targets that are steps (1 1 0 0); those whose first column is 1
         self.width = 0
         self.output: weakref.ref | None = None  # the last output of a model without gradients
 
