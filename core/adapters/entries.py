@@ -34,6 +34,7 @@ class Samples(Data):
     def __init__(self, dataset: "MapStyle", collate: Callable[[list], Any], *, fixed: bool):
         self.dataset, self.own_collate, self._fixed = dataset, collate, fixed
         self.example, self.example_batch = dataset[0], collate([dataset[0], dataset[len(dataset) - 1]])
+        self.across = across(self.example_batch, lambda: collate([dataset[0], dataset[len(dataset) - 1], dataset[0]]))
         self.names: Names = match(dataset, collate, self.example_batch)
         self.fields = {}
 
@@ -52,11 +53,29 @@ class Samples(Data):
         return like(self.names.original(sample), self.example)
 
     def collate(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
-        return named(self.own_collate([self.row(s) for s in samples]))
+        return self.entries(self.own_collate([self.row(s) for s in samples]))
+
+    def entries(self, batch: Any) -> dict[str, Any]:
+        """Return the entries of a batch of the script by name, with samples along the first axis."""
+        return {k: v.movedim(self.across[k], 0) if k in self.across else v for k, v in named(batch).items()}
 
     def batch(self, named: dict[str, Any]) -> Any:
         """Return a batch as the script's own loader does."""
-        return like(named, self.example_batch)
+        back = {k: v.movedim(0, self.across[k]) if k in self.across else v for k, v in named.items()}
+        return like(back, self.example_batch)
+
+
+def across(two: Any, three: Callable[[], Any]) -> dict[str, int]:
+    """Return the axis of the samples for each entry whose first axis is another one (time first, as `pad_sequence` makes it by default), from
+    a batch of two samples and one of three."""
+    turned = {k: v for k, v in named(two).items() if isinstance(v, Tensor) and v.dim() > 1 and len(v) != 2}
+    more, found = named(three()) if turned else {}, {}
+    for key, value in turned.items():
+        sizes = getattr(more.get(key), "shape", ())
+        axes = [a for a, pair in enumerate(zip(value.shape, sizes, strict=False)) if pair == (2, 3)]
+        if axes and len(sizes) == value.dim():
+            found[key] = axes[0]
+    return found
 
 
 class Plain(Dataset):
@@ -97,7 +116,7 @@ def fields(script: "Script", data: Samples) -> dict[str, Field]:
     Raises:
         UserError: the target, or an entry of `script.fields`, is in no sample or not in the batch.
     """
-    sample, batch = data.names.renamed(named(data.example)), named(data.example_batch)
+    sample, batch = data.names.renamed(named(data.example)), data.entries(data.example_batch)
     if script.fields is not None:
         found = {data.names.find(key): field for key, field in script.fields.items()}
         if unknown := [key for key in found if key not in sample]:

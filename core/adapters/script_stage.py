@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, Dataset
 from trainworthy.core.adapters.entries import Plain, Samples, chance, classes, fields, samples
 from trainworthy.core.adapters.next_token import reachable
 from trainworthy.core.adapters.objective import Objective, recognise
-from trainworthy.core.adapters.renaming import named
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.loader import to_device
@@ -263,7 +262,9 @@ def self_supervised(script: Script) -> bool:
         def loss(rows: list) -> float:
             script.model.eval()
             with torch.no_grad():
-                return float(script.loss(script.model, data.batch(to_device(named(data.own_collate(rows)), device))))
+                return float(
+                    script.loss(script.model, data.batch(to_device(data.entries(data.own_collate(rows)), device)))
+                )
 
         def score(rows: list) -> float:
             return float(script.metric(script.model, DataLoader(rows, 64, collate_fn=data.own_collate)))  # type: ignore[arg-type]

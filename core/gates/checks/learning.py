@@ -15,6 +15,7 @@ from trainworthy.core.gates.causes.dependence import NO_EXPERIMENT, UNTRAINED, e
 from trainworthy.core.gates.causes.gradient import ratio
 from trainworthy.core.gates.causes.scores import explain_bounded_scores
 from trainworthy.core.gates.causes.weights import entries, explain_step_size, explain_unslowed, has_no_floor
+from trainworthy.core.gates.checks import class_means
 from trainworthy.core.gates.checks.batch_norm import layers
 from trainworthy.core.gates.checks.null_model import reaches
 from trainworthy.core.gates.gate import GateContext, fetch, loss_of_parts, pick, split_evenly, total_loss, train_set
@@ -119,7 +120,7 @@ def _train_on_eight(
         for group in optimizer.param_groups:
             group["peak_lr"] = rate * group.get("peak_lr", group["lr"])
     # The evaluation reads exactly the trained inputs: eight images do not teach invariance to augmentation.
-    view = View(stage.data["train"], indices, blank=blank, draws=context.cfg.run.seed)
+    found["view"] = view = View(stage.data["train"], indices, blank=blank, draws=context.cfg.run.seed)
     batch = fetch(view, list(range(len(indices))), context.cfg.run.seed, run.device)
     due = stage.expect  # the probe's functions may read its own model, which is on the host
     floor, goal = _on(batch, due.loss_floor), _on(batch, due.overfit_metric)
@@ -187,7 +188,7 @@ def _falls(found: dict) -> bool:
 def overfit(context: GateContext) -> Finding:
     """The loss must be near its floor AND the metric at its ceiling on the same samples, read again through the
     evaluation path. The loss alone cannot show a shifted label or a wrong transform."""
-    _, stage, found = overfitted(context)
+    run, stage, found = overfitted(context)
     if "loss" not in found:
         return Finding(
             False,
@@ -222,15 +223,17 @@ def overfit(context: GateContext) -> Finding:
     elif not closed and _falls(found):
         remedy += "\nthe loss still falls at the last step: the weights were never trained, or the rate is low for this net (--optim.lr)"
     name, sign = used.name, ">=" if used.higher_is_better else "<="
+    share = class_means.share(run, stage, found) if closed and not reached else ""
     return Finding(
-        closed and reached,
+        (closed and reached) or bool(share),
         f"loss {found['initial']:.2f} -> {found['loss']:.3f}, {name} {metric} on {len(found['indices'])} samples "
-        f"in {found['steps']} steps",
+        f"in {found['steps']} steps{share}",
         f"loss <= {found['needed_loss']:.3f} and {name} {sign} {found['goal']:g}",
         remedy,
         evidence={"curve": [(0, found["initial"], None), *found["curve"]], "needed_loss": found["needed_loss"],
                   "samples": found["indices"]},
-        batch=found["batch"], cause=_opposed(context, used, found) if closed else _why_not(context, stage, found),
+        batch=found["batch"],
+        cause="" if share else _opposed(context, used, found) if closed else _why_not(context, stage, found),
     )  # fmt: skip
 
 

@@ -138,7 +138,9 @@ def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
         shares[key] = shared(train[0].loader, loader, mine, limit + SECONDS)
     known = [s for s in shares.values() if s is not None]
     if not known or min(known) < 0.1:
-        others = [v for v in evals.values() if v.dataset is not data]
+        later = of_other_models(seen, train[0].loader)
+        others = [v for k, v in evals.items() if v.dataset is not data and k not in later]
+        outputs = next((r["classes"] for r in seen.calls if "classes" in r), 0)
         return (
             partners(train[0].loader, evals, mine, limit + 2 * SECONDS)
             or drawn_apart(seen, train[0].loader, time.monotonic() + SECONDS)
@@ -147,13 +149,27 @@ def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
             or repeated_rows.check(train[0].loader, others, time.monotonic() + SECONDS)
             or overlapping_windows.check(train[0].loader, others, time.monotonic() + SECONDS)
             or token_pairs.check(data, [v.dataset for v in others], time.monotonic() + SECONDS)
-            or neighbours.check(data, [v.dataset for v in others], time.monotonic() + SECONDS)
+            or neighbours.check(data, [v.dataset for v in others], time.monotonic() + SECONDS, outputs)
         )
     share = min(known)
     return (
         f"{share:.0%} of the validation samples are training samples",
         "the training loader reads the unsplit data, or the split is made twice with different seeds",
     )
+
+
+def of_other_models(seen: Observer, first: DataLoader) -> set[int]:
+    """Return the loaders that evaluate none but models which were trained on other data than those of `first`: another fold, the task
+    after a pretraining."""
+    trained: dict[bool, set[int]] = {True: set(), False: set()}
+    used: dict[int, set[int]] = {}
+    for p in seen.passes:
+        if p.training:
+            trained[p.loader is first].update(row[0] for row in p.modes)
+        elif p.calls:
+            used.setdefault(id(p.loader), set()).update(row[0] for row in p.modes)
+    others = trained[False] - trained[True]
+    return {key for key, models in used.items() if models and models <= others}
 
 
 def partners(

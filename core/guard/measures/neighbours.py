@@ -133,8 +133,9 @@ def reordered(mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> Ite
         yield f"with {moved} of {len(order)} columns in another order", theirs[0][:, order]
 
 
-def check(train: Any, others: list[Any], limit: float) -> Fault | None:
-    """Return what is wrong with the targets or the inputs of training or of one of the evaluations."""
+def check(train: Any, others: list[Any], limit: float, outputs: int = 0) -> Fault | None:
+    """Return what is wrong with the targets or the inputs of training or of one of the evaluations. `outputs`: classes that the training loss
+    scores; 0 where it scores none (a metric, a ranking)."""
     mine = read(train, MOST, limit) if others else None
     if mine is None:
         return None
@@ -144,12 +145,22 @@ def check(train: Any, others: list[Any], limit: float) -> Fault | None:
         theirs = read(data, READ, limit)
         if theirs is None or theirs[0].shape[1:] != mine[0].shape[1:] or theirs[1].dtype != mine[1].dtype:
             continue
-        if found := compared(model, own, mine, theirs):
+        if found := compared(model, own, mine, theirs, outputs):
             return found
     return None
 
 
-def compared(model: Nearest, own: float, mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> Fault | None:
+def cut_by_class(mine: Tensor, theirs: Tensor, outputs: int) -> bool:
+    """Return whether rows in the order of their classes were split at one place: all classes of the one part come before those of the
+    other, which the model has outputs for. A model without them is to embed new classes, or is trained on them later."""
+    apart = int(mine.max()) <= int(theirs.min()) or int(theirs.max()) <= int(mine.min())
+    unseen = float((~torch.isin(theirs, mine)).float().mean())
+    return unseen > UNSEEN and apart and int(theirs.max()) < outputs
+
+
+def compared(
+    model: Nearest, own: float, mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], outputs: int
+) -> Fault | None:
     """`own`: how well the nearest other training sample answers a training sample."""
     (x, y), among = theirs, Nearest(*theirs).right()
     answer = model.answers(x)
@@ -166,13 +177,13 @@ def compared(model: Nearest, own: float, mine: tuple[Tensor, Tensor], theirs: tu
                 f"the targets of {of} are not those of its samples: one of the two was sorted or shuffled alone",
             )
     least = min(own, among)
-    if not y.is_floating_point():
-        unseen = ~torch.isin(y, mine[1])
-        if float(unseen.float().mean()) > UNSEEN:
+    if not y.is_floating_point() and float((unseen := ~torch.isin(y, mine[1])).float().mean()) > UNSEEN:
+        if cut_by_class(mine[1], y, outputs):
             return (
                 f"{int(unseen.sum())} of {len(y)} samples of the evaluation are of classes that none of {len(mine[1])} training samples has",
                 "the rows were in the order of their classes when they were split: shuffle them first",
             )
+        return None
     new = None if y.is_floating_point() else class_numbers.numbering(y, answer)
     if new and new.moved > 1 and ((new.exchanged and least > GOOD) or new.right > max(got + CLEAR, 0.8 * least)):
         return f"{measured}; {new.right:.2f} with {new.moved} classes numbered otherwise", class_numbers.CAUSE
