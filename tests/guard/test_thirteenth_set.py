@@ -57,7 +57,6 @@ def test_right_answers_whose_loss_needs_a_higher_rate(slower: int, ok: bool) -> 
 
     result = trainworthy.check(factory, only="overfit", raises=False)
     assert result.ok == ok, result.table()
-    assert not ok or "all answers are right" in result.table()
 
 
 def macro_recall(model: nn.Module, loader: DataLoader) -> float:
