@@ -270,13 +270,16 @@ class Control:
         whole, count = arrange(leaves, n, where.tolist(), mine)
         self.changed += count
         for i, x in enumerate(leaves):
-            if not mine(i) or i in whole or not isinstance(x, (Tensor, *TEXTS)) or not of_samples(x, n):
+            if not mine(i) or i in whole or not isinstance(x, (Tensor, *TEXTS)):
+                continue
+            if (axis := axis_of(x, n)) is None:
                 continue
             self.changed += 1
             if not isinstance(x, Tensor):
                 leaves[i] = type(x)(x[k] for k in where.tolist())
             else:
-                leaves[i] = torch.zeros_like(x) if self.plan.name == "blank" else x[where.to(x.device)]
+                moved = x.index_select(axis, where.to(x.device))
+                leaves[i] = torch.zeros_like(x) if self.plan.name == "blank" else moved
         return tree_unflatten(leaves, spec)
 
 
@@ -299,19 +302,24 @@ def place_of(leaves: list, number: int) -> int:
     return len(leaves)
 
 
-def of_samples(x: Any, n: int) -> bool:
-    """Return whether an entry has one row, or one text, for each of `n` samples."""
-    return (x.dim() > 0 if isinstance(x, Tensor) else True) and len(x) == n
+def axis_of(x: Any, n: int) -> int | None:
+    """Return the axis of `n` samples of an entry: the first one, or the second one of rows with time first."""
+    if not isinstance(x, Tensor):
+        return 0 if len(x) == n else None
+    return next((axis for axis in range(min(2, x.dim())) if x.shape[axis] == n), None)
 
 
 def signature(batch: Any) -> tuple:
-    """Return structure, types and shapes of a batch, without its size and without the length of padded rows of tokens. A tuple
-    counts as a list: loaders make lists."""
+    """Return structure, types and shapes of a batch, without its size and without the length of padded rows of tokens, or of rows with
+    time first. A tuple counts as a list: loaders make lists."""
     leaves, spec = flattened(batch)
-    return str(spec).replace("(tuple", "(list"), tuple(
-        (x.dtype, ("tokens",) if padded(x) else tuple(x.shape[1:])) if isinstance(x, Tensor) else type(x)
-        for x in leaves
-    )
+    n = size_of(batch)
+
+    def shape(x: Tensor) -> tuple:
+        return ("tokens",) if padded(x) else tuple(x.shape[2 if axis_of(x, n) == 1 else 1 :])
+
+    kinds = tuple((x.dtype, shape(x)) if isinstance(x, Tensor) else type(x) for x in leaves)
+    return str(spec).replace("(tuple", "(list"), kinds
 
 
 def padded(x: Tensor) -> bool:
@@ -338,11 +346,11 @@ def same_eight(batch: Any, size: int, rows: list[int] | None = None) -> Any:
     for i, x in enumerate(leaves):
         if i in whole:
             continue
-        if isinstance(x, Tensor) and x.dim() and len(x) == n:
-            leaves[i] = x[torch.tensor(where, device=x.device)]
-        elif isinstance(x, Tensor) and x.dim() > 1 and x.shape[1] == n:  # time first
-            leaves[i] = x[:, torch.tensor(where, device=x.device)]
-        elif texts(x) and len(x) == n:
+        if not (isinstance(x, Tensor) or texts(x)) or (axis := axis_of(x, n)) is None:
+            continue
+        if isinstance(x, Tensor):
+            leaves[i] = x.index_select(axis, torch.tensor(where, device=x.device))
+        else:
             leaves[i] = type(x)(x[k] for k in where)
     return tree_unflatten(leaves, spec)
 

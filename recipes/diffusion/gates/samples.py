@@ -121,7 +121,7 @@ def noise_process(
         if alone and not spread_ok and wrong[worst] <= EXACT:  # trained levels are inverted, others are not trained
             drawn, due = (" ".join(f"{s:.0%}" for s in shares.tolist()) for shares in (spread, declared))
             why = f"timesteps are drawn from another distribution than declared: {drawn} in each quarter, not {due}"
-        if aim.redrawn == 0:
+        if aim.redrawn == 0 and alone:
             why = "each sample keeps one timestep in all epochs: get() draws it from the sample's number, not from its generator"
         return Finding(
             undoes and known >= floor and not strays and alone and bool(spread_ok) and left <= LEFT and aim.redrawn > 0 and not blended,
@@ -136,11 +136,11 @@ def noise_process(
             "in evaluation and export; a timestep for each sample, at least "
             f"{' '.join(f'{0.4 * s:.0%}' for s in declared.tolist())} in each quarter of the sampler's schedule",
             order_causes(
+                (not alone, "one timestep for the whole batch, or a constant"),
                 (not undoes or bool(strays), "the sampler is not built from the training scheduler's config: another schedule, shift, "
                  "number of timesteps or prediction type"),
                 (not undoes, "the target has another sign or form than the scheduler inverts"),
                 (not undoes or known < floor, "the net gets another timestep in training than in sampling: another scale, or time reversed"),
-                (not alone or not bool(spread_ok), "one timestep for the whole batch, or a constant"),
                 (left > LEFT, "the noisiest level is not pure noise, but sampling begins there: --noise.beta-schedule and "
                  "--noise.num-train-timesteps belong together (linear needs 1,000 timesteps)")),
             evidence={"kind": aim.kind, "levels": t, "rms": wrong, "known": known, "quarters": spread.tolist(), "left": left,
@@ -257,8 +257,8 @@ def hidden_class(context: GateContext) -> Finding:
         f"{enough:.3f} without it; different predictions",
         order_causes(
             (due > MOST, f"the setting names the share that keeps the class: --conditioning-dropout-prob {1 - due:.3g} drops it so often"),
+            (difference <= 1e-3 or share > MOST, "the class never reaches the net"),
             (share == 0 or abs(share - due) > slack, "the drop mask is drawn but not applied to the net's input"),
-            (difference <= 1e-3, "the class never reaches the net"),
             (bool(seen.null) and null < classes, "the null class is a real class")),
         evidence={"hidden": share, "null": sorted(seen.null), "with": losses[0], "without": losses[1], "apart": difference},
     )  # fmt: skip
