@@ -302,7 +302,7 @@ def make_stage(factory: Callable[[], Script], folder: Path, found: Objective, ru
     guess = 1 / len(names) if (names := classes(script)) else chance(data["train"])
     floor = guess if script.floor is None else script.floor
     ceiling = float(script.higher_is_better) if script.ceiling is None else script.ceiling
-    lowest, goal = reachable(script, data["train"], script.loss_floor or found.floor, floor, ceiling)
+    lowest, goal = reachable(script, data["train"], script.loss_floor or found.floor, floor, ceiling, found.own_target)
     stage = _ScriptStage(
         name="script", model=script.model, optimizers={"main": script.optimizer}, data=data, loss=loss, evaluate=evaluate,
         metric=Metric(name, "", floor=floor, ceiling=ceiling, higher_is_better=script.higher_is_better), counts=counts,
