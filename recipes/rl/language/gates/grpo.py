@@ -72,10 +72,14 @@ def rewards(s: Subject) -> Gate:
         seen = {k: ask(v) for k, v in texts.items()}
         mean = {k: sum(v) / len(v) for k, v in seen.items()}
         turned = ask(texts["right"], list(reversed(range(len(pairs)))))
+        # Rewards that are one place off show only among answers with other rewards
+        kinds = ["right" if i % 3 else "wrong, of the same length" for i in range(len(pairs))]
+        among = ask([texts[kind][i] for i, kind in enumerate(kinds)])
         single = [s.reward(prompts=[s.asker.put(r["prompt"])], completions=[r["answer"]], **problems.columns([r]))[0]
                   for r, _ in pairs]  # fmt: skip
         faults = _reward_faults(pairs, texts, seen)
-        if not seen["right"] == turned == single:
+        alone = among == [seen[kind][i] for i, kind in enumerate(kinds)]
+        if not alone or not seen["right"] == turned == single:
             faults.append("an answer gets another reward among other answers, in another order or at a second call")
         rewards_shown = ", ".join(f"{k} {v:.3g}" for k, v in mean.items())
         return Finding(
@@ -163,7 +167,7 @@ def questions(s: Subject) -> Gate:
 def samples(s: Subject) -> Gate:
     title = "training uses the policy's own answers, up to their end token"
 
-    @gate("samples", rows="L1 L3", title=title, reads="data model loss train", explains=True)
+    @gate("samples", rows="L1 L3 R1", title=title, reads="data model loss train", explains=True)
     def check(context: GateContext) -> Finding:
         """Compares the distributions that the first tokens were drawn from with those of each answer alone, without padding. Compares the
         log-probability of the sampled answers with its expected value (the entropy of the same distributions), by prompt length.
