@@ -52,7 +52,12 @@ FORK_WITHOUT = {
         (("run", "vision/classify", "--optim.lr", "fast"), ("could not convert string to float: 'fast'", "--optim.lr")),
         (("run", "vision/classify", "--optim.name", "adam"), ("adamw", "adafactor")),
         (("run", "vision/classify", "--optim.lr", "-1"), ("--optim.lr must be positive",)),
-        (("run", "vision/classify", "--train.batch-size", "2", "--train.accumulate", "4"), ("too small to be cut",)),
+        (("run", "vision/classify", "--train.batch-size", "2", "--train.accumulate", "4"), ("smaller than the number of micro-batches",)),
+        (("run", "vision/classify", "--train.batch-size", "-4"), ("--train.batch-size must be positive", "-4")),
+        (("run", "vision/classify", "--learning_rate", "1e-4"), ("unknown setting --learning-rate", "needed:       --optim.lr\n")),
+        (("run", "vision/classify", "--optim.max-grad-norm", "1"), ("needed:       --optim.clip\n",)),
+        (("run", "vision/classify", "--per_device_train_batch_size", "8"), ("--train.batch-size", "over all processes")),
+        (("run", "vision/classify", "--bf16"), ("needed:       --train.precision bf16\n",)),
         (("run", "vision/classify", "--gates.waive", "overfit"), ("needs a reason", "--gates.because")),
         (
             ("run", "vision/classify", "--gates.waive", "overfitt", "--gates.because", "x"),
