@@ -210,6 +210,10 @@ def _from_command_line(
             raise unknown(f"setting --{name}", name, known, next=f"{prog} --help")
     import tyro
 
+    if {"-h", "--help"} & {*argv}:
+        from trainworthy.core.base.setting_help import join_lines
+
+        join_lines(module.Config)
     cfg = tyro.cli(module.Config, default=default, args=argv, prog=prog, description=help_text)
     _idle(cfg, argv, [make.__name__ for make in module.STAGES])
     return complete(cfg, where=where, command=prog)
