@@ -40,7 +40,7 @@ def storage(context: GateContext) -> Finding:
         f"train() loads weights into the model that are the model's own memory (first: {name})"
         for name in record.loaded_itself[:1]
     ]
-    kept = [*stage.frozen_modules, *stage.state, *(["ema_model"] if stage.ema_model is not None else [])]
+    kept = [*stage.frozen_modules, *stage.state] or ([] if stage.ema_model is None else ["ema_model"])
     return Finding(
         not wrong, "; ".join(wrong) or (f"{', '.join(kept)}: no memory shared with a trained weight" if kept else "the stage keeps no other weights"),
         "every copy has its own memory",
