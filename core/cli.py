@@ -14,49 +14,59 @@ from trainworthy.core.session import launcher as processes
 from trainworthy.core.session import nodes
 
 HELP = """\
-usage: trainworthy COMMAND ...    training recipes that must pass their gates before they train
+usage: trainworthy COMMAND ...
 
-  trainworthy list                          list the recipes: task, training time, measured result
-  trainworthy run RECIPE [-n N] [settings]  run the gates, train, write the report; RECIPE is an id or the path of a fork
-  trainworthy check RECIPE [--only ID,...] [--deep] [settings]    run the gates only
-  trainworthy data RECIPE [--sample N] [settings]    describe its data: duplicates, classes, ranges, overlap of the splits
-  trainworthy lr RECIPE [--steps 200] [settings]    learning-rate range test on the real data, with plot and suggestion
-  trainworthy batch RECIPE [settings]       largest micro-batch that fits, throughput per size, recommended settings
-  trainworthy profile RECIPE [settings]     what limits the speed: input, compute, memory, overhead; what to try first
-  trainworthy doctor [--json]               check this machine: packages, devices, memory, who else uses it
-  trainworthy plan RECIPE [--memory GB] [settings]    estimate memory, time and disk space; what to change if the run does not fit
+Deep-learning training recipes that must pass checks ("gates") before they train. The gates also check your own scripts.
+
+Train
+  trainworthy list                          the recipes: task, training time, measured result
+  trainworthy run RECIPE [settings]         gates, training, report; RECIPE is an id or the path of a fork
+  trainworthy resume RUN_FOLDER             continue a stopped run, or from its weights with --fallback NAME
   trainworthy fork RECIPE FILE.py           copy a recipe to start your own
-  trainworthy diff FORK.py                  show what a fork changed, and which gates check those parts
-  trainworthy resume RUN_FOLDER [--force] [settings]    continue a stopped run; --train.accumulate, --shard, --loader.* may change
-  trainworthy resume RUN_FOLDER --fallback NAME [settings]    continue from its weights with a fallback that its recipe offers
-  trainworthy report RUN_FOLDER [--json]    write report.html again; its verdicts and advice as JSON
-  trainworthy report THEIRS [--metric NAME]    report on another tool's run: a TensorBoard folder, a trainer_state.json
-  trainworthy chat RUN_FOLDER               talk to the language model that a run exported
-  trainworthy predict RUN_FOLDER FILE ... [--out FILE]    let the exported model answer prompts, conversations or pictures
-  trainworthy compare RUNS_A RUNS_B [--json]    two groups of seeds: the difference and its interval
-  trainworthy config RECIPE [settings]      all settings as a file, for --config FILE
-  trainworthy repro RUN_FOLDER              versions, settings and data of a run, and what differs on this machine
-  trainworthy guard SCRIPT.py [-- its arguments]    run an unchanged training script for a few steps; check its loop and data
-  trainworthy watch SCRIPT.py [-- its arguments]    run it in full, log step metrics, report the same checks as advice
-  trainworthy sweep RECIPE [settings]       search settings: scientific, nuisance or fixed; chosen on validation data
-  trainworthy board [FOLDER]                TensorBoard on the runs; prints its address once it answers
-  trainworthy list --running [FOLDER]       runs that train now: step, speed, time left, score, gates
-  trainworthy reference RECIPE [--seeds 5] [settings]    measure the band of RECIPE's healthy runs for later reports
-  trainworthy bugs [RECIPE ...] [--mutate RECIPE] [--sample N]    run planted bugs, healthy variants and mutants through the gates
-  trainworthy break RECIPE [--bug ID]       one planted bug: its loss curve, a guess, its patch, and the gate that stops it
+  trainworthy diff FORK.py                  what a fork changed, and which gates check those parts
 
+Check
+  trainworthy check RECIPE [settings]       the gates only
+  trainworthy guard SCRIPT.py [-- ARGS]     run an unchanged training script for a few steps; check its loop and data
+  trainworthy watch SCRIPT.py [-- ARGS]     run it in full, log step metrics, report the same checks as advice
+  trainworthy data RECIPE [settings]        its data: duplicates, classes, ranges, overlap of the splits
+  trainworthy doctor                        this machine: packages, devices, memory, who else uses it
+
+Choose settings
+  trainworthy plan RECIPE [settings]        estimate memory, time and disk space; what to change if the run does not fit
+  trainworthy lr RECIPE [settings]          learning-rate range test on the real data, with plot and suggestion
+  trainworthy batch RECIPE [settings]       largest micro-batch that fits, throughput per size
+  trainworthy profile RECIPE [settings]     what limits the speed: input, compute, memory, overhead
+  trainworthy sweep RECIPE [settings]       search settings: scientific, nuisance or fixed; chosen on validation data
+  trainworthy config RECIPE [settings]      all settings as a file, for --config FILE
+
+Look at results
+  trainworthy report RUN_FOLDER             write report.html again; also of TensorBoard folders and trainer_state.json
+  trainworthy compare RUNS_A RUNS_B         two groups of seeds: the difference and its interval
+  trainworthy chat RUN_FOLDER               talk to the language model that a run exported
+  trainworthy predict RUN_FOLDER FILE       let the exported model answer prompts, conversations or pictures
+  trainworthy board [FOLDER]                TensorBoard on the runs
+  trainworthy list --running [FOLDER]       runs that train now: step, speed, time left, score
+  trainworthy repro RUN_FOLDER              versions, settings and data of a run, and what differs on this machine
+
+Test the gates
+  trainworthy break RECIPE                  one planted bug: its loss curve, a guess, its patch, the gate that stops it
+  trainworthy bugs [RECIPE ...]             planted bugs, healthy variants and mutants, all through the gates
+  trainworthy reference RECIPE              measure the curves of healthy runs, for later reports
+
+Options of several commands
   trainworthy COMMAND --help                help of one command
   trainworthy run RECIPE --help             all settings of a recipe
   trainworthy --version                     the installed version
-  --seeds 5, --seeds 0,1,2                  several seeds in parallel: mean and interval (run), gate failures by seed (check)
+  --seeds 5, --seeds 0,1,2                  several seeds: mean and interval (run), gate failures by seed (check)
   --init-from PATH                          fine-tune: start from these weights (run, check)
   --board                                   show the run in TensorBoard while it trains (run, resume)
   --on-end CMD                              run CMD when the run ends, stops itself or fails a gate (run, resume, check)
-  --json                                    what was found as JSON on stdout, all else on stderr (every command with a result)
-  -n N, --accelerate-config FILE            number of processes, or accelerate's config file (run, check, lr, resume, profile)
-  --nodes N --node-rank I --address HOST:PORT, --restarts N    several machines; start again what was lost (run, check, lr, resume)
+  --json                                    what was found as JSON on stdout, all else on stderr
+  -n N, --accelerate-config FILE            number of processes, or accelerate's config file
+  --nodes N --node-rank I --address H:P     several machines; --restarts N starts again what was lost
 
-exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the run stopped itself · 5 interrupted but saved"""
+exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the run stopped itself · 5 interrupted, saved"""
 
 
 def main() -> None:

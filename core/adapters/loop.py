@@ -1,4 +1,4 @@
-"""`check(factory)` of a `Loop`: a training loop with any models, optimisers, batches and losses, judged by the observers and
+"""`check(factory)` of a `Loop`: a training loop with any models, optimisers, batches and losses, checked by the observers and
 interventions of `trainworthy guard`.
 
 The loop runs in this process, built anew for every rehearsal: once on its own batches, then on the same eight samples, then

@@ -16,6 +16,16 @@ from trainworthy.core.base.settings_file import check_recipe, laid_over, read_se
 
 __all__ = ["Config", "GateSettings", "Loader", "Optim", "Phase", "RunSettings", "Train"]
 
+ELSEWHERE = {
+    "batch-size": "train.batch-size", "bf16": "train.precision bf16", "dataloader-num-workers": "loader.workers", "fp16": "train.precision fp16",
+    "gradient-accumulation-steps": "train.accumulate", "gradient-clip-val": "optim.clip", "learning-rate": "optim.lr", "log-dir": "run.out",
+    "logging-steps": "run.log-every", "lr-scheduler-type": "optim.schedule", "max-epochs": "train.epochs", "max-grad-norm": "optim.clip",
+    "num-epochs": "train.epochs", "num-train-epochs": "train.epochs", "num-workers": "loader.workers", "optim": "optim.name",
+    "output-dir": "run.out", "per-device-eval-batch-size": "train.eval-batch-size",
+    "per-device-train-batch-size": "train.batch-size (samples of an optimiser step, over all processes and micro-batches)",
+    "report-to": "track", "save-total-limit": "run.keep-checkpoints", "torch-compile": "train.compile", "warmup-ratio": "optim.warmup",
+}  # fmt: skip
+"""Names of settings in transformers, TRL, Lightning and torchvision's references -> ours."""
 MAY_CHANGE = re.compile(
     r"loader\.\w+|run\.(shard|threads|log_every|tensorboard|check_memory|save_\w+|keep_\w+)"
     r"|\w+\.(accumulate|eval_batch_size|save_every|gradient_checkpointing)"
@@ -194,9 +204,16 @@ def _from_command_line(
             olds = (old.replace("-", "_") for old in (name, name.removeprefix("no-")))
             if now := next((new for old in olds if (new := renamed(old, fields))), None):
                 raise UserError(f"--{name} has a new name", needed=masking.flag(now), next="docs/migration.md")
+            ours = ELSEWHERE.get(name.split(".")[-1], "")
+            if ours.split(" ")[0] in known:
+                raise UserError(f"unknown setting --{name}", needed=f"--{ours}", next=f"{prog} --help")
             raise unknown(f"setting --{name}", name, known, next=f"{prog} --help")
     import tyro
 
+    if {"-h", "--help"} & {*argv}:
+        from trainworthy.core.base.setting_help import join_lines
+
+        join_lines(module.Config)
     cfg = tyro.cli(module.Config, default=default, args=argv, prog=prog, description=help_text)
     _idle(cfg, argv, [make.__name__ for make in module.STAGES])
     return complete(cfg, where=where, command=prog)

@@ -32,9 +32,9 @@ def check_values(cfg: Config, *, processes: int) -> None:
                 "train.eval-every": t.eval_every, "train.eval-batch-size": t.eval_batch_size, "run.save-every": r.save_every,
                 "optim.lr": o.lr, "optim.clip": o.clip}  # fmt: skip
     rules = [
-        (t.batch_size >= processes * t.accumulate, "--train.batch-size is too small to be cut",
-         f"{t.batch_size} samples for {processes} process(es) x {t.accumulate} micro-batch(es)", f"at least {processes * t.accumulate}"),
         *((value > 0, f"--{name} must be positive", value, "> 0") for name, value in positive.items()),
+        (t.batch_size >= processes * t.accumulate, "--train.batch-size is smaller than the number of micro-batches",
+         f"{t.batch_size} samples for {processes} process(es) x {t.accumulate} micro-batch(es)", f"at least {processes * t.accumulate}"),
         *((not math.isinf(positive[k]), f"--{k} must be finite", positive[k], "a number") for k in ("train.epochs", "optim.lr")),
         (r.save_steps >= 0 and 0 <= r.save_minutes < math.inf, "--run.save-steps and --run.save-minutes must not be negative",
          (r.save_steps, r.save_minutes), "0 (off) or more"),

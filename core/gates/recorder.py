@@ -59,7 +59,7 @@ class Record:
     """If the loop makes its own samples from a data set (prompts): data set -> step -> what it read of it to train."""
     nonfinite: list[str] = field(default_factory=list)
     dropped: float = 0.0
-    """Largest share that dropout was told to drop in a training forward."""
+    """Largest drop probability of dropout in a training forward."""
     start: tuple[float, list[str], list[str]] | None = None
     """Before the first optimiser step of a pretrained model: fraction of its parameters equal to the file's, names that
     differ from the file, kinds of state that an optimiser already held."""

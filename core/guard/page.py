@@ -22,7 +22,7 @@ NAMES = {
 
 
 def page(folder: Path, verdicts: list[dict[str, Any]], more: dict[str, Any]) -> str:
-    """One self-contained HTML page."""
+    """Return one self-contained HTML page."""
     failed = [v for v in verdicts if v["verdict"] in ("fail", "advice")]
     watched = more.get("watched", {})
     script = Path(more.get("script", "")).name
@@ -54,7 +54,7 @@ def page(folder: Path, verdicts: list[dict[str, Any]], more: dict[str, Any]) -> 
 
 
 def write(out: Path, verdicts: list[Any], **more: Any) -> Path:
-    """gates.json, args.json and the page."""
+    """Write gates.json, args.json and the page."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "gates.json").write_text(json.dumps({"gates": [asdict(v) for v in verdicts], **more}, indent=1, default=str))
     (out / "args.json").write_text(

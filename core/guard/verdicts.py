@@ -51,7 +51,7 @@ class Guard:
         self.verdicts: list[Verdict] = []
 
     def run(self) -> list[Verdict]:
-        """All rehearsals, all verdicts; writes the evidence."""
+        """Run all rehearsals, print all verdicts and write the evidence."""
         began = time.monotonic()
         before = sandbox.snapshot(Path.cwd())
         watch = self._watch()
@@ -60,7 +60,7 @@ class Guard:
         return self.verdicts
 
     def _watch(self) -> Outcome:
-        """The rehearsals and their verdicts."""
+        """Run the rehearsals, print their verdicts and return the outcome of the first one."""
         watch = self._rehearse(self._plan("watch"))
         self._usable(watch)
         record = watch.record
@@ -198,7 +198,7 @@ class Guard:
         _show(self.verdicts[-1], self.console)
 
     def _intervene(self, watch: Outcome) -> None:
-        """Eight samples and each other's inputs, side by side."""
+        """Rehearse on eight samples, and on the same samples with each other's inputs."""
         why = interventions.unsuitable(watch.record["facts"])
         began = time.monotonic()
         eight = others = Outcome()
@@ -219,7 +219,7 @@ class Guard:
             self._verdict(one, (time.monotonic() - began) / len(found))
 
     def _answer(self, watch: Outcome) -> dict | None:
-        """Right and wrong answers in the script's own evaluation, where it evaluates over a loader and prints a score."""
+        """Put right and wrong answers into the script's own evaluation, if it evaluates over a loader and prints a score."""
         if not watch.record["evaluations"] or not set(printed_scores.scores(watch.output)) & oracle.NEEDED.keys():
             return None
         limit = max(10.0, 2 * float(self.values["--seconds"]))
@@ -256,7 +256,7 @@ class Guard:
             self._verdict(ending.second(self._rehearse(plan).record), time.monotonic() - began)
 
     def _answered(self, watch: Outcome, ended: Outcome, given: dict) -> dict | None:
-        """The script's own scores, to its end, for right answers in all evaluations; None where nothing is wrong with them."""
+        """Follow the script to its end with right answers in all evaluations. Return what is wrong with its scores, or None."""
         facts = watch.record["facts"]
         if not right_answers.suitable(facts, ended):
             return None
@@ -299,7 +299,7 @@ class Guard:
         return self._verdict(found, time.monotonic() - began)
 
     def _names(self) -> None:
-        """What the source tells without being run."""
+        """Check names in the source, without running it."""
         began = time.monotonic()
         try:
             found = names.check(self.target.path)
@@ -308,7 +308,7 @@ class Guard:
         self._verdict(found, time.monotonic() - began)
 
     def _files(self, before: dict, watch: Outcome) -> None:
-        """What changed in the working directory although writes are redirected."""
+        """Report files in the working directory that changed although writes are redirected."""
         mine = str(self.out)
         different = [p for p in sandbox.changed(before, sandbox.snapshot(Path.cwd())) if not p.startswith(mine)]
         held = watch.record.get("written", [])

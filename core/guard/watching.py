@@ -106,7 +106,7 @@ class Light(Observer):
             super().difference(a, b, out, name)
 
     def _score(self, *_: Any) -> None:
-        """Nothing is computed again in a real run."""
+        """Compute nothing again in a real run."""
 
     def before_backward(self, tensors: Any) -> None:
         roots = [t for t in ([tensors] if isinstance(tensors, Tensor) else list(tensors)) if isinstance(t, Tensor)]
@@ -269,12 +269,12 @@ def verdicts(seen: Light, say: Any) -> list[Verdict]:
 
 
 def summary(found: list[Verdict]) -> str:
-    """How many checks failed, passed and did not apply."""
+    """Return how many checks failed, passed and did not apply."""
     counts = Counter(v.verdict for v in found)
     failed = f"{counts['advice']} checks failed" if counts["advice"] else "no check failed"
     return f"{failed}, {counts['pass']} passed, {counts['skip']} skipped"
 
 
 def folder_of(name: str) -> Path:
-    """A new folder for a watched run."""
+    """Return a new folder for a watched run."""
     return Path("runs") / f"watch-{name}" / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"

@@ -52,7 +52,21 @@ FORK_WITHOUT = {
         (("run", "vision/classify", "--optim.lr", "fast"), ("could not convert string to float: 'fast'", "--optim.lr")),
         (("run", "vision/classify", "--optim.name", "adam"), ("adamw", "adafactor")),
         (("run", "vision/classify", "--optim.lr", "-1"), ("--optim.lr must be positive",)),
-        (("run", "vision/classify", "--train.batch-size", "2", "--train.accumulate", "4"), ("too small to be cut",)),
+        (
+            ("run", "vision/classify", "--train.batch-size", "2", "--train.accumulate", "4"),
+            ("smaller than the number of micro-batches",),
+        ),
+        (("run", "vision/classify", "--train.batch-size", "-4"), ("--train.batch-size must be positive", "-4")),
+        (
+            ("run", "vision/classify", "--learning_rate", "1e-4"),
+            ("unknown setting --learning-rate", "needed:       --optim.lr\n"),
+        ),
+        (("run", "vision/classify", "--optim.max-grad-norm", "1"), ("needed:       --optim.clip\n",)),
+        (
+            ("run", "vision/classify", "--per_device_train_batch_size", "8"),
+            ("--train.batch-size", "over all processes"),
+        ),
+        (("run", "vision/classify", "--bf16"), ("needed:       --train.precision bf16\n",)),
         (("run", "vision/classify", "--gates.waive", "overfit"), ("needs a reason", "--gates.because")),
         (
             ("run", "vision/classify", "--gates.waive", "overfitt", "--gates.because", "x"),
@@ -155,6 +169,12 @@ def test_output_may_be_cut_off(tmp_path: Path):
 def test_help_is_shown_wherever_it_is_asked_for(argv: str, tmp_path: Path):
     done = installed(*argv.split(), cwd=tmp_path, code=0)
     assert done.stdout.startswith(f"usage: trainworthy {argv.split()[0]}")
+
+
+def test_the_help_of_a_setting_is_one_paragraph(tmp_path: Path):
+    """No line ends where the docstring's line ends in the source."""
+    text = trainworthy("run", "vision/classify", "--help", cwd=tmp_path, code=0).stdout
+    assert "a fresh optimiser" in text
 
 
 def test_help_shows_every_setting_with_its_docstring(tmp_path: Path):

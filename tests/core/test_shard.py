@@ -228,7 +228,7 @@ def test_more_processes_than_samples_of_a_batch_are_refused(fork, tmp_path: Path
     (tmp_path / "stops").touch()
     done = trainworthy("run", "mine.py", "--max-steps", 36, "--train.batch-size", 2, *QUICK, cwd=tmp_path, code=5)
     done = trainworthy("resume", run_folder(tmp_path), "-n", 3, cwd=tmp_path, code=2)
-    holds(done.stderr, "--train.batch-size is too small to be cut", "2 samples for 3 process(es)")
+    holds(done.stderr, "--train.batch-size is smaller than the number of micro-batches", "2 samples for 3 process(es)")
 
 
 @pytest.mark.slow

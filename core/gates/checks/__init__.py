@@ -1,1 +1,1 @@
-"""The gates themselves. `order.py`, beside this folder, lists them."""
+"""The gates themselves. `order.py`, next to this folder, lists them."""

@@ -9,8 +9,9 @@ EXACT = 1e-3  # of the ceiling
 
 
 def share(run: Run, stage: Stage, found: dict) -> str:
-    """Return words for the verdict if memorised samples, which have P of K classes, score exactly that share of the ceiling. Both halves of them must score
-    their own shares, too: a metric that counts samples does not. Empty if not, or if the halves cannot tell.
+    """Return a note for the verdict if the metric is a mean over K classes, of which the memorised samples have only P. Their score must then be
+    P / K of the ceiling, and that of each half of them its own share (a metric that counts samples has no such shares). Returns "" if it is not,
+    or if all shares are equal.
 
     `found`: what the overfit gate keeps of its training."""
     metric, view = stage.gate_evaluator.metric, found["view"]

@@ -224,7 +224,7 @@ def resume(context: GateContext) -> Finding:
         why = _why_not_resumed(go, half)
     return Finding(
         not wrong, "; ".join(wrong) or f"{steps} steps = {half} + {steps - half} {'in a new process' if context.deep else 'after a restart'}: "
-        "weights, optimiser, losses", "bitwise equal" if bitwise else "no larger difference than between two uninterrupted runs",
+        "weights, optimiser and losses are the same", "bitwise equal" if bitwise else "no larger difference than between two uninterrupted runs",
         NOT_RESUMED, evidence={"straight": losses, "resumed": again, "differ": differ[:20]}, cause=why,
     )  # fmt: skip
 

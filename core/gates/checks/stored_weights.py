@@ -40,9 +40,9 @@ def storage(context: GateContext) -> Finding:
         f"train() loads weights into the model that are the model's own memory (first: {name})"
         for name in record.loaded_itself[:1]
     ]
-    kept = [*stage.frozen_modules, *stage.state]
+    kept = [*stage.frozen_modules, *stage.state] or ([] if stage.ema_model is None else ["ema_model"])
     return Finding(
-        not wrong, "; ".join(wrong) or f"{len(kept)} kept objects, none shares memory with a trained weight",
+        not wrong, "; ".join(wrong) or (f"{', '.join(kept)}: no memory shared with a trained weight" if kept else "the stage keeps no other weights"),
         "every copy has its own memory",
         "copied without deepcopy() or clone(): `kept = model`, `model.state_dict()`, `p.data`, `copy.copy(model)`. Such a copy follows "
         "every update: the reference equals the policy, the average the newest weights, the best weights the last ones\n"

@@ -1,5 +1,5 @@
 """Tiny-data gate: the model learns a few hundred samples, and scores above chance on unseen ones. The null model is in
-shuffled.py."""
+null_model.py."""
 
 import math
 import statistics

@@ -11,7 +11,7 @@ from trainworthy.core.guard.hooks.patches import replace
 GIVES_BACK = {
     "batch": 1,
     "answer": 3,
-}  # events whose result the script gets: place of the argument that stands for it after an error
+}  # events whose result the script gets: index of the argument that replaces it after an error
 NEEDED = ("new_pass",)  # without its result nothing can be observed
 RECORDERS = ((torch.jit, "trace"), (torch.jit, "trace_module"), (torch.onnx, "export"), (torch.export, "export"))
 

@@ -11,12 +11,12 @@ from trainworthy.core.guard.hooks.parameters import parameters_of
 
 PARTS, ENTRIES = 8, 256
 STEPS = 100_000
-ALIKE = 0.3  # cosine between the changes of the average and of the weights
+ALIKE = 0.3  # least cosine between the changes of the average and of the weights
 
 
 @dataclass
 class Average:
-    """An evaluation of weights that are no step's own."""
+    """An evaluation of weights that are those of no step."""
 
     model: int
     kind: str
@@ -79,12 +79,12 @@ def share_left(now: Tensor, last: Tensor, first: Tensor) -> float | None:
 
 
 def signature(p: Tensor) -> tuple[float, ...]:
-    """Return a few values of a tensor, by which its states are told apart."""
+    """Return a few values of a tensor, which identify its state."""
     return (p.numel(), *p.detach().flatten()[:4].float().tolist())
 
 
 def fault(found: list[Average], steps: int, whole: float) -> tuple[str, str] | None:
-    """Return what the last evaluated average still is, and why. `steps`: those that were made; `whole`: those that the script makes."""
+    """Return (what was measured, cause) if the last evaluated average holds too much of the first weights. `steps`: made so far; `whole`: in all."""
     if not found:
         return None
     one = found[-1]

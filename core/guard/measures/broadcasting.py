@@ -1,7 +1,7 @@
-"""Finds values of N samples that a loss combines with one another, all N x N of them, because one of them is a column (N, 1).
+"""Finds a loss that broadcasts (N, 1) against (N,) to all N x N pairs, where one value for each sample is meant.
 
-A matrix of all pairs is often meant (ranking, radial bases, distances). It counts only where the loss takes its mean as it is: between
-the matrix and `backward()` are sums, products, powers and limits, and no layer, no logarithm, no selection of pairs.
+A matrix of all pairs is often meant (ranking, radial bases, distances). It is a fault only if the loss is a plain mean of it: between the
+matrix and `backward()` there are sums, products, powers and clamps, but no layer, no logarithm, no selection of pairs.
 """
 
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.hooks.addresses import home_of
 
 LOOKS = 24  # backward() calls whose graph is read
-FEWEST = 4  # samples
-SUMS_FROM = 8  # samples from which on a matrix of few values is told from any other
-NODES = 400  # of a loss's graph that are read
+FEWEST = 4  # least number of samples
+SUMS_FROM = 8  # least number of samples at which the rank of a matrix shows how it was made
+NODES = 400  # most nodes of a loss's graph that are read
 PLAIN = {"AddBackward0", "SubBackward0", "RsubBackward1", "MulBackward0", "DivBackward0", "NegBackward0", "MeanBackward0", "MeanBackward1",
          "SumBackward0", "SumBackward1", "PowBackward0", "AbsBackward0", "MinimumBackward0", "MaximumBackward0", "ClampBackward0",
          "ClampMinBackward0", "ClampMaxBackward0", "SqrtBackward0", "WhereBackward0", "MseLossBackward0", "SmoothL1LossBackward0",
          "HuberLossBackward0", "ExpandBackward0", "StackBackward0", "ToCopyBackward0", "ViewBackward0", "SqueezeBackward0",
          "SqueezeBackward1", "UnsqueezeBackward0"}  # fmt: skip
-"""Operations through which the mean over all pairs stays one."""
+"""Operations after which a mean is still a mean over all pairs."""
 PRODUCTS = ("MulBackward0", "DivBackward0")
 
 
@@ -36,7 +36,7 @@ class Outer:
         self.found: list[str] = []
 
     def note(self, a: Tensor, b: Tensor, out: Tensor, name: str = "a difference") -> None:
-        """Note a difference, or a loss that is taken for each entry."""
+        """Record a difference, or a loss with `reduction="none"`."""
         if self.looks >= LOOKS or min(a.numel(), b.numel()) < FEWEST:
             return
         if crosses(a.shape, b.shape) and home_of(a) == home_of(b):
@@ -53,7 +53,7 @@ class Outer:
             self.noted[out.grad_fn] = f"{shapes}, where each row has the values of all samples"
 
     def look(self, loss: Tensor) -> None:
-        """Find what was noted, and products, in the graph of a loss."""
+        """Search the graph of a loss for recorded operations and for products."""
         noted, self.noted = self.noted, {}
         if self.looks >= LOOKS or loss.numel() != 1 or loss.grad_fn is None:
             return

@@ -1,7 +1,7 @@
-"""Finds a loss of indices (words, items, nodes) that closes whatever the indices are: nothing in it pushes apart.
+"""Finds a loss over indices (words, items, nodes) with a constant solution, for example a missing term for negative samples.
 
-A model that returns its loss is called again after the rehearsal, with every argument's entries exchanged with each other. What was
-learnt from pairs and places is lost then. A loss that stays as low has a constant solution.
+After the rehearsal, a model that returns its loss is called again with each argument's entries permuted. That destroys what the model has
+learnt about pairs and positions. A loss that stays as low does not depend on the indices.
 """
 
 from typing import Any
@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from trainworthy.core.base.modes import in_mode
 from trainworthy.core.guard.measures.records import bare
 
-STEPS, RICH = 40, 16  # optimiser steps; different indices in each argument
-CLOSED, STILL = 0.1, 0.15  # of the first losses: the last one, and that with exchanged entries
+STEPS, RICH = 40, 16  # least number of optimiser steps; of different indices in each argument
+CLOSED, STILL = 0.1, 0.15  # largest fractions of the first losses: the final loss, and the loss with permuted entries
 INDICES = (torch.int64, torch.int32)
 
 
@@ -25,7 +25,7 @@ class Collapse:
         self.size = 0
 
     def root(self, module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:
-        """Note a call with gradients."""
+        """Record a call with gradients."""
         if isinstance(out, Tensor) and not out.dim() and out.requires_grad:
             size = sum(x.numel() for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
             if size >= self.size:  # an epoch's last batch may be short
@@ -33,7 +33,7 @@ class Collapse:
 
 
 def check(seen: Any) -> tuple[tuple[str, str] | None, str]:
-    """Return what is wrong if the loss is as low with exchanged entries, and what was measured."""
+    """Return (fault or None, what was measured). It is a fault if the loss is as low with permuted entries."""
     last, losses = seen.collapse.last, seen.losses
     if last is None or seen.control is None or len(losses) < STEPS or min(losses[:3]) <= 0:
         return None, ""

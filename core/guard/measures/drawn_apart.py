@@ -1,4 +1,4 @@
-"""Reads training samples twice: where random flips, turns or crops move the picture, they must move its target alike.
+"""Reads training samples twice: a random flip, turn or crop of the picture must also be made on its target.
 
 Only targets that the loss was seen to compare are read: two views of a picture, or a picture and a hole in it, may well be drawn apart.
 A movement counts where the picture shows which one it was, whatever noise or colours were drawn besides; a shift (a crop) only where
@@ -19,7 +19,7 @@ from trainworthy.core.guard.measures.alignment import turns
 
 SAMPLES, FEWEST = 64, 8
 LEVELS = 16  # values of a mask, at most
-STILL = 8  # samples that are the same twice: nothing is drawn
+STILL = 8  # after so many samples that are equal twice, the data set has no random augmentation
 FITS, MARGIN = (
     0.8,
     0.2,
@@ -30,7 +30,7 @@ Shift = tuple[int, int]
 
 
 def drawn_apart(seen: Any, loader: DataLoader, limit: float) -> tuple[str, str] | None:
-    """Find targets that are moved otherwise than their pictures."""
+    """Find targets that get another flip, turn or crop than their pictures."""
     data, place = loader.dataset, target_place(seen)
     if place is None or isinstance(data, IterableDataset):
         return None

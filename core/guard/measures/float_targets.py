@@ -1,6 +1,6 @@
-"""Losses without class numbers whose target is an entry of the batch (regression, binary targets, CTC): how far they close.
+"""Measures how far a loss falls whose target is an entry of the batch and no class number (regression, binary targets, CTC).
 
-A loss is recorded as what is left of it above its least possible value, next to that of the best constant prediction.
+Each loss is recorded as its distance from its lowest possible value, with the same distance for the best constant prediction.
 """
 
 from collections import Counter, deque
@@ -17,14 +17,14 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.hooks.addresses import address_of, home_of
 
 CALLS = 2000
-SEARCHED = 10**6  # entries of a target that is searched for among the batch's
-READ = 131_072  # entries of a prediction that are compared, about
+SEARCHED = 10**6  # larger targets are not searched for in the batch
+READ = 131_072  # about so many entries of a prediction are compared
 SQUARES = ("mse_loss", "difference")
 BINARY = ("binary_cross_entropy_with_logits", "binary_cross_entropy")
 
 
 class Fits:
-    """Records the calls of these losses in training, and predictions beside targets in the evaluation."""
+    """Records the calls of these losses in training, and pairs of prediction and target in the evaluation."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[dict[str, float]]] = {}
@@ -43,15 +43,15 @@ class Fits:
         self.root: tuple | None = None  # a model's call whose output is compared with an entry of the batch
 
     def batch(self, batch: Any) -> None:
-        """Note the entries of a batch, as a rehearsal gives it to the script."""
+        """Record the entries of a batch that the script gets."""
         self.batches.append(tree_leaves(batch))
 
     def answered(self, out: Any) -> None:
-        """Note what a model returned in training."""
+        """Record what a model returned in training."""
         self.homes = {home_of(x) for x in tree_leaves(out) if isinstance(x, Tensor)}
 
     def note(self, name: str, prediction: Tensor, target: Tensor, out: Any, root: tuple | None, step: int) -> None:
-        """Note one loss with gradients; `out`: its value."""
+        """Record one loss with gradients; `out`: its value."""
         if target.requires_grad and not prediction.requires_grad:
             prediction, target = target, prediction
         if (
@@ -109,8 +109,8 @@ class Fits:
 
 
 def measure(name: str, prediction: Tensor, target: Tensor, out: Any) -> dict[str, float]:
-    """Return what is left of a loss (`left`), the same for the best constant (`blind`), for the targets of other rows (`other`),
-    and the spread of the predictions over the rows as a fraction of that of the targets (`spread`)."""
+    """Return distances from the lowest possible loss: of the predictions (`left`), of the best constant (`blind`), and of the predictions against
+    the targets of other rows (`other`). `spread` is the deviation of the predictions over the rows, divided by that of the targets."""
     if name == "ctc_loss":
         wide = prediction.float().exp()
         spread = float(wide.std(1).mean()) if wide.dim() == 3 and wide.shape[1] > 1 else 1.0
@@ -136,7 +136,7 @@ def measure(name: str, prediction: Tensor, target: Tensor, out: Any) -> dict[str
 
 
 def entropy(t: Tensor) -> Tensor:
-    """Return the mean entropy of binary targets: what a loss with soft targets cannot fall below."""
+    """Return the mean entropy of binary targets, the lowest possible loss with soft targets."""
     return -(torch.xlogy(t, t) + torch.xlogy(1 - t, 1 - t)).mean()
 
 
@@ -151,8 +151,7 @@ def same(x: Tensor, y: Tensor) -> bool:
 
 
 def part(x: Tensor, target: Tensor) -> bool:
-    """Return whether a target is the beginning or the end of each row of an entry: the steps to be predicted, at the end of a
-    window, or the last of its columns."""
+    """Return whether a target is the beginning or the end of each row of an entry, for example the last steps of a window or its last columns."""
     if (
         x.dim() != target.dim()
         or x.dim() < 2
@@ -188,7 +187,7 @@ def alike(x: Tensor, given: Tensor) -> bool:
 
 
 def r_squared(pairs: list[tuple[Tensor, Tensor]]) -> float | None:
-    """Return 1 minus what predictions leave of the targets' variance."""
+    """Return R²: 1 minus the share of the targets' variance that the predictions leave."""
     if not pairs:
         return None
     p, y = (torch.cat([to_double(x.flatten()) for x in column]) for column in zip(*pairs, strict=True))
@@ -217,7 +216,7 @@ def beside(out: Any, leaves: Iterable[Any], given: tuple) -> tuple[Tensor, Tenso
 
 
 def binary_right(pairs: list[tuple[Tensor, Tensor]]) -> float | None:
-    """Return how many of 0 and 1 a model's outputs get right, be they logits or probabilities."""
+    """Return the number of right answers for targets of 0 and 1. Outputs may be logits or probabilities."""
     rows = [(to_double(p.flatten()), to_double(y.flatten())) for p, y in pairs]
     if not rows or not all(bool(((y == 0) | (y == 1)).all()) for _, y in rows):
         return None

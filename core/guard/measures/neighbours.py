@@ -1,4 +1,4 @@
-"""Compares the data of training and of evaluations by answers that need no training: the target of the nearest other sample.
+"""Finds faults of the data by nearest neighbours: each sample is answered with the target of the nearest other sample.
 
 It tells faults of the data from faults of the model, also before the model has learnt anything. Scale and mean of inputs are not compared: a loop
 may normalise what its data set does not.
@@ -18,20 +18,20 @@ from trainworthy.core.guard.measures import class_numbers
 from trainworthy.core.guard.measures.spaced import spaced
 
 Fault = tuple[str, str]
-MOST, READ = 1500, 600  # samples of training, of an evaluation
+MOST, READ = 1500, 600  # most samples that are read of training, of an evaluation
 LEAST = 200
 CLASSES = 100
 SIDE = 16  # pixels to which pictures are pooled
 WORDS = 4096
-CLEAR = 0.25  # difference of two shares of right answers
-SURE = 4.0  # standard errors
+CLEAR = 0.25  # least difference between two shares of right answers
+SURE = 4.0  # standard errors above guessing that are evidence
 COLUMNS = 128
-GOOD = 0.7  # share of right answers from which two classes that are taken for each other are no mistake of the nearest sample
-UNSEEN = 0.3  # share of an evaluation's samples that are of no class of training
+GOOD = 0.7  # least share of right answers at which two classes that are confused are exchanged, and not only alike
+UNSEEN = 0.3  # least share of an evaluation's samples whose class is not in training
 
 
 def sample(one: Any) -> tuple[Tensor, Tensor] | None:
-    """Return the input and the target, a class or a number, of a sample that has one of each. A text is the counts of its words."""
+    """Return the input and the target (a class or a number) of a sample that has one of each. A text becomes counts of its words."""
     leaves = [
         torch.as_tensor(x) for x in tree_leaves(one) if isinstance(x, (Tensor, int, float)) or hasattr(x, "dtype")
     ]
@@ -59,7 +59,7 @@ def read(data: Any, most: int, limit: float) -> tuple[Tensor, Tensor] | None:
 
 
 class Nearest:
-    """Answers by the target of the nearest of some samples: entries in units of their spread, but texts as they are."""
+    """A nearest-neighbour classifier. Entries are divided by their standard deviation, except those of texts."""
 
     def __init__(self, x: Tensor, y: Tensor):
         self.mean, spread = x.mean(0), x.std(0)
@@ -75,7 +75,7 @@ class Nearest:
         return self.y[nearest(-torch.cdist(self.scaled(x), self.x))]
 
     def right(self) -> float:
-        """Return how well the nearest other sample answers."""
+        """Return the score of leave-one-out answers."""
         return score(self.y[nearest(-torch.cdist(self.x, self.x), own=True)], self.y)
 
 
@@ -85,7 +85,7 @@ def score(answer: Tensor, y: Tensor) -> float:
 
 
 def chance(y: Tensor) -> float:
-    """Return the score that guessing can reach, and as much above it as is no evidence."""
+    """Return the score of guessing plus a margin for chance."""
     if y.is_floating_point():
         return SURE / len(y) ** 0.5
     share = float((y.bincount() / len(y)).max())
@@ -93,7 +93,7 @@ def chance(y: Tensor) -> float:
 
 
 def changes(x: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield pictures as they would be if their channels or axes had not been exchanged."""
+    """Yield the pictures with exchanged channels, turned and flipped."""
     if x.dim() < 4:
         return
     if x.shape[1] == 3:
@@ -110,7 +110,7 @@ def changes(x: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def reordered(mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield a table with its columns in the order in which they go with the target as in training."""
+    """Yield a table whose columns are reordered so that each relates to the target as in training."""
     if mine[0].dim() != 2 or mine[0].shape[1] > COLUMNS:
         return
 
@@ -151,8 +151,8 @@ def check(train: Any, others: list[Any], limit: float, outputs: int = 0) -> Faul
 
 
 def cut_by_class(mine: Tensor, theirs: Tensor, outputs: int) -> bool:
-    """Return whether rows in the order of their classes were split at one place: all classes of the one part come before those of the
-    other, which the model has outputs for. A model without them is to embed new classes, or is trained on them later."""
+    """Return whether rows sorted by class were split at one place: all classes of one part come before those of the other. The model must have
+    outputs for the other part's classes; otherwise they are new on purpose (metric learning), or trained on later."""
     apart = int(mine.max()) <= int(theirs.min()) or int(theirs.max()) <= int(mine.min())
     unseen = float((~torch.isin(theirs, mine)).float().mean())
     return unseen > UNSEEN and apart and int(theirs.max()) < outputs

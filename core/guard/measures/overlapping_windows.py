@@ -13,13 +13,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 from trainworthy.core.guard.measures.spaced import spaced
 
-MOST = 8000  # windows of training
-READ = 200  # of an evaluation
+MOST = 8000  # most training windows that are read
+READ = 200  # most evaluation windows that are read
 ROWS = 50
-STEPS = 8  # of a window
+STEPS = 8  # least length of a window
 SHIFTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
-VARIED = 6  # different values of the part that windows share
-BETWEEN = 0.4  # of the evaluation's windows
+VARIED = 6  # least number of different values in the part that two windows share
+BETWEEN = 0.4  # fraction of the evaluation's windows that must be between two training windows
 
 
 def window(sample: Any) -> Tensor | None:

@@ -49,7 +49,7 @@ class Pass:
     right_batch: int = 0
     seen: int = 0
     answers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Of an evaluation: classes, and the classes that the model takes them for."""
+    """Of an evaluation: true and predicted classes."""
     pairs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Of an evaluation: a model's output and the entry of the batch of its size."""
     prints: list[int] = field(default_factory=list)
@@ -95,11 +95,11 @@ class Gaps(list[list[Call]]):
         self.large: set[int] = set()
 
     def trained(self, given: tuple) -> None:
-        """A model was called with gradients."""
+        """Record that a model was called with gradients."""
         self.batch = max(self.batch, samples_of(given))
 
     def called(self, row: Call, given: tuple) -> None:
-        """A model was called without gradients."""
+        """Record that a model was called without gradients."""
         self[-1].append(row)
         if 0 < self.LARGE * self.batch <= samples_of(given):
             self.large.add(len(self) - 1)
@@ -177,7 +177,7 @@ class Sched:
     place: tuple[str, int] = ("", 0)
     """File and line of the script that built it."""
     placed: bool = False
-    """Its step() is told the epoch, so that it does not count its calls."""
+    """Its step() gets the epoch as an argument, so it does not count its calls."""
     at: list[tuple[int, int]] = field(default_factory=list)
     """For each of its steps: optimiser steps so far, and model calls without gradients since the last one."""
 

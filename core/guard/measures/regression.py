@@ -1,4 +1,4 @@
-"""Records pairs of predictions and float targets: inputs copied into the target, drawn noise, leaked columns."""
+"""Checks pairs of predictions and float targets: a target that is the input or a column of it, and noise to predict that does not fit the input."""
 
 import weakref
 from collections import deque
@@ -11,8 +11,8 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.hooks.addresses import address_of
 
 PAIRS = 24
-WINDOW = 512  # steps of a target
-COLUMNS, FEW = 256, 4  # beside a noisy sample in a flat input; those that may each be its noise level
+WINDOW = 512  # longest target that is read, in steps
+COLUMNS, FEW = 256, 4  # most further columns in a flat input with a noisy sample; most columns read one by one
 
 
 class Regression:
@@ -23,7 +23,7 @@ class Regression:
         self.column = 0
         self.copied: tuple | None = None  # the model's call whose target was its own input
         self.levels: list[tuple[Tensor, Tensor]] = []  # shares of signal and noise in the inputs, by sample
-        self.conditions: dict[int, list[Tensor]] = {}  # what the model got besides, one number per sample
+        self.conditions: dict[int, list[Tensor]] = {}  # further inputs with one number per sample (time)
         self.noisy = 0
         self.strange: list[
             tuple[float, int]
@@ -32,7 +32,7 @@ class Regression:
         self.hidden = Hidden()
 
     def add(self, prediction: Tensor, target: Tensor, root: tuple | None, batches: Any, inner: Any = ()) -> None:
-        """Note one pair of a loss with gradients. `inner`: arguments of the modules within a model that computes its own loss."""
+        """Record one pair of a loss with gradients. `inner`: arguments of the modules within a model that computes its own loss."""
         if prediction.requires_grad == target.requires_grad or root is None or self.pairs >= PAIRS:
             return
         if target.requires_grad:
@@ -98,7 +98,7 @@ class Regression:
             self.column = int(equal.float().argmax())
 
     def _noise(self, noisy: Tensor, target: Tensor, given: list[Tensor], batches: Any) -> None:
-        """Where the target is drawn noise: how much of it, and of the batch's sample, each input holds."""
+        """Record how much of the target (drawn noise) and how much of the batch's sample each input holds."""
         drawn = target.float()
         if drawn.numel() < 512 or abs(float(drawn.mean())) > 0.15 or abs(float(drawn.std()) - 1) > 0.15:
             return
@@ -124,8 +124,8 @@ class Regression:
 
 
 def joined(given: list[Tensor], target: Tensor, batches: Any) -> tuple[Tensor | None, list[Tensor]]:
-    """Return the part of a flat input (N, D + k) that is a noisy sample (N, D), and the other parts: nets of a few layers get the noise level
-    as further columns. The part is the one that is more like the batch's sample."""
+    """Split a flat input (N, D + k) into the noisy sample (N, D) and the other columns (the noise level, in small nets). The noisy sample is the
+    part that correlates more with the batch's sample."""
     clean = [
         c.reshape(target.shape)
         for leaves in batches
@@ -148,7 +148,7 @@ def joined(given: list[Tensor], target: Tensor, batches: Any) -> tuple[Tensor | 
 
 
 class Hidden:
-    """Noise that was added to samples which are no entry of the batch (latents): its share in each input, and what the net gets besides."""
+    """Records noise that was added to samples which are no entry of the batch (latents): its share in each input, and the net's other inputs."""
 
     def __init__(self) -> None:
         self.shares: list[Tensor] = []
@@ -165,7 +165,7 @@ class Hidden:
                 self.conditions.setdefault(i, []).append(to_double(v.detach().flatten()))
 
     def check(self) -> tuple[str, str, str] | None:
-        """Return what was measured, and what is wrong and its cause if something is; None where there is too little to say."""
+        """Return (what was measured, fault and its cause or None); None if too little was recorded."""
         share = torch.cat(self.shares) if self.shares else torch.zeros(0)
         if len(share) < 32 or len(self.shares) < 6:
             return None
@@ -189,7 +189,7 @@ class Hidden:
 
 
 def white(x: Tensor) -> bool:
-    """Return whether values look drawn from a normal distribution, each on its own."""
+    """Return whether values look like independent draws from a normal distribution."""
     x = to_double(x.flatten())
     x = (x - x.mean()) / x.std()
     beside = float((x[1:] * x[:-1]).mean())
@@ -212,7 +212,7 @@ def coefficients(noisy: Tensor, clean: Tensor, noise: Tensor) -> tuple[Tensor, T
 
 
 def unexplained_share(y: Tensor, *columns: Tensor) -> float:
-    """Return what a linear fit leaves of y, as a share of its spread."""
+    """Return the share of the variance of y that a linear fit leaves."""
     a = torch.stack([*columns, torch.ones_like(y)], 1)
     a = a / a.norm(dim=0).clamp_min(1e-30)
     return float((a @ torch.linalg.lstsq(a, y[:, None]).solution - y[:, None]).std() / y.std().clamp_min(1e-30))

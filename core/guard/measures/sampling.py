@@ -1,7 +1,7 @@
 """Compares the time that a net gets with pure noise, when samples are drawn, with the times at which training gave it noise.
 
-A net that is trained on noised samples learns which times mean much noise. Sampling begins with noise alone: if the net is told a time there at
-which training had hardly any noise, time runs backwards.
+Sampling from a diffusion model starts from pure noise. If the net gets a time there at which its training inputs held hardly any noise, the
+sampling loop runs backwards in time.
 """
 
 import weakref
@@ -14,30 +14,30 @@ from trainworthy.core.base.correlation import spearman
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.guard.hooks.addresses import address_of
 
-CALLS = 64  # of training that are read
-ENTRIES = 32  # of a sample, at least
-NEAR = 0.1  # of the training times: those next to the sampling's first one
-LITTLE, MUCH = 0.35, 0.65  # shares of noise
+CALLS = 64  # training calls that are read
+ENTRIES = 32  # least size of a sample
+NEAR = 0.1  # fraction of the training calls: those whose times are closest to the first time of sampling
+LITTLE, MUCH = 0.35, 0.65  # share of noise in an input, from 0 to 1
 ORDERED = 0.8  # rank correlation of time and noise
 FEWEST = 256
 
 
 class Sampling:
-    """Times and shares of noise in training, and the times that were told with pure noise."""
+    """Records time and share of noise of each training input, and the time that the net gets with pure noise."""
 
     def __init__(self) -> None:
         self.draws: deque = deque(maxlen=8)
         self.calls = 0
         self.noised: dict[int, list[tuple[Tensor, Tensor]]] = {}  # model -> times, shares of noise
-        self.starts: dict[int, list[float]] = {}  # model -> times told with pure noise
+        self.starts: dict[int, list[float]] = {}  # model -> times that it got with pure noise
 
     def drew(self, out: Tensor) -> None:
-        """Note noise that the script drew."""
+        """Record noise that the script drew."""
         if isinstance(out, Tensor) and out.dim() > 1 and out[0].numel() >= ENTRIES:
             self.draws.append(weakref.ref(out))
 
     def call(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        """Note a model's call on samples (N, ...) with a time for each."""
+        """Record a model's call on samples (N, ...) with one time for each, or one for all."""
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         x = next((v for v in given if v.is_floating_point() and v.dim() > 1 and v[0].numel() >= ENTRIES), None)
         if x is None or not self.draws:
@@ -59,7 +59,7 @@ class Sampling:
             self.starts.setdefault(id(module), []).append(float(time[0]))
 
     def fault(self, alike: dict[int, int]) -> tuple[str, str] | None:
-        """Return what was measured and its cause. `alike`: a model that is sampled from -> the one of its kind that trains (averages)."""
+        """Return what was measured and its cause. `alike`: id of a model that samples (an EMA) -> id of the model of its shapes that trains."""
         for module, start in self.starts.items():
             rows = self.noised.get(alike.get(module, module), [])
             if sum(len(t) for t, _ in rows) < FEWEST or max(start) > min(start):
@@ -79,11 +79,11 @@ class Sampling:
 
 
 def share(x: Tensor, noise: Tensor) -> Tensor:
-    """Return how much of the noise is in each sample."""
+    """Return the coefficient of the noise in each sample (N,), by projection."""
     a, b = to_double(x.detach().flatten(1)), to_double(noise.detach().flatten(1))
     return (a * b).sum(1) / (b * b).sum(1)
 
 
 def explained(shares: Tensor) -> float:
-    """Return how far shares are from zero."""
+    """Return the mean absolute share. Of several noise tensors, the largest one was added to the sample."""
     return float(shares.abs().mean())

@@ -1,4 +1,4 @@
-"""Records what a script's losses ask for: which entries of a batch they compare, which terms reach `backward()`, what a
+"""Records what a script's losses do: which entries of a batch they compare, which terms reach `backward()`, what a
 critic's gradients want from another model, how inputs and weights are perturbed.
 
 Only the first calls are recorded. `objectives` draws the conclusions.
@@ -61,7 +61,7 @@ def harmless(method: Callable) -> Callable:
 
 
 class Evidence:
-    """What `observer.Observer` passes on."""
+    """Gets these events from `observer.Observer`."""
 
     def __init__(self) -> None:
         self.open, self.error, self.backwards = True, "", 0
@@ -176,7 +176,7 @@ class Evidence:
             on_gradient(x, reached)
 
     def _pull(self, module: nn.Module, given: Tensor, out: Tensor) -> int:
-        """Watch in which direction a loss pulls a model's output. Return the model that made its input, if the gradient
+        """Record in which direction a loss moves a model's output. Return the model that made its input, if the gradient
         reaches that one."""
         homes = {i: home_of(x) for i, x in self.outputs.items() if i != id(module)}
         maker = next((i for i, home in homes.items() if home == home_of(given)), 0)
@@ -215,7 +215,7 @@ class Evidence:
 
     @harmless
     def squashed(self, given: Tensor) -> None:
-        """Note what goes through a sigmoid in an evaluation."""
+        """Record the inputs of a sigmoid in an evaluation."""
         self.multi_hot.sigmoid(given)
 
     @harmless
@@ -259,7 +259,7 @@ class Evidence:
 
     @harmless
     def derived(self, found: Any) -> None:
-        """Note gradients that a loss will hold."""
+        """Record gradients that become part of a loss (a gradient penalty)."""
         self.penalties.gradient(found)
 
     @harmless
@@ -295,7 +295,7 @@ class Evidence:
 
     @harmless
     def softened(self, out: Tensor, root: tuple) -> None:
-        """Note logarithms of probabilities: their gradient is the target of a cross-entropy that is written by hand."""
+        """Record log-probabilities: their gradient is the target of a cross-entropy that the script writes out."""
         given = next((x for x in root[1] if isinstance(x, Tensor)), None)
         if given is not None and len(given) == len(out) and len(self.batches):
             self.mixing.logarithms(out, given, self.batches)
@@ -320,7 +320,7 @@ class Evidence:
 
     @harmless
     def look(self, roots: list[Tensor]) -> None:
-        """Compare a variational loss with theory, before its backward()."""
+        """Compare the KL term of a variational loss with its formula, before backward()."""
         if len(roots) == 1:
             self.latent.look(roots[0])
             with contextlib.suppress(Exception):  # of a kind of graph that has no terms
@@ -329,7 +329,7 @@ class Evidence:
 
     @harmless
     def broadcast(self, roots: list[Tensor]) -> None:
-        """Find in a loss's graph the values of samples that met those of all others."""
+        """Search a loss's graph for a broadcast of (N, 1) and (N,) to all pairs."""
         if len(roots) == 1:
             with contextlib.suppress(Exception):  # of a kind of graph that cannot be read
                 self.outer.look(roots[0])

@@ -109,7 +109,7 @@ class Losses:
                 self._written_out(out, self.last_root)
 
     def _by_gradient(self, logs: Tensor, root: tuple) -> None:
-        """A cross-entropy that is written by hand (label smoothing) has its targets where its gradient is lowest."""
+        """Record the targets of a cross-entropy that the script writes out (label smoothing): the entries with the lowest gradient."""
         if self.shifted is not None or self.control is None or self.steps >= CLOSE:
             return
 
@@ -122,7 +122,7 @@ class Losses:
         on_gradient(logs, derived)
 
     def _written_out(self, logs: Tensor, root: tuple) -> None:
-        """Record a cross-entropy that is written by hand (label smoothing, `gather`) if its targets are class numbers of the batch."""
+        """Record a cross-entropy that the script writes out (label smoothing, `gather`) if its targets are class numbers of the batch."""
         if self.control is None or not self.recent or len(self.calls) >= WRITTEN:
             return
         at = self.steps
@@ -163,7 +163,7 @@ class Losses:
             self.evidence.log_prob(out, self.last_root, value)
 
     def _fit(self, name: str, prediction: Tensor, target: Tensor, out: Any = None) -> None:
-        """Note how far a loss without class numbers closes, and whether its targets are in the order of the inputs."""
+        """Record how far a loss without class numbers falls, and whether its targets are in the order of the inputs."""
         self.busy = True
         try:
             with torch.no_grad(), contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""Follows a script to its end, its passes over loaders cut short, and records its evaluations and the states that it keeps."""
+"""Follows a script to its end with each pass over a loader cut short. Records its evaluations and the states that it keeps."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ TOKENS = 60_000
 
 
 class Quiet:
-    """Takes the place of the records of a watched rehearsal: only sampling is looked at."""
+    """Replaces the records of a rehearsal that is not followed: only sampling is recorded."""
 
     def __init__(self) -> None:
         self.sampling = Sampling()
@@ -76,7 +76,7 @@ class Load:
 
 @dataclass
 class Scales:
-    """What is kept of the inputs of a kind of model."""
+    """Statistics of the inputs of one kind of model."""
 
     measures: Measures = field(default_factory=lambda: Measures(max_levels=8))
     calls: int = 0
@@ -164,7 +164,7 @@ class Following(Observer):
             rows.measures.read(x)
 
     def _evaluation(self, module: nn.Module, one: Any, given: tuple) -> Scales:
-        """Note a call without gradients. Without a loader, and with a generator that may read any data, inputs are told apart by
+        """Note a call without gradients. Without a loader, and with a generator that may read any data, inputs are identified by
         the evaluation that had them first."""
         if one is not None and not isinstance(one.loader.dataset, Generated):
             source = (id(one.loader.dataset),)
@@ -221,7 +221,7 @@ class Following(Observer):
             self._note(float((tensors[0].float() - tensors[1].float()).abs().mean()))
 
     def regressed(self, *_: Any) -> None:
-        """Nothing is kept of differences."""
+        """Record nothing."""
 
     def _note(self, value: float) -> None:
         if self.now is not None:
@@ -295,11 +295,11 @@ def inside(module: nn.Module) -> nn.Module:
 
 
 def kind(module: nn.Module) -> tuple:
-    """Return what a model, its copies and the models of other folds have in common."""
+    """Return a key that is the same for a model, its copies and the models of other folds."""
     return type(module).__name__, tuple(tuple(p.shape) for p in parameters_of(module))
 
 
 def some(module: nn.Module) -> tuple:
-    """Return a few of a model's weights: they tell the epochs of a training apart."""
+    """Return a few of a model's weights, which identify the epoch of a training."""
     found = [p for p in parameters_of(module) if p.requires_grad and p.numel()]
     return tuple(v for p in (*found[:3], *found[-3:]) for v in p.detach().flatten()[:4].float().tolist())

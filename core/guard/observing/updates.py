@@ -106,8 +106,7 @@ class Updates:
 
     since_step = True
     in_use: list[torch.optim.Optimizer]
-    """Those that made steps since the last one was met. In a rehearsal they outlive the function that made them: it may return before they
-    are judged."""
+    """Optimisers that made a step since the newest one was first seen. The list keeps them alive until the checks run."""
 
     def perhaps_evaluation(self, row: Call, given: tuple, out: Any) -> None:
         """A model was called with gradients. In eval mode, and if no `backward()` reaches its outputs until the next step, that is an
@@ -237,7 +236,7 @@ class Updates:
         group.probe = self._live(group)
 
     def _lossy(self) -> bool:
-        """Return whether there is anything to learn: a satisfied hinge loss has no gradient."""
+        """Return whether the loss is above zero: a hinge loss of zero has no gradient."""
         return not self.losses or self.losses[-1] != 0
 
     def step(self, it: torch.optim.Optimizer) -> None:

@@ -118,7 +118,7 @@ class Rehearsal:
         os._exit(0)
 
     def finish(self, why: str, **more: Any) -> None:
-        """Judge what was seen and write the record, once."""
+        """Run the checks on what was recorded and write the record, once."""
         if os.getpid() != self.process:
             return
         with self.ended:  # the other ranks' end comes in a thread

@@ -25,7 +25,7 @@ PART = 0.03  # of the time that is left: one pass over training data on the way 
 RARE = 2  # other targets among the first eight, from which on these are taken
 FEW = 12  # optimiser steps after which a slow script is cut
 WAIT = 8.0  # seconds after enough was trained until an evaluation must have begun
-AHEAD = 3  # steps between the announcement of a cut and the cut: ranks are less than that apart
+AHEAD = 3  # steps from the announcement of a cut to the cut: no rank is so many steps behind another
 
 
 @dataclass

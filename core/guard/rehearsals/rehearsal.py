@@ -59,7 +59,7 @@ def locate(words: list[str], *, command: str = "guard") -> Target:
         return Target(Path(spec.origin), script_arguments(words[2:]), name)
     path = Path(words[0])
     if not path.is_file():
-        raise UserError(f"no script {path}", next="ls *.py")
+        raise UserError(f"no script {path}", needed="the path of a Python file, or -m and a module", next="ls *.py")
     if path.suffix not in (".py", ""):
         raise UserError(
             "guard needs a Python script", got=str(path), needed="a file ending in .py, or -m package.module"
@@ -135,7 +135,7 @@ def wait(pid: int, folder: Path, *, load: float, limit: float, say: Any = None) 
             break
         if say and stepped is None and spent - reported > 20:
             reported = spent
-            say(f"  still before its first optimiser step after {spent:.0f} s (at most {load:.0f} s: --load-seconds)")
+            say(f"  no optimiser step yet after {spent:.0f} s; guard waits up to {load:.0f} s (--load-seconds)")
         time.sleep(0.02)
     kill(pid)  # what it has started
     out.late, out.seconds = late, time.monotonic() - began
