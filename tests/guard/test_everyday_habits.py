@@ -229,3 +229,35 @@ def test_a_test_set_of_another_scale_in_a_loop_without_loaders(tmp_path):
     wrong = NOTEBOOK.replace("net(test_x)", "net(test_x * 0.25 + 2)")
     verdicts, output, _ = guard(wrong, tmp_path / "wrong", **only)
     assert verdicts["evaluated"].blocks, output
+
+
+TAUGHT = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+x = torch.randn(256, 8)
+data = torch.utils.data.TensorDataset(x, (x[:, 0] > 0).long())
+net = lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 2))
+student, teacher = net(), net()
+optimizer = torch.optim.Adam(student.parameters(), 1e-3)
+teacher.{mode}()
+for epoch in range(8):
+    student.train()
+    for x, y in torch.utils.data.DataLoader(data, 16, shuffle=True):
+        with torch.no_grad():
+            goal = teacher(x).softmax(1)
+        loss = nn.functional.cross_entropy(student(x), goal) + nn.functional.cross_entropy(student(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            for old, new in zip(teacher.parameters(), student.parameters()):
+                old.lerp_(new, {follows})
+"""
+
+
+@pytest.mark.parametrize(("mode", "follows", "wrong"), [("train", 0, True), ("eval", 0, False), ("train", 0.01, False)])
+def test_a_teacher_that_answers_with_dropout(mode: str, follows: float, wrong: bool, tmp_path) -> None:
+    """A moving average in train mode is a mean teacher."""
+    verdicts, output, _ = guard(TAUGHT.format(mode=mode, follows=follows), tmp_path, interventions=False)
+    assert ("answers differ each time" in verdicts["modes"].remedy) == wrong, output

@@ -61,6 +61,7 @@ def frozen(seen: Observer) -> dict:
 
 LAGS = 0.3  # share of the initial weights in an average that is evaluated
 EACH = "between the steps"
+ENOUGH = 12  # gaps between steps with a call of a teacher
 SUMMED = 1.8  # factor of a sum of two models' weights over one of them, about
 
 
@@ -127,8 +128,9 @@ def modes(seen: Observer) -> dict:
     if any(drops(seen.roots[i]) and sum(j == i for _, j, _ in seen.grad_modes) > 3 for i in never):
         wrong.append("after an evaluation before the first step the model trains in eval mode")
         causes.append("model.train() is missing after it")
-    if fault := seen.evidence.shares.fault():
-        wrong, causes = [*wrong, fault[0]], [*causes, fault[1]]
+    for found in (seen.evidence.shares.fault(), wavering(seen)):
+        if found:
+            wrong, causes = [*wrong, found[0]], [*causes, found[1]]
     if wrong:
         return finding("modes", "; ".join(wrong), "\n".join(causes))
     if not evals:
@@ -147,6 +149,25 @@ def resumed_in_eval(seen: Observer, before: set[int]) -> int:
             following.setdefault(step, []).append(mode)
     off = [step for step, found in following.items() if not any(found)]
     return len(off) if len(off) >= 2 and len(off) > 0.5 * len(following) else 0  # after others a new epoch began
+
+
+def wavering(seen: Observer) -> tuple[str, str] | None:
+    """Find a teacher or reference whose dropout is active: between most steps it is called once without gradients, and its weights do not
+    change. A moving average that answers with dropout (mean teacher) is meant."""
+    trained = {i for _, i, _ in seen.grad_modes}
+    gaps = [g for g in seen.gaps if g]
+    for i, module in seen.roots.items():
+        calls = [[c for c in g if c[0] == i] for g in gaps]
+        once = sum(len(own) == 1 and own[0][1] and own[0][2] > 0 for own in calls)
+        if i in trained or len(gaps) < ENOUGH or once < 0.8 * len(gaps) or not drops(module):
+            continue
+        known = [p for p in parameters_of(module) if id(p) in seen.snap]
+        if known and not any(moved_now(seen, p) for p in known):
+            return (
+                f"a model that does not train ({type(module).__name__}) is called between the steps in train mode, with dropout",
+                "eval() is missing for a teacher or a reference: its answers differ each time",
+            )
+    return None
 
 
 def drops(module: nn.Module) -> bool:

@@ -175,7 +175,9 @@ def metric(own: dict, output: str) -> dict:
     seen = own["eval_seen"]
     known = own["before_eval"][-1] if seen else []
     if not own["one_source"]:
-        return skip("metric", "the evaluation reads batches of another form, so it cannot be given the memorised samples")
+        return skip(
+            "metric", "the evaluation reads batches of another form, so it cannot be given the memorised samples"
+        )
     if not known or known[0] < 0.99 or known[1] > 0.2 * own["nll"][0]:
         return skip("metric", "the eight samples were not memorised, or not evaluated")
     got = own["eval_right"][-1] / seen[-1]
