@@ -282,3 +282,47 @@ def test_a_divergence_with_exchanged_arguments():
     found = causes(script, "schema", "loss-input")
     assert found["schema"].startswith("the loss is nan although inputs and weights are finite")
     assert found["loss-input"].startswith("the two are exchanged: kl_div(prediction, target)")
+
+
+class Tagger(nn.Module):
+    """Scores of three tags for each token, and of two kinds of text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.hidden = nn.Embedding(24, 48), nn.Linear(48, 48)
+        self.tags, self.kind = nn.Linear(48, 3), nn.Linear(48, 2)
+
+    def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.hidden(self.embedding(ids)).relu()
+        return self.tags(hidden), self.kind(hidden.mean(1))
+
+
+def tagged(mixed: bool) -> trainworthy.Script:
+    """Class weights of tokens next to a second loss; `mixed`: the second loss compares with another text's kind."""
+
+    def rows(n: int, seed: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        ids = torch.randint(0, 24, (n, 6), generator=torch.Generator().manual_seed(seed))
+        tags = (ids > 17).long() + (ids > 21)
+        return [(a, b, ((a < 6).sum() > 1).long()) for a, b in zip(ids, tags, strict=True)]
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        scores, kinds = model(batch[0])
+        due = batch[2].roll(1) if mixed else batch[2]
+        first = F.cross_entropy(scores.flatten(0, 1), batch[1].flatten(), torch.tensor([1.0, 4.0, 9.0]))
+        return first + 0.5 * F.cross_entropy(kinds, due)
+
+    def right(model: nn.Module, loader: Any) -> float:
+        model.eval()
+        with torch.no_grad():
+            hits = [(model(ids)[0].argmax(2) == tags).float().mean().item() for ids, tags, _ in loader]
+        return sum(hits) / len(hits)
+
+    model = Tagger()
+    return trainworthy.Script(model=model, optimizer=torch.optim.AdamW(model.parameters(), 1e-2), loss=loss, metric=right,
+                              train=DataLoader(rows(800, 0), 32, shuffle=True), val=rows(200, 1), train_loop=loop(loss),
+                              target="1")  # fmt: skip
+
+
+def test_class_weights_of_tokens_beside_another_loss():
+    assert not causes(lambda: tagged(mixed=False), "dependency")
+    assert "dependency" in causes(lambda: tagged(mixed=True), "dependency")

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes.dependence import Mixture, explain_mixed_samples, is_independent
 from trainworthy.core.gates.causes.scores import explain_in_batch
+from trainworthy.core.gates.causes.weighted_means import is_weighted_mean
 from trainworthy.core.gates.checks.lookahead import LIMIT as AHEAD
 from trainworthy.core.gates.checks.lookahead import lookahead
 from trainworthy.core.gates.gate import GateContext, fetch, pick
@@ -73,12 +74,9 @@ def dependency(context: GateContext) -> Finding:
         evidence |= {"samples": n, "loss_gap_whole": gap, "gradient_gap_whole": leak}
     # A user's loop without accumulation may have a mean over tokens: nothing adds up such means
     free = max(gap, leak) > limit and not context.sized and context.cfg.train.accumulate == 1
-    if free and (found := _of_one_length(run, *used[-1], data, seed, limit, n)) is not None:
-        gap, leak = found
-        measured += f"; of samples of one length by {gap:.1e} and {leak:.1e}: the loss is a mean over their entries"
-    elif free and small and _in_direction(run, *used[-1], data, seed, limit):
-        gap, leak = 0.0, 0.0
-        measured += "; each input's gradient has the direction that it has alone: the loss is a mean with weights"
+    if free and (excused := _weighted(run, *used[-1], data, seed, limit, n, small=small)):
+        gap, leak, words = excused
+        measured += f"; {words}"
     ahead, where = 0.0, ""
     if max(gap, leak) <= limit:
         # A loss that refuses the changed batch
@@ -127,6 +125,21 @@ def _same_views(stage: Stage, batch: dict) -> str:
     return ""
 
 
+def _weighted(
+    run: Run, stage: Stage, double: bool, data: Data, seed: int, limit: float, n: int, *, small: bool
+) -> tuple[float, float, str] | None:
+    """Return (differences of loss and gradients, words) where the loss is a mean with weights, so that samples count by their lengths or
+    classes; None otherwise."""
+    if (found := _of_one_length(run, stage, double, data, seed, limit, n)) is not None:
+        gap, leak = found
+        return gap, leak, f"of samples of one length by {gap:.1e} and {leak:.1e}: the loss is a mean over their entries"
+    if small and _in_direction(run, stage, double, data, seed, limit):
+        return 0.0, 0.0, "each input's gradient has the direction that it has alone: the loss is a mean with weights"
+    if small and _weighted_beside_others(run, stage, double, data, seed, limit):
+        return 0.0, 0.0, "the model answers each sample as it does alone, and pairs of losses fit a mean with weights"
+    return None
+
+
 def _of_one_length(
     run: Run, stage: Stage, double: bool, data: Data, seed: int, limit: float, n: int
 ) -> tuple[float, float] | None:
@@ -169,6 +182,21 @@ def _in_direction(run: Run, stage: Stage, double: bool, data: Data, seed: int, l
             return False
         factors.append((row.norm() / own.norm()).item())
     return abs(sum(factors) / len(factors) - 1) <= limit  # the loss of a batch is its mean times its samples
+
+
+def _weighted_beside_others(run: Run, stage: Stage, double: bool, data: Data, seed: int, limit: float) -> bool:
+    """Return whether the loss is a mean with weights (class weights of tokens) next to a plain mean of other terms, of samples that the
+    model treats independently."""
+    indices = pick(data, SMALL, seed)
+    mixture = Mixture(run, stage, data, lambda some: _read(run, data, list(some), seed, double), limit)
+    kinds = [v.dtype for k, v in mixture.read(indices).items() if k in data.fields and data.fields[k].role == "target"]
+    if run.world > 1 or torch.int64 not in kinds or len(indices) < SMALL or not is_independent(mixture, indices):
+        return False
+
+    def mean(some: Sequence[int]) -> float:
+        return mixture.loss(some) / stage.counts(mixture.read(some))["loss"]
+
+    return is_weighted_mean(mean, indices, 1e-9 if double else 1e-6)
 
 
 def _whole_batch(

@@ -23,6 +23,7 @@ from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Expect, Metric, Stage, View, categorical
 
 OVERFIT_SAMPLES = 8
+NEAR = 0.03, 0.06  # of the way to its floor: where training stops, and what is enough with right answers
 LEFT = 0.7  # of its first value: a loss that may stay above its floor while all answers are right
 PATIENCE = 30.0  # seconds of the first training of eight samples above which no other rate is tried
 RATES = (30, 1 / 30, 3000, 1 / 1000)  # multiples of the rate that are tried where eight samples were not memorised
@@ -131,8 +132,7 @@ def _train_on_eight(
     with evaluating(stage.model):
         found["initial"] = total_loss(run, stage, batch).item()
     untrained = max(found["initial"], _on(batch, due.initial_loss) or -math.inf)  # pretrained: starts lower
-    # It trains down to the first; with right answers the second is enough
-    found["needed_loss"], found["enough"] = (floor + share * abs(untrained - floor) for share in (0.03, 0.06))
+    found["needed_loss"], found["enough"] = (floor + share * abs(untrained - floor) for share in NEAR)
     started, before = time.monotonic(), entries(stage)
     context.train(context.cfg, run, stage)
     found.update(batch=batch, seconds=time.monotonic() - started)
