@@ -37,6 +37,8 @@ class Field:
     """sample -> fraction (0 to 1) of this entry that was not measured: interpolated, padded, resampled or synthetic.
     The sample is what `get` returns, so a data set can add an entry that holds the fraction: `lambda s: s["padded"]`.
     The fraction is reported. A gate checks that it does not predict the target."""
+    grouped_by: str = ""
+    """What the samples of a `group` share if the data have no such column (`question`). Reports name this instead of the field."""
     computed: bool = False
     """A net of the stage made this entry (latents, a teacher's features), so another process or device gives values that
     differ by rounding. A resumed run does not compare them with those of its start."""
