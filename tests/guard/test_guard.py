@@ -309,6 +309,49 @@ def test_guard_stops_every_common(name, tmp_path):
     assert failed(verdicts), output
     assert COMMON[name] in output
 
+WITH_GATES = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import trainworthy
+
+torch.manual_seed(0)
+x = torch.randn(256, 8)
+data = TensorDataset(x, (x[:, 0] > 0).long())
+
+def build():
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    return model, torch.optim.AdamW(model.parameters(), 1e-2)
+
+def factory():
+    model, optimizer = build()
+    return trainworthy.Script(model=model, optimizer=optimizer, train=data, val=data, classes=2,
+                              loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]))
+
+trainworthy.check(factory)  # the same samples in both splits: raises
+model, optimizer = build()
+with trainworthy.watch("runs/mine"):
+    for epoch in range(3):
+        for a, b in DataLoader(data, 32, shuffle=True):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(a), b).backward()
+            optimizer.step()
+torch.save(model.state_dict(), "model.pt")
+"""
+
+
+def test_guard_leaves_out_the_gates_and_the_watch_of_a_script_itself(launch, tmp_path):
+    """Each rehearsal ran all gates, after which the script's torch.save() wrote into the user's folder; watch() ended it with exit 2."""
+    (tmp_path / "train.py").write_text(WITH_GATES)
+    done = launch("guard", "train.py", "--no-interventions", "--only", "finite,files", code=0)
+    assert "trainworthy.check is left out in rehearsals" in done.stdout, done.shown
+    assert "trainworthy.watch is left out in rehearsals" in done.stdout
+    assert "1 files written went to a scratch folder" in done.stdout
+    assert not (tmp_path / "model.pt").exists()
+    assert not (tmp_path / "runs" / "mine").exists()
+
+
 
 @pytest.mark.verify
 def test_guard_under_torchrun(tmp_path):
