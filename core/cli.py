@@ -8,8 +8,9 @@ import time
 from importlib import import_module
 from pathlib import Path
 
+from trainworthy.core.base import interrupts
 from trainworthy.core.base.console import write_anywhere
-from trainworthy.core.base.errors import USAGE, Stop, UserError, not_permitted
+from trainworthy.core.base.errors import SIGNALS, USAGE, Signalled, Stop, UserError, not_permitted
 from trainworthy.core.session import launcher as processes
 from trainworthy.core.session import nodes
 
@@ -107,13 +108,20 @@ def main() -> None:
         if {"-h", "--help"} & {*own} and (len(argv) == 2 or argv[0] not in OF_RECIPES):
             print(page(argv[0]))
             return
-        commands[argv[0]](argv)
+        # A watched script gets its signals itself. Ctrl-C is KeyboardInterrupt: some commands end with it.
+        own_signals = () if argv[0] == "watch" else set(SIGNALS) - {signal.SIGINT}
+        with interrupts.raised(own_signals):
+            commands[argv[0]](argv)
         sys.stdout.flush()
     except BrokenPipeError:  # `trainworthy list | head -1`: the reader closed the pipe
         from trainworthy.core.base.console import discard
 
         discard(sys.stdout)
         sys.exit(128 + signal.SIGPIPE)  # the code that a shell reports
+    except (Signalled, KeyboardInterrupt) as arrived:
+        code, message = interrupts.ended(arrived, argv)
+        print(message, file=sys.stderr)
+        sys.exit(code)
     except (Stop, PermissionError) as error:
         stop = error if isinstance(error, Stop) else not_permitted(error)
         print(f"error: {stop}", file=sys.stderr)

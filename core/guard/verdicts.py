@@ -138,11 +138,18 @@ class Guard:
         )
 
     def _rehearse(self, plan: Plan) -> Outcome:
-        pid, folder = self._start(plan)
+        return self._together([plan])[0]
+
+    def _together(self, plans: list[Plan]) -> list[Outcome]:
+        """Rehearse all at the same time. No child outlives the command, however it ends."""
+        started: list[tuple[Plan, int, Path]] = []
         try:
-            return self._wait(pid, folder, plan)
+            for plan in plans:
+                started.append((plan, *self._start(plan)))
+            return [self._wait(pid, folder, plan) for plan, pid, folder in started]
         except BaseException:
-            rehearsal.kill(pid)
+            for _, pid, _ in started:
+                rehearsal.kill(pid)
             raise
 
     def _usable(self, watch: Outcome) -> None:
@@ -209,8 +216,7 @@ class Guard:
             if watch.record.get("ranks"):  # one after the other: scripts choose fixed ports, and cores are taken
                 done = [self._rehearse(plan) for plan in plans]
             else:
-                started = [(plan, *self._start(plan)) for plan in plans]
-                done = [self._wait(pid, folder, plan) for plan, pid, folder in started]
+                done = self._together(plans)
             eight, others = (*done, others)[:2]
         found = interventions.check(watch.record, eight.record, others.record, eight.output)
         if "skip" in found[-1] and not watch.record.get("ranks"):
@@ -273,8 +279,7 @@ class Guard:
 
         def rehearse(*plans: tuple[str, dict]) -> list[Outcome]:
             ready = [self._plan(name, steps=10**9, most=10**9, **(given | more)) for name, more in plans]
-            started = [(plan, *self._start(plan)) for plan in ready]
-            return [self._wait(pid, folder, plan) for plan, pid, folder in started]
+            return self._together(ready)
 
         if any(v.blocks for v in self.verdicts):
             return self._verdict(skip("progress", "the check of the script's end failed"))
