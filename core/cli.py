@@ -73,33 +73,8 @@ def main() -> None:
 
             print(f"trainworthy {version('trainworthy')}")
             return
-        commands = {
-            "list": list_recipes,
-            "fork": fork,
-            "report": report,
-            "run": launch,
-            "check": launch,
-            "lr": launch,
-            "resume": launch,
-            "reference": elsewhere,
-            "doctor": elsewhere,
-            "compare": elsewhere,
-            "guard": elsewhere,
-            "watch": elsewhere,
-            "diff": elsewhere,
-            "config": elsewhere,
-            "plan": elsewhere,
-            "repro": elsewhere,
-            "sweep": elsewhere,
-            "board": elsewhere,
-            "bugs": elsewhere,
-            "predict": launch,
-            "chat": launch,
-            "break": elsewhere,
-            "data": launch,
-            "batch": launch,
-            "profile": launch,
-        }
+        commands = {"list": list_recipes, "fork": fork, "report": report}
+        commands |= dict.fromkeys(LAUNCHED, launch) | dict.fromkeys(ELSEWHERE, elsewhere)
         if argv[0] not in commands:
             from trainworthy.core.base.config import unknown
 
@@ -128,6 +103,23 @@ def main() -> None:
         sys.exit(stop.exit_code)
 
 
+LAUNCHED = ("run", "check", "lr", "resume", "predict", "chat", "data", "batch", "profile")
+"""Commands that train or load a model, in a process of their own."""
+ELSEWHERE = (
+    "reference",
+    "doctor",
+    "compare",
+    "guard",
+    "watch",
+    "diff",
+    "config",
+    "plan",
+    "repro",
+    "sweep",
+    "board",
+    "bugs",
+    "break",
+)
 OF_RECIPES = ("run", "check", "resume", "data", "lr", "batch", "profile", "plan", "config", "sweep")
 """Commands whose `RECIPE --help` lists the settings of the recipe."""
 

@@ -42,9 +42,14 @@ def main(argv: list[str]) -> None:
     write(target, kept)
     print(f"{target}: the band of {args.seeds} healthy runs")
     place = find(args.recipe).reference
-    next_step = shlex.join(["trainworthy", "run", args.recipe, *settings]) + "  (its report compares the run with the band)"
+    next_step = (
+        shlex.join(["trainworthy", "run", args.recipe, *settings]) + "  (its report compares the run with the band)"
+    )
     copied = target.absolute() == place.absolute()
-    print("next   " + (next_step if copied else f"cp {shlex.quote(str(target))} {shlex.quote(str(place))}, then: {next_step}"))
+    print(
+        "next   "
+        + (next_step if copied else f"cp {shlex.quote(str(target))} {shlex.quote(str(place))}, then: {next_step}")
+    )
 
 
 def write(target: Path, kept: dict[str, Any]) -> None:

@@ -213,10 +213,8 @@ class Guard:
         if not why or interventions.repeatable(facts, watch.output):
             more = {"most": 200, "target": facts["target"], "inputs": facts["inputs"]}
             plans = [self._plan("eight", **more), self._plan("others", **more, evaluate=False)][: 1 if why else 2]
-            if watch.record.get("ranks"):  # one after the other: scripts choose fixed ports, and cores are taken
-                done = [self._rehearse(plan) for plan in plans]
-            else:
-                done = self._together(plans)
+            # Of several processes one after the other: scripts choose fixed ports, and cores are taken
+            done = [self._rehearse(plan) for plan in plans] if watch.record.get("ranks") else self._together(plans)
             eight, others = (*done, others)[:2]
         found = interventions.check(watch.record, eight.record, others.record, eight.output)
         if "skip" in found[-1] and not watch.record.get("ranks"):

@@ -70,7 +70,9 @@ def page(folder: Path, found: dict[str, Any]) -> str:
     body += section("Numbers", tag("div", numbers, class_="card"))
     body += section("Gates", _gates(found["gates"]), gates_in_words(found))
     body += section("Each seed", _each(folder, found))
-    return PAGE.format(title=esc(heading), style=STYLE, hero=header, nav="", body=body, name=esc(folder.absolute().name))
+    return PAGE.format(
+        title=esc(heading), style=STYLE, hero=header, nav="", body=body, name=esc(folder.absolute().name)
+    )
 
 
 def _gates(found: dict[str, dict[str, str]]) -> str:

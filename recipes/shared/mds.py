@@ -5,7 +5,7 @@ from pathlib import Path
 
 from trainworthy.core.base.errors import UserError
 
-TABLE = 'python -c "import pandas, streaming; pandas.DataFrame(list(streaming.LocalDataset(\'{}\'))).to_parquet(\'train.parquet\')"'
+TABLE = "python -c \"import pandas, streaming; pandas.DataFrame(list(streaming.LocalDataset('{}'))).to_parquet('train.parquet')\""
 
 
 def refuse(path: str | Path, *, needed: str, pictures: bool = False) -> None:
@@ -13,7 +13,9 @@ def refuse(path: str | Path, *, needed: str, pictures: bool = False) -> None:
     `pictures`: whether samples are pictures, which are no columns of a table."""
     given = Path(path)
     root = given if given.is_dir() else given.parent
-    indices = [root / name / "index.json" for name in (("", "train", "val", "validation", "test") if given.is_dir() else ("",))]
+    indices = [
+        root / name / "index.json" for name in (("", "train", "val", "validation", "test") if given.is_dir() else ("",))
+    ]
     if given.is_file() and given != indices[0] and given.suffix != ".mds":
         return
     for index in indices:

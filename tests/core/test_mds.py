@@ -14,8 +14,19 @@ from trainworthy.recipes.vlm.data import folders
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
     """An index and one shard, as version 2 of the format has them."""
-    columns = {"column_encodings": ["str"], "column_names": ["text"], "column_sizes": [None], "compression": None, "format": "mds"}
-    shard = {**columns, "raw_data": {"basename": "shard.00000.mds", "bytes": 9, "hashes": {}}, "samples": 1, "version": 2}
+    columns = {
+        "column_encodings": ["str"],
+        "column_names": ["text"],
+        "column_sizes": [None],
+        "compression": None,
+        "format": "mds",
+    }
+    shard = {
+        **columns,
+        "raw_data": {"basename": "shard.00000.mds", "bytes": 9, "hashes": {}},
+        "samples": 1,
+        "version": 2,
+    }
     (tmp_path / "index.json").write_text(json.dumps({"shards": [shard], "version": 2}))
     (tmp_path / "shard.00000.mds").write_bytes(bytes(9))
     return tmp_path

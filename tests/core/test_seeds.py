@@ -196,7 +196,9 @@ def test_a_group_without_any_score_has_a_page_that_says_why(tmp_path: Path, fork
 
 def test_a_band_names_its_next_step(tmp_path: Path, fork):
     fork()
-    done = trainworthy("reference", "mine.py", "--seeds", "3", "--at-once", "1", "--to", "band.json", *TINY, cwd=tmp_path, code=0)
+    done = trainworthy(
+        "reference", "mine.py", "--seeds", "3", "--at-once", "1", "--to", "band.json", *TINY, cwd=tmp_path, code=0
+    )
     assert (tmp_path / "band.json").is_file()
     last = done.stdout.splitlines()[-1]
     assert last.startswith("next   cp band.json "), done.stdout

@@ -37,13 +37,19 @@ def cause(second: str) -> str:
 
     def loss(model: nn.Module, batch: list) -> Tensor:
         logits, again = model(batch[0])
-        parts = {"weighted": 0.0 * F.mse_loss(again, batch[0]), "unused": 0.0, "detached": F.mse_loss(again.detach(), batch[0])}
+        parts = {
+            "weighted": 0.0 * F.mse_loss(again, batch[0]),
+            "unused": 0.0,
+            "detached": F.mse_loss(again.detach(), batch[0]),
+        }
         return F.cross_entropy(logits, batch[1]) + parts[second]
 
     def factory() -> trainworthy.Script:
         model = Two()
         optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-        return trainworthy.Script(model=model, optimizer=optimizer, train=DATA, val=HELD_OUT, loss=loss, metric=accuracy, classes=2)
+        return trainworthy.Script(
+            model=model, optimizer=optimizer, train=DATA, val=HELD_OUT, loss=loss, metric=accuracy, classes=2
+        )
 
     (verdict,) = trainworthy.check(factory, only="wiring", raises=False).verdicts
     assert verdict.verdict == "fail", verdict

@@ -311,6 +311,7 @@ def test_guard_stops_every_common(name, tmp_path):
     assert failed(verdicts), output
     assert COMMON[name] in output
 
+
 WITH_GATES = """
 import torch
 from torch import nn
@@ -353,7 +354,6 @@ def test_guard_leaves_out_the_gates_and_the_watch_of_a_script_itself(launch, tmp
     assert "1 files written went to a scratch folder" in done.stdout
     assert not (tmp_path / "model.pt").exists()
     assert not (tmp_path / "runs" / "mine").exists()
-
 
 
 @pytest.mark.verify
@@ -414,7 +414,9 @@ def test_a_signal_ends_guard_with_its_rehearsals(how, tmp_path):
     (tmp_path / "train.py").write_text(ENDLESS)
     (tmp_path / "work").mkdir()
     child = start("guard", "train.py", cwd=tmp_path, TMPDIR=str(tmp_path / "work"))
-    wait_until(lambda: len(list((tmp_path / "work").glob("tw-*/*/first-step"))) == 3, child=child)  # the first, and two at a time
+    wait_until(
+        lambda: len(list((tmp_path / "work").glob("tw-*/*/first-step"))) == 3, child=child
+    )  # the first, and two at a time
     children = psutil.Process(child.pid).children(recursive=True)
     child.send_signal(how)
     said = child.communicate(timeout=60)[0]

@@ -31,7 +31,14 @@ def explain_unheard(model: nn.Module, losses: Callable[[], dict[str, float]], na
         for p in chosen.values():
             p.data.fill_(math.nan)
         last = losses()
-    except (RuntimeError, ValueError, ArithmeticError, IndexError, KeyError, AssertionError):  # a model that refuses nan
+    except (
+        RuntimeError,
+        ValueError,
+        ArithmeticError,
+        IndexError,
+        KeyError,
+        AssertionError,
+    ):  # a model that refuses nan
         return ""
     finally:
         with torch.no_grad():

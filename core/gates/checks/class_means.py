@@ -9,8 +9,8 @@ EXACT = 1e-3  # of the ceiling
 
 
 def share(run: Run, stage: Stage, found: dict) -> str:
-    """Return words for the verdict if memorised samples, which have P of K classes, score exactly that share of the ceiling. Both halves of them must score
-    their own shares, too: a metric that counts samples does not. Empty if not, or if the halves cannot tell.
+    """Return words for the verdict if memorised samples, which have P of K classes, score exactly that share of the ceiling. Both halves
+    of them must score their own shares, too: a metric that counts samples does not. Empty if not, or if the halves cannot tell.
 
     `found`: what the overfit gate keeps of its training."""
     metric, view = stage.gate_evaluator.metric, found["view"]

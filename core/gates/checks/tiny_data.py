@@ -221,7 +221,9 @@ def _afford(context: GateContext, samples: int) -> None:
     run.measure(stage, subset, probe=True)
     needed = agreed(context.accelerator, (time.process_time() - started) / len(subset) * samples)
     if needed > SECONDS:
-        raise Skip(f"evaluating {samples:,} samples takes {needed:.0f} s: run `trainworthy check --deep --only tiny-data`")
+        raise Skip(
+            f"evaluating {samples:,} samples takes {needed:.0f} s: run `trainworthy check --deep --only tiny-data`"
+        )
 
 
 TEST_LOST = "test is read differently: another order of classes, other labels, scale or transform"

@@ -167,7 +167,9 @@ def _configuration(path: str, classes: Sequence[str] = ()) -> Any:
     from transformers import AutoConfig
 
     named = {"id2label": dict(enumerate(classes)), "label2id": {c: i for i, c in enumerate(classes)}} if classes else {}
-    count = {"num_labels": len(classes)} if _of_timm(Path(path)) and classes else {}  # else the file's own number counts there
+    count = (
+        {"num_labels": len(classes)} if _of_timm(Path(path)) and classes else {}
+    )  # else the file's own number counts there
     try:
         config = AutoConfig.from_pretrained(path, **named, **count)
         if classes and hasattr(config, "label_names"):  # timm's names of the classes, which a reader prefers
@@ -179,7 +181,9 @@ def _configuration(path: str, classes: Sequence[str] = ()) -> Any:
 
 def _without_timm(path: str, error: ImportError) -> UserError:
     """Return the error of a net whose package is missing: timm is an extra of transformers."""
-    return UserError(f"--model {path} needs another package", got=str(error).strip().splitlines()[0], next="pip install timm")
+    return UserError(
+        f"--model {path} needs another package", got=str(error).strip().splitlines()[0], next="pip install timm"
+    )
 
 
 def _started(kind: Any, config: Any, path: str, model: str, weights: str) -> Start:
