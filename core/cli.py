@@ -8,8 +8,9 @@ import time
 from importlib import import_module
 from pathlib import Path
 
+from trainworthy.core.base import interrupts
 from trainworthy.core.base.console import write_anywhere
-from trainworthy.core.base.errors import USAGE, Stop, UserError, not_permitted
+from trainworthy.core.base.errors import SIGNALS, USAGE, Signalled, Stop, UserError, not_permitted
 from trainworthy.core.session import launcher as processes
 from trainworthy.core.session import nodes
 
@@ -82,33 +83,8 @@ def main() -> None:
 
             print(f"trainworthy {version('trainworthy')}")
             return
-        commands = {
-            "list": list_recipes,
-            "fork": fork,
-            "report": report,
-            "run": launch,
-            "check": launch,
-            "lr": launch,
-            "resume": launch,
-            "reference": elsewhere,
-            "doctor": elsewhere,
-            "compare": elsewhere,
-            "guard": elsewhere,
-            "watch": elsewhere,
-            "diff": elsewhere,
-            "config": elsewhere,
-            "plan": elsewhere,
-            "repro": elsewhere,
-            "sweep": elsewhere,
-            "board": elsewhere,
-            "bugs": elsewhere,
-            "predict": launch,
-            "chat": launch,
-            "break": elsewhere,
-            "data": launch,
-            "batch": launch,
-            "profile": launch,
-        }
+        commands = {"list": list_recipes, "fork": fork, "report": report}
+        commands |= dict.fromkeys(LAUNCHED, launch) | dict.fromkeys(ELSEWHERE, elsewhere)
         if argv[0] not in commands:
             from trainworthy.core.base.config import unknown
 
@@ -117,19 +93,43 @@ def main() -> None:
         if {"-h", "--help"} & {*own} and (len(argv) == 2 or argv[0] not in OF_RECIPES):
             print(page(argv[0]))
             return
-        commands[argv[0]](argv)
+        # A watched script gets its signals itself. Ctrl-C is KeyboardInterrupt: some commands end with it.
+        own_signals = () if argv[0] == "watch" else set(SIGNALS) - {signal.SIGINT}
+        with interrupts.raised(own_signals):
+            commands[argv[0]](argv)
         sys.stdout.flush()
     except BrokenPipeError:  # `trainworthy list | head -1`: the reader closed the pipe
         from trainworthy.core.base.console import discard
 
         discard(sys.stdout)
         sys.exit(128 + signal.SIGPIPE)  # the code that a shell reports
+    except (Signalled, KeyboardInterrupt) as arrived:
+        code, message = interrupts.ended(arrived, argv)
+        print(message, file=sys.stderr)
+        sys.exit(code)
     except (Stop, PermissionError) as error:
         stop = error if isinstance(error, Stop) else not_permitted(error)
         print(f"error: {stop}", file=sys.stderr)
         sys.exit(stop.exit_code)
 
 
+LAUNCHED = ("run", "check", "lr", "resume", "predict", "chat", "data", "batch", "profile")
+"""Commands that train or load a model, in a process of their own."""
+ELSEWHERE = (
+    "reference",
+    "doctor",
+    "compare",
+    "guard",
+    "watch",
+    "diff",
+    "config",
+    "plan",
+    "repro",
+    "sweep",
+    "board",
+    "bugs",
+    "break",
+)
 OF_RECIPES = ("run", "check", "resume", "data", "lr", "batch", "profile", "plan", "config", "sweep")
 """Commands whose `RECIPE --help` lists the settings of the recipe."""
 

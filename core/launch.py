@@ -6,9 +6,9 @@ settings -> data report -> gates -> training -> evaluation -> export -> report
 import sys
 from importlib import import_module
 
-from trainworthy.core.base import masking
+from trainworthy.core.base import interrupts, masking
 from trainworthy.core.base.console import outlast_readers
-from trainworthy.core.base.errors import DONE, Stop, UserError
+from trainworthy.core.base.errors import DONE, Signalled, Stop, UserError
 from trainworthy.core.session import nodes, on_end, process_end
 
 VERBS = ("run", "check", "resume", "lr", "data", "batch", "profile", "predict", "chat")  # core/commands/<verb>.py
@@ -34,7 +34,10 @@ def main(target: str | None = None, argv: list[str] | None = None) -> None:
 def outcome(argv: list[str]) -> tuple[int, str, bool]:
     """Run `argv`; return (exit code, message, whether it stopped as planned and not by a bug)."""
     try:
-        command(nodes.continued(on_end.take(argv)))
+        with interrupts.raised():
+            command(nodes.continued(on_end.take(argv)))
+    except (Signalled, KeyboardInterrupt) as arrived:
+        return *interrupts.ended(arrived, argv), True
     except process_end.Crashed as crash:
         return crash.exit_code, f"{crash.trace}\n{'crashed' if crash.trace else 'stopped'}: {crash}", not crash.trace
     except Stop as stop:

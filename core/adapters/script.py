@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from transformers import Trainer
 
 
-FIRST = 4  # gates of the data, before those that observe the loop
-
-
 @dataclass
 class Result:
     """The verdicts of one check."""
@@ -91,9 +88,12 @@ def check(
         raises: raise GateFailed at the end if a gate failed; else read the result.
         folder: where evidence is written: gates.json, data.json, gates/<id>/ with the batch and a script; default: nowhere.
 
-    The global generators of torch, numpy and random are afterwards what they were before. `trainworthy.watch()` and
-    `trainworthy guard` do not see what is rehearsed here.
+    The global generators of torch, numpy and random are afterwards what they were before. `trainworthy.watch()` does not see what
+    is rehearsed here. `trainworthy guard` rehearses a script several times, without its gates: no verdicts are returned there.
     """
+    if patches.rehearsal is not None:
+        patches.rehearsal("trainworthy.check is left out in rehearsals; it runs when the script itself does")
+        return Result([], None)
     waive = waive or {}
     only = only.replace(",", " ").split() if isinstance(only, str) else list(only)
     if unreasoned := [k for k, why in waive.items() if not why.strip()]:
@@ -170,8 +170,8 @@ def _prove(
     with gates.quick_collections():
         last = observed.OF_LOOPS if subject.see and subject.own_loop else ()
         own, loops = (observed.gates(subject.see, ids) if subject.see else () for ids in (observed.OWN, last))
-        rest = (gate for gate in order.ORDER[FIRST:] if gate.id not in last)
-        for gate in (*order.ORDER[:FIRST], *own, *rest, *loops, *stage.gates):
+        rest = (gate for gate in order.OF_TRAINING if gate.id not in last)
+        for gate in (*order.OF_DATA, *own, *rest, *loops, *stage.gates):
             if not only or gate.id in only:
                 cfg.gates.waive, cfg.gates.because = (gate.id,) if gate.id in waive else (), waive.get(gate.id, "")
                 verdicts += gates.run_gates([adapted.adapted(gate, subject)], context, known={}, console=console)

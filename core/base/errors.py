@@ -14,6 +14,11 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP"
 """Signals that ask a run to save and stop: from a scheduler, Ctrl-C, a closed terminal, SLURM before its time limit."""
 
 
+class Signalled(BaseException):
+    """A signal between steps; its text is the signal's name. Like KeyboardInterrupt it is no Exception, so that code which catches errors
+    does not catch it."""
+
+
 class TrainworthyWarning(UserWarning):
     """A warning of this package; our own tests turn it into an error."""
 

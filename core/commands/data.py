@@ -140,6 +140,10 @@ def show(found: dict[str, Any], console: Console, lists: Exclusions | None) -> N
 def show_field(key: str, found: dict[str, dict[str, Any]], console: Console) -> None:
     """Print one field, with a column for each split."""
     first = next(iter(found.values()))
+    if by := first.get("grouped_by"):
+        counts = ", ".join(f"{f['unique']:,} in {name}" for name, f in found.items())
+        console.say(f"\ngroups of samples with the same {by}: {counts}")
+        return
     classes = f" · {len(first['classes'])} classes" if "classes" in first else ""
     console.say(f"\n{key} · {first['role']}{classes}")
     rows = [("", *found)]
@@ -204,9 +208,10 @@ def show_overlap(a: str, b: str, found: dict[str, Any], console: Console) -> Non
             rows.append(("alike, no copies", f"{found['smooth']:,}: only their smooth parts agree"))
     for key, shared in found["groups"].items():
         count = "20 or more" if len(shared) == 20 else len(shared) or "none"  # the inventory lists at most twenty
-        rows.append((f"groups of {key}", f"{count} on both sides {' '.join(shared[:5])}"))
+        rows.append((f"groups of {key}", f"{count} on both sides {' '.join(shared[:5])}".rstrip()))
     for key, t in found.get("texts", {}).items():
-        rows.append((f"{key}: same text", f"{t['exact']:,} samples"))
+        usual = f" ({t['usual']:,} more have a short or frequent one, which identifies no sample)" if t["usual"] else ""
+        rows.append((f"{key}: same text", f"{t['exact']:,} samples{usual}"))
         closest = f"closest {t['closest']:.0%} of its rare chunks"
         rows.append((f"{key}: near duplicates", f"{t['near']:,} samples ({closest})"))
         chunks = f"{t['chunks']:,} of 4+ words ({t['common_chunks']:,} common phrases not counted)"

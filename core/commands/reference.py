@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,15 @@ def main(argv: list[str]) -> None:
         kept = reference(folders)
     write(target, kept)
     print(f"{target}: the band of {args.seeds} healthy runs")
+    place = find(args.recipe).reference
+    next_step = (
+        shlex.join(["trainworthy", "run", args.recipe, *settings]) + "  (its report compares the run with the band)"
+    )
+    copied = target.absolute() == place.absolute()
+    print(
+        "next   "
+        + (next_step if copied else f"cp {shlex.quote(str(target))} {shlex.quote(str(place))}, then: {next_step}")
+    )
 
 
 def write(target: Path, kept: dict[str, Any]) -> None:
@@ -57,5 +67,6 @@ def run_seed(recipe: str, seed: int, settings: list[str], out: Path) -> Path:
     done = subprocess.run(command, env={**os.environ, "PYTHONSAFEPATH": "1"}, capture_output=True, text=True)
     if done.returncode != DONE:
         last = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
-        raise UserError(f"seed {seed} ended with exit {done.returncode}: nothing is written", got=last)
+        again = shlex.join(["trainworthy", "run", recipe, *settings, "--run.seed", str(seed)])
+        raise UserError(f"seed {seed} ended with exit {done.returncode}: nothing is written", got=last, next=again)
     return next(out.rglob("summary.json")).parent

@@ -54,13 +54,17 @@ def main(argv: list[str]) -> None:
     tell = lambda text: print(text, file=sys.stderr)  # noqa: E731
     target.batches = ()
     code: object = 0
-    with watch(out, stop=stop, say=tell) as seen:
-        try:
-            running.run(target, seen, _Plain())
-        except SystemExit as leave:
-            code = leave.code
-        finally:
-            end_workers()
+    try:
+        with watch(out, stop=stop, say=tell) as seen:
+            try:
+                running.run(target, seen, _Plain())
+            except SystemExit as leave:
+                code = leave.code
+            finally:
+                end_workers()
+    except KeyboardInterrupt:
+        tell(f"watch  until here: {out / 'report.html'}")
+        raise
     tell(f"watch  {seen.steps:,} steps; {summary(seen.verdicts)}; {out / 'report.html'}")
     if isinstance(code, str):
         tell(code)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
+from trainworthy.core.data.loader import start_worker
 from trainworthy.core.recipe.stage import Data
 
 SECONDS = 10.0  # per split: time limit for reading all samples if each needs `get`
@@ -110,7 +111,8 @@ def read(data: Data, scanned: Contents, *, cost: float, everything: bool | None 
     workers = cores if cost * len(data) > 4.0 and cores > 1 else 0  # a worker takes part of a second to start
     how = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
     generator = torch.Generator().manual_seed(0)  # torch draws a base seed for its workers
-    loader = DataLoader(_Hashed(data), batch_sampler=_ranges(len(data)), collate_fn=_same, generator=generator, **how)
+    loader = DataLoader(_Hashed(data), batch_sampler=_ranges(len(data)), collate_fn=_same, generator=generator,
+                        worker_init_fn=start_worker, **how)  # fmt: skip
     return _joined(len(data), list(loader), raw=False)
 
 

@@ -134,7 +134,8 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
         found.columns = torch.stack(columns)
     found.short = bool(indices) and _is_short(data.get(indices[0], None), found.sizes)
     for key, spec in data.fields.items():
-        found.fields[key] = {"role": spec.role, **stats[key].report()}
+        named = {"grouped_by": spec.grouped_by} if spec.grouped_by else {}
+        found.fields[key] = {"role": spec.role, **named, **stats[key].report()}
         values = set(found.targets.get(key, [None]))
         if spec.role == "target" and None not in values and (spec.classes or len(values) <= VALUES):
             found.fields[key] |= histogram(found.targets[key], spec.classes)
@@ -261,7 +262,7 @@ def overlap(train: Scan, val: Scan) -> dict[str, Any]:
     for key, groups in val.groups.items():
         mine, others = val.every.values.get(key, groups), train.every.values.get(key, train.groups.get(key, []))
         shared = set(mine) & set(others)
-        out["groups"][key] = sorted(map(str, shared))[:20]
+        out["groups"][val.fields[key].get("grouped_by", key)] = sorted(map(str, shared))[:20]
     return out
 
 
@@ -330,7 +331,8 @@ def torn_copies(found: Scan) -> dict[str, Any] | None:
 
 def shared_texts(train: Scan, val: Scan) -> dict[str, texts.Shared]:
     """Return the texts that two splits share, by field; positions are sample indices."""
-    found = {k: texts.shared(train.texts[k], val.texts[k]) for k in train.texts.keys() & val.texts.keys()}
+    both = [k for k in train.texts if k in val.texts]
+    found = {k: texts.shared(train.texts[k], val.texts[k], whole=k == train.whole) for k in both}
     for one in found.values():
         one.exact = [(val.indices[v], train.indices[t]) for v, t in one.exact]
         one.near = [(val.indices[v], train.indices[t], share) for v, t, share in one.near]

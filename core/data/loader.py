@@ -188,7 +188,7 @@ def _by_workers(data: Data, keys: Iterable[list[Key]], seed: int, settings: conf
         pin_memory=settings.pin_memory and device.type == "cuda",
         # A recipe run by path cannot be imported in a fresh process, so workers are forked if the system supports it.
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
-        worker_init_fn=_start_worker if workers else None,
+        worker_init_fn=start_worker if workers else None,
         generator=torch.Generator().manual_seed(0),  # keeps torch's base seed of workers off the global generator
     )
 
@@ -197,7 +197,7 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _start_worker(_: int) -> None:
+def start_worker(_: int) -> None:
     """Use one thread in a worker and ignore signals to the process group: the trainer handles them and ends its
     workers."""
     torch.set_num_threads(1)

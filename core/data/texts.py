@@ -114,31 +114,38 @@ class Shared:
     """Longest runs of at least `MIN` words that are rare in `train`, longest first."""
     common: int = 0
     """Chunks of `MIN` words that occur in more than `RARE` training texts; they do not count."""
+    usual: int = 0
+    """Texts in val that equal one in train but identify no sample (`yes`, a class name); they do not count."""
 
     def report(self) -> dict[str, Any]:
         """For data.json: counts, and the first twenty of each."""
         expected = {} if self.expected is None else {"expected_near": round(self.expected, 1)}
         return {"texts": self.total, "exact": len(self.exact), "exact_pairs": self.exact[:20], "near": len(self.near),
                 "near_pairs": self.near[:20], "closest": round(self.closest, 4), "chunks": len(self.chunks),
-                "longest_chunks": self.chunks[:20], "common_chunks": self.common, **expected}  # fmt: skip
+                "longest_chunks": self.chunks[:20], "common_chunks": self.common, "usual": self.usual, **expected}  # fmt: skip
 
 
-def shared(train: list[str], val: list[str]) -> Shared:
+def shared(train: list[str], val: list[str], *, whole: bool = True) -> Shared:
     """Compare two splits. A near duplicate shares at least `MIN` rare chunks with one training text, and the fraction
-    `KNOWN` of all its rare chunks."""
-    out = _compare(train, val)
+    `KNOWN` of all its rare chunks. `whole`: each text is a sample's whole input. If not (an answer, a question about a picture), an
+    equal text identifies a sample only if it has at least `MIN` words and occurs in at most `RARE` training samples."""
+    out = _compare(train, val, whole)
     if len(out.near) > len(out.exact) + 1:
         out.expected = _expected_near(train, out.total)
     return out
 
 
-def _compare(train: list[str], val: list[str]) -> Shared:
+def _compare(train: list[str], val: list[str], whole: bool) -> Shared:
     known = _unique(train)
+    usual = set() if whole else {t for t, at in known.items() if len(t.split()) < MIN or len(at) > RARE}
     held_out = _unique(val)
     first, where = [at[0] for at in known.values()], _places(known, held_out)
     out = Shared(len(held_out), common=sum(len(w) > RARE for w in where.values()))
     runs: set[str] = set()
     for text, at in held_out.items():
+        if text in usual:
+            out.usual += len(at)
+            continue
         if text in known:
             out.texts.append(text)
             out.exact += [(v, known[text][0]) for v in at]

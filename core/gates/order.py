@@ -14,11 +14,13 @@ from trainworthy.core.gates.checks.tiny_data import tiny_data
 from trainworthy.core.gates.gate import Gate
 from trainworthy.core.recipe.stage import Stage
 
-ORDER = [
-    data.schema, data.inventory_gate, data.leakage, fabricated, learning.initial_loss, init, rehearsal.wiring, batch_norm,
-    rates.schedule, rates.terms, dependency, learning.overfit, learning.baseline, evaluation, accumulation, loader.reading,
-    rates.range_test, tiny_data, rehearsal.resume,
+OF_DATA = [data.schema, data.inventory_gate, data.leakage, fabricated]
+"""Gates that read the data and train nothing."""
+OF_TRAINING = [
+    learning.initial_loss, init, rehearsal.wiring, batch_norm, rates.schedule, rates.terms, dependency, learning.overfit,
+    learning.baseline, evaluation, accumulation, loader.reading, rates.range_test, tiny_data, rehearsal.resume,
 ]  # fmt: skip
+ORDER = [*OF_DATA, *OF_TRAINING]
 
 
 def of_stage(stage: Stage, *, sharded: bool = False) -> list[Gate]:

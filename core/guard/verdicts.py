@@ -138,11 +138,18 @@ class Guard:
         )
 
     def _rehearse(self, plan: Plan) -> Outcome:
-        pid, folder = self._start(plan)
+        return self._together([plan])[0]
+
+    def _together(self, plans: list[Plan]) -> list[Outcome]:
+        """Rehearse all at the same time. No child outlives the command, however it ends."""
+        started: list[tuple[Plan, int, Path]] = []
         try:
-            return self._wait(pid, folder, plan)
+            for plan in plans:
+                started.append((plan, *self._start(plan)))
+            return [self._wait(pid, folder, plan) for plan, pid, folder in started]
         except BaseException:
-            rehearsal.kill(pid)
+            for _, pid, _ in started:
+                rehearsal.kill(pid)
             raise
 
     def _usable(self, watch: Outcome) -> None:
@@ -206,11 +213,8 @@ class Guard:
         if not why or interventions.repeatable(facts, watch.output):
             more = {"most": 200, "target": facts["target"], "inputs": facts["inputs"]}
             plans = [self._plan("eight", **more), self._plan("others", **more, evaluate=False)][: 1 if why else 2]
-            if watch.record.get("ranks"):  # one after the other: scripts choose fixed ports, and cores are taken
-                done = [self._rehearse(plan) for plan in plans]
-            else:
-                started = [(plan, *self._start(plan)) for plan in plans]
-                done = [self._wait(pid, folder, plan) for plan, pid, folder in started]
+            # Of several processes one after the other: scripts choose fixed ports, and cores are taken
+            done = [self._rehearse(plan) for plan in plans] if watch.record.get("ranks") else self._together(plans)
             eight, others = (*done, others)[:2]
         found = interventions.check(watch.record, eight.record, others.record, eight.output)
         if "skip" in found[-1] and not watch.record.get("ranks"):
@@ -273,8 +277,7 @@ class Guard:
 
         def rehearse(*plans: tuple[str, dict]) -> list[Outcome]:
             ready = [self._plan(name, steps=10**9, most=10**9, **(given | more)) for name, more in plans]
-            started = [(plan, *self._start(plan)) for plan in ready]
-            return [self._wait(pid, folder, plan) for plan, pid, folder in started]
+            return self._together(ready)
 
         if any(v.blocks for v in self.verdicts):
             return self._verdict(skip("progress", "the check of the script's end failed"))

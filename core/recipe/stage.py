@@ -37,6 +37,8 @@ class Field:
     """sample -> fraction (0 to 1) of this entry that was not measured: interpolated, padded, resampled or synthetic.
     The sample is what `get` returns, so a data set can add an entry that holds the fraction: `lambda s: s["padded"]`.
     The fraction is reported. A gate checks that it does not predict the target."""
+    grouped_by: str = ""
+    """What the samples of a `group` share if the data have no such column (`question`). Reports name this instead of the field."""
     computed: bool = False
     """A net of the stage made this entry (latents, a teacher's features), so another process or device gives values that
     differ by rounding. A resumed run does not compare them with those of its start."""
@@ -221,8 +223,7 @@ class Expect:
     frozen: tuple[str, ...] = ()
     """Name prefixes of parameters of `model` that are frozen on purpose."""
     no_gradient: tuple[str, ...] = ()
-    """Name prefixes of trainable parameters that may get no gradient for a few steps (an unused head, an idle
-    expert)."""
+    """Name prefixes of trainable parameters that may get no gradient for a few steps (an unused head, an idle expert)."""
     new_parameters: tuple[str, ...] = ()
     """Name prefixes of parameters that the pretrained weights lack on purpose (the head of another task)."""
     batch_dependence: str = ""
@@ -245,8 +246,7 @@ class Expect:
     """Reason why a sample may occur twice in an epoch or the order may repeat (sampling with replacement, a curriculum,
     rollouts). Leave empty if an epoch holds every sample once, in a new order."""
     unused_fields: tuple[str, ...] = ()
-    """Declared inputs and targets that this stage reads neither in its loss nor in its evaluation (a later stage
-    does)."""
+    """Declared inputs and targets that this stage reads neither in its loss nor in its evaluation (a later stage does)."""
     small_terms: tuple[str, ...] = ()
     """Loss terms that may contribute almost nothing to the gradient (a regulariser near its optimum)."""
     loss_may_rise: str = ""

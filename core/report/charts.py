@@ -64,6 +64,8 @@ def render(chart: Chart, colours: dict[str, str], kind: str) -> bytes:
         axes.tick_params(which="both", colors=colours["muted"])
         axes.set_xlabel("step", color=colours["muted"])
         chart.draw(axes, colours)
+        if axes.get_xlabel() == "step":
+            whole_steps(axes)
         if axes.get_legend_handles_labels()[0] and axes.get_legend() is None:
             axes.legend(frameon=False, labelcolor=colours["ink"], fontsize=8, handlelength=1.2)
         out = io.BytesIO()
@@ -73,6 +75,16 @@ def render(chart: Chart, colours: dict[str, str], kind: str) -> bytes:
         more = {"transparent": True, "metadata": {"Date": None}} if kind == "svg" else {}
         figure.savefig(out, format=kind, dpi=160, **more)
     return out.getvalue()
+
+
+def whole_steps(axes: Any) -> None:
+    """Put the ticks of the step axis at whole steps. A curve of a single point is drawn near the end of an axis from 0."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
+    low, high = axes.dataLim.intervalx
+    if low == high:
+        axes.set_xlim(0, 1.2 * high or 1)
 
 
 def inline(svg: str, name: str, alt: str) -> str:
@@ -197,6 +209,10 @@ def _metric_chart(f: Folder, shades: Shades) -> Chart | None:
     band = shades.get(f"val/{s['metric']}")
     levels = [v for _, v in known] + [float(np.nanmin(y)), float(np.nanmax(y))]
     levels += [float(band[0].low.min()), float(band[0].high.max())] if band else []
+    if max(levels) == min(levels):  # one value is no scale
+        levels.append(float(s.get("ceiling") or 0) if s.get("ceiling") != levels[0] else levels[0] - 1)
+    if max(levels) == min(levels):
+        levels.append(levels[0] + 1)
     near = 0.07 * (max(levels) - min(levels))
     groups: list[list[tuple[str, float]]] = []  # lines too close together share a label
     for label, v in known:
@@ -208,7 +224,8 @@ def _metric_chart(f: Folder, shades: Shades) -> Chart | None:
     def draw(axes: Any, c: dict[str, str]) -> None:
         for group in groups:
             (label, top), more = group[0], f" and {len(group) - 1} more" if len(group) > 1 else ""
-            below = top > (min(levels) + max(levels)) / 2  # away from the frame
+            away = 0 <= y[best] - top < 2 * near and x[best] > 0.6 * x[-1]  # from the label of the best
+            below = away or top > (min(levels) + max(levels)) / 2  # away from the frame
             axes.annotate(f"{label} {num(top)}{more}", (1, group[-1][1] if below else top), xytext=(0, -2 if below else 2),
                           xycoords=("axes fraction", "data"), textcoords="offset points", ha="right", fontsize=7.5,
                           va="top" if below else "bottom", color=c["muted"])  # fmt: skip
@@ -219,9 +236,9 @@ def _metric_chart(f: Folder, shades: Shades) -> Chart | None:
         axes.plot([x[best]], [y[best]], "o", color=c["good"], markersize=7, fillstyle="none", markeredgewidth=1.4)
         axes.annotate(f"best {num(float(y[best]))}", (x[best], y[best]), xytext=(0, 7), textcoords="offset points", ha="center",
                       fontsize=8, color=c["good"])  # fmt: skip
+        axes.update_datalim([(x[best], v) for v in levels])
+        axes.autoscale_view()
         axes.margins(y=0.14)
-        if len(x) == 1:
-            axes.set_xlim(0, 1.2 * x[0] or 1)
         if min(levels) > 0 and 0.9 < max(levels) < 1:
             _stretch(axes, min(levels), max(levels))
 

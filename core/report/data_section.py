@@ -22,7 +22,9 @@ def data_section(f: Folder) -> str:
     for of, found in {"val in train": o, **f.data.get("overlaps", {})}.items():
         parts += [note(shared(of, found))] if found else []
     head = ("field", "role", "type", "shape", "range", "mean", "std", "not finite")
-    each = [(f"{split}: {k}", x) for split, s in splits.items() for k, x in s["fields"].items()]
+    each = [
+        (f"{split}: {k}", x) for split, s in splits.items() for k, x in s["fields"].items() if not x.get("grouped_by")
+    ]
     parts.append(table(head, [field_row(*x) for x in each], class_="plain"))
     cards = [*histograms(splits), fabricated(each), lengths(each), texts(o.get("texts", {}))]
     return "".join(parts) + tag("div", "".join(cards), class_="figures")

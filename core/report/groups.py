@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from trainworthy.core.base.console import table
+from trainworthy.core.base.console import last_line, table
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.monitoring import cost
 from trainworthy.core.report import intervals
@@ -43,6 +43,7 @@ def collect(folder: Path) -> dict[str, Any]:
     found["gates_off"] = [s for s in summaries if not gates[s].get("enabled", True)]
     found["gates"] = {str(s): rows for s in plan["seeds"] if (rows := _verdicts(folder / f"seed-{s}"))}
     found["values"], found["missing"] = {}, [s for s in plan["seeds"] if s not in summaries]
+    found["ends"] = {str(s): last_words(folder / f"seed-{s}.log") or "not started" for s in found["missing"]}
     if not summaries:
         return found
     first = next(iter(summaries.values()))
@@ -64,6 +65,15 @@ def collect(folder: Path) -> dict[str, Any]:
     if len(values) >= QUARTERS:
         found |= {"iqm": float(intervals.iqm(np.array(values))), "iqm_interval_95": intervals.iqm_interval(values)}
     return found
+
+
+def last_words(log: Path) -> str:
+    """Return the newest line of a seed's log; of an error, its cause and not its next step. Empty without a log."""
+    text = log.read_text(errors="replace") if log.exists() else ""
+    for line in reversed(text.splitlines()[-12:]):
+        if line.startswith(("crashed: ", "stopped: ", "stopped before training: ", "error: ")):
+            return line.removeprefix("crashed: ")
+    return last_line(text).strip()
 
 
 def _verdicts(folder: Path) -> dict[str, str]:
@@ -140,11 +150,23 @@ def as_text(found: dict[str, Any]) -> str:
     return f"{head}\n{table(lines)}\n  {sentence(found)}{gates}"
 
 
-def card(found: dict[str, Any]) -> str:
-    name = plain(found["metric"])
+def title(found: dict[str, Any]) -> str:
+    """Return the recipe's name, of a file its stem."""
     recipe = found["recipe"]
+    return Path(recipe).stem if recipe.endswith(".py") else recipe
+
+
+def card(found: dict[str, Any]) -> str:
+    gates = [f"Gates: {checked}.", ""] if (checked := plain(gates_in_words(found))) else []
+    ends = [f"- seed {s}: {plain(words)}" for s, words in found["ends"].items()]
+    if not found["values"]:
+        head = f"# {plain(title(found))}: no score"
+        return page(
+            [head, "", f"None of {len(found['seeds'])} seeds has a score. How each ended:", "", *ends, "", *gates]
+        )
+    name = plain(found["metric"])
     lines = [
-        f"# {plain(Path(recipe).stem if recipe.endswith('.py') else recipe)}: {plain(found['question'])}",
+        f"# {plain(title(found))}: {plain(found['question'])}",
         "",
         f"**{name} {found['mean']:.4f}**, mean over {len(found['values'])} seeds; the {found['weights']} weights of each "
         f"({CHOSEN[found['weights']]}).",
@@ -159,7 +181,8 @@ def card(found: dict[str, Any]) -> str:
         "",
         f"Best known: {plain(found['best_known'] or 'not stated')}.",
         "",
-        *([f"Gates: {checked}.", ""] if (checked := plain(gates_in_words(found))) else []),
+        *gates,
+        *(["Seeds without a score:", "", *ends, ""] if ends else []),
         "Each seed has its own card and report in seed-<k>/.",
     ]
     return page(lines)

@@ -8,28 +8,48 @@ from trainworthy.core.base.files import write_whole
 from trainworthy.core.report import PAGE, STYLE, intervals
 from trainworthy.core.report.charts import Chart, chart_card, smooth
 from trainworthy.core.report.folder import Folder, read, series
-from trainworthy.core.report.groups import NAME, QUARTERS, card, collect, gates_in_words, rows, sentence
+from trainworthy.core.report.groups import NAME, QUARTERS, card, collect, gates_in_words, rows, sentence, title
 from trainworthy.core.report.html import bars, details, esc, note, num, section, table, tag
 
 
 def write(folder: Path) -> dict[str, Any]:
-    """Write seeds.json, and if a seed has finished card.md and report.html, from the run folders of a group."""
+    """Write seeds.json, card.md and report.html from the run folders of a group."""
     found = collect(folder)
     write_whole(folder / NAME, json.dumps(found, indent=1))
-    if found["values"]:
-        write_whole(folder / "card.md", card(found))
-        write_whole(folder / "report.html", page(folder, found))
+    write_whole(folder / "card.md", card(found))
+    write_whole(folder / "report.html", (page if found["values"] else page_without_scores)(folder, found))
     return found
+
+
+def page_without_scores(folder: Path, found: dict[str, Any]) -> str:
+    """The HTML page of a group in which no seed has a score: how each seed ended, and its gates."""
+    n, name = len(found["seeds"]), title(found)
+    hero = tag("p", esc(f"{name}: {n} seeds · {folder.absolute().name}"), class_="eyebrow")
+    hero += tag("h1", f"No score from {n} seeds")
+    body = section("Each seed", _each(folder, found))
+    body += section("Gates", _gates(found["gates"]), gates_in_words(found)) if found["gates"] else ""
+    return PAGE.format(title=esc(f"{name}: no score"), style=STYLE, hero=tag("header", tag("div", hero), class_="hero"), nav="", body=body,
+                       name=esc(folder.absolute().name))  # fmt: skip
+
+
+def _each(folder: Path, found: dict[str, Any]) -> str:
+    """Links to the pages of the seeds; of those without a score, how they ended."""
+    rows = []
+    for seed in found["seeds"]:
+        words = f"seed {seed}"
+        if (folder / f"seed-{seed}" / "report.html").is_file() or str(seed) in found["values"]:
+            words = tag("a", words, href=f"seed-{seed}/report.html")
+        rows.append(tag("li", words + (f": {esc(found['ends'][str(seed)])}" if str(seed) in found["ends"] else "")))
+    return tag("ul", "".join(rows), class_="card")
 
 
 def page(folder: Path, found: dict[str, Any]) -> str:
     """The whole HTML page, self-contained."""
     runs = [(seed, read(folder / f"seed-{seed}")) for seed in found["values"]]
     name, n = found["metric"], len(runs)
-    recipe = found["recipe"]
-    title = f"{Path(recipe).stem if recipe.endswith('.py') else recipe}: {n} seeds"
+    heading = f"{title(found)}: {n} seeds"
     number = f"<strong>{esc(num(found['mean']))}</strong> <span>{esc(name)}, mean of {n} seeds</span>"
-    hero = tag("p", esc(f"{title} · {folder.absolute().name}"), class_="eyebrow")
+    hero = tag("p", esc(f"{heading} · {folder.absolute().name}"), class_="eyebrow")
     hero += tag("h1", esc(found["question"][:1].upper() + found["question"][1:])) + tag("p", number, class_="number")
     low, high = found.get("interval_95", (None, None))
     between = f"95% interval of the mean {low:.4f} to {high:.4f}. " if low is not None else ""
@@ -40,7 +60,6 @@ def page(folder: Path, found: dict[str, Any]) -> str:
     drawn = bars(known, high=found["ceiling"], caption=f"{name} of every seed, against baselines")
     header = tag("header", tag("div", hero) + tag("div", drawn, class_="card"), class_="hero")
     numbers = table(("", esc(name)), [[esc(k), esc(v)] for k, v in rows(found)])
-    links = "".join(tag("li", tag("a", f"seed {s}", href=f"seed-{s}/report.html")) for s, _ in runs)
     curves = "".join(map(chart_card, _charts(runs, name)))
     body = section("Curves", tag("div", curves, class_="charts"), "One line per seed.")
     if n >= QUARTERS:
@@ -50,8 +69,10 @@ def page(folder: Path, found: dict[str, Any]) -> str:
                         "worst seeds, which an average hides.")  # fmt: skip
     body += section("Numbers", tag("div", numbers, class_="card"))
     body += section("Gates", _gates(found["gates"]), gates_in_words(found))
-    body += section("Each seed", tag("ul", links, class_="card"))
-    return PAGE.format(title=esc(title), style=STYLE, hero=header, nav="", body=body, name=esc(folder.absolute().name))
+    body += section("Each seed", _each(folder, found))
+    return PAGE.format(
+        title=esc(heading), style=STYLE, hero=header, nav="", body=body, name=esc(folder.absolute().name)
+    )
 
 
 def _gates(found: dict[str, dict[str, str]]) -> str:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config, masking, settings_check
-from trainworthy.core.base.console import Console, last_line
+from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import DONE, INTERRUPTED, SIGNALS, Interrupted, UserError
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.machine import cores
 from trainworthy.core.monitoring import board
-from trainworthy.core.report.groups import NAME, as_text, plan_of
+from trainworthy.core.report.groups import NAME, as_text, last_words, plan_of
 from trainworthy.core.report.seeds import write
 from trainworthy.core.session import on_end
 
@@ -44,11 +44,7 @@ class Job:
 
     def last_line(self) -> str:
         """The newest line of its log; of an error, its cause and not its next step."""
-        text = self.log.read_text(errors="replace") if self.log.exists() else ""
-        for line in reversed(text.splitlines()[-12:]):
-            if line.startswith(("crashed: ", "stopped: ", "stopped before training: ", "error: ")):
-                return line.removeprefix("crashed: ")
-        return last_line(text).strip() or "starting"
+        return last_words(self.log) or "starting"
 
 
 def run(argv: list[str], given: str, *, with_board: bool = False, found: dict[str, Any] | None = None) -> None:
@@ -174,10 +170,12 @@ def _run(
     group = write(folder)
     if found is not None:
         found |= {"run": str(folder), **group}
-    if group["values"]:
-        console.say("\n" + as_text(group) + f"\n\nreport {folder / 'report.html'}\ncard   {folder / 'card.md'}")
-        if len(group["values"]) > 1:
-            console.say(f"next   trainworthy compare {folder} OTHER, a group with other settings")
+    result = as_text(group) if group["values"] else f"no seed of {len(plan['seeds'])} has a score"
+    console.say(f"\n{result}\n\nreport {folder / 'report.html'}\ncard   {folder / 'card.md'}")
+    if len(group["values"]) > 1:
+        console.say(f"next   trainworthy compare {folder} OTHER, a group with other settings")
+    elif not group["values"] and not arrived:
+        console.say(f"next   mend what stopped them, then: trainworthy resume {folder}")
     if arrived:
         saved = any(folder.glob("seed-*/checkpoints/*/step-*/manifest.json"))
         raise Interrupted(f"{arrived[0]}: every seed was stopped\n  next:         trainworthy resume {folder}",

@@ -24,11 +24,6 @@ LOST = re.compile(r"gloo|nccl|connection (was )?(closed|reset)|broken pipe|socke
 KINDS = {2: "error", 3: "stopped before training", 4: "stopped", 5: "interrupted", nodes.RESTART: "restart"}
 
 
-class Signalled(BaseException):
-    """A signal between steps. Like KeyboardInterrupt it is no Exception, so that code which catches errors does not
-    catch it."""
-
-
 class Crashed(Stop):
     """An unexpected error, with what is saved and how to continue. `trace`: Python's traceback, if code is wrong."""
 

@@ -20,7 +20,7 @@ from accelerate import Accelerator
 from trainworthy.core import gates, report
 from trainworthy.core.base import config, masking, network, settings_check
 from trainworthy.core.base.console import Console
-from trainworthy.core.base.errors import SIGNALS, Interrupted, Stop, UserError
+from trainworthy.core.base.errors import SIGNALS, Interrupted, Signalled, Stop, UserError
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.locks import held
 from trainworthy.core.base.processes import agreed
@@ -216,7 +216,7 @@ def reported(session: Session) -> Iterator[None]:
     again = shlex.join(["trainworthy", verb, *session.argv])
     try:
         yield
-    except process_end.Signalled as arrived:
+    except Signalled as arrived:
         message, code = process_end.signalled(str(arrived), session.folder, again)
         stop: Stop = Interrupted(message, code=code)
         stop.restart = str(arrived) == "SIGTERM" and not nodes.user_stopped()  # else torchrun sent it
@@ -265,7 +265,7 @@ class Interrupts:
     def _ask(self, number: int, _frame) -> None:
         name = signal.Signals(number).name
         if self.run is None or (self.run.signal and number == signal.SIGINT):
-            raise process_end.Signalled(name)
+            raise Signalled(name)
         self.run.signal = name
 
 

@@ -67,7 +67,7 @@ def reported(more: Callable[[Tensor, Tensor], dict[str, float]] = lambda images,
             got = run.measure(stage, View(data, indices))
         singles = [fetch(data, [i], None, run.device) for i in indices]
         if not classes or not all("image" in one and _is_class(one.get("label")) for one in singles):
-            raise Skip("samples have no picture `image` with one class `label`")
+            raise Skip("samples are not single pictures with one class each")
         images, labels = torch.cat([one["image"] for one in singles]), torch.cat([one["label"] for one in singles])
         if why := other_inputs(calls, images):
             raise Skip(why)
@@ -79,7 +79,7 @@ def reported(more: Callable[[Tensor, Tensor], dict[str, float]] = lambda images,
         near, due = NEAR if exact else COARSE, {k: v for k, v in due.items() if k in got and (exact or "/" not in k)}
         if not due:
             raise Skip(
-                "the evaluation reports no number that has a definition here (accuracy, nll, macro_recall, recall/CLASS)"
+                "the evaluation reports none of the numbers that this check computes again (accuracy, nll, macro_recall, recall/CLASS)"
             )
         gaps = {k: _gap(k, got[k], v) for k, v in due.items()}
         wrong = [k for k, gap in gaps.items() if not gap <= near]

@@ -266,7 +266,7 @@ def classify(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
             core.save_export(folder, net, config | {"architecture": "ResNet", "widths": cfg.widths}, torch.zeros(2, *shape))  # fmt: skip
         else:  # their own names: models.get_model(architecture, num_classes=...), or from_pretrained, loads it
             config |= exporting.library(model, cfg.model, n)
-            core.save_export(folder, net, config, torch.zeros(2, *shape), weights=net.net)
+            exporting.write(folder, net, config, torch.zeros(2, *shape))
 
     expect = core.Expect(initial_loss=balanced.first_loss, loss_floor=balanced.floor, new_parameters=fresh)
     train_data = balancing.repeated(cfg.balance, train_data, labels[learn])

@@ -32,8 +32,8 @@ FORK_WITHOUT = {
     "no train": ("def train(cfg: Config", "def practise(cfg: Config", "no train"),
     "a crash on import": ("STAGES = [classify]", "STAGES = [clasify]", "cannot be imported"),
     "an old function": (
-        "core.save_export(folder, net, config, ",
-        "core.save(folder, net, config, ",
+        "core.save_export(folder, net, config | {",
+        "core.save(folder, net, config | {",
         "`core.save` is `core.save_export`",
     ),
     "an old field": ("core.Tile(classes[i], score=r)", "core.Tile(classes[i], good=r)", "good= is score="),

@@ -1,6 +1,8 @@
 """Every planted bug is stopped by its gate before anything is trained; a non-finite step never reaches the weights."""
 
+import ast
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +14,7 @@ from safetensors.torch import load_file
 from trainworthy.core.gates import order
 from trainworthy.core.recipe.registry import find
 
-from tests.conftest import Done, collected
+from tests.conftest import ROOT, Done, collected
 from tests.helpers.commands import execute, holds
 from tests.helpers.plant import Plant
 from tests.vision.healthy_classify import DROPOUT_BY_FUNCTION
@@ -147,3 +149,18 @@ def test_nothing_but_nan_stops_the_run(launch, fork):
     assert len(list((done.folder() / "postmortem").iterdir())) == 10
     kept = load_file(done.folder() / "checkpoints" / "classify" / "latest" / "model.safetensors")
     assert all(torch.isfinite(t).all() for t in kept.values())
+
+
+INTERNAL = re.compile(r"\w+\(\)|\b[a-z]+_[a-z_]+\b|\bdeclared\b|\bexpect\b")
+
+
+def test_reasons_of_skipped_gates_are_in_plain_words():
+    """An export's README quotes them to readers who do not know a recipe's code. A metric's name is one of its results."""
+    found = []
+    for path in (p for folder in ("core/gates", "recipes") for p in (ROOT / folder).rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "Skip":
+                words = [c.value for c in ast.walk(call) if isinstance(c, ast.Constant) and isinstance(c.value, str)]
+                text = " ".join(words).replace("macro_recall", "")
+                found += [f"{path}:{call.lineno}: {text}"] if INTERNAL.search(text) else []
+    assert not found, "\n".join(found)

@@ -222,6 +222,14 @@ def test_chunks_are_longest_runs_in_one_text_and_common_ones_do_not_count():
     assert found.near == []
 
 
+def test_an_answer_is_a_copy_only_if_it_identifies_its_sample():
+    train = ["yes", "no"] * 50 + ["a text of the class weather"] * 9 + ["the one answer that nobody else would give"]
+    val = ["Yes.", "a text of the class weather", "the one answer that nobody else would give"]
+    found = texts.shared(train, val, whole=False)
+    assert (found.texts, found.usual, len(found.near)) == (["the one answer that nobody else would give"], 2, 1)
+    assert len(texts.shared(train, val).exact) == 3  # as inputs they are copies
+
+
 def test_exclusions(tmp_path: Path):
     assert not texts.load_exclusions(tmp_path)("anything at all is let through")
     with pytest.raises(core.UserError, match="no folder"):

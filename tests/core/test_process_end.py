@@ -240,3 +240,17 @@ def test_a_run_outlives_the_reader_of_its_output(tmp_path: Path):
         assert running.wait(120) == 0, (tmp_path / "stderr").read_text()
     assert "Traceback" not in (tmp_path / "stderr").read_text()
     assert (run_folder(tmp_path, "*/2*") / "summary.json").is_file()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_description_of_data_with_a_message(how: int, tmp_path: Path):
+    """Ctrl-C printed a traceback, the others nothing."""
+    child = start("data", "vision/classify", cwd=tmp_path)
+    for line in child.stdout:
+        if "vision/classify" in line:
+            break
+    child.send_signal(how)
+    said = child.communicate(timeout=120)[0]
+    assert child.returncode == 128 + how, said
+    holds(said, f"interrupted: {signal.Signals(how).name}", "next:         trainworthy data vision/classify")
+    assert "Traceback" not in said

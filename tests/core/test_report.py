@@ -12,7 +12,7 @@ import pytest
 from trainworthy.core import report
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import reference as command
-from trainworthy.core.report import bands
+from trainworthy.core.report import bands, charts
 from trainworthy.core.report.advice import Advice, advise, planned_epochs
 from trainworthy.core.report.card import against as against_lines
 from trainworthy.core.report.card import measured
@@ -605,3 +605,17 @@ def test_the_band_that_ships_fits_the_recipe_it_lies_beside(launch):
 def test_a_band_of_two_runs_is_refused():
     with pytest.raises(UserError, match="3 or more"):
         command.main(["reference", "vision/classify", "--seeds", "2"])
+
+
+def test_one_evaluation_has_an_axis_of_whole_steps_and_of_the_metric(folder: Path):
+    """A score of 0 was drawn between -0.06 and 0.06, and steps had halves."""
+    lines(folder / "epoch_metrics.jsonl", [{"step": 20, "val/accuracy": 0.0}])
+    lines(folder / "step_metrics.jsonl", [{"step": i + 1, "step/loss": 2.0 - i / 20} for i in range(20)])
+    summary = json.loads((folder / "summary.json").read_text())
+    put(folder / "summary.json", summary | {"floor": 0.0, "ceiling": 1.0, "metric": "accuracy", "baselines": {}})
+    drawn = {c.name: c for c in charts.charts(read(folder), None)}
+    text = {name: charts.drawing(drawn[name]) for name in ("metric", "loss")}
+    ticks = {name: re.findall(r"<text[^>]*>([^<]+)</text>", svg) for name, svg in text.items()}
+    assert {"0.0", "1.0"} <= {*ticks["metric"]}, ticks
+    assert not [t for t in ticks["metric"] if t.startswith("\\u2212")], ticks
+    assert {"5", "10", "15", "20"} <= {*ticks["loss"]}, ticks

@@ -179,6 +179,32 @@ def test_a_failing_seed_is_told_and_the_others_go_on(tmp_path: Path, fork):
     assert (folder / "report.html").is_file()
 
 
+def test_a_group_without_any_score_has_a_page_that_says_why(tmp_path: Path, fork):
+    fork((LOOP, '    raise RuntimeError(f"planted at seed {cfg.run.seed}")\n' + LOOP))
+    done = trainworthy("run", "mine.py", "--seeds", "0,1", *TINY, cwd=tmp_path, code=1)
+    folder = run_folder(tmp_path, "runs/mine/seeds-*")
+    assert "no seed of 2 has a score" in done.stdout, done.stdout
+    assert f"report {folder.relative_to(tmp_path) / 'report.html'}" in done.stdout
+    assert f"then: trainworthy resume {folder.relative_to(tmp_path)}" in done.stdout
+    for name in ("report.html", "card.md"):
+        text = (folder / name).read_text()
+        assert "RuntimeError: planted at seed 0" in text, text
+        assert "RuntimeError: planted at seed 1" in text
+    assert 'href="seed-0/report.html"' in (folder / "report.html").read_text()
+    trainworthy("report", folder, cwd=tmp_path, code=0)
+
+
+def test_a_band_names_its_next_step(tmp_path: Path, fork):
+    fork()
+    done = trainworthy(
+        "reference", "mine.py", "--seeds", "3", "--at-once", "1", "--to", "band.json", *TINY, cwd=tmp_path, code=0
+    )
+    assert (tmp_path / "band.json").is_file()
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("next   cp band.json "), done.stdout
+    assert "then: trainworthy run mine.py --train.epochs 0.1" in last
+
+
 @pytest.mark.verify
 def test_stopped_seeds_go_on(tmp_path: Path):
     argv = ("run", "vision/classify", "--seeds", "2", *TINY, "--train.epochs", "2", "--loader.workers", "0")

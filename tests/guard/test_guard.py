@@ -2,10 +2,12 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -20,7 +22,7 @@ from tests.guard.guard_bugs import BUGS, Bug
 from tests.guard.guarding import SCRIPTS, guard
 from tests.guard.odd_scripts import ODD
 from tests.helpers import patches
-from tests.helpers.commands import read, run_folder
+from tests.helpers.commands import read, run_folder, start, wait_until
 
 HEALTHY = sorted(p.stem for p in SCRIPTS.glob("*.py"))
 QUICK_ODD = ("stubborn", "overwrites", "arguments", "crash", "never-steps", "exits-early", "local-rank")
@@ -310,6 +312,50 @@ def test_guard_stops_every_common(name, tmp_path):
     assert COMMON[name] in output
 
 
+WITH_GATES = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import trainworthy
+
+torch.manual_seed(0)
+x = torch.randn(256, 8)
+data = TensorDataset(x, (x[:, 0] > 0).long())
+
+def build():
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    return model, torch.optim.AdamW(model.parameters(), 1e-2)
+
+def factory():
+    model, optimizer = build()
+    return trainworthy.Script(model=model, optimizer=optimizer, train=data, val=data, classes=2,
+                              loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+                              metric=lambda model, loader: 0.0)
+
+trainworthy.check(factory)  # the same samples in both splits: raises
+model, optimizer = build()
+with trainworthy.watch("runs/mine"):
+    for epoch in range(3):
+        for a, b in DataLoader(data, 32, shuffle=True):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(a), b).backward()
+            optimizer.step()
+torch.save(model.state_dict(), "model.pt")
+"""
+
+
+def test_guard_leaves_out_the_gates_and_the_watch_of_a_script_itself(launch, tmp_path):
+    """Each rehearsal ran all gates, after which the script's torch.save() wrote into the user's folder; watch() ended it with exit 2."""
+    (tmp_path / "train.py").write_text(WITH_GATES)
+    done = launch("guard", "train.py", "--no-interventions", "--only", "finite,files", code=0)
+    assert "trainworthy.check is left out in rehearsals" in done.stdout, done.shown
+    assert "trainworthy.watch is left out in rehearsals" in done.stdout
+    assert "1 files written went to a scratch folder" in done.stdout
+    assert not (tmp_path / "model.pt").exists()
+    assert not (tmp_path / "runs" / "mine").exists()
+
+
 @pytest.mark.verify
 def test_guard_under_torchrun(tmp_path):
     """Rank 0 rehearses both ranks; the verdicts are printed once."""
@@ -341,3 +387,43 @@ def test_guard_is_quiet_on_every_healthy_script(name, seed, tmp_path):
     source = re.sub(r"manual_seed\(\d+\)", f"manual_seed({seed})", (SCRIPTS / f"{name}.py").read_text())
     verdicts, output, _ = guard(source, tmp_path, **RANKS.get(name, {}))
     assert not failed(verdicts), output
+
+
+ENDLESS = """
+import torch
+from pathlib import Path
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+x = torch.randn(256, 8)
+data = TensorDataset(x, (x[:, 0] > 0).long())
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+for epoch in range(100000):
+    for a, b in DataLoader(data, 32, shuffle=True):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(a), b).backward()
+        optimizer.step()
+    Path("notes.txt").write_text(str(epoch))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.verify)])
+def test_a_signal_ends_guard_with_its_rehearsals(how, tmp_path):
+    """The rehearsals that ran at the same time went on, and their folder stayed; no word was printed."""
+    (tmp_path / "train.py").write_text(ENDLESS)
+    (tmp_path / "work").mkdir()
+    child = start("guard", "train.py", cwd=tmp_path, TMPDIR=str(tmp_path / "work"))
+    wait_until(
+        lambda: len(list((tmp_path / "work").glob("tw-*/*/first-step"))) == 3, child=child
+    )  # the first, and two at a time
+    children = psutil.Process(child.pid).children(recursive=True)
+    child.send_signal(how)
+    said = child.communicate(timeout=60)[0]
+    assert child.returncode == 128 + how, said
+    assert f"interrupted: {how.name}\n  next:         trainworthy guard train.py" in said
+    assert "Traceback" not in said
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    assert not list((tmp_path / "work").glob("tw-*"))
+    assert not (tmp_path / "notes.txt").exists()

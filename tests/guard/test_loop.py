@@ -65,7 +65,7 @@ def test_expect_passes_on_what_a_loop_has():
     result = check("generator", only="dependency,metric", expect=expect)
     rows = {v.id: v for v in result.verdicts}
     assert rows["dependency"].verdict == "skip"
-    assert rows["dependency"].reason == "declared: batch statistics on purpose"
+    assert rows["dependency"].reason == "by design: batch statistics on purpose"
     assert rows["metric"].verdict == "pass", result.table()
     assert "at least 0.95 is declared" in rows["metric"].measured
     expect = Expect(overfit_metric=0.3, overfit_steps=300)

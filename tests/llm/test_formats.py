@@ -285,3 +285,22 @@ def test_a_source_column_of_any_kind_leaves_rows_to_validate_on(sources: tuple[s
     done = trainworthy("data", "llm/sft", "--data.path", "rows.jsonl", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert ("`source` has 3 values" in done.stdout) == (len(sources) == 3)
+    assert ("source · group" in done.stdout) == (len(sources) > 3), done.stdout
+
+
+def test_answers_that_are_alike_are_no_overlap_and_no_column_is_made_up(tmp_path: Path):
+    """Validation's `yes` was called a copy of training's, and the exclusion lists left nothing to train on."""
+    words = ["red", "blue", "green", "white", "black", "brown", "grey", "pink", "gold", "lilac"]
+    rows = [{"prompt": f"Is {words[i % 10]} {words[i // 10 % 10]} {words[i // 100]} a name?", "completion": ("yes", "no")[i % 2]}
+            for i in range(300)]  # fmt: skip
+    asked = [
+        {"messages": [{"role": "user", "content": r["prompt"]}, {"role": "assistant", "content": r["completion"]}]}
+        for r in rows
+    ]
+    for name, form in (("pairs", rows), ("chats", asked)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in form))
+        done = trainworthy("data", "llm/sft", "--data.path", f"{name}.jsonl", cwd=tmp_path, code=0)
+        assert "completion: same text        0 samples (" in done.stdout, done.stdout
+        assert "exclusion lists: 0 texts" in done.stdout
+        assert "groups of samples with the same question: 2" in done.stdout
+        assert "source · group" not in done.stdout

@@ -1,5 +1,7 @@
 """vision/classify --model FOLDER: image classifiers of transformers (and timm's), with their weights and a new head."""
 
+import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,23 @@ def test_its_export_is_read_by_from_pretrained(tmp_path):
     assert here.any()
     for way, there in read.items():
         assert torch.allclose(there, here, atol=1e-5), way
+    processor = t.AutoImageProcessor.from_pretrained(tmp_path / "export")
+    net = t.AutoModelForImageClassification.from_pretrained(tmp_path / "export").eval()
+    colours = picture.expand(3, -1, -1).permute(1, 2, 0).numpy()
+    with torch.no_grad():
+        theirs = net(**processor(colours, return_tensors="pt"), interpolate_pos_encoding=True).logits[0]
+    assert theirs.argmax() == here.argmax()  # Pillow resizes 8-bit pictures, torchvision fractions
+    assert torch.allclose(theirs, here, atol=0.05 * here.abs().max().item()), (theirs, here)
+
+
+def test_a_net_of_timm_has_the_classes_of_the_data_and_their_names(tmp_path):
+    """Its configuration kept the number and the names of the classes that the weights were trained on."""
+    known = {"num_classes": 5, "label_names": list("vwxyz"), "architecture": "resnet10t", "model_type": "timm_wrapper",
+             "pretrained_cfg": {"num_classes": 5, "mean": [0.5] * 3}}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(known))
+    config = hub_nets._configuration(str(tmp_path), ("a", "b", "c"))
+    assert (config.num_labels, config.id2label) == (3, {0: "a", 1: "b", 2: "c"})
+    assert config.to_dict()["label_names"] == ["a", "b", "c"]
+    if importlib.util.find_spec("timm") is None:
+        with pytest.raises(UserError, match="needs another package"):
+            hub_nets.classifier(str(tmp_path), "none", ("a", "b", "c"), hub_nets.preprocessing(str(tmp_path), "none"))

@@ -34,7 +34,7 @@ def accumulation(context: GateContext) -> Finding:
     optimiser must get the gradient of the whole batch each time."""
     world, probe = context.accelerator.num_processes, context.peek()
     if probe.expect.batch_dependence:
-        raise Skip(f"declared: {probe.expect.batch_dependence}")
+        raise Skip(f"by design: {probe.expect.batch_dependence}")
     if probe.expect.nondeterministic:
         raise Skip(probe.expect.nondeterministic)
     each = max(4, probe.expect.at_most(8, times=2))

@@ -42,7 +42,7 @@ def dependency(context: GateContext) -> Finding:
     head hides everything."""
     run, stage, _ = rehearsed(context)
     if stage.expect.batch_dependence:
-        raise Skip(f"declared: {stage.expect.batch_dependence}")
+        raise Skip(f"by design: {stage.expect.batch_dependence}")
     limit = 1e-3 if run.precision == "fp32" else 5e-2
     data, seed = training_samples(context), context.cfg.run.seed
     used = [(stage, False)]  # the stage that was looked at last, and whether it is in double
@@ -108,7 +108,7 @@ def _why(run: Run, data: Data, seed: int, limit: float, stage: Stage, double: bo
         compared, wrong = explain_in_batch(lambda n: mixture.loss(indices[:n]))
         wrong = wrong or (compared and _same_views(stage, mixture.read(indices)))
         if compared and not wrong:
-            raise Skip(f"{compared}, as contrastive losses do (`batch_dependence` declares it)")
+            raise Skip(f"{compared}, as contrastive losses do, by design")
         if wrong:
             return wrong
     return explain_mixed_samples(mixture, indices, mean=mean)

@@ -57,7 +57,7 @@ def entries(context: GateContext) -> Finding:
     Uses the rehearsed model, because an untrained head may hide the input."""
     run, stage, record = rehearsed(context)
     if stage.expect.random_loss:
-        raise Skip(f"declared: {stage.expect.random_loss}")
+        raise Skip(f"by design: {stage.expect.random_loss}")
     batch, roles = _batch(run, stage, record)
     loss = Loss(run, stage)
     before = loss.of(batch)

@@ -122,7 +122,7 @@ def _compare_answers(
     try:
         questions = stored(some)
     except Exception as error:  # a fork's own data set may raise anything
-        raise Skip(f"exported.sample cannot read what is stored: {type(error).__name__}: {error}") from None
+        raise Skip(f"this check cannot read stored samples of these data: {type(error).__name__}: {error}") from None
     try:
         theirs = query(exported.reader, folder, questions)
     except RuntimeError as error:
@@ -257,7 +257,7 @@ def export_gate(context: GateContext) -> Finding:
     answers. On the training samples, `evaluate` must return the metric of these answers."""
     run, stage, found = overfitted(context)
     if "loss" not in found:
-        raise Skip("train() made no step (see overfit)")
+        raise Skip("the training loop made no step (see overfit)")
     train, val = stage.data["train"], stage.data["val"]
     count = stage.expect.at_most(SAMPLES)
     some = {"train": found["indices"][:count], "val": pick(val, min(count, len(val)), context.cfg.run.seed)}

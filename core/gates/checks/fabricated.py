@@ -25,7 +25,7 @@ def fabricated(context: GateContext) -> Finding:
     key = next((k for k, f in train.fields.items() if f.get("classes")), None)
     lengths, shares = _lengths(train, val), {k: (s, val.fabricated[k]) for k, s in train.fabricated.items()}
     if not lengths and not shares:
-        raise Skip("every sample has the same length, nothing is declared fabricated")
+        raise Skip("every sample has the same length, and none is padded, resampled or synthetic")
     if key is None or len(val.indices) < FEWEST:
         too_few = f"{len(val.indices)} held-out samples are too few to decide"
         why = too_few if key else "no target is a class"

@@ -55,7 +55,7 @@ def gate_of(state: Callable[[GateContext, Stage, dict], Statements], *, rows: st
     def check(context: GateContext) -> Finding:
         run, stage, _ = rehearsed(context)
         if stage.expect.batch_dependence:
-            raise Skip(f"declared: {stage.expect.batch_dependence}")
+            raise Skip(f"by design: {stage.expect.batch_dependence}")
         data, seed = stage.data["train"], context.cfg.run.seed
         batch = fetch(data, pick(data, stage.expect.at_most(SAMPLES), seed), seed, run.device)
         one = compared(run, stage, batch, lambda: state(context, stage, batch))

@@ -25,7 +25,7 @@ def init(context: GateContext) -> Finding:
         raise Skip("trained from scratch")
     _, stage, record = rehearsed(context)
     if record.start is None:
-        raise Skip("train() made no optimiser step (see wiring)")
+        raise Skip("the training loop made no optimiser step (see wiring)")
     share, changed, old = record.start
     fresh, fits = stage.expect.new_parameters, match(stage.model, stage.pretrained)
     missing = [n for n in fits.missing if not n.startswith(fresh or ("\0",))]

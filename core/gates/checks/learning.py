@@ -42,7 +42,7 @@ def initial_loss(context: GateContext) -> Finding:
     run, stage = context.look()
     expected = stage.expect.initial_loss
     if expected is None:
-        raise Skip("the recipe expects no particular initial loss")
+        raise Skip("no theory says what the initial loss must be")
     if stage.pretrained is not None and not stage.expect.new_parameters:
         raise Skip("the run starts from trained weights, so the head is not untrained")
     data = train_set(stage)
@@ -306,7 +306,7 @@ def baseline(context: GateContext) -> Finding:
     """Score the overfit model on other samples' inputs, and train a model on blank inputs: both must be clearly
     worse."""
     if context.expect.solvable_without_input:
-        raise Skip(f"declared: {context.expect.solvable_without_input}")
+        raise Skip(f"by design: {context.expect.solvable_without_input}")
     run, stage, found = overfitted(context)
     metric = stage.gate_evaluator.metric
     if "loss" not in found or found["metric"] is None or not metric.better(found["metric"], metric.floor):

@@ -335,9 +335,9 @@ def range_test(context: GateContext) -> Finding:
     fall, or its peak is far below that."""
     expect = context.expect
     if expect.range_test:
-        raise Skip(f"declared: {expect.range_test}")
+        raise Skip(f"by design: {expect.range_test}")
     if 0 < expect.gate_batch_size < BATCH[0] and not context.deep:
-        raise Skip("a sample is declared expensive (gate_batch_size): run `check --deep --only range-test`")
+        raise Skip("one sample takes too long for this check: run `trainworthy check --deep --only range-test`")
     if len(context.peek().optimizers) > 1:
         raise Skip("several optimisers: no single rate to test")
     train_set(context.peek())

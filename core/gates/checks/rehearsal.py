@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from trainworthy.core.base import seeds
 from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
@@ -16,10 +17,11 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes.gradient import diagnosed
 from trainworthy.core.gates.causes.named import explain_silent_steps, order_causes
 from trainworthy.core.gates.causes.resume import Watch, first_cause, saved
-from trainworthy.core.gates.gate import GateContext
+from trainworthy.core.gates.causes.unheard import explain_unheard
+from trainworthy.core.gates.gate import GateContext, fetch, pick
 from trainworthy.core.gates.recorder import STEPS, Record, fingerprints, rehearsal_plan, rehearsed
 from trainworthy.core.loop.optim import exact
-from trainworthy.core.loop.run import Rehearsal, Run
+from trainworthy.core.loop.run import Rehearsal, Run, in_mode
 from trainworthy.core.loop.shard import NONE, mode
 from trainworthy.core.recipe.stage import Stage
 
@@ -105,8 +107,25 @@ def wiring(context: GateContext) -> Finding:
                   unmoved=bool(unmoved)),
         evidence={"gradients": record.gradients, "moved": {n: record.moved.get(n, 0.0) for n in trained},
                   "groups": groups, "frozen_moved": record.frozen_moved[:20]},
-        cause=_measured_causes(record, fault=bool(fault and not causes), untouched=bool(untouched)) or kept,
+        cause=_measured_causes(record, fault=bool(fault and not causes), untouched=bool(untouched)) or kept
+              or (_unheard(run, stage, untouched) if untouched and context.accelerator.num_processes == 1 else ""),
     )  # fmt: skip
+
+
+def _unheard(run: Run, stage: Stage, names: list[str]) -> str:
+    """Return why the loss of a batch does not depend on the parameters `names`; empty if it does, or without a training set."""
+    data, seed = stage.data.get("train"), run.cfg.run.seed
+    if data is None:
+        return ""
+    batch = fetch(data, pick(data, min(len(data), stage.expect.at_most(8)), seed), seed, run.device)
+    loss = run.used_loss or stage.loss
+
+    def losses() -> dict[str, float]:
+        seeds.seed_global(seed, "unheard")
+        with in_mode(stage.model, training=True), torch.no_grad(), run.autocast():
+            return {k: float(v) for k, v in loss(stage.model, batch).items()}
+
+    return explain_unheard(stage.model, losses, names)
 
 
 def _unlisted(stage: Stage) -> list[str]:

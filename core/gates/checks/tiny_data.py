@@ -221,7 +221,9 @@ def _afford(context: GateContext, samples: int) -> None:
     run.measure(stage, subset, probe=True)
     needed = agreed(context.accelerator, (time.process_time() - started) / len(subset) * samples)
     if needed > SECONDS:
-        raise Skip(f"evaluating {samples:,} samples takes {needed:.0f} s: run `check --deep --only tiny-data`")
+        raise Skip(
+            f"evaluating {samples:,} samples takes {needed:.0f} s: run `trainworthy check --deep --only tiny-data`"
+        )
 
 
 TEST_LOST = "test is read differently: another order of classes, other labels, scale or transform"
@@ -243,7 +245,7 @@ def tiny_data(context: GateContext) -> Finding:
     probe = context.peek()
     train_set(probe)
     if probe.expect.gate_batch_size and not context.deep:
-        raise Skip("a sample is declared expensive (gate_batch_size): run `check --deep --only tiny-data`")
+        raise Skip("one sample takes too long for this check: run `trainworthy check --deep --only tiny-data`")
     metric, cfg = probe.gate_evaluator.metric, context.cfg
     span = abs(metric.ceiling - metric.floor)
     if not 0 < span < math.inf:
@@ -358,7 +360,7 @@ def _in_time(found: dict, whole: dict) -> dict:
     falls = bool(losses) and statistics.mean(losses[-quarter:]) < 0.95 * statistics.mean(losses[:quarter])
     if not ended or (falls and not ended["train"].clear):
         raise Skip(
-            f"no result after {found['steps']} steps in {SECONDS:.0f} s: run `check --deep --only tiny-data`, which has no time limit"
+            f"no result after {found['steps']} steps in {SECONDS:.0f} s: run `trainworthy check --deep --only tiny-data`, which has no time limit"
         )
     return ended
 

@@ -45,7 +45,9 @@ def wiring(seen: Observer) -> dict:
             f"the gradient of {len(flat)} tensors is exactly zero at each of the first {CLOSE} steps: "
             f"{listed([called.get(i, '?') for i in flat])}"
         )
-        causes.append("factors of one product that all start at zero, a mask that is always 0, dead activations")
+        causes.append(
+            "a loss with the weight 0 in the sum, factors of one product that all start at zero, a mask that is always 0, dead activations"
+        )
     if called_twice := twins(seen):
         wrong += called_twice
         causes.append("copied code: a layer is called in place of its neighbour")

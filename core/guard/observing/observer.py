@@ -350,7 +350,7 @@ class Observer(Updates, Losses):
 
     def save(self, obj: Any, path: Any = None) -> None:
         if self.restart is not None and isinstance(path, (str, os.PathLike)):
-            self.restart.saved(self, os.fspath(path))
+            self.restart.saved(self, os.path.abspath(os.fspath(path)))
         self.empty_saves += bool(self.backwards) and isinstance(obj, dict) and not obj
         todo = [obj]
         while todo:

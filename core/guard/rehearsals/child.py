@@ -18,7 +18,7 @@ import torch
 from trainworthy.core.guard.checks import ranks, run_checks
 from trainworthy.core.guard.checks.restart import Restart
 from trainworthy.core.guard.checks.results import ENDED
-from trainworthy.core.guard.hooks import events
+from trainworthy.core.guard.hooks import events, patches
 from trainworthy.core.guard.observing.evidence import Evidence
 from trainworthy.core.guard.observing.observer import Observer
 from trainworthy.core.guard.observing.to_the_end import Following
@@ -92,12 +92,13 @@ class Rehearsal:
         if seed is not None:
             seed += self.plan.reseed
             torch.manual_seed(seed), np.random.seed(seed), random.seed(seed)
+        self.sandbox.install()  # below the observers: `trainworthy.check` in a script takes these away for a while
         events.install(self.seen)
+        patches.rehearsal = self.seen.notes.append
         if self.plan.reseed:
             reseeded(self.plan.reseed)
         torch.compile = uncompiled(self.seen)
         torch.multiprocessing.spawn = self.spawned(torch.multiprocessing.spawn)
-        self.sandbox.install()
         hold_uploads()
 
     def begin(self) -> None:

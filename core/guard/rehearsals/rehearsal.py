@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.errors import SIGNALS, UserError
 from trainworthy.core.guard.rehearsals.target import Target
 
 
@@ -92,7 +92,7 @@ def start(target: Target, plan: Any, folder: Path, below: Path | None = None) ->
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  whatever the parent has put there
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         from trainworthy.core.guard.rehearsals.child import Rehearsal
 

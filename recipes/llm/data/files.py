@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.recipes.llm.data import formats
-from trainworthy.recipes.shared import hub
+from trainworthy.recipes.shared import hub, mds
 
 from trainworthy import core
 
@@ -55,6 +55,7 @@ def tables(path: str, setting: str) -> dict[str, list[dict[str, Any]]]:
         held_out = [k for k in VALIDATION if k in found][:1]
         return {split: list(_plain(found[split])) for split in ("train", *held_out)}
     file = Path(path)
+    mds.refuse(file, needed=f"a {', '.join((*LINES, *TABLES))} file (also .gz), or hub:owner/name")
     if not file.is_file() or kind(file) not in (*LINES, *TABLES):
         raise core.UserError(
             f"{setting} {path}: {'a file of this kind is not read' if file.is_file() else 'no such file'}",

@@ -222,6 +222,19 @@ def text(row: dict[str, Any]) -> list[dict[str, str]]:
     return [formats.texts(row, COLUMNS)]
 
 
+def group_field(rows: Rows) -> core.Field:
+    """Return the description of `source`. Rows of a file without such a column have a part of their own text there, mostly the question."""
+    some = rows[:: max(1, len(rows) // 500)]
+    return core.Field("group", grouped_by="" if any(map(_names_its_source, some)) else "question")
+
+
+def _names_its_source(row: dict[str, Any]) -> bool:
+    own = alone(row)
+    if row["prompt"].startswith('{"messages"'):
+        own += "\n" + "\n".join(str(turn.get("content")) for turn in json.loads(row["prompt"])["messages"])
+    return row["source"] not in own
+
+
 class Pairs(core.Data):
     """Rows of text; `collate` turns some into ids and labels, so that gates can blank or exchange a prompt."""
 
@@ -232,7 +245,7 @@ class Pairs(core.Data):
 
     def __init__(self, rows: list[dict[str, str]], chat: Chat):
         self.rows, self.chat = rows, chat
-        self.fields = {"prompt": core.Field("input"), "completion": core.Field("target"), "source": core.Field("group")}
+        self.fields = {"prompt": core.Field("input"), "completion": core.Field("target"), "source": group_field(rows)}
 
     def __len__(self) -> int:
         return len(self.rows)

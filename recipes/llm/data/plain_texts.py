@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.recipes.llm.data import files
-from trainworthy.recipes.shared import hub
+from trainworthy.recipes.shared import hub, mds
 
 from trainworthy import core
 
 TABLES = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 PLAIN = (".txt", ".md", ".rst")
+READ = f"prose, a folder of {', '.join(PLAIN)} files, a {', '.join(TABLES)} file, or hub:owner/name"
 
 
 class Unusable(str):
@@ -30,6 +31,8 @@ def unusable(why: str, error: core.UserError | None = None) -> Unusable:
 
 
 def splits(path: str, column: str) -> dict[str, list[tuple[str, str | None]]]:
+    if not path.startswith("hub:"):
+        mds.refuse(path, needed=READ)
     if path.startswith("hub:") or files.kind(Path(path)) in TABLES:
         return _table(path, column)
     return {"train": _files(Path(path), column)}
@@ -73,8 +76,7 @@ def too_many(bad: list[str], what: str, max_bad: float) -> core.UserError:
 def _files(path: Path, column: str) -> list[tuple[str, str | None]]:
     """Return (location, text) of a folder's files, or of the parts of one file that are separated by empty lines."""
     if not path.exists():
-        raise core.UserError(f"--data.path {path}: no such file or folder", needed=f"prose, a folder of {', '.join(PLAIN)} files, "
-                             f"a {', '.join(TABLES)} file, or hub:owner/name")  # fmt: skip
+        raise core.UserError(f"--data.path {path}: no such file or folder", needed=READ)
     paths = sorted(p for p in path.rglob("*") if p.suffix in PLAIN) if path.is_dir() else [path]
     if not paths:
         found = sorted({p.suffix or p.name for p in path.rglob("*") if p.is_file()})

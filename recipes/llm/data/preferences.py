@@ -214,7 +214,7 @@ class Preferences(core.Data):
     def __init__(self, rows: list[dict[str, str]], chat: pairs.Chat):
         self.rows, self.chat = rows, chat
         self.fields = {"prompt": core.Field("input"), "chosen": core.Field("target"), "rejected": core.Field("target"),
-                       "source": core.Field("group")}  # fmt: skip
+                       "source": pairs.group_field(rows)}  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -25,7 +25,7 @@ from trainworthy.core.data.assets import cache_dir
 from trainworthy.core.data.validation_split import is_held_out
 from trainworthy.recipes.llm.data import documents, packing, plain_texts
 from trainworthy.recipes.llm.data.packing import Packed, best_fit, windows
-from trainworthy.recipes.shared import hub
+from trainworthy.recipes.shared import hub, mds
 
 from trainworthy import core
 
@@ -59,6 +59,8 @@ class Cursor(NamedTuple):
 @cache
 def blocks(path: str, column: str) -> dict[str, list[Block]]:
     """Return {split: its blocks, shuffled}. Only sizes and schemas are read."""
+    if "://" not in path:
+        mds.refuse(path, needed=plain_texts.READ)
     files = {"train": [path]} if Path(path).is_file() else _listed(path) if "://" not in path else _matching(path)
     if "train" not in files:
         raise core.UserError(f"--data.path {path} has no split to learn from", got=", ".join(files) or "no data files",

@@ -346,7 +346,7 @@ def padding() -> Gate:
         alone."""
         run, stage, found = overfitted(context)
         if "loss" not in found or stage.predict is None:
-            raise Skip("the overfit gate trained no model" if stage.predict else "the recipe has no predict()")
+            raise Skip("the overfit gate trained no model" if stage.predict else "the recipe answers no prompts")
         data = View(stage.data["train"], found["indices"])
         limit = 1e-3 if run.precision == "fp32" else 5e-2
 

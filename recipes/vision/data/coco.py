@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from trainworthy.core import UserError
+from trainworthy.recipes.shared import mds
 from trainworthy.recipes.vision.data.encoded import describe_error
 from trainworthy.recipes.vision.data.pictures import VALIDATION
 
@@ -71,6 +72,7 @@ def read_list(root: Path, file: Path, split: str) -> Listed:
         entries = [(a["image_id"], int(a["category_id"]), [float(v) for v in a["bbox"]], a.get("iscrowd", 0))
                    for a in _each(found, "annotations", at)]  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        mds.refuse(file, needed="COCO's JSON with pictures as files", pictures=True)
         problem = f"no {error}" if isinstance(error, KeyError) else describe_error(error)
         problem = f"{at[-1]}: {problem}" if at else problem
         raise UserError(f"cannot read {file}", got=problem, needed="COCO: images (id, file_name, width, height), annotations "

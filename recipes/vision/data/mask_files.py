@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from trainworthy.core import UserError
+from trainworthy.recipes.shared import mds
 from trainworthy.recipes.vision.data.encoded import Decoded, decode, describe_error, display_path
 
 IGNORE = 255
@@ -70,6 +71,7 @@ def matched(split: Path, notes: dict[str, str]) -> list[tuple[Path, Path]]:
     pictures, masks = inside("images"), {p.stem: p for p in inside("masks")}
     alone = [p.name for p in pictures if p.stem not in masks]
     if not pictures:
+        mds.refuse(split, needed=LAYOUT, pictures=True)
         raise UserError(f"no picture in {split / 'images'}", needed=LAYOUT,
                         got=", ".join(sorted(p.name for p in split.iterdir())[:5]) or "nothing",
                         cause="the path stops one folder too early or too late")  # fmt: skip

@@ -28,7 +28,7 @@ from trainworthy.core.base import network, seeds
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.data.assets import cache_dir
 from trainworthy.core.data.validation_split import absolute, parse_val, refuse_training_data
-from trainworthy.recipes.shared import hub
+from trainworthy.recipes.shared import hub, mds
 from trainworthy.recipes.vision.data.encoded import (
     NOT_A_PICTURE,
     Encoded,
@@ -127,6 +127,7 @@ def _load(where: str, val: str, streaming: bool, max_bad: float) -> Labelled:
     if not root.is_dir():
         raise UserError(f"there is no data folder {where}", got="a file" if root.exists() else "nothing there", needed=LAYOUT,
                         next="--data.path FOLDER, --data.path hub:owner/name, or leave it out for the digits")  # fmt: skip
+    mds.refuse(root, needed=LAYOUT, pictures=True)
     if any(root.rglob("*.parquet")):
         return from_parquet(where, wanted, streaming=streaming, max_bad=max_bad)
     tars = sorted(root.rglob("*.tar"))

@@ -81,7 +81,7 @@ class Stored:
                 second = max(second, alike)
         if best < ALIKE or best - second < CLEAR:
             size = "x".join(map(str, image.shape[-2:]))
-            raise Skip(f"evaluate() asks for pictures that are none of the held-out ones ({size} pixels; cut or resized?): their answers "
+            raise Skip(f"the evaluation reads pictures that are none of the held-out ones ({size} pixels; cut or resized?): their answers "
                        "are unknown")  # fmt: skip
         return self._seen(*chosen)
 

@@ -197,7 +197,7 @@ def own_pixels(context: GateContext) -> Finding:
     boxes together score 1.00 through the pipeline that they were trained with, but not here."""
     run, stage, found = overfitted(context)
     if "loss" not in found:
-        raise Skip("train() made no step (see overfit)")
+        raise Skip("the training loop made no step (see overfit)")
     train, name, n = stage.data["train"], stage.metric.name, len(stage.data["train"].data.classes)
     data = ByOtherHands(train, found["indices"], context.cfg.run.seed)
     value = run.measure(stage, data)[name]
@@ -233,7 +233,7 @@ def suppression(context: GateContext) -> Finding:
     comparison; zero is healthy."""
     run, stage, found = overfitted(context)
     if "loss" not in found:
-        raise Skip("train() made no step (see overfit)")
+        raise Skip("the training loop made no step (see overfit)")
     data, model = stage.data["train"], stage.eval_model
     learnt = View(data, found["indices"], draws=context.cfg.run.seed)
     batch = fetch(learnt, list(range(len(learnt))), None, run.device)

@@ -62,6 +62,12 @@ def library(model: nn.Module, name: str, n_classes: int) -> dict[str, Any]:
     return hub_nets.configured(model) or theirs
 
 
+def write(folder: Path, net: nn.Module, config: dict[str, Any], example: Tensor) -> None:
+    """Write the export of a net `net` that a library has inside, under the library's own names, with its image processor if it has one."""
+    core.save_export(folder, net, config, example, weights=net.net)
+    hub_nets.write_processor(folder, net)
+
+
 def stored(data: core.Data, index: int) -> tuple[core.Data, int]:
     """Return the data set that stores the image, and its index there: below balancing and mixing."""
     while hasattr(data, "data") and isinstance(data.data, core.Data):

@@ -53,8 +53,9 @@ def by_queries(classes: Tensor, masks: Tensor) -> Tensor:
 class Classifier(Normalised):
     """Map (B, 3, H, W) in [0, 1] to logits (B, n)."""
 
-    def __init__(self, net: nn.Module, mean: Sequence[float], std: Sequence[float], *, interpolated: bool):
-        super().__init__(net, mean, std)
+    def __init__(self, net: nn.Module, prepare: Preprocessing, *, interpolated: bool):
+        super().__init__(net, prepare.mean, prepare.std)
+        self.prepare = prepare
         self.more = {"interpolate_pos_encoding": True} if interpolated else {}
         """For pictures of another size than the weights' own."""
 
@@ -122,7 +123,7 @@ def classifier(model: str, weights: str, classes: Sequence[str], prepare: Prepro
         if name.endswith("mask_token"):  # of pretraining; no classifier uses it
             parameter.requires_grad_(False)
     takes = "interpolate_pos_encoding" in inspect.signature(start.model.forward).parameters
-    net = Classifier(start.model, prepare.mean, prepare.std, interpolated=other and takes)
+    net = Classifier(start.model, prepare, interpolated=other and takes)
     return start._replace(model=net)
 
 
@@ -166,16 +167,31 @@ def _configuration(path: str, classes: Sequence[str] = ()) -> Any:
     from transformers import AutoConfig
 
     named = {"id2label": dict(enumerate(classes)), "label2id": {c: i for i, c in enumerate(classes)}} if classes else {}
+    count = (
+        {"num_labels": len(classes)} if _of_timm(Path(path)) and classes else {}
+    )  # else the file's own number counts there
     try:
-        return AutoConfig.from_pretrained(path, **named)
-    except ImportError as error:  # timm is an extra of transformers
-        raise UserError(f"--model {path} needs another package", got=str(error).strip().splitlines()[0],
-                        next="pip install timm") from None  # fmt: skip
+        config = AutoConfig.from_pretrained(path, **named, **count)
+        if classes and hasattr(config, "label_names"):  # timm's names of the classes, which a reader prefers
+            config.label_names = list(classes)
+        return config
+    except ImportError as error:
+        raise _without_timm(path, error) from None
+
+
+def _without_timm(path: str, error: ImportError) -> UserError:
+    """Return the error of a net whose package is missing: timm is an extra of transformers."""
+    return UserError(
+        f"--model {path} needs another package", got=str(error).strip().splitlines()[0], next="pip install timm"
+    )
 
 
 def _started(kind: Any, config: Any, path: str, model: str, weights: str) -> Start:
     """Return the library's net of `config` with its weights and a head at zero, before it is wrapped as `net`; names are those after it."""
-    net, missing = kind.from_config(config), []
+    try:
+        net, missing = kind.from_config(config), []
+    except ImportError as error:
+        raise _without_timm(path, error) from None
     if weights != "none":
         net, found = kind.from_pretrained(path, config=config, ignore_mismatched_sizes=True, dtype=torch.float32,
                                           output_loading_info=True)  # fmt: skip
@@ -202,7 +218,25 @@ def configured(model: nn.Module) -> dict[str, Any] | None:
     theirs = json.loads(model.net.config.to_json_string(use_diff=False))
     normalised = {"image_mean": model.mean.flatten().tolist(), "image_std": model.std.flatten().tolist()}
     interpolated = {"interpolated": bool(getattr(model, "more", {}))}
+    if "pretrained_cfg" in theirs and isinstance(model, Classifier):  # timm's image processor reads it
+        fit = model.prepare
+        theirs["pretrained_cfg"] |= {"mean": fit.mean, "std": fit.std, "interpolation": fit.interpolation.value, "crop_mode": "center",
+                                     "crop_pct": fit.crop / fit.resize, "input_size": (3, fit.crop, fit.crop)}  # fmt: skip
     return theirs | normalised | interpolated | {"architectures": [type(model.net).__name__], "library": "transformers"}
+
+
+def write_processor(folder: Path, model: nn.Module) -> None:
+    """Write preprocessor_config.json next to the weights of a classifier of transformers, for `pipeline` and `AutoImageProcessor`: a resize
+    of the shorter side and a crop, as in training. timm's nets have theirs in config.json."""
+    if not isinstance(model, Classifier) or hasattr(model.net.config, "pretrained_cfg"):
+        return
+    from transformers import BitImageProcessor
+
+    fit = model.prepare
+    BitImageProcessor(
+        size={"shortest_edge": fit.resize}, crop_size={"height": fit.crop, "width": fit.crop}, image_mean=list(fit.mean),
+        image_std=list(fit.std), resample=2 if fit.interpolation is v2.InterpolationMode.BILINEAR else 3,
+    ).save_pretrained(folder)  # fmt: skip
 
 
 def _kind(config: Any, model: str) -> Any:

@@ -21,7 +21,7 @@ from torch import Tensor
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.validation_split import absolute, hold_out, parse_share, refuse_training_data
 from trainworthy.recipes.llm.data import files
-from trainworthy.recipes.shared import hub
+from trainworthy.recipes.shared import hub, mds
 from trainworthy.recipes.vlm.data.conversations import (
     BadLine,
     Conversation,
@@ -298,6 +298,11 @@ def read(file: Path) -> list[Conversation | dict[str, str]]:
 def parse(file: Path) -> Lines:
     """Return the lines of one file: conversations, or questions with their columns, and what is wrong with the others."""
     if not file.is_file():
+        mds.refuse(
+            file.parent,
+            needed="a folder with train.jsonl and val.jsonl, pictures next to them, or a file",
+            pictures=True,
+        )
         raise UserError(f"there is no {file}", needed="a folder with train.jsonl and val.jsonl (or --data.val), pictures next to them "
                         "(or in --data.images), or a file",
                         next='a line: {"image": "a.jpg", "question": "how many cats?", "answer": "two"}')  # fmt: skip

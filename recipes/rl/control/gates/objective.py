@@ -51,7 +51,7 @@ def _compared(context: GateContext, formula: Callable) -> tuple[stated_by.Compar
     found = seen(context)
     run, stage, batch = found.run, found.stage, _moved(found.batch, context.cfg.run.seed)
     if stage.expect.batch_dependence:
-        raise Skip(f"declared: {stage.expect.batch_dependence}")
+        raise Skip(f"by design: {stage.expect.batch_dependence}")
     model = stage.model.eval()
     got, whole = stated_by.each_alone(run, stage, batch)
     with run.autocast():

@@ -394,7 +394,7 @@ class Problems(core.Data):
 
     def __init__(self, rows: list[dict[str, str]]):
         self.rows = rows
-        self.fields = {"prompt": core.Field("input"), "answer": core.Field("target"), "source": core.Field("group")}
+        self.fields = {"prompt": core.Field("input"), "answer": core.Field("target"), "source": pairs.group_field(rows)}
         if rows and rows[0].get(OTHERS):
             self.fields[OTHERS] = core.Field("extent")
 
