@@ -4,6 +4,7 @@ Columns of few values are a clock if together they always follow each other in o
 clock is measured in training; in the evaluation it must not depend on a clock that is some steps ahead or behind.
 """
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def successors(rows: Rows) -> dict[tuple[float, ...], tuple[float, ...]] | None:
     """Return which state follows each one, if that is always the same, and the states make one circle."""
     following: dict[tuple[float, ...], tuple[float, ...]] = {}
     for row in rows:
-        for a, b in zip(row, row[1:], strict=False):
+        for a, b in pairwise(row):
             if following.setdefault(a, b) != b:
                 return None
     if not 4 <= len(following) <= STATES or set(following) != set(following.values()):
