@@ -1,4 +1,5 @@
-"""Harm of the bugs of the fifth to tenth, the twelfth and the hosted set: each script is run whole, unchanged and with every patch, at two seeds.
+"""Harm of the bugs of the fifth to tenth, the twelfth, the fourteenth and the hosted set: each script is run whole, unchanged and with every
+patch, at two seeds.
 
 `python -m tests.guard.harm [SCRIPT | ID ...]` prints one line for each run: id, seed, final number, seconds.
 The final number is the last `FINAL name=value` that the script prints. Where a bug changes the script's own
@@ -19,6 +20,8 @@ from tests.guard import (
     eighth_set_heldout,
     fifth_set,
     fifth_set_heldout,
+    fourteenth_set,
+    fourteenth_set_heldout,
     hosted_set,
     hosted_set_heldout,
     ninth_set,
@@ -45,6 +48,8 @@ SETS = (
     tenth_set,
     tenth_set_heldout,
     twelfth_set,
+    fourteenth_set,
+    fourteenth_set_heldout,
     hosted_set,
     hosted_set_heldout,
 )

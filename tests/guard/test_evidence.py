@@ -64,6 +64,32 @@ def test_a_target_that_is_a_column_of_the_input():
         assert (found is not None and "entry 3" in found[0]) == leaks
 
 
+@pytest.mark.parametrize(
+    ("past", "target", "leaks"),
+    [
+        (slice(0, 8), slice(7, 11), True),
+        (slice(0, 8), slice(8, 12), False),
+        (slice(0, 8), slice(1, 9), False),  # at each step the next one
+        (slice(0, 8), slice(0, 8), False),  # reconstructed
+        (slice(7, 8), slice(7, 12), False),  # a trajectory from its first state
+    ],
+)
+@pytest.mark.parametrize("columns", [1, 6])
+def test_a_window_that_begins_with_the_last_value_of_its_input(past: slice, target: slice, leaks: bool, columns: int):
+    torch.manual_seed(0)
+    for several in (False, True):
+        one = Regression()
+        for _ in range(4):
+            x = torch.randn(32, 12, columns)
+            goal = x[:, target] if several else x[:, target, 0]
+            one.add(torch.zeros(goal.shape, requires_grad=True), goal, (None, (x[:, past],), {}), [])
+        found = objectives.copied(SimpleNamespace(evidence=SimpleNamespace(regression=one), control=None))
+        assert (found is not None) == leaks
+        reverse = Regression()
+        reverse.add(torch.zeros(32, 12, requires_grad=True), x[:, :, 0].flip(1), (None, (x,), {}), [])
+        assert not reverse.leaks
+
+
 @pytest.mark.parametrize("kind", ["right", "exchanged", "foreign"])
 def test_mixed_targets(kind: str):
     torch.manual_seed(0)
@@ -178,6 +204,22 @@ def test_credit_of_actions():
     assert played(lambda g: np.random.default_rng(2).normal(size=128))[0] is None
     assert "wrong sign" in played(lambda g: -g)[0][1]
     assert "reversed time" in played(lambda g: g[::-1])[0][1]
+
+
+@pytest.mark.parametrize(("decay", "forward"), [(0.95, True), (1.0, True), (0.95, False), (1.0, False)])
+def test_returns_that_are_summed_from_the_first_step(decay: float, forward: bool):
+    one, draw = policy_rewards.Credit(), np.random.default_rng(0)
+    ends = [bool(draw.random() < 0.05) for _ in range(300)]
+    for end in ends:
+        one.seen(7, (draw.normal(size=3).astype("float32"), 1.0, end, False, {}))
+    total, sums = 0.0, []
+    for end in ends if forward else reversed(ends):
+        total = 1.0 + decay * total * (not end)
+        sums.append(total)
+    weights = sums if forward else sums[::-1]
+    one.batches = [(300, [((7, t, 0), w + draw.normal()) for t, w in enumerate(weights)])]
+    fault = policy_rewards.check(one)[0]
+    assert (fault is not None and "up to the action" in fault[0]) == forward, fault
 
 
 def test_signs_of_gradients():

@@ -30,6 +30,18 @@ def test_views_of_scores():
     assert not told(lambda: pictures(torch.randn(2, 4, 6, 6)).permute(0, 2, 3, 1).reshape(-1, 5))
 
 
+def test_views_with_classes_on_the_second_axis():
+    linear, conv = nn.Linear(4, 3), nn.Conv1d(4, 3, 1)
+    x = torch.randn(5, 7, 4)
+    assert "view of (5, 7, 3)" in told(lambda: linear(x).view(5, 3, 7))
+    assert "view of (35, 3)" in told(lambda: linear(x.reshape(35, 4)).view(5, 3, 7))
+    assert "view of (2, 6, 6, 3)" in told(lambda: linear(torch.randn(2, 6, 6, 4)).reshape(2, 3, 6, 6))
+    assert not told(lambda: linear(x).transpose(1, 2))
+    assert not told(lambda: conv(x.transpose(1, 2)).view(5, 3, 7, 1))
+    assert not told(lambda: nn.Linear(4, 21)(x[:, 0]).view(5, 3, 7))  # one score for each class and place
+    assert not told(lambda: linear(x[:, 0]).view(5, 3, 1))
+
+
 def test_cosines():
     net = nn.Linear(6, 12)
     a, b = (lambda: F.normalize(net(torch.randn(16, 6)), dim=1)), (lambda: F.normalize(net(torch.randn(16, 6)), dim=1))

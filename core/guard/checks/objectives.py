@@ -164,7 +164,7 @@ def copied(seen: Any) -> Fault | None:
     if one.leaks >= 3 and one.leaks >= 0.9 * one.pairs:
         return (
             f"the target is entry {one.column} of the model's own input",
-            "the column to predict was left among the inputs, or the window ends one step too late",
+            "the column to predict was left among the inputs, or the window ends one step too late (the target begins with its last value)",
         )
     if one.copies < 2 or one.copies < one.pairs or one.copied is None or seen.control is None:
         return None

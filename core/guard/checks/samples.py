@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 from torch.utils.data.sampler import SequentialSampler
 from trainworthy.core.guard.checks.results import finding, skip
-from trainworthy.core.guard.measures import columns, neighbours, overlapping_windows, repeated_rows, token_pairs
+from trainworthy.core.guard.measures import clocks, columns, neighbours, overlapping_windows, repeated_rows, token_pairs
 from trainworthy.core.guard.measures.alignment import turned_apart
 from trainworthy.core.guard.measures.collating import mispaired
 from trainworthy.core.guard.measures.drawn_apart import drawn_apart
@@ -147,6 +147,7 @@ def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
             or turned_apart(train[0].loader, evals, limit + 3 * SECONDS)
             or columns.check(data, [v.dataset for v in others], time.monotonic() + SECONDS)
             or repeated_rows.check(train[0].loader, others, time.monotonic() + SECONDS)
+            or clocks.check(data, [v.dataset for v in others], time.monotonic() + SECONDS)
             or overlapping_windows.check(train[0].loader, others, time.monotonic() + SECONDS)
             or token_pairs.check(data, [v.dataset for v in others], time.monotonic() + SECONDS)
             or neighbours.check(data, [v.dataset for v in others], time.monotonic() + SECONDS, outputs)

@@ -1,4 +1,4 @@
-"""Looks at how the scores of a class loss were made: a view whose rows mix classes and places, and cosines that nothing scales."""
+"""Looks at how the scores of a class loss were made: a view that mixes classes and places, and cosines that nothing scales."""
 
 import math
 
@@ -16,15 +16,20 @@ class Logits:
     """The scores of cross-entropies in training."""
 
     def __init__(self) -> None:
-        self.calls = self.mixed = self.cosines = self.classes = 0
+        self.calls = self.mixed = self.turned = self.cosines = self.classes = 0
         self.old: tuple[int, ...] = ()
         self.contrasts = Contrasts()
 
     def note(self, scores: Tensor) -> None:
-        """Note the scores (N, C) of one call."""
+        """Note the scores (N, C) or (N, C, places) of one call."""
         self.calls += 1
         node = scores.grad_fn
-        if node is None or scores.dim() != 2 or self.calls > 4 * MANY:
+        if node is None or self.calls > 4 * MANY:
+            return
+        if scores.dim() > 2:
+            self._places(scores)
+            return
+        if scores.dim() != 2:
             return
         if node.name() in VIEWS:
             old = tuple(int(n) for n in node._saved_self_sym_sizes)  # type: ignore[attr-defined]
@@ -35,6 +40,16 @@ class Logits:
         if node.name() == "MmBackward0" and scores.shape[1] >= MANY:
             self.cosines += of_unit_vectors(node)
             self.classes = scores.shape[1]
+
+    def _places(self, scores: Tensor) -> None:
+        """Note scores (N, C, places) that are a view of (..., C): their second axis steps over places, and not over classes."""
+        node = scores.grad_fn
+        if node.name() not in VIEWS:  # type: ignore[union-attr]
+            return
+        old = tuple(int(n) for n in node._saved_self_sym_sizes)  # type: ignore[union-attr]
+        classes = scores.shape[1]
+        if len(old) >= 2 and old[-1] == classes > 1 and classes not in old[1:-1] and scores[0, 0].numel() > 1:
+            self.turned, self.old = self.turned + 1, old
 
     def fault(self) -> Fault | None:
         """Return what is wrong, and the cause."""
@@ -47,6 +62,12 @@ class Logits:
             return (
                 f"cross_entropy gets the rows of a view of {self.old}: each holds the score of one class at many places",
                 "reshape() or view() does not move the classes to the last axis: transpose or permute them first",
+            )
+        if self.turned == seen:
+            return (
+                f"cross_entropy wants the classes on the second axis and gets a view of {self.old}, whose classes are on the last one: "
+                "each score is that of another place and class",
+                "view() or reshape() does not move the classes to the second axis: transpose or permute them",
             )
         if self.cosines == seen:
             least = math.log(1 + (self.classes - 1) * math.exp(-2))

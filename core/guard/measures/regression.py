@@ -12,6 +12,7 @@ from trainworthy.core.guard.hooks.addresses import address_of
 
 PAIRS = 24
 WINDOW = 512  # longest target that is read, in steps
+MOST = 16_384  # numbers of one input in which a target is searched for
 COLUMNS, FEW = 256, 4  # most further columns in a flat input with a noisy sample; most columns read one by one
 
 
@@ -71,20 +72,11 @@ class Regression:
 
     def _leak(self, given: list[Tensor], target: Tensor) -> None:
         """Note a target that is one of its own inputs."""
-        if (
-            target.dim() == 2
-            and 1 < target.shape[1] <= WINDOW
-            and len(target) >= 16
-            and len(target[:, 0].unique()) >= 8
-        ):
-            for x in given:  # the first step of a window to predict
-                last = x.detach()[:, -1].reshape(len(x), -1) if x.dim() > 1 and len(x) == len(target) else target[:, :0]
-                if (
-                    last.shape[1] <= FEW
-                    and bool((last == target[:, :1]).all(0).any())
-                    and not torch.equal(x.flatten(1), target)
-                ):
-                    self.leaks, self.column = self.leaks + 1, x[0].numel() - 1
+        if target.dim() in (2, 3) and 1 < target.shape[1] <= WINDOW and len(target) >= 16:
+            window = target if target.dim() == 2 else target[:, :, 0]
+            for x in given if len(window[:, 0].unique()) >= 8 else ():
+                if (column := begins_with_last(window, x.detach())) is not None:
+                    self.leaks, self.column = self.leaks + 1, x[0].numel() - x[0, -1].numel() + column
                     return
         flat = target.flatten()
         x = next((x for x in given if x.is_floating_point() and x.dim() > 1 and len(x) == len(flat)), None)
@@ -121,6 +113,20 @@ class Regression:
             self.strange.append(strange)
         elif target[0].numel() >= 128 and self._drawn(target):
             self.hidden.add(noisy, drawn, given)
+
+
+def begins_with_last(window: Tensor, x: Tensor) -> int | None:
+    """Return the column of the input's last step that is the first step of each window to predict, if not all of the window is in the input
+    (a series that is reconstructed, in its order or reversed)."""
+    if x.dim() not in (2, 3) or len(x) != len(window) or not x.is_floating_point():
+        return None
+    if x.shape[1] < 2 or x[0].numel() > MOST:  # one step: a state from which the window starts
+        return None
+    last = x[:, -1].reshape(len(x), -1)
+    equal = (last == window[:, :1]).all(0)
+    if not bool(equal.any()) or bool((x.flatten(1) == window[:, -1:]).all(0).any()):
+        return None
+    return int(equal.float().argmax())
 
 
 def joined(given: list[Tensor], target: Tensor, batches: Any) -> tuple[Tensor | None, list[Tensor]]:
