@@ -267,7 +267,7 @@ def overlap(train: Scan, val: Scan) -> dict[str, Any]:
 
 def limit(scan: Scan) -> float:
     """Return the similarity above which two samples are near duplicates."""
-    return alike.limit(scan.widths, scan.shapes)
+    return alike.limit(scan.widths, scan.shapes, scan.contents)
 
 
 def _nearest(a: Scan, b: Scan) -> tuple[Tensor, Tensor] | None:
