@@ -287,6 +287,18 @@ def test_grey_pictures_in_three_channels_are_as_small_as_in_one():
     assert inventory.limit(inventory.scan("train", Rows(torch.rand(40, 3, 32, 32)))) == 0.985
 
 
+@pytest.mark.parametrize(("answers", "classes"), [([f"answer {i}" for i in range(16)], False), (["yes", "no"] * 8, True)])
+def test_answers_that_are_all_different_are_no_classes(answers: list[str], classes: bool):
+    """The gate `data` printed "per class 1-1" of 16 held-out answers."""
+
+    class Answers(Rows):
+        def get(self, index, generator):
+            return {"x": self.rows[index], "y": answers[index]}
+
+    found = inventory.scan("val", Answers(torch.randn(16, 64)))
+    assert ("per_class" in found.fields["y"]) is classes
+
+
 @pytest.mark.parametrize("side", [8, 28, 64])
 def test_different_pictures_that_were_enlarged_are_no_copies(side: int):
     """1,797 digits of 8x8 pixels: at 64x64, 76 of them have another one above 0.985. Copies with a changed pixel are found at each size."""
