@@ -287,7 +287,9 @@ def test_grey_pictures_in_three_channels_are_as_small_as_in_one():
     assert inventory.limit(inventory.scan("train", Rows(torch.rand(40, 3, 32, 32)))) == 0.985
 
 
-@pytest.mark.parametrize(("answers", "classes"), [([f"answer {i}" for i in range(16)], False), (["yes", "no"] * 8, True)])
+@pytest.mark.parametrize(
+    ("answers", "classes"), [([f"answer {i}" for i in range(16)], False), (["yes", "no"] * 8, True)]
+)
 def test_answers_that_are_all_different_are_no_classes(answers: list[str], classes: bool):
     """The gate `data` printed "per class 1-1" of 16 held-out answers."""
 
@@ -309,7 +311,10 @@ def test_different_pictures_that_were_enlarged_are_no_copies(side: int):
     train, val = pixels[order[:1400]], pixels[order[1400:]]
     val = torch.cat([val, train[:20] * 0.9])
     val[-20:, :, 3, 3] += 0.1
-    splits = [inventory.scan(n, Rows(F.interpolate(x, size=side, mode="bilinear"))) for n, x in (("train", train), ("val", val))]
+    splits = [
+        inventory.scan(n, Rows(F.interpolate(x, size=side, mode="bilinear")))
+        for n, x in (("train", train), ("val", val))
+    ]
     found = inventory.overlap(*splits)
     assert len(found["near_pairs"]) == 20, found
     assert [v for v, _ in found["near_pairs"]] == list(range(len(val) - 20, len(val)))

@@ -74,7 +74,8 @@ def test_a_large_class_is_near_to_many_pictures():
 
 def test_few_pictures_of_one_of_two_exchanged_classes_are_enough():
     pair = found(Uneven({1: 48, 6: 320, 9: 40}, affine(180)))
-    assert pair is not None and pair.classes == ("6", "9")
+    assert pair is not None
+    assert pair.classes == ("6", "9")
 
 
 def test_a_turn_that_changes_the_label_is_quiet():

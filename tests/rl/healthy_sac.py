@@ -3,7 +3,6 @@
 from tests.helpers.plant import Healthy
 from tests.rl import healthy_ppo
 
-
 FIXED = (  # as in the first paper (Haarnoja 2018a)
     "STAGES = [sac]\n",
     """def fixed(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:

@@ -316,7 +316,11 @@ def weighting(context: GateContext) -> Finding:
     if not aim.quadratic:  # Huber's loss: weights are compared up to a common factor, values are not
         expected = expected * (aim.weight / expected.clamp_min(0.01)).median()
     apart_from, of = _by_formula(context, aim, expected) if aim.quadratic else (0.0, 0)
-    compared = f"the losses of {of} single samples by at most {apart_from:.1%}" if of else "the loss is not quadratic in the error"
+    compared = (
+        f"the losses of {of} single samples by at most {apart_from:.1%}"
+        if of
+        else "the loss is not quadratic in the error"
+    )
     gap = ((aim.weight - expected).abs() / expected.clamp_min(0.01)).cpu()
     t, i = aim.timestep.tolist(), int(gap.argmax())
     values, counts = watched(context).timesteps.unique(return_counts=True)

@@ -91,7 +91,9 @@ def _verdict(shares: list[float], due: float, updates: float, total: int, *, by_
     times = rate * updates * total
     expected = 1 / due
     plain = len(shares) * expected >= 2 or found * len(shares) >= 2  # enough was watched
-    blended = by_copies and 0 < min(shares) and max(shares) < 0.5  # a fork that averages: it has no interval between copies
+    blended = (
+        by_copies and min(shares) > 0 and max(shares) < 0.5
+    )  # a fork that averages: it has no interval between copies
     other = plain and not blended and not 0.5 <= (found / expected if expected else math.inf) <= 2
     every = (
         f"once in {1 / rate:.4g} updates" if rate < 0.5 else f"{rate:.0%} of the distance to the net in every update"
