@@ -15,9 +15,8 @@ NEAR_TINY = 0.9965  # for up to 100 pixels: of 1,797 digits of 8x8 pixels (UCI),
 ENLARGED = ((8, 0.07), (16, 0.025))
 """(pixels of a side, share of the power that this many pixels do not hold): below it, most pictures were enlarged from such small ones.
 Digits of 8x8 pixels that were enlarged: 0.04 to 0.065 at 8, 0.009 at 16; of 16x16: 0.022 at 16; photos and digits of 28x28: 0.047 and more."""
-COARSE = (
-    0.1  # share of the power that half as many pixels of a side do not hold; smooth pictures (windows of sky) have less
-)
+COARSE = 0.1
+"""Share of the power that half as many pixels of a side do not hold, at least; smooth pictures (windows of sky) have less."""
 DETAILS = 0.3
 """Smallest correlation of what two images have beyond their smooth parts, if one is a copy of the other. Of crops of photos that were saved
 again as JPEG (quality 30), made brighter, noisy (4%) or moved by a pixel, 90% have 0.88 and more; the rest hardly has any detail. Different

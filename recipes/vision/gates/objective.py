@@ -191,9 +191,8 @@ def _pulls_pixels(stage: Stage, batch: dict, term: str) -> str:
 
     weighted = place_weights.named(stage.model, total, plain, 1e-4)
     dead, pulled = known & (size == 0), known & (size > 0)
-    if (dead & (p < UNSURE)).any() and p[dead].mean() < p[
-        pulled
-    ].mean():  # sure pixels may have none: hard ones alone are learnt
+    # Sure pixels may get none, if hard ones alone are learnt
+    if (dead & (p < UNSURE)).any() and p[dead].mean() < p[pulled].mean():
         return weighted or f"{dead.sum() / known.sum():.0%} of the pixels, the less sure ones, get no gradient"
     if weighted.startswith(place_weights.BY_CLASS):
         seen = [c for c in range(logits.shape[1]) if (mask == c).any()]

@@ -91,9 +91,8 @@ def _verdict(shares: list[float], due: float, updates: float, total: int, *, by_
     times = rate * updates * total
     expected = 1 / due
     plain = len(shares) * expected >= 2 or found * len(shares) >= 2  # enough was watched
-    blended = (
-        by_copies and min(shares) > 0 and max(shares) < 0.5
-    )  # a fork that averages: it has no interval between copies
+    # A fork that averages has no interval between copies
+    blended = by_copies and min(shares) > 0 and max(shares) < 0.5
     other = plain and not blended and not 0.5 <= (found / expected if expected else math.inf) <= 2
     every = (
         f"once in {1 / rate:.4g} updates" if rate < 0.5 else f"{rate:.0%} of the distance to the net in every update"
