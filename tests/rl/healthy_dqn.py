@@ -21,9 +21,6 @@ VARIANTS = [
     healthy("ok-dqn-sparse-reward", "--env", "MountainCar-v0", naive="every return is -200: not learning"),
     healthy("ok-dqn-squared-error", naive="not Huber's loss",
             hunk=("error = F.smooth_l1_loss(", "error = 0.5 * F.mse_loss(")),
-    healthy("ok-dqn-averaged-target", naive="--target-update-interval is not used", hunk=(
-        "            if (step.index * cfg.gradient_steps + i) % cfg.target_update_interval == 0:\n                target.follow(policy)\n",
-        "            target.follow(policy, 0.08)  # of the net in every update, as in DDPG\n")),
     healthy("ok-dqn-stacked", "--frame-stack", "3"),
     healthy("ok-dqn-one-hot-observations", "--env", "Taxi-v4"),
 ]  # fmt: skip

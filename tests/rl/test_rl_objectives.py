@@ -97,27 +97,6 @@ def test_a_setting_that_cannot_work_is_refused_with_its_number(recipe: str, argv
     assert not [w for w in words if w not in said], said
 
 
-SOFT = (
-    "            if (step.index * cfg.gradient_steps + i) % cfg.target_update_interval == 0:\n                target.follow(policy)\n",
-    "            target.follow(policy, 0.005)\n",
-)
-
-
-def test_a_target_network_that_is_averaged_instead_of_copied_is_quiet(launch, fork):
-    """Its rate has nothing to do with --target-update-interval."""
-    fork(SOFT, recipe="rl/dqn")
-    done = launch("check", "mine.py", "--only", "target-rate", code=0)
-    assert "blended with 0.005" in done.verdicts()[0]["measured"], done.shown
-
-
-@pytest.mark.parametrize(("share", "code"), [("0.002", 0), ("1e-4", 3), ("0.95", 3)])
-def test_an_average_that_hardly_follows_or_is_the_net_is_stopped(share: str, code: int, launch, fork):
-    """0.002 of the net in each of 10,240 updates is 20 times the net; 1e-4 is once."""
-    fork((SOFT[0], SOFT[1].replace("0.005", share)), recipe="rl/dqn")
-    done = launch("check", "mine.py", "--only", "target-rate", code=code)
-    assert code == 0 or failed(done), done.shown
-
-
 FIXED = [
     ("nn.Parameter(torch.tensor(math.log(temperature)))", "nn.Buffer(torch.tensor(math.log(temperature)))"),
     ('            "temperature": (model.log_temperature * surplus).sum(),\n', ""),

@@ -76,13 +76,12 @@ def _renewed(context: GateContext, due: float) -> Finding:
     context.train(context.cfg, run, stage)
     if not shares:
         raise Skip("no updates to watch (see wiring)")
-    by_copies = hasattr(context.cfg, "target_update_interval")
-    return _verdict(shares, due, (len(shares) + 1) / seen_iterations[0], total, by_copies=by_copies)
+    return _verdict(shares, due, (len(shares) + 1) / seen_iterations[0], total)
 
 
-def _verdict(shares: list[float], due: float, updates: float, total: int, *, by_copies: bool) -> Finding:
+def _verdict(shares: list[float], due: float, updates: float, total: int) -> Finding:
     """Compare the measured rate with the settings. `shares`: how far the target moved towards the net in each update, `due`: updates between two
-    copies by the settings, `updates` per rollout, `total` rollouts, `by_copies`: whether the setting is an interval between copies."""
+    copies by the settings, `updates` per rollout, `total` rollouts."""
     found = sum(shares) / len(shares)
     copies = [i for i, share in enumerate(shares) if share > 0.5]
     if len(copies) > 1:  # between the first and the last copy: steps before and after them carry no information
@@ -91,15 +90,11 @@ def _verdict(shares: list[float], due: float, updates: float, total: int, *, by_
     times = rate * updates * total
     expected = 1 / due
     plain = len(shares) * expected >= 2 or found * len(shares) >= 2  # enough was watched
-    # A fork that averages has no interval between copies
-    blended = by_copies and min(shares) > 0 and max(shares) < 0.5
-    other = plain and not blended and not 0.5 <= (found / expected if expected else math.inf) <= 2
+    other = plain and not 0.5 <= (found / expected if expected else math.inf) <= 2
     every = (
         f"once in {1 / rate:.4g} updates" if rate < 0.5 else f"{rate:.0%} of the distance to the net in every update"
     )
     seen_now = "" if found > 0 else f" by the settings (no copy in the {len(shares)} recorded updates)"
-    if blended:
-        every = f"blended with {rate:.2g} of the net in every update (--target-update-interval is not used)"
     wrong, causes = [], []
     if rate >= 0.9:
         wrong.append("the target equals the net after every update")
