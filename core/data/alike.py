@@ -10,7 +10,13 @@ SHORT = 32  # entries below which the angle between two rows has no meaning
 SIDE = 32  # images are pooled to at most SIDE x SIDE before comparison
 SMALLEST = 8  # rows and columns from which an input is compared as an image
 NEAR = 0.985  # cosine of centred contents; highest between different MNIST digits: 0.980, lowest with 5% noise: 0.981
-NEAR_SHORT = 0.993  # for up to 256 entries, or pixels: different digits of 8x8 and 16x16 pixels reach 0.992
+NEAR_SHORT = 0.993  # for up to 256 entries, or pixels: different digits of 16x16 pixels reach 0.992
+NEAR_TINY = 0.9965  # for up to 100 pixels: of 1,797 digits of 8x8 pixels (UCI), 6 have another one above 0.993, none above 0.996
+ENLARGED = ((8, 0.07), (16, 0.025))
+"""(pixels of a side, share of the power that this many pixels do not hold): below it, most pictures were enlarged from such small ones.
+Digits of 8x8 pixels that were enlarged: 0.04 to 0.065 at 8, 0.009 at 16; of 16x16: 0.022 at 16; photos and digits of 28x28: 0.047 and more."""
+COARSE = 0.1
+"""Share of the power that half as many pixels of a side do not hold, at least; smooth pictures (windows of sky) have less."""
 DETAILS = 0.3
 """Smallest correlation of what two images have beyond their smooth parts, if one is a copy of the other. Of crops of photos that were saved
 again as JPEG (quality 30), made brighter, noisy (4%) or moved by a pixel, 90% have 0.88 and more; the rest hardly has any detail. Different
@@ -92,11 +98,35 @@ def nearest(closeness: Tensor, count: int = 0, *, own: bool = False) -> Tensor:
     return table.topk(count, 1).indices if count else table.argmax(1)
 
 
-def limit(widths: list[int], shapes: list[tuple[int, ...]]) -> float:
-    """Return the similarity above which two samples are near copies. Channels are not counted: a grey picture has three equal ones."""
+def limit(widths: list[int], shapes: list[tuple[int, ...]], contents: Tensor | None = None) -> float:
+    """Return the similarity above which two samples are near copies. Channels are not counted: a grey picture has three equal ones.
+    Pictures among `contents` (N, D) that were enlarged count as small as they were."""
     sizes = [math.prod(shape[-2:] if len(shape) > 2 else shape) for shape in shapes]
+    if contents is not None:
+        parts = contents[:: max(1, len(contents) // 200)].split(widths, 1)
+        sizes = [min(n, _stored(x, shape)) for n, x, shape in zip(sizes, parts, shapes, strict=False)]
+    if any(n <= 100 for n, shape in zip(sizes, shapes, strict=True) if len(shape) > 1):
+        return NEAR_TINY
     sizes += [w for w in widths[len(shapes) :] if w >= SHORT]
     return NEAR if min(sizes) > 256 else NEAR_SHORT
+
+
+def _stored(rows: Tensor, shape: tuple[int, ...]) -> int:
+    """Return the pixels from which most images (N, D) of this shape can be made again by interpolation."""
+    if len(shape) < 2 or not len(rows):
+        return math.prod(shape)
+    images = rows.reshape(len(rows), -1, *shape[-2:])
+
+    def lost(side: int) -> float:
+        """Return the median share of the power that is lost at this size."""
+        again = F.interpolate(F.adaptive_avg_pool2d(images, side), size=shape[-2:], mode="bilinear")
+        power = images.square().flatten(1).sum(1).clamp_min(1e-12)
+        return ((images - again).square().flatten(1).sum(1) / power).median().item()
+
+    for side, rest in ENLARGED:
+        if side < min(shape[-2:]) and lost(side) <= rest and lost(side // 2) >= COARSE:
+            return side * side
+    return math.prod(shape[-2:])
 
 
 def share_details(a: Tensor, b: Tensor, widths: list[int], shapes: list[tuple[int, ...]]) -> Tensor:

@@ -22,7 +22,7 @@ from trainworthy.core.recipe.stage import Data
 TORN, TORN_COMPARED = 10, 2000  # times closer than a sample's own class; samples that are compared with all others
 COMPARED = 20_000  # samples per split kept for comparison by content
 SHORT_TEXT, SHORT_ROW = 160, 64  # characters; tokens, categories
-VALUES = 200  # a target with more values, and no class names, is not categorical
+VALUES = 200  # a target with more values (or more than half as many as samples), and no class names, is not categorical
 
 
 @dataclass
@@ -137,7 +137,8 @@ def scan(name: str, data: Data, *, seconds: float = 8.0, everything: bool = Fals
         named = {"grouped_by": spec.grouped_by} if spec.grouped_by else {}
         found.fields[key] = {"role": spec.role, **named, **stats[key].report()}
         values = set(found.targets.get(key, [None]))
-        if spec.role == "target" and None not in values and (spec.classes or len(values) <= VALUES):
+        repeat = len(values) <= min(VALUES, len(indices) // 2)  # answers that are all different are no classes
+        if spec.role == "target" and None not in values and (spec.classes or repeat):
             found.fields[key] |= histogram(found.targets[key], spec.classes)
     for key, shares in found.fabricated.items():
         found.fields[key]["fabricated"] = _made_up(found, data, shares)
@@ -268,7 +269,7 @@ def overlap(train: Scan, val: Scan) -> dict[str, Any]:
 
 def limit(scan: Scan) -> float:
     """Return the similarity above which two samples are near duplicates."""
-    return alike.limit(scan.widths, scan.shapes)
+    return alike.limit(scan.widths, scan.shapes, scan.contents)
 
 
 def _nearest(a: Scan, b: Scan) -> tuple[Tensor, Tensor] | None:

@@ -1,6 +1,7 @@
 """Finds an augmentation that makes one class look like another: digits that are turned by any angle, where a 6 becomes a 9.
 
-A change of a picture (a half turn, a mirror) exchanges two classes if most pictures of each, changed so, are nearest to one of the other.
+A change of a picture (a half turn, a mirror) exchanges two classes if most pictures of each, changed so, are nearest to one of the other,
+compared with equally many samples of both.
 The training path is then drawn from: does it make that change and keep the label?
 
 Where samples are generated, a change that the training path makes is learnt, and generated: mirrored digits. It is a fault if the data do not
@@ -58,7 +59,8 @@ class Exchanged:
                 f"the training path makes that change in {self.made[0]:.0%} and {self.made[1]:.0%} of its draws and keeps the label")  # fmt: skip
 
     def cause(self) -> str:
-        return f"the augmentation makes one class look like another: '{self.classes[0]}' {self.change} is '{self.classes[1]}'"
+        a, b = self.classes
+        return f"the augmentation makes one class look like another: '{a}' {self.change} is '{b}'; leave this change out of the training path"
 
 
 @dataclass
@@ -91,9 +93,25 @@ class Pictures:
     input: str
     target: str
 
-    def nearest(self, pictures: Tensor, *, own: bool) -> Tensor:
-        """Return the class of the sample that is nearest to each picture; `own`: row i of both is one sample and does not count."""
-        return self.labels[nearest(pictures.flatten(1) @ self.contents.flatten(1).T, own=own)]
+    def nearest(self, pictures: Tensor, *, own: bool, most: int = 0) -> Tensor:
+        """Return the class of the sample that is nearest to each picture; `own`: row i of both is one sample and does not count. `most`:
+        samples of a class that count, 0: all."""
+        alike = pictures.flatten(1) @ self.contents.flatten(1).T
+        if most:
+            alike[:, self._beyond(most)] = -2.0
+        return self.labels[nearest(alike, own=own)]
+
+    def _beyond(self, most: int) -> Tensor:
+        """Return the rows of every class after its first `most` ones, of an order that does not depend on classes."""
+        order = torch.randperm(len(self.labels), generator=torch.Generator().manual_seed(0))
+        return torch.cat([order[self.labels[order] == c][most:] for c in self.labels.unique()])
+
+    def count(self, of: int) -> int:
+        return int((self.labels == of).sum())
+
+    def alike(self, near: Tensor, a: int, b: int) -> tuple[float, float]:
+        """Return the shares of either class whose nearest sample is of the other."""
+        return self.share(near, a, b), self.share(near, b, a)
 
     def share(self, near: Tensor, of: int, to: int) -> float:
         mine = near[self.labels == of]
@@ -112,14 +130,21 @@ def exchanged(scan: inventory.Scan, data: Data, seed: int) -> Exchanged | None:
             continue
         near = found.nearest(changed, own=True)
         for a, b in ((a, b) for a in sure for b in sure if a < b):
-            alike = found.share(near, a, b), found.share(near, b, a)
-            if min(alike) < EXCHANGED or sum(alike) < 2 * MEAN:
+            alike = found.alike(near, a, b)
+            if exchanging(alike) and found.count(a) != found.count(b):  # a large class is nearest to many pictures
+                alike = found.alike(found.nearest(changed, own=True, most=min(found.count(a), found.count(b))), a, b)
+            if not exchanging(alike):
                 continue
             if (one := _made(found, data, change, a, b, seed)) >= MADE and (
                 other := _made(found, data, change, b, a, seed)
             ) >= MADE:
                 return Exchanged(name, (found.classes[a], found.classes[b]), alike, (one, other))
     return None
+
+
+def exchanging(alike: tuple[float, float]) -> bool:
+    """Return whether the shares are those of two classes that change places."""
+    return min(alike) >= EXCHANGED and sum(alike) >= 2 * MEAN
 
 
 def _pictures(scan: inventory.Scan, data: Data) -> Pictures | None:

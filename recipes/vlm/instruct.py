@@ -123,8 +123,8 @@ def read(split: str, where: tuple, model: str, words: tuple[str, str, str], read
     if model:
         alone = source if isinstance(source, conversations.Conversations) else conversations.SingleQuestions(source)
         return hub.Templated(alone, model, takes=reads, longest=longest)
-    features, side = reads
-    return Questions(source, language.tokenizer(*words), features=features, side=side, longest=longest)
+    words = language.tokenizer(*words) if path == "scenes" else language.knowing(words, source)
+    return Questions(source, words, features=reads[0], side=reads[1], longest=longest)
 
 
 # ---------------------------------------------------------------------------------------------------------------- model

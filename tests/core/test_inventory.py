@@ -7,6 +7,7 @@ from pydoc_data.topics import topics
 
 import pytest
 import torch
+from torch.nn import functional as F
 from trainworthy.core.data import contents, inventory, texts
 from trainworthy.core.gates.checks.data import _alike_naturally
 
@@ -292,6 +293,39 @@ def test_grey_pictures_in_three_channels_are_as_small_as_in_one():
     grey, colour = (inventory.scan("train", Rows(x)) for x in (pixels, pixels.expand(-1, 3, -1, -1)))
     assert inventory.limit(grey) == inventory.limit(colour) == 0.993
     assert inventory.limit(inventory.scan("train", Rows(torch.rand(40, 3, 32, 32)))) == 0.985
+
+
+@pytest.mark.parametrize(
+    ("answers", "classes"), [([f"answer {i}" for i in range(16)], False), (["yes", "no"] * 8, True)]
+)
+def test_answers_that_are_all_different_are_no_classes(answers: list[str], classes: bool):
+    """The gate `data` printed "per class 1-1" of 16 held-out answers."""
+
+    class Answers(Rows):
+        def get(self, index, generator):
+            return {"x": self.rows[index], "y": answers[index]}
+
+    found = inventory.scan("val", Answers(torch.randn(16, 64)))
+    assert ("per_class" in found.fields["y"]) is classes
+
+
+@pytest.mark.parametrize("side", [8, 28, 64])
+def test_different_pictures_that_were_enlarged_are_no_copies(side: int):
+    """1,797 digits of 8x8 pixels: at 64x64, 76 of them have another one above 0.985. Copies with a changed pixel are found at each size."""
+    from sklearn.datasets import load_digits
+
+    pixels = torch.from_numpy(load_digits().images).float()[:, None] / 16
+    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
+    train, val = pixels[order[:1400]], pixels[order[1400:]]
+    val = torch.cat([val, train[:20] * 0.9])
+    val[-20:, :, 3, 3] += 0.1
+    splits = [
+        inventory.scan(n, Rows(F.interpolate(x, size=side, mode="bilinear")))
+        for n, x in (("train", train), ("val", val))
+    ]
+    found = inventory.overlap(*splits)
+    assert len(found["near_pairs"]) == 20, found
+    assert [v for v, _ in found["near_pairs"]] == list(range(len(val) - 20, len(val)))
 
 
 def test_pairs_are_named_by_sample_where_only_some_are_compared(monkeypatch):

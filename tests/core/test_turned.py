@@ -55,6 +55,29 @@ def test_changes_that_keep_the_classes_apart_are_quiet(augment):
     assert found(Augmented(augment)) is None
 
 
+class Uneven(Augmented):
+    """Digits of which some are many and others few."""
+
+    def __init__(self, counts: dict[int, int], augment):
+        super().__init__(augment)
+        images, labels = digits()
+        rows = torch.cat([(labels == c).nonzero().flatten()[:n] for c, n in counts.items()])
+        self.images, self.labels = images[rows, None], torch.searchsorted(torch.tensor(sorted(counts)), labels[rows])
+        self.fields["label"] = Field("target", classes=[str(c) for c in sorted(counts)])
+
+
+def test_a_large_class_is_near_to_many_pictures():
+    """A turned 8 is an 8, but among 400 pictures of a 3 and 130 of an 8 a 3 is often nearest."""
+    counts = {3: 400, 8: 130}
+    assert found(Uneven(counts, v2.RandomChoice([torch.nn.Identity(), v2.RandomRotation((180, 180))]))) is None
+
+
+def test_few_pictures_of_one_of_two_exchanged_classes_are_enough():
+    pair = found(Uneven({1: 48, 6: 320, 9: 40}, affine(180)))
+    assert pair is not None
+    assert pair.classes == ("6", "9")
+
+
 def test_a_turn_that_changes_the_label_is_quiet():
     assert found(Augmented(turn=torch.tensor([0, 1, 2, 3, 4, 5, 9, 7, 8, 6]))) is None
 

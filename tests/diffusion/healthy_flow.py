@@ -13,6 +13,10 @@ VARIANTS = [
             naive="the condition is never dropped", may_skip=("terms", "init", "fabricated", "hidden-class")),
     Healthy("flow-no-average", ("--ema", "0"), recipe=FLOW, naive="raw weights are sampled",
             may_skip=("terms", "init", "fabricated", "ema")),
+    Healthy("flow-huber", hunk=(
+        "        error = (prediction - target).square().mean((1, 2, 3))  # (B,)\n",
+        '        error = 2.64 * nn.functional.smooth_l1_loss(prediction, target, reduction="none").mean((1, 2, 3))  # as large at first\n',
+    ), recipe=FLOW, naive="the gradient of the loss is not on a line"),
     Healthy("flow-direction-too", hunk=(
         '        return {"mse": error.sum()}\n',
         "        apart = 1 - torch.nn.functional.cosine_similarity(prediction.flatten(1), target.flatten(1))  # (B,)\n"

@@ -109,6 +109,53 @@ def test_the_target_is_read_from_the_quadratic_terms_alone(weight: float):
     assert torch.allclose(-first / (second - first), target, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda x: torch.where(x.abs() < 0.5, x.square(), x.abs() - 0.25).mean((1, 2, 3)),  # Huber
+        lambda x: x.abs().mean((1, 2, 3)),
+        lambda x: (x.square().sum((1, 2, 3)) + 0.1).sqrt(),  # pseudo-Huber of a whole picture (Song 2023)
+        lambda x: x.abs().pow(1.5).mean((1, 2, 3)),
+    ],
+)
+def test_the_target_of_a_loss_that_is_not_quadratic_is_searched(of):
+    """Its gradient is not on a line: where the line crosses zero is no target."""
+    target, weight = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1.0, 2, 3, 4])
+
+    def loss(net, batch):
+        return {"robust": (weight * of(net(batch["noise"], torch.zeros(4)).sample - target)).sum()}
+
+    found, steep = objective.searched_target(loss, {"noise": torch.randn_like(target)}, target)
+    assert torch.allclose(found, target, atol=1e-4)
+    assert torch.allclose(steep.mean((1, 2, 3)) / steep.mean((1, 2, 3))[0], weight, rtol=0.05)
+
+
+@pytest.mark.parametrize("of", [lambda x: x.square(), lambda x: -x.abs(), lambda x: x])
+def test_a_quadratic_loss_is_not_searched_and_one_without_a_least_value_has_no_target(of):
+    target = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+    def loss(net, batch):
+        return {"mse": of(net(batch["noise"], torch.zeros(4)).sample - target).sum()}
+
+    assert objective.searched_target(loss, {"noise": torch.randn_like(target)}, target) is None
+
+
+HUBER = (
+    "error = (prediction - target).square().mean((1, 2, 3))  # (B,)",
+    'error = torch.nn.functional.smooth_l1_loss(prediction, target, reduction="none", beta=0.5).mean((1, 2, 3))',
+)
+
+
+def test_hubers_loss_is_let_through_and_its_wrong_target_is_not(launch, fork):
+    expect = ("core.Expect(initial_loss=process.initial_loss, ", "core.Expect(")
+    fork(HUBER, expect, recipe="diffusion/flow")
+    done = launch("check", "mine.py", "--only", "noise-process,weighting", code=0)
+    assert all("target: flow" in v["measured"] for v in done.verdicts()), done.shown
+    fork(HUBER, expect, ("target = process.target(", "target = -process.target("), recipe="diffusion/flow")
+    done = launch("check", "mine.py", "--only", "noise-process", code=3)
+    assert "target: 1 picture -1 noise" in done.verdicts()[0]["measured"], done.shown
+
+
 def test_targets_are_told_apart():
     """Each by its own name, whatever the process."""
     image, noise = pictures(30)

@@ -47,3 +47,23 @@ def test_another_share_of_known_labels_is_found(declared: float, known: float, w
     assert bool(other_share(known, 512, declared, rounded=10 / 4000)) == wrong
     # Four pictures of each class: one known label is a quarter of them
     assert not other_share(0.25, 40, 0.05, rounded=10 / 40)
+
+
+KL = (
+    'kl = F.kl_div(soft(logits), taught(batch["image"]), reduction="sum", log_target=True)\n'
+    '            terms["kl"] = weight * temperature**2 * kl\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("term", "form"),
+    [
+        ('terms["kl"] = -weight * temperature**2 * (taught(batch["image"]).exp() * soft(logits)).sum()\n',
+         "cross-entropy with the teacher"),
+        ('terms["scores"] = weight * (logits - answers(batch["image"])).square().sum()\n', "squared difference of the scores, a sum"),
+    ],
+)  # fmt: skip
+def test_other_published_losses_are_let_through(term: str, form: str, launch, fork):
+    fork((KL, term), recipe="distill/logits")
+    done = launch("check", "mine.py", "--stage", "distilled", "--only", "divergence", code=0)
+    assert form in done.verdicts()[0]["measured"], done.shown

@@ -4,8 +4,10 @@ import json
 import math
 import random
 from collections import Counter
+from contextlib import nullcontext
 from itertools import islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from accelerate import Accelerator
 from torch.nn import functional as F
 from trainworthy.core.base.config import Train
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.gates.checks import formula
 from trainworthy.core.loop.run import Rehearsal
 from trainworthy.recipes.llm import pretrain
 from trainworthy.recipes.llm.data import documents, packing, prose
@@ -112,6 +115,41 @@ def test_the_loss_of_packed_rows_is_that_of_each_document_alone(folder: Path, ba
     assert tokens == int(stage.counts(batch)["*"]) == sum(len(d) - 1 for d in data.documents)
     assert terms["ce"].item() == pytest.approx(ce.item(), rel=1e-6)
     assert terms["z"].item() == pytest.approx(z.item(), rel=1e-6)
+
+
+class Bigram(torch.nn.Module):
+    """Scores of the next token from the last one alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(20, 20)
+
+    def forward(self, input_ids, **_):
+        return SimpleNamespace(logits=self.table(input_ids))
+
+
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        (lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1, reduction="sum"), "label smoothing 0.1"),
+        (lambda x, y: (nll := F.cross_entropy(x, y, reduction="none")).sum() + (1 - (-nll).exp()).sum(), "poly-1"),
+        (lambda x, y: F.cross_entropy(x, y, reduction="none").clamp_max(2.0).sum(), ""),
+        (lambda x, y: F.cross_entropy(x, y, label_smoothing=0.9, reduction="sum"), ""),
+    ],
+)
+def test_published_losses_of_tokens_are_let_through(of, said: str):
+    torch.manual_seed(0)
+    ids, model = torch.randint(20, (8, 12)), Bigram()
+    batch = {"input_ids": ids, "labels": ids, "position_ids": torch.arange(12).expand(8, -1)}
+
+    def loss(model, batch):
+        return {"ce": of(model(batch["input_ids"]).logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())}
+
+    stage, run = SimpleNamespace(model=model, loss=loss), SimpleNamespace(autocast=nullcontext, precision="fp32")
+    context = SimpleNamespace(cfg=SimpleNamespace())
+    found = formula.compared(run, stage, batch, lambda: pretrain_gates.stated(context, stage, batch))
+    assert bool(found.wrong) is not bool(said), found
+    assert said in " ".join(found.remarks)
 
 
 def test_the_first_loss_is_the_entropy_of_the_frequencies(folder: Path):

@@ -3,14 +3,37 @@
 from tests.helpers.plant import Healthy
 from tests.rl import healthy_ppo
 
+FIXED = (  # as in the first paper (Haarnoja 2018a)
+    "STAGES = [sac]\n",
+    """def fixed(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
+    stage = sac(cfg, run, previous)
+    own, net = stage.loss, stage.model
+    for model in (net, stage.state["target"].net):
+        value = model.log_temperature.detach().clone()
+        del model.log_temperature
+        model.register_buffer("log_temperature", value)
 
-def healthy(id: str, *argv: str, naive: str = "") -> Healthy:
-    return Healthy(id, argv, naive=naive, recipe="rl/sac", may_skip=healthy_ppo.SKIPS)
+    def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
+        return {k: v for k, v in own(model, batch).items() if k != "temperature"}
+
+    stage.loss, stage.optimizers = loss, {"main": core.make_optimizer(net, cfg.optim)}
+    stage.expect.small_terms = tuple(k for k in stage.expect.small_terms if k != "temperature")
+    return stage
+
+
+STAGES = [fixed]
+""",
+)
+
+
+def healthy(id: str, *argv: str, naive: str = "", hunk=None) -> Healthy:
+    return Healthy(id, argv, hunk, naive, recipe="rl/sac", may_skip=healthy_ppo.SKIPS)
 
 
 VARIANTS = [
     healthy("ok-sac-hot", "--init-temperature", "1", naive="entropy is all that counts at first"),
     healthy("ok-sac-cold", "--init-temperature", "0.02", naive="a term without a gradient"),
+    healthy("ok-sac-fixed-temperature", naive="a term of the paper is missing", hunk=FIXED),
     healthy("ok-sac-narrow", "--target-entropy", "-2", naive="a policy that is nearly sure of itself"),
     healthy("ok-sac-slow-target", "--tau", "0.001", naive="the target hardly moves in a whole rehearsal"),
     healthy("ok-sac-clipped", "--optim.clip", "1"),

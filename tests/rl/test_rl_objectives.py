@@ -97,6 +97,24 @@ def test_a_setting_that_cannot_work_is_refused_with_its_number(recipe: str, argv
     assert not [w for w in words if w not in said], said
 
 
+FIXED = [
+    ("nn.Parameter(torch.tensor(math.log(temperature)))", "nn.Buffer(torch.tensor(math.log(temperature)))"),
+    ('            "temperature": (model.log_temperature * surplus).sum(),\n', ""),
+]
+
+
+def test_a_fixed_temperature_has_no_term_in_sac(launch, fork):
+    fork(*FIXED, recipe="rl/sac")
+    done = launch("check", "mine.py", "--only", "formula", code=0)
+    assert "policy: temperature x log-probability" in done.verdicts()[0]["measured"], done.shown
+
+
+def test_a_temperature_that_should_be_learnt_and_has_no_term_is_stopped(launch, fork):
+    fork(FIXED[1], recipe="rl/sac")
+    done = launch("check", "mine.py", "--only", "formula", code=3)
+    assert "temperature: it is zero, or missing" in failed(done)["formula"]["remedy"]
+
+
 # ----------------------------------------------------------------------------------------------------------- environments
 GRID = '''
 import gymnasium as gym

@@ -10,9 +10,14 @@ def healthy(id: str, *argv: str, hunk=None, naive: str = "", skips: tuple[str, .
     return Healthy(id, argv, hunk, naive, recipe=SEGMENT, may_skip=skips)
 
 
+TVERSKY = (
+    "return ((1 - 2 * both / (predicted + truth).clamp_min(1)) * (truth > 0)).sum()",
+    "wide = both + 0.7 * (truth - both) + 0.3 * (predicted - both)\n        return ((1 - both / wide.clamp_min(1)) * (truth > 0)).sum()",
+)
 VARIANTS = [
     healthy("ok-seg-no-dice", "--dice", "0", skips=(*SKIPS, "terms")),
     healthy("ok-seg-focal", "--focal", "2", naive="sure pixels have next to no gradient"),
+    healthy("ok-seg-tversky", hunk=TVERSKY, naive="the term called dice is not Dice"),
     healthy("ok-seg-no-augmentation", "--no-augment", naive="most of a training window is void"),
     healthy("ok-seg-scaled", "--resize", "300", "--scale", "1.5", naive="windows reach beyond a shrunk picture: padded, void"),
     healthy("ok-seg-digits", "--data.path", "digits", "--data.scenes", "400", "--window", "96", "--fold", "2", "--widths",

@@ -86,3 +86,110 @@ def test_mixed_pictures_have_mixed_targets():
     due = F.cross_entropy(net(batch["image"]), target, label_smoothing=0.1, reduction="none")
     stated = objective.classify(SimpleNamespace(cfg=CFG), SimpleNamespace(model=net), batch)["ce"]
     assert torch.allclose(next(iter(stated.right.values())), due)
+
+
+# ---------------------------------------------------------------------------------------------------------- segmentation
+VOID = 255
+
+
+def segmented(**terms) -> formula.Comparison:
+    """Of loss terms of logits (B, 3, 8, 8) and masks with void; the statement has cross-entropy and Dice."""
+    torch.manual_seed(0)
+    net = nn.Conv2d(3, 3, 1)
+    nn.init.normal_(net.weight, std=1.0)
+    mask = torch.zeros(8, 8, 8, dtype=torch.long)
+    mask[:, 2:4, 2:6], mask[:4, 6, 6], mask[:, :, 7] = 1, 2, VOID
+    batch = {"image": torch.randn(8, 3, 8, 8), "mask": mask}
+
+    def loss(model, batch):
+        logits = model(batch["image"])
+        return {k: f(logits, batch["mask"]) for k, f in terms.items()}
+
+    stage = SimpleNamespace(model=net, expect=Expect(), loss=loss)
+    run = SimpleNamespace(autocast=contextlib.nullcontext, precision="fp32")
+    cfg = SimpleNamespace(focal=0.0, dice=1.0)
+    return formula.compared(run, stage, batch, lambda: objective.segment(SimpleNamespace(cfg=cfg), stage, batch))
+
+
+def pixels(x, y, **how):
+    return F.cross_entropy(x, y, ignore_index=VOID, reduction="none", **how)
+
+
+def ce(x, y):
+    return pixels(x, y).sum()
+
+
+def regions(x, y):
+    """(true, missed, extra) probability of each class of each window, and which classes occur, (B, n) each."""
+    known = (y != VOID)[:, None]
+    truth = F.one_hot(y.where(y != VOID, 0), x.shape[1]).permute(0, 3, 1, 2) * known
+    p = x.softmax(1) * known
+    true, there, predicted = ((a.flatten(2).sum(2)) for a in (p * truth, truth, p))
+    return true, there - true, predicted - true, there > 0
+
+
+def tversky(x, y, power=1.0):
+    true, missed, extra, there = regions(x, y)
+    return ((1 - true / (true + 0.7 * missed + 0.3 * extra).clamp_min(1)) ** power * there).sum()
+
+
+def jaccard(x, y):
+    true, missed, extra, there = regions(x, y)
+    return ((1 - true / (true + missed + extra).clamp_min(1)) * there).sum()
+
+
+def smoothed_dice(x, y):
+    true, missed, extra, there = regions(x, y)
+    return ((1 - (2 * true + 1) / (2 * true + missed + extra + 1)) * there).sum()
+
+
+def log_cosh_dice(x, y):
+    true, missed, extra, there = regions(x, y)
+    return ((1 - 2 * true / (2 * true + missed + extra).clamp_min(1)).cosh().log() * there).sum()
+
+
+def by_class(*weights):
+    return lambda x, y: pixels(x, y, weight=torch.tensor(weights)).sum()
+
+
+def hardest(x, y):
+    each = pixels(x, y)
+    return each[each > each.median()].sum()
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"ce": ce, "dice": tversky},
+        {"ce": ce, "dice": lambda x, y: tversky(x, y, 0.75)},  # focal Tversky
+        {"ce": ce, "tversky": tversky},
+        {"ce": ce, "dice": jaccard},
+        {"ce": ce, "dice": smoothed_dice},
+        {"ce": ce, "dice": log_cosh_dice},
+        {"ce": by_class(0.4, 1.0, 3.0), "dice": tversky},
+        {"ce": lambda x, y: (pixels(x, y) + 1 - (-pixels(x, y)).exp()).sum(), "dice": tversky},  # poly-1
+        {"ce": hardest, "dice": tversky},
+    ],
+)
+def test_region_losses_and_weights_of_a_users_own_are_let_through(terms):
+    assert segmented(**terms).wrong == []
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        ({"ce": lambda x, y: pixels(x, y).clamp_max(0.7).sum(), "dice": tversky}, "the loss is clamped"),
+        ({"ce": by_class(3.0, 1.0, 0.4), "dice": tversky}, "the most frequent class 0 counts more than the rarest, 2"),
+        ({"ce": by_class(1.0, 1.0, 0.0), "dice": tversky}, "class 2 gets no gradient"),
+        ({"ce": ce, "dice": lambda x, y: -tversky(x, y)}, "pushed away"),
+        ({"ce": ce, "dice": lambda x, y: tversky(x, y.where(y != VOID, 0))}, "void pixels change the loss"),
+        ({"ce": ce, "dice": lambda x, y: tversky(x, y.roll(2, 1))}, "pushed away"),
+        ({"ce": ce, "dice": lambda x, y: tversky(x.sigmoid(), y)}, ""),
+        ({"ce": ce}, "it is zero, or missing"),
+        ({"ce": lambda x, y: pixels(x, y.where(y == VOID, 2 - y)).sum(), "dice": tversky}, "pushed away"),
+    ],
+)
+def test_mistakes_in_terms_of_a_users_own_are_found(terms, words):
+    found = segmented(**terms)
+    assert found.wrong or not words, found.remarks
+    assert words in " ".join(found.causes + found.wrong)

@@ -394,6 +394,20 @@ def test_bad_folders_are_told(what: str, hub, launch, tmp_path):
     refused(launch("check", *small(hub), "--data.path", str(folder), HF_HUB_OFFLINE="1"), *said)
 
 
+def test_words_that_the_language_model_does_not_know_are_refused(hub, launch, tmp_path):
+    """They were learnt as <pad>, and every gate passed."""
+    folder = tmp_path / "data"
+    shutil.copytree(hub / "data", folder)
+    (folder / "train.jsonl").write_text(lines(GOOD, {**GOOD, "answer": "a wall of bricks"}))
+    done = launch("data", "vlm/instruct", "--data.path", str(folder), HF_HUB_OFFLINE="1")
+    refused(
+        done,
+        "--language words has no tokens",
+        "1 of 2 answers, the first: 'a wall of bricks'",
+        "--language NAME_OR_FOLDER",
+    )
+
+
 def test_bad_lines_are_left_out_and_counted(hub, launch, tmp_path):
     """Those that `--data.max-bad` allows, in both files, and a last question without an answer."""
     folder = tmp_path / "data"

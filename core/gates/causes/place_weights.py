@@ -19,12 +19,13 @@ TURNED = 1e-3  # of the largest weight, below 0: a place is pushed away from its
 MOSTLY, HARDLY = 0.5, 0.05  # share of a class's places without a gradient: this class is left out; this one is not
 FEWEST = 4  # places of a class that say something about the class
 ORDERED = 0.95  # rank correlation of weights with losses
+BY_CLASS = "classes are weighted"  # beginning of the words that say so
 
 
 def named(model: nn.Module, total: Callable[[], Tensor], due: Callable[[], Tensor], exact: float) -> str:
     """Return which places `total` weighs otherwise than `due`, or "" where the weights show no pattern. Both compute one scalar from
     one call of the model."""
-    found, right = _slopes(model, total), _slopes(model, due)
+    found, right = slopes(model, total), slopes(model, due)
     if found is None or right is None or found.shape != right.shape or found.numel() > MOST:
         return ""
     classes = _axis_of_classes(right)
@@ -77,7 +78,7 @@ def _pattern(weight: Tensor, loss: Tensor, own: Tensor, sample: Tensor) -> str:
         return f"{share:.0%} of places get no gradient"
     if means := _constant_within(weight, own):
         low, high = min(means, key=lambda c: means[c]), max(means, key=lambda c: means[c])
-        return f"classes are weighted: class {low} by {means[low]:.3g}, class {high} by {means[high]:.3g}"
+        return f"{BY_CLASS}: class {low} by {means[low]:.3g}, class {high} by {means[high]:.3g}"
     if len(sample.unique()) < len(sample) and (means := _constant_within(weight, sample)):
         return f"samples are weighted, by {min(means.values()):.3g} to {max(means.values()):.3g}"
     if weight.max() - weight.min() > 0.01 * weight.max():
@@ -107,8 +108,8 @@ def _axis_of_classes(slope: Tensor) -> int | None:
     return best if sums[best] <= 1e-4 * slope.abs().max().item() else None
 
 
-def _slopes(model: nn.Module, compute: Callable[[], Tensor]) -> Tensor | None:
-    """Gradient of a scalar with respect to the scores that the model returns; None if it is called more than once or returns
+def slopes(model: nn.Module, compute: Callable[[], Tensor]) -> Tensor | None:
+    """Return the gradient of a scalar with respect to the scores that the model returns; None if it is called more than once or returns
     something else."""
     seen: list[Tensor] = []
 

@@ -24,7 +24,7 @@ TITLE = "each term of the loss is its formula, sample by sample, with the formul
 UNKNOWN = "no known mistake fits: compare the term with its formula line by line"
 UNKNOWN_GRADIENT = "the gradient is not that of the value: a detach() is missing or too many"
 ON_PURPOSE = (
-    "on purpose: add what is new as a loss term with a name of its own, or accept it: "
+    "on purpose: add what is new as one more loss term, with a name of its own, or accept it: "
     '--gates.waive formula --gates.because "..."'
 )
 
@@ -168,7 +168,12 @@ def summed(s: Statement) -> Statement:
 
 
 def paired(got: dict, whole: dict, due: dict) -> tuple[dict, dict, dict, list[str]]:
-    """Match terms by name. If the loss uses other names, compare the sum of all terms with the sum of all formulas."""
+    """Match terms by name. If the loss uses other names, compare the sum of all terms with the sum of all formulas. One term in the place of
+    one that may have another form is compared with that."""
+    renamed = [k for k, s in due.items() if k not in got and s.own is not None], [k for k in got if k not in due]
+    if [len(names) for names in renamed] == [1, 1] and len(due) > 1:
+        (term,), (name,) = renamed
+        got, whole = ({term if k == name else k: v for k, v in terms.items()} for terms in (got, whole))
     if missing := [k for k, s in due.items() if k not in got and not s.optional]:
         if len(missing) < len(due):
             zero = torch.zeros_like(next(iter(got.values())))

@@ -71,7 +71,8 @@ def initial_loss(context: GateContext) -> Finding:
     return Finding(
         not wrong, f"loss {measured:.3f} before training", f"{expected:.3f} within {tolerance:.2f}",
         "the last layer's initial weights are too large, so logits differ between classes (use zero or small "
-        "ones)\nthe number of outputs is not the number of classes\nthe loss is a sum where it should be a mean, or the other way round",
+        "ones)\nthe number of outputs is not the number of classes\nthe loss is a sum where it should be a mean, or the other way round\n"
+        "another loss on purpose: set `initial_loss` of the stage's core.Expect to its value before training (None: not compared)",
         evidence={"measured": measured, "expected": expected}, cause=why,
     )  # fmt: skip
 

@@ -18,17 +18,19 @@ LEVELS = 512  # training samples whose timesteps represent the schedule
 EDGE = 16  # levels
 REDRAWN = 32  # samples that are drawn twice
 FEW = 4  # samples drawn from an exported pipeline
+HALVED = 26  # bisections: a millionth of the range
+CLEAR = 0.99  # share of the entries of a prediction whose gradient must have the sign of the error
 
 
 class Constant(nn.Module):
-    """A net that returns one number everywhere, and keeps its inputs."""
+    """A net that returns one number everywhere, or always the same (B, C, H, W), and keeps its inputs."""
 
-    def __init__(self, value: float):
+    def __init__(self, value: float | Tensor):
         super().__init__()
         self.value = value
 
     def forward(self, sample: Tensor, timestep: Tensor, class_labels: Tensor | None = None) -> SimpleNamespace:
-        self.output = torch.full_like(sample, self.value, requires_grad=True)
+        self.output = (torch.zeros_like(sample) + self.value).requires_grad_()
         self.noisy, self.timestep = sample.detach(), torch.as_tensor(timestep, device=sample.device).expand(len(sample))
         return SimpleNamespace(sample=self.output)
 
@@ -47,7 +49,7 @@ class Objective:
     target: Tensor
     """(B, C, H, W) the prediction at which the gradient is zero."""
     weight: Tensor
-    """(B,) loss per mean square error of 1."""
+    """(B,) loss per mean square error of 1; of a loss that is not quadratic half of its slope at errors of 1, in the same unit."""
     alpha: Tensor
     sigma: Tensor
     """(B,) noisy = alpha image + sigma noise, as fitted."""
@@ -58,6 +60,8 @@ class Objective:
     """The loss's terms that target and weight were measured from."""
     others: tuple[str, ...] = ()
     """Its other terms: they are not quadratic in the prediction (a cosine), so their gradient names no target."""
+    quadratic: bool = True
+    """Whether these terms are quadratic in the prediction; Huber's loss and the absolute error are not."""
     redrawn: float = 1.0
     """Share of samples that get another timestep with other draws, as in another epoch."""
 
@@ -99,8 +103,11 @@ def objective(context: GateContext) -> Objective:
         slopes, net, terms, others = slopes_of(stage.loss, batch)
         steep = slopes[1] - slopes[0]
         target = torch.where(steep > 0, -slopes[0] / steep, 0.0)
-        weight = steep.flatten(1).mean(1) * steep[0].numel() / 2
         clean = batch[clean_key(data)]
+        searched = None if others else searched_target(stage.loss, batch, clean)
+        if searched is not None:
+            target, steep = searched
+        weight = steep.flatten(1).mean(1) * steep[0].numel() / 2
         basis = to_double(torch.stack([clean.flatten(1), batch["noise"].flatten(1)], 2))  # (B, CHW, 2)
 
         def fitted(y: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,7 +115,7 @@ def objective(context: GateContext) -> Objective:
             return on_device(found, y.device).unbind(1)
 
         return Objective(
-            batch, clean, net.noisy, net.timestep, target, weight, *fitted(net.noisy), *fitted(target), terms, others,
+            batch, clean, net.noisy, net.timestep, target, weight, *fitted(net.noisy), *fitted(target), terms, others, searched is None,
             redrawn(stage.loss, data, context.cfg.run.seed, run.device),
         )  # fmt: skip
 
@@ -142,6 +149,29 @@ def slopes_of(loss: Callable, batch: dict) -> tuple[list[Tensor], Constant, tupl
     terms = tuple(filter(is_quadratic, gradients)) or tuple(gradients)
     others = tuple(name for name in gradients if name not in terms)
     return [sum(gradients[name][i] for name in terms) for i in (0, 1)], net, terms, others
+
+
+def searched_target(loss: Callable, batch: dict, clean: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return (the prediction at which the gradient of a loss that is not quadratic changes its sign, the mean slope between errors of -1 and
+    1), (B, C, H, W) both; None if the loss is quadratic, or if there is no such prediction. The gradient of Huber's loss, of the absolute
+    error and of powers of the error has the sign of the error."""
+
+    def gradient(prediction: Tensor) -> Tensor:
+        net = Constant(prediction)
+        return torch.autograd.grad(sum(loss(net, batch).values()), net.output)[0]
+
+    first, second, third = (gradient(torch.full_like(clean, v)) for v in (0.0, 1.0, 2.0))
+    if (third - 2 * second + first).abs().max() <= 1e-3 * max(x.abs().max() for x in (first, second, third)):
+        return None
+    reach = 4 * (clean.abs().max() + batch["noise"].abs().max()).item()
+    low, high = torch.full_like(clean, -reach), torch.full_like(clean, reach)
+    for _ in range(HALVED):
+        middle = (low + high) / 2
+        above = gradient(middle) > 0
+        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+    target = (low + high) / 2
+    below, above = gradient(target - 1), gradient(target + 1)
+    return (target, (above - below) / 2) if ((below < 0) & (above > 0)).float().mean() >= CLEAR else None
 
 
 class Knowing(nn.Module):

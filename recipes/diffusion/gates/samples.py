@@ -308,11 +308,19 @@ def weighting(context: GateContext) -> Finding:
 
     - The loss's curvature at 512 noise levels with the declared weight (min-SNR for a diffusion, 1 for a flow). Prediction type and SNR
       are measured from the target and the noisy pictures.
-    - The loss of each of 16 single samples, after sixty steps of train(), with that weight times the mean square error.
+    - The loss of each of 16 single samples, after sixty steps of train(), with that weight times the mean square error. Of a loss that
+      is not quadratic in the error (Huber's) only weights are compared, up to a common factor.
     - The distribution of the net's timesteps with the declared one (Kolmogorov-Smirnov)."""
     aim, noise = objective(context), context.look()[1].data["train"].process.noise
     expected = declared_weights(noise, aim.kind, (aim.alpha / aim.sigma).square())
-    apart_from, of = _by_formula(context, aim, expected)
+    if not aim.quadratic:  # Huber's loss: weights are compared up to a common factor, values are not
+        expected = expected * (aim.weight / expected.clamp_min(0.01)).median()
+    apart_from, of = _by_formula(context, aim, expected) if aim.quadratic else (0.0, 0)
+    compared = (
+        f"the losses of {of} single samples by at most {apart_from:.1%}"
+        if of
+        else "the loss is not quadratic in the error"
+    )
     gap = ((aim.weight - expected).abs() / expected.clamp_min(0.01)).cpu()
     t, i = aim.timestep.tolist(), int(gap.argmax())
     values, counts = watched(context).timesteps.unique(return_counts=True)
@@ -321,8 +329,7 @@ def weighting(context: GateContext) -> Finding:
     return Finding(
         gap[i].item() <= 0.02 and distance <= limit and apart_from <= 0.02,
         f"target: {aim.kind}; weights differ by at most {gap[i]:.1%} (t {t[i]:.0f}: {aim.weight[i]:.3f}, declared "
-        f"{expected[i]:.3f}); the losses of {of} single samples by at most {apart_from:.1%}; "
-        f"the distribution of {n:,} timesteps by at most {distance:.3f}"
+        f"{expected[i]:.3f}); {compared}; the distribution of {n:,} timesteps by at most {distance:.3f}"
         + (f"; not compared, as they are not quadratic: {', '.join(aim.others)}" if aim.others else ""),
         f"at most 2% at every level and for every sample; at most {limit:.3f} for the distribution",
         order_causes(
@@ -332,7 +339,8 @@ def weighting(context: GateContext) -> Finding:
             (distance > limit, "timesteps are drawn from another distribution than declared: uniform instead of logit-normal, another mean "
              "or deviation"))
         + "\n"
-        "on purpose: --noise.snr-gamma inf (a diffusion), --noise.logit-mean and --noise.logit-std (a flow)",
+        "on purpose: --noise.snr-gamma inf (a diffusion), --noise.logit-mean and --noise.logit-std (a flow); weights or timesteps that no "
+        'setting declares: --gates.waive weighting --gates.because "..."',
         evidence={"kind": aim.kind, "levels": t, "weights": aim.weight.tolist(), "expected": expected.tolist(), "apart": distance},
     )  # fmt: skip
 

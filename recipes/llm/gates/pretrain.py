@@ -51,7 +51,12 @@ def stated(context: GateContext, stage: Stage, batch: dict) -> formula.Statement
         "the loss is in bits, not in nats": row(own) / math.log(2),
         "tokens that are not scored count": own.sum(1),
     }
-    terms = {"ce": formula.Statement({"negative log-likelihood": row(own)}, wrong)}
+    smooth = log_z - out.logits[:, :-1].float().mean(-1)
+    right = {"negative log-likelihood": row(own)} | {
+        f"cross-entropy with label smoothing {e:g}": row((1 - e) * own + e * smooth) for e in (0.01, 0.05, 0.1, 0.2)
+    }
+    right["poly-1 (Leng 2022)"] = row(own + 1 - (-own).exp())
+    terms = {"ce": formula.Statement(right, wrong)}
     if weight := getattr(context.cfg, "z_loss", 0.0):
         terms["z"] = formula.Statement({"z-loss": weight * row(log_z.square())}, optional=True)
     return terms

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from trainworthy.core.base.verdict import Skip
+from trainworthy.core.gates.causes import place_weights
 from trainworthy.core.gates.checks import formula
 from trainworthy.core.gates.checks.formula import Statement, Statements
 from trainworthy.core.gates.gate import GateContext
@@ -114,7 +115,7 @@ CLASSIFY = formula.gate_of(
 # ---------------------------------------------------------------------------------------------------------- segmentation
 def segment(context: GateContext, stage: Stage, batch: dict) -> Statements:
     """Cross-entropy of each pixel that is not void, focal (Lin 2017) if it is set, and Dice (Milletari 2016) of each class that
-    occurs in a window: sums over a window."""
+    occurs in a window: sums over a window. Another form of a term passes if it pulls every pixel towards its own class."""
     cfg, logits, mask = context.cfg, stage.model(batch["image"]).float(), batch["mask"]
     known, n = mask != IGNORE, logits.shape[1]
     truth = F.one_hot(mask.where(known, 0), n).permute(0, 3, 1, 2) * known[:, None]  # (B, n, H, W)
@@ -137,6 +138,7 @@ def segment(context: GateContext, stage: Stage, batch: dict) -> Statements:
              "a mean over the pixels of a window": window(own) / window(known.float()).clamp_min(1),
              "the softmax is taken twice": window(F.cross_entropy(p, mask, ignore_index=IGNORE, reduction="none")),
              "the softmax runs over the batch, not over the classes": torch.zeros_like(window(own))},
+            own=lambda: _pulls_pixels(stage, batch, "ce"),
         )
     }  # fmt: skip
     if not cfg.dice:
@@ -157,8 +159,48 @@ def segment(context: GateContext, stage: Stage, batch: dict) -> Statements:
          "logits instead of probabilities": dice(logits),
          "void pixels count as predicted": dice(p, void=True),
          "classes that do not occur in a window count": dice(p, absent=True)},
+        own=lambda: _pulls_pixels(stage, batch, "dice"),
     )  # fmt: skip
     return statements
+
+
+def _pulls_pixels(stage: Stage, batch: dict, term: str) -> str:
+    """Return what is wrong if a loss term of a fork's own (Tversky, weighted classes, hard pixels alone) does not pull the pixels towards
+    their own classes; else ""."""
+
+    def total() -> Tensor:
+        terms = stage.loss(stage.model, batch)
+        return terms[term] if term in terms else next(v for k, v in terms.items() if k not in ("ce", "dice"))
+
+    mask, slope = batch["mask"], place_weights.slopes(stage.model, total)
+    if slope is None or slope.ndim != 4 or slope.shape[-2:] != mask.shape[-2:]:
+        return "the gradient of single pixels cannot be read"
+    with torch.no_grad():
+        logits = stage.model(batch["image"]).float()
+    known, most = mask != IGNORE, slope.abs().max()
+    own = mask.where(known, 0)[:, None]
+    p, rises = (x.gather(1, own)[:, 0] for x in (logits.softmax(1), slope))  # (B, H, W) both
+    size = slope.abs().amax(1)
+    if (size[~known] > ASCENT * most).any():
+        return "void pixels change the loss"
+    if n := int((known & (p < UNSURE) & (rises > ASCENT * most)).sum()):
+        return f"{n} pixels are pushed away from their own class"
+
+    def plain() -> Tensor:
+        return F.cross_entropy(stage.model(batch["image"]).float(), mask, ignore_index=IGNORE, reduction="sum")
+
+    weighted = place_weights.named(stage.model, total, plain, 1e-4)
+    dead, pulled = known & (size == 0), known & (size > 0)
+    # Sure pixels may get none, if hard ones alone are learnt
+    if (dead & (p < UNSURE)).any() and p[dead].mean() < p[pulled].mean():
+        return weighted or f"{dead.sum() / known.sum():.0%} of the pixels, the less sure ones, get no gradient"
+    if weighted.startswith(place_weights.BY_CLASS):
+        seen = [c for c in range(logits.shape[1]) if (mask == c).any()]
+        often, rare = (pick(seen, key=lambda c: int((mask == c).sum())) for pick in (max, min))
+        weight = {c: (rises[mask == c].sum() / (p[mask == c] - 1).sum()).item() for c in (often, rare)}
+        if weight[often] > 1.01 * weight[rare]:
+            return f"{weighted}, and the most frequent class {often} counts more than the rarest, {rare}"
+    return ""
 
 
 SEGMENT = formula.gate_of(

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.llm.models import loading
 from trainworthy.recipes.shared import hub, language_models
 from trainworthy.recipes.vlm.models import small_language_model
 
+UNKNOWN, LOOKED_AT = 0.01, 2000  # share of answers that may have a word without a token; samples that are looked at
 USAGE = """import sys
 
 sys.path.insert(0, "export")  # the run's folder export/, wherever it is now
@@ -38,6 +40,22 @@ def tokenizer(name: str, chat_template: str = "", eos_token: str = "") -> Any:
     if not (chat_template or eos_token or found.chat_template):
         return found
     return loading.tokenizer(path(name), chat_template, eos_token)
+
+
+def knowing(words: tuple[str, str, str], source: Any) -> Any:
+    """Return the tokenizer of `words` (see `tokenizer`). Raise a UserError if it has no tokens for words of the answers of `source`: they
+    would be learnt as its unknown token."""
+    found = tokenizer(*words)
+    unknown, step = {found.pad_token_id, found.unk_token_id} - {None}, -(-len(source) // LOOKED_AT)
+    answers = [q.answer for i in range(0, len(source), step) for q in source.questions(i)]
+    lost = [text for text in answers if unknown & set(found.encode(text, add_special_tokens=False))]
+    if len(lost) > UNKNOWN * len(answers):
+        only = "; it knows the words of its own scenes only" if words[0] == "words" else ""
+        raise UserError(f"--language {words[0]} has no tokens for words of the answers{only}",
+                        got=f"{len(lost):,} of {len(answers):,} answers, the first: {lost[0]!r}",
+                        needed="a language model whose tokenizer knows them",
+                        next="--language NAME_OR_FOLDER of a causal language model (--preset full has one)")  # fmt: skip
+    return found
 
 
 def folder(name: str) -> str:

@@ -146,7 +146,8 @@ def sac(cfg: Any, model: nn.Module, batch: dict, got: dict[str, Tensor]) -> Stat
         "temperature": Statement(
             {"log temperature x entropy surplus": log_alpha * surplus,
              "temperature x entropy surplus": log_alpha.exp() * surplus},
-            {"the target entropy has the wrong sign": log_alpha * -(log_prob.detach() - cfg.target_entropy * model.n_act)}),
+            {"the target entropy has the wrong sign": log_alpha * -(log_prob.detach() - cfg.target_entropy * model.n_act)},
+            optional=not log_alpha.requires_grad),  # a fixed temperature, as in the first paper
     }  # fmt: skip
 
 
