@@ -192,12 +192,8 @@ def overfit(context: GateContext) -> Finding:
     evaluation path. The loss alone cannot show a shifted label or a wrong transform."""
     run, stage, found = overfitted(context)
     if "loss" not in found:
-        return Finding(
-            False,
-            "train() made no step",
-            "steps from run.steps(stage)",
-            "train() does not iterate over run.steps(stage)",
-        )
+        made, due = "train() made no step", "steps from run.steps(stage)"
+        return Finding(False, made, due, "train() does not iterate over run.steps(stage)")
     used = stage.gate_evaluator.metric
     reached = found["metric"] is not None and not used.better(found["goal"], found["metric"])
     fell = found["loss"] < LEFT * found["initial"]
