@@ -61,7 +61,8 @@ PLANTS = [
         NOTES + "    for one in data.values():\n        one.ids = [[i + 1 for i in ids] for ids in one.ids]\n",
         ("other tokenizer",), source="DST-06 huggingface/transformers#29973", harm="every word has its neighbour's id"),
     bug("exports-its-start", "exported-weights", "C18", "whisper.save(replace(student, model=model), folder)",
-        "whisper.save(replace(student, model=before), folder)", ("trained tensors differ", "weights that training began with"),
+        "before = copy.deepcopy(model)\n        before.load_state_dict(start)\n"
+        "        whisper.save(replace(student, model=before), folder)", ("trained tensors differ", "weights that training began with"),
         harm="the copied layers are shipped, untrained"),
     bug("updated-twice", "schedule", "C9", UPDATE, 2 * UPDATE, ("stepped 2 times in iteration 1",)),
 ]  # fmt: skip

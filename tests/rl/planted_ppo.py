@@ -125,7 +125,7 @@ PLANTS = [
     plant("rl-ratio-not-clipped", "formula", "R3", "ratio.clamp(1 - cfg.clip_range, 1 + cfg.clip_range)", "ratio", ("not clipped",),
           harm="steps without a bound"),
     plant("rl-value-clipped-against-itself", "formula", "R3", 'near = batch["value"] + (value - batch["value"])',
-          "near = value + (value - value.detach())", ("clipped against itself",), harm="no clip at all"),
+          "near = value + (value - value.detach())", ("clipped around",), harm="no clip at all"),
     plant("rl-entropy-detached", "formula", "R3", "policy.head.entropy(outputs).sum()",
           "policy.head.entropy(outputs.detach()).sum()",
           ("detach()", "actor"), harm="no bonus: the term is declared small, so its share of the gradient is not asked"),
