@@ -5,6 +5,9 @@ from typing import Any, Literal
 
 Kind = Literal["pass", "fail", "skip", "waived", "advice"]
 
+Fault = tuple[str, str]
+"""What was measured, and its cause."""
+
 
 @dataclass
 class Finding:

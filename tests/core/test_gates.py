@@ -46,7 +46,9 @@ def caught(plant: Plant, launch: Callable[..., Done], fork: Callable[..., Path],
     fork(plant.hunk, recipe=plant.recipe)
     ids = [g.id for g in order.ORDER]
     only = ids[: ids.index(plant.gate) + 1] if plant.gate in ids else [*plant.before, plant.gate]
-    done = launch("check", "mine.py", "--run.seed", str(seed), "--only", ",".join(only), *plant.argv, code=3, timeout=900)
+    done = launch(
+        "check", "mine.py", "--run.seed", str(seed), "--only", ",".join(only), *plant.argv, code=3, timeout=900
+    )
     noted(done.verdicts())
     failed = [v for v in done.verdicts() if v["verdict"] == "fail"]
     assert failed[0]["id"] in (plant.gate, *plant.before), done.shown

@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from trainworthy.core.base.verdict import Fault
 from trainworthy.core.guard.checks.invariants import listed, moved_now, names, stepped, tops
 from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.hooks import initial_weights
@@ -151,7 +152,7 @@ def resumed_in_eval(seen: Observer, before: set[int]) -> int:
     return len(off) if len(off) >= 2 and len(off) > 0.5 * len(following) else 0  # after others a new epoch began
 
 
-def wavering(seen: Observer) -> tuple[str, str] | None:
+def wavering(seen: Observer) -> Fault | None:
     """Find a teacher or reference whose dropout is active: between most steps it is called once without gradients, and its weights do not
     change. A moving average that answers with dropout (mean teacher) is meant."""
     trained = {i for _, i, _ in seen.grad_modes}

@@ -6,6 +6,7 @@ from collections import Counter
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base.verdict import Fault
 from trainworthy.core.guard.checks import behaviour
 from trainworthy.core.guard.checks.results import ENDED, finding, skip
 from trainworthy.core.guard.hooks.parameters import parameters_of
@@ -15,7 +16,6 @@ from trainworthy.core.guard.measures.scales import SCALE, fault, goes_on
 from trainworthy.core.guard.observing.to_the_end import Evaluation, Following, inside, kind
 
 QUALITY = ("learning",)  # the training before was short
-Fault = tuple[str, str]
 EMPTY = 4  # steps in a row without a gradient
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 from trainworthy.core.base.correlation import pearson
+from trainworthy.core.base.verdict import Fault
 from trainworthy.core.data.alike import nearest
 from trainworthy.core.guard.checks import causality, objectives
 from trainworthy.core.guard.checks.behaviour import lags
 from trainworthy.core.guard.checks.invariants import names, tops
-from trainworthy.core.guard.checks.objectives import Fault
 from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.measures import indexing, mixing, pairing, supervision
 from trainworthy.core.guard.measures.class_numbers import CAUSE, numbering

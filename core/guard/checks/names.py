@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from trainworthy.core.base.verdict import Fault
 from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.measures import splits
 from trainworthy.core.guard.measures.caches import Caches
@@ -20,8 +21,6 @@ from trainworthy.core.guard.measures.source import (
     tail,
     words,
 )
-
-Fault = tuple[str, str]
 
 
 def check(script: Path) -> dict:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from trainworthy.core.base.correlation import spearman
+from trainworthy.core.base.verdict import Fault
 from trainworthy.core.guard.checks.causality import follows_only_the_past
 from trainworthy.core.guard.checks.invariants import names, stepped, tops
 from trainworthy.core.guard.checks.policies import advantages
@@ -19,8 +20,6 @@ from trainworthy.core.guard.measures import (
     variational,
 )
 from trainworthy.core.guard.measures.regression import unexplained_share
-
-Fault = tuple[str, str]  # what was measured, and its cause
 
 
 def direction(seen: Any) -> dict:

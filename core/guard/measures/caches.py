@@ -3,10 +3,10 @@
 import ast
 from collections.abc import Iterable, Iterator
 
+from trainworthy.core.base.verdict import Fault
 from trainworthy.core.guard.measures.source import FUNCTIONS, Function, Source, inside, parameters, tail
 from trainworthy.core.guard.measures.splits import trains
 
-Fault = tuple[str, str]
 WRAPPERS = ("enumerate", "tqdm", "track")
 ORDERED = ("sampler", "batch_sampler", "generator")
 """Arguments of a loader whose order may repeat."""

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from trainworthy.core.base.verdict import Fault
 
-Fault = tuple[str, str]
 LEAST, FIRST, LATE = 4, 8, 64  # calls: at least, before anything is learnt, after something should have been
 FEWEST = 8  # samples
 MASKED = -1e4  # scores below are masked

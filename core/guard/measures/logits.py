@@ -4,10 +4,10 @@ import math
 
 import torch
 from torch import Tensor
+from trainworthy.core.base.verdict import Fault
 from trainworthy.core.guard.measures.contrasts import Contrasts, of_unit_vectors
 from trainworthy.core.guard.measures.records import VIEWS
 
-Fault = tuple[str, str]
 LEAST, MANY = 4, 8  # calls, classes
 TURNED = ("TBackward0", "TransposeBackward0", "PermuteBackward0")
 

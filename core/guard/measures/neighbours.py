@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.correlation import pearson
+from trainworthy.core.base.verdict import Fault
 from trainworthy.core.data.alike import nearest
 from trainworthy.core.guard.measures import class_numbers
 from trainworthy.core.guard.measures.spaced import spaced
 
-Fault = tuple[str, str]
 MOST, READ = 1500, 600  # most samples that are read of training, of an evaluation
 LEAST = 200
 CLASSES = 100

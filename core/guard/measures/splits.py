@@ -3,9 +3,9 @@
 import ast
 from collections.abc import Iterator
 
+from trainworthy.core.base.verdict import Fault
 from trainworthy.core.guard.measures.source import FUNCTIONS, Source, inside, names_in, words
 
-Fault = tuple[str, str]
 SPLITS = {"train": "train", "training": "train", "trn": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
           "test": "test", "testing": "test", "eval": "eval", "evaluation": "eval"}  # fmt: skip
 KINDS = {"loader", "loaders", "dataloader", "dl", "set", "dataset", "ds", "data", "transform", "transforms", "tf", "tfm", "tfms", "aug",

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import WeightedRandomSampler
+from trainworthy.core.base.verdict import Fault
 
-Fault = tuple[str, str]
 MANY = 500  # samples without any label, after which labels are not just rare
 ROWS = 500  # soft targets that are compared with labels
 
