@@ -265,7 +265,7 @@ def dqn(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         metric=core.Metric("return", f"what does the policy earn in an episode of {cfg.env}?", floor=floor, ceiling=ceiling,
                            best_known=environments.BEST_KNOWN.get(cfg.env, "")),
         state={"environments": envs, "replay": Replay(cfg.buffer_size // cfg.num_envs, cfg.num_envs, run.device),
-               "target": Target(policy, run.device)},
+               "target": Target(policy, run.device, scale="returns")},
         expect=environments.expect(cfg.env),
         baselines=baselines,
         predict=predict,

@@ -94,9 +94,10 @@ def imported(*argv: str, cwd: Path) -> tuple[str, set[str]]:
 
 
 def start(*argv: object, cwd: Path, **env: str) -> subprocess.Popen:
-    """The same in the background; its output is one pipe."""
+    """The same in the background; its output is one pipe. Ctrl-C reaches it, also where the suite itself runs in the background."""
     return subprocess.Popen([str(BIN / "trainworthy"), *map(str, argv)], cwd=cwd, env=environment(PYTHONUNBUFFERED="1", **env),
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))  # fmt: skip
 
 
 def wait_until(

@@ -2,6 +2,7 @@
 
 from tests.helpers.plant import Healthy
 from tests.rl import healthy_ppo
+from tests.rl.planted_dqn import FOLLOW
 
 
 def healthy(id: str, *argv: str, naive: str = "", hunk=None) -> Healthy:
@@ -21,6 +22,8 @@ VARIANTS = [
     healthy("ok-dqn-sparse-reward", "--env", "MountainCar-v0", naive="every return is -200: not learning"),
     healthy("ok-dqn-squared-error", naive="not Huber's loss",
             hunk=("error = F.smooth_l1_loss(", "error = 0.5 * F.mse_loss(")),
+    healthy("ok-dqn-soft-target", naive="the target network is never copied",
+            hunk=(FOLLOW, "            target.follow(policy, 0.005)\n")),
     healthy("ok-dqn-stacked", "--frame-stack", "3"),
     healthy("ok-dqn-one-hot-observations", "--env", "Taxi-v4"),
 ]  # fmt: skip

@@ -25,7 +25,7 @@ AGELESS = """def ageless(cfg, run, previous=None):
 
 STAGES = [ageless]
 """
-KEPT = '"target": Target(policy, run.device)},\n'
+KEPT = '"target": Target(policy, run.device, scale="returns")},\n'
 
 
 def plant(id: str, gate: str, row: str, old: str, new: str, words: tuple[str, ...], **more) -> Plant:

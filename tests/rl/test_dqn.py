@@ -212,6 +212,20 @@ def test_a_target_shares_nothing_and_follows():
     assert torch.equal(target.net.weight, net.weight)
 
 
+def test_what_scales_the_outputs_of_a_target_follows_as_its_weights_do():
+    """Copied, it let returns grow with their own scale: no finite loss at step 18 with a share of 0.08."""
+    net = nn.ModuleDict({"seen": nn.BatchNorm1d(2), "returns": nn.BatchNorm1d(2)})
+    target = Target(net, torch.device("cpu"), scale="returns")
+    for part in net.values():
+        part.running_var += 4
+        part.num_batches_tracked += 1
+    target.follow(net, 0.25)
+    seen, returns = target.net["seen"], target.net["returns"]
+    assert returns.running_var.tolist() == [2, 2]
+    assert seen.running_var.tolist() == [5, 5]
+    assert returns.num_batches_tracked == seen.num_batches_tracked == 1
+
+
 # ------------------------------------------------------------------------------------------ environments that cannot be used
 @pytest.mark.parametrize(
     ("recipe", "space", "words"),

@@ -122,21 +122,35 @@ class Replay:
 
 
 class Target:
-    """A copy of `net` with its buffers that is never trained: the target network."""
+    """A copy of `net` with its buffers that is never trained: the target network.
 
-    def __init__(self, net: nn.Module, device: torch.device):
+    `scale`: the module of `net` whose buffers its outputs are multiplied by. They move as the parameters do. If they were copied while the
+    parameters lag, returns would grow with their own scale."""
+
+    def __init__(self, net: nn.Module, device: torch.device, scale: str = ""):
+        self.scale = scale
         self.net = copy.deepcopy(net).requires_grad_(False).eval().to(device)
         self.followed: nn.Module | None = None
-        self.tensors: list[list[Tensor]] = []  # parameters and buffers of the copy, then those of the followed net
+        self.tensors: list[
+            list[Tensor]
+        ] = []  # what moves and what is copied, of the target and then of the followed net
 
     @torch.no_grad()
     def follow(self, net: nn.Module, share: float = 1.0) -> None:
-        """Move the parameters by `share` towards those of `net`; 1 copies them. Buffers are always copied."""
+        """Move the parameters and the scale by `share` towards those of `net`; 1 copies them. Other buffers are always copied."""
         if net is not self.followed:  # looked up once: walking the modules costs as much as the update itself
-            self.followed, self.tensors = net, [[*f()] for m in (self.net, net) for f in (m.parameters, m.buffers)]
-        mine, my_buffers, theirs, their_buffers = self.tensors
+            self.followed, self.tensors = net, [part for m in (self.net, net) for part in self._parts(m)]
+        mine, my_copies, theirs, their_copies = self.tensors
         torch._foreach_lerp_(mine, theirs, share)
-        torch._foreach_copy_(my_buffers, their_buffers)
+        torch._foreach_copy_(my_copies, their_copies)
+
+    def _parts(self, net: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+        """Return what moves by a share, and what is copied."""
+        moves, copies = [*net.parameters()], []
+        for name, value in net.named_buffers():
+            lags = self.scale and f".{self.scale}." in f".{name}" and value.is_floating_point()
+            (moves if lags else copies).append(value)
+        return moves, copies
 
     def state_dict(self) -> dict[str, Any]:
         return self.net.state_dict()
