@@ -1,5 +1,5 @@
 """Finds training labels that contradict their neighbours where held-out labels do not: a table of labels that lost a row, labels of one
-annotator, a noisy source.
+annotator, a noisy source. Wrong labels that are scattered over the rows are noise: that is reported, and is no fault.
 
 Each sample's label is compared with those of its nearest training samples, where these agree. Held-out samples with the same labels
 contradict them as often. No model is trained.
@@ -34,10 +34,14 @@ class Contradicted:
     held_out: float
     of: tuple[int, int]
     """Samples with a clear vote."""
+    scattered: bool = False
+    """Whether a contradicted label says nothing about that of the next row: noise."""
 
     def words(self) -> str:
-        return (f"{self.training:.0%} of the training labels '{self.target}' contradict the training samples that are most like theirs, of the "
-                f"held-out ones {self.held_out:.1%} ({self.of[0]:,} and {self.of[1]:,} samples whose nearest {NEAREST} clearly agree)")  # fmt: skip
+        noise = "scattered over the rows, as noise is: " * self.scattered
+        named = f"training labels '{self.target}' contradict the training samples that are most like theirs"
+        return (f"{noise}{self.training:.0%} of the {named}, of the held-out ones {self.held_out:.1%} ({self.of[0]:,} and {self.of[1]:,} samples "
+                f"whose nearest {NEAREST} clearly agree)")  # fmt: skip
 
 
 CAUSE = (
@@ -56,7 +60,8 @@ def contradicted(scans: dict[str, Scan], data: Data) -> Contradicted | None:
     if n < 3 or ours is None or theirs is None or ours[0].shape[1] != theirs[0].shape[1]:
         return None
     (a, y), (b, truth) = ours, theirs
-    clear, votes, wrong = _rates(_votes(a, a, y, n, same=True), y, n)
+    votes_a = _votes(a, a, y, n, same=True)
+    clear, votes, wrong = _rates(votes_a, y, n)
     clear_b, votes_b, wrong_b = _rates(_votes(b, a, y, n, same=False), truth, n)
     of = int(clear.sum()), int(clear_b.sum())
     both = (votes >= LEAST) & (votes_b >= LEAST)
@@ -71,7 +76,17 @@ def contradicted(scans: dict[str, Scan], data: Data) -> Contradicted | None:
     sure = SURE * math.sqrt(spread) / int(both.sum())
     if training < max(OFTEN, TIMES * held_out) or held_out > RARE or training - held_out < sure:
         return None
-    return Contradicted(target, training, held_out, of)
+    return Contradicted(target, training, held_out, of, scattered(clear, votes_a.argmax(1), y))
+
+
+def scattered(clear: Tensor, voted: Tensor, labels: Tensor) -> bool:
+    """Return whether contradicted labels are independent from one row to the next, compared with others of the class that the vote has: rows
+    may be in the order of their classes, and some classes are harder than others."""
+    wrong, kind = (voted != labels)[clear].double(), voted[clear]
+    seen = kind.bincount().clamp_min(1)
+    left = wrong - (torch.zeros_like(seen, dtype=wrong.dtype).index_add_(0, kind, wrong) / seen)[kind]
+    beside = (left[1:] * left[:-1]).sum() / left.square().sum().clamp_min(1e-12)  # correlation of neighbours
+    return bool(beside * math.sqrt(len(left)) < SURE)
 
 
 def _labelled(scan: Scan, target: str, n: int) -> tuple[Tensor, Tensor] | None:

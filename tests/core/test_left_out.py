@@ -37,8 +37,16 @@ def test_samples_that_an_evaluation_leaves_out(hunk, verdict: str, launch, fork)
         assert found["cause"].startswith("evaluate() leaves samples out"), done.shown
 
 
-def split(seed: int, one_off: float = 0.0, held_out_too: bool = False, noise: float = 0.0):
-    """(scans, training set) of 1,500 training and 500 held-out digits; the last `one_off` of the labels are those of the next row."""
+def split(
+    seed: int,
+    one_off: float = 0.0,
+    held_out_too: bool = False,
+    noise: float = 0.0,
+    drawn: float = 0.0,
+    by_class: bool = False,
+):
+    """(scans, training set) of 1,500 training and 500 held-out digits. The last `one_off` of the training labels are those of the next row,
+    `drawn` of them are drawn (more of the higher classes); `by_class`: training rows are in the order of their classes."""
     images, labels = digits.load()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[:2000]
     images, labels = images[order], labels[order].clone()
@@ -50,6 +58,13 @@ def split(seed: int, one_off: float = 0.0, held_out_too: bool = False, noise: fl
     for first, last in ((0, 1500), (1500, 2000))[: 1 + held_out_too]:
         start = last - round(one_off * (last - first))
         labels[start : last - 1] = labels[start + 1 : last].clone() if one_off else labels[start : last - 1].clone()
+    if by_class:
+        rows = torch.cat([labels[:1500].argsort(stable=True), torch.arange(1500, 2000)])
+        images, labels = images[rows], labels[rows]
+    if drawn:
+        chance = torch.Generator().manual_seed(seed)
+        wrong = torch.rand(1500, generator=chance) < 2 * drawn * labels[:1500] / 9
+        labels[:1500] = torch.where(wrong, torch.randint(10, (1500,), generator=chance), labels[:1500])
     data = {name: Images(images[rows], labels[rows], digits.CLASSES)
             for name, rows in (("train", slice(1500)), ("val", slice(1500, 2000)))}  # fmt: skip
     return {name: scan(name, d) for name, d in data.items()}, data["train"]
@@ -61,7 +76,12 @@ def test_labels_of_other_rows_contradict_their_neighbours(seed: int):
     assert found.training > 0.3
     assert found.held_out < 0.08
     assert "contradict" in found.words()
-    assert neighbours.contradicted(*split(seed, one_off=0.2)) is not None
+    assert not found.scattered
+    found = neighbours.contradicted(*split(seed, one_off=0.2))
+    assert found is not None
+    assert not found.scattered
+    for by_class in (False, True):
+        assert neighbours.contradicted(*split(seed, drawn=0.4, by_class=by_class)).scattered, "noise"
     assert neighbours.contradicted(*split(seed)) is None
     assert neighbours.contradicted(*split(seed, noise=0.5)) is None, "hard pictures"
     assert neighbours.contradicted(*split(seed, one_off=0.4, held_out_too=True)) is None, (

@@ -15,7 +15,7 @@ from trainworthy.core.gates.checks import paths
 from trainworthy.core.gates.gate import GateContext, fetch, own_size, pick, split_evenly, train_set
 from trainworthy.core.gates.recorder import training_samples
 from trainworthy.core.loop.run import Run, evaluating
-from trainworthy.core.recipe.stage import Data, Field, Stage
+from trainworthy.core.recipe.stage import Data, Field, Stage, View
 
 REPEATED = 0.05  # share of a validation set that may also be in training, where short texts repeat by chance
 ALIKE = (
@@ -114,9 +114,7 @@ def _loss_schema(run, stage: Stage, batch: dict, wrong: list[str]) -> dict[str, 
     return terms
 
 
-def _few(stage: Stage):
-    from trainworthy.core.recipe.stage import View
-
+def _few(stage: Stage) -> View:
     return View(stage.data["val"], range(min(stage.expect.at_most(16), len(stage.data["val"]))))
 
 
@@ -137,8 +135,9 @@ def inventory_gate(context: GateContext) -> Finding:
     faults += [*_belongs_elsewhere(stage), *_blurred(stage), *characters.faults(context.scans)]
     if pair := context.data_report.get("exchanged_classes"):
         faults.append((turned.Exchanged(**pair).words(), turned.Exchanged(**pair).cause()))
-    if labels := context.data_report.get("contradicted_labels"):
-        faults.append((neighbours.Contradicted(**labels).words(), neighbours.CAUSE))
+    against = neighbours.Contradicted(**k) if (k := context.data_report.get("contradicted_labels")) else None
+    if against and not against.scattered:
+        faults.append((against.words(), neighbours.CAUSE))
     if change := context.data_report.get("foreign_change"):
         faults.append((turned.Foreign(**change).words(), turned.Foreign(**change).cause()))
     faults += [(named, "class ids built for each split: build one list of classes, use it in all")
@@ -149,14 +148,15 @@ def inventory_gate(context: GateContext) -> Finding:
         (f["per_class"] for s in context.scans.values() for f in s.fields.values() if "per_class" in f), None
     )
     spread = f", per class {classes['min']}-{classes['max']}" if classes else ""
+    spread += f"; {against.words()}" if against and against.scattered else ""
     return Finding(
         not wrong, "; ".join(wrong) if wrong else counts + spread,
         "valid labels, every class in both splits, one label per input, finite values in range, inputs that vary, "
         "no input entry that is the target",
         "the loader scales, casts or decodes wrongly (read data.json)\nlabels start at 1, or a class folder is missing\n"
-        "one input is in two class folders\n"
-        "the target is written into the input\nthe training path scales, normalises or labels differently from the evaluation path, "
-        "or orders channels differently (RGB, BGR)\nclass ids are built for each split: build one list of classes, and use it in all",
+        "one input is in two class folders\nthe target is written into the input\nthe training path scales, normalises or labels "
+        "differently from the evaluation path, or orders channels differently (RGB, BGR)\n"
+        "class ids are built for each split: build one list of classes, and use it in all",
         evidence={"best_single_input": best, "contradictory": {n: s.contradictory for n, s in context.scans.items()}},
         cause=next((cause for _, cause in faults if cause), ""),
     )  # fmt: skip
