@@ -206,7 +206,7 @@ class LoopGuard(Guard):
             (getattr(self.expect, f) for f, id in PASSED.items() if id == found["id"] and getattr(self.expect, f)), ""
         )
         if reason:
-            found = skip(found["id"], f"declared: {reason}")
+            found = skip(found["id"], f"by design: {reason}")
         elif "--batches" in found.get("skip", ""):
             found = {**found, "skip": "the Loop has no batches= to change"}
         self.values["--because"] = self.reasons.get(found["id"], "")
