@@ -110,6 +110,22 @@ def explain_uniform_outputs(measured: float, half: float, expected: float, sampl
     return ""
 
 
+def initial_loss_causes(measured: float, half: float | None) -> str:
+    """Return the likely causes of another untrained loss than declared, one a line. `half`: the loss of half of the samples. If it is
+    the same, outputs do not differ between samples: then large initial weights are no cause."""
+    outputs = "the number of outputs is not the number of classes\nthe loss is a sum where it should be a mean, or the other way round"
+    if half is not None and math.isclose(measured, half, rel_tol=1e-5):
+        return (
+            f"another loss on purpose: set `initial_loss={measured:.4g}` in the stage's core.Expect, which still has the value of the "
+            f"former loss (None: not compared); half of the samples have the same loss, so initial weights are not the cause\n{outputs}"
+        )
+    return (
+        "the last layer's initial weights are too large, so logits differ between classes (use zero or small ones)\n"
+        f"{outputs}\nanother loss on purpose: set `initial_loss` of the stage's core.Expect to its value before training "
+        "(None: not compared)"
+    )
+
+
 # -------------------------------------------------------------------------------------------------------------- overfit
 def explain_ignored_input(model: nn.Module, loss: Callable[[dict], Tensor], batch: dict, inputs: Sequence[str]) -> str:
     """Return why samples are not memorised, if their gradient does not depend on which input belongs to which sample."""

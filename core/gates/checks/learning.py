@@ -62,7 +62,7 @@ def initial_loss(context: GateContext) -> Finding:
         "the loss is in bits, not in nats: a logarithm to base 2": 1 / math.log(2),
     }
     wrong = abs(measured - expected) > tolerance
-    why = ratio(measured, expected, factors) if wrong else ""
+    why, of_half = ratio(measured, expected, factors) if wrong else "", None
     if wrong and not why:
         half = fetch(data, indices[: max(1, n // 2)], context.cfg.run.seed, run.device)
         with evaluating(stage.model):
@@ -70,9 +70,7 @@ def initial_loss(context: GateContext) -> Finding:
         why = named.explain_uniform_outputs(measured, of_half, expected, n)
     return Finding(
         not wrong, f"loss {measured:.3f} before training", f"{expected:.3f} within {tolerance:.2f}",
-        "the last layer's initial weights are too large, so logits differ between classes (use zero or small "
-        "ones)\nthe number of outputs is not the number of classes\nthe loss is a sum where it should be a mean, or the other way round\n"
-        "another loss on purpose: set `initial_loss` of the stage's core.Expect to its value before training (None: not compared)",
+        named.initial_loss_causes(measured, of_half),
         evidence={"measured": measured, "expected": expected}, cause=why,
     )  # fmt: skip
 

@@ -1,0 +1,19 @@
+"""The likely causes of the initial-loss gate: another loss on purpose comes first where initial weights cannot be the cause."""
+
+import math
+
+from core.gates.causes import named
+
+
+def test_equal_losses_of_all_samples_exclude_the_initial_weights():
+    focal = 0.9**2 * math.log(10)  # gamma 2, ten equally likely classes
+    first, *others = named.initial_loss_causes(focal, focal * (1 + 1e-7)).split("\n")
+    assert first.startswith("another loss on purpose: set `initial_loss=1.865`")
+    assert not any("too large" in line for line in others)
+
+
+def test_unequal_losses_keep_the_initial_weights_first():
+    for half in (5.1, None):
+        first, *others = named.initial_loss_causes(6.2, half).split("\n")
+        assert "initial weights are too large" in first
+        assert "on purpose" in others[-1]
