@@ -2,7 +2,7 @@
 
 import math
 
-from core.gates.causes import named
+from trainworthy.core.gates.causes import named
 
 
 def test_equal_losses_of_all_samples_exclude_the_initial_weights():
@@ -10,6 +10,14 @@ def test_equal_losses_of_all_samples_exclude_the_initial_weights():
     first, *others = named.initial_loss_causes(focal, focal * (1 + 1e-7)).split("\n")
     assert first.startswith("another loss on purpose: set `initial_loss=1.865`")
     assert not any("too large" in line for line in others)
+
+
+def test_published_losses_of_equal_outputs():
+    expected = math.log(10)
+    assert named.published_loss(0.9**2 * expected, expected) == "the focal loss of gamma 2"
+    assert named.published_loss(expected + 0.9, expected).startswith("poly-1")
+    for other in (expected, expected / 2, 0.8 * expected, 6.2):
+        assert not named.published_loss(other, expected)
 
 
 def test_unequal_losses_keep_the_initial_weights_first():

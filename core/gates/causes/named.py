@@ -110,14 +110,25 @@ def explain_uniform_outputs(measured: float, half: float, expected: float, sampl
     return ""
 
 
+def published_loss(measured: float, expected: float) -> str:
+    """Return the published loss that equal outputs have this value of, where cross-entropy is expected; "" if none has."""
+    p = math.exp(-expected)  # of each class
+    known = {f"the focal loss of gamma {g:g}": (1 - p) ** g * expected for g in (0.5, 1, 1.5, 2, 2.5, 3, 4, 5)}
+    known |= {
+        "poly-1 (Leng 2022)": expected + 1 - p,
+        "the generalised cross-entropy of q 0.7 (Zhang 2018)": (1 - p**0.7) / 0.7,
+    }
+    return next((name for name, value in known.items() if math.isclose(measured, value, rel_tol=1e-4)), "")
+
+
 def initial_loss_causes(measured: float, half: float | None) -> str:
-    """Return the likely causes of another untrained loss than declared, one a line. `half`: the loss of half of the samples. If it is
-    the same, outputs do not differ between samples: then large initial weights are no cause."""
+    """Return the likely causes of another untrained loss than declared, one a line. `half`: the loss of half of the samples. If it is the
+    same, the outputs hardly differ between samples."""
     outputs = "the number of outputs is not the number of classes\nthe loss is a sum where it should be a mean, or the other way round"
     if half is not None and math.isclose(measured, half, rel_tol=1e-5):
         return (
-            f"another loss on purpose: set `initial_loss={measured:.4g}` in the stage's core.Expect, which still has the value of the "
-            f"former loss (None: not compared); half of the samples have the same loss, so initial weights are not the cause\n{outputs}"
+            f"another loss on purpose: set `initial_loss={measured:.4g}` in the stage's core.Expect (None: not compared); half of the "
+            f"samples have the same loss, so large initial weights are unlikely\n{outputs}"
         )
     return (
         "the last layer's initial weights are too large, so logits differ between classes (use zero or small ones)\n"

@@ -47,9 +47,8 @@ def initial_loss(context: GateContext) -> Finding:
         raise Skip("the run starts from trained weights, so the head is not untrained")
     data = train_set(stage)
     indices = pick(data, stage.expect.at_most(256, times=16), context.cfg.run.seed)
-    most = (
-        len(indices) if stage.expect.batch_dependence else run.cfg.train.eval_batch_size
-    )  # no more at once than evaluations
+    # no more at once than evaluations
+    most = len(indices) if stage.expect.batch_dependence else run.cfg.train.eval_batch_size
     parts = split_evenly(indices, most)
     with evaluating(stage.model):
         measured = loss_of_parts(run, stage, lambda some: fetch(data, some, context.cfg.run.seed, run.device), parts)
@@ -62,6 +61,8 @@ def initial_loss(context: GateContext) -> Finding:
         "the loss is in bits, not in nats: a logarithm to base 2": 1 / math.log(2),
     }
     wrong = abs(measured - expected) > tolerance
+    known = named.published_loss(measured, expected) if wrong and categorical(data) else ""
+    wrong &= not known
     why, of_half = ratio(measured, expected, factors) if wrong else "", None
     if wrong and not why:
         half = fetch(data, indices[: max(1, n // 2)], context.cfg.run.seed, run.device)
@@ -69,7 +70,7 @@ def initial_loss(context: GateContext) -> Finding:
             of_half = total_loss(run, stage, half).item()
         why = named.explain_uniform_outputs(measured, of_half, expected, n)
     return Finding(
-        not wrong, f"loss {measured:.3f} before training", f"{expected:.3f} within {tolerance:.2f}",
+        not wrong, f"loss {measured:.3f} before training{f': that of {known}' * bool(known)}", f"{expected:.3f} within {tolerance:.2f}",
         named.initial_loss_causes(measured, of_half),
         evidence={"measured": measured, "expected": expected}, cause=why,
     )  # fmt: skip
