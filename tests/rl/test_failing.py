@@ -85,7 +85,7 @@ def test_a_signal_while_an_environment_steps_is_not_its_error(launch):
     asked = ("check", "rl/ppo", *SETTINGS["rl/ppo"], "--only", "environments,resume")
     done = launch(*asked, FAILS="signal", HEALTHY_STEPS="0", **ENV)
     assert done.returncode == 143, done.shown
-    assert "SIGTERM: nothing was saved yet" in done.stderr
+    assert "interrupted: SIGTERM\n" in done.stderr
     assert "raised" not in done.stderr
 
 
