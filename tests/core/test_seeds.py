@@ -194,6 +194,7 @@ def test_a_group_without_any_score_has_a_page_that_says_why(tmp_path: Path, fork
     trainworthy("report", folder, cwd=tmp_path, code=0)
 
 
+@pytest.mark.verify
 def test_a_band_names_its_next_step(tmp_path: Path, fork):
     fork()
     done = trainworthy(
