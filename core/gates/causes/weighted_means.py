@@ -3,10 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 
-VARIED, MOST = (
-    0.2,
-    7.0,
-)  # absolute log of the weights' ratio: below it, a product of any two numbers would fit, too; above it, a maximum
+VARIED, MOST = 0.2, 7.0
+"""Absolute log of the weights' ratio: below it, a product of any two numbers would fit, too; above it, a maximum."""
 CLEAR = 50  # times the rounding error: a difference from the plain mean that can be explained
 EXACT = 0.02  # of that difference, which the explanation may leave
 ENOUGH = 2  # pairs of samples with different weights

@@ -103,7 +103,7 @@ def _why(run: Run, data: Data, seed: int, limit: float, stage: Stage, double: bo
     if run.world > 1:
         return ""
     indices = pick(data, max(2, stage.expect.at_most(4)), seed)
-    mixture = Mixture(run, stage, data, lambda some: _read(run, data, list(some), seed, double), limit)
+    mixture = _experiments(run, stage, double, data, seed, limit)
     if len(indices) > 3 and is_independent(mixture, indices):
         compared, wrong = explain_in_batch(lambda n: mixture.loss(indices[:n]))
         wrong = wrong or (compared and _same_views(stage, mixture.read(indices)))
@@ -112,6 +112,10 @@ def _why(run: Run, data: Data, seed: int, limit: float, stage: Stage, double: bo
         if wrong:
             return wrong
     return explain_mixed_samples(mixture, indices, mean=mean)
+
+
+def _experiments(run: Run, stage: Stage, double: bool, data: Data, seed: int, limit: float) -> Mixture:
+    return Mixture(run, stage, data, lambda some: _read(run, data, list(some), seed, double), limit)
 
 
 def _same_views(stage: Stage, batch: dict) -> str:
@@ -152,7 +156,7 @@ def _of_one_length(
     alike = max(groups.values(), key=len)
     if run.world > 1 or len(groups) < 2 or len(alike) < SMALL:
         return None
-    mixture = Mixture(run, stage, data, lambda some: _read(run, data, list(some), seed, double), limit)
+    mixture = _experiments(run, stage, double, data, seed, limit)
     if not is_independent(mixture, pick(data, SMALL, seed)):
         return None
     same = View(data, alike)
@@ -188,7 +192,7 @@ def _weighted_beside_others(run: Run, stage: Stage, double: bool, data: Data, se
     """Return whether the loss is a mean with weights (class weights of tokens) next to a plain mean of other terms, of samples that the
     model treats independently."""
     indices = pick(data, SMALL, seed)
-    mixture = Mixture(run, stage, data, lambda some: _read(run, data, list(some), seed, double), limit)
+    mixture = _experiments(run, stage, double, data, seed, limit)
     kinds = [v.dtype for k, v in mixture.read(indices).items() if k in data.fields and data.fields[k].role == "target"]
     if run.world > 1 or torch.int64 not in kinds or len(indices) < SMALL or not is_independent(mixture, indices):
         return False

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.correlation import pearson
+from trainworthy.core.base.verdict import Fault
 from trainworthy.core.guard.measures.spaced import spaced
 
 WINDOWS, LEAST = 600, 30  # windows that are read, needed
@@ -71,7 +72,7 @@ def successors(rows: Rows) -> dict[tuple[float, ...], tuple[float, ...]] | None:
     return None
 
 
-def check(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None:
+def check(train: Any, others: list[Any], limit: float) -> Fault | None:
     """Return how far the evaluation's clock is from the one that its series goes by, and the cause."""
     mine = windows(train, limit) if others else None
     if mine is None:
@@ -107,7 +108,7 @@ def circle(following: dict[tuple[float, ...], tuple[float, ...]]) -> list[tuple[
     return found
 
 
-def late(mine: Tensor, at: Tensor, theirs: Tensor, there: Tensor, count: int) -> tuple[str, str] | None:
+def late(mine: Tensor, at: Tensor, theirs: Tensor, there: Tensor, count: int) -> Fault | None:
     """Compare how a series goes with the states `at` in training and `there` in an evaluation, as it is and moved by some steps."""
     sums, seen = torch.zeros(count, dtype=mine.dtype), torch.zeros(count, dtype=mine.dtype)
     sums.index_add_(0, at.flatten(), mine.flatten())

@@ -167,9 +167,8 @@ def _configuration(path: str, classes: Sequence[str] = ()) -> Any:
     from transformers import AutoConfig
 
     named = {"id2label": dict(enumerate(classes)), "label2id": {c: i for i, c in enumerate(classes)}} if classes else {}
-    count = (
-        {"num_labels": len(classes)} if _of_timm(Path(path)) and classes else {}
-    )  # else the file's own number counts there
+    # A configuration of timm keeps its file's own number otherwise
+    count = {"num_labels": len(classes)} if _of_timm(Path(path)) and classes else {}
     try:
         config = AutoConfig.from_pretrained(path, **named, **count)
         if classes and hasattr(config, "label_names"):  # timm's names of the classes, which a reader prefers

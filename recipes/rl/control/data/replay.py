@@ -131,9 +131,8 @@ class Target:
         self.scale = scale
         self.net = copy.deepcopy(net).requires_grad_(False).eval().to(device)
         self.followed: nn.Module | None = None
-        self.tensors: list[
-            list[Tensor]
-        ] = []  # what moves and what is copied, of the target and then of the followed net
+        # What moves and what is copied, of the target and then of the followed net
+        self.tensors: list[list[Tensor]] = []
 
     @torch.no_grad()
     def follow(self, net: nn.Module, share: float = 1.0) -> None:
