@@ -33,6 +33,10 @@ NAMED = {
     "diabetes_uncertainty--diabetes-broadcast": ("targets", "every prediction meets every target"),
     "punctuation_tagger--tagger-words-sorted-alone": ("samples", "one of their entries is not"),
     "char_lm--char-batch-first": ("dependency", "batch_first=True is missing"),
+    "nuclei_unet--nuclei-instance-ids": ("targets", "numbers of objects or of classes"),
+    "punctuation_tagger--tagger-padding-counted": ("targets", "targets are padded with a real class"),
+    "digits_transfer--transfer-unfrozen-not-optimised": ("ending", "add_param_group(...) is missing"),
+    "char_lm--char-warmup-epochs": ("schedule", "its lengths count batches"),
     "digits_transfer--transfer-prefix-lost": ("state", "a prefix of the names differs"),
     "digits_transfer--transfer-head-after-optimiser": ("later", "the optimiser was built before"),
 }

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from trainworthy.core.guard.checks.loss import one_class, upside_down
+from trainworthy.core.guard.checks.loss import one_class
 from trainworthy.core.guard.measures.kept_states import States
 from trainworthy.core.guard.measures.rows import rows_of
-from trainworthy.core.guard.measures.supervision import shared_target
+from trainworthy.core.guard.measures.supervision import shared_target, upside_down
 from trainworthy.core.guard.measures.targets import describe
 
 from tests.guard.guarding import guard

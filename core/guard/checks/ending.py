@@ -101,6 +101,19 @@ def stranger(seen: Following) -> Fault | None:
     return None
 
 
+def unfrozen(seen: Following) -> Fault | None:
+    """Find tensors that get gradients from some step on, while the optimiser of their model goes on without them."""
+    for group in seen.groups.values():
+        since, names = seen.joined.get(id(group), (0, []))
+        if since >= EMPTY and group.steps >= since + EMPTY:
+            return (
+                f"from step {since + 1} of {group.steps} on, {len(names)} more tensors of the model get gradients ({names[0]}, ...); no optimiser "
+                "has them",
+                "they are unfrozen during the training, and the optimiser was built before: optimizer.add_param_group(...) is missing",
+            )
+    return None
+
+
 def scales(seen: Following) -> Fault | None:
     """Find an evaluation whose inputs have another scale than all batches of training."""
     for (what, *source), rows in seen.sources.items():
@@ -246,4 +259,4 @@ def calm(seen: Following) -> Fault | None:
     return (found["measured"], found["cause"]) if found.get("ok") is False else None
 
 
-FINDERS = (stranger, untrained, scales, vocabulary, worst, average, sampled, calm)
+FINDERS = (stranger, unfrozen, untrained, scales, vocabulary, worst, average, sampled, calm)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.verdict import Fault
 from trainworthy.core.data.alike import nearest
 from trainworthy.core.guard.checks import causality, objectives
@@ -66,9 +65,15 @@ def targets(seen: Observer) -> dict:
     if fault := supervision.contradiction(seen.soft):
         return finding("targets", *fault)
     if not rows:
-        return binary_targets([r for r in seen.calls if "low" in r])
-    if fault := supervision.class_weights(rows) or supervision.masked_elsewhere(rows) or supervision.one_of_two(rows):
-        return finding("targets", *fault)
+        return binary_targets([r for r in seen.calls if "low" in r], own=seen.fits.own)
+    for found in (
+        supervision.class_weights,
+        supervision.masked_elsewhere,
+        supervision.one_of_two,
+        supervision.padding_scored,
+    ):
+        if fault := found(rows):
+            return finding("targets", *fault)
     if fault := lost(rows, "calls of the loss") or shifted(rows, seen) or one_class(rows) or positive_first(rows):
         return finding("targets", *fault)
     inside = [r["inside"] for r in rows if "inside" in r]
@@ -98,8 +103,8 @@ def targets(seen: Observer) -> dict:
     return finding("targets", f"{scored(rows)} targets scored, {len(distinct)} of {classes} classes seen")
 
 
-def binary_targets(rows: list[dict]) -> dict:
-    """Judge the targets of binary losses."""
+def binary_targets(rows: list[dict], *, own: bool) -> dict:
+    """Judge the targets of binary losses; `own`: they are the model's input."""
     if not rows:
         return skip("targets", "no loss with class targets was seen")
     low, high = min(r["low"] for r in rows), max(r["high"] for r in rows)
@@ -107,9 +112,10 @@ def binary_targets(rows: list[dict]) -> dict:
         return finding(
             "targets", f"binary targets range from {low:g} to {high:g}", "targets of binary losses are in 0..1"
         )
-    if fault := supervision.tiny_targets(rows) or supervision.shared_target(rows):
+    numbered = None if own else supervision.numbered_masks(rows)
+    if fault := supervision.tiny_targets(rows) or supervision.shared_target(rows) or numbered:
         return finding("targets", *fault)
-    if fault := upside_down([r for r in rows if "pos_weight" in r]):
+    if fault := supervision.upside_down([r for r in rows if "pos_weight" in r]):
         return finding("targets", *fault)
     return finding("targets", f"binary targets from {low:g} to {high:g}")
 
@@ -145,26 +151,6 @@ def shifted(rows: list[dict], seen: Observer | None = None) -> Fault | None:
             if causality.sees_the_same_place(seen) is False:  # a decoder that is given its targets, and shifts them
                 return None
     return SHIFTS.get(shift[0])
-
-
-def upside_down(rows: list[dict]) -> Fault | None:
-    """Find weights of positives that are the lower, the rarer the positives are."""
-    if not rows:
-        return None
-    weight, share = np.array(rows[0]["pos_weight"]), np.mean([r["positive"] for r in rows], axis=0).clip(1e-3, 1 - 1e-3)
-    odds = np.log(share / (1 - share))
-    if len(rows) < 4 or (weight <= 0).any():
-        return None
-    varied = len(weight) >= 3 and np.log(weight).std() > 0.2 and odds.std() > 0.2
-    same = pearson(torch.from_numpy(np.log(weight)), torch.from_numpy(odds)) if varied else 0.0
-    equal = float(np.abs(np.log(weight) - odds).mean()) < 0.3 and float(np.abs(odds).mean()) > 0.7
-    if same < 0.9 and not equal:
-        return None
-    return (
-        f"pos_weight is {weight.min():.2g} to {weight.max():.2g} where {share.min():.0%} to {share.max():.0%} of the targets are "
-        "positive: the rarer, the lower",
-        "the ratio is inverted: pos_weight = negatives / positives",
-    )
 
 
 def one_class(rows: list[dict]) -> Fault | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import WeightedRandomSampler
+from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.verdict import Fault
 
 MANY = 500  # samples without any label, after which labels are not just rare
@@ -93,6 +94,26 @@ def class_weights(rows: list[dict]) -> Fault | None:
         f"the loss weighs classes by {weight[known].min():.3g} to {weight[known].max():.3g}, in proportion to their {counts[known].min():,} to "
         f"{counts[known].max():,} targets: the rarer, the lower",
         "the weights are frequencies and not their inverse: the frequent classes count twice",
+    )
+
+
+def upside_down(rows: list[dict]) -> Fault | None:
+    """Find weights of positives that are the lower, the rarer the positives are."""
+    if not rows:
+        return None
+    weight, share = np.array(rows[0]["pos_weight"]), np.mean([r["positive"] for r in rows], axis=0).clip(1e-3, 1 - 1e-3)
+    odds = np.log(share / (1 - share))
+    if len(rows) < 4 or (weight <= 0).any():
+        return None
+    varied = len(weight) >= 3 and np.log(weight).std() > 0.2 and odds.std() > 0.2
+    same = pearson(torch.from_numpy(np.log(weight)), torch.from_numpy(odds)) if varied else 0.0
+    equal = float(np.abs(np.log(weight) - odds).mean()) < 0.3 and float(np.abs(odds).mean()) > 0.7
+    if same < 0.9 and not equal:
+        return None
+    return (
+        f"pos_weight is {weight.min():.2g} to {weight.max():.2g} where {share.min():.0%} to {share.max():.0%} of the targets are "
+        "positive: the rarer, the lower",
+        "the ratio is inverted: pos_weight = negatives / positives",
     )
 
 
@@ -194,4 +215,65 @@ def one_of_two(rows: list[dict]) -> Fault | None:
     return (
         f"a loss of two classes ignores class {rows[0]['one_left']}: {lost:,} of its {n:,} targets, and all others are the same class",
         "ignore_index is one of the classes: the loss of another head (padded tokens) is used for this one, too",
+    )
+
+
+def plateaus(target: Tensor) -> list[int] | None:
+    """Return, for masks (N, H, W) or (N, 1, H, W): pixels above 0, those of them inside an area of one value below 1, and how many such values
+    there are. An edge that resizing has softened is no such area."""
+    mask = target.squeeze(1) if target.dim() == 4 and target.shape[1] == 1 else target
+    if mask.dim() != 3 or min(mask.shape[1:]) < 8:
+        return None
+    mask = mask[:8].detach().float()
+    inside = (mask[:, 1:-1, 1:-1] > 0) & (mask[:, 1:-1, 1:-1] < 1)
+    for shifted in (mask[:, :-2, 1:-1], mask[:, 2:, 1:-1], mask[:, 1:-1, :-2], mask[:, 1:-1, 2:]):
+        inside &= shifted == mask[:, 1:-1, 1:-1]
+    values, counts = mask[:, 1:-1, 1:-1][inside].unique(return_counts=True)
+    return [int((mask > 0).sum()), int(inside.sum()), int((counts >= 4).sum())] if len(values) else None
+
+
+def numbered_masks(rows: list[dict]) -> Fault | None:
+    """Find masks of a binary loss that hold numbers of objects or of classes, scaled to 0..1."""
+    found = [r["plateaus"] for r in rows if r.get("plateaus")]
+    if len(found) < 4 or len(found) < 0.5 * len(rows):
+        return None
+    shown, inside = (sum(f[i] for f in found) for i in (0, 1))
+    levels = sorted(f[2] for f in found)[len(found) // 2]
+    if inside < 0.3 * shown or levels < 3:
+        return None
+    return (
+        f"binary masks hold areas of {levels} values between 0 and 1 in a batch (median): {inside / shown:.0%} of the pixels above 0 are inside one",
+        "the mask holds numbers of objects or of classes that were scaled to 0..1: compare it (mask > 0, mask == k) in place of scaling it",
+    )
+
+
+def padded(ids: Tensor | None, flat: Tensor, ignore: int) -> list[int] | None:
+    """Return, for tokens (B, T) whose shorter rows are padded at their ends: scored targets at padding, all scored targets, the class of the
+    former, and how often that class is a target elsewhere. None where padding has no class of its own. Padding is a token that is nowhere else."""
+    if ids is None or ids.numel() != flat.numel() or min(ids.shape) < 2:
+        return None
+    target, token = flat.view(ids.shape), ids[:, -1].mode().values
+    ends = (ids == token).flip(1).cumprod(1).flip(1).bool()
+    whole = int((~ends[:, -1]).sum())
+    if not whole or bool((ids == token).ne(ends).any()):
+        return None
+    classes = target[ends].unique()
+    if len(classes) != 1 or int(classes) == ignore:
+        return None
+    here = target == classes
+    return [int(ends.sum()), int((target != ignore).sum()), int(classes), int((here & ~ends).sum())]
+
+
+def padding_scored(rows: list[dict]) -> Fault | None:
+    """Find a class that stands for padding among the targets, too, and counts there."""
+    found = [r["padded"] for r in rows if r.get("padded") and not r.get("shift")]
+    if len(found) < 4 or len(found) < 0.5 * len(rows) or len({f[2] for f in found}) > 1:
+        return None
+    count, scored, elsewhere = (sum(f[i] for f in found) for i in (0, 1, 3))
+    if count < 0.05 * scored or elsewhere < 0.05 * (scored - count):
+        return None
+    return (
+        f"{count:,} of {scored:,} scored targets stand at the padding of shorter rows, all with class {found[0][2]}, which is the target of "
+        f"{elsewhere:,} real places, too",
+        "targets are padded with a real class: pad them with the loss's ignore_index (-100)",
     )

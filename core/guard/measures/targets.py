@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from trainworthy.core.guard.hooks.addresses import home_of
-from trainworthy.core.guard.measures.supervision import masking, one_for_all
+from trainworthy.core.guard.measures.supervision import masking, one_for_all, padded, plateaus
 
 ZEROS = 0.05  # share of scores
 GOALS = ("target", "targets", "label", "labels", "y", "tgt", "trg", "goal", "goals")
@@ -60,12 +60,14 @@ def describe(
         if input.dim() == 2 and len(input) == row["classes"] and len(row["distinct"]) == 1:
             row["pairs"] = is_product(grad_fn)
         row["made"] = target.dim() == 1 and made_by_the_loop(flat)
-        row["masking"] = masking(tokens_of(*root) if root else None, flat, flat != ignore)
+        ids = tokens_of(*root) if root else None
+        row["masking"] = masking(ids, flat, flat != ignore)
+        if kwargs.get("reduction", "mean") != "none" and kwargs.get("weight") is None:
+            row["padded"] = padded(ids, flat, ignore)
         weight = kwargs.get("weight")
         if isinstance(weight, Tensor) and weight.shape == (row["classes"],) and "counts" in row:
             row["weight"] = weight.tolist()
         if 1 in (row["shift"] or ()) and 0 <= ignore < row["classes"]:
-            ids = tokens_of(*root)
             first = target.numel() == ids.numel() and fits(ids.t(), target.view(ids.shape).t(), 1, ignore)
             ids = ids.t() if first else ids
             alone = (ids[:, 1:-1] == ignore) & (ids[:, 2:] != ignore) & (ids[:, :-2] != ignore)
@@ -93,7 +95,7 @@ def binary(target: Tensor, kwargs: dict) -> dict[str, Any]:
     row["low"], row["high"] = float(target.min()), float(target.max())
     row["shared"], row["rows"] = one_for_all(target), len(target) if target.dim() else 1
     row["empty"] = target.dim() == 2 and target.shape[1] > 2 and row["high"] == 0
-    row["levels"] = len(target.flatten()[:100_000].unique())
+    row["levels"], row["plateaus"] = len(target.flatten()[:100_000].unique()), plateaus(target)
     weight = kwargs.get("pos_weight")
     if isinstance(weight, Tensor) and target.shape[-1:] == weight.shape and target.dim() > 1:
         row["pos_weight"], row["positive"] = weight.tolist(), target.float().flatten(0, -2).mean(0).tolist()

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,6 +115,8 @@ class Following(Observer):
         self.streaks: dict[int, int] = {}
         self.trainings: dict[int, list] = {}  # optimiser -> its number, its first and last step, shapes of its tensors
         self.other = ""
+        # optimiser -> its step since which tensors of its model get gradients and are in no optimiser, and their names
+        self.joined: dict[int, tuple[int, list[str]]] = {}
         self.holding = control is not None and control.plan.name == "held"
         self.kept: list[tuple[Tensor, Tensor]] = []  # weights before an optimiser's step
         self.from_file = False
@@ -239,17 +242,34 @@ class Following(Observer):
             row[1], row[3] = self.steps, sorted(p.shape for p in group.parameters)
         row[2] = self.steps
         self.kept = [(p, p.detach().clone()) for p in group.parameters] if self.holding else []
+        owned = {id(p) for g in self.groups.values() for p in g.parameters}
+        modules = {i: self.roots[i] for step, i, _ in self.grad_modes[-64:] if step == self.steps}.values()
         if closure is not None or any(alive(p) for p in group.parameters):
             self.streaks[id(it)] = 0
+            self._joined(group, owned, modules)
             return
-        owned = {id(p) for g in self.groups.values() for p in g.parameters}
         shapes = sorted(p.shape for p in group.parameters)
-        for module in {i: self.roots[i] for step, i, _ in self.grad_modes[-64:] if step == self.steps}.values():
+        for module in modules:
             strangers = [p for p in parameters_of(module) if p.requires_grad and alive(p) and id(p) not in owned]
             if strangers and sorted(p.shape for p in parameters_of(module)) == shapes:
                 self.streaks[id(it)] = self.streaks.get(id(it), 0) + 1
                 self.other = type(module).__name__
                 return
+
+    def _joined(self, group: Any, owned: set[int], modules: Iterable[nn.Module]) -> None:
+        """Note since when tensors of an optimiser's model get gradients that no optimiser uses."""
+        mine = {id(p) for p in group.parameters}
+        for module in modules:
+            named = list(module.named_parameters())
+            if not any(id(p) in mine for _, p in named):
+                continue
+            found = [name for name, p in named if id(p) not in owned and p.requires_grad and alive(p)]
+            key, since = id(group), self.joined.get(id(group), (0, []))
+            if not found:
+                self.joined.pop(key, None)
+            elif since[1] != found:
+                self.joined[key] = (group.steps, found)
+            return
 
     def step(self, it: torch.optim.Optimizer) -> None:
         with torch.no_grad():
