@@ -207,3 +207,44 @@ def test_noise_of_a_model_that_returns_its_loss(cumulated: bool):
     found = noise(seen)
     assert found["ok"] == cumulated, found
     assert "noisy inputs" in found["measured"]
+
+
+def padded_batch(pad_class: int, *, elsewhere: bool = True) -> list[dict]:
+    """Batches of tokens (8, 12), padded with 0, whose targets are padded with a class."""
+    torch.manual_seed(0)
+    rows = []
+    for _ in range(6):
+        ids, target = torch.randint(1, 50, (8, 12)), torch.randint(0, 3, (8, 12))
+        target = target if elsewhere else target.clamp_min(1)
+        for i, length in enumerate((12, 11, 9, 8, 8, 7, 5, 4)):
+            ids[i, length:], target[i, length:] = 0, pad_class
+        rows.append({"padded": supervision.padded(ids, target.flatten(), -100)})
+    return rows
+
+
+def test_padding_with_a_real_class_is_a_fault_and_with_a_number_of_its_own_is_not() -> None:
+    assert "192 of 576 scored targets" in supervision.padding_scored(padded_batch(0))[0]
+    assert supervision.padding_scored(padded_batch(-100)) is None
+    assert supervision.padding_scored(padded_batch(0, elsewhere=False)) is None  # the class of padding alone
+
+
+def test_tokens_that_fill_rows_and_are_found_elsewhere_are_no_padding() -> None:
+    ids, target = torch.randint(0, 4, (8, 12)), torch.randint(0, 3, (96,))
+    ids[:4, 6:] = 0
+    assert supervision.padded(ids, target, -100) is None
+
+
+def masks(kind: str) -> torch.Tensor:
+    """Eight masks (8, 1, 32, 32) of four squares each."""
+    mask = torch.zeros(8, 1, 32, 32)
+    for i, (y, x) in enumerate(((2, 2), (2, 18), (18, 2), (18, 18)), start=1):
+        mask[..., y : y + 10, x : x + 10] = i / 4 if kind == "numbers" else 1
+    if kind == "resized":
+        mask = torch.nn.functional.interpolate(mask, 48, mode="bilinear", antialias=True)
+    return mask * 0.9 + 0.05 if kind == "smoothed" else mask
+
+
+@pytest.mark.parametrize("kind", ["ones", "numbers", "resized", "smoothed"])
+def test_masks_that_hold_numbers_of_objects_are_a_fault(kind: str) -> None:
+    rows = [{"plateaus": supervision.plateaus(masks(kind))}] * 6
+    assert (supervision.numbered_masks(rows) is not None) == (kind == "numbers")
