@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 from trainworthy.core.guard.checks.causality import orderless, unread
+from trainworthy.core.guard.checks.graph import gradients
 from trainworthy.core.guard.checks.loss import loss_input
 from trainworthy.core.guard.checks.objectives import noise
 from trainworthy.core.guard.checks.schedules import by_hand
@@ -248,3 +249,24 @@ def masks(kind: str) -> torch.Tensor:
 def test_masks_that_hold_numbers_of_objects_are_a_fault(kind: str) -> None:
     rows = [{"plateaus": supervision.plateaus(masks(kind))}] * 6
     assert (supervision.numbered_masks(rows) is not None) == (kind == "numbers")
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_gradients_that_the_loop_sets_itself_are_those_of_one_step(steps: int) -> None:
+    torch.manual_seed(0)
+    seen = Observer(Control(Plan("watch"), print))
+    events.install(seen)
+    try:
+        model = nn.Linear(8, 3)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for x, y in DataLoader(TensorDataset(torch.randn(640, 8), torch.randint(0, 3, (640,))), 32):
+            optimizer.zero_grad()
+            found = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+            for p, g in zip(model.parameters(), found, strict=True):
+                p.grad = g.clone()
+            for _ in range(steps):
+                optimizer.step()
+    finally:
+        events.remove()
+    assert gradients(seen)["ok"] == (steps == 1), gradients(seen)
+    assert seen.passes[0].training

@@ -140,6 +140,8 @@ class Group:
     closure: bool = False
     consumed: bool = False
     probe: list[Tensor] = field(default_factory=list)
+    marks: list[Tensor] = field(default_factory=list)
+    """Some gradients of the last step."""
     stale: int = 0
     empty: int = 0
     flat: int = 0
@@ -184,8 +186,7 @@ class Sched:
 
 def values(p: Tensor) -> Tensor | None:
     """Return the entries of a gradient, dense or sparse."""
-    g = p.grad
-    return None if g is None else g.coalesce().values() if g.is_sparse else g
+    return p.grad.coalesce().values() if p.grad is not None and p.grad.is_sparse else p.grad
 
 
 def alive(p: Tensor) -> bool:

@@ -232,8 +232,14 @@ class Updates:
             group.received |= {id(p) for p in params if p.grad is not None and id(p) not in group.received}
             group.empty += not self._live(group) and self._lossy()
         group.stale += group.consumed and group.backwards > 0
-        group.twice += group.consumed and group.backwards == 0
         group.probe = self._live(group)
+        marks = [values(p).detach().flatten()[:64].clone() for p in group.probe]  # a loop may set gradients itself
+        same = len(marks) == len(group.marks) and all(map(torch.equal, marks, group.marks))
+        group.twice += group.consumed and group.backwards == 0 and same
+        group.marks = marks
+        if marks and not same and group.backwards == 0:  # by torch.autograd.grad
+            for one in self.recent:
+                one.backwards += 1
 
     def _lossy(self) -> bool:
         """Return whether the loss is above zero: a hinge loss of zero has no gradient."""
