@@ -6,9 +6,15 @@ import time
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
+from trainworthy.core.guard.checks.samples import samples
+from trainworthy.core.guard.hooks import events
 from trainworthy.core.guard.measures import columns, missing_codes, overlapping_windows, repeated_rows, token_pairs
 from trainworthy.core.guard.measures.unknown_tokens import Lookups
+from trainworthy.core.guard.observing.observer import Observer
+from trainworthy.core.guard.rehearsals.control import Control, Plan
 
 
 def loader(*tensors):
@@ -178,3 +184,26 @@ def test_columns_of_several_units_that_one_mean_and_deviation_scaled():
             or healthy is table
         )
     assert columns.check(rows(whole), [], float("inf")) is None
+
+
+@pytest.mark.parametrize(("targets", "fault"), [(True, True), (False, False)])
+def test_features_of_the_training_samples_are_no_evaluation_on_them(targets: bool, fault: bool) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(320, 8), torch.randint(0, 3, (320,))
+    seen = Observer(Control(Plan("watch"), print))
+    events.install(seen)
+    try:
+        model = nn.Linear(8, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            with torch.no_grad():
+                for batch in loader(x, y) if targets else loader(x):
+                    model(batch[0])
+            for a, b in DataLoader(TensorDataset(x, y), 32, shuffle=True):
+                optimizer.zero_grad()
+                F.cross_entropy(model(a), b).backward()
+                optimizer.step()
+    finally:
+        events.remove()
+    found = samples(seen)
+    assert ("of the validation samples are training samples" in found["measured"]) == fault, found

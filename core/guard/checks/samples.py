@@ -126,7 +126,13 @@ def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
     content."""
     evals: dict[int, DataLoader] = {}
     for p in seen.passes:
-        if p.calls and not p.backwards and p.loader is not train[0].loader and not p.refreshing:
+        if (
+            p.calls
+            and not p.backwards
+            and p.loader is not train[0].loader
+            and not p.refreshing
+            and not features(p, train[0])
+        ):
             evals[id(p.loader)] = p.loader
     data = train[0].loader.dataset
     if any(v.dataset is not data for v in evals.values()):  # the score on the training samples, beside another's
@@ -157,6 +163,14 @@ def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
         f"{share:.0%} of the validation samples are training samples",
         "the training loader reads the unsplit data, or the split is made twice with different seeds",
     )
+
+
+def features(one: Pass, trained: Pass) -> bool:
+    """Return whether a pass without gradients has no targets, where training has some: it computes features (of all samples, to cluster them
+    or to search in them), and scores nothing."""
+    if one.seen or one.pairs or not one.recent or not trained.recent:
+        return False
+    return len(tree_leaves(one.recent[-1])) < len(tree_leaves(trained.recent[-1]))
 
 
 def of_other_models(seen: Observer, first: DataLoader) -> set[int]:
