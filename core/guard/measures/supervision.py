@@ -14,6 +14,7 @@ from trainworthy.core.base.verdict import Fault
 
 MANY = 500  # samples without any label, after which labels are not just rare
 ROWS = 500  # soft targets that are compared with labels
+EVEN = 1e-3  # difference of neighbours in a mask, less than 1 of 255
 
 
 class Soft:
@@ -227,8 +228,8 @@ def plateaus(target: Tensor) -> list[int] | None:
     mask = mask[:8].detach().float()
     inside = (mask[:, 1:-1, 1:-1] > 0) & (mask[:, 1:-1, 1:-1] < 1)
     for shifted in (mask[:, :-2, 1:-1], mask[:, 2:, 1:-1], mask[:, 1:-1, :-2], mask[:, 1:-1, 2:]):
-        inside &= shifted == mask[:, 1:-1, 1:-1]
-    values, counts = mask[:, 1:-1, 1:-1][inside].unique(return_counts=True)
+        inside &= (shifted - mask[:, 1:-1, 1:-1]).abs() < EVEN
+    values, counts = mask[:, 1:-1, 1:-1][inside].div(EVEN).round().unique(return_counts=True)
     return [int((mask > 0).sum()), int(inside.sum()), int((counts >= 4).sum())] if len(values) else None
 
 
@@ -239,7 +240,7 @@ def numbered_masks(rows: list[dict]) -> Fault | None:
         return None
     shown, inside = (sum(f[i] for f in found) for i in (0, 1))
     levels = sorted(f[2] for f in found)[len(found) // 2]
-    if inside < 0.3 * shown or levels < 3:
+    if inside < 0.15 * shown or levels < 3:
         return None
     return (
         f"binary masks hold areas of {levels} values between 0 and 1 in a batch (median): {inside / shown:.0%} of the pixels above 0 are inside one",
