@@ -146,6 +146,7 @@ HUBER = (
 )
 
 
+@pytest.mark.verify
 def test_hubers_loss_is_let_through_and_its_wrong_target_is_not(launch, fork):
     expect = ("core.Expect(initial_loss=process.initial_loss, ", "core.Expect(")
     fork(HUBER, expect, recipe="diffusion/flow")
@@ -256,6 +257,7 @@ def test_time_reversed_in_places_is_stopped(name: str, launch, fork):
     assert "time reversed" in done.stdout
 
 
+@pytest.mark.verify
 def test_tiny_data_asks_a_metric_that_does_not_read_the_class(launch):
     """The quick metric is one step of denoising: other class names leave it as it is, other inputs do not."""
     done = launch("check", "diffusion/flow", "--only", "tiny-data", timeout=300)

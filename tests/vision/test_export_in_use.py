@@ -88,7 +88,9 @@ def test_the_program_of_the_unet_takes_pictures_of_any_size(launch, tmp_path: Pa
         assert torch.allclose(program(images), net.eval()(images), atol=1e-5)
 
 
-@pytest.mark.parametrize("model", ["fcos", pytest.param("retinanet", marks=pytest.mark.verify), "faster-rcnn"])
+@pytest.mark.parametrize(
+    "model", ["fcos", *(pytest.param(m, marks=pytest.mark.verify) for m in ("retinanet", "faster-rcnn"))]
+)
 def test_detect(model: str, launch, tmp_path: Path):
     """Boxes of every held-out picture in its own pixels: the reported mAP; the card prints the same boxes."""
     root = write_coco(tmp_path / "own", n=16)

@@ -43,6 +43,7 @@ def test_a_file_name_that_stays_inside_is_read(tmp_path):
     assert len(boxes.load(boxes.Source(str(folder))).pictures) == 10
 
 
+@pytest.mark.verify
 def test_retinanet_keeps_boxes_from_torchvisions_score_on(launch):
     done = launch("run", "vision/detect", *QUICK, "--model", "retinanet")
     assert done.returncode == 0, done.shown
