@@ -75,7 +75,9 @@ def targets_gate(subject: Subject) -> Gate:
             "bootstrapping crosses the end of an episode: the mask is missing or one step off\n"
             "reward, observation and end of a step are stored with another step's\n"
             "the stored actions are not those that were taken\n"
-            "the discount is missing, or applied twice", evidence={"known": measured}, cause=cause,
+            "the discount is missing, or applied twice\n"
+            'on purpose (shaped rewards, a bonus in the target): --gates.waive targets --gates.because "..."',
+            evidence={"known": measured}, cause=cause,
         )  # fmt: skip
 
     return check
