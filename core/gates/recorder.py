@@ -282,7 +282,13 @@ class Recorder:
         return found, odd or found["cosine"] < 0.99
 
     def _own(
-        self, batches: list[dict], weights: list[nn.Parameter], step: Step, draws: list[Tensor] | None = None, *, each: bool = False
+        self,
+        batches: list[dict],
+        weights: list[nn.Parameter],
+        step: Step,
+        draws: list[Tensor] | None = None,
+        *,
+        each: bool = False,
     ) -> list[list[Tensor]]:
         """Return the gradient of the step's mean loss; with `each`, that of each micro-batch. `draws`: state of the generators (`take`), for
         a loop that draws before its update; default: as the step begins."""

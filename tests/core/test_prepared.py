@@ -40,7 +40,10 @@ def prepared(given: list[dict], used: list[dict]) -> bool:
 def mixed(batch: dict) -> dict:
     """Soft targets, as torchvision's MixUp makes them."""
     hard = torch.nn.functional.one_hot(batch["label"], 10).float()
-    return {"image": 0.7 * batch["image"] + 0.3 * batch["image"].roll(1, 0), "label": 0.7 * hard + 0.3 * hard.roll(1, 0)}
+    return {
+        "image": 0.7 * batch["image"] + 0.3 * batch["image"].roll(1, 0),
+        "label": 0.7 * hard + 0.3 * hard.roll(1, 0),
+    }
 
 
 @pytest.mark.parametrize(
@@ -56,7 +59,17 @@ def mixed(batch: dict) -> dict:
         (lambda b: {k: v[1:] for k, v in b.items()}, False),
         (lambda b: {"image": b["image"]}, False),
     ],
-    ids=["mirrored", "cropped", "mixed", "given", "labels-rolled", "images-rolled", "soft-labels-rolled", "samples-lost", "no-labels"],
+    ids=[
+        "mirrored",
+        "cropped",
+        "mixed",
+        "given",
+        "labels-rolled",
+        "images-rolled",
+        "soft-labels-rolled",
+        "samples-lost",
+        "no-labels",
+    ],
 )
 def test_batches_that_a_loop_makes_are_those_of_the_step_if_each_sample_keeps_its_target(made, own: bool):
     given = batches()

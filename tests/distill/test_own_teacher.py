@@ -36,7 +36,11 @@ def test_own_terms_are_judged_by_where_they_are_least():
     def stage(goal, *, features: bool = False):
         def loss(model, batch):
             logits = model.features(batch["image"]) if features else model(batch["image"])
-            return {"mse": (logits - goal).square().sum(), "cosine": (1 - F.cosine_similarity(logits, goal.float())).sum(), "ce": logits.sum()}
+            return {
+                "mse": (logits - goal).square().sum(),
+                "cosine": (1 - F.cosine_similarity(logits, goal.float())).sum(),
+                "ce": logits.sum(),
+            }
 
         return SimpleNamespace(loss=loss)
 

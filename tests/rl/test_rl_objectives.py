@@ -117,7 +117,7 @@ def test_a_temperature_that_should_be_learnt_and_has_no_term_is_stopped(launch, 
 
 ENSEMBLE = [
     ("for _ in range(2))", "for _ in range(5))"),
-    ('action).amin(0) * target.rewards.rms', 'action)[torch.randperm(5)[:2]].amin(0) * target.rewards.rms'),
+    ("action).amin(0) * target.rewards.rms", "action)[torch.randperm(5)[:2]].amin(0) * target.rewards.rms"),
     ("frozen=True).amin(0)", "frozen=True).mean(0)"),
 ]
 

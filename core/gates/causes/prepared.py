@@ -28,7 +28,10 @@ def joined(batches: list[dict]) -> dict:
     sizes = [batch_size(b) for b in batches]
 
     def is_rows(key: str) -> bool:
-        return all(isinstance(b.get(key), Tensor) and b[key].dim() and len(b[key]) == n for b, n in zip(batches, sizes, strict=True))
+        return all(
+            isinstance(b.get(key), Tensor) and b[key].dim() and len(b[key]) == n
+            for b, n in zip(batches, sizes, strict=True)
+        )
 
     return {k: torch.cat([b[k] for b in batches]) if is_rows(k) else v for k, v in batches[0].items()}
 
@@ -68,7 +71,13 @@ def _keeps(given: list[dict], used: list[dict], key: str) -> bool:
     own, got = _joined(given, key), _joined(used, key)
     if own.shape == got.shape:
         return torch.equal(own, got)
-    soft = own.dim() == 1 and not own.is_floating_point() and got.dim() == 2 and got.is_floating_point() and len(own) == len(got)
+    soft = (
+        own.dim() == 1
+        and not own.is_floating_point()
+        and got.dim() == 2
+        and got.is_floating_point()
+        and len(own) == len(got)
+    )
     if not soft or own.min() < 0 or own.max() >= got.shape[1] or got.min() < 0:
         return False
     return bool((got.gather(1, own[:, None]) > 0).all())

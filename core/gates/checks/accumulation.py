@@ -157,7 +157,12 @@ def _difference(grads: list[Tensor], whole: list[Tensor]) -> float:
 
 
 def _first_gradient(
-    context: GateContext, plan: Rehearsal, *, draws: int | None = None, in_eval: bool = False, made: list[dict] | None = None
+    context: GateContext,
+    plan: Rehearsal,
+    *,
+    draws: int | None = None,
+    in_eval: bool = False,
+    made: list[dict] | None = None,
 ) -> list[Tensor]:
     """Return the optimiser's gradient at the first step of `train()` under `plan`; with the model's `draws` of that
     number, or (`in_eval`) with the whole model in eval mode. `made` gets the batches that the loop made of the step's."""

@@ -337,7 +337,8 @@ def weighting(context: GateContext) -> Finding:
     return Finding(
         gap[i].item() <= 0.02 and distance <= limit and apart_from <= 0.02,
         f"target: {aim.kind}; {f'weights: {named} up to a factor, not the declared ones; ' * bool(named)}weights differ by at most "
-        f"{gap[i]:.1%} (t {t[i]:.0f}: {aim.weight[i]:.3f}, due {expected[i]:.3f}); {compared}; the distribution of {n:,} timesteps by at most {distance:.3f}"
+        f"{gap[i]:.1%} (t {t[i]:.0f}: {aim.weight[i]:.3f}, due {expected[i]:.3f}); {compared}; "
+        f"the distribution of {n:,} timesteps by at most {distance:.3f}"
         + (f"; not compared, as they are not quadratic: {', '.join(aim.others)}" if aim.others else ""),
         f"at most 2% at every level and for every sample; at most {limit:.3f} for the distribution",
         order_causes(

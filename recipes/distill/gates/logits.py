@@ -113,7 +113,9 @@ def divergence(classifier: Classifier) -> Gate:
         if own and "kl" in missing:
             values = torch.tensor(got.get("kl", [0.0]), dtype=torch.float64, device=logits.device)
             right, mistakes = due["kl"]
-            if all(far(values, v) > near for v in (right, *mistakes.values(), *forms.values())):  # a loss of the recipe's own
+            if all(
+                far(values, v) > near for v in (right, *mistakes.values(), *forms.values())
+            ):  # a loss of the recipe's own
                 del due["kl"]
                 with run.autocast():
                     fault, remarks["of the recipe's own"] = judge_own_terms(stage, batch, own, theirs)
@@ -172,7 +174,10 @@ def judge_own_terms(stage: Stage, batch: dict, names: list[str], theirs: Tensor)
         return "", f"{told}, not compared (they read more of the student than its scores)"
     less = sum(not other > least for other in others)
     if less:
-        return f"{told}: {less} of {OTHERS} scores near the teacher's give no more than the teacher's own ({min(others):.4g}, {least:.4g})", told
+        return (
+            f"{told}: {less} of {OTHERS} scores near the teacher's give no more than the teacher's own ({min(others):.4g}, {least:.4g})",
+            told,
+        )
     return "", f"{told}, least at the teacher's scores ({least:.2g}, near them {min(others):.2g} to {max(others):.2g})"
 
 

@@ -167,7 +167,8 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
         limit = 1e-4 if run.precision == "fp32" else 5e-2
         return Finding(
             all(gap <= limit for gap in gaps.values()), "; ".join(listed),
-            f"-log sigmoid(chosen - rejected{' - margin of the pair' * varied}), within {limit:g}; the margin changes its sign if the answers are exchanged",
+            f"-log sigmoid(chosen - rejected{' - margin of the pair' * varied}), within {limit:g}; the margin changes its sign "
+            "if the answers are exchanged",
             "the reward depends on the padding, its side or the other answers of the batch\n"
             "the reward is read at another token than the last\n"
             "chosen and rejected are exchanged, in all pairs or in some\n"

@@ -28,7 +28,7 @@ ON_PURPOSE = (
 
 TARGETS_ON_PURPOSE = (
     "on purpose (soft or Munchausen targets): state your own definition (`targets=` of gates.Subject, a function like those of "
-    "recipes/rl/control/gates/definitions.py; None: not compared), or accept it: --gates.waive returns --gates.because \"...\""
+    'recipes/rl/control/gates/definitions.py; None: not compared), or accept it: --gates.waive returns --gates.because "..."'
 )
 
 
