@@ -24,6 +24,9 @@ from trainworthy.core.loop.precision import precision
 from trainworthy.core.loop.run import Rehearsal, evaluating
 from trainworthy.core.loop.update import denominator, summed
 
+DRAWN = ", in eval mode: the model draws at random as it trains"
+MADE = ", of the loss on the batch that the loop makes: every micro-batch is made by itself"
+
 
 @gate(
     "accumulation",
@@ -40,9 +43,7 @@ def accumulation(context: GateContext) -> Finding:
     if probe.expect.nondeterministic:
         raise Skip(probe.expect.nondeterministic)
     each = max(4, probe.expect.at_most(8, times=2))
-    one, even, cuts = _divisions(each)
-    if probe.expect.gate_batch_size:
-        del cuts[even]  # the uneven division finds the same faults
+    one, even, cuts = _divisions(each, few=bool(probe.expect.gate_batch_size))
     limit = 1e-3 if precision(context.cfg, context.accelerator) == "fp32" else 5e-2
 
     def gradient(name: str, **how) -> list[Tensor]:
@@ -51,8 +52,7 @@ def accumulation(context: GateContext) -> Finding:
 
     whole: list[Tensor] = []
     made: dict[str, list[dict]] = {name: [] for name in cuts}  # batches that the loop makes of the step's
-    faults: list[str] = []
-    stepped, moved = [], []
+    faults, stepped, moved = [], [], []
 
     def measure(**how) -> dict[str, float]:
         """Compare each division with the whole batch before the next one is made."""
@@ -73,8 +73,9 @@ def accumulation(context: GateContext) -> Finding:
 
     gaps, draws, mixed = measure(), False, False
     if not any(moved):
-        what = "the gradient is zero" if any(stepped) else "no optimiser stepped"
-        raise Skip(f"{what}, however the batch is split: nothing to compare (see wiring)")
+        raise Skip(
+            f"{'the gradient is zero' if any(stepped) else 'no optimiser stepped'}, however the batch is split: nothing to compare (see wiring)"
+        )
     if not faults and max(gaps.values()) > limit and world == 1 and all(made.values()):
         gaps, mixed = _gaps_of_loss(context, joined(made[one]), cuts, one), True
     if not faults and max(gaps.values()) > limit and not mixed:
@@ -82,8 +83,7 @@ def accumulation(context: GateContext) -> Finding:
         gaps = measure(in_eval=True) if draws else gaps
     ok, shape = not faults and max(gaps.values()) <= limit, max(gaps, key=lambda k: gaps[k], default=one)
     measured = ", ".join(f"{k} {v:.1e}" for k, v in gaps.items() if k != one)
-    measured += ", in eval mode: the model draws at random as it trains" * draws
-    measured += ", of the loss on the batch that the loop makes: every micro-batch is made by itself" * mixed
+    measured += DRAWN * draws + MADE * mixed
     if context.deep and world == 1 and ok and not draws and not mixed:
         gap = _from_two_processes(context, 2 * each)
         ok, measured = gap <= limit, f"{measured}, 2 processes {gap:.1e}"
@@ -122,11 +122,13 @@ def _gaps_of_loss(context: GateContext, batch: dict, cuts: dict[str, list[int]],
     return {name: _difference(gradient(cut_rows(batch, sizes)), whole) for name, sizes in cuts.items()}
 
 
-def _divisions(size: int) -> tuple[str, str, dict[str, list[int]]]:
-    """Return the names of the undivided and of the evenly divided batch, and the sizes of all three divisions by name."""
+def _divisions(size: int, *, few: bool) -> tuple[str, str, dict[str, list[int]]]:
+    """Return the names of the undivided and of the evenly divided batch, and the sizes of all three divisions by name; with `few` without
+    the even one, because the uneven division finds the same faults."""
     half, most = size // 2, size // 2 + 1
     one, even = f"1x{size}", f"2x{half}"
-    return one, even, {one: [size], even: [half, half], f"{most}+{size - most}": [most, size - most]}
+    cuts = {one: [size], even: [half, half], f"{most}+{size - most}": [most, size - most]}
+    return one, even, {name: sizes for name, sizes in cuts.items() if not few or name != even}
 
 
 def _why_divided(
