@@ -43,6 +43,18 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
 
 
+def state() -> list[torch.Tensor]:
+    """Return the states of torch's global generators: the CPU's, and the device's if there is one."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
+
+
+def restore(states: list[torch.Tensor]) -> None:
+    """Set the generators to what `state` returned."""
+    torch.set_rng_state(states[0])
+    if states[1:]:
+        torch.cuda.set_rng_state(states[1])
+
+
 @contextmanager
 def kept_draws() -> Iterator[None]:
     """Restore the states of `random` and of numpy's generator after."""

@@ -17,6 +17,7 @@ from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.verdict import Skip
 from trainworthy.core.gates.causes.frozen import contents, explain_moved
 from trainworthy.core.gates.causes.gradient import Candidates, Experiment, experiments, rolled, sample, small
+from trainworthy.core.gates.causes.prepared import Made, prepared_batches
 from trainworthy.core.gates.causes.shared_memory import shared
 from trainworthy.core.gates.gate import GateContext, micro_batch_sizes
 from trainworthy.core.loop.checkpoint import Segment
@@ -24,7 +25,7 @@ from trainworthy.core.loop.init_from import equal, holds_state, match
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Rehearsal, Run, Step
 from trainworthy.core.loop.update import denominator, over_ranks, summed
-from trainworthy.core.recipe.stage import Data, Field, Stage, batch_size
+from trainworthy.core.recipe.stage import Data, Stage
 
 STEPS, BATCH = 4, 16
 SPOTS, SHARE = 4096, 16  # entries of a tensor that must move: a sixteenth (64 or more), at most so many
@@ -80,6 +81,7 @@ class Recorder:
         self._before: dict[str, tuple[Tensor, Tensor]] = {}
         self._last: tuple[list[str], Tensor] | None = None  # names, entries of the last step's gradient
         self._previous: Step | None = None
+        self._draws: list[Tensor] | None = None  # states of the generators before the last update
         self._wrapped: list[Data] = []
         self._ask = getattr(stage, "ask", None) if "train" not in stage.data else None
         self._left: dict[str, list[Tensor]] = {}  # fingerprints of the parameters after each of their optimiser's steps
@@ -234,23 +236,20 @@ class Recorder:
         """Compare the optimiser's gradient, divided by `scale`, with a fresh one of the same loss on the same global
         batch and the same draws."""
         run, stage, step = self.run, self.stage, self.run.current
-        batches = step.batches or run.used_batches
+        batches, before = step.batches or run.used_batches, self._draws
         weights = list(params.values())
+        got_now = [p.grad.detach() if scale == 1 else p.grad.detach() / scale for p in weights]
         (fresh,) = self._own(batches, weights, step)
         local = [f.clone() for f in fresh] if run.world > 1 else None
-        if run.world > 1:
-            for f in fresh:
-                dist.all_reduce(f)
-        got_now = [p.grad.detach() if scale == 1 else p.grad.detach() / scale for p in weights]
-        dot = sum((exact(p.grad) * exact(f)).sum() for p, f in zip(weights, fresh, strict=True)).item()
-        got = sum(exact(p.grad).square().sum() for p in weights).sqrt().item()
-        want = sum(exact(f).square().sum() for f in fresh).sqrt().item()
-        found = {"cosine": dot / max(got * want, 1e-30), "norm": got / scale, "own_norm": want}
-        clip = min(1.0, run.cfg.optim.clip / max(want, 1e-30))
-        odd = abs(found["norm"] - want * clip) > 0.01 * want * clip and abs(found["norm"] - want) > 0.01 * want
-        if (found["cosine"] < 0.99 or odd) and not self.record.experiments and small(fresh):
+        found, odd = self._against(fresh, weights, scale)
+        draws, self._draws = run.used_draws, run.used_draws
+        if odd and draws and not (before and torch.equal(before[0], draws[0])):
+            (own,) = self._own(prepared_batches(run, stage) or batches, weights, step, draws)
+            better, still = self._against(own, weights, scale)
+            found, odd = (found, odd) if still else (better, False)
+        if odd and not self.record.experiments and small(fresh):
             same = self._last is not None and self._last[0] == list(params)
-            before = self._last[1] if same else None
+            last = self._last[1] if same else None
             stale = None  # with step() first, the weights have not changed since that batch
             if self._previous and self._previous.batches and self._previous is not step:
                 (stale,) = self._own(self._previous.batches, weights, self._previous)
@@ -264,20 +263,43 @@ class Recorder:
                 return self._own(moved, weights, step)[0]
 
             some = self._own(batches, weights, step, each=True) if len(batches) > 1 and run.world == 1 else []
-            self.record.experiments = experiments(Candidates(got_now, fresh, before, stale, some, local, neighbours))
+            self.record.experiments = experiments(Candidates(got_now, fresh, last, stale, some, local, neighbours))
         self._last = (list(params), sample(got_now).cpu())
         return found
 
+    def _against(self, fresh: list[Tensor], weights: list[nn.Parameter], scale: float) -> tuple[dict[str, float], bool]:
+        """Return (cosine and norms of the optimiser's gradient and of `fresh`, whether these differ). On several processes `fresh` becomes
+        their sum."""
+        if self.run.world > 1:
+            for f in fresh:
+                dist.all_reduce(f)
+        dot = sum((exact(p.grad) * exact(f)).sum() for p, f in zip(weights, fresh, strict=True)).item()
+        got = sum(exact(p.grad).square().sum() for p in weights).sqrt().item()
+        want = sum(exact(f).square().sum() for f in fresh).sqrt().item()
+        found = {"cosine": dot / max(got * want, 1e-30), "norm": got / scale, "own_norm": want}
+        clip = min(1.0, self.run.cfg.optim.clip / max(want, 1e-30))
+        odd = abs(found["norm"] - want * clip) > 0.01 * want * clip and abs(found["norm"] - want) > 0.01 * want
+        return found, odd or found["cosine"] < 0.99
+
     def _own(
-        self, batches: list[dict], weights: list[nn.Parameter], step: Step, *, each: bool = False
+        self,
+        batches: list[dict],
+        weights: list[nn.Parameter],
+        step: Step,
+        draws: list[Tensor] | None = None,
+        *,
+        each: bool = False,
     ) -> list[list[Tensor]]:
-        """Return the gradient of the step's mean loss with the step's draws; with `each`, that of each micro-batch."""
+        """Return the gradient of the step's mean loss; with `each`, that of each micro-batch. `draws`: state of the generators (`take`), for
+        a loop that draws before its update; default: as the step begins."""
         run, stage = self.run, self.stage
         self._busy = True
         buffers = {n: b.clone() for n, b in stage.model.named_buffers()}
         parts = []
         try:
             seeds.seed_global(run.cfg.run.seed, "model", step.index, run.rank)
+            if draws is not None:
+                seeds.restore(draws)
             counts = over_ranks(run, summed([stage.counts(b) for b in batches]))
             scale = run.scaler.get_scale()  # as in the step: without it small gradients are zero in fp16
             with torch.enable_grad():
@@ -361,20 +383,6 @@ def _read(state: Any) -> Any:
 def fingerprints(stage: Stage) -> dict[str, Tensor]:
     """Return a number for each of `tensors` that changes with the tensor."""
     return {n: fingerprint(t) for n, t in tensors(stage).items()}
-
-
-class Made(Data):
-    """Samples that the loop made and trained on, as a data set. Every floating-point entry counts as input."""
-
-    def __init__(self, batch: dict):
-        self.batch = batch
-        self.fields = {k: Field("input") for k, v in batch.items() if isinstance(v, Tensor) and v.is_floating_point()}
-
-    def __len__(self) -> int:
-        return batch_size(self.batch)
-
-    def get(self, index: int, generator: torch.Generator | None) -> dict:
-        return {k: v[index] for k, v in self.batch.items()}
 
 
 def training_samples(context: GateContext) -> Data:

@@ -81,6 +81,7 @@ class Run:
         self.current: Step | None = None
         self.used_loss: Callable | None = None  # loss of the last update, if not the stage's own
         self.used_batches: list[dict] = []  # of the last update
+        self.used_draws: list[Tensor] | None = None  # a rehearsal's: states of the generators before the last update
         self.after_eval: Callable[[int], None] | None = None
         self.drift = ""  # rehearsal on several processes: what differs between them
         self._flags: Any = None  # host-side collectives

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from trainworthy.core.base import seeds
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop import optim, shard
 from trainworthy.core.loop.journal import finite
@@ -31,6 +32,7 @@ def take(
         p.grad = None
 
     run.used_loss, run.used_batches = loss, batches  # a gate compares the gradient with these
+    run.used_draws = seeds.state() if run.rehearsal else None
     counts = over_ranks(run, summed([stage.counts(b) for b in batches]))
     objective = objective_of(run, stage, loss)
     sharded = run.shard != shard.NONE

@@ -2,7 +2,10 @@
 
 import math
 
+import torch
+from torch import nn
 from trainworthy.core.gates.causes import named
+from trainworthy.core.gates.causes.scores import noted_ranges
 
 
 def test_equal_losses_of_all_samples_exclude_the_initial_weights():
@@ -25,3 +28,21 @@ def test_unequal_losses_keep_the_initial_weights_first():
         first, *others = named.initial_loss_causes(6.2, half).split("\n")
         assert "initial weights are too large" in first
         assert "on purpose" in others[-1]
+
+
+def test_equal_outputs_exclude_the_initial_weights_whatever_the_samples_weigh():
+    """Class weights: half of the samples have another loss."""
+    net = nn.Linear(4, 10)
+    nn.init.zeros_(net.weight)
+    nn.init.zeros_(net.bias)
+    with noted_ranges(net) as ranges:
+        net(torch.randn(8, 4))
+    assert ranges == [0.0]
+    first, *others = named.initial_loss_causes(2.786, 2.5, equal=True).split("\n")
+    assert first.startswith("another loss on purpose: set `initial_loss=2.786`")
+    assert "all outputs are equal" in first
+    assert not any("too large" in line for line in others)
+    net.reset_parameters()
+    with noted_ranges(net) as ranges:
+        net(torch.randn(8, 4))
+    assert ranges[0] > 0.1

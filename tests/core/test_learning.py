@@ -75,6 +75,18 @@ def test_two_classes_are_told_from_shuffled_ones_by_a_second_training(seed: int)
     assert wrong.verdict == "fail", wrong.measured
 
 
+def test_five_classes_are_judged_by_a_second_training():
+    """One class in five keeps its place when classes are permuted, so a right model of accuracy 0.6 scores 0.15 +- 0.19 with permuted classes:
+    three standard deviations left it no room."""
+    five = lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5))  # noqa: E731
+    right = verdict(of(Y % 5, model=five, classes=None), "tiny-data")
+    assert right.verdict == "pass", right.measured
+    assert "classes permuted" not in right.measured
+    assert "on permuted inputs" in right.measured
+    wrong = verdict(of(Y % 5, model=five, classes=None, permuted=100), "tiny-data")
+    assert wrong.verdict == "fail", wrong.measured
+
+
 @pytest.mark.parametrize("first", [0.25, 0.30])
 @pytest.mark.parametrize(("gap", "kind"), [(0.34, "pass"), (0.2, "fail")])
 def test_other_samples_may_be_surer_than_the_first_ones(

@@ -1,9 +1,12 @@
 """A teacher of one's own for distill/logits: other classes, and answers that the labels contradict."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from PIL import Image
-from trainworthy.recipes.distill.gates.logits import least_loss, other_share
+from torch.nn import functional as F
+from trainworthy.recipes.distill.gates.logits import judge_own_terms, least_loss, other_share
 
 
 def test_the_least_loss_is_what_no_student_goes_below():
@@ -23,6 +26,33 @@ def test_the_least_loss_is_what_no_student_goes_below():
     assert floor == pytest.approx(loss.item(), abs=1e-3)
     assert floor > 0.1
     assert least_loss(taught, label, torch.zeros(8, dtype=torch.bool), 0.9, 2.0) == pytest.approx(0, abs=1e-6)
+
+
+def test_own_terms_are_judged_by_where_they_are_least():
+    """A fork's MSE and cosine in place of the divergence: right with the teacher's scores, wrong with those of other samples, and not
+    compared if they read more than scores."""
+    theirs = torch.randn(16, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def stage(goal, *, features: bool = False):
+        def loss(model, batch):
+            logits = model.features(batch["image"]) if features else model(batch["image"])
+            return {
+                "mse": (logits - goal).square().sum(),
+                "cosine": (1 - F.cosine_similarity(logits, goal.float())).sum(),
+                "ce": logits.sum(),
+            }
+
+        return SimpleNamespace(loss=loss)
+
+    names, batch = ["mse", "cosine"], {"image": torch.zeros(16, 1)}
+    fault, measured = judge_own_terms(stage(theirs), batch, names, theirs)
+    assert not fault
+    assert measured.startswith("mse, cosine, least at the teacher's scores")
+    fault, _ = judge_own_terms(stage(theirs.roll(1, 0)), batch, names, theirs)
+    assert "scores near the teacher's give no more than the teacher's own" in fault
+    fault, measured = judge_own_terms(stage(theirs, features=True), batch, names, theirs)
+    assert not fault
+    assert "not compared" in measured
 
 
 def test_a_teacher_of_other_classes_is_refused(tmp_path, launch):

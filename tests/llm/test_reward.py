@@ -1,6 +1,7 @@
 """llm/reward through the real command, on a language model small enough for a test: loss, export, calibration, bad input."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -171,3 +172,13 @@ def test_rows_that_prefer_nothing(rows: list[dict], words: tuple[str, ...], net:
     assert done.returncode == 2, done.shown
     assert "Traceback" not in done.stderr
     assert not [w for w in words if w not in done.stderr], done.stderr
+
+
+def test_margins_of_the_pairs_own_belong_to_the_first_loss():
+    """TRL's column `margin`. One margin for all pairs shifts every difference, and is no margin of a pair."""
+    margins = torch.tensor([0.0, 1.0, 3.0])
+    due = torch.nn.functional.softplus(margins).mean().item()
+    assert reward.first_loss({"inputs": {"margin": margins}}) == pytest.approx(due)
+    for inputs in ({}, {"margin": torch.ones(3)}):
+        assert reward.first_loss({"inputs": inputs}) == pytest.approx(math.log(2))
+        assert reward.own_margins({"inputs": inputs}) is None

@@ -115,6 +115,34 @@ def test_a_temperature_that_should_be_learnt_and_has_no_term_is_stopped(launch, 
     assert "temperature: it is zero, or missing" in failed(done)["formula"]["remedy"]
 
 
+ENSEMBLE = [
+    ("for _ in range(2))", "for _ in range(5))"),
+    ("action).amin(0) * target.rewards.rms", "action)[torch.randperm(5)[:2]].amin(0) * target.rewards.rms"),
+    ("frozen=True).amin(0)", "frozen=True).mean(0)"),
+]
+
+
+def test_an_ensemble_of_critics_is_quiet_in_sac(launch, fork):
+    """REDQ (Chen 2021): the lower of two random target critics of five, the mean of all in the policy's loss."""
+    fork(*ENSEMBLE, recipe="rl/sac")
+    done = launch("check", "mine.py", "--only", "formula,lower-critic,returns", code=0)
+    assert "the mean of all critics (REDQ)" in done.verdicts()[0]["measured"], done.shown
+
+
+def test_one_critic_of_an_ensemble_is_stopped_in_sac(launch, fork):
+    """Targets of one random critic, and a policy that follows one of five."""
+    fork(
+        ENSEMBLE[0],
+        (ENSEMBLE[1][0], ENSEMBLE[1][1].replace("[:2]", "[:1]")),
+        ("frozen=True).amin(0)", "frozen=True)[0]"),
+        recipe="rl/sac",
+    )
+    done = launch("check", "mine.py", "--only", "formula,lower-critic,returns", code=3)
+    found = failed(done)
+    assert list(found) == ["formula", "lower-critic", "returns"], done.shown
+    assert "only critic 0" in found["formula"]["remedy"].splitlines()[0]
+
+
 # ----------------------------------------------------------------------------------------------------------- environments
 GRID = '''
 import gymnasium as gym

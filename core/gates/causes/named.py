@@ -121,14 +121,16 @@ def published_loss(measured: float, expected: float) -> str:
     return next((name for name, value in known.items() if math.isclose(measured, value, rel_tol=1e-4)), "")
 
 
-def initial_loss_causes(measured: float, half: float | None) -> str:
+def initial_loss_causes(measured: float, half: float | None, *, equal: bool = False) -> str:
     """Return the likely causes of another untrained loss than declared, one a line. `half`: the loss of half of the samples. If it is the
-    same, the outputs hardly differ between samples."""
+    same, the outputs hardly differ between samples. `equal`: all outputs are one number, whatever the loss of half is (class weights)."""
     outputs = "the number of outputs is not the number of classes\nthe loss is a sum where it should be a mean, or the other way round"
-    if half is not None and math.isclose(measured, half, rel_tol=1e-5):
+    same = half is not None and math.isclose(measured, half, rel_tol=1e-5)
+    if same or equal:
+        why = "half of the samples have the same loss" if same else "all outputs are equal"
         return (
-            f"another loss on purpose: set `initial_loss={measured:.4g}` in the stage's core.Expect (None: not compared); half of the "
-            f"samples have the same loss, so large initial weights are unlikely\n{outputs}"
+            f"another loss on purpose: set `initial_loss={measured:.4g}` in the stage's core.Expect (None: not compared); {why}, so large "
+            f"initial weights are unlikely\n{outputs}"
         )
     return (
         "the last layer's initial weights are too large, so logits differ between classes (use zero or small ones)\n"

@@ -1,8 +1,9 @@
 """Looks at the scores that a loss gives to softmax: which samples they compare, and whether their range is enough for the loss to fall."""
 
+import contextlib
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,6 +32,19 @@ class Scores(TorchFunctionMode):
             classes = isinstance(target, Tensor) and not target.is_floating_point()
             self.seen.append((scores.detach(), target.detach() if classes else None))
         return func(*args, **given)
+
+
+@contextlib.contextmanager
+def noted_ranges(model: nn.Module) -> Iterator[list[float]]:
+    """Yield a list that gets the range (largest minus smallest number) of each output of `model` that is a tensor."""
+    found: list[float] = []
+
+    def note(_module: nn.Module, _args: Any, out: Any) -> None:
+        if isinstance(out, Tensor) and out.is_floating_point() and out.numel():
+            found.append((out.max() - out.min()).item())
+
+    with model.register_forward_hook(note):
+        yield found
 
 
 def explain_in_batch(loss: Callable[[int], object]) -> tuple[str, str]:

@@ -17,10 +17,15 @@ from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes.gradient import multiple
 from trainworthy.core.gates.causes.named import explain_micro_batches
+from trainworthy.core.gates.causes.prepared import cut_rows, joined, prepared_batches
 from trainworthy.core.gates.gate import GateContext, fetch
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.precision import precision
 from trainworthy.core.loop.run import Rehearsal, evaluating
+from trainworthy.core.loop.update import denominator, summed
+
+DRAWN = ", in eval mode: the model draws at random as it trains"
+MADE = ", of the loss on the batch that the loop makes: every micro-batch is made by itself"
 
 
 @gate(
@@ -38,18 +43,16 @@ def accumulation(context: GateContext) -> Finding:
     if probe.expect.nondeterministic:
         raise Skip(probe.expect.nondeterministic)
     each = max(4, probe.expect.at_most(8, times=2))
-    one, even, cuts = _divisions(each)
-    if probe.expect.gate_batch_size:
-        del cuts[even]  # the uneven division finds the same faults
+    one, even, cuts = _divisions(each, few=bool(probe.expect.gate_batch_size))
     limit = 1e-3 if precision(context.cfg, context.accelerator) == "fp32" else 5e-2
 
     def gradient(name: str, **how) -> list[Tensor]:
         plan = Rehearsal(steps=1, batch_size=each * world, sizes=cuts[name], peak=True, fixed=True)
-        return _first_gradient(context, plan, **how)
+        return _first_gradient(context, plan, made=made[name], **how)
 
     whole: list[Tensor] = []
-    faults: list[str] = []
-    stepped, moved = [], []
+    made: dict[str, list[dict]] = {name: [] for name in cuts}  # batches that the loop makes of the step's
+    faults, stepped, moved = [], [], []
 
     def measure(**how) -> dict[str, float]:
         """Compare each division with the whole batch before the next one is made."""
@@ -68,17 +71,20 @@ def accumulation(context: GateContext) -> Finding:
             del grads
         return gaps
 
-    gaps, draws = measure(), False
+    gaps, draws, mixed = measure(), False, False
     if not any(moved):
-        what = "the gradient is zero" if any(stepped) else "no optimiser stepped"
-        raise Skip(f"{what}, however the batch is split: nothing to compare (see wiring)")
-    if not faults and max(gaps.values()) > limit:
+        raise Skip(
+            f"{'the gradient is zero' if any(stepped) else 'no optimiser stepped'}, however the batch is split: nothing to compare (see wiring)"
+        )
+    if not faults and max(gaps.values()) > limit and world == 1 and all(made.values()):
+        gaps, mixed = _gaps_of_loss(context, joined(made[one]), cuts, one), True
+    if not faults and max(gaps.values()) > limit and not mixed:
         draws = any(_difference(gradient(one, draws=k), whole) > limit for k in range(16))
         gaps = measure(in_eval=True) if draws else gaps
     ok, shape = not faults and max(gaps.values()) <= limit, max(gaps, key=lambda k: gaps[k], default=one)
     measured = ", ".join(f"{k} {v:.1e}" for k, v in gaps.items() if k != one)
-    measured += ", in eval mode: the model draws at random as it trains" * draws
-    if context.deep and world == 1 and ok and not draws:
+    measured += DRAWN * draws + MADE * mixed
+    if context.deep and world == 1 and ok and not draws and not mixed:
         gap = _from_two_processes(context, 2 * each)
         ok, measured = gap <= limit, f"{measured}, 2 processes {gap:.1e}"
     over = f" over {world} processes ({' + '.join(map(str, cut(each * world, world)))})" if world > 1 else ""
@@ -87,16 +93,42 @@ def accumulation(context: GateContext) -> Finding:
         "the loss returns a mean, or its counts are not those of the terms: return SUMS and count what they sum over\n"
         "micro-batches are averaged, or their gradients are not added\na loop of your own ignores step.batches[1:]",
         evidence={"gaps": gaps, "digest": _digest(whole)},
-        cause="" if ok or faults or draws or world > 1 else
+        cause="" if ok or faults or draws or mixed or world > 1 else
         _why_divided(context, [g.cpu() for g in gradient(shape)], whole, cuts[shape], equal_agree=gaps.get(even, 1.0) <= limit),
     )  # fmt: skip
 
 
-def _divisions(size: int) -> tuple[str, str, dict[str, list[int]]]:
-    """Return the names of the undivided and of the evenly divided batch, and the sizes of all three divisions by name."""
+def _gaps_of_loss(context: GateContext, batch: dict, cuts: dict[str, list[int]], one: str) -> dict[str, float]:
+    """Return the differences between the gradient of `batch`, which the loop made, and of its divisions, without the loop: what it draws
+    for a micro-batch (a mixup) depends on the division."""
+    run, stage = context.build(Rehearsal(steps=1, fixed=True))
+    _remove_randomness(stage.model, in_eval=True)
+    stage.model.eval()
+    weights = list(stage.parameters().values())
+
+    def gradient(parts: list[dict]) -> list[Tensor]:
+        total = [torch.zeros_like(w) for w in weights]
+        counts = summed([stage.counts(part) for part in parts])
+        for part in parts:
+            with run.autocast():
+                terms = stage.loss(stage.model, part)
+            mean = sum(s / denominator(t, counts) for t, s in terms.items())
+            for to, grad in zip(total, torch.autograd.grad(mean, weights, allow_unused=True), strict=True):
+                if grad is not None:
+                    to.add_(grad)
+        return total
+
+    whole = gradient([batch])
+    return {name: _difference(gradient(cut_rows(batch, sizes)), whole) for name, sizes in cuts.items()}
+
+
+def _divisions(size: int, *, few: bool) -> tuple[str, str, dict[str, list[int]]]:
+    """Return the names of the undivided and of the evenly divided batch, and the sizes of all three divisions by name; with `few` without
+    the even one, because the uneven division finds the same faults."""
     half, most = size // 2, size // 2 + 1
     one, even = f"1x{size}", f"2x{half}"
-    return one, even, {one: [size], even: [half, half], f"{most}+{size - most}": [most, size - most]}
+    cuts = {one: [size], even: [half, half], f"{most}+{size - most}": [most, size - most]}
+    return one, even, {name: sizes for name, sizes in cuts.items() if not few or name != even}
 
 
 def _why_divided(
@@ -127,10 +159,15 @@ def _difference(grads: list[Tensor], whole: list[Tensor]) -> float:
 
 
 def _first_gradient(
-    context: GateContext, plan: Rehearsal, *, draws: int | None = None, in_eval: bool = False
+    context: GateContext,
+    plan: Rehearsal,
+    *,
+    draws: int | None = None,
+    in_eval: bool = False,
+    made: list[dict] | None = None,
 ) -> list[Tensor]:
     """Return the optimiser's gradient at the first step of `train()` under `plan`; with the model's `draws` of that
-    number, or (`in_eval`) with the whole model in eval mode."""
+    number, or (`in_eval`) with the whole model in eval mode. `made` gets the batches that the loop made of the step's."""
     run, stage = context.build(plan)
     _remove_randomness(stage.model, in_eval)
     if draws is not None:
@@ -154,6 +191,8 @@ def _first_gradient(
 
     with register_optimizer_step_pre_hook(keep):
         context.train(context.cfg, run, stage)
+    if made is not None:
+        made[:] = prepared_batches(run, stage)
     return grads
 
 

@@ -13,7 +13,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.causes.dependence import NO_EXPERIMENT, UNTRAINED, explain_answers_without_input
 from trainworthy.core.gates.causes.gradient import ratio
-from trainworthy.core.gates.causes.scores import explain_bounded_scores
+from trainworthy.core.gates.causes.scores import explain_bounded_scores, noted_ranges
 from trainworthy.core.gates.causes.weights import entries, explain_step_size, explain_unslowed, has_no_floor
 from trainworthy.core.gates.checks import class_means
 from trainworthy.core.gates.checks.batch_norm import layers
@@ -23,6 +23,7 @@ from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Expect, Metric, Stage, View, categorical
 
 OVERFIT_SAMPLES = 8
+EQUAL = 1e-6  # largest difference of outputs that are all equal
 NEAR = 0.03, 0.06  # of the way to its floor: where training stops, and what is enough with right answers
 LEFT = 0.7  # of its first value: a loss that may stay above its floor while all answers are right
 PATIENCE = 30.0  # seconds of the first training of eight samples above which no other rate is tried
@@ -50,7 +51,7 @@ def initial_loss(context: GateContext) -> Finding:
     # no more at once than evaluations
     most = len(indices) if stage.expect.batch_dependence else run.cfg.train.eval_batch_size
     parts = split_evenly(indices, most)
-    with evaluating(stage.model):
+    with evaluating(stage.model), noted_ranges(stage.model) as ranges:
         measured = loss_of_parts(run, stage, lambda some: fetch(data, some, context.cfg.run.seed, run.device), parts)
     if callable(expected):
         expected = _on(fetch(data, indices, context.cfg.run.seed, run.device), expected)
@@ -71,7 +72,7 @@ def initial_loss(context: GateContext) -> Finding:
         why = named.explain_uniform_outputs(measured, of_half, expected, n)
     return Finding(
         not wrong, f"loss {measured:.3f} before training{f': that of {known}' * bool(known)}", f"{expected:.3f} within {tolerance:.2f}",
-        named.initial_loss_causes(measured, of_half),
+        named.initial_loss_causes(measured, of_half, equal=bool(ranges) and max(ranges) <= EQUAL),
         evidence={"measured": measured, "expected": expected}, cause=why,
     )  # fmt: skip
 

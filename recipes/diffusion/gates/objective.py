@@ -1,5 +1,6 @@
 """Measures a diffusion objective from the loss itself: the target and the weight at each timestep, and a net that knows the answers."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,6 +173,28 @@ def searched_target(loss: Callable, batch: dict, clean: Tensor) -> tuple[Tensor,
     target = (low + high) / 2
     below, above = gradient(target - 1), gradient(target + 1)
     return (target, (above - below) / 2) if ((below < 0) & (above > 0)).float().mean() >= CLEAR else None
+
+
+def published_weights(weight: Tensor, kind: str, snr: Tensor) -> str:
+    """Return the published weighting that measured weights (B,) of a prediction of this kind follow up to a common factor; "" if none. That
+    factor is a rate. Papers state the weight of the noise's error: an error of 1 in the velocity is one of SNR / (SNR + 1) in the noise, an
+    error of 1 in the picture one of SNR. Equal weights and min-SNR are settings, so they must be declared."""
+    unit = {"noise": torch.ones_like(snr), "velocity": snr / (snr + 1), "picture": snr}.get(kind)
+    if unit is None:
+        return ""
+    known = {
+        "P2 of gamma 0.5 (Choi 2022)": (1 + snr) ** -0.5,
+        "P2 of gamma 1 (Choi 2022)": 1 / (1 + snr),
+        "truncated SNR (Salimans & Ho 2022)": snr.clamp_min(1) / snr,
+        "soft min-SNR of gamma 5 (Crowson 2024)": 1 / (1 + snr / 5),
+    }
+    known |= {f"sigmoid of bias {b} (Hoogeboom 2024)": 1 / (1 + snr * math.exp(-b)) for b in (-3, -2, -1)}
+    for name, of_noise in known.items():
+        due = unit * of_noise
+        due = due * (weight / due.clamp_min(1e-9)).median()
+        if weight.max() > 0 and ((weight - due).abs() <= 0.02 * due.clamp_min(0.01 * due.max())).all():
+            return name
+    return ""
 
 
 class Knowing(nn.Module):

@@ -33,6 +33,7 @@ from trainworthy.recipes.diffusion.gates.objective import (
     clean_key,
     condition_field,
     objective,
+    published_weights,
     undone,
     walk,
 )
@@ -276,6 +277,10 @@ def declared_weights(noise, kind: str, snr: Tensor) -> Tensor:
     return torch.minimum(snr, torch.full_like(snr, gamma)) / per
 
 
+def _relative(weight: Tensor, expected: Tensor) -> Tensor:
+    return ((weight - expected).abs() / expected.clamp_min(0.01)).cpu()
+
+
 def _by_formula(context: GateContext, aim: Objective, weight: Tensor) -> tuple[float, int]:
     """Return (largest relative difference between a sample's loss and weight * mean((prediction - target)^2), number of samples), for
     the net after sixty steps of train(), one sample per batch."""
@@ -309,10 +314,13 @@ def weighting(context: GateContext) -> Finding:
     - The loss's curvature at 512 noise levels with the declared weight (min-SNR for a diffusion, 1 for a flow). Prediction type and SNR
       are measured from the target and the noisy pictures.
     - The loss of each of 16 single samples, after sixty steps of train(), with that weight times the mean square error. Of a loss that
-      is not quadratic in the error (Huber's) only weights are compared, up to a common factor.
+      is not quadratic in the error (Huber's) only weights are compared, up to a common factor. So are other published weights.
     - The distribution of the net's timesteps with the declared one (Kolmogorov-Smirnov)."""
     aim, noise = objective(context), context.look()[1].data["train"].process.noise
     expected = declared_weights(noise, aim.kind, (aim.alpha / aim.sigma).square())
+    gap, named = _relative(aim.weight, expected), ""
+    if gap.max() > 0.02 and (named := published_weights(aim.weight, aim.kind, (aim.alpha / aim.sigma).square())):
+        expected = aim.weight
     if not aim.quadratic:  # Huber's loss: weights are compared up to a common factor, values are not
         expected = expected * (aim.weight / expected.clamp_min(0.01)).median()
     apart_from, of = _by_formula(context, aim, expected) if aim.quadratic else (0.0, 0)
@@ -321,15 +329,16 @@ def weighting(context: GateContext) -> Finding:
         if of
         else "the loss is not quadratic in the error"
     )
-    gap = ((aim.weight - expected).abs() / expected.clamp_min(0.01)).cpu()
+    gap = _relative(aim.weight, expected)
     t, i = aim.timestep.tolist(), int(gap.argmax())
     values, counts = watched(context).timesteps.unique(return_counts=True)
     n = int(counts.sum())
     distance, limit = (counts.cumsum(0) / n - noise.below(values)).abs().max().item(), DRAWN / math.sqrt(n)
     return Finding(
         gap[i].item() <= 0.02 and distance <= limit and apart_from <= 0.02,
-        f"target: {aim.kind}; weights differ by at most {gap[i]:.1%} (t {t[i]:.0f}: {aim.weight[i]:.3f}, declared "
-        f"{expected[i]:.3f}); {compared}; the distribution of {n:,} timesteps by at most {distance:.3f}"
+        f"target: {aim.kind}; {f'weights: {named} up to a factor, not the declared ones; ' * bool(named)}weights differ by at most "
+        f"{gap[i]:.1%} (t {t[i]:.0f}: {aim.weight[i]:.3f}, due {expected[i]:.3f}); {compared}; "
+        f"the distribution of {n:,} timesteps by at most {distance:.3f}"
         + (f"; not compared, as they are not quadratic: {', '.join(aim.others)}" if aim.others else ""),
         f"at most 2% at every level and for every sample; at most {limit:.3f} for the distribution",
         order_causes(
@@ -340,7 +349,7 @@ def weighting(context: GateContext) -> Finding:
              "or deviation"))
         + "\n"
         "on purpose: --noise.snr-gamma inf (a diffusion), --noise.logit-mean and --noise.logit-std (a flow); weights or timesteps that no "
-        'setting declares: --gates.waive weighting --gates.because "..."',
+        'setting declares: state them in `Noise.weights` or `Noise.below`, or --gates.waive weighting --gates.because "..."',
         evidence={"kind": aim.kind, "levels": t, "weights": aim.weight.tolist(), "expected": expected.tolist(), "apart": distance},
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from trainworthy.core.base import seeds
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
@@ -12,6 +12,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.checks.learning import overfitted
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.loop.run import evaluating
+from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.shared.classifier import Classifier
 
 SAMPLES = 250
@@ -71,6 +72,7 @@ def agreement(classifier: Classifier, images: Tensor, logits: Tensor) -> float:
 
 NEAR = {"fp32": 1e-4}  # relative difference of a sample's loss from the formula
 COARSE = 5e-2  # the same in 16 bits
+OTHERS = 16  # random scores near the teacher's
 PAIRS = 8  # samples with a label, and as many without one
 
 
@@ -107,7 +109,17 @@ def divergence(classifier: Classifier) -> Gate:
         missing, own = [k for k in due if k not in got], [k for k in got if k not in due]
         if len(missing) == len(own) == 1:
             got[missing[0]] = got[own[0]]  # a fork's own name
-        forms = other_forms(cfg, logits, theirs)
+        forms, remarks = other_forms(cfg, logits, theirs), {}
+        if own and "kl" in missing:
+            values = torch.tensor(got.get("kl", [0.0]), dtype=torch.float64, device=logits.device)
+            right, mistakes = due["kl"]
+            if all(
+                far(values, v) > near for v in (right, *mistakes.values(), *forms.values())
+            ):  # a loss of the recipe's own
+                del due["kl"]
+                with run.autocast():
+                    fault, remarks["of the recipe's own"] = judge_own_terms(stage, batch, own, theirs)
+                wrong += [fault] * bool(fault)
         for name, (right, mistakes) in due.items():
             values = torch.tensor(got.get(name, [0.0] * len(indices)), dtype=torch.float64, device=right.device)
             gaps[name] = far(values, right)
@@ -121,8 +133,9 @@ def divergence(classifier: Classifier) -> Gate:
                 causes += [f"{name}: {k}" for k, v in mistakes.items() if far(values, v) <= near]
         return Finding(
             not wrong, "; ".join(wrong) or f"{share:.1%} of the labels are known; {len(indices)} samples: "
-            + ", ".join(f"{k} within {v:.0e}" for k, v in gaps.items()),
-            f"--labelled; within {near:g} of (1 - w) (-ln q(label)) if the label is known, and of w T^2 sum p (ln p - ln q)",
+            + ", ".join([*(f"{k} within {v:.0e}" for k, v in gaps.items()), *(f"{k}: {v}" for k, v in remarks.items())]),
+            f"--labelled; within {near:g} of (1 - w) (-ln q(label)) if the label is known, and of w T^2 sum p (ln p - ln q); terms of the "
+            "recipe's own in its place: least where the student's scores are the teacher's",
             "a term has another formula: check sums over classes, T^2, which distribution is softened, the weight of each term\n"
             "labels that are not known are used, or known ones are not\n"
             'on purpose: --gates.waive divergence --gates.because "..."',
@@ -130,6 +143,42 @@ def divergence(classifier: Classifier) -> Gate:
         )  # fmt: skip
 
     return check
+
+
+class Answering(nn.Module):
+    """A student that answers with given scores (B, classes)."""
+
+    def __init__(self, logits: Tensor):
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, *_args: Any, **_settings: Any) -> Tensor:
+        return self.logits
+
+
+@torch.no_grad()
+def judge_own_terms(stage: Stage, batch: dict, names: list[str], theirs: Tensor) -> tuple[str, str]:
+    """Return (what is wrong, what was measured) for terms that replace the divergence (squared errors, cosines, their sum). Whatever their
+    formula is, no scores near the teacher's, `theirs` (B, classes), may give less than the teacher's own."""
+
+    def value(logits: Tensor) -> float:
+        terms = stage.loss(Answering(logits.float()), batch)
+        return sum(float(v) for k, v in terms.items() if k in names)
+
+    draws = torch.Generator().manual_seed(0)
+    shifts = torch.randn(OTHERS, *theirs.shape, generator=draws, dtype=torch.float64).to(theirs) * 0.3 * theirs.std()
+    told = ", ".join(names)
+    try:
+        least, others = value(theirs), [value(theirs + shift) for shift in shifts]
+    except (AttributeError, TypeError, RuntimeError):  # it reads more of the student than its scores
+        return "", f"{told}, not compared (they read more of the student than its scores)"
+    less = sum(not other > least for other in others)
+    if less:
+        return (
+            f"{told}: {less} of {OTHERS} scores near the teacher's give no more than the teacher's own ({min(others):.4g}, {least:.4g})",
+            told,
+        )
+    return "", f"{told}, least at the teacher's scores ({least:.2g}, near them {min(others):.2g} to {max(others):.2g})"
 
 
 def far(values: Tensor, of: Tensor) -> float:

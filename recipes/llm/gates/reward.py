@@ -30,6 +30,20 @@ FOLLOWS = (
     0.5  # limit of the rank correlation of rewards with lengths: measured -0.07 healthy, 0.82 trained on length alone
 )
 ANSWERS = ("chosen", "rejected")
+MANY = 64  # pairs that are asked whether their margins differ
+
+
+def first_loss(batch: dict) -> float:
+    """Return the loss of equal rewards: ln 2, or with margins of the pairs' own (TRL's column `margin`) the mean of ln(1 + e^margin)."""
+    margin = own_margins(batch)
+    return FIRST_LOSS if margin is None else F.softplus(margin.float()).mean().item()
+
+
+def own_margins(batch: dict) -> Tensor | None:
+    """Return the margins (B,) of a batch's pairs (Touvron 2023, "Llama 2": pairs whose answers differ more need a larger difference). None
+    without margins, or if all are equal: these shift every reward difference, and say nothing about a pair."""
+    margin = batch["inputs"].get("margin")
+    return None if margin is None or bool((margin == margin[0]).all()) else margin
 
 
 def metric(name: str) -> Metric:
@@ -113,13 +127,11 @@ def place(chat: Chat) -> Gate:
 def bradley_terry(chat: Chat, cfg: Any) -> Gate:
     title = "the loss is that of Bradley and Terry, with each answer's reward computed alone"
 
-    def formula(rewards: Tensor) -> float:
-        """Return the loss of rewards (N, 2) of chosen and rejected answers, with TRL's centering term (Eisenstein 2023)."""
-        return (
-            (-F.logsigmoid(rewards[:, 0] - rewards[:, 1]) + cfg.center_rewards_coefficient * rewards.sum(1) ** 2)
-            .mean()
-            .item()
-        )
+    def formula(rewards: Tensor, margin: Tensor | float) -> float:
+        """Return the loss of rewards (N, 2) of chosen and rejected answers, with the pairs' margins (N,) and TRL's centering term (Eisenstein
+        2023)."""
+        centering = cfg.center_rewards_coefficient * rewards.sum(1) ** 2
+        return (-F.logsigmoid(rewards[:, 0] - rewards[:, 1] - margin) + centering).mean().item()
 
     @gate("bradley-terry", rows="R1 L1", title=title, reads="data model loss evaluate train", explains=True)
     def check(context: GateContext) -> Finding:
@@ -129,7 +141,9 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
         run, learnt, found = overfitted(context)
         data = View(start.data["train"], found["indices"])
         all_of = [data.get(i, None) for i in range(len(data))]
-        gaps, listed = {}, []
+        more = [start.data["train"].get(i, None) for i in range(min(MANY, len(start.data["train"])))]
+        varied = own_margins(data.collate(more)) is not None  # a few pairs may have equal ones by chance
+        gaps, listed, same = {}, [], []
         for name, stage, samples in (("before training", start, all_of[:2]), ("after", learnt, all_of)):
             turned = [{**s, "chosen": s["rejected"], "rejected": s["chosen"]} for s in samples]
             with evaluating(stage.model), run.autocast():
@@ -139,8 +153,11 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
                     batch = to_device(data.collate(those), run.device)
                     terms, counts = stage.loss(stage.model, batch), stage.counts(batch)
                     got = sum(float(v) / float(counts.get(k, counts.get("*"))) for k, v in terms.items())
-                    gaps[name + order] = abs(got - formula(due)) / max(1.0, abs(formula(due)))
-                    listed.append(f"{name}{order} {got:.5f}, by the formula {formula(due):.5f}")
+                    margin = to_double(batch["inputs"].get("margin", torch.zeros(len(due)))).cpu()
+                    right, moved = formula(due, margin if varied else 0.0), formula(due, margin)
+                    gaps[name + order] = abs(got - right) / max(1.0, abs(right))
+                    same.append(abs(got - moved) <= 1e-3 * max(1.0, abs(moved)) and float(margin[0]))
+                    listed.append(f"{name}{order} {got:.5f}, by the formula {right:.5f}")
         margins = rewards[:, 0] - rewards[:, 1]
         measured = run.measure(learnt, data).get("margin", math.nan)
         gaps["evaluation"] = abs(measured - margins.mean().item()) / max(1.0, abs(margins.mean().item()))
@@ -150,12 +167,15 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
         limit = 1e-4 if run.precision == "fp32" else 5e-2
         return Finding(
             all(gap <= limit for gap in gaps.values()), "; ".join(listed),
-            f"-log sigmoid(chosen - rejected), within {limit:g}; the margin changes its sign if the answers are exchanged",
+            f"-log sigmoid(chosen - rejected{' - margin of the pair' * varied}), within {limit:g}; the margin changes its sign "
+            "if the answers are exchanged",
             "the reward depends on the padding, its side or the other answers of the batch\n"
             "the reward is read at another token than the last\n"
             "chosen and rejected are exchanged, in all pairs or in some\n"
             "the loss has a margin, is averaged over tokens, or is another one",
             evidence={"gaps": gaps},
+            cause=f"the loss has a margin: {same[0]:g} for every pair, so rewards are no log-odds (margins that differ from pair to pair, "
+                  "in a field of the data, are compared with the formula)" if all(same) and not varied else "",
         )  # fmt: skip
 
     return check

@@ -26,6 +26,11 @@ ON_PURPOSE = (
     'function like those of recipes/rl/control/gates/formulas.py), or accept it: --gates.waive formula --gates.because "..."'
 )
 
+TARGETS_ON_PURPOSE = (
+    "on purpose (soft or Munchausen targets): state your own definition (`targets=` of gates.Subject, a function like those of "
+    'recipes/rl/control/gates/definitions.py; None: not compared), or accept it: --gates.waive returns --gates.because "..."'
+)
+
 
 # --------------------------------------------------------------------------------------------------------------- formula
 def formula_gate(formula: Callable | None) -> Gate:
@@ -179,7 +184,7 @@ def returns_gate(targets: Callable | None) -> Gate:
             not wrong, "; ".join(wrong) or ", ".join(f"{k} within {v:.1e}" for k, (v, _) in compared.items()),
             f"within {exact:g} of the largest" + ", and room for --buffer-size transitions" * bool(short)
             + ", and statistics of all rollouts" * bool(forgotten),
-            "\n".join([*causes, "on purpose: --gates.waive returns --gates.because \"...\""]),
+            "\n".join([*causes, TARGETS_ON_PURPOSE]),
             evidence={k: v for k, (v, _) in compared.items()}, batch=found.batch, cause=definitions.measured(compared),
         )  # fmt: skip
 
