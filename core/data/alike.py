@@ -59,8 +59,8 @@ def rows(samples: list[list[Tensor]]) -> tuple[Tensor, list[int], list[tuple[int
 
 
 def _columns(value: Tensor) -> list[Tensor]:
-    """Return the columns of a table of many steps and few columns, else the input itself."""
-    if value.ndim != 2 or not 1 < min(value.shape) < SMALLEST or max(value.shape) < SHORT:
+    """Return the columns of a table of many steps and few columns (one, too: a series of shape (L, 1) or (1, L)), else the input itself."""
+    if value.ndim != 2 or not 0 < min(value.shape) < SMALLEST or max(value.shape) < SHORT:
         return [value]
     return list(value.unbind(value.shape.index(min(value.shape))))
 
