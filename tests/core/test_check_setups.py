@@ -190,3 +190,61 @@ def test_one_cycle_keeps_its_last_rate(epoch: int, passes: int, held: bool):
             with pytest.raises(ValueError, match="Tried to step"):
                 schedule.step()
     assert torch.optim.lr_scheduler.OneCycleLR.get_lr is own
+
+
+# --------------------------------------------------------------------------------------------------- learnt weights of terms
+class TwoTerms(nn.Module):
+    """A classifier with a learnt log-variance for each of two terms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.log_var = net(), nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+def of_terms(weight: Callable[[Tensor, Tensor], Tensor]) -> Callable[[nn.Module, list], Tensor]:
+    def both(model: nn.Module, batch: list) -> Tensor:
+        out = model(batch[0])
+        return weight(model.log_var, torch.stack([F.cross_entropy(out, batch[1]), 0.1 * out.square().mean()])).sum()
+
+    return both
+
+
+def stepping(of: Callable[[nn.Module, list], Tensor]) -> Callable[[nn.Module, Any, Any], None]:
+    def train(model: nn.Module, optimizer: Any, batches: Any) -> None:
+        model.train()
+        for batch in batches:
+            optimizer.zero_grad()
+            of(model, batch).backward()
+            optimizer.step()
+
+    return train
+
+
+WEIGHTS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
+    "by uncertainty": (lambda s, x: torch.exp(-s) * x + s / 2, ""),
+    "sigma": (lambda s, x: x / (2 * (s + 1) ** 2) + torch.log((s + 1).abs()), ""),
+    "softmax": (lambda s, x: s.softmax(0) * x, ""),
+    "sign": (lambda s, x: torch.exp(s) * x + s / 2, "without limit"),
+    "no regulariser": (lambda s, x: torch.exp(-s) * x, "to zero"),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_learnt_weights_that_fall_to_zero(name: str):
+    weight, words = WEIGHTS[name]
+    of = of_terms(weight)
+    found = failures(script(TwoTerms, loss=of, train_loop=stepping(of)), "wiring")
+    assert (words in found["wiring"] and "by 'log_var' alone" in found["wiring"]) if words else not found, found
+
+
+def test_a_temperature_of_a_loss_may_make_it_small():
+    class Scaled(TwoTerms):
+        pass
+
+    def of(model: nn.Module, batch: list) -> Tensor:
+        return F.cross_entropy(model.log_var.sum().exp() * model(batch[0]), batch[1])
+
+    assert not failures(script(Scaled, loss=of, train_loop=stepping(of)), "wiring")

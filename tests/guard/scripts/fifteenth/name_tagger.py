@@ -25,7 +25,7 @@ PAD, UNKNOWN, WORD = 0, 1, 2
 def tagged_lines(module):
     """(tokens of a line, tag of each) for the lines of a module's source."""
     rows, tokens, tags, before = [], [], [], ""
-    read = [t for t in tokenize.generate_tokens(io.StringIO(inspect.getsource(module)).readline)]
+    read = list(tokenize.generate_tokens(io.StringIO(inspect.getsource(module)).readline))
     for token, after in zip(read, read[1:] + [read[-1]]):
         if token.type in (tokenize.NEWLINE, tokenize.NL):
             if 3 <= len(tokens) <= 24 and any(tags):
