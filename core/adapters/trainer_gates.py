@@ -193,17 +193,13 @@ def _cut_off(trainer: Trainer) -> tuple[str, str] | None:
     """TRL's `max_length` takes the ends of answers, and the model never learns to end those. Only where a prompt is told from its answer."""
     longest, rows = getattr(trainer.args, "max_length", None), trainer.train_dataset
     columns = getattr(rows, "column_names", None) or ()
-    if (
-        longest is None
-        or getattr(trainer.args, "packing", False)
-        or not {"input_ids", "completion_mask"} <= set(columns)
-    ):
+    if longest is None or getattr(trainer.args, "packing", False) or not {"input_ids", "labels"} <= set(columns):
         return None
     end = getattr(trainer.processing_class, "eos_token_id", None)
     some = [rows[i] for i in range(0, len(rows), max(1, len(rows) // READ))]
     ends = sum(row["input_ids"][-1] == end for row in some)
     cut = sum(
-        len(row["input_ids"]) == longest and row["completion_mask"][-1] == 1 and row["input_ids"][-1] != end
+        len(row["input_ids"]) == longest and row["labels"][0] < 0 <= row["labels"][-1] and row["input_ids"][-1] != end
         for row in some
     )
     if not ends or cut <= MOST_CUT * len(some):

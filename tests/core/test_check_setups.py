@@ -80,6 +80,19 @@ def test_windows_of_one_series_in_any_shape_are_no_copies(shape: tuple[int, ...]
     assert alike.share_details(val[near], train[at[near]], widths, shapes).sum() <= 1
 
 
+def test_windows_with_one_edge_are_no_copies_of_each_other():
+    """Lines of a photograph: flat, with a step anywhere and a little noise."""
+    draw = torch.Generator().manual_seed(0)
+    place = torch.randint(4, 28, (1000, 1), generator=draw)
+    rows = (torch.arange(32) >= place).float() + 0.02 * torch.randn(1000, 32, generator=draw)
+    contents, widths, shapes = alike.rows([[row] for row in rows])
+    train, val = contents[:800], contents[800:]
+    score, at = alike.similarity(val, train, widths).max(1)
+    near = (score >= alike.limit(widths, shapes)).nonzero().flatten()
+    assert len(near) > 10
+    assert not alike.share_details(val[near], train[at[near]], widths, shapes).any()
+
+
 def lines(copied: bool) -> tuple[list, list]:
     """Lines of tokens, the short ones among them of few kinds; `copied`: 60 lines of any length are in both splits."""
     draw = torch.Generator().manual_seed(0)

@@ -103,7 +103,7 @@ def test_answers_that_max_length_cuts_off_are_counted(longest: int, packing: boo
     rows = [[5, 6, *range(7, 7 + n), 2] for n in [6] * 6 + [2] * 4]
     made = {
         "input_ids": [ids[:longest] for ids in rows],
-        "completion_mask": [[int(i > 1) for i in range(len(ids))][:longest] for ids in rows],
+        "labels": [[-100, -100, *ids[2:longest]] for ids in rows],
     }
     trainer: Any = SimpleNamespace(args=SimpleNamespace(max_length=longest, packing=packing), train_dataset=Dataset.from_dict(made),
                                    processing_class=SimpleNamespace(eos_token_id=2))  # fmt: skip
