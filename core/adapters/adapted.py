@@ -24,7 +24,8 @@ REMEDIES = {
     "range-test": "the rate was carried over from another optimiser, batch size or data set",
     "dependency": "statistics over the batch axis (own normalisation, x.mean(0)), or a reshape that mixes samples\n"
     "a (B, 1) against (B,) broadcast in the loss\n"
-    "the loss is a sum, or a mean over something else than samples (tokens, weights): set count=",
+    "the loss is a sum, or a mean over something else than samples (tokens, weights): set count=\n"
+    "the model may read padding (a convolution at its border): batch_dependence='padding'",
     "overfit": "wrong formula or target: softmax before cross-entropy, labels that do not belong to their inputs\n"
     "gradients do not arrive (see wiring), or the rate is far too low or too high for 8 samples\n"
     "metric() reads other labels or inputs than loss()\n"

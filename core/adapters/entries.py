@@ -1,6 +1,6 @@
 """The samples and batches of a script's data sets, as core's gates read them: entries by name, every draw seeded."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -31,11 +31,13 @@ class Samples(Data):
     """A torch data set for core: entries by name. On the training path, every generator that its code may use is
     seeded."""
 
-    def __init__(self, dataset: "MapStyle", collate: Callable[[list], Any], *, fixed: bool):
+    def __init__(
+        self, dataset: "MapStyle", collate: Callable[[list], Any], *, fixed: bool, named_by_script: Collection[str] = ()
+    ):
         self.dataset, self.own_collate, self._fixed = dataset, collate, fixed
         self.example, self.example_batch = dataset[0], collate([dataset[0], dataset[len(dataset) - 1]])
         self.across = across(self.example_batch, lambda: collate([dataset[0], dataset[len(dataset) - 1], dataset[0]]))
-        self.names: Names = match(dataset, collate, self.example_batch)
+        self.names: Names = match(dataset, collate, self.example_batch, named_by_script)
         self.fields = {}
 
     def __len__(self) -> int:
@@ -101,7 +103,8 @@ def samples(script: "Script", source: Dataset | DataLoader, *, fixed: bool) -> S
     dataset = cast(MapStyle, source)
     if len(dataset) < 2:
         raise UserError("a data set is too small", got=f"{len(dataset)} sample(s)", needed="2 or more")
-    data = Samples(dataset, collate, fixed=fixed)
+    named_by_script = {str(script.target), *map(str, script.fields or ())}
+    data = Samples(dataset, collate, fixed=fixed, named_by_script=named_by_script)
     for key, value in data.names.renamed(named(data.example)).items():
         plain = isinstance(value, (Tensor, np.ndarray, np.generic, int, float, str))
         if key in named(data.example_batch) and not plain:

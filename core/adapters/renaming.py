@@ -1,7 +1,7 @@
 """Entries of samples and batches by name, where a collate function gives a batch other names than its samples have."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,8 +46,9 @@ def named(entries: Any) -> dict[str, Any]:
     return dict(zip(("input", "target") if len(entries) == 2 else map(str, range(len(entries))), entries, strict=True))
 
 
-def match(dataset: Any, collate: Callable[[list], Any], batch: Any) -> Names:
-    """Find out which entry of a batch is made from which entry of a sample, by exchanging one entry at a time with another sample's."""
+def match(dataset: Any, collate: Callable[[list], Any], batch: Any, named_by_script: Collection[str] = ()) -> Names:
+    """Find out which entry of a batch is made from which entry of a sample, by exchanging one entry at a time with another sample's. Several
+    may be (a decoder's input and its target): an entry of the batch in `named_by_script` comes first, then one that equals the sample's."""
     first = dataset[0]
     known = Names(list(named(first)))
     lost = [k for k in known.samples if k not in named(batch)]
@@ -58,7 +59,7 @@ def match(dataset: Any, collate: Callable[[list], Any], batch: Any) -> Names:
     for key in lost:
         made = [name for name in _changed(first, others, key, collate) if name in free]
         equal = [name for name in made or free if _equal(named(collate([first])).get(name), named(first)[key])]
-        if chosen := (equal or made)[:1]:
+        if chosen := ([name for name in made if name in named_by_script] or equal or made)[:1]:
             known.batch[key] = chosen[0]
             free.remove(chosen[0])
     return known

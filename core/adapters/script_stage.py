@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from trainworthy.core.adapters.entries import Plain, Samples, chance, classes, fields, samples
 from trainworthy.core.adapters.next_token import reachable
 from trainworthy.core.adapters.objective import Objective, recognise
+from trainworthy.core.adapters.one_cycle import keep_last_rate
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.loader import to_device
@@ -116,11 +117,12 @@ class _Pairing:
     def __init__(self, run: Run, stage: _ScriptStage):
         self._run, self._stage = run, stage
         self.given: list[Step] = []
-        self.done, self.lists = 0, False
+        self.done, self.passes, self.lists = 0, 0, False
 
     def start(self) -> None:
         """Begin a pass over the batches."""
         self.given, self.done = [], 0
+        self.passes += 1
 
     def hand(self, step: Step) -> None:
         """Record that the batches of `step` were yielded."""
@@ -180,7 +182,8 @@ def train(cfg: config.Config, run: Run, stage: _ScriptStage) -> None:
         return
     val, steps, pairing = stage.data["val"], run.steps(stage), _Pairing(run, stage)
     preview = View(val, range(min(SHOWN, len(val))))
-    with script.optimizer.register_step_post_hook(pairing.stepped):
+    epoch = len(stage.samples("train").dataset) // (cfg.train.batch_size * script.accumulate)
+    with keep_last_rate(epoch, lambda: pairing.passes), script.optimizer.register_step_post_hook(pairing.stepped):
         while True:
             pairing.start()
             batches = _Batches(run, stage, steps, pairing)

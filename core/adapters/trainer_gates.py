@@ -16,6 +16,7 @@ from transformers import EvalPrediction, Trainer
 
 ROWS, FEW = 64, 8  # FEW: of which the loss is computed
 MOST_DROPPED = 0.1  # of the rows; the few longest prompts of a data set may be dropped on purpose
+MOST_CUT, READ = 0.5, 512  # of the answers; rows that are read
 NAMES = ("accuracy", "f1", "exact_match", "precision", "recall")
 """Metrics of which more is better, where the trainer does not say which one counts."""
 HEADS = ("classifier", "score", "lm_head", "qa_outputs")
@@ -149,7 +150,7 @@ def tokens(context: GateContext) -> Finding:
         _other_start(trainer, batch),
         _reread(trainer),
     ]
-    wrong = [f for f in [*faults, _dropped(trainer)] if f]
+    wrong = [f for f in [*faults, _dropped(trainer), _cut_off(trainer)] if f]
     return Finding(
         not wrong, "; ".join(m for m, _ in wrong) or f"{len(batch)} entries of a batch fit each other",
         "the end of an answer is scored where texts end with it; labels are shifted once; generation begins as in training; both sets "
@@ -186,6 +187,25 @@ def _dropped(trainer: Trainer) -> tuple[str, str] | None:
             return (f"{before - after:,} of {before:,} rows are left out ({what[0].lower()}{what[1:]})",
                     f"max_length={getattr(trainer.args, 'max_length', None)} is too short for these prompts with their answers")  # fmt: skip
     return None
+
+
+def _cut_off(trainer: Trainer) -> tuple[str, str] | None:
+    """TRL's `max_length` takes the ends of answers, and the model never learns to end those. Only where a prompt is told from its answer."""
+    longest, rows = getattr(trainer.args, "max_length", None), trainer.train_dataset
+    columns = getattr(rows, "column_names", None) or ()
+    if longest is None or getattr(trainer.args, "packing", False) or not {"input_ids", "labels"} <= set(columns):
+        return None
+    end = getattr(trainer.processing_class, "eos_token_id", None)
+    some = [rows[i] for i in range(0, len(rows), max(1, len(rows) // READ))]
+    ends = sum(row["input_ids"][-1] == end for row in some)
+    cut = sum(
+        len(row["input_ids"]) == longest and row["labels"][0] < 0 <= row["labels"][-1] and row["input_ids"][-1] != end
+        for row in some
+    )
+    if not ends or cut <= MOST_CUT * len(some):
+        return None
+    return (f"{cut:,} of {len(some):,} answers are cut off at max_length={longest}, without the token that ends the others",
+            f"max_length={longest} is too short for most prompts with their answers: their ends are never trained")  # fmt: skip
 
 
 def _shifted(trainer: Trainer, model: nn.Module, batch: dict) -> tuple[str, str] | None:

@@ -22,7 +22,8 @@ DETAILS = 0.3
 again as JPEG (quality 30), made brighter, noisy (4%) or moved by a pixel, 90% have 0.88 and more; the rest hardly has any detail. Different
 windows of sky have at most 0.1."""
 ROW_DETAILS = 0.6
-"""The same for a row of L entries, and at least 4.5/sqrt(L): unrelated noise reaches 3/sqrt(L) where one window of hundreds is the nearest."""
+"""The same for a row of L entries, and at least 4.5/sqrt(L): unrelated noise reaches 3/sqrt(L) where one window of hundreds is the nearest.
+Details that are in few entries (a step, as an edge in a line of a photograph) count as so many entries: two steps agree by chance."""
 SMOOTH = 5  # entries of the local mean of a row
 PLAIN = 0.05  # share of a row's norm that its details have at least; windows of a series without noise have less
 
@@ -59,8 +60,8 @@ def rows(samples: list[list[Tensor]]) -> tuple[Tensor, list[int], list[tuple[int
 
 
 def _columns(value: Tensor) -> list[Tensor]:
-    """Return the columns of a table of many steps and few columns, else the input itself."""
-    if value.ndim != 2 or not 1 < min(value.shape) < SMALLEST or max(value.shape) < SHORT:
+    """Return the columns of a table of many steps and few columns (one, too: a series of shape (L, 1) or (1, L)), else the input itself."""
+    if value.ndim != 2 or not 0 < min(value.shape) < SMALLEST or max(value.shape) < SHORT:
         return [value]
     return list(value.unbind(value.shape.index(min(value.shape))))
 
@@ -155,7 +156,11 @@ def _compare_rows(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     border = SMOOTH // 2
     x, y = (v[:, border:-border] - F.avg_pool1d(v[:, None], SMOOTH, 1)[:, 0] for v in (a, b))
     plain = torch.minimum(x.norm(dim=1), y.norm(dim=1)) < PLAIN  # rows have unit norm
-    return plain, F.cosine_similarity(x, y) >= max(ROW_DETAILS, 4.5 / math.sqrt(a.shape[1]))
+    spread = [
+        v.square().sum(1).square() / v.pow(4).sum(1).clamp_min(1e-30) for v in (x, y)
+    ]  # a third of the entries for noise, 3 for a step
+    entries = (3 * torch.minimum(*spread)).clamp(1, a.shape[1])
+    return plain, F.cosine_similarity(x, y) >= (4.5 / entries.sqrt()).clamp_min(ROW_DETAILS)
 
 
 def _details(images: Tensor) -> Tensor:

@@ -6,7 +6,9 @@ fields. Nothing is decoded without need.
 """
 
 import hashlib
+import math
 import os
+import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -188,6 +190,14 @@ def expected_copies(val: Contents, train: Contents) -> float:
     training samples with a copy in training, too, times the samples of `val`."""
     _, counts = np.unique(train.hashes, return_counts=True)
     return float(counts[counts > 1].sum()) / max(1, len(train.hashes)) * len(val.hashes)
+
+
+def median_lengths(indices: list[int], sizes: list[list[list[int]]], copies: set[int]) -> list[float]:
+    """Return [median length of the samples in `copies`, of the other ones], in characters and entries; [] if there are none of either.
+    `sizes`: for each field those of the samples at `indices`."""
+    lengths = [sum(math.prod(size) for size in sample) for sample in zip(*sizes, strict=True)]
+    parts = [[n for i, n in zip(indices, lengths, strict=True) if (i in copies) == copied] for copied in (True, False)]
+    return [statistics.median(part) for part in parts] if all(parts) else []
 
 
 def contradictions(found: Contents, data: Data) -> dict[str, Any] | None:

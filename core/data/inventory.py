@@ -249,6 +249,7 @@ def overlap(train: Scan, val: Scan) -> dict[str, Any]:
                                         "of": [val.total, train.total]}}  # fmt: skip
     if exact and val.short and train.short and not train.every.raw:
         out["expected"] = round(hashed.expected_copies(val.every, train.every), 1)
+        out["lengths"] = hashed.median_lengths(val.indices, list(val.sizes.values()), {i for i, _ in exact})
     if (best := _nearest(val, train)) is not None:
         score, at = best
         near = _copies(val, train, score, at)

@@ -3,10 +3,14 @@
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
+from trainworthy.core.adapters import trainer_gates
 
 import trainworthy
 from tests.core.test_hosted import COMMON, answers, classifier, sft
@@ -89,6 +93,22 @@ def test_rows_that_the_library_drops_are_reported():
     verdict, measured = checked(lambda: sft(max_length=9), "tokens")
     assert verdict == "fail"
     assert "rows are left out" in measured
+
+
+@pytest.mark.parametrize(
+    ("longest", "packing", "words"), [(6, False, "6 of 10 answers are cut off"), (9, False, ""), (6, True, "")]
+)
+def test_answers_that_max_length_cuts_off_are_counted(longest: int, packing: bool, words: str):
+    """Six answers of six tokens and the end, four of two, behind two tokens of a prompt."""
+    rows = [[5, 6, *range(7, 7 + n), 2] for n in [6] * 6 + [2] * 4]
+    made = {
+        "input_ids": [ids[:longest] for ids in rows],
+        "labels": [[-100, -100, *ids[2:longest]] for ids in rows],
+    }
+    trainer: Any = SimpleNamespace(args=SimpleNamespace(max_length=longest, packing=packing), train_dataset=Dataset.from_dict(made),
+                                   processing_class=SimpleNamespace(eos_token_id=2))  # fmt: skip
+    found = trainer_gates._cut_off(trainer)
+    assert (words in found[0]) if words else found is None
 
 
 def encoded_anew():

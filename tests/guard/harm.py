@@ -1,5 +1,5 @@
-"""Harm of the bugs of the fifth to tenth, the twelfth, the fourteenth and the hosted set: each script is run whole, unchanged and with every
-patch, at two seeds.
+"""Harm of the bugs of the fifth to tenth, the twelfth, the fourteenth, the fifteenth and the hosted set: each script is run whole, unchanged and
+with every patch, at two seeds.
 
 `python -m tests.guard.harm [SCRIPT | ID ...]` prints one line for each run: id, seed, final number, seconds.
 The final number is the last `FINAL name=value` that the script prints. Where a bug changes the script's own
@@ -18,6 +18,8 @@ from pathlib import Path
 from tests.guard import (
     eighth_set,
     eighth_set_heldout,
+    fifteenth_set,
+    fifteenth_set_heldout,
     fifth_set,
     fifth_set_heldout,
     fourteenth_set,
@@ -50,6 +52,8 @@ SETS = (
     twelfth_set,
     fourteenth_set,
     fourteenth_set_heldout,
+    fifteenth_set,
+    fifteenth_set_heldout,
     hosted_set,
     hosted_set_heldout,
 )

@@ -1,7 +1,6 @@
 """Gates on the data: schema, inventory, leakage."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterator
 
@@ -12,15 +11,12 @@ from trainworthy.core.data import alike, characters, contents, detail, inventory
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.checks import paths
+from trainworthy.core.gates.checks.repeats import alike_naturally, repeat_naturally
 from trainworthy.core.gates.gate import GateContext, fetch, own_size, pick, split_evenly, train_set
 from trainworthy.core.gates.recorder import training_samples
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Field, Stage, View
 
-REPEATED = 0.05  # share of a validation set that may also be in training, where short texts repeat by chance
-ALIKE = (
-    0.15  # share of a validation set that may be near training texts, where training texts are as near to each other
-)
 LENGTHS = 4  # samples whose shapes are compared
 
 
@@ -344,8 +340,8 @@ def leakage(context: GateContext) -> Finding:
         cause = "{} and {} are of one series: put each series as a whole into one split (a folder val/)".format(
             *series["pairs"][0]
         )
-    repeat, remark = _repeat_naturally(found)
-    natural, why = _alike_naturally(text or {}, near, n)
+    repeat, remark = repeat_naturally(found)
+    natural, why = alike_naturally(text or {}, near, n)
     measured += remark + why
     tested, remarks = _in_test(context.data_report["overlaps"])
     measured += "".join(f"; {remark}" for remark in (*tested, *remarks))
@@ -362,29 +358,6 @@ def leakage(context: GateContext) -> Finding:
         evidence=found, batch=batch,
         cause=cause,
     )  # fmt: skip
-
-
-def _repeat_naturally(found: dict) -> tuple[bool, str]:
-    """Return whether short texts are in both splits as often as a random split of data that repeat by themselves has them, and a remark."""
-    if "expected" not in found:
-        return False, ""
-    n, expected = found["compared"]["exact"][0], found["expected"]
-    remark = f"; samples that are short repeat in training, too: {expected:g} copies are expected by chance"
-    return _by_chance(found["exact"], expected, REPEATED * n), remark
-
-
-def _alike_naturally(text: dict, near: int, n: int) -> tuple[bool, str]:
-    """Return whether texts of one split are as near to those of the other as training texts are to each other, and a remark."""
-    if "expected_near" not in text:
-        return False, ""
-    expected = text["expected_near"]
-    remark = f"; training texts are near to each other, too: {expected:g} near ones are expected of a random split"
-    return _by_chance(near, expected, ALIKE * n), remark
-
-
-def _by_chance(count: int, expected: float, most: float) -> bool:
-    """Return whether a count is within three standard errors of the expected one, and at most `most`."""
-    return count <= min(most, expected + 3 * math.sqrt(expected))
 
 
 def _in_test(overlaps: dict[str, dict]) -> tuple[list[str], list[str]]:

@@ -157,7 +157,8 @@ def _of_one_length(
     if run.world > 1 or len(groups) < 2 or len(alike) < SMALL:
         return None
     mixture = _experiments(run, stage, double, data, seed, limit)
-    if not is_independent(mixture, pick(data, SMALL, seed)):
+    of_each = (i for some in itertools.zip_longest(*groups.values()) for i in some if i is not None)
+    if not is_independent(mixture, list(itertools.islice(of_each, SMALL))):
         return None
     same = View(data, alike)
     gap, leak, _ = _mixture(run, stage, same, seed, limit, double=double)
@@ -193,7 +194,9 @@ def _weighted_beside_others(run: Run, stage: Stage, double: bool, data: Data, se
     model treats independently."""
     indices = pick(data, SMALL, seed)
     mixture = _experiments(run, stage, double, data, seed, limit)
-    kinds = [v.dtype for k, v in mixture.read(indices).items() if k in data.fields and data.fields[k].role == "target"]
+    batch = mixture.read(indices)
+    targets = [batch.get(k) for k, f in data.fields.items() if f.role == "target"]
+    kinds = [y.dtype for y in targets if isinstance(y, Tensor)]  # of a trainer whose collator runs later, lists
     if run.world > 1 or torch.int64 not in kinds or len(indices) < SMALL or not is_independent(mixture, indices):
         return False
 
@@ -227,7 +230,28 @@ def _whole_batch(
             for k, own in found[1].items():
                 whole[k][(slice(at, at + len(part)), *map(slice, own.shape[1:]))] = own
     gap, leak = abs(loss - rows) / max(abs(loss), 1e-8), _largest_difference(grads, whole)
-    return gap, leak, "" if max(gap, leak) <= limit else _mixed_up(data, indices, seed, run)
+    if max(gap, leak) <= limit:
+        return gap, leak, ""
+    return (
+        gap,
+        leak,
+        _beside_longest(run, stage, double, data, indices, seed, limit) or _mixed_up(data, indices, seed, run),
+    )
+
+
+def _beside_longest(
+    run: Run, stage: Stage, double: bool, data: Data, indices: list[int], seed: int, limit: float
+) -> str:
+    """Return that padding is not masked, if the longest sample of a batch changes the shortest ones: in a batch of four all may be of one
+    length."""
+    samples = {i: data.get(i, None) for i in indices}
+    sizes = {i: sum(getattr(v, "nbytes", 0) for v in sample.values()) for i, sample in samples.items()}
+    some = sorted(indices, key=lambda i: sizes[i])
+    if run.world > 1 or sizes[some[0]] == sizes[some[-1]]:
+        return ""
+    mixture = _experiments(run, stage, double, data, seed, limit)
+    cause = explain_mixed_samples(mixture, [some[-1], *some[:3]], mean=False)
+    return f"{cause}\n" if cause.startswith("padding is not masked") else ""
 
 
 def _mixed_up(data: Data, indices: list[int], seed: int, run: Run) -> str:

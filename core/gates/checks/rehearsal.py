@@ -15,6 +15,7 @@ from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes.gradient import diagnosed
+from trainworthy.core.gates.causes.loss_weights import explain_lost_weights
 from trainworthy.core.gates.causes.named import explain_silent_steps, order_causes
 from trainworthy.core.gates.causes.resume import Watch, first_cause, saved
 from trainworthy.core.gates.causes.unheard import explain_unheard
@@ -95,7 +96,8 @@ def wiring(context: GateContext) -> Finding:
         wrong.append(f"{len(record.frozen_moved)} frozen tensors moved, e.g. {record.frozen_moved[0]}")
     fault = _gradient_fault(record, context.cfg.optim.clip, tolerance=_tolerance(run))
     dropped, kept = _dropped(record)
-    wrong += [x for x in (fault, dropped) if x]
+    lost, falls = _lost_weights(run, stage, trained)
+    wrong += [x for x in (fault, dropped, lost) if x]
     named = [(g.get("name", k), g["params"]) for k, o in stage.optimizers.items() for g in o.param_groups]
     groups = ", ".join(f"{name} {sum(p.numel() for p in some):,}" for name, some in named)
     groups = groups if len(named) <= 4 else f"{len(named)} groups, {named[0][0]} to {named[-1][0]}"
@@ -107,25 +109,37 @@ def wiring(context: GateContext) -> Finding:
                   unmoved=bool(unmoved)),
         evidence={"gradients": record.gradients, "moved": {n: record.moved.get(n, 0.0) for n in trained},
                   "groups": groups, "frozen_moved": record.frozen_moved[:20]},
-        cause=_measured_causes(record, fault=bool(fault and not causes), untouched=bool(untouched)) or kept
+        cause=_measured_causes(record, fault=bool(fault and not causes), untouched=bool(untouched)) or kept or falls
               or (_unheard(run, stage, untouched) if untouched and context.accelerator.num_processes == 1 else ""),
     )  # fmt: skip
 
 
-def _unheard(run: Run, stage: Stage, names: list[str]) -> str:
-    """Return why the loss of a batch does not depend on the parameters `names`; empty if it does, or without a training set."""
+def _losses(run: Run, stage: Stage, *, training: bool) -> Callable[[], dict[str, float]] | None:
+    """Return a function that computes the terms of the loss of one batch with the same draws each time; None without a training set."""
     data, seed = stage.data.get("train"), run.cfg.run.seed
     if data is None:
-        return ""
+        return None
     batch = fetch(data, pick(data, min(len(data), stage.expect.at_most(8)), seed), seed, run.device)
     loss = run.used_loss or stage.loss
 
     def losses() -> dict[str, float]:
         seeds.seed_global(seed, "unheard")
-        with in_mode(stage.model, training=True), torch.no_grad(), run.autocast():
+        with in_mode(stage.model, training=training), torch.no_grad(), run.autocast():
             return {k: float(v) for k, v in loss(stage.model, batch).items()}
 
-    return explain_unheard(stage.model, losses, names)
+    return losses
+
+
+def _unheard(run: Run, stage: Stage, names: list[str]) -> str:
+    """Return why the loss of a batch does not depend on the parameters `names`; empty if it does, or without a training set."""
+    losses = _losses(run, stage, training=True)
+    return explain_unheard(stage.model, losses, names) if losses else ""
+
+
+def _lost_weights(run: Run, stage: Stage, trained: dict) -> tuple[str, str]:
+    """Return (fault, cause) of learnt weights of the loss that fall to zero; both empty with several processes."""
+    losses = _losses(run, stage, training=False) if run.world == 1 else None
+    return explain_lost_weights(stage.model, trained, losses) if losses else ("", "")
 
 
 def _unlisted(stage: Stage) -> list[str]:

@@ -272,15 +272,16 @@ def tiny_data(context: GateContext) -> Finding:
     found = _on_more(context, _in_time(found, whole), partial(go, 4, n=MORE))
     learnt, carried, again, retrained = found["train"], found["held_out"], None, None
     narrow = learnt.clear and carried.clear and carried.gap < CLOSE * carried.needed
+    n = MORE if found["samples"] > TINY else TINY
     if narrow and found["in_time"] and not context.deep:
-        again = go(times, seed=cfg.run.seed + 1)["held_out"]
+        again = go(times, n=n, seed=cfg.run.seed + 1)["held_out"]
     close = found["classes"] < MANY and (found["classes"] or carried.gap < CLEAR * span)
     ok = learnt.clear and carried.clear and gain <= allowed and (again is None or again.clear)
     if not ok or close:
         retrained = found["retrain"]()
         close = close and not retrained.belongs and not is_sure(carried)
         if ok and found["classes"] and close and again is None and found["in_time"] and not context.deep:
-            again = go(times, seed=cfg.run.seed + 1)["held_out"]
+            again = go(times, n=n, seed=cfg.run.seed + 1)["held_out"]
         ok = ok and not _by_chance(found, close and not (again is not None and is_sure(again)), retrained)
     measured, needed = _describe(found, metric.name, again, retrained)
     if context.deep:
