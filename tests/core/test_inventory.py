@@ -340,7 +340,7 @@ def test_answers_that_repeat_in_one_split_only(capsys):
         show(found, Console(), None)
         shown = capsys.readouterr().out
         assert "y · target · 2 classes" in shown and "Bob has 9." in shown, order
-        context = SimpleNamespace(scans=scans, look=lambda: (None, {"train": object()}))
+        context = SimpleNamespace(scans=scans, look=lambda: (None, SimpleNamespace(data=scans)))
         with pytest.raises(Skip, match="no target is a class"):
             fabricated.check(context)
 
