@@ -339,8 +339,10 @@ def test_answers_that_repeat_in_one_split_only(capsys):
             found["splits"][name]["repeats"] = inventory.repeats(scan)
         show(found, Console(), None)
         shown = capsys.readouterr().out
-        assert "y · target · 2 classes" in shown and "Bob has 9." in shown, order
-        context = SimpleNamespace(scans=scans, look=lambda: (None, SimpleNamespace(data=scans)))
+        assert "y · target · 2 classes" in shown, order
+        assert "Bob has 9." in shown, order
+        stage_of = SimpleNamespace(data=scans)
+        context = SimpleNamespace(scans=scans, look=lambda stage_of=stage_of: (None, stage_of))
         with pytest.raises(Skip, match="no target is a class"):
             fabricated.check(context)
 
