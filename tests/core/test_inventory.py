@@ -15,7 +15,6 @@ from trainworthy.core.commands.data import show
 from trainworthy.core.data import contents, inventory, texts
 from trainworthy.core.gates.checks.data import _alike_naturally
 from trainworthy.core.gates.checks.fabricated import fabricated
-from trainworthy.core.recipe import stage
 
 from tests.conftest import ROOT, patched
 from tests.core.planted_fabricated import made_up
@@ -317,8 +316,6 @@ def test_answers_that_are_all_different_are_no_classes(answers: list[str], class
 
 class Answers(Rows):
     """Texts of several lengths with answers that no list of classes declares."""
-
-    fields = {"x": stage.Field("input"), "y": stage.Field("target")}
 
     def __init__(self, answers: list):
         super().__init__(torch.randn(len(answers), 64))
