@@ -144,7 +144,8 @@ def show_field(key: str, found: dict[str, dict[str, Any]], console: Console) -> 
         counts = ", ".join(f"{f['unique']:,} in {name}" for name, f in found.items())
         console.say(f"\ngroups of samples with the same {by}: {counts}")
         return
-    classes = f" · {len(first['classes'])} classes" if "classes" in first else ""
+    counts = {name: f["classes"] for name, f in found.items() if "classes" in f}  # free text: where answers repeat
+    classes = f" · {len(next(iter(counts.values())))} classes" if counts else ""
     console.say(f"\n{key} · {first['role']}{classes}")
     rows = [("", *found)]
     for label, value in (
@@ -166,8 +167,8 @@ def show_field(key: str, found: dict[str, dict[str, Any]], console: Console) -> 
         if any(cells):
             rows.append((label, *(c or "-" for c in cells)))
     console.say(table(rows))
-    if "classes" in first:
-        show_classes({name: f["classes"] for name, f in found.items()}, console)
+    if counts:
+        show_classes(counts, console)
 
 
 def show_classes(counts: dict[str, dict[str, int]], console: Console, most: int = 24) -> None:

@@ -99,3 +99,8 @@ def histogram(targets: list, classes: list[str] | None) -> dict[str, Any]:
     invalid = {str(k): v for k, v in counts.items() if k not in set(known)}
     return {"classes": per_class, "per_class": {"min": sizes[0], "median": sizes[len(sizes) // 2], "max": sizes[-1]},
             "invalid": invalid, "valid_share": 1 - sum(invalid.values()) / max(1, len(targets))}  # fmt: skip
+
+
+def class_field(*splits: dict[str, dict[str, Any]]) -> str | None:
+    """Return the first target that is a class in every split. `splits`: reports by field. Answers in text may repeat in one split only."""
+    return next((k for k in splits[0] if all(fields[k].get("classes") for fields in splits)), None)

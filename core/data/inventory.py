@@ -15,7 +15,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import alike, series, texts
 from trainworthy.core.data import contents as hashed
 from trainworthy.core.data.contents import compared_fields
-from trainworthy.core.data.field_statistics import Stats, histogram
+from trainworthy.core.data.field_statistics import Stats, class_field, histogram
 from trainworthy.core.data.texts import load_exclusions as load_exclusions
 from trainworthy.core.recipe.stage import Data
 
@@ -351,18 +351,20 @@ def constant_columns(found: Scan) -> float | None:
 def target_in_input(train: Scan, val: Scan) -> tuple[float, int, float] | None:
     """Return (accuracy on `val`, column, accuracy of the majority class) of the single input entry that best predicts
     the target, from its 32 value bins."""
-    key = next((k for k, f in train.fields.items() if f.get("classes")), None)
+    key = class_field(train.fields, val.fields)
     if key is None or train.columns is None or val.columns is None or train.columns.shape[1] != val.columns.shape[1]:
         return None
+    values = {*train.targets[key], *val.targets[key]}
+    if min(v if isinstance(v, int) else 0 for v in values) < 0:
+        return None
+    place = {v: i for i, v in enumerate(sorted(values))}  # texts, or numbers that are far apart
 
     def some(scan: Scan, n: int) -> tuple[Tensor, Tensor]:  # random, because data sets are often sorted by class
         chosen = torch.randperm(len(scan.columns), generator=torch.Generator().manual_seed(0))[:n]
-        return scan.columns[chosen], torch.tensor(scan.targets[key])[scan.kept][chosen]
+        return scan.columns[chosen], torch.tensor([place[v] for v in scan.targets[key]])[scan.kept][chosen]
 
     (x, y), (xv, yv) = some(train, 4000), some(val, 1000)
-    n_classes = int(max(y.max(), yv.max())) + 1
-    if min(y.min(), yv.min()) < 0:
-        return None
+    n_classes = len(place)
     low, high = x.min(0).values, x.max(0).values
     bins = 32
 

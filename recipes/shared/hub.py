@@ -32,13 +32,43 @@ def complete(folder: Path, setting: str, needs: tuple[str, ...], *, weights: boo
     if index.is_file():
         parts = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     every = ("config.json",) if planning.active else ("config.json", *needs, *parts) if weights else needs
-    missing = [some for some in every if not any((folder / name).is_file() for name in some.split(" or "))]
-    if missing:
+    if missing := _missing(folder, every):
         found = ", ".join(sorted(p.name for p in folder.iterdir())[:8])
-        raise UserError(f"{setting} {folder}: a file is missing", got=found or "nothing", needed=", ".join(missing),
-                        cause="a download or copy that was cut off, or an adapter without its base",
-                        next="fetch the folder again")  # fmt: skip
+        cause, step = _why_incomplete(folder, setting, every)
+        raise UserError(
+            f"{setting} {folder}: a file is missing",
+            got=found or "nothing",
+            needed=", ".join(missing),
+            cause=cause,
+            next=step,
+        )
     return str(folder)
+
+
+def _missing(folder: Path, every: tuple[str, ...]) -> list[str]:
+    return [some for some in every if not any((folder / name).is_file() for name in some.split(" or "))]
+
+
+def _why_incomplete(folder: Path, setting: str, every: tuple[str, ...]) -> tuple[str, str]:
+    """Return (likely cause, next step) for a folder without some of the files in `every`. A run's folder holds its model two levels down."""
+    inside = next(
+        (
+            f
+            for f in (folder / "export" / "merged", folder / "merged", folder / "export")
+            if f.is_dir() and not _missing(f, every)
+        ),
+        None,
+    )
+    if inside:
+        return "the model is in a folder inside this one", f"{setting} {inside}"
+    for one in (folder, folder / "export"):
+        if (one / "adapter_config.json").is_file():
+            base = json.loads((one / "adapter_config.json").read_text()).get("base_model_name_or_path") or "BASE"
+            step = (
+                f"{setting} {base}, or train the adapters again with --merge-adapters, which also exports a whole model"
+            )
+            return f"{one} holds adapters without their base", step
+    return "a download or copy that was cut off", "fetch the folder again"
 
 
 def configuration(where: str, **own: Any) -> Any:

@@ -4,12 +4,17 @@ import json
 import random
 from pathlib import Path
 from pydoc_data.topics import topics
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional as F
+from trainworthy.core.base.console import Console
+from trainworthy.core.base.verdict import Skip
+from trainworthy.core.commands.data import show
 from trainworthy.core.data import contents, inventory, texts
 from trainworthy.core.gates.checks.data import _alike_naturally
+from trainworthy.core.gates.checks.fabricated import fabricated
 
 from tests.conftest import ROOT, patched
 from tests.core.planted_fabricated import made_up
@@ -307,6 +312,50 @@ def test_answers_that_are_all_different_are_no_classes(answers: list[str], class
 
     found = inventory.scan("val", Answers(torch.randn(16, 64)))
     assert ("per_class" in found.fields["y"]) is classes
+
+
+class Answers(Rows):
+    """Texts of several lengths with answers that no list of classes declares."""
+
+    def __init__(self, answers: list):
+        super().__init__(torch.randn(len(answers), 64))
+        self.answers = answers
+
+    def get(self, index: int, generator: torch.Generator | None) -> dict:
+        return {"x": "word " * (1 + index % 5) + str(index), "y": self.answers[index]}
+
+
+def test_answers_that_repeat_in_one_split_only(capsys):
+    """289 answers, 73 of them different, and 13 to 68 held-out ones, most of them different: `data` crashed (KeyError 'classes'), and the
+    gate `fabricated` failed (KeyError 'invalid')."""
+    splits = {"train": ["They are grey.", "Bob has 9."] * 40, "val": [f"Bob has {i}." for i in range(40)]}
+    for order in (["train", "val"], ["val", "train"]):
+        scans = {name: inventory.scan(name, Answers(splits[name])) for name in order}
+        found = inventory.report(scans)
+        for name, scan in scans.items():
+            found["splits"][name]["repeats"] = inventory.repeats(scan)
+        show(found, Console(), None)
+        shown = capsys.readouterr().out
+        assert "y · target · 2 classes" in shown, order
+        assert "Bob has 9." in shown, order
+        stage_of = SimpleNamespace(data=scans)
+        context = SimpleNamespace(scans=scans, look=lambda stage_of=stage_of: (None, stage_of))
+        with pytest.raises(Skip, match="no target is a class"):
+            fabricated.check(context)
+
+
+@pytest.mark.parametrize("answers", [["no", "yes"], [3, 2_000_000_000]])
+def test_an_entry_that_gives_a_target_of_any_values_is_found(answers: list):
+    """A pixel that gives the answer in text: the comparison could not read texts, and numbered every value up to the largest."""
+
+    class Marked(Answers):
+        def get(self, index, generator):
+            row = self.rows[index].clone()
+            row[7] = index % 2
+            return {"x": row, "y": self.answers[index]}
+
+    train, val = (inventory.scan(name, Marked(answers * 40)) for name in ("train", "val"))
+    assert inventory.target_in_input(train, val) == (1.0, 7, 0.5)
 
 
 @pytest.mark.parametrize("side", [8, 28, 64])

@@ -385,6 +385,30 @@ def test_a_model_folder_that_is_not_whole(missing: str, words: tuple[str, ...], 
     assert not [w for w in words if w not in str(told.value)], told.value
 
 
+def test_a_run_folder_as_the_model_names_the_folder_inside_it(tmp_path: Path):
+    """Someone trains on with `--model runs/llm-sft/RUN`: the message said that a download was cut off, and to fetch it again."""
+    run = tmp_path / "run"
+    language.write(run / "export" / "merged")
+    (run / "export" / "adapter_config.json").write_text('{"base_model_name_or_path": "my/base"}')
+
+    def refused(folder: Path) -> str:
+        with pytest.raises(UserError) as told:
+            loading.locate(str(folder))
+        return str(told.value)
+
+    for folder in (run, run / "export"):
+        assert f"next:         --model {run / 'export' / 'merged'}" in refused(folder)
+    loading.locate(str(run / "export" / "merged"))
+    (run / "export" / "merged").rename(tmp_path / "whole")
+    for folder in (run, run / "export"):
+        told = refused(folder)
+        assert "holds adapters without their base" in told
+        assert "next:         --model my/base, or " in told
+    (tmp_path / "other").mkdir()
+    (tmp_path / "whole").rename(tmp_path / "other" / "export")
+    assert f"next:         --model {tmp_path / 'other' / 'export'}" in refused(tmp_path / "other")
+
+
 def test_a_model_folder_that_is_not_whole_ends_the_command(launch, tmp_path: Path):
     folder = language.write(tmp_path / "net")
     (folder / "model.safetensors").unlink()

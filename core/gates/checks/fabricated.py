@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.data.field_statistics import class_field
 from trainworthy.core.data.inventory import Scan
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, train_set
@@ -22,7 +23,7 @@ def fabricated(context: GateContext) -> Finding:
     declared = "; ".join(
         f"{k} {_mean(train, k)} of train and {_mean(val, k)} of val fabricated" for k in train.fabricated
     )
-    key = next((k for k, f in train.fields.items() if f.get("classes")), None)
+    key = class_field(train.fields, val.fields)
     lengths, shares = _lengths(train, val), {k: (s, val.fabricated[k]) for k, s in train.fabricated.items()}
     if not lengths and not shares:
         raise Skip("every sample has the same length, and none is padded, resampled or synthetic")
