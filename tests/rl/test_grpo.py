@@ -12,6 +12,7 @@ from trainworthy.core.gates.recorder import Record
 from trainworthy.recipes.rl.language.data import problems
 from trainworthy.recipes.rl.language.evaluation import held_out
 from trainworthy.recipes.rl.language.gates import grpo_monitors
+from trainworthy.recipes.rl.language.gates.grpo import group_advantages
 from trainworthy.recipes.rl.language.kl_control import Controller, checked
 
 from tests.helpers import language
@@ -612,3 +613,14 @@ def test_a_control_earns_what_others_earned():
     torch.manual_seed(0)
     values = problems.of_others(lambda **_: [float(i) for i in range(32)])()
     assert sorted(values) == list(range(32)) != values
+
+
+def test_published_advantages_of_a_group():
+    """Dr. GRPO's and RLOO's are right as well; those of the whole batch's mean, or plain rewards, are none of these."""
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 1.0]], dtype=torch.float64)
+    forms = list(group_advantages(rewards).values())
+    assert forms[0][0].std() == pytest.approx(1, abs=1e-3)
+    assert forms[1][0].tolist() == [0.75, -0.25, -0.25, -0.25]
+    assert forms[3][0].tolist() == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3])
+    for other in (rewards, rewards - rewards.mean(), forms[0] + 0.5):
+        assert all((other - form).abs().max() > 1e-3 for form in forms)

@@ -235,12 +235,25 @@ def drawn_elsewhere(u: Unit, log_probs: list[Tensor], temperature: float) -> dic
     return found
 
 
+def group_advantages(rewards: Tensor) -> dict[str, Tensor]:
+    """Return the advantages of rewards (groups, answers): GRPO's, then other published forms."""
+    centred = rewards - rewards.mean(1, keepdim=True)
+    n = rewards.shape[1]
+    return {
+        "divided by the group's standard deviation": centred / (rewards.std(1, keepdim=True) + 1e-4),
+        "not divided (Dr. GRPO, Liu 2025)": centred,
+        "divided by the batch's standard deviation (Lite PPO, Liu 2025)": centred / (rewards.std() + 1e-4),
+        "against the mean of the others (RLOO, Ahmadian 2024)": centred * n / max(n - 1, 1),
+    }
+
+
 def advantages(s: Subject) -> Gate:
     title = "an answer's advantage is its reward relative to its group"
 
     @gate("advantages", rows="R1", title=title, reads="data model loss train", explains=True)
     def check(context: GateContext) -> Finding:
-        """Computes the declared reward of each answer alone, minus its group's mean, divided by the group's standard deviation."""
+        """Computes the declared reward of each answer alone, minus its group's mean, divided by the group's standard deviation, or another
+        published form of it (see `group_advantages`)."""
         u = unit(s, context)
         texts = [s.asker.tokenizer.decode(after, skip_special_tokens=True) for _, after in u.ids]
         own = [
@@ -250,7 +263,10 @@ def advantages(s: Subject) -> Gate:
         groups = torch.tensor(own, dtype=torch.float64).view(-1, s.cfg.num_generations)
         got = u.batch["advantages"].cpu().double().view(-1, s.cfg.num_generations)
         equal = int((groups.std(1) == 0).sum())
-        due = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
+        forms = group_advantages(groups)
+        form = min(forms, key=lambda name: (got - forms[name]).abs().max().item())
+        form = form if (got - forms[form]).abs().max() <= 1e-3 else next(iter(forms))
+        due = forms[form]
         questions = [{r["question"] for r in u.rows[i : i + s.cfg.num_generations]}
                  for i in range(0, len(u.rows), s.cfg.num_generations)]  # fmt: skip
         if mixed := [len(q) for q in questions if len(q) > 1]:
@@ -273,7 +289,7 @@ def advantages(s: Subject) -> Gate:
                          f"training uses {got.flatten()[at]:.3g}")  # fmt: skip
         return Finding(
             not wrong, "; ".join(wrong) or f"{len(own)} answers, mean reward {groups.mean():.3g}, equal rewards in {equal} of "
-            f"{len(groups)} groups", "(reward - mean) / standard deviation of its group, within 1e-3",
+            f"{len(groups)} groups, {form}", "(reward - mean) / standard deviation of its group, within 1e-3",
             "rewards are assigned to other answers (shuffled, another order)\n"
             "advantages are plain rewards, or relative to another group or the whole batch\n"
             "--shuffle-rewards, the control experiment, is switched on",
