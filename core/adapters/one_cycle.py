@@ -24,8 +24,8 @@ def keep_last_rate(epoch: int, passes: Callable[[], int]) -> Iterator[None]:
             return [group["lr"] for group in self.optimizer.param_groups]
         return own(self)
 
-    OneCycleLR.get_lr = get_lr  # a loop's scheduler is known to the loop alone
+    OneCycleLR.get_lr = get_lr  # type: ignore[method-assign]  # a loop keeps its scheduler to itself
     try:
         yield
     finally:
-        OneCycleLR.get_lr = own
+        OneCycleLR.get_lr = own  # type: ignore[method-assign]

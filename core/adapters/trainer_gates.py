@@ -17,6 +17,7 @@ from transformers import EvalPrediction, Trainer
 ROWS, FEW = 64, 8  # FEW: of which the loss is computed
 MOST_DROPPED = 0.1  # of the rows; the few longest prompts of a data set may be dropped on purpose
 MOST_CUT, READ = 0.5, 512  # of the answers; rows that are read
+MOST_MERGED = 0.5  # of the prompts
 NAMES = ("accuracy", "f1", "exact_match", "precision", "recall")
 """Metrics of which more is better, where the trainer does not say which one counts."""
 HEADS = ("classifier", "score", "lm_head", "qa_outputs")
@@ -150,7 +151,7 @@ def tokens(context: GateContext) -> Finding:
         _other_start(trainer, batch),
         _reread(trainer),
     ]
-    wrong = [f for f in [*faults, _dropped(trainer), _cut_off(trainer)] if f]
+    wrong = [f for f in [*faults, _dropped(trainer), _cut_off(trainer), _merged(trainer)] if f]
     return Finding(
         not wrong, "; ".join(m for m, _ in wrong) or f"{len(batch)} entries of a batch fit each other",
         "the end of an answer is scored where texts end with it; labels are shifted once; generation begins as in training; both sets "
@@ -206,6 +207,29 @@ def _cut_off(trainer: Trainer) -> tuple[str, str] | None:
         return None
     return (f"{cut:,} of {len(some):,} answers are cut off at max_length={longest}, without the token that ends the others",
             f"max_length={longest} is too short for most prompts with their answers: their ends are never trained")  # fmt: skip
+
+
+def _merged(trainer: Trainer) -> tuple[str, str] | None:
+    """The last token of a prompt is another one with its answer behind it: the text at the border is not scored, and generation begins with
+    tokens that training never saw. TRL says so in a warning. Prompts of messages end with tokens of their own."""
+    rows, tokenize = trainer.train_dataset, _vocabulary(trainer)
+    columns = getattr(rows, "column_names", None) or ()
+    if tokenize is None or getattr(trainer.args, "packing", False) or not {"prompt", "input_ids"} <= set(columns):
+        return None
+    some = [rows[i] for i in range(0, len(rows), max(1, len(rows) // ROWS))]
+    if not all(isinstance(row["prompt"], str) for row in some):
+        return None
+    alone = [tokenize(text=row["prompt"])["input_ids"] for row in some]
+    pairs = [
+        (own, list(row["input_ids"]))
+        for own, row in zip(alone, some, strict=True)
+        if 1 < len(own) <= len(row["input_ids"])
+    ]
+    merged = sum(ids[: len(own) - 1] == own[:-1] and ids[len(own) - 1] != own[-1] for own, ids in pairs)
+    if merged <= MOST_MERGED * len(some):
+        return None
+    return (f"in {merged:,} of {len(some):,} rows the last token of the prompt is another one with its answer behind it",
+            "the tokenizer joins the end of the prompt and the start of the answer: move the space between them to the answer's start")  # fmt: skip
 
 
 def _shifted(trainer: Trainer, model: nn.Module, batch: dict) -> tuple[str, str] | None:

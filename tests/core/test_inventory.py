@@ -13,8 +13,8 @@ from trainworthy.core.base.console import Console
 from trainworthy.core.base.verdict import Skip
 from trainworthy.core.commands.data import show
 from trainworthy.core.data import contents, inventory, texts
-from trainworthy.core.gates.checks.data import _alike_naturally
 from trainworthy.core.gates.checks.fabricated import fabricated
+from trainworthy.core.gates.checks.repeats import alike_naturally
 
 from tests.conftest import ROOT, patched
 from tests.core.planted_fabricated import made_up
@@ -150,7 +150,7 @@ def test_a_random_split_of_a_manual_is_no_leak(seed: int):
     random.Random(seed).shuffle(rows)
     found = texts.shared(rows[200:], rows[:200])
     near = len(found.near) - len(found.exact)
-    assert near <= 1 or _alike_naturally(found.report(), near, 200)[0], (near, found.expected)
+    assert near <= 1 or alike_naturally(found.report(), near, 200)[0], (near, found.expected)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3])
@@ -161,7 +161,7 @@ def test_edited_copies_of_a_manual_are_a_leak(share: float):
         " ".join("it" if i % 9 == 8 else w for i, w in enumerate(t.split())) for t in rows[200:][: int(200 * share)]
     ]
     found = texts.shared(rows[200:], rows[: 200 - len(copies)] + copies)
-    assert not _alike_naturally(found.report(), len(found.near) - len(found.exact), 200)[0], found.expected
+    assert not alike_naturally(found.report(), len(found.near) - len(found.exact), 200)[0], found.expected
 
 
 def test_the_recipe_on_texts_is_healthy(launch, prose):

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
 from trainworthy.core.adapters import trainer_gates
+from transformers import PreTrainedTokenizerFast
 
 import trainworthy
 from tests.core.test_hosted import COMMON, answers, classifier, sft
@@ -109,6 +111,19 @@ def test_answers_that_max_length_cuts_off_are_counted(longest: int, packing: boo
                                    processing_class=SimpleNamespace(eos_token_id=2))  # fmt: skip
     found = trainer_gates._cut_off(trainer)
     assert (words in found[0]) if words else found is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "merged"), [("3 4 =", " three", False), ("3 4 =", "three", True), ("3 4 = ", "three", False)]
+)
+def test_prompts_that_the_tokenizer_joins_to_their_answers(prompt: str, answer: str, merged: bool):
+    vocabulary = {w: i for i, w in enumerate(["<unk>", "<eos>", "3", "4", "=", "three"])}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", unk_token="<unk>")
+    rows = Dataset.from_list([{"prompt": prompt, "input_ids": [*words(prompt + answer)["input_ids"], 1]}] * 4)
+    trainer: Any = SimpleNamespace(args=SimpleNamespace(packing=False), train_dataset=rows, processing_class=words)
+    assert bool(trainer_gates._merged(trainer)) == merged
 
 
 def encoded_anew():

@@ -77,6 +77,7 @@ BUGS = [
 ]  # fmt: skip
 
 HEALTHY: list = []
-HARMFUL = {c.id for c in BUGS}
+HARMLESS = {"cancer_logit--zero-grad-missing"}
+HARMFUL = {c.id for c in BUGS} - HARMLESS
 HONEST: dict[str, str] = {}
 """Code that is run after the script, where its own evaluation is wrong."""
