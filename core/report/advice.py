@@ -208,7 +208,8 @@ def _broken(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_sam
         )
         return Advice("Train longer: the metric does not show yet what the loss does", f"{text}. {held} {more}")
     text += f", while the training loss fell from {num(float(loss[0]))} to {num(float(loss[-1]))}. If that is little, the rate "
-    text += "is too low, or so high that the model collapsed (`trainworthy lr`); if it is much, what is evaluated is not what is trained on (`trainworthy check`)."
+    text += "is too low, or so high that the model collapsed (`trainworthy lr`); if it is much, what is evaluated is not what is "
+    text += "trained on (`trainworthy check`)."
     return Advice("Validation shows no learning", text, urgent=True)
 
 
