@@ -105,9 +105,14 @@ def args_of(folder: Path, **kinds: type) -> dict[str, Any]:
         path.open().close()  # raises where this user may not read it: that is no file cut off
     args = read_json(path)
     if not all(isinstance(args.get(k), kind) for k, kind in {"recipe": str, **kinds}.items()):
+        runs = [p.parent for depth in ("*", "*/*") for p in folder.glob(f"{depth}/args.json")]
+        inside = sorted(
+            (run for run in runs if run.parent.name != "checks"), key=lambda run: run.name
+        )  # names begin with the time
         raise UserError(f"{folder} is not a run folder of trainworthy",
                         got=f"no whole args.json with {', '.join(['recipe', *kinds])}",
-                        needed="the folder that a run printed", next="ls -d runs/*/*")  # fmt: skip
+                        needed="the folder that a run printed",
+                        next=f"the newest run in it: {inside[-1]}" if inside else "ls -d runs/*/*")  # fmt: skip
     return args
 
 
