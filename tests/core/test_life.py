@@ -248,6 +248,9 @@ def test_a_folder_around_runs_names_its_newest_run(tmp_path: Path):
     for around in (tmp_path / "lora", tmp_path / "lora" / "sft"):
         with pytest.raises(UserError, match=f"next: +the newest run in it: {tmp_path}/lora/sft/20260102-1"):
             args_of(around)
+    assert_refused(
+        trainworthy("resume", "lora", cwd=tmp_path), "is not a run folder", "newest run in it: lora/sft/20260102-1"
+    )
 
 
 def test_a_changed_fork_needs_force(tmp_path: Path):
