@@ -243,8 +243,11 @@ def report(argv: list[str]) -> None:
             print(Path(argv[1]) / "report.html")
         return
     if len(argv) != 2 or not (Path(argv[1]) / "args.json").is_file():
+        from trainworthy.core.report.folder import where_runs_are
+
         raise UserError("report needs a run folder", got=" ".join(argv[1:]) or "nothing",
-                        needed="a run's folder, one with TensorBoard's files, or a trainer_state.json", next="ls -d runs/*/*")  # fmt: skip
+                        needed="a run's folder, one with TensorBoard's files, or a trainer_state.json",
+                        next=where_runs_are(Path(argv[1])) if len(argv) == 2 else "ls -d runs/*/*")  # fmt: skip
     from trainworthy.core.report import write
     from trainworthy.core.report.folder import args_of
 

@@ -18,6 +18,7 @@ from trainworthy.core.loop.resumable import assert_resumable
 from trainworthy.core.monitoring import board
 from trainworthy.core.monitoring.trackers import tracked
 from trainworthy.core.recipe import loading as recipes
+from trainworthy.core.report.folder import where_runs_are
 from trainworthy.core.session import environment, fallbacks, multi_seed, process_end
 from trainworthy.core.session.checking import check_stages
 from trainworthy.core.session.session import (
@@ -139,7 +140,7 @@ def begun(folder: Path) -> dict[str, Any]:
                         next=f"trainworthy resume {folder.parent.parent}")  # fmt: skip
     if not args.is_file() or folder.resolve().parent.name == "checks":
         raise UserError(f"{folder} is not a run folder", got="no args.json in it", needed="a folder under runs/<recipe>/",
-                        next="ls -d runs/*/*")  # fmt: skip
+                        next=where_runs_are(folder))  # fmt: skip
     try:
         saved = json.loads(args.read_text())
         return {**saved, **{k: saved[k] for k in ("recipe", "preset", "argv")}}

@@ -195,7 +195,8 @@ def _show(v: Verdict, console: Console) -> None:
     mark = {"pass": "pass", "fail": "FAIL", "skip": "skip", "waived": "waived"}[v.verdict]
     style = {"pass": "green", "fail": "bold red", "skip": "yellow", "waived": "yellow"}[v.verdict]
     tail = f"passed on {v.remembered}" if v.remembered else f"{v.seconds:.1f} s"
-    console.say(f"  {mark:<6} {v.id:<13} {v.measured or v.reason}  [{tail}]", style=style)
+    said = (v.measured or v.reason).replace("\n", "\\n")  # a text of the data may have several lines
+    console.say(f"  {mark:<6} {v.id:<13} {said}  [{tail}]", style=style)
     if v.verdict in ("fail", "waived"):
         console.say(f"         {'needed':<13} {v.needed}")
     if v.verdict == "fail":

@@ -13,6 +13,9 @@ FALLS = 0.95  # of a held-out loss two thirds into the run: it still falls
 LOSSES = ("val/nll", "val/loss", "val/perplexity")
 WINDOW = 5  # evaluations in the trend
 NOISY = 0.1  # noise of one evaluation as a fraction of all that was gained, from which on a flat curve is called noisy
+NOTHING_FOUND = (
+    "Too low or too high a rate (`trainworthy lr`), too little exploration, or rewards that are too rare to be found."
+)
 
 
 @dataclass
@@ -128,7 +131,8 @@ def advise(
     ill = _not_finite(evaluated, rows, key) if evaluated and evaluated[-1] not in rows else []
     if len(rows) < 3:
         found = f"{len(rows)} finite evaluation{'s' * (len(rows) != 1)} of the metric; a trend needs 3."
-        return [*ill, Advice("Too early to say", found)]
+        warning = summary.get("warning", "")
+        return [*ill, _no_better(warning, found, own_samples) if warning else Advice("Too early to say", found)]
     t = trend(rows, summary, n_val)
     found = [
         _broken(t, summary, settings, own_samples) or _next(t, summary, settings, own_samples),
@@ -138,6 +142,14 @@ def advise(
     if found[1].title.startswith("Do not") and not found[0].urgent:
         found.insert(0, found.pop(1))
     return [*ill, *found]
+
+
+def _no_better(warning: str, found: str, own_samples: bool) -> Advice:
+    """Advice if the run ended no better than chance or a baseline, with too few evaluations for a trend."""
+    text = f"{warning}. {NOTHING_FOUND if own_samples else 'Too few steps (--train.epochs), or too low or too high a rate (`trainworthy lr`).'}"
+    return Advice(
+        "It has learnt nothing that validation shows", f"{text} {found} --train.eval-every sets how often.", urgent=True
+    )
 
 
 def _not_finite(evaluated: list[dict], rows: list[dict], key: str) -> list[Advice]:
@@ -181,7 +193,7 @@ def _broken(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_sam
         return None
     text = f"{t.words()} No evaluation is better than chance ({num(start)}) by three standard errors"
     if own_samples:
-        text += ". Too low or too high a rate (`trainworthy lr`), too little exploration, or rewards that are too rare to be found."
+        text += f". {NOTHING_FOUND}"
         return Advice("It has learnt nothing that validation shows", text, urgent=True)
     if not loss[-1] < loss[0]:
         text += f", and the training loss went from {num(float(loss[0]))} to {num(float(loss[-1]))}. Lower the rate (--optim.lr): "
@@ -196,7 +208,8 @@ def _broken(t: Trend, summary: dict[str, Any], settings: dict[str, Any], own_sam
         )
         return Advice("Train longer: the metric does not show yet what the loss does", f"{text}. {held} {more}")
     text += f", while the training loss fell from {num(float(loss[0]))} to {num(float(loss[-1]))}. If that is little, the rate "
-    text += "is too low (`trainworthy lr`); if it is much, what is evaluated is not what is trained on (`trainworthy check`)."
+    text += "is too low, or so high that the model collapsed (`trainworthy lr`); if it is much, what is evaluated is not what is "
+    text += "trained on (`trainworthy check`)."
     return Advice("Validation shows no learning", text, urgent=True)
 
 

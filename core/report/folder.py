@@ -98,6 +98,15 @@ def read_json(path: Path, kind: type = dict) -> Any:
     return found if isinstance(found, kind) else kind()
 
 
+def where_runs_are(folder: Path) -> str:
+    """Return the next step for a folder that is not a run: the newest run in it, if --run.out or a recipe's folder was named."""
+    found = [p.parent for depth in ("*", "*/*") for p in folder.glob(f"{depth}/args.json")]
+    runs = sorted(
+        (run for run in found if run.parent.name != "checks"), key=lambda run: run.name
+    )  # names begin with the time
+    return f"the newest run in it: {runs[-1]}" if runs else "ls -d runs/*/*"
+
+
 def args_of(folder: Path, **kinds: type) -> dict[str, Any]:
     """Return args.json of a run folder. UserError: it does not name its recipe, or lacks a field of `kinds`."""
     path = folder / "args.json"
@@ -107,7 +116,8 @@ def args_of(folder: Path, **kinds: type) -> dict[str, Any]:
     if not all(isinstance(args.get(k), kind) for k, kind in {"recipe": str, **kinds}.items()):
         raise UserError(f"{folder} is not a run folder of trainworthy",
                         got=f"no whole args.json with {', '.join(['recipe', *kinds])}",
-                        needed="the folder that a run printed", next="ls -d runs/*/*")  # fmt: skip
+                        needed="the folder that a run printed",
+                        next=where_runs_are(folder))  # fmt: skip
     return args
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from trainworthy.core.base.console import Console
-from trainworthy.core.base.verdict import Finding
+from trainworthy.core.base.verdict import Finding, Verdict
 from trainworthy.core.gates import runner
 from trainworthy.core.gates.causes import gradient
 from trainworthy.core.gates.gate import Gate
@@ -89,3 +89,10 @@ def test_an_exception_with_a_picture_in_it_is_cut(tmp_path: Path):
     assert found.measured.startswith("raised KeyError")
     assert len(found.measured) < 2 * runner.LONGEST
     assert max(map(len, found.evidence["traceback"])) < 20 * runner.LONGEST
+
+
+def test_a_verdict_is_one_line_even_if_it_quotes_a_text_of_several(capsys):
+    """Answers of Qwen3 begin with "<think>\\n\\n</think>\\n\\n": the gate `answers` printed two of them over ten lines."""
+    verdict = Verdict("answers", "X4", "title", "pass", "sample 6: <think>\n\n</think>\n\ngreen", "needed", "", 0.1)
+    runner._show(verdict, Console())
+    assert capsys.readouterr().out == "  pass   answers       sample 6: <think>\\n\\n</think>\\n\\ngreen  [0.1 s]\n"

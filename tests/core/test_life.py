@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from trainworthy.core.base.errors import UserError
+from trainworthy.core.report.folder import args_of
 
 from tests.helpers.commands import (
     BIN,
@@ -236,6 +238,19 @@ def test_a_damaged_checkpoint_is_passed_over(long_straight: Path, tmp_path: Path
 def test_resume_refuses_what_it_cannot_resume(quick_run: Path, tmp_path: Path):
     assert_refused(trainworthy("resume", quick_run, cwd=tmp_path), "has finished")
     assert_refused(trainworthy("resume", tmp_path, cwd=tmp_path), "is not a run folder")
+
+
+def test_a_folder_around_runs_names_its_newest_run(tmp_path: Path):
+    """What --run.out named: `chat lora` said "next: ls -d runs/*/*", which are other runs."""
+    for run in ("sft/20260101-1", "sft/20260102-1", "sft/checks/20260103-1"):
+        (tmp_path / "lora" / run).mkdir(parents=True)
+        (tmp_path / "lora" / run / "args.json").write_text('{"recipe": "llm/sft"}')
+    for around in (tmp_path / "lora", tmp_path / "lora" / "sft"):
+        with pytest.raises(UserError, match=f"next: +the newest run in it: {tmp_path}/lora/sft/20260102-1"):
+            args_of(around)
+    assert_refused(
+        trainworthy("resume", "lora", cwd=tmp_path), "is not a run folder", "newest run in it: lora/sft/20260102-1"
+    )
 
 
 def test_a_changed_fork_needs_force(tmp_path: Path):

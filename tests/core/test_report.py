@@ -160,6 +160,9 @@ def test_what_no_more_epochs_mend_comes_first_and_names_the_rate():
     assert wild[0].title == "It diverged: lower the rate"
     deaf = advise(epochs([0.1, 0.11, 0.1, 0.09, 0.1], train=[2.3, 1, 0.5, 0.2, 0.1]), SUMMARY, SETTINGS, 1000)
     assert deaf[0].title == "Validation shows no learning"
+    assert (
+        "too low, or so high that the model collapsed" in deaf[0].evidence
+    )  # a reward model at a rate of 5e-3: the loss stays ln 2
     assert "trainworthy check" in deaf[0].evidence
     gone = advise(epochs([0.5, 0.6, 0.7, math.nan]), SUMMARY, SETTINGS, 1000)
     assert gone[0].title == "Stop: the metric is no longer a number"
@@ -172,6 +175,17 @@ def test_too_few_or_broken_evaluations_give_no_trend():
     first, then = advise(epochs([0.1, 0.2, math.nan]), SUMMARY, SETTINGS, 100)
     assert first.title == "Stop: the metric is no longer a number"
     assert "2 finite" in then.evidence
+
+
+@pytest.mark.parametrize(("own_samples", "step"), [(True, "rewards that are too rare"), (False, "--train.epochs")])
+def test_a_run_no_better_than_chance_says_what_to_try_after_any_number_of_evaluations(own_samples: bool, step: str):
+    """The console sends the reader to this section ("what to try: report.html"). After two evaluations it said "Too early to say"."""
+    ended = {**SUMMARY, "warning": "NO BETTER THAN CHANCE: accuracy 0, chance 0"}
+    found = advise(epochs([0.0, 0.0]), ended, SETTINGS, 100, own_samples=own_samples)[0]
+    assert found.title == "It has learnt nothing that validation shows"
+    assert found.urgent
+    for words in ("NO BETTER THAN CHANCE", step, "trainworthy lr", "2 finite evaluations"):
+        assert words in found.evidence
 
 
 # ---------------------------------------------------------------------------------------------------------------- page

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+from trainworthy.core.base.errors import UserError
+from trainworthy.recipes.llm.data import pairs, preferences
 
 from tests.helpers import language
 
@@ -96,6 +98,28 @@ def test_answers_that_a_limit_would_cut(recipe: str, refused):
     long = {k: f"{v} " + 40 * "word " for k, v in ROWS[recipe].items()}
     words = ("2 of ", "longer than 160 tokens", "--data.max-bad", "--data.max-length")
     refused(recipe, many(recipe, long | {"prompt": "one"}, long | {"prompt": "two"}), words, "--data.max-length", "160")
+
+
+@pytest.mark.parametrize("module", [pairs, preferences])
+@pytest.mark.parametrize(("max_length", "share", "words", "not_words"), [
+    (0, 1.0, "next:         a model with a longer context", "--data.max-"),  # "--data.max-bad 1.001", or a length beyond the context
+    (0, 0.1, "next:         --data.max-bad 0.101 leaves them out, or a model with", "--data.max-length"),
+    (16, 1.0, "next:         --data.max-length 99", "--data.max-bad "),
+    (16, 0.1, "next:         --data.max-length 99, or --data.max-bad 0.101 leaves", "a model with"),
+])  # fmt: skip
+def test_what_helps_rows_that_are_too_long(
+    module, max_length: int, share: float, words: str, not_words: str, monkeypatch
+):
+    rows = [{"prompt": "Who?", "completion": "I."}] * 100
+    sizes = [99 if i < 100 * share else 9 for i in range(100)]
+    monkeypatch.setattr(pairs, "lengths", lambda rows, chat: sizes)
+    monkeypatch.setattr(preferences, "sizes", lambda rows, chat: sizes)
+    source = pairs.Source(path="rows.jsonl", max_length=max_length)
+    check = module.short_enough if module is pairs else module.usable
+    with pytest.raises(UserError) as told:
+        check(rows, None, source, "train", 16)
+    assert words in str(told.value)
+    assert not_words not in str(told.value).split("next:")[1]
 
 
 def test_nothing_that_is_scored(refused):

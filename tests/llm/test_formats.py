@@ -204,8 +204,15 @@ def test_a_metric_of_one_s_own_is_a_module_s_or_a_file_s(tmp_path: Path):
     (tmp_path / "raises.py").write_text("1 / 0\n")
     with pytest.raises(UserError, match=r"raised while it was imported(?s:.*)ZeroDivisionError"):
         metrics.score(f"{tmp_path / 'raises.py'}:share")
-    with pytest.raises(UserError, match="cannot be found"):
+    with pytest.raises(UserError, match=r"cannot be found(?s:.*)no file /"):
         metrics.score(f"{tmp_path / 'gone.py'}:share")
+    with pytest.raises(UserError, match=rf"mine.py has share(?s:.*)next: +--metric {file}:share"):
+        metrics.score(f"{file}:sahre")  # the message was: a file's own path needs no import path
+    with pytest.raises(UserError, match=r"os.path:nothing cannot be found"):
+        metrics.score("os.path:nothing")
+    (tmp_path / "needs.py").write_text("import a_package_that_is_missing\n")
+    with pytest.raises(UserError, match=r"raised while it was imported(?s:.*)a_package_that_is_missing"):
+        metrics.score(f"{tmp_path / 'needs.py'}:share")
 
 
 # ------------------------------------------------------------------------------------------------------------- arithmetic

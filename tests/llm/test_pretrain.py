@@ -437,7 +437,7 @@ def test_a_folder_that_is_not_there_or_has_no_texts(path: str, words: tuple[str,
 @pytest.mark.parametrize(("argv", "words"), [
     (("--data.path", "nowhere"), ("no such file or folder",)),
     (("--attention", "flex_attention"), ("--attention flex_attention", "no backward on this device")),
-    pytest.param(("--data.stride", "128"), ("--data.stride", "1 to 127"), marks=pytest.mark.verify),
+    pytest.param(("--data.stride", "128"), ("--data.stride", "1 to 127", "next:         --data.stride 64"), marks=pytest.mark.verify),
     pytest.param(("--model", "nowhere"), ("--model nowhere: no such folder",), marks=pytest.mark.verify),
     pytest.param(("--hidden-size", "20", "--num-attention-heads", "4"), ("--hidden-size does not fit",), marks=pytest.mark.verify),
 ])  # fmt: skip

@@ -73,7 +73,10 @@ class Source:
             raise core.UserError("--data.context is too short", got=self.context, needed=f">= {SHORTEST}")
         if not 1 <= self.stride < self.context:
             raise core.UserError(
-                "--data.stride does not fit", got=self.stride, needed=f"1 to {self.context - 1}: below --data.context"
+                "--data.stride does not fit",
+                got=self.stride,
+                needed=f"1 to {self.context - 1}: below --data.context",
+                next=f"--data.stride {self.context // 2}",
             )
         self.path = absolute(self.path, "prose")
         self.val = absolute(self.val)

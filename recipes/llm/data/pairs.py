@@ -292,13 +292,25 @@ def short_enough(
         return rows, ""
     measured = f"{len(long)} of {len(rows)} pairs are longer than {limit} tokens (one has {sizes[long[0]]}: {beginning(rows[long[0]])})"
     if len(long) > spared(source.max_bad, len(rows)):
-        enough = len(long) / len(rows) + 0.001
-        raise core.UserError(f"{name}: {measured}", needed=f"at most {source.max_bad:.1%} (--data.max-bad)",
-                             cause="a limit for short texts, or a template that adds much" if source.max_length else
-                                   "rows longer than the model's context",
-                             next=f"--data.max-length {max(sizes)}, or --data.max-bad {enough:.3f}" if source.max_length else
-                                  f"--data.max-bad {enough:.3f}, or a model with a longer context")  # fmt: skip
+        raise too_long(f"{name}: {measured}", len(long) / len(rows), max(sizes), source)
     return [r for i, r in enumerate(rows) if i not in {*long}], f"{measured}: left out"
+
+
+def too_long(what: str, share: float, longest: int, source: Any) -> core.UserError:
+    """Return the error for a share of rows over the limit. Without --data.max-length the limit is the model's context (see `limit`)."""
+    ways = [f"--data.max-length {longest}"] if source.max_length else []
+    ways += (
+        [f"--data.max-bad {share + 0.001:.3f} leaves them out"] if share < 0.5 else []
+    )  # more is no file for this model
+    ways += [] if source.max_length else ["a model with a longer context, or rows cut into shorter ones"]
+    return core.UserError(
+        what,
+        needed=f"at most {source.max_bad:.1%} (--data.max-bad)",
+        cause="a limit for short texts, or a template that adds much"
+        if source.max_length
+        else "rows longer than the model's context",
+        next=", or ".join(ways),
+    )
 
 
 def beginning(row: dict[str, Any]) -> str:

@@ -167,8 +167,7 @@ def usable(
     first = min(long)
     measured = f"{len(long)} of {len(rows)} preferences are longer than {limit} tokens (one has {long[first]}: {pairs.beginning(rows[first])})"
     if len(long) > pairs.spared(source.max_bad, len(rows)):
-        raise core.UserError(f"{name}: {measured}", needed=f"at most {source.max_bad:.1%} (--data.max-bad)",
-                             cause="a limit for short texts", next=f"--data.max-length {max(most)}")  # fmt: skip
+        raise pairs.too_long(f"{name}: {measured}", len(long) / len(rows), max(most), source)
     return [r for i, r in enumerate(rows) if i not in long], [measured]
 
 

@@ -160,11 +160,11 @@ def answers_alone(context: GateContext) -> Finding:
             words.decode(words.encode(a, add_special_tokens=False), **EXACT) for a in data.wanted(data.kept[index])
         )
         answer_text = words.decode([t for t in found if t >= 0], **EXACT) or "nothing"
-        measured = measured or f"sample {index}: {answer_text}"
+        measured = measured or f"sample {index}: {answer_text!r}"
         if rows.IMAGE in found or "".join(answer_text.split()) != "".join(needed.split()):
             image = sum(t == rows.IMAGE for t in found)
             wrong.append(f"sample {index}: {len(found)} tokens are scored, {image} of them image positions"
-                         f" ({answer_text[:60]}); its answers are {needed[:60]}")  # fmt: skip
+                         f" ({answer_text[:60]!r}); its answers are {needed[:60]!r}")  # fmt: skip
     return Finding(
         not wrong, wrong[0] if wrong else measured, "scored are the tokens of every answer and its end token",
         "labels are a copy of ids with only the padding masked: also mask image positions and questions\n"
