@@ -232,7 +232,7 @@ def dqn(cfg: Any, seen: "Seen") -> Compared:
     off, cause = error_of(), CAUSES["dqn"]
     if off > 1e-3:  # find the known mistake that fits
         fits = (name for name, how in mistakes_of_dqn(cfg, unit).items() if error_of(**how) <= 1e-3)
-        known = next(fits, "") or clipped([r * unit for r in rows["return"].tolist()], all_due())
+        known = next(fits, "") or seen.misstored or clipped([r * unit for r in rows["return"].tolist()], all_due())
         cause = f"{known}\n{cause}" if known else cause
     out["targets"] = (off, cause)
     return out
@@ -267,6 +267,6 @@ def sac(cfg: Any, seen: "Seen") -> Compared:
     scale = max(max(abs(d) for some in due for d in some), 1e-9)
     unit = seen.model.rewards.rms.item()
     off = max(gap(r * unit, some) for r, some in zip(rows["return"].tolist(), due, strict=True)) / scale
-    known = clipped([r * unit for r in rows["return"].tolist()], due) if off > 1e-3 else ""
+    known = seen.misstored or clipped([r * unit for r in rows["return"].tolist()], due) if off > 1e-3 else ""
     out["targets"] = (off, f"{known}\n{CAUSES['sac']}" if known else CAUSES["sac"])
     return out
