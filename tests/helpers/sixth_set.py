@@ -127,7 +127,7 @@ BUGS = [
         "rollout",
         "half the memory: the next observation is the following row",
         "the last row of each iteration, a sixteenth of all, is followed by the first one; a truncated episode by a reset",
-        "measured by the gate probe-limit: values 0.31 and 1.69 where 0 and 2 are right",
+        "measured, seed 0: return 354, unchanged recipe 500",
         edits=(
             (
                 "        replay.add(whole, step.index)\n",
@@ -141,7 +141,7 @@ BUGS = [
         "settings",
         "gradient_steps=1, the default of Stable-Baselines3, which counts it for each environment step",
         "here it is for an iteration of 64 environment steps: 200 updates in a run",
-        "by argument: 200 updates in a run in place of 6,400",
+        "measured, seed 0: return -1179, random actions -1213, unchanged recipe -138 (docs, five seeds)",
         argv=("--gradient-steps", "1"),
     ),
     Case(

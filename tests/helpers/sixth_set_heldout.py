@@ -65,50 +65,12 @@ BUGS = [
         ),
     ),
     Case(
-        "ppo~dual-clip-everywhere",
-        "rl/ppo",
-        "loss",
-        "the dual clip (Ye 2020), which bounds the loss of very unlikely actions",
-        "it is for negative advantages alone: the bound 3A is above each positive gain, which then has no gradient",
-        "by argument: no action that went well becomes more likely by its own gradient",
-        edits=(
-            (
-                '        near = batch["value"] + (value - batch["value"])',
-                (
-                    '        gain = torch.max(gain, 3 * batch["advantage"])\n'
-                    '        near = batch["value"] + (value - batch["value"])'
-                ),
-            ),
-        ),
-    ),
-    Case(
-        "ppo~stops-while-near",
-        "rl/ppo",
-        "loop",
-        "an iteration ends early if the policy moved too far (target KL 0.02)",
-        "the comparison is the wrong way round: it ends while the policy is near, after one update",
-        "by argument: 80 updates in a run in place of 2,560",
-        edits=(
-            (
-                "            run.update(stage, run.micro_batches(minibatch))\n",
-                (
-                    "            run.update(stage, run.micro_batches(minibatch))\n"
-                    "            with torch.no_grad():\n"
-                    '                outputs = policy.outputs(minibatch["observation"])\n'
-                    '                log_ratio = policy.head.log_prob(outputs, minibatch["action"]) - minibatch["log_prob"]\n'
-                    "            if (log_ratio.exp() - 1 - log_ratio).mean() < 0.02:\n"
-                    "                break\n"
-                ),
-            ),
-        ),
-    ),
-    Case(
         "dqn~target-by-iterations",
         "rl/dqn",
         "loop",
         "the target network is copied in one place, at the end of an iteration",
         "the interval counts updates, of which an iteration has 32: the target is copied ten times in a run",
-        "counted by the gate target-rate: a copy once in 159 updates where 32 are set",
+        "measured, seed 0: return 349, unchanged recipe 500",
         edits=(
             (
                 (
