@@ -31,6 +31,16 @@ def numbers(logits: Tensor, labels: Tensor, names: list[str]) -> dict[str, float
     }
 
 
+def precisions(logits: Tensor, labels: Tensor, names: list[str]) -> dict[str, float]:
+    """Return what an evaluation reports that divides by a class's predictions where recall divides by its samples."""
+    predicted, found = logits.argmax(1).cpu(), {}
+    labels = labels.cpu()
+    for c in labels.unique().tolist():
+        mine = predicted == c
+        found[f"recall/{names[c]}"] = ((labels == c) & mine).sum().item() / max(1, int(mine.sum()))
+    return found | {"macro_recall": sum(found.values()) / len(found)}
+
+
 @contextlib.contextmanager
 def asked(net: nn.Module) -> Iterator[list[tuple]]:
     """Collect the arguments of every call of the net."""
@@ -83,6 +93,7 @@ def reported(more: Callable[[Tensor, Tensor], dict[str, float]] = lambda images,
             )
         gaps = {k: _gap(k, got[k], v) for k, v in due.items()}
         wrong = [k for k, gap in gaps.items() if not gap <= near]
+        other = precisions(answers, labels, classes)
         turned = [k for k in wrong if abs(got[k] - (1 - due[k])) <= near]
         if "accuracy" in wrong and not turned and not {"accuracy", "macro_recall"} & (gaps.keys() - wrong):
             raise Skip("the evaluation decides by another rule than the largest logit, or scores other samples")
@@ -94,10 +105,17 @@ def reported(more: Callable[[Tensor, Tensor], dict[str, float]] = lambda images,
             f"within {near:g}", "the evaluation counts other samples than it should, averages over batches, or compares with another target\n"
             "a table is read along its other axis, or an entry further\n"
             "samples of a batch change each other's answers", evidence={"got": got, "due": due},
-            cause=f"{turned[0]} is 1 minus its definition: a comparison is inverted" if turned else "",
+            cause=f"{turned[0]} is 1 minus its definition: a comparison is inverted" if turned else _exchanged(wrong, got, other, near),
         )  # fmt: skip
 
     return check
+
+
+def _exchanged(wrong: list[str], got: dict[str, float], precision: dict[str, float], near: float) -> str:
+    """Return that every wrong number is a precision; empty if one is not."""
+    if not wrong or any(_gap(k, got[k], precision[k]) > near if k in precision else True for k in wrong):
+        return ""
+    return f"{wrong[0]} is a precision: it divides by the predictions of a class, not by its samples (the table's other axis)"
 
 
 def _is_class(label: object) -> bool:

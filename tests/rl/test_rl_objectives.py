@@ -260,6 +260,7 @@ def test_the_stand_in_sees_a_host_tensor():
 ADVANTAGE = '    return rollout | {"advantage": advantage, "return": advantage + value, "value": value}\n'
 OBSERVED = "        self.observations.update(observation[:, : self.memory.n_obs])\n"
 TARGET = "returns(cfg, policy, target, rows) / policy.returns.rms\n"
+STORED = "        replay.add(whole, step.index)\n"
 
 
 @pytest.mark.parametrize(
@@ -271,10 +272,12 @@ TARGET = "returns(cfg, policy, target, rows) / policy.returns.rms\n"
          "running statistics start anew with each rollout"),
         ("rl/dqn", TARGET, TARGET.replace("returns(", "(returns(").replace("rms\n", "rms).clamp(-1, 1)\n"), "returns",
          "the targets are clipped"),
+        ("rl/dqn", STORED, '        whole["next_observation"] = whole["observation"].roll(-1, 0)\n' + STORED, "returns",
+         "`next_observation` in the replay buffer is not what the environment returned"),
     ],
 )  # fmt: skip
 def test_a_cause_that_numbers_support_comes_first(recipe, old, new, only, cause, launch, fork):
-    """The causes were "bootstrapping crosses the end of an episode", none, and "`double` or `n_step` is not applied"."""
+    """The causes were "bootstrapping crosses the end of an episode", none, and twice "`double` or `n_step` is not applied"."""
     fork((old, new), recipe=recipe)
     done = launch("check", "mine.py", "--only", only)
     assert done.returncode == 3, done.shown

@@ -19,7 +19,11 @@ BY_PRIOR = (GATHERED, GATHERED + "        logits = logits - torch.linspace(0, 8,
 @pytest.mark.parametrize("hunk", [NEIGHBOUR, PRECISION], ids=["recall-of-the-neighbour", "precision-as-recall"])
 def test_a_number_next_to_the_accuracy_is_another_than_its_name_says(launch, fork, hunk: tuple[str, str]):
     done = launch("check", str(fork(hunk)), "--only", "reported", code=3)
-    assert "by its definition" in done.verdicts()[0]["measured"]
+    (verdict,) = done.verdicts()
+    assert "by its definition" in verdict["measured"]
+    assert ("is a precision: it divides by the predictions" in verdict["cause"]) == (hunk == PRECISION), verdict[
+        "cause"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,26 @@ from trainworthy.core.gates.causes.loss_weights import explain_lost_weights
 from trainworthy.core.gates.causes.named import explain_silent_steps, order_causes
 from trainworthy.core.gates.causes.resume import Watch, first_cause, saved
 from trainworthy.core.gates.causes.unheard import explain_unheard
-from trainworthy.core.gates.gate import GateContext, fetch, pick
-from trainworthy.core.gates.recorder import STEPS, Record, fingerprints, rehearsal_plan, rehearsed
+from trainworthy.core.gates.causes.unregistered import hidden_parameters, reached
+from trainworthy.core.gates.gate import GateContext, fetch, pick, total_loss
+from trainworthy.core.gates.recorder import (
+    STEPS,
+    Record,
+    fingerprints,
+    rehearsal_plan,
+    rehearsed,
+    training_samples,
+)
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Rehearsal, Run, in_mode
 from trainworthy.core.loop.shard import NONE, mode
 from trainworthy.core.recipe.stage import Stage
 
 ROUNDING = 1e-6  # of the largest gradient: below it a gradient is what rounding leaves of zero
+HIDDEN = (
+    "modules are kept in a plain list or dict: no optimiser trains them, no checkpoint or export holds them; "
+    "use nn.ModuleList, nn.ModuleDict or nn.ParameterList"
+)
 MOST_DROPPED = 0.8  # by dropout; models in use drop 0.1 to 0.5, a few 0.7
 
 
@@ -74,7 +86,8 @@ def wiring(context: GateContext) -> Finding:
     causes = run.drift.splitlines()
     wrong = causes[:1] + [line.removeprefix("  measured:     ") for line in causes if "measured:" in line]
     unlisted = _unlisted(stage)
-    wrong += unlisted
+    hidden = _hidden(context, run, stage)
+    wrong += unlisted + hidden
     if not record.gradients and not record.received:
         wrong.append("no optimiser stepped")
     untouched = [
@@ -110,8 +123,21 @@ def wiring(context: GateContext) -> Finding:
         evidence={"gradients": record.gradients, "moved": {n: record.moved.get(n, 0.0) for n in trained},
                   "groups": groups, "frozen_moved": record.frozen_moved[:20]},
         cause=_measured_causes(record, fault=bool(fault and not causes), untouched=bool(untouched)) or kept or falls
-              or (_unheard(run, stage, untouched) if untouched and context.accelerator.num_processes == 1 else ""),
+              or (HIDDEN if hidden else "") or (_unheard(run, stage, untouched) if untouched and context.accelerator.num_processes == 1 else ""),
     )  # fmt: skip
+
+
+def _hidden(context: GateContext, run: Run, stage: Stage) -> list[str]:
+    """Return what says that the loss uses parameters which modules keep in plain lists or dicts; empty if it does not."""
+    held = {id(p) for o in stage.optimizers.values() for g in o.param_groups for p in g["params"]}
+    hidden = {k: p for k, p in hidden_parameters(stage.model).items() if id(p) not in held}
+    if not hidden:
+        return []
+    data, seed = training_samples(context), run.cfg.run.seed
+    batch = fetch(data, pick(data, min(len(data), stage.expect.at_most(8)), seed), seed, run.device)
+    with in_mode(stage.model, training=True):
+        used = reached(lambda: total_loss(run, stage, batch), hidden)
+    return [f"the loss uses {len(used)} parameter tensors that the model does not list, e.g. {used[0]}"] if used else []
 
 
 def _losses(run: Run, stage: Stage, *, training: bool) -> Callable[[], dict[str, float]] | None:

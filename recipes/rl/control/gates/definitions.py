@@ -234,7 +234,7 @@ def dqn(cfg: Any, seen: "Seen") -> Compared:
     off, cause = error_of(), CAUSES["dqn"]
     if off > 1e-3:  # find the known mistake that fits
         fits = (name for name, how in mistakes_of_dqn(cfg, unit).items() if error_of(**how) <= 1e-3)
-        known = next(fits, "") or clipped([r * unit for r in rows["return"].tolist()], all_due())
+        known = next(fits, "") or seen.misstored or clipped([r * unit for r in rows["return"].tolist()], all_due())
         cause = f"{known}\n{cause}" if known else cause
     out["targets"] = (off, cause)
     return out
@@ -281,6 +281,6 @@ def sac(cfg: Any, seen: "Seen") -> Compared:
         n = len(every)
         subsets = (s for k in range(2, n) for s in combinations(range(n), k))
         off = min([off, *(error_of(all_due(every[list(s)].amin(0))) for s in islice(subsets, SUBSETS))])
-    known = clipped([r * unit for r in rows["return"].tolist()], due) if off > 1e-3 else ""
+    known = seen.misstored or clipped([r * unit for r in rows["return"].tolist()], due) if off > 1e-3 else ""
     out["targets"] = (off, f"{known}\n{CAUSES['sac']}" if known else CAUSES["sac"])
     return out

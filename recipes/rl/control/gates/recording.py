@@ -36,6 +36,8 @@ class Seen:
     """its target network at that time,"""
     sampled: tuple[Tensor, ...] = ()
     """and the last inputs and outputs of `model.sample` without gradients: observation, action, log-probability."""
+    misstored: str = ""
+    """Which entry of the replay buffer is not what the environments returned, and where; empty if none is."""
 
 
 def seen(context: GateContext) -> Seen:
@@ -101,7 +103,34 @@ def _rehearse(context: GateContext) -> Seen:
         raise Skip("no update in the second iteration (see wiring)")
     stage.copies = [net for net in {id(n): n for n in (*out.begins, out.model, out.target)}.values() if net is not None]
     out.steps = {k: _everywhere(run, torch.stack([r[k] for r in rows])) for k in rows[0]}
+    out.misstored = _misstored(out, next((s for s in stage.state.values() if isinstance(s, Replay)), None))
     return out
+
+
+def _misstored(out: Seen, replay: Replay | None) -> str:
+    """Compare the buffer with the steps; empty also if it holds other steps, or the same in another order."""
+    steps, n = out.steps, len(out.iteration)
+    if replay is None or not replay.rows or not n == replay.added == len(replay):
+        return ""
+
+    def other(key: str) -> Tensor:
+        """Return whether the entry differs, (steps, environments)."""
+        return (replay.rows[key][:n].cpu() != steps[key]).view(*steps["reward"].shape, -1).any(-1)
+
+    if other("observation").any() or other("action").any():
+        return ""
+    done, last = (
+        steps["terminated"] | steps["truncated"],
+        torch.tensor(out.iteration).diff(append=torch.tensor([-1])) != 0,
+    )
+    for key in ("next_observation", "reward", "terminated", "truncated"):
+        if (off := other(key)).any():
+            ends, lasts = int((off & done).sum()), int((off & ~done & last[:, None]).sum())
+            return (
+                f"`{key}` in the replay buffer is not what the environment returned, in {int(off.sum()):,} of {off.numel():,} steps: "
+                f"{ends} at the end of an episode, {lasts} others at the end of a rollout"
+            )
+    return ""
 
 
 def _sized(net: nn.Module | None) -> None:
