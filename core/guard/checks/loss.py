@@ -76,18 +76,8 @@ def targets(seen: Observer) -> dict:
             return finding("targets", *fault)
     if fault := lost(rows, "calls of the loss") or shifted(rows, seen) or one_class(rows) or positive_first(rows):
         return finding("targets", *fault)
-    inside = [r["inside"] for r in rows if "inside" in r]
-    if (
-        inside
-        and sum(n for n, _, _ in inside) >= 32
-        and sum(k for _, k, _ in inside) >= 0.1 * sum(r for _, _, r in inside)
-    ):
-        return finding(
-            "targets",
-            f"token {next(r['ignored'] for r in rows if 'inside' in r)} is ignored by the loss, and occurs "
-            f"{sum(n for n, _, _ in inside):,} times between other tokens",
-            "ignore_index is the id of a real token, which is never scored: padding needs an id of its own, or -100",
-        )
+    if fault := ignored_token(rows):
+        return finding("targets", *fault)
     distinct = set().union(*(r["distinct"] for r in rows))
     sizes = [r["scored"] for r in rows]
     least = max(1, 0.25 * len(distinct)) if len(distinct) < 40 else 1
@@ -101,6 +91,18 @@ def targets(seen: Observer) -> dict:
         )
     classes = max(r["classes"] for r in rows)
     return finding("targets", f"{scored(rows)} targets scored, {len(distinct)} of {classes} classes seen")
+
+
+def ignored_token(rows: list[dict]) -> Fault | None:
+    """Find a token that the loss ignores although it occurs between others."""
+    inside = [r["inside"] for r in rows if "inside" in r]
+    count, at, of = (sum(some[i] for some in inside) for i in range(3))
+    if count < 32 or at < 0.1 * of:
+        return None
+    return (
+        f"token {next(r['ignored'] for r in rows if 'inside' in r)} is ignored by the loss, and occurs {count:,} times between other tokens",
+        "ignore_index is the id of a real token, which is never scored: padding needs an id of its own, or -100",
+    )
 
 
 def binary_targets(rows: list[dict], *, own: bool) -> dict:

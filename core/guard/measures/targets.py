@@ -68,10 +68,7 @@ def describe(
         if isinstance(weight, Tensor) and weight.shape == (row["classes"],) and "counts" in row:
             row["weight"] = weight.tolist()
         if 1 in (row["shift"] or ()) and 0 <= ignore < row["classes"]:
-            first = target.numel() == ids.numel() and fits(ids.t(), target.view(ids.shape).t(), 1, ignore)
-            ids = ids.t() if first else ids
-            alone = (ids[:, 1:-1] == ignore) & (ids[:, 2:] != ignore) & (ids[:, :-2] != ignore)
-            row["ignored"], row["inside"] = ignore, [int(alone.sum()), int(alone.any(1).sum()), len(ids)]
+            row["ignored"], row["inside"] = ignore, alone(ids, target, ignore)
     elif name == "cross_entropy" and input.dim() == 2 and target.shape == input.shape:
         hard = target.argmax(1)
         row |= {"n": len(hard), "scored": len(hard), "classes": input.shape[1], "distinct": hard.unique().tolist()[:50]}
@@ -87,6 +84,14 @@ def describe(
     elif name in ("binary_cross_entropy_with_logits", "binary_cross_entropy"):
         row |= binary(target, kwargs)
     return row
+
+
+def alone(ids: Tensor, target: Tensor, ignore: int) -> list[int]:
+    """Return how often the ignored token is between two others in `ids` (B, T), in how many rows, and the number of rows."""
+    first = target.numel() == ids.numel() and fits(ids.t(), target.view(ids.shape).t(), 1, ignore)
+    ids = ids.t() if first else ids
+    found = (ids[:, 1:-1] == ignore) & (ids[:, 2:] != ignore) & (ids[:, :-2] != ignore)
+    return [int(found.sum()), int(found.any(1).sum()), len(ids)]
 
 
 def binary(target: Tensor, kwargs: dict) -> dict[str, Any]:
