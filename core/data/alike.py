@@ -24,6 +24,8 @@ windows of sky have at most 0.1."""
 ROW_DETAILS = 0.6
 """The same for a row of L entries, and at least 4.5/sqrt(L): unrelated noise reaches 3/sqrt(L) where one window of hundreds is the nearest.
 Details that are in few entries (a step, as an edge in a line of a photograph) count as so many entries: two steps agree by chance."""
+EQUAL_DETAILS, FEW_DETAILS = 0.98, 10
+"""Details of a copy agree at least so; details in fewer entries (a step, a peak) say nothing."""
 SMOOTH = 5  # entries of the local mean of a row
 PLAIN = 0.05  # share of a row's norm that its details have at least; windows of a series without noise have less
 
@@ -156,11 +158,11 @@ def _compare_rows(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     border = SMOOTH // 2
     x, y = (v[:, border:-border] - F.avg_pool1d(v[:, None], SMOOTH, 1)[:, 0] for v in (a, b))
     plain = torch.minimum(x.norm(dim=1), y.norm(dim=1)) < PLAIN  # rows have unit norm
-    spread = [
-        v.square().sum(1).square() / v.pow(4).sum(1).clamp_min(1e-30) for v in (x, y)
-    ]  # a third of the entries for noise, 3 for a step
+    # a third of the entries for noise, 3 for a step
+    spread = [v.square().sum(1).square() / v.pow(4).sum(1).clamp_min(1e-30) for v in (x, y)]
     entries = (3 * torch.minimum(*spread)).clamp(1, a.shape[1])
-    return plain, F.cosine_similarity(x, y) >= (4.5 / entries.sqrt()).clamp_min(ROW_DETAILS)
+    needed = (4.5 / entries.sqrt()).clamp(ROW_DETAILS, EQUAL_DETAILS)
+    return plain, (F.cosine_similarity(x, y) >= needed) & (entries >= FEW_DETAILS)
 
 
 def _details(images: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.verdict import Skip
 from trainworthy.core.gates.causes.frozen import contents, explain_moved
 from trainworthy.core.gates.causes.gradient import Candidates, Experiment, experiments, rolled, sample, small
+from trainworthy.core.gates.causes.perturbed import Perturbed
 from trainworthy.core.gates.causes.prepared import Made, prepared_batches
 from trainworthy.core.gates.causes.shared_memory import shared
 from trainworthy.core.gates.gate import GateContext, micro_batch_sizes
@@ -84,6 +85,7 @@ class Recorder:
         self._draws: list[Tensor] | None = None  # states of the generators before the last update
         self._wrapped: list[Data] = []
         self._ask = getattr(stage, "ask", None) if "train" not in stage.data else None
+        self._perturbed = Perturbed()
         self._left: dict[str, list[Tensor]] = {}  # fingerprints of the parameters after each of their optimiser's steps
         self._stepped: set[int] = set()  # addresses of what an optimiser stepped with a gradient
 
@@ -175,8 +177,9 @@ class Recorder:
             ]
 
     def _forward(self, module: nn.Module, _args) -> None:
-        if module is self.stage.model and torch.is_grad_enabled() and not self._busy and not module.training:
-            self.record.evaluating.append(self.run.step + 1)
+        if module is self.stage.model and torch.is_grad_enabled() and not self._busy:
+            self._perturbed.forward(self.stage.parameters())
+            self.record.evaluating += [self.run.step + 1] * (not module.training)
 
     def _pre_step(self, optimizer, _args, _kwargs) -> None:
         mine = {self._names[id(p)]: p for g in optimizer.param_groups for p in g["params"] if id(p) in self._names}
@@ -220,6 +223,7 @@ class Recorder:
         return *equal(stage.model, pairs, fresh=stage.expect.new_parameters), sorted(old)
 
     def _post_step(self, optimizer, _args, _kwargs) -> None:
+        self._perturbed.stepped()
         for g in optimizer.param_groups:
             for p in g["params"]:
                 if p.grad is not None:
@@ -245,8 +249,13 @@ class Recorder:
         draws, self._draws = run.used_draws, run.used_draws
         if odd and draws and not (before and torch.equal(before[0], draws[0])):
             (own,) = self._own(prepared_batches(run, stage) or batches, weights, step, draws)
-            better, still = self._against(own, weights, scale)
-            found, odd = (found, odd) if still else (better, False)
+            better, odd = self._against(own, weights, scale)
+            found = found if odd else better
+        if odd and self._perturbed.set_back(stage.parameters()):  # SAM
+            with self._perturbed.again(stage.parameters()):
+                (own,) = self._own(batches, weights, step)
+            better, odd = self._against(own, weights, scale)
+            found = found if odd else better
         if odd and not self.record.experiments and small(fresh):
             same = self._last is not None and self._last[0] == list(params)
             last = self._last[1] if same else None
@@ -345,8 +354,7 @@ def rehearse(context: GateContext, plan: Rehearsal) -> tuple[Run, Stage, Record]
 
 
 def rehearsed(context: GateContext) -> tuple[Run, Stage, Record]:
-    """Return the rehearsal that several gates share: four steps of sixteen samples at the peak rate, with an evaluation
-    after the second."""
+    """Return the rehearsal that several gates share: four steps of sixteen samples at the peak rate, an evaluation after the second."""
     return context.once("rehearsal", lambda: rehearse(context, rehearsal_plan(context)))
 
 
@@ -370,8 +378,7 @@ def tensors(stage: Stage, kinds: tuple[str, ...] = ("optimizers", "state")) -> d
 
 
 def _read(state: Any) -> Any:
-    """Load `state` with all segments read. Consecutive segments are joined, because their borders depend only on when
-    they were saved."""
+    """Load `state` with all segments read. Consecutive ones are joined: their borders depend only on when they were saved."""
     if not isinstance(state, dict):
         return state
     parts = [one.read() for one in state.values() if isinstance(one, Segment)]

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from trainworthy.core.gates.causes.perturbed import Perturbed
 from trainworthy.core.gates.causes.prepared import cut_rows, joined, prepared_batches
 from trainworthy.core.recipe.stage import Field
 
@@ -106,3 +107,46 @@ def test_the_same_draws_at_every_step_are_stopped(launch, fork):
     """A generator that the loop seeds: the same units are dropped at every step."""
     fork((MIXUP[0], MIXUP[1].replace("0.1, model", "0.5, model")), (UPDATE, "        torch.manual_seed(0)\n" + UPDATE))
     launch("check", "mine.py", "--only", "wiring", code=3)
+
+
+SAM = """        model, optimizer = stage.model, stage.optimizers["main"]
+        weights = list(model.parameters())
+
+        def gradients():
+            optimizer.zero_grad()
+            for b in step.batches:
+                (stage.loss(model, b)["ce"] / sum(len(b["label"]) for b in step.batches)).backward()
+
+        gradients()
+        norm = torch.stack([p.grad.norm() for p in weights]).norm()
+        moves = [0.05 * p.grad / norm for p in weights]
+        torch._foreach_add_([p.data for p in weights], moves)
+        gradients()
+        torch._foreach_sub_([p.data for p in weights], moves)
+        torch.nn.utils.clip_grad_norm_(weights, cfg.optim.clip)
+        optimizer.step()
+"""
+
+
+def test_gradients_at_weights_that_the_loop_sets_back(launch, fork) -> None:
+    fork((UPDATE, SAM))
+    (wiring,) = launch("check", "mine.py", "--only", "wiring").verdicts()
+    assert wiring["verdict"] == "pass", wiring
+
+
+@pytest.mark.parametrize(("share", "back"), [(1.0, True), (0.5, False), (0.0, False)])
+def test_weights_that_are_set_back_are_the_first_ones(share: float, back: bool) -> None:
+    one, seen = torch.nn.Linear(8, 8), Perturbed()
+    trained, away = dict(one.named_parameters()), 0.05 * torch.randn(8, 8)
+    seen.forward(trained)
+    one.weight.data += away
+    seen.forward(trained)
+    there = one.weight.detach().clone()
+    one.weight.data -= share * away
+    assert seen.set_back(trained) == back
+    if back:
+        with seen.again(trained):
+            assert torch.equal(one.weight, there)
+        assert torch.allclose(one.weight, there - away)
+    seen.stepped()
+    assert not seen.set_back(trained)
