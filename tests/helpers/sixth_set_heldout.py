@@ -192,7 +192,7 @@ BUGS = [
         ),
     ),
     Case(
-        "pretrain~own-crawled-twice",
+        "pretrain~own-crawled-again",
         "llm/pretrain",
         "own data",
         "pages of a crawl, of which a tenth is held out",
