@@ -190,14 +190,18 @@ def _dropped(trainer: Trainer) -> tuple[str, str] | None:
     return None
 
 
+def _some_rows(trainer: Trainer, needs: set[str], most: int) -> list[dict]:
+    """Return about `most` rows, evenly spaced; none if they are packed or lack a column."""
+    rows = trainer.train_dataset
+    if getattr(trainer.args, "packing", False) or not needs <= set(getattr(rows, "column_names", None) or ()):
+        return []
+    return [rows[i] for i in range(0, len(rows), max(1, len(rows) // most))]
+
+
 def _cut_off(trainer: Trainer) -> tuple[str, str] | None:
     """TRL's `max_length` takes the ends of answers, and the model never learns to end those. Only where a prompt is told from its answer."""
-    longest, rows = getattr(trainer.args, "max_length", None), trainer.train_dataset
-    columns = getattr(rows, "column_names", None) or ()
-    if longest is None or getattr(trainer.args, "packing", False) or not {"input_ids", "labels"} <= set(columns):
-        return None
-    end = getattr(trainer.processing_class, "eos_token_id", None)
-    some = [rows[i] for i in range(0, len(rows), max(1, len(rows) // READ))]
+    longest, end = getattr(trainer.args, "max_length", None), getattr(trainer.processing_class, "eos_token_id", None)
+    some = [] if longest is None else _some_rows(trainer, {"input_ids", "labels"}, READ)
     ends = sum(row["input_ids"][-1] == end for row in some)
     cut = sum(
         len(row["input_ids"]) == longest and row["labels"][0] < 0 <= row["labels"][-1] and row["input_ids"][-1] != end
@@ -212,12 +216,9 @@ def _cut_off(trainer: Trainer) -> tuple[str, str] | None:
 def _merged(trainer: Trainer) -> tuple[str, str] | None:
     """The last token of a prompt is another one with its answer behind it: the text at the border is not scored, and generation begins with
     tokens that training never saw. TRL says so in a warning. Prompts of messages end with tokens of their own."""
-    rows, tokenize = trainer.train_dataset, _vocabulary(trainer)
-    columns = getattr(rows, "column_names", None) or ()
-    if tokenize is None or getattr(trainer.args, "packing", False) or not {"prompt", "input_ids"} <= set(columns):
-        return None
-    some = [rows[i] for i in range(0, len(rows), max(1, len(rows) // ROWS))]
-    if not all(isinstance(row["prompt"], str) for row in some):
+    tokenize = _vocabulary(trainer)
+    some = [] if tokenize is None else _some_rows(trainer, {"prompt", "input_ids"}, ROWS)
+    if not some or not all(isinstance(row["prompt"], str) for row in some):
         return None
     alone = [tokenize(text=row["prompt"])["input_ids"] for row in some]
     pairs = [

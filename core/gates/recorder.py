@@ -1,7 +1,7 @@
 """Runs a few iterations of the recipe's own `train()` and records them through torch's hooks on forwards and optimiser
 steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,14 +16,13 @@ from trainworthy.core.base import seeds
 from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.verdict import Skip
 from trainworthy.core.gates.causes.frozen import contents, explain_moved
-from trainworthy.core.gates.causes.gradient import Candidates, Experiment, experiments, rolled, sample, small
+from trainworthy.core.gates.causes.gradient import Candidates, Experiment, against, experiments, rolled, sample, small
 from trainworthy.core.gates.causes.perturbed import Perturbed
 from trainworthy.core.gates.causes.prepared import Made, prepared_batches
 from trainworthy.core.gates.causes.shared_memory import shared
 from trainworthy.core.gates.gate import GateContext, micro_batch_sizes
 from trainworthy.core.loop.checkpoint import Segment
 from trainworthy.core.loop.init_from import equal, holds_state, match
-from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Rehearsal, Run, Step
 from trainworthy.core.loop.update import denominator, over_ranks, summed
 from trainworthy.core.recipe.stage import Data, Stage
@@ -240,22 +239,18 @@ class Recorder:
         """Compare the optimiser's gradient, divided by `scale`, with a fresh one of the same loss on the same global
         batch and the same draws."""
         run, stage, step = self.run, self.stage, self.run.current
-        batches, before = step.batches or run.used_batches, self._draws
+        batches = step.batches or run.used_batches
         weights = list(params.values())
         got_now = [p.grad.detach() if scale == 1 else p.grad.detach() / scale for p in weights]
         (fresh,) = self._own(batches, weights, step)
         local = [f.clone() for f in fresh] if run.world > 1 else None
         found, odd = self._against(fresh, weights, scale)
-        draws, self._draws = run.used_draws, run.used_draws
-        if odd and draws and not (before and torch.equal(before[0], draws[0])):
-            (own,) = self._own(prepared_batches(run, stage) or batches, weights, step, draws)
+        for own in self._as_the_loop(batches, weights, step) if odd else ():
             better, odd = self._against(own, weights, scale)
-            found = found if odd else better
-        if odd and self._perturbed.set_back(stage.parameters()):  # SAM
-            with self._perturbed.again(stage.parameters()):
-                (own,) = self._own(batches, weights, step)
-            better, odd = self._against(own, weights, scale)
-            found = found if odd else better
+            if not odd:
+                found = better
+                break
+        self._draws = run.used_draws
         if odd and not self.record.experiments and small(fresh):
             same = self._last is not None and self._last[0] == list(params)
             last = self._last[1] if same else None
@@ -276,19 +271,23 @@ class Recorder:
         self._last = (list(params), sample(got_now).cpu())
         return found
 
+    def _as_the_loop(self, batches: list[dict], weights: list[nn.Parameter], step: Step) -> Iterator[list[Tensor]]:
+        """Yield the gradient after what a loop may do before its update: draw and make batches, or change the weights and set them back."""
+        run, stage, before, draws = self.run, self.stage, self._draws, self.run.used_draws
+        if draws and not (before and torch.equal(before[0], draws[0])):
+            yield self._own(prepared_batches(run, stage) or batches, weights, step, draws)[0]
+        if self._perturbed.set_back(stage.parameters()):
+            with self._perturbed.again(stage.parameters()):
+                (own,) = self._own(batches, weights, step)
+            yield own
+
     def _against(self, fresh: list[Tensor], weights: list[nn.Parameter], scale: float) -> tuple[dict[str, float], bool]:
         """Return (cosine and norms of the optimiser's gradient and of `fresh`, whether these differ). On several processes `fresh` becomes
         their sum."""
         if self.run.world > 1:
             for f in fresh:
                 dist.all_reduce(f)
-        dot = sum((exact(p.grad) * exact(f)).sum() for p, f in zip(weights, fresh, strict=True)).item()
-        got = sum(exact(p.grad).square().sum() for p in weights).sqrt().item()
-        want = sum(exact(f).square().sum() for f in fresh).sqrt().item()
-        found = {"cosine": dot / max(got * want, 1e-30), "norm": got / scale, "own_norm": want}
-        clip = min(1.0, self.run.cfg.optim.clip / max(want, 1e-30))
-        odd = abs(found["norm"] - want * clip) > 0.01 * want * clip and abs(found["norm"] - want) > 0.01 * want
-        return found, odd or found["cosine"] < 0.99
+        return against([p.grad for p in weights], fresh, scale, self.run.cfg.optim.clip)
 
     def _own(
         self,

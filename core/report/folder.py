@@ -101,9 +101,8 @@ def read_json(path: Path, kind: type = dict) -> Any:
 def where_runs_are(folder: Path) -> str:
     """Return the next step for a folder that is not a run: the newest run in it, if --run.out or a recipe's folder was named."""
     found = [p.parent for depth in ("*", "*/*") for p in folder.glob(f"{depth}/args.json")]
-    runs = sorted(
-        (run for run in found if run.parent.name != "checks"), key=lambda run: run.name
-    )  # names begin with the time
+    # names begin with the time
+    runs = sorted((run for run in found if run.parent.name != "checks"), key=lambda run: run.name)
     return f"the newest run in it: {runs[-1]}" if runs else "ls -d runs/*/*"
 
 

@@ -27,11 +27,11 @@ def imported(name: str, setting: str, needed: str) -> Callable:
 
 def _module(where: str, name: str, setting: str, needed: str) -> ModuleType:
     """Import the user's file or module."""
+    if where.endswith(".py") and not Path(where).is_file():
+        raise UserError(f"{setting} {name} cannot be found", got=f"no file {Path(where).absolute()}", needed=needed)
     try:
         if not where.endswith(".py"):
             return importlib.import_module(where)
-        if not Path(where).is_file():
-            raise UserError(f"{setting} {name} cannot be found", got=f"no file {Path(where).absolute()}", needed=needed)
         spec = importlib.util.spec_from_file_location("own_functions", where)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

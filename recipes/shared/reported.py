@@ -93,7 +93,6 @@ def reported(more: Callable[[Tensor, Tensor], dict[str, float]] = lambda images,
             )
         gaps = {k: _gap(k, got[k], v) for k, v in due.items()}
         wrong = [k for k, gap in gaps.items() if not gap <= near]
-        other = precisions(answers, labels, classes)
         turned = [k for k in wrong if abs(got[k] - (1 - due[k])) <= near]
         if "accuracy" in wrong and not turned and not {"accuracy", "macro_recall"} & (gaps.keys() - wrong):
             raise Skip("the evaluation decides by another rule than the largest logit, or scores other samples")
@@ -105,7 +104,8 @@ def reported(more: Callable[[Tensor, Tensor], dict[str, float]] = lambda images,
             f"within {near:g}", "the evaluation counts other samples than it should, averages over batches, or compares with another target\n"
             "a table is read along its other axis, or an entry further\n"
             "samples of a batch change each other's answers", evidence={"got": got, "due": due},
-            cause=f"{turned[0]} is 1 minus its definition: a comparison is inverted" if turned else _exchanged(wrong, got, other, near),
+            cause=f"{turned[0]} is 1 minus its definition: a comparison is inverted" if turned
+            else _exchanged(wrong, got, precisions(answers, labels, classes), near) if wrong else "",
         )  # fmt: skip
 
     return check
@@ -113,7 +113,7 @@ def reported(more: Callable[[Tensor, Tensor], dict[str, float]] = lambda images,
 
 def _exchanged(wrong: list[str], got: dict[str, float], precision: dict[str, float], near: float) -> str:
     """Return that every wrong number is a precision; empty if one is not."""
-    if not wrong or any(_gap(k, got[k], precision[k]) > near if k in precision else True for k in wrong):
+    if any(_gap(k, got[k], precision[k]) > near if k in precision else True for k in wrong):
         return ""
     return f"{wrong[0]} is a precision: it divides by the predictions of a class, not by its samples (the table's other axis)"
 

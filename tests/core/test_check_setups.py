@@ -16,6 +16,7 @@ from trainworthy.core.gates.checks.tiny_data import Skill
 
 import trainworthy
 from tests.core.test_check import TRAIN, accuracy, loss, net, script
+from tests.core.test_check_scores import loop
 
 
 def failures(factory: Callable[[], Any], only: str, seed: int = 0) -> dict[str, str]:
@@ -225,17 +226,6 @@ def of_terms(weight: Callable[[Tensor, Tensor], Tensor]) -> Callable[[nn.Module,
     return both
 
 
-def stepping(of: Callable[[nn.Module, list], Tensor]) -> Callable[[nn.Module, Any, Any], None]:
-    def train(model: nn.Module, optimizer: Any, batches: Any) -> None:
-        model.train()
-        for batch in batches:
-            optimizer.zero_grad()
-            of(model, batch).backward()
-            optimizer.step()
-
-    return train
-
-
 WEIGHTS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "by uncertainty": (lambda s, x: torch.exp(-s) * x + s / 2, ""),
     "sigma": (lambda s, x: x / (2 * (s + 1) ** 2) + torch.log((s + 1).abs()), ""),
@@ -249,7 +239,7 @@ WEIGHTS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
 def test_learnt_weights_that_fall_to_zero(name: str):
     weight, words = WEIGHTS[name]
     of = of_terms(weight)
-    found = failures(script(TwoTerms, loss=of, train_loop=stepping(of)), "wiring")
+    found = failures(script(TwoTerms, loss=of, train_loop=loop(of)), "wiring")
     assert (words in found["wiring"] and "by 'log_var' alone" in found["wiring"]) if words else not found, found
 
 
@@ -260,4 +250,4 @@ def test_a_temperature_of_a_loss_may_make_it_small():
     def of(model: nn.Module, batch: list) -> Tensor:
         return F.cross_entropy(model.log_var.sum().exp() * model(batch[0]), batch[1])
 
-    assert not failures(script(Scaled, loss=of, train_loop=stepping(of)), "wiring")
+    assert not failures(script(Scaled, loss=of, train_loop=loop(of)), "wiring")

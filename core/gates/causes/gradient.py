@@ -112,6 +112,17 @@ def ratio(got: float, due: float, factors: dict[str, float]) -> str:
     )
 
 
+def against(got: Vector, own: Vector, scale: float, limit: float) -> tuple[dict[str, float], bool]:
+    """Return (cosine and norms of the optimiser's gradient, divided by `scale`, and of the loss's own, whether these differ). The former may
+    be clipped to the norm `limit`."""
+    dot = sum((exact(g) * exact(f)).sum() for g, f in zip(got, own, strict=True)).item()
+    norm, want = (sum(exact(g).square().sum() for g in of).sqrt().item() for of in (got, own))
+    found = {"cosine": dot / max(norm * want, 1e-30), "norm": norm / scale, "own_norm": want}
+    clip = min(1.0, limit / max(want, 1e-30))
+    odd = abs(found["norm"] - want * clip) > 0.01 * want * clip and abs(found["norm"] - want) > 0.01 * want
+    return found, odd or found["cosine"] < 0.99
+
+
 def small(vector: Vector) -> bool:
     """Return whether the vector is small enough to keep copies."""
     return sum(t.numel() for t in vector) <= MOST

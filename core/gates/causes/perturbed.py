@@ -16,26 +16,26 @@ class Perturbed:
     """Follows the weights from the first forward pass of a step to its last one."""
 
     def __init__(self) -> None:
-        self._first: dict[str, Tensor] = {}
+        self._first: Tensor | None = None
         self._weights: dict[str, Tensor] = {}
 
     def forward(self, trained: dict[str, nn.Parameter]) -> None:
         """Note the weights of a forward pass with gradients."""
         now = _some(trained)
-        self._first = self._first or now
-        moved = any(n not in self._first or not torch.equal(self._first[n], x) for n, x in now.items())
+        self._first = now if self._first is None else self._first
+        moved = not torch.equal(self._first, now)
         self._weights = {n: p.detach().clone() for n, p in trained.items()} if moved else {}
 
     def stepped(self) -> None:
         """Begin another step."""
-        self._first, self._weights = {}, {}
+        self._first, self._weights = None, {}
 
     def set_back(self, trained: dict[str, nn.Parameter]) -> bool:
         """Return whether the last forward pass had other weights than the first one, which are those of now."""
-        if not self._weights or self._first.keys() != self._weights.keys():
+        now, away, first = _some(trained), _some(self._weights), self._first
+        if first is None or not first.shape == now.shape == away.shape:
             return False
-        now, away = _some(trained), _some(self._weights)
-        left, gone = (sum(float((x[n] - v).square().sum()) for n, v in self._first.items()) for x in (now, away))
+        left, gone = (float((x - first).square().sum()) for x in (now, away))
         return left <= BACK**2 * gone
 
     @contextmanager
@@ -49,8 +49,10 @@ class Perturbed:
             _copy(trained, own)
 
 
-def _some(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {n: local(w.detach()).flatten()[:ENTRIES].float().clone() for n, w in weights.items()}
+def _some(weights: dict[str, Tensor]) -> Tensor:
+    """Return some entries of all weights as one vector: a comparison then waits for the device once."""
+    parts = [local(w.detach()).flatten()[:ENTRIES].float() for w in weights.values()]
+    return torch.cat([x.to(parts[0].device) for x in parts]) if parts else torch.zeros(0)
 
 
 @torch.no_grad()

@@ -232,11 +232,8 @@ def _whole_batch(
     gap, leak = abs(loss - rows) / max(abs(loss), 1e-8), _largest_difference(grads, whole)
     if max(gap, leak) <= limit:
         return gap, leak, ""
-    return (
-        gap,
-        leak,
-        _beside_longest(run, stage, double, data, indices, seed, limit) or _mixed_up(data, indices, seed, run),
-    )
+    padding = _beside_longest(run, stage, double, data, indices, seed, limit)
+    return gap, leak, padding or _mixed_up(data, indices, seed, run)
 
 
 def _beside_longest(

@@ -1,5 +1,6 @@
 """Gates on the loop: wiring and resume. They rehearse the recipe's own `train()`."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -21,18 +22,11 @@ from trainworthy.core.gates.causes.resume import Watch, first_cause, saved
 from trainworthy.core.gates.causes.unheard import explain_unheard
 from trainworthy.core.gates.causes.unregistered import hidden_parameters, reached
 from trainworthy.core.gates.gate import GateContext, fetch, pick, total_loss
-from trainworthy.core.gates.recorder import (
-    STEPS,
-    Record,
-    fingerprints,
-    rehearsal_plan,
-    rehearsed,
-    training_samples,
-)
+from trainworthy.core.gates.recorder import STEPS, Record, fingerprints, rehearsal_plan, rehearsed, training_samples
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Rehearsal, Run, in_mode
 from trainworthy.core.loop.shard import NONE, mode
-from trainworthy.core.recipe.stage import Stage
+from trainworthy.core.recipe.stage import Data, Stage
 
 ROUNDING = 1e-6  # of the largest gradient: below it a gradient is what rounding leaves of zero
 HIDDEN = (
@@ -133,25 +127,31 @@ def _hidden(context: GateContext, run: Run, stage: Stage) -> list[str]:
     hidden = {k: p for k, p in hidden_parameters(stage.model).items() if id(p) not in held}
     if not hidden:
         return []
-    data, seed = training_samples(context), run.cfg.run.seed
-    batch = fetch(data, pick(data, min(len(data), stage.expect.at_most(8)), seed), seed, run.device)
+    batch = _few(run, stage, training_samples(context))
     with in_mode(stage.model, training=True):
         used = reached(lambda: total_loss(run, stage, batch), hidden)
     return [f"the loss uses {len(used)} parameter tensors that the model does not list, e.g. {used[0]}"] if used else []
 
 
+def _few(run: Run, stage: Stage, data: Data) -> dict:
+    """Return a batch of eight samples, or as many as there are."""
+    seed = run.cfg.run.seed
+    return fetch(data, pick(data, min(len(data), stage.expect.at_most(8)), seed), seed, run.device)
+
+
 def _losses(run: Run, stage: Stage, *, training: bool) -> Callable[[], dict[str, float]] | None:
     """Return a function that computes the terms of the loss of one batch with the same draws each time; None without a training set."""
-    data, seed = stage.data.get("train"), run.cfg.run.seed
+    data = stage.data.get("train")
     if data is None:
         return None
-    batch = fetch(data, pick(data, min(len(data), stage.expect.at_most(8)), seed), seed, run.device)
+    batch = functools.cache(lambda: _few(run, stage, data))  # most models have no parameter to ask about
     loss = run.used_loss or stage.loss
 
     def losses() -> dict[str, float]:
-        seeds.seed_global(seed, "unheard")
+        some = batch()
+        seeds.seed_global(run.cfg.run.seed, "unheard")
         with in_mode(stage.model, training=training), torch.no_grad(), run.autocast():
-            return {k: float(v) for k, v in loss(stage.model, batch).items()}
+            return {k: float(v) for k, v in loss(stage.model, some).items()}
 
     return losses
 

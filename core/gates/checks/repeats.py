@@ -5,9 +5,8 @@ import math
 REPEATED = 0.05  # share of a validation set that may also be in training, where short texts repeat by chance
 REPEATED_SHORT = 0.5  # the same, where the copies are the shortest samples
 SHORTEST = 0.67  # median length of the copies over that of the other samples
-ALIKE = (
-    0.15  # share of a validation set that may be near training texts, where training texts are as near to each other
-)
+ALIKE = 0.15
+"""Share of a validation set that may be near training texts, where training texts are as near to each other."""
 
 
 def repeat_naturally(found: dict) -> tuple[bool, str]:

@@ -113,9 +113,8 @@ def divergence(classifier: Classifier) -> Gate:
         if own and "kl" in missing:
             values = torch.tensor(got.get("kl", [0.0]), dtype=torch.float64, device=logits.device)
             right, mistakes = due["kl"]
-            if all(
-                far(values, v) > near for v in (right, *mistakes.values(), *forms.values())
-            ):  # a loss of the recipe's own
+            known = (right, *mistakes.values(), *forms.values())
+            if all(far(values, v) > near for v in known):  # a loss of the recipe's own
                 del due["kl"]
                 with run.autocast():
                     fault, remarks["of the recipe's own"] = judge_own_terms(stage, batch, own, theirs)

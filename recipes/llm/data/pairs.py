@@ -299,9 +299,8 @@ def short_enough(
 def too_long(what: str, share: float, longest: int, source: Any) -> core.UserError:
     """Return the error for a share of rows over the limit. Without --data.max-length the limit is the model's context (see `limit`)."""
     ways = [f"--data.max-length {longest}"] if source.max_length else []
-    ways += (
-        [f"--data.max-bad {share + 0.001:.3f} leaves them out"] if share < 0.5 else []
-    )  # more is no file for this model
+    if share < 0.5:  # more is no file for this model
+        ways.append(f"--data.max-bad {share + 0.001:.3f} leaves them out")
     ways += [] if source.max_length else ["a model with a longer context, or rows cut into shorter ones"]
     return core.UserError(
         what,

@@ -86,15 +86,10 @@ def objective(s: Subject) -> Gate:
             batch = {**u.batch, **made}
             got = (sum(u.stage.loss(u.stage.model, batch).values()) / sum(u.stage.counts(batch).values())).item()
         limit, gap = 1e-4 if u.run.precision == "fp32" else 5e-2, abs(got - due) / max(1.0, abs(due))
-        fixed = (
-            (each * mask).sum() / (len(mask) * s.cfg.max_new_tokens)
-        ).item()  # Dr. GRPO: no length in the denominator
+        fixed = ((each * mask).sum() / (len(mask) * s.cfg.max_new_tokens)).item()
         if gap > limit and abs(got - fixed) <= limit * max(1.0, abs(fixed)):
-            due, gap, how = (
-                fixed,
-                abs(got - fixed),
-                "the sum over tokens by answers times --max-new-tokens (Dr. GRPO, Liu 2025); ",
-            )
+            due, gap = fixed, abs(got - fixed)
+            how = "the sum over tokens by answers times --max-new-tokens (Dr. GRPO, Liu 2025); "
         wrong += [f"the loss is {got:.6f}, by the formula {due:.6f}"] if gap > limit else []
         kl = f", and beta {s.cfg.beta:g} times ratio x KL" if s.cfg.beta else ""
         return Finding(
