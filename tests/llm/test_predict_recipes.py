@@ -62,6 +62,35 @@ def test_an_export_answers(recipe: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert rows[2]["answer"] in said
 
 
+class Echo:
+    """Answers with the roles and texts of all turns; two questions are as many as it has room for."""
+
+    called, unspoken, chats = "echo", "", True
+
+    def answers(self, rows: list[dict], size: int):
+        for row in rows:
+            yield {"answer": " ".join(f"{t['role'][0]}:{t['content']}" for t in row["messages"]), "ended": True}
+
+    def too_long(self, turns: list[dict]) -> str:
+        if any(t["content"] == "refuse" for t in turns):
+            raise ValueError("System role not supported")
+        return "too long" * (sum(t["role"] == "user" for t in turns) > 2)
+
+
+def test_a_system_message_begins_a_conversation_and_stays_when_earlier_turns_are_left_out(monkeypatch, capsys):
+    monkeypatch.setattr(chat, "speaker_of", lambda folder, **options: Echo())
+    typed = "a\n/new\nb\nc\nd\n/system refuse\n/system T\ne\n/system\nf\n/quit\nnot asked\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    chat.main(["chat", "run", "--system", "S"])
+    said = capsys.readouterr()
+    alone = ["s:S u:a", "s:S u:b", "s:S u:b a:s:S u:b u:c", "s:S u:d", "s:T u:e", "u:f"]
+    assert said.out.splitlines() == alone
+    assert "System role not supported" in said.err
+    monkeypatch.setattr(Echo, "chats", False)
+    with pytest.raises(UserError, match="no system message"):
+        chat.main(["chat", "run", "--system", "S"])
+
+
 @pytest.mark.parametrize("lora", ["4", pytest.param("0", marks=pytest.mark.verify)], ids=["adapters", "whole"])
 def test_a_reward_model_rewards_answers(lora: str, tmp_path: Path):
     """Pairs, single answers and conversations, under the names of the run's --data.columns; the rewards of the report."""
