@@ -69,7 +69,9 @@ def opening(speaker: Any, system: str | None) -> list[dict[str, str]]:
     try:
         speaker.too_long([*turns, {"role": "user", "content": "?"}])
     except Exception as error:  # a chat template is code of its model: it refuses in its own way
-        raise UserError("the export's chat template refuses a system message", got=f"{type(error).__name__}: {error}") from None
+        raise UserError(
+            "the export's chat template refuses a system message", got=f"{type(error).__name__}: {error}"
+        ) from None
     return turns
 
 
