@@ -209,7 +209,9 @@ def _from_command_line(
     return complete(cfg, where=where, command=prog)
 
 
-def assert_known(argv: list[str], known: typing.Collection[str], *, prog: str, settings: typing.Collection[str]) -> None:
+def assert_known(
+    argv: list[str], known: typing.Collection[str], *, prog: str, settings: typing.Collection[str]
+) -> None:
     """Raise UserError for a word `--name` whose name is not `known`. The message names one of the `settings`."""
     for word in argv:
         name = word[2:].split("=")[0].replace("_", "-")

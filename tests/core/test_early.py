@@ -63,10 +63,24 @@ STAGES = []
 
 
 def test_settings_of_a_fork_are_known(tmp_path):
-    (tmp_path / "neighbour.py").write_text("from dataclasses import dataclass\n@dataclass\nclass Mine:\n    deep: int = 3\n")
+    (tmp_path / "neighbour.py").write_text(
+        "from dataclasses import dataclass\n@dataclass\nclass Mine:\n    deep: int = 3\n"
+    )
     (tmp_path / "fork.py").write_text(FORK)
     entry = registry.find(str(tmp_path / "fork.py"))
-    good = ["--mine.deep", "4", "--size=inf", "--train.epochs", "1e1", "--names", "a", "--optim.lr", "3e-3", "--max_steps", "3"]
+    good = [
+        "--mine.deep",
+        "4",
+        "--size=inf",
+        "--train.epochs",
+        "1e1",
+        "--names",
+        "a",
+        "--optim.lr",
+        "3e-3",
+        "--max_steps",
+        "3",
+    ]
     early.assert_settings(entry, good, "--only", command="trainworthy run fork.py")
     with pytest.raises(config.UserError, match=r"mine\.deep"):
         early.assert_settings(entry, ["--mine.dep", "4"], "", command="trainworthy run fork.py")
