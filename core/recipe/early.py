@@ -98,14 +98,16 @@ def _fields(path: Path, node: ast.ClassDef) -> dict[str, tuple[Path, ast.expr]]:
     for base in reversed(node.bases):
         found |= _fields(*_resolved_class(path, base))
     for line in node.body:
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-            if "ClassVar" not in ast.unparse(line.annotation):
-                found[line.target.id] = path, line.annotation
+        named = isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+        if named and "ClassVar" not in ast.unparse(line.annotation):
+            found[line.target.id] = path, line.annotation
     return found
 
 
 def _group(path: Path, kind: ast.expr) -> tuple[Path, ast.ClassDef] | None:
     """Return the dataclass that an annotation names: a group of settings. None for the type of one value."""
+    if isinstance(kind, ast.Constant) and isinstance(kind.value, str):
+        kind = ast.parse(kind.value, mode="eval").body
     if not isinstance(kind, (ast.Name, ast.Attribute)):  # Literal[...], a | b, tuple[...]
         return None
     place = _place(path, kind)
@@ -113,6 +115,9 @@ def _group(path: Path, kind: ast.expr) -> tuple[Path, ast.ClassDef] | None:
         return None
     node = _definition(*place)
     if not isinstance(node, ast.ClassDef):
+        value = getattr(node, "value", None)
+        if not isinstance(value, (ast.Subscript, ast.BinOp)):  # what a call returns may be a group
+            raise Unresolved(ast.unparse(kind))
         return None
     grouped = any("dataclass" in ast.unparse(d) for d in node.decorator_list)
     return (_home(*place), node) if grouped else None

@@ -85,10 +85,22 @@ def test_settings_of_a_fork_are_known(tmp_path):
     with pytest.raises(config.UserError, match=r"mine\.deep"):
         early.assert_settings(entry, ["--mine.dep", "4"], "", command="trainworthy run fork.py")
     early.assert_gates(entry, ["a-gate-of-its-own"])
+    (tmp_path / "quoted.py").write_text(FORK.replace("mine: Mine", 'mine: "Mine"'))
+    early.assert_settings(registry.find(str(tmp_path / "quoted.py")), good, "", command="trainworthy run quoted.py")
 
 
-def test_what_the_source_does_not_show_is_left_to_the_command(tmp_path):
-    (tmp_path / "fork.py").write_text(FORK.replace("from neighbour import Mine", "from elsewhere import *"))
+@pytest.mark.parametrize(
+    "mine",
+    [
+        "from elsewhere import *",
+        "from dataclasses import make_dataclass\nMine = make_dataclass('Mine', ['dep'])",
+        "import elsewhere\nMine = elsewhere.Mine",
+        "from elsewhere import Mine",
+        "try:\n    from a import Mine\nexcept ImportError:\n    Mine = None",
+    ],
+)
+def test_what_the_source_does_not_show_is_left_to_the_command(mine, tmp_path):
+    (tmp_path / "fork.py").write_text(FORK.replace("from neighbour import Mine", mine))
     entry = registry.find(str(tmp_path / "fork.py"))
     early.assert_settings(entry, ["--mine.dep", "4"], "", command="trainworthy run fork.py")
 

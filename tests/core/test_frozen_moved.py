@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
 from trainworthy.core.gates.causes.frozen import limits
 
 import trainworthy

@@ -121,6 +121,21 @@ def test_an_environment_is_tried_before_anything_is_trained(name, words, corrido
     assert all(word in str(error.value) for word in words), error.value
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("corridors:Corridr-v0", ("corridors:Corridor-v0", "import gymnasium, corridors;")),
+        ("CartPol-v1", ("CartPole-v1", "import gymnasium;")),
+    ],
+)
+def test_environments_that_a_message_offers_can_be_used(name, words, corridors, monkeypatch):
+    monkeypatch.chdir(corridors)
+    monkeypatch.syspath_prepend(str(corridors))
+    with pytest.raises(UserError) as error:
+        environments.make(name)
+    assert all(word in str(error.value) for word in words), error.value
+
+
 def test_an_episode_that_never_ends_is_reported(corridors, monkeypatch):
     """An evaluation would wait for ever where the environment has no time limit and the policy goes round in circles."""
     monkeypatch.chdir(corridors)

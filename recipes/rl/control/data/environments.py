@@ -50,10 +50,15 @@ def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
                         needed="a module in this folder or on PYTHONPATH that calls gymnasium.register",
                         cause="another name or folder, or a package that the module itself imports") from None  # fmt: skip
     except (gym.error.Error, ImportError) as error:
-        near = difflib.get_close_matches(name, [k for k in gym.registry if "probe/" not in k], n=3, cutoff=0.4)
+        module, colon, own = name.rpartition(":")
+        found = (
+            [k for k, spec in gym.registry.items() if "probe/" not in k and _defined_in(spec, module)] if module else []
+        )
+        found = found or [k for k in gym.registry if "probe/" not in k]
+        near = [module + colon + k for k in difflib.get_close_matches(own, found, n=3, cutoff=0.4)]
         raise UserError(f"gymnasium knows no environment '{name}'", got=str(error).splitlines()[0],
                         needed=f"{', '.join(near) or 'the id of a registered environment'}; of your own: module:Name-v0",
-                        next="python -c 'import gymnasium; gymnasium.pprint_registry()'") from None  # fmt: skip
+                        next=f"python -c 'import gymnasium{f', {module}' * bool(module)}; gymnasium.pprint_registry()'") from None  # fmt: skip
     except Stop:  # a signal arrived meanwhile
         raise
     except Exception as error:  # the environment's own code
@@ -78,6 +83,12 @@ RECIPES = {gym.spaces.Discrete: "rl/ppo or rl/dqn", gym.spaces.Box: "rl/ppo or r
 LONGEST = 50_000
 """Steps of one evaluation episode, where the environment has no time limit of its own."""
 MEND = "  next:         fix it, then `trainworthy resume` the run folder (from its newest checkpoint), or run again"
+
+
+def _defined_in(spec: Any, module: str) -> bool:
+    """Return whether an environment's class is of a module or of its package."""
+    where = spec.entry_point if isinstance(spec.entry_point, str) else getattr(spec.entry_point, "__module__", "")
+    return where.split(":")[0].split(".")[0] == module.split(".")[0]
 
 
 def sizes(name: str, *actions: type[gym.Space], stack: int = 1) -> tuple[int, int, type[gym.Space]]:
