@@ -7,6 +7,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from trainworthy.core.base import config
@@ -16,6 +17,7 @@ from trainworthy.core.recipe.registry import HOME, Entry
 ALWAYS = {"help", "preset", "config", "init-from", "max-steps", "shard"}
 """Options that every command of a recipe takes."""
 GATE = re.compile(r"""\bgate\(\s*f?["']([a-z][a-z0-9-]*)["'{]""")  # also f"probe-{name}"
+FROM = re.compile(r"^\s*from (trainworthy\.recipes[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 QUOTED = re.compile(r"""["']([a-z][a-z0-9-]*)["'{]""")
 
 
@@ -44,15 +46,36 @@ def assert_gates(entry: Entry, chosen: Iterable[str]) -> None:
     """Raise UserError for a gate that no source of a packaged recipe names. A fork may get its gates from anywhere."""
     if HOME not in entry.path.parents:
         return
-    roots = (HOME, HOME.parent / "core" / "gates")
-    sources = {p: p.read_text(encoding="utf-8") for root in roots for p in root.rglob("*.py")}
-    quoted = {name for text in sources.values() for name in QUOTED.findall(text)}
+    files = {*_reached(entry.path), *(HOME.parent / "core" / "gates").rglob("*.py")}
+    sources = [path.read_text(encoding="utf-8") for path in files]
+    quoted = {name for text in sources for name in QUOTED.findall(text)}
     old = {name for table in config.of_recipes("renamed").values() for name in table}
     for name in chosen:
-        near = [p for p in sources if HOME not in p.parents or entry.path.parent in p.parents]
-        known = _completed({gate for path in near for gate in GATE.findall(sources[path])}, quoted)
+        known = _completed({gate for text in sources for gate in GATE.findall(text)}, quoted)
         if name not in _completed(quoted, quoted) | old:
             raise config.unknown(f"gate '{name}'", name, known, next=f"trainworthy check {entry.id}")
+
+
+def _reached(path: Path) -> set[Path]:
+    """Return the files of recipes that a recipe imports, itself among them, wherever the import is."""
+    found, left = set(), [path]
+    while left:
+        now = left.pop()
+        if now in found or HOME not in now.parents:
+            continue
+        found.add(now)
+        left += _imports(now)
+    return found
+
+
+@cache
+def _imports(path: Path) -> list[Path]:
+    """Return the files of recipes that a file names in its imports."""
+    found = []
+    for module, names in FROM.findall(path.read_text(encoding="utf-8")):
+        parts = [module, *(f"{module}.{name}" for name in re.findall(r"\w+", names))]
+        found += [p for part in parts if (p := _module(path, part)) is not None]
+    return found
 
 
 def _completed(names: set[str], ends: set[str]) -> set[str]:

@@ -1,11 +1,14 @@
 """Typing errors in settings and gates are refused from the source alone, before torch is imported."""
 
+import json
 import subprocess
 import sys
 
 import pytest
 from trainworthy.core.base import config
 from trainworthy.core.recipe import early, loading, registry
+
+from tests.conftest import ROOT
 
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from trainworthy.core.cli import main; main()"
 ENTRIES = registry.recipes()
@@ -36,6 +39,7 @@ def test_names_in_the_source_are_those_of_the_loaded_recipe(entry):
         ("run vision/classify --train.batch-size=1.5", "--train.batch-size needs a whole number"),
         ("check vision/classify --only overfitt", "such as overfit"),
         ("check rl/ppo --only data,probe-constnt", "such as probe-constant"),
+        ("check vision/detect --only labels", "unknown gate 'labels'"),
         ("plan vision/classify --train.epoch 3", "such as train.epochs"),
     ],
 )
@@ -44,6 +48,14 @@ def test_typing_errors_need_no_torch(words, expected):
     assert found.returncode == 2, found.stderr
     assert expected in found.stderr
     assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=[e.id for e in ENTRIES])
+def test_gates_of_the_record_are_known(entry):
+    """Gates that stopped a planted bug of a recipe, by their names in the record of all planted bugs."""
+    rows = [json.loads(line) for line in (ROOT / "docs" / "verify.jsonl").read_text().splitlines()]
+    stopped = {gate for row in rows if row["recipe"] == entry.id for seed in row["seeds"].values() if (gate := seed.get("first"))}
+    early.assert_gates(entry, stopped)
 
 
 FORK = """
