@@ -7,12 +7,16 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainworthy.core.base import interrupts
 from trainworthy.core.base.console import write_anywhere
 from trainworthy.core.base.errors import SIGNALS, USAGE, Signalled, Stop, UserError, not_permitted
 from trainworthy.core.session import launcher as processes
 from trainworthy.core.session import nodes
+
+if TYPE_CHECKING:
+    from trainworthy.core.recipe.registry import Entry
 
 HELP = """\
 usage: trainworthy COMMAND ...
@@ -204,6 +208,10 @@ Edit first
 
 def elsewhere(argv: list[str]) -> None:
     """Run a command that has its own module: core/commands/<name>.py."""
+    if argv[0] in ("plan", "config") and len(argv) > 1 and not argv[1].startswith("-"):
+        from trainworthy.core.recipe.registry import find
+
+        assert_words(find(argv[1]), argv)
     import_module(f"trainworthy.core.commands.{argv[0]}").main(argv)
 
 
@@ -286,6 +294,18 @@ def take_processes(argv: list[str]) -> tuple[list[str], str | None]:
     return rest, n
 
 
+def assert_words(entry: "Entry", argv: list[str]) -> None:
+    """Raise UserError for misspelled settings and gates, before the slow import of torch."""
+    from trainworthy.core.base.config import take
+    from trainworthy.core.recipe import early
+
+    if argv[0] not in OF_RECIPES or {"-h", "--help"} & {*argv}:
+        return
+    early.assert_settings(entry, argv[2:], page(argv[0]) + HELP, command=f"trainworthy {argv[0]} {argv[1]}")
+    only = take(argv, "--only")[1] if argv[0] == "check" else None
+    early.assert_gates(entry, (only or "").replace(",", " ").split())
+
+
 def launch(argv: list[str]) -> None:
     """Start core.launch, through accelerate if there are several processes or a config file. Returns only from the check of
     a file with a factory."""
@@ -304,6 +324,7 @@ def launch(argv: list[str]) -> None:
         from trainworthy.core.recipe.registry import find
 
         entry = find(argv[1])  # reports a typo before the slow import of torch
+        assert_words(entry, argv)
         if argv[0] == "check":
             from trainworthy.core.commands import factory
 

@@ -197,17 +197,7 @@ def _from_command_line(
         argv = [re.sub(r"^--max[-_]steps(?==|$)", "--train.max-steps", w) for w in argv]
     if "shard" not in known:
         argv = [re.sub(r"^--shard(?==|$)", "--run.shard", w) for w in argv]
-    for word in argv:
-        name = word[2:].split("=")[0].replace("_", "-")
-        if word.startswith("--") and name != "help" and name not in known:
-            fields = {k.replace("-", "_") for k in known}
-            olds = (old.replace("-", "_") for old in (name, name.removeprefix("no-")))
-            if now := next((new for old in olds if (new := renamed(old, fields))), None):
-                raise UserError(f"--{name} has a new name", needed=masking.flag(now), next="docs/migration.md")
-            ours = ELSEWHERE.get(name.split(".")[-1], "")
-            if ours.split(" ")[0] in known:
-                raise UserError(f"unknown setting --{name}", needed=f"--{ours}", next=f"{prog} --help")
-            raise unknown(f"setting --{name}", name, known, next=f"{prog} --help")
+    assert_known(argv, {*known, "help"}, prog=prog, settings=known)
     import tyro
 
     if {"-h", "--help"} & {*argv}:
@@ -217,6 +207,24 @@ def _from_command_line(
     cfg = tyro.cli(module.Config, default=default, args=argv, prog=prog, description=help_text)
     _idle(cfg, argv, [make.__name__ for make in module.STAGES])
     return complete(cfg, where=where, command=prog)
+
+
+def assert_known(
+    argv: list[str], known: typing.Collection[str], *, prog: str, settings: typing.Collection[str]
+) -> None:
+    """Raise UserError for a word `--name` whose name is not `known`. The message names one of the `settings`."""
+    for word in argv:
+        name = word[2:].split("=")[0].replace("_", "-")
+        if not word.startswith("--") or name in known:
+            continue
+        fields = {k.replace("-", "_") for k in settings}
+        olds = (old.replace("-", "_") for old in (name, name.removeprefix("no-")))
+        if now := next((new for old in olds if (new := renamed(old, fields))), None):
+            raise UserError(f"--{name} has a new name", needed=masking.flag(now), next="docs/migration.md")
+        ours = ELSEWHERE.get(name.split(".")[-1], "")
+        if ours.split(" ")[0] in settings:
+            raise UserError(f"unknown setting --{name}", needed=f"--{ours}", next=f"{prog} --help")
+        raise unknown(f"setting --{name}", name, settings, next=f"{prog} --help")
 
 
 def changed(module: types.ModuleType, cfg: Config, argv: list[str], *, prog: str) -> Config:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,9 @@ try:
     import fcntl
 except ImportError:  # Windows has no fcntl
     fcntl = None  # type: ignore[assignment]
+
+EVERY = 60.0
+"""Seconds between two lines about an asset that is being built."""
 
 
 def cache_dir() -> Path:
@@ -101,7 +105,7 @@ def built(name: str, key: dict[str, Any], build: Callable[[Path], None], *, sour
     mark = hashlib.blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=8).hexdigest()
     target = cache_dir() / "built" / f"{name}-{mark}"
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(target.with_suffix(".lock")):
+    with _alone(target.with_suffix(".lock"), name):
         if target.exists():
             return target
         print(f"  building {name}, once; it is kept in {target}", file=sys.stderr, flush=True)
@@ -109,7 +113,8 @@ def built(name: str, key: dict[str, Any], build: Callable[[Path], None], *, sour
         with tempfile.TemporaryDirectory(dir=target.parent) as part:
             folder = Path(part) / name
             folder.mkdir()
-            build(folder)
+            with _reported(name, started):
+                build(folder)
             seconds = round(time.monotonic() - started, 1)
             (folder / "seconds.json").write_text(json.dumps(seconds))
             os.replace(folder, target)
@@ -119,12 +124,34 @@ def built(name: str, key: dict[str, Any], build: Callable[[Path], None], *, sour
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _alone(path: Path, name: str) -> Iterator[None]:
     """Hold a lock, so that one process works at a time."""
     with open(path, "a") as file:
         if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print(f"  waiting: another process builds {name}", file=sys.stderr, flush=True)
+                fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextlib.contextmanager
+def _reported(name: str, started: float) -> Iterator[None]:
+    """Print the time so far once a minute: some assets take minutes."""
+    ended = threading.Event()
+
+    def report() -> None:
+        while not ended.wait(EVERY):
+            print(f"  building {name}: {time.monotonic() - started:.0f} s so far", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _code(path: Path) -> str:

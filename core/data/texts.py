@@ -35,7 +35,38 @@ LISTS = {"texts": "exclude_texts.json", "chunks": f"exclude_chunks_min{MIN}.json
 
 def words(text: str) -> list[str]:
     """Return the words, without case and punctuation. In scripts without spaces each sign is one: a clause is no word."""
-    return WORD.findall(text.casefold())
+    return WORD.findall(_without_keys(text).casefold())
+
+
+def _without_keys(text: str) -> str:
+    """Return a text with conversations in JSON, one a line, replaced by what their turns say: a reader must not find `role content` among
+    the words that two splits share."""
+    if '"role"' not in text:
+        return text
+    return "\n".join(_said(line) if line.startswith(("{", "[")) else line for line in text.splitlines())
+
+
+def _said(line: str) -> str:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return line
+    turns = found.get("messages") if isinstance(found, dict) else found
+    spoken = isinstance(turns, list) and turns and all(isinstance(t, dict) and "role" in t for t in turns)
+    return "\n".join(_values(found)) if spoken else line
+
+
+def _values(found: Any) -> Iterator[str]:
+    """Yield every text and number in a conversation, without the names of their places and without roles."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            if key not in ("role", "type"):
+                yield from _values(value)
+    elif isinstance(found, list):
+        for value in found:
+            yield from _values(value)
+    elif isinstance(found, str | int | float) and not isinstance(found, bool):
+        yield str(found)
 
 
 def normal(text: str) -> str:

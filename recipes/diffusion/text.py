@@ -92,7 +92,7 @@ def make_parts(cfg: Config, found: captions.Captioned) -> stable.Parts:
 # ---------------------------------------------------------------------------------------------------------------- stage
 def text(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.Stage:
     """The one stage of this recipe."""
-    found = captions.in_channels(captions.read(cfg.data), stable.channels(cfg.model))
+    found = captions.in_channels(captions.read(cfg.data), stable.channels(cfg.model, cfg.new.vae))
     parts, sampling, labelled = make_parts(cfg, found), cfg.sampling, bool(found.classes)
     process = Process(parts.noise, "latent", float("inf"), parts.scheduler)
     process.condition_key = "caption_ids"

@@ -182,6 +182,7 @@ class VLM(nn.Module):
 
 def make_model(cfg: Config) -> VLM | hub.Whole:
     """Return encoder and language model as pretrained, with a new projector between them; or a model of the hub."""
+    hub.assert_usable(cfg)
     if cfg.model:
         return hub.Whole(cfg.model, cfg)
     encoder, words = vision.load(cfg.encoder, cfg.encoder_layer), language.load(cfg.language, cfg)
@@ -205,7 +206,7 @@ def instruct(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
     """Stage two: projector and language model, each at its own learning rate, from the projector of stage one."""
     if previous is None and not cfg.model:
         raise UserError("instruct has no projector to start from", needed="STAGES = [align, instruct], --align.epochs above 0",
-                        cause="a language model that trains together with a random projector is damaged")  # fmt: skip
+                        cause="a random projector damages the language model", next="--align.epochs 0.5, or --model NAME")  # fmt: skip
     model = make_model(cfg)
     if previous is not None:
         model.load_state_dict(previous.model.state_dict())
@@ -227,7 +228,6 @@ def make_stage(cfg: Config, run: core.Run, name: str, model: nn.Module, rates: d
         adapted = not cfg.lora_rank or not key.startswith("language.") or ".lora_" in key
         p.requires_grad_(key.split(".")[0] in rates and adapted)
     frozen = tuple(key for key, p in model.named_parameters() if not p.requires_grad)
-    hub.own_template(cfg)
     where = (astuple(cfg.data), cfg.model, (cfg.language, cfg.chat_template, cfg.eos_token), model.reads)
     data = {s: read(s, *where).copy() for s in ("train", "val", *folders.tested(cfg.data.path))}
     train_data, val_data = data["train"], data["val"]

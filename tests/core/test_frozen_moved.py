@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.gates.causes.frozen import limits
 
 import trainworthy
 from tests.core.test_check import script, train_epoch
@@ -107,3 +108,15 @@ def test_what_wrote_to_a_frozen_part_is_the_first_cause(loop, model, cause: str)
 def test_a_frozen_part_that_stays_is_no_fault(loop):
     found = verdict(factory(loop), "wiring")
     assert found.verdict == "pass", found.measured
+
+
+def test_a_frozen_majority_is_a_cause_of_samples_that_are_not_memorised():
+    """A projector in front of a frozen language model that never learnt the answers."""
+    net = nn.ModuleDict({"projector": nn.Linear(4, 4), "language": nn.Linear(40, 40)})
+    assert limits(dict(net.named_parameters())) == ""
+    net["language"].requires_grad_(False)
+    assert limits(dict(net.named_parameters())).startswith(
+        "only 1.2% of the weights train (projector), and the frozen rest (language)"
+    )
+    net["projector"].requires_grad_(False)
+    assert limits(dict(net.named_parameters())) == ""

@@ -415,3 +415,16 @@ def test_a_note_of_several_splits_is_one_line():
         "train, val: rate: 8 kHz",
         "val: left out: 1 row",
     ]
+
+
+def test_what_conversations_share_is_their_words_and_not_the_names_of_json():
+    """`role user content` was printed as the longest chunk that two splits share."""
+    talk = lambda *said: json.dumps({"messages": [{"role": "user", "content": text} for text in said]})  # noqa: E731
+    assert texts.words(talk("Is it Red?", "No, 7")) == ["is", "it", "red", "no", "7"]
+    parts = json.dumps([{"role": "user", "content": [{"type": "text", "text": "a b"}, {"type": "image"}]}])
+    assert texts.words(parts + "\nlast line") == ["a", "b", "last", "line"]
+    assert texts.words('{"role": "admin", "names": 3}') == ["role", "admin", "names", "3"]  # a text about JSON
+    assert texts.words('{"role": broken') == ["role", "broken"]
+    train = [talk(f"the {i} colours of a tower by the sea are {i}") for i in range(9)]
+    found = texts.shared(train, [talk("what are the colours of a tower by night")])
+    assert not [chunk for chunk in found.chunks if "role" in chunk or "content" in chunk]

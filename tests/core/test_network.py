@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -156,3 +157,17 @@ def test_built_assets_depend_on_code_and_not_on_its_words(tmp_path: Path, monkey
     plain = folder("def f(x):\n    return x + 1\n")
     assert folder('"""Words."""\ndef f(x):\n    """More words."""\n    return x + 1  # and more\n') == plain
     assert folder("def f(x):\n    return x + 2\n") != plain
+
+
+def test_an_asset_that_takes_long_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd):
+    """Both the process that builds it and the one that waits for it print why."""
+    monkeypatch.setenv("TRAINWORTHY_CACHE", str(tmp_path))
+    monkeypatch.setattr(assets, "EVERY", 0.05)
+    assets.built("toy", {}, lambda where: time.sleep(0.3))
+    assert "building toy: 0 s so far" in capfd.readouterr().err
+    lock = tmp_path / "a.lock"
+    with assets._alone(lock, "toy"):
+        waiter = threading.Thread(target=lambda: assets._alone(lock, "toy").__enter__(), daemon=True)
+        waiter.start()
+        waiter.join(0.3)
+    assert "waiting: another process builds toy" in capfd.readouterr().err

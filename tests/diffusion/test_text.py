@@ -58,6 +58,26 @@ def table(folder: Path, rows: dict[str, str], name: str = "metadata.jsonl") -> N
 
 
 # ------------------------------------------------------------------------------------------------------------ captions
+@pytest.mark.parametrize(("colour", "channels"), [(False, 1), (True, 3)])
+def test_grey_pictures_of_your_own_fit_the_grey_autoencoder(tmp_path: Path, colour: bool, channels: int):
+    """They were read as three channels and refused with "it reads grey pictures"."""
+    for i in range(8):
+        Image.new("RGB", (16, 16), (20 * i, 20 * i, 20 * i + colour * (i == 7))).save(tmp_path / f"{i}.png")
+    table(tmp_path, {f"{i}.png": f"picture {i}" for i in range(8)})
+    found = captions.read_captioned(captions.Source(path=str(tmp_path), captions="metadata.jsonl", max_bad=0))
+    assert found.images.shape == (8, channels, 16, 16)
+    assert captions.in_channels(found, 3).images.shape == (8, 3, 16, 16)
+
+
+@pytest.mark.parametrize("how", ["metadata.jsonl", "txt"])
+def test_captions_that_no_setting_names_are_found(tmp_path: Path, how: str):
+    for i in range(3):
+        Image.new("L", (16, 16), 20 * i).save(tmp_path / f"{i}.png")
+        (tmp_path / f"{i}.txt").write_text("one") if how == "txt" else table(tmp_path, {"0.png": "one"})
+    with pytest.raises(UserError, match=f"--data.captions {how}"):
+        captions.read(captions.Source(path=str(tmp_path)))
+
+
 @pytest.mark.parametrize("how", ["metadata.jsonl", "metadata.csv", "txt"])
 def test_captions_beside_pictures(how: str, tmp_path: Path):
     said = coloured(tmp_path)

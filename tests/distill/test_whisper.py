@@ -124,8 +124,36 @@ def recordings_of(folder: Path) -> recordings.Recordings:
 
 def test_wrong_columns(recorded):
     folder = recorded({"a.wav": (noise(1), RATE, "Hello.")}, columns=("path", "sentence"))
-    with pytest.raises(UserError, match=r"lacks a column(?s:.*)path, sentence(?s:.*)file_name and transcription"):
+    with pytest.raises(
+        UserError, match=r"lacks a column(?s:.*)path, sentence(?s:.*)file_name and transcription"
+    ) as error:
         recordings_of(folder)
+    assert "rename path to file_name, sentence to transcription" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        (
+            "train.tsv",
+            "client_id\tpath\tsentence\n",
+            ("save train.tsv as metadata.csv", "path to file_name, sentence to transcription"),
+        ),
+        (
+            "a.jsonl",
+            '{"audio_filepath": "a.wav", "text": "Hello."}\n',
+            ("audio_filepath to file_name, text to transcription",),
+        ),
+        ("metadata.csv", "file_name,transcription\na.wav\n", ("line 2 of", "is not complete")),
+    ],
+)
+def test_tables_of_other_tools_are_recognised(recorded, name, text, words):
+    folder = recorded({"a.wav": (noise(1), RATE, "Hello.")})
+    (folder / "metadata.csv").unlink()
+    (folder / name).write_text(text)
+    with pytest.raises(UserError) as error:
+        recordings_of(folder)
+    assert all(word in str(error.value) for word in words), error.value
 
 
 def test_a_rate_below_what_the_teacher_hears(recorded):

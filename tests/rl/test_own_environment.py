@@ -3,7 +3,7 @@
 import gymnasium as gym
 import pytest
 import torch
-from trainworthy.core.base.errors import Stop
+from trainworthy.core.base.errors import Stop, UserError
 from trainworthy.recipes.rl.control.data import environments
 from trainworthy.recipes.rl.control.evaluation import episodes
 
@@ -39,7 +39,31 @@ class Old(Corridor):
 
 gym.register("Corridor-v0", Corridor, max_episode_steps=20)
 gym.register("Old-v0", Old, max_episode_steps=20)
+class OldReset(Corridor):
+    def reset(self, seed=None):
+        return super().reset(seed=seed)
+
+
+class Alone(Corridor):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+
+
+class Column(Corridor):
+    def step(self, action):
+        seen, *others = super().step(action)
+        return np.array(seen)[:, None], *others
+
+
+class Rewards(Corridor):
+    def step(self, action):
+        seen, reward, *others = super().step(action)
+        return seen, np.array([reward, 0]), *others
+
+
 gym.register("Endless-v0", Corridor)
+for one in (OldReset, Alone, Column, Rewards):
+    gym.register(f"{one.__name__}-v0", one, max_episode_steps=20)
 """
 SHORT = ("--train.epochs", "2", "--train.eval-every", "2", "--eval-episodes", "10", "--run.no-tensorboard")
 
@@ -65,7 +89,7 @@ def test_observations_may_be_lists(corridors, launch):
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
-        (("--env", "corridors:Old-v0"), 4, ("step() returns four values", "terminated, truncated")),
+        (("--env", "corridors:Old-v0"), 2, ("step() returns four values", "terminated, truncated")),
         (("--env", "corridor:Old-v0"), 2, ("the module of 'corridor:Old-v0' cannot be imported", "gymnasium.register")),
         (("--env", "Corridor-v0"), 2, ("knows no environment", "module:Name-v0")),
         (("--gamma", "1.5"), 2, ("--gamma", "1.5", "0 to 1")),
@@ -77,6 +101,39 @@ def test_what_cannot_be_used_is_named(argv, code, words, corridors, launch):
     assert done.returncode == code, done.shown
     assert all(w in done.stderr for w in words), done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Old", ("step() returns four values", "then the same command again")),
+        ("OldReset", ("reset() without `seed` and `options`", "options=None")),
+        ("Alone", ("reset() of 'corridors:Alone-v0' does not return two values", "a dictionary")),
+        ("Column", ("shape (6, 1)", "what its step() returns")),
+        ("Rewards", ("the reward of", "shape (2,)", "float(reward)")),
+    ],
+)
+def test_an_environment_is_tried_before_anything_is_trained(name, words, corridors, monkeypatch):
+    monkeypatch.chdir(corridors)
+    monkeypatch.syspath_prepend(str(corridors))
+    with pytest.raises(UserError) as error:
+        environments.sizes(f"corridors:{name}-v0", gym.spaces.Discrete)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("corridors:Corridr-v0", ("corridors:Corridor-v0", "import gymnasium, corridors;")),
+        ("CartPol-v1", ("CartPole-v1", "import gymnasium;")),
+    ],
+)
+def test_environments_that_a_message_offers_can_be_used(name, words, corridors, monkeypatch):
+    monkeypatch.chdir(corridors)
+    monkeypatch.syspath_prepend(str(corridors))
+    with pytest.raises(UserError) as error:
+        environments.make(name)
+    assert all(word in str(error.value) for word in words), error.value
 
 
 def test_an_episode_that_never_ends_is_reported(corridors, monkeypatch):

@@ -360,6 +360,20 @@ def test_a_fault_is_exit_2(launch, tmp_path: Path, what: str):
     assert not [w for w in FAULTS[what] if w not in done.stderr], done.shown
 
 
+@pytest.mark.parametrize(
+    ("faulty", "words"), [(3, "correct them, or accept them: --data.max-bad 0.30"), (9, "correct them")]
+)
+def test_the_next_command_accepts_the_boxes_that_were_counted(faulty: int, words: str):
+    """A share is at most 1, and nobody trains on a tenth of the boxes."""
+    boxes = torch.tensor([[60.0, 5, 80 if i < faulty else 9, 9] for i in range(10)], dtype=torch.float64)
+    one = coco.Listed(Path("a.json"), [Path("a.png")], [(96, 96)], torch.zeros(10, dtype=torch.long), boxes,
+                      torch.ones(10, dtype=torch.long), {1: "one"}, 0)  # fmt: skip
+    with pytest.raises(UserError, match=f"{faulty} of 10 boxes") as error:
+        coco.checked(one, {}, max_bad=0.01)
+    assert str(error.value).endswith(words)
+    coco.checked(one, {}, max_bad=faulty / 10)
+
+
 # ------------------------------------------------------------------------------------------------------------- whole runs
 @pytest.mark.verify
 def test_own_pictures_on_a_net_of_torchvision(launch, tmp_path: Path):

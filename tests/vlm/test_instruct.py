@@ -10,13 +10,14 @@ import torch
 from PIL import Image
 from torch import nn
 from torch.nn import functional as F
+from trainworthy.core.base.errors import UserError
 from trainworthy.core.recipe.stage import Metric
 from trainworthy.recipes.vision.data.pictures import decode
 from trainworthy.recipes.vlm import instruct
 from trainworthy.recipes.vlm.data import conversations, folders, questions, rows, scenes
 from trainworthy.recipes.vlm.data.rows import Question
 from trainworthy.recipes.vlm.evaluation import answers
-from trainworthy.recipes.vlm.models import small_language_model
+from trainworthy.recipes.vlm.models import small_language_model, small_vision_encoder
 
 from tests.helpers import seeing
 from tests.helpers.cards import printed
@@ -408,6 +409,26 @@ def test_words_that_the_language_model_does_not_know_are_refused(hub, launch, tm
     )
 
 
+def test_own_lines_are_read_before_a_model_is_trained_for_them(tmp_path, monkeypatch):
+    """The packaged encoder and language model take minutes to train on first use."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    Image.new("RGB", (8, 8)).save(folder / "a.png")
+    rows = [{"image": "a.png", "question": "what is it?", "answer": "a wall"}] * 2
+    for split in ("train", "val"):
+        (folder / f"{split}.jsonl").write_text(lines(*rows))
+    cfg = instruct.tiny()
+    cfg.data.path = str(folder)
+    for module in (small_vision_encoder, small_language_model):
+        monkeypatch.setattr(module, "folder", lambda: pytest.fail("a model is trained"))
+    with pytest.raises(UserError, match="--language words has no tokens"):
+        instruct.make_model(cfg)
+    (folder / "val.jsonl").write_text("[]")
+    folders.splits.cache_clear()
+    with pytest.raises(UserError, match="is empty"):
+        instruct.make_model(cfg)
+
+
 def test_bad_lines_are_left_out_and_counted(hub, launch, tmp_path):
     """Those that `--data.max-bad` allows, in both files, and a last question without an answer."""
     folder = tmp_path / "data"
@@ -530,7 +551,11 @@ def test_a_model_folder_without_its_weights_is_told(hub, launch, tmp_path):
 def test_stage_two_refuses_to_go_first(hub, launch, fork):
     """A fork without stage one, or a projector of another width, gets one message."""
     fork(("STAGES = [align, instruct, unfreeze]\n", "STAGES = [instruct]\n"), recipe="vlm/instruct")
-    refused(launch("check", "mine.py", *small(hub)[1:], HF_HUB_OFFLINE="1"), "no projector to start from")
+    refused(
+        launch("check", "mine.py", *small(hub)[1:], HF_HUB_OFFLINE="1"),
+        "no projector to start from",
+        "--align.epochs 0.5",
+    )
     fork(("Projector(encoder.width, cfg.projector_width, embedding.shape[1], rms)",
           "Projector(encoder.width, cfg.projector_width, 48, rms)"), recipe="vlm/instruct")  # fmt: skip
     refused(launch("check", "mine.py", *small(hub)[1:], HF_HUB_OFFLINE="1"), "does not fit", "embeddings of 48", "32")

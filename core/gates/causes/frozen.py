@@ -32,6 +32,27 @@ def explain_moved(
     return f"the loop, a hook or an average writes to frozen tensors: no optimiser steps any {some}"
 
 
+def limits(parameters: Mapping[str, Tensor]) -> str:
+    """Return how the frozen part of a model can be the reason why its samples are not memorised; empty if less than half is frozen.
+    `parameters`: all of the model's by name."""
+    kept = {name: p.numel() for name, p in parameters.items() if not p.requires_grad}
+    trained = {name: p.numel() for name, p in parameters.items() if p.requires_grad}
+    total = sum(kept.values()) + sum(trained.values())
+    if 2 * sum(kept.values()) < total or not trained:
+        return ""
+    learns, rest = (", ".join(_parts(found)) for found in (trained, kept))
+    return (f"only {sum(trained.values()) / total:.1%} of the weights train ({learns}), and the frozen rest ({rest}) cannot give these answers: "
+            "it never learnt such texts or inputs, or its weights were not loaded")  # fmt: skip
+
+
+def _parts(sizes: Mapping[str, int]) -> list[str]:
+    """Return the largest parts of a model, by the first words of its parameters' names."""
+    found: dict[str, int] = {}
+    for name, size in sizes.items():
+        found[name.split(".")[0]] = found.get(name.split(".")[0], 0) + size
+    return sorted(found, key=lambda part: -found[part])[:3]
+
+
 def contents(history: Mapping[str, Sequence[Tensor]], parameters: Mapping[str, Tensor]) -> dict[Content, str]:
     """Return what trained parameters held after each optimiser step -> their names. `history`: fingerprints () by name."""
     return {(parameters[n].numel(), int(one)): n for n, many in history.items() if n in parameters for one in many}

@@ -12,6 +12,7 @@ from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.causes.dependence import NO_EXPERIMENT, UNTRAINED, explain_answers_without_input
+from trainworthy.core.gates.causes.frozen import limits
 from trainworthy.core.gates.causes.gradient import ratio
 from trainworthy.core.gates.causes.scores import explain_bounded_scores, noted_ranges
 from trainworthy.core.gates.causes.weights import entries, explain_step_size, explain_unslowed, has_no_floor
@@ -220,6 +221,8 @@ def overfit(context: GateContext) -> Finding:
         remedy = f"answers are right or nearly, but their scores are too small: {reason}\n{remedy}"
     elif not closed and _falls(found):
         remedy += "\nthe loss still falls at the last step: the weights were never trained, or the rate is low for this net (--optim.lr)"
+    if not closed and (limit := limits(dict(stage.model.named_parameters()))):
+        remedy += f"\n{limit}"
     name, sign = used.name, ">=" if used.higher_is_better else "<="
     share = class_means.share(run, stage, found) if closed and not reached else ""
     return Finding(

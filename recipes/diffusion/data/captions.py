@@ -55,10 +55,12 @@ class Captioned(NamedTuple):
 
 
 def read(cfg: Source) -> Captioned:
-    """Return every image with its caption."""
+    """Return every image with its caption. Images without any colour have one channel, whatever their files have."""
     if cfg.captions:
         return _read_cached(astuple(cfg))
+    _refuse_unread(Path(cfg.path))
     found = source.read(cfg)
+    found = found._replace(images=without_colour(found.images))
     if cfg.path == "digits":
         names = [(c, SPOKEN[int(c)]) for c in found.classes]
         return _phrased(
@@ -66,6 +68,25 @@ def read(cfg: Source) -> Captioned:
         )
     phrases = [[cfg.phrase.format(c.replace("_", " "))] for c in found.classes]
     return _phrased(found, [phrases, phrases])
+
+
+def _refuse_unread(root: Path) -> None:
+    """Raise UserError for pictures next to captions that no setting names: they are in no class folder."""
+    files = [p for p in root.iterdir() if p.is_file()] if root.is_dir() else []
+    if not any(p.suffix.lower() in SUFFIXES for p in files):
+        return
+    names = {p.name for p in files}
+    texts = any(p.suffix == ".txt" and names & {p.stem + s for s in SUFFIXES} for p in files)
+    found = next((n for n in ("metadata.jsonl", "metadata.csv") if n in names), "txt" if texts else "")
+    if found:
+        raise UserError(f"{root} has pictures with captions and no class folders", got="a text file for each" if texts else found,
+                        needed="--data.captions, which reads them", next=f"--data.captions {found}")  # fmt: skip
+
+
+def without_colour(images: Tensor) -> Tensor:
+    """Return images (N, C, H, W) with one channel if all of their channels are equal."""
+    grey = all(torch.equal(some, some[:, :1].expand_as(some)) for some in images.split(256))
+    return images[:, :1].contiguous() if grey and images.shape[1] > 1 else images
 
 
 def in_channels(found: Captioned, channels: int) -> Captioned:
@@ -131,7 +152,7 @@ def read_captioned(cfg: Source) -> Captioned:
         pictures.Pictures(encoded, good),
         v2.Compose([v2.Resize(cfg.image_size), v2.CenterCrop(cfg.image_size)]),
     )
-    images = torch.stack([fit(every[i]) for i in range(len(good))]).float() / 127.5 - 1
+    images = without_colour(torch.stack([fit(every[i]) for i in range(len(good))])).float() / 127.5 - 1
     captions = [texts[names[i]] for i in good.tolist()]
     marks = [facts[i][2] for i in good.tolist()]
     first = {mark: i for i, mark in reversed(list(enumerate(marks)))}  # copies of an image go to one split

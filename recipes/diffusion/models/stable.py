@@ -269,9 +269,14 @@ def model(name: str, noise: Noise, channels: int, side: int) -> Parts:
     return Parts(vae, pipe.text_encoder, pipe.tokenizer, copy.deepcopy(unet), own, scheduler, description)
 
 
-def channels(name: str) -> int:
-    """Return the channels of a model's pictures; 1 (digits) without a model."""
-    return _pipeline(name).vae.config.in_channels if name else 1
+def channels(name: str, vae: str = "digits") -> int:
+    """Return the channels of the pictures of a model, or of an autoencoder's; `digits` are grey."""
+    if name:
+        return _pipeline(name).vae.config.in_channels
+    if vae == "digits":
+        return 1
+    reachable(vae, "--new.vae", "AutoencoderKL", "config.json")
+    return AutoencoderKL.load_config(vae).get("in_channels", 3)
 
 
 @cache

@@ -15,7 +15,9 @@ length or shape, or not finite are left out, counted and named, up to `--data.ma
 """
 
 import csv
+import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,16 +52,41 @@ class Row:
 def table(path: Path, layout: str) -> list[dict[str, str]]:
     """Return the lines of metadata.csv."""
     if not path.is_file():
+        others = sorted(p for p in path.parent.glob("*") if p.suffix in (".tsv", ".csv", ".jsonl", ".json", ".txt"))
         raise UserError(f"no transcripts in {path.parent}", needed=layout,
-                        got=" ".join(sorted(p.name for p in path.parent.glob("*"))[:5]) or "nothing there")  # fmt: skip
+                        got=" ".join(p.name for p in others or sorted(path.parent.glob("*")))[:200] or "nothing there",
+                        cause="a table of another name or form" if others else "",
+                        next=f"save {others[0].name} as {path.name}, with commas between the columns{_renamed(_header(others[0]))}"
+                        if others else "")  # fmt: skip
     with open(path, newline="", encoding="utf-8-sig") as file:
         lines = csv.DictReader(file)
         names = set(lines.fieldnames or ())
         needed = {"file_name", "transcription"} | ({"array", "rate", "frames"} if "array" in names else set())
         if not needed <= names:
             raise UserError(f"{path} lacks a column", got=", ".join(lines.fieldnames or ["no header"]),
-                            needed=layout if "array" not in names else ", ".join(sorted(needed)))  # fmt: skip
+                            needed=layout if "array" not in names else ", ".join(sorted(needed)),
+                            next=_renamed(lines.fieldnames or ()).removeprefix("; "))  # fmt: skip
         return list(lines)
+
+
+USUAL = {
+    "file_name": ("path", "file", "filename", "audio", "audio_path", "audio_filepath", "wav"),
+    "transcription": ("sentence", "text", "transcript", "normalized_text", "label"),
+}
+"""Other tables' names of the columns (Common Voice, NeMo, LJ Speech)."""
+
+
+def _renamed(names: Iterable[str]) -> str:
+    """Return which columns to rename; empty if none has a usual other name."""
+    found = [f"{old} to {new}" for new, others in USUAL.items() for old in names if new not in names and old in others]
+    return f"; rename {', '.join(found)}" if found else ""
+
+
+def _header(path: Path) -> list[str]:
+    """Return the column names of a table, or the keys of its first row."""
+    first = next(iter(path.read_text(encoding="utf-8-sig", errors="replace").splitlines()), "")
+    keys = re.findall(r'"(\w+)"\s*:', first)
+    return keys or [name.strip() for name in re.split(r"[\t,;|]", first)]
 
 
 def rows(root: Path, lines: list[dict[str, str]], *, rate: int, teacher: whisper.Whisper) -> list[Row]:
@@ -68,6 +95,9 @@ def rows(root: Path, lines: list[dict[str, str]], *, rate: int, teacher: whisper
     found = []
     for n, line in enumerate(lines):
         where = f"line {n + 2} of {root / 'metadata.csv'}"
+        if not line["file_name"] or line["transcription"] is None:
+            raise UserError(f"{where} is not complete", got=", ".join(str(v) for v in line.values() if v) or "an empty line",
+                            needed="file_name and transcription")  # fmt: skip
         group = groups.setdefault(line["group"], len(groups)) if line.get("group") else n
         array = line.get("array")
         if array is not None:

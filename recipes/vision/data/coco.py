@@ -1,6 +1,7 @@
 """COCO's JSON: reading its lists of pictures and boxes, and refusing what is in another format or scale."""
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -171,9 +172,12 @@ def checked(one: Listed, notes: dict[str, str], *, max_bad: float) -> tuple[Tens
                              (outside, "parts outside their pictures", "the pictures were resized or cropped and the boxes not, "
                               "or x and y are exchanged")):  # fmt: skip
         if bad.sum() / n > max_bad:
+            share = math.ceil(100 * max(int(empty.sum()), int(outside.sum())) / n) / 100
+            accepted = f", or accept them: --data.max-bad {share:.2f}" * (
+                share < 0.5
+            )  # most boxes: the rest is no data set
             raise UserError(f"{int(bad.sum()):,} of {n:,} boxes of {one.file} have {what}", got=name(bad),
-                            needed=f"at most {max_bad:.1%}", cause=cause,
-                            next=f"correct them, or accept them: --data.max-bad {bad.double().mean() + 0.01:.2f}")  # fmt: skip
+                            needed=f"at most {max_bad:.1%}", cause=cause, next=f"correct them{accepted}")  # fmt: skip
         if bad.any():
             notes[f"boxes with {what} in {one.file.name}"] = f"{int(bad.sum()):,} of {n:,}: {name(bad)}"
     xyxy = torch.stack([x, y, x + w, y + h], 1).clamp_min(0)

@@ -21,6 +21,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.shared import hub, language_models
 from trainworthy.recipes.vlm.data.questions import Questions
 from trainworthy.recipes.vlm.data.rows import IGNORE, IMAGE, PLACE, together
+from trainworthy.recipes.vlm.models import language
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from trainworthy import core
@@ -226,11 +227,13 @@ class Templated(Questions):
         return [*((seen - seen.amin()) / (seen.amax() - seen.amin()).clamp_min(1e-6))]
 
 
-def own_template(cfg: Any) -> None:
-    """Raise UserError if a chat template is set that a processor would not read."""
+def assert_usable(cfg: Any) -> None:
+    """Raise UserError before a model is loaded: for a chat template that a processor would not read, and for what is wrong with the user's
+    own lines."""
     if cfg.model and (cfg.chat_template or cfg.eos_token):
         raise UserError("--chat-template and --eos-token are for --language", got=f"--model {cfg.model}",
                         next="put a chat_template.jinja into the model's folder")  # fmt: skip
+    language.assert_readable(cfg)
 
 
 def turn(role: str, text: str) -> dict[str, Any]:

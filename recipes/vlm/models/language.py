@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.llm.models import loading
 from trainworthy.recipes.shared import hub, language_models
+from trainworthy.recipes.vlm.data import folders
 from trainworthy.recipes.vlm.models import small_language_model
 
 UNKNOWN, LOOKED_AT = 0.01, 2000  # share of answers that may have a word without a token; samples that are looked at
@@ -43,19 +44,34 @@ def tokenizer(name: str, chat_template: str = "", eos_token: str = "") -> Any:
 
 
 def knowing(words: tuple[str, str, str], source: Any) -> Any:
-    """Return the tokenizer of `words` (see `tokenizer`). Raise a UserError if it has no tokens for words of the answers of `source`: they
-    would be learnt as its unknown token."""
+    """Return the tokenizer of `words` (see `tokenizer`). Raise a UserError if it has no tokens for words of the answers of `source`."""
     found = tokenizer(*words)
-    unknown, step = {found.pad_token_id, found.unk_token_id} - {None}, -(-len(source) // LOOKED_AT)
+    assert_known(words[0], found, source)
+    return found
+
+
+def assert_readable(cfg: Any) -> None:
+    """Raise the errors of the user's own lines and answers before a model is trained, fetched or loaded for them, which can take minutes."""
+    data = cfg.data
+    if data.path == "scenes":
+        return
+    source = folders.load(data.path, "train", data.val, data.max_bad, data.images)
+    if cfg.language == "words" and not cfg.model:
+        assert_known(cfg.language, small_language_model.vocabulary(), source)
+
+
+def assert_known(name: str, tokenizer: Any, source: Any) -> None:
+    """Raise a UserError if the tokenizer of the model `name` has no tokens for words of the answers of `source`: they would be learnt as its
+    unknown token."""
+    unknown, step = {tokenizer.pad_token_id, tokenizer.unk_token_id} - {None}, -(-len(source) // LOOKED_AT)
     answers = [q.answer for i in range(0, len(source), step) for q in source.questions(i)]
-    lost = [text for text in answers if unknown & set(found.encode(text, add_special_tokens=False))]
+    lost = [text for text in answers if unknown & set(tokenizer.encode(text, add_special_tokens=False))]
     if len(lost) > UNKNOWN * len(answers):
-        only = "; it knows the words of its own scenes only" if words[0] == "words" else ""
-        raise UserError(f"--language {words[0]} has no tokens for words of the answers{only}",
+        only = "; it knows the words of its own scenes only" if name == "words" else ""
+        raise UserError(f"--language {name} has no tokens for words of the answers{only}",
                         got=f"{len(lost):,} of {len(answers):,} answers, the first: {lost[0]!r}",
                         needed="a language model whose tokenizer knows them",
                         next="--language NAME_OR_FOLDER of a causal language model (--preset full has one)")  # fmt: skip
-    return found
 
 
 def folder(name: str) -> str:

@@ -50,10 +50,15 @@ def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
                         needed="a module in this folder or on PYTHONPATH that calls gymnasium.register",
                         cause="another name or folder, or a package that the module itself imports") from None  # fmt: skip
     except (gym.error.Error, ImportError) as error:
-        near = difflib.get_close_matches(name, [k for k in gym.registry if "probe/" not in k], n=3, cutoff=0.4)
+        module, colon, own = name.rpartition(":")
+        found = (
+            [k for k, spec in gym.registry.items() if "probe/" not in k and _defined_in(spec, module)] if module else []
+        )
+        found = found or [k for k in gym.registry if "probe/" not in k]
+        near = [module + colon + k for k in difflib.get_close_matches(own, found, n=3, cutoff=0.4)]
         raise UserError(f"gymnasium knows no environment '{name}'", got=str(error).splitlines()[0],
                         needed=f"{', '.join(near) or 'the id of a registered environment'}; of your own: module:Name-v0",
-                        next="python -c 'import gymnasium; gymnasium.pprint_registry()'") from None  # fmt: skip
+                        next=f"python -c 'import gymnasium{f', {module}' * bool(module)}; gymnasium.pprint_registry()'") from None  # fmt: skip
     except Stop:  # a signal arrived meanwhile
         raise
     except Exception as error:  # the environment's own code
@@ -80,6 +85,12 @@ LONGEST = 50_000
 MEND = "  next:         fix it, then `trainworthy resume` the run folder (from its newest checkpoint), or run again"
 
 
+def _defined_in(spec: Any, module: str) -> bool:
+    """Return whether an environment's class is of a module or of its package."""
+    where = spec.entry_point if isinstance(spec.entry_point, str) else getattr(spec.entry_point, "__module__", "")
+    return where.split(":")[0].split(".")[0] == module.split(".")[0]
+
+
 def sizes(name: str, *actions: type[gym.Space], stack: int = 1) -> tuple[int, int, type[gym.Space]]:
     """Return (length of an observation, number of actions or, for a Box, length of an action, type of the action space). `actions`: the
     supported types."""
@@ -91,16 +102,50 @@ def sizes(name: str, *actions: type[gym.Space], stack: int = 1) -> tuple[int, in
                             needed=f"a {' or '.join(a.__name__ for a in actions)} action space",
                             next=f"use {known} for these actions" if known else "no recipe supports these actions")  # fmt: skip
         kind, needed = type(space), env.observation_space.shape
-        with blamed(name):
-            seen = np.shape(env.reset(seed=0)[0])
-        if seen != needed:
-            raise UserError(f"the observations of '{name}' do not match its observation_space", got=f"shape {seen}", needed=f"shape {needed}",
-                            cause="its observation_space, or what its reset() returns")  # fmt: skip
+        for method, seen in _tried(name, env).items():
+            if seen != needed:
+                raise UserError(f"the observations of '{name}' do not match its observation_space", got=f"shape {seen}",
+                                needed=f"shape {needed}", cause=f"its observation_space, or what its {method}() returns")  # fmt: skip
         return (
             math.prod(env.observation_space.shape),
             int(space.n) if kind is gym.spaces.Discrete else len(space.low),
             kind,
         )
+
+
+def _tried(name: str, env: gym.Env) -> dict[str, tuple[int, ...]]:
+    """Reset and step an environment once, before anything is trained. Return {method: shape of the observation that it gave}."""
+    try:
+        first = env.reset(seed=0)
+        if not (isinstance(first, tuple) and len(first) == 2 and isinstance(first[1], dict)):
+            raise UserError(f"reset() of '{name}' does not return two values", got=f"{type(first).__name__} of shape {np.shape(first)}"
+                            if not isinstance(first, tuple) else f"{len(first)} values", needed="an observation and a dictionary",
+                            cause="an environment written for gym, whose reset() returns the observation alone")  # fmt: skip
+        env.action_space.seed(0)
+        observation, reward, *_ = env.step(env.action_space.sample())
+    except Stop:
+        raise
+    except Exception as error:
+        raise UserError(f"the environment '{name}' raised {type(error).__name__}: {error}", got=f"at {raised_at(error)}",
+                        cause=_old(error), next="fix it, then the same command again") from None  # fmt: skip
+    if np.size(reward) != 1:  # numpy takes an array of one number as that number
+        raise UserError(
+            f"the reward of '{name}' is no single number",
+            got=f"shape {np.shape(reward)}",
+            needed="a number: float(reward)",
+        )
+    return {"reset": np.shape(first[0]), "step": np.shape(observation)}
+
+
+def _old(error: Exception) -> str:
+    """Return the likely cause of an error of environments that were written for gym; empty if it is another error."""
+    known = {
+        "not enough values to unpack (expected 5, got 4)": "step() returns four values, as in gym; gymnasium's returns observation, "
+        "reward, terminated, truncated, info",
+        "reset() got an unexpected keyword argument": "reset() without `seed` and `options`; gymnasium's is reset(self, *, seed=None, "
+        "options=None)",
+    }
+    return next((cause for text, cause in known.items() if text in str(error)), "")
 
 
 def side_by_side(name: str, n: int, stack: int = 1) -> VectorEnv:
@@ -129,8 +174,7 @@ def blamed(name: str) -> Iterator[None]:
     except Stop:  # a signal that arrived while the environment computed is not its error
         raise
     except Exception as error:
-        old = "  likely cause: step() returns four values, as in gym; gymnasium's returns observation, reward, terminated, truncated, info\n"
-        cause = old * (str(error) == "not enough values to unpack (expected 5, got 4)")
+        cause = f"  likely cause: {old}\n" if (old := _old(error)) else ""
         raise Stop(f"the environment '{name}' raised {type(error).__name__}: {error}\n"
                    f"  at:           {raised_at(error)}\n{cause}{MEND}") from None  # fmt: skip
 
