@@ -27,6 +27,8 @@ class Case(NamedTuple):
     argv: tuple[str, ...] = ()
     data: Callable[[Path], tuple[str, ...]] | None = None
     """Writes files into a folder and returns the settings that name them."""
+    source: str = ""
+    """URL of the public project's report or change that the case was ported from."""
 
     @property
     def path(self) -> Path:

@@ -1,6 +1,6 @@
 """Run cases of a set from outside through the gates, as their author would: fork the recipe, edit the fork, check it.
 
-    python -m tests.helpers.set_run [--set third|fourth|fifth|sixth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
+    python -m tests.helpers.set_run [--set third|...|seventh] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
     python -m tests.helpers.set_run [--set ...] --train [--settings "..."] NAME     a run without gates, to measure harm
 
 Prints for each case: name, exit code (0 passed, 2 refused as bad usage or data, 3 a gate failed), the first failed gate and its first likely cause.
@@ -20,6 +20,8 @@ from tests.helpers import (
     fifth_set_heldout,
     fourth_set,
     fourth_set_heldout,
+    seventh_set,
+    seventh_set_heldout,
     sixth_set,
     sixth_set_heldout,
     third_set,
@@ -36,6 +38,7 @@ SETS = {
     "fourth": {"open": fourth_set, "heldout": fourth_set_heldout},
     "fifth": {"open": fifth_set, "heldout": fifth_set_heldout},
     "sixth": {"open": sixth_set, "heldout": sixth_set_heldout},
+    "seventh": {"open": seventh_set, "heldout": seventh_set_heldout},
 }
 
 

@@ -18,5 +18,7 @@ VARIANTS = [
     Healthy("dpo-no-lora", ("--lora-rank", "0", "--optim.lr", "2e-5"), recipe=DPO, may_skip=SKIPS,
             naive="the model is its own reference"),
     Healthy("dpo-micro-batches", ("--train.accumulate", "2"), recipe=DPO, may_skip=SKIPS, naive="a mean of means"),
+    Healthy("dpo-mixture", recipe=DPO, may_skip=SKIPS, naive="the loss is none of the formulas",
+            hunk=("        loss_type=cfg.loss,\n", '        loss_type=["sigmoid", "bco_pair"],\n        loss_weights=[0.8, 0.2],\n')),
 ]  # fmt: skip
 SAMPLED = ()  # make verify has them all

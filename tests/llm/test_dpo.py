@@ -76,7 +76,7 @@ FIRST = {"sigmoid": 0.6931, "sigmoid_norm": 0.6931, "hinge": 1.0, "ipo": 25.0, "
 @pytest.fixture(scope="module")
 def learnt(net: Path):
     """TRL's trainer as the recipe builds it, its policy moved away from the reference; a batch; what each answer has over the
-    reference in nats, read alone from plain logits, and its tokens, (2, 2) both."""
+    reference in nats, read alone from plain logits, its tokens, and its own log-probability, (2, 2) each."""
     Accelerator(cpu=True)  # the launcher's, which the trainer is told to take
     cfg = dpo.Config(lora_rank=4, label_smoothing=0.1)
     torch.manual_seed(0)  # adapters begin with draws
@@ -101,7 +101,7 @@ def learnt(net: Path):
         said = torch.tensor([[nats(r, k) for k in ("chosen", "rejected")] for r in rows], dtype=torch.double)
         with use_adapter(trainer.model, "ref"):
             was = torch.tensor([[nats(r, k) for k in ("chosen", "rejected")] for r in rows], dtype=torch.double)
-    return trainer, data.collate(rows)["inputs"], said[..., 0] - was[..., 0], said[..., 1]
+    return trainer, data.collate(rows)["inputs"], said[..., 0] - was[..., 0], said[..., 1], said[..., 0]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_the_stage_s_loss_is_that_of_each_answer_alone(loss: str, lora: int, net
 
 @pytest.mark.parametrize("loss", preference.LOSSES)
 def test_every_loss_that_is_offered_is_its_formula(loss: str, learnt):
-    trainer, inputs, over, sizes = learnt
+    trainer, inputs, over, sizes, _ = learnt
     assert over.abs().min() > 0.02
     trainer.loss_types = [loss]
     got = trainer.compute_loss(trainer.model, dict(inputs)).item()
@@ -151,6 +151,23 @@ def test_every_loss_that_is_offered_is_its_formula(loss: str, learnt):
     assert preference.first_loss(loss, 0.1, 0.1) == pytest.approx(FIRST[loss], abs=1e-4)
     assert abs(due - FIRST[loss]) > 1e-4
     assert loss in get_args(dpo.Config.__annotations__["loss"])
+
+
+@pytest.mark.parametrize(
+    ("weights", "first"),
+    [({"sigmoid": 0.8, "bco_pair": 0.2}, 0.8318), ({"sigmoid": 0.8, "bco_pair": 0.2, "sft": 1.0}, None)],
+)
+def test_a_mixture_of_losses_is_their_weighted_sum(weights: dict[str, float], first: float | None, learnt):
+    """TRL adds up several losses, as for multimodal preferences (MPO); fine-tuning on the chosen answers may be among them."""
+    trainer, inputs, over, sizes, own = learnt
+    trainer.loss_types, trainer.loss_weights = list(weights), list(weights.values())
+    got = trainer.compute_loss(trainer.model, dict(inputs)).item()
+    cfg = SimpleNamespace(loss="sigmoid", beta=0.1, label_smoothing=0.1)
+    assert preference.mixture(trainer, cfg) == weights
+    assert got == pytest.approx(preference.declared(weights, cfg, over, own, sizes), rel=1e-6, abs=1e-6)
+    assert preference.untrained(trainer, cfg) == (first if first is None else pytest.approx(first, abs=1e-4))
+    trainer.loss_types, trainer.loss_weights = ["sigmoid"], [1.0]
+    assert preference.untrained(trainer, cfg) == pytest.approx(0.6931, abs=1e-4)
 
 
 def test_a_run_keeps_its_reference_and_exports_an_adapter(net: Path, straight: Path):

@@ -10,6 +10,7 @@ LOADED = "model.load_state_dict(previous.model.state_dict())\n"
 LOSS = 'return {"answer": rows.nll(model(batch), batch["labels"])}\n'
 ENCODER = "encoder, words = vision.load(cfg.encoder, cfg.encoder_layer), language.load(cfg.language, cfg)\n"
 FEATURES = "features = self.projector(self.encoder(images))"
+EXPORTED = "        net = copy.deepcopy(model).eval().cpu()\n"
 FORWARD = "return rows.answer(self.language, self.embedded(batch), batch)\n"
 SOURCE = "    return Questions(source,"
 FIRST, SECOND = ("--stage", "align"), ("--stage", "instruct")
@@ -102,6 +103,13 @@ for data in stage.data.values():
           harm="right answers are copied from the row; asked alone, it says something else"),
     Plant("encoder-hot-in-stage-three", "rates", "X3", '{"encoder": cfg.optim.lr,', '{"encoder": 1e3 * cfg.optim.lr,',
           ("moves the encoder",), recipe=VLM, argv=THIRD, harm="what the encoder learnt from far more pictures is gone"),
+    Plant("pictures-normalised-around-the-export", "exported", "C18 X1", FEATURES,
+          "images = (images - 0.45) / 0.27\n        " + FEATURES, ("own code changes pictures before them", "vision.pt2"),
+          recipe=VLM, argv=SECOND, harm="who loads the export shows it pictures of another range"),
+    Plant("older-projector-exported", "exported", "C18 X1", EXPORTED,
+          EXPORTED + '        net.load_state_dict({k: v for k, v in start.items() if k.startswith("projector.")}, strict=False)\n',
+          ("another encoder or projector", "earlier stage"), recipe=VLM, argv=SECOND, source="haotian-liu/LLaVA#474",
+          harm="language model and projector of different stages"),
 ]  # fmt: skip
 RELATIVES = [
     "vlm-01-places-scored", "vlm-features-viewed", "vlm-05-places-cut-with-their-features",
@@ -109,5 +117,5 @@ RELATIVES = [
     "vlm-02-frozen-under-no-grad", "encoder-in-train-mode", "answers-cut", "vlm-04-projector-frozen-with-the-tower",
     "vlm-07-projector-not-loaded", "projector-made-anew", "language-model-hot", "one-picture-for-all", "one-rate-for-all",
     "vlm-06-neighbours-seen", "random-encoder", "language-hot-in-stage-one", "unbalanced-questions", "answers-seen-ahead",
-    "encoder-hot-in-stage-three",
+    "encoder-hot-in-stage-three", "pictures-normalised-around-the-export", "older-projector-exported",
 ]  # fmt: skip

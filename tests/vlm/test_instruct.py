@@ -17,7 +17,8 @@ from trainworthy.recipes.vlm import instruct
 from trainworthy.recipes.vlm.data import conversations, folders, questions, rows, scenes
 from trainworthy.recipes.vlm.data.rows import Question
 from trainworthy.recipes.vlm.evaluation import answers
-from trainworthy.recipes.vlm.models import small_language_model, small_vision_encoder
+from trainworthy.recipes.vlm.gates import fresh_export
+from trainworthy.recipes.vlm.models import export_reader, small_language_model, small_vision_encoder
 
 from tests.helpers import seeing
 from tests.helpers.cards import printed
@@ -63,6 +64,27 @@ def test_each_question_is_answered_as_if_it_stood_alone(talker):
                     continue
                 told = talker.generate(start, max_new_tokens=1, do_sample=False, pad_token_id=0)[0, start.shape[1] :]
                 assert told.tolist() == answer[:1].tolist()
+
+
+def test_the_reader_of_an_export_computes_what_the_model_computes(talker):
+    """The gate `exported` takes the first question of packed rows; pictures that the model's own code changes make another answer."""
+    tokenizer = small_language_model.vocabulary()
+    data = questions.Questions(SCENES, tokenizer, features=16, side=64, longest=200)
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Conv2d(3, 8, 16, 16), nn.Flatten(2)).eval()  # (B, 3, 64, 64) -> (B, 8, 16)
+    encoder.forward = lambda images, forward=encoder.forward: forward(images).mT
+    encoder.side, encoder.width = 64, 8
+    model = instruct.VLM(encoder, instruct.Projector(8, 16, 32, 0.3), talker).eval()
+    batch = data.collate([data.get(i, None) for i in range(3)])
+    asked = fresh_export.first_answers(batch, data.features)
+    eyes = lambda images: model.projector(encoder(images))  # noqa: E731
+    with torch.no_grad():
+        ours = model(batch)
+        for b, (sample, where) in enumerate(asked):
+            due = ours[b, where].log_softmax(-1)
+            for seen, same in ((eyes, True), (lambda images: eyes((images - 0.45) / 0.27), False)):
+                found = export_reader.answer((seen, talker), sample)["log-probabilities"]
+                assert torch.allclose(found, due, atol=1e-4) == same
 
 
 def test_a_row_is_never_cut():

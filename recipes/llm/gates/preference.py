@@ -13,7 +13,7 @@ from trainworthy.core.base.verdict import Finding
 from trainworthy.core.data.texts import cut_at
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.checks.learning import overfitted
-from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
+from trainworthy.core.gates.gate import Gate, GateContext, Skip, fetch, pick
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.loop.update import training_modes
 from trainworthy.core.monitoring.monitors import monitor
@@ -78,6 +78,47 @@ def first_loss(loss: str, beta: float, flipped: float = 0.0) -> float:
     return LOSSES[loss](torch.zeros(1, 2), torch.ones(1, 2), beta, flipped).item()
 
 
+def mixture(trainer: Any, cfg: Any) -> dict[str, float]:
+    """Return the weight of each loss that TRL's trainer adds up (`loss_type` and `loss_weights`); of a single loss the name is that of the
+    settings."""
+    names = dict(zip(trainer.loss_types, trainer.loss_weights, strict=True))
+    return names if len(names) > 1 else {cfg.loss: trainer.loss_weights[0]}
+
+
+def untrained(trainer: Any, cfg: Any) -> float | None:
+    """Return the loss of a policy that equals its reference; None if it also depends on the model, as that of the chosen answers does."""
+    weights = mixture(trainer, cfg)
+    if weights.keys() - LOSSES.keys():
+        return None
+    return sum(weight * first_loss(name, cfg.beta, cfg.label_smoothing) for name, weight in weights.items())
+
+
+def floor(trainer: Any, cfg: Any) -> float:
+    """Return the lowest loss of a pair."""
+    return sum(weight * FLOORS.get(name, 0.0) for name, weight in mixture(trainer, cfg).items())
+
+
+def named(weights: dict[str, float]) -> str:
+    """Return a mixture as text: `sigmoid`, or `0.8 sigmoid + 0.2 bco_pair`."""
+    return " + ".join(name if weight == 1 else f"{weight:g} {name}" for name, weight in weights.items())
+
+
+def begins(loss: float | None) -> str:
+    """Return what is known of the loss before training."""
+    return "" if loss is None else f"; {loss:.4f} before training"
+
+
+def declared(weights: dict[str, float], cfg: Any, over: Tensor, own: Tensor, sizes: Tensor) -> float:
+    """Return the mean loss of pairs by the formulas: of log-probability ratios `over` (B, 2), and of the policy's own log-probabilities
+    (B, 2) where the chosen answers are also trained on as in fine-tuning, a mean over their tokens."""
+    total = 0.0
+    for name, weight in weights.items():
+        sft = name == "sft"
+        each = -own[:, 0].sum() / sizes[:, 0].sum() if sft else LOSSES[name](over, sizes, cfg.beta, cfg.label_smoothing)
+        total += weight * each.mean().item()
+    return total
+
+
 CHOICE = "which of two answers is the preferred one?"
 
 
@@ -116,6 +157,9 @@ def preference(chat: Chat, cfg: Any) -> Gate:
         """Compares the loss of two pairs, before training and after eight pairs were memorised, with the formula. Its log-probabilities come
         from each answer alone, for the policy and for the reference, which is the initial model built again."""
         _, start = context.look()
+        weights = mixture(start.trainer, cfg)
+        if unknown := weights.keys() - {*LOSSES, "sft"}:
+            raise Skip(f"no formula is known for the loss {', '.join(sorted(unknown))}")
         run, learnt, found = overfitted(context)
         data = View(start.data["train"], found["indices"][:PAIRS])
         rows = [data.get(i, None) for i in range(len(data))]
@@ -134,8 +178,9 @@ def preference(chat: Chat, cfg: Any) -> Gate:
         begun, sizes = read(start.model)
         gaps, measured, moved = [], [], 0.0
         for name, stage in (("before", start), ("after", learnt)):
-            over = read(stage.model)[0] - begun
-            due = LOSSES[cfg.loss](over, sizes, cfg.beta, cfg.label_smoothing).mean().item()
+            said = read(stage.model)[0]
+            over = said - begun
+            due = declared(weights, cfg, over, said, sizes)
             batch = fetch(data, list(range(len(data))), context.cfg.run.seed, run.device)
             with evaluating(stage.model):
                 got = lost(stage, batch)
@@ -158,7 +203,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
             measured.append(f"in train mode {moved:+.4f}")
         return Finding(
             max(*gaps, abs(moved)) <= limit and not off, "; ".join(measured),
-            f"{cfg.loss} at beta {cfg.beta:g}, within {limit:g}; {first_loss(cfg.loss, cfg.beta, cfg.label_smoothing):.4f} before training",
+            f"{named(weights)} at beta {cfg.beta:g}, within {limit:g}{begins(untrained(start.trainer, cfg))}",
             "the reference is another model: loaded again by name, left at zero, or not taken after --init-from\n"
             "the reference is trained, or follows the policy\n"
             "policy and reference differ by dropout (attention's dropout is an argument, not a module)\n"

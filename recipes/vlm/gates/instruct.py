@@ -4,6 +4,7 @@ They require: a model with three parts `encoder`, `projector` and `language`; da
 """
 
 from trainworthy.core.gates.gate import Gate
+from trainworthy.recipes.vlm.gates.fresh_export import exported
 from trainworthy.recipes.vlm.gates.image_use import aligned, language_prior, pairs
 from trainworthy.recipes.vlm.gates.prompts import generation, prompts, template
 from trainworthy.recipes.vlm.gates.scoring import answers_alone, image_tokens, token_per_feature
@@ -22,4 +23,5 @@ def gates(stage: str, towers: tuple[str, ...], *, first: bool) -> list[Gate]:
     learn = LEARN.get(stage, towers)
     found = [towers_gate(learn), rates, image_tokens, token_per_feature, template, answers_alone, prompts, generation]
     found = [*found, language_prior] if first else [aligned, *found]
-    return found if learn == ("projector",) else [*found, pairs]
+    # A stage that trains the projector alone is followed by another, whose export users load.
+    return found if learn == ("projector",) else [*found, pairs, exported]
