@@ -178,5 +178,14 @@ HARMFUL = {
 }
 
 HONEST: dict[str, str] = {
-    "season_forecast--true-values-in-evaluation": '\nmodel.eval()\nerrors = []\ntruth = torch.tensor((test_part - mean) / std, dtype=torch.float32)\nwith torch.no_grad():\n    for i in range(len(truth) - HISTORY - HORIZON + 1):\n        past, future = truth[None, i : i + HISTORY, None], truth[None, i + HISTORY : i + HISTORY + HORIZON, None]\n        errors.append((model(past) - future).abs() * std)\nprint(f"FINAL mae={torch.cat(errors).mean().item():.4f}")\n',
+    "season_forecast--true-values-in-evaluation":
+    "\n"
+    "model.eval()\n"
+    "errors = []\n"
+    "truth = torch.tensor((test_part - mean) / std, dtype=torch.float32)\n"
+    "with torch.no_grad():\n"
+    "    for i in range(len(truth) - HISTORY - HORIZON + 1):\n"
+    "        past, future = truth[None, i : i + HISTORY, None], truth[None, i + HISTORY : i + HISTORY + HORIZON, None]\n"
+    "        errors.append((model(past) - future).abs() * std)\n"
+    "print(f\"FINAL mae={torch.cat(errors).mean().item():.4f}\")\n",
 }  # fmt: skip

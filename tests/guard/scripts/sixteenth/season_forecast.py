@@ -10,7 +10,13 @@ torch.manual_seed(SEED)
 np.random.seed(SEED)
 
 days = np.arange(1500)
-series = 100 + 0.01 * days + 20 * np.sin(2 * np.pi * days / 7) + 8 * np.sin(2 * np.pi * days / 30.5) + 4 * np.random.randn(1500)
+series = (
+    100
+    + 0.01 * days
+    + 20 * np.sin(2 * np.pi * days / 7)
+    + 8 * np.sin(2 * np.pi * days / 30.5)
+    + 4 * np.random.randn(1500)
+)
 train_part, test_part = series[:1200], series[1200:]
 mean, std = train_part.mean(), train_part.std()
 HISTORY, HORIZON = 28, 7

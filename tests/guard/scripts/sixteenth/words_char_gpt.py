@@ -1,10 +1,9 @@
 """A tiny GPT on the text of the Python standard library's docstrings; it is tested on how well it completes held-out text."""
 
-import math
-
 import argparse as text_a
 import collections as text_b
 import logging as text_c
+import math
 import optparse as text_d
 
 import torch
