@@ -178,7 +178,7 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
                 "it was made for one step per batch",
             )
         warming = warm_up_of_steps(seen, one, mine, length) if slow and mine is not None else None
-        return warming or f"{kind}: {len(one.at)} steps in {seen.steps} updates"
+        return zeroed(seen, one, mine) or warming or f"{kind}: {len(one.at)} steps in {seen.steps} updates"
     rates = mine.rates if mine is not None else []
     whole = not train[0].was_cut and (
         train[0].ended or several
@@ -214,6 +214,20 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
             "scheduler.step() belongs after the loop over batches, or its lengths must be counted in batches",
         )
     return f"{kind}: one step per update, rate {after[0] if after else rates[-1] if rates else 0:.3g} after an epoch"
+
+
+def zeroed(seen: Observer, one: Any, mine: Any) -> dict | None:
+    """Find a scheduler that multiplies the rate by zero: it stands for no schedule, and ends the training."""
+    if mine is None or getattr(one.it, "gamma", None) != 0:
+        return None
+    still = next((i for i, rate in enumerate(reversed(mine.rates)) if rate), len(mine.rates))
+    if still in (0, len(mine.rates)) or still < min(16, len(mine.rates) // 4):
+        return None
+    return finding(
+        "schedule",
+        f"{type(one.it).__name__} with gamma=0: the rate is 0 in the last {still} of {len(mine.rates)} updates",
+        "gamma=1 keeps the rate; gamma=0 sets it to zero, and nothing is learnt from then on",
+    )
 
 
 def warm_up_of_steps(seen: Observer, one: Any, mine: Any, length: int) -> dict | None:

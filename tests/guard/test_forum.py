@@ -1,0 +1,102 @@
+"""Faults that people posted about: each is named, and what looks like it passes."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from trainworthy.core.guard.checks.causality import DEAD, sees_ahead
+from trainworthy.core.guard.checks.results import finding, skip
+from trainworthy.core.guard.checks.run_checks import symptoms_last
+from trainworthy.core.guard.checks.schedules import zeroed
+from trainworthy.core.guard.measures.interleaved import fault, interleaved
+
+SHAPES = [(2, 8, 8), (3, 24, 32), (4, 12, 9)]
+
+
+def pictures(c: int, h: int, w: int) -> torch.Tensor:
+    """Noisy discs (N, H, W, C) on slopes, other ones in each channel."""
+    torch.manual_seed(0)
+    y, x = torch.arange(h).view(1, h, 1, 1), torch.arange(w).view(1, 1, w, 1)
+    centre, slope = torch.rand(16, 2, 1, 1, c), torch.rand(16, 1, 1, c)
+    disc = ((y - centre[:, 0] * h) ** 2 + (x - centre[:, 1] * w) ** 2 < (h / 3) ** 2).float()
+    return disc + slope * x / w + 2 * slope.flip(3) + 0.1 * torch.randn(16, h, w, c)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pictures_reshaped_to_channels_first_are_found(shape: tuple[int, int, int]) -> None:
+    right = pictures(*shape)
+    wrong = right.reshape(16, *shape)
+    found = fault((nn.Identity(), (wrong,), {}))
+    assert found is not None
+    assert "permute() or transpose()" in found[1]
+    assert fault((nn.Identity(), (right.permute(0, 3, 1, 2),), {})) is None
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["noise", "classes", "stripes", "rows", "flat"])
+def test_other_pictures_are_not(shape: tuple[int, int, int], kind: str) -> None:
+    torch.manual_seed(0)
+    c, h, w = shape
+    noise = torch.randn(16, *shape)
+    x = {
+        "noise": noise,
+        "classes": nn.functional.one_hot(torch.randint(c, (16, h, w)), c).permute(0, 3, 1, 2).float(),
+        "stripes": (torch.arange(w) % c).expand(16, *shape) + 0.1 * noise,
+        "rows": (torch.arange(h) % c).view(h, 1).expand(16, *shape) + 0.1 * noise,
+        "flat": torch.zeros(16, *shape),
+    }[kind]
+    assert interleaved(x) < 1.1
+
+
+class Decoder(nn.Module):
+    """Attention that shifts its labels itself. `mode`: causal, open, or normalised over the queries."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.mode, self.tokens = mode, nn.Embedding(12, 16)
+        self.qkv, self.head = nn.Linear(16, 48), nn.Linear(16, 12)
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v = self.qkv(self.tokens(ids)).chunk(3, -1)
+        scores = q @ k.transpose(1, 2)
+        later = torch.ones(ids.shape[1], ids.shape[1]).triu(1).bool()
+        scores = scores if self.mode == "open" else scores.masked_fill(later, float("-inf"))
+        logits = self.head(scores.softmax(-2 if self.mode == "queries" else -1) @ v)
+        wanted = (ids if labels is None else labels)[:, 1:]
+        return logits, nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), wanted.flatten())
+
+
+@pytest.mark.parametrize(("mode", "ok"), [("causal", True), ("open", False), ("queries", False)])
+@pytest.mark.parametrize("width", [9, 10])
+def test_a_model_that_shifts_its_labels_itself_must_not_see_them(mode: str, ok: bool, width: int) -> None:
+    torch.manual_seed(0)
+    block = torch.randint(12, (8, 11))
+    ids, target = block[:, :10], block[:, 1 : 1 + width].flatten()
+    found = sees_ahead(SimpleNamespace(shifted=(Decoder(mode), (ids,), {"labels": ids.clone()}, target, ids)))
+    assert found is not None
+    assert found["ok"] == ok
+
+
+def scheduled(rates: list[float], gamma: float) -> dict | None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=gamma)
+    one: Any = SimpleNamespace(it=scheduler)
+    return zeroed(one, one, SimpleNamespace(rates=rates))
+
+
+def test_a_rate_that_a_scheduler_multiplies_by_zero_is_found() -> None:
+    found = scheduled([0.1] * 40 + [0.0] * 20, 0.0)
+    assert found is not None
+    assert "gamma=1 keeps the rate" in found["cause"]
+    assert scheduled([0.1] * 60, 0.0) is None
+    assert scheduled([0.1] * 40 + [0.01] * 20, 0.1) is None
+
+
+def test_data_that_killed_a_model_are_named_first() -> None:
+    dead, sorted_data = finding("dependency", "0 of 32", DEAD), finding("targets", "2 of 10", "sorted by class")
+    passed = finding("modes", "train mode")
+    assert symptoms_last([dead, passed, sorted_data]) == [passed, sorted_data, dead]
+    alone = [dead, passed, skip("targets", "no loss")]
+    assert symptoms_last(alone) == alone
