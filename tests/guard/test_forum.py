@@ -1,5 +1,6 @@
 """Faults that people posted about: each is named, and what looks like it passes."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,8 @@ from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.checks.run_checks import symptoms_last
 from trainworthy.core.guard.checks.schedules import zeroed
 from trainworthy.core.guard.measures.interleaved import fault, interleaved
+from trainworthy.core.guard.measures.refitted import again
+from trainworthy.core.guard.measures.source import read
 
 SHAPES = [(2, 8, 8), (3, 24, 32), (4, 12, 9)]
 
@@ -92,6 +95,41 @@ def test_a_rate_that_a_scheduler_multiplies_by_zero_is_found() -> None:
     assert "gamma=1 keeps the rate" in found["cause"]
     assert scheduled([0.1] * 60, 0.0) is None
     assert scheduled([0.1] * 40 + [0.01] * 20, 0.1) is None
+
+
+SCALED = """
+from sklearn.preprocessing import {kind}
+scale_x, scale_y = {kind}(), {kind}()
+X_train = scale_x.fit_transform(X_train)
+y_train = scale_y.fit_transform(y_train)
+{line}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "found"),
+    [
+        ("X_test = scale_x.fit_transform(X_test)", "StandardScaler", True),
+        ("X_val = np.stack([scale_x.fit_transform(row) for row in X_val])", "MinMaxScaler", True),
+        ("scale_y.fit(y_test)", "MinMaxScaler", True),
+        ("X_test = scale_x.fit_transform(X_test)", "OneHotEncoder", False),
+        ("X_test = scale_x.transform(X_test)", "StandardScaler", False),
+        ("scale_x = StandardScaler()\nX_test = scale_x.fit_transform(X_test)", "StandardScaler", False),
+        ("X_all = scale_x.fit_transform(X_all)", "StandardScaler", False),
+        ("X_train, X_test = scale_x.fit_transform(X_train), scale_x.transform(X_test)", "StandardScaler", False),
+        (
+            "for train, test in folds:\n    A = scale_x.fit_transform(X[train])\n    B = scale_x.transform(X[test])",
+            "StandardScaler",
+            False,
+        ),
+    ],
+)
+def test_a_scaler_that_is_fitted_on_the_evaluation_again(line: str, kind: str, found: bool, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCALED.format(line=line, kind=kind))
+    fault = again(read(script))
+    assert (fault is not None) == found
+    assert fault is None or ".transform(...) is meant" in fault[1]
 
 
 def test_data_that_killed_a_model_are_named_first() -> None:
