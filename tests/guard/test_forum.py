@@ -15,6 +15,8 @@ from trainworthy.core.guard.measures.interleaved import fault, interleaved
 from trainworthy.core.guard.measures.refitted import again
 from trainworthy.core.guard.measures.source import read
 
+from tests.guard.guarding import guard
+
 SHAPES = [(2, 8, 8), (3, 24, 32), (4, 12, 9)]
 
 
@@ -130,6 +132,32 @@ def test_a_scaler_that_is_fitted_on_the_evaluation_again(line: str, kind: str, f
     fault = again(read(script))
     assert (fault is not None) == found
     assert fault is None or ".transform(...) is meant" in fault[1]
+
+
+IDLE = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+x = torch.randn(256, 6)
+y = x[:, :3].argmax(1)
+updates = 0
+for i in range(64):
+    rows = torch.randint(256, (32,))
+    nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+    STEP
+"""
+WAITS = "if (updates + 1) % 4 == 0:\n        optimizer.step()\n        optimizer.zero_grad()\n        updates += 1"
+BY_HAND = "with torch.no_grad():\n        [p.sub_(0.1 * p.grad) for p in net.parameters()]\n    optimizer.zero_grad(set_to_none=False)"
+
+
+@pytest.mark.parametrize(("step", "found"), [(WAITS, True), (BY_HAND, False)])
+def test_a_step_that_never_comes_is_found(step: str, found: bool, tmp_path: Path) -> None:
+    verdicts, output, _ = guard(IDLE.replace("STEP", step), tmp_path, interventions=False, **{"--only": "gradients"})
+    assert verdicts["gradients"].blocks == found, output
+    assert not found or "made no step" in output
 
 
 def test_data_that_killed_a_model_are_named_first() -> None:
