@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from trainworthy.core.guard.checks import forced
 from trainworthy.core.guard.checks.causality import DEAD, sees_ahead
 from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.checks.run_checks import symptoms_last
 from trainworthy.core.guard.checks.schedules import zeroed
 from trainworthy.core.guard.measures.interleaved import fault, interleaved
 from trainworthy.core.guard.measures.refitted import again
+from trainworthy.core.guard.measures.regression import Regression
 from trainworthy.core.guard.measures.source import read
 
 from tests.guard.guarding import guard
@@ -158,6 +160,79 @@ def test_a_step_that_never_comes_is_found(step: str, found: bool, tmp_path: Path
     verdicts, output, _ = guard(IDLE.replace("STEP", step), tmp_path, interventions=False, **{"--only": "gradients"})
     assert verdicts["gradients"].blocks == found, output
     assert not found or "made no step" in output
+
+
+class Forced(nn.Module):
+    """A decoder of six steps after twelve. `reads`: the place of the value that each step reads, from its own."""
+
+    def __init__(self, reads: int) -> None:
+        super().__init__()
+        self.reads, self.encoder, self.cell, self.out = (
+            reads,
+            nn.LSTM(1, 8, batch_first=True),
+            nn.LSTMCell(1, 8),
+            nn.Linear(8, 1),
+        )
+
+    def forward(self, past: torch.Tensor, future: torch.Tensor) -> torch.Tensor:
+        _, (h, c) = self.encoder(past)
+        h, c, found = h[0], c[0], []
+        known = torch.cat([past[:, -1:], future], 1)
+        for t in range(future.shape[1]):
+            h, c = self.cell(known[:, t + 1 + self.reads], (h, c))
+            found.append(self.out(h))
+        return torch.stack(found, 1)
+
+
+class Rebuilds(Forced):
+    """Encodes what it is to give."""
+
+    def forward(self, past: torch.Tensor, future: torch.Tensor) -> torch.Tensor:
+        return super().forward(past, future) + future.mean(1, keepdim=True)
+
+
+class Ahead(nn.Module):
+    """Predicts the next value at each step, and gives the last `count` predictions of those that have a target."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count, self.net, self.out = count, nn.GRU(1, 8, batch_first=True), nn.Linear(8, 1)
+
+    def forward(self, series: torch.Tensor) -> torch.Tensor:
+        return self.out(self.net(series)[0])[:, -1 - self.count : -1]
+
+
+class Copies(Ahead):
+    """Predicts from the whole series."""
+
+    def forward(self, series: torch.Tensor) -> torch.Tensor:
+        return self.out(self.net(series)[0])[:, -self.count :]
+
+
+def told(model: nn.Module, *given: torch.Tensor, target: torch.Tensor) -> tuple[str, str] | None:
+    one = Regression()
+    one.add(torch.zeros(target.shape, requires_grad=True), target, (model, given, {}), [])
+    return forced.fault(SimpleNamespace(evidence=SimpleNamespace(regression=one), control=True))
+
+
+def test_a_decoder_that_reads_the_value_it_must_give_is_found() -> None:
+    torch.manual_seed(0)
+    past, future = torch.randn(16, 12, 1), torch.randn(16, 6, 1)
+    found = told(Forced(0), past, future, target=future.clone())
+    assert found is not None
+    assert "one step late" in found[1]
+    assert told(Forced(-1), past, future, target=future.clone()) is None
+    assert told(Rebuilds(-1), past, future, target=future.clone()) is None
+
+
+def test_steps_to_predict_that_are_in_the_input_are_found() -> None:
+    torch.manual_seed(0)
+    series = torch.randn(16, 12, 1)
+    found = told(Copies(6), series, target=series[:, -6:].clone())
+    assert found is not None
+    assert "begins where the input ends" in found[1]
+    assert told(Ahead(6), series, target=series[:, -6:].clone()) is None
+    assert told(Copies(6), series, target=torch.randn(16, 6, 1)) is None
 
 
 def test_data_that_killed_a_model_are_named_first() -> None:
