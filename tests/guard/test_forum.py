@@ -235,6 +235,38 @@ def test_steps_to_predict_that_are_in_the_input_are_found() -> None:
     assert told(Copies(6), series, target=torch.randn(16, 6, 1)) is None
 
 
+PAIR = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+first, second = nn.Linear(6, 3), nn.Linear(3, 3)
+one = torch.optim.Adam(first.parameters(), lr=0.01)
+two = torch.optim.Adam(second.parameters(), lr=0.01)
+fall_one = torch.optim.lr_scheduler.StepLR(one, 20, gamma=0.5)
+fall_two = OTHER
+x, y = torch.randn(64, 6), torch.randint(3, (64,))
+for i in range(60):
+    nn.functional.cross_entropy(second(first(x)), y).backward()
+    for each in (one, two):
+        each.step()
+        each.zero_grad()
+    fall_one.step()
+    fall_two.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [("StepLR(one, 20, gamma=0.5)", True), ("StepLR(two, 20, gamma=0.5)", False), ("ConstantLR(one, 0.1, 5)", False)],
+)
+def test_two_schedulers_of_one_optimiser_are_found(other: str, found: bool, tmp_path: Path) -> None:
+    script = PAIR.replace("OTHER", f"torch.optim.lr_scheduler.{other}")
+    verdicts, output, _ = guard(script, tmp_path, interventions=False, **{"--only": "schedule"})
+    assert verdicts["schedule"].blocks == found, output
+    assert not found or "another Adam has none" in output
+
+
 def test_data_that_killed_a_model_are_named_first() -> None:
     dead, sorted_data = finding("dependency", "0 of 32", DEAD), finding("targets", "2 of 10", "sorted by class")
     passed = finding("modes", "train mode")

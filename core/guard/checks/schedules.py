@@ -30,6 +30,8 @@ def schedule(seen: Observer) -> dict:
         return by_hand(seen)
     if fault := contrary(seen.plateaus):
         return finding("schedule", *fault)
+    if fault := twice(seen):
+        return finding("schedule", *fault)
     train = [p for p in seen.passes if p.training]
     length = max((p.length or 0 for p in train[:1]), default=0)
     measured: list[str] = []
@@ -44,6 +46,30 @@ def schedule(seen: Observer) -> dict:
             return found
         measured.append(found)
     return finding("schedule", "; ".join(measured))
+
+
+def twice(seen: Observer) -> tuple[str, str] | None:
+    """Find two equal schedulers of one optimiser, stepped alike, beside an optimiser that has none: the second one was meant for it."""
+    bare = [g for g in stepped(seen) if not any(owner(seen, one) is g for one in seen.schedulers)]
+    every = [one for one in seen.schedulers if not child(seen, one.it)] if bare else []
+    for i, one in enumerate(every):
+        for other in every[:i]:
+            alike = (
+                type(one.it) is type(other.it) and abs(len(one.at) - len(other.at)) <= 1 and one.place != other.place
+            )
+            if alike and one.optimizer is other.optimizer and settings(one.it) == settings(other.it):
+                kind, name = type(one.it).__name__, type(bare[0].ref()).__name__
+                return (
+                    f"two {kind} with equal settings (lines {other.place[1]} and {one.place[1]}) set the rate of one optimiser, and another "
+                    f"{name} has none",
+                    "the second scheduler was built on the first one's optimiser: the one falls twice as fast and the other keeps its rate",
+                )
+    return None
+
+
+def settings(scheduler: Any) -> dict[str, Any]:
+    """Return what a scheduler was built with, without its counts."""
+    return {k: v for k, v in scheduler.state_dict().items() if k[0] != "_" and k not in ("last_epoch", "base_lrs")}
 
 
 def by_hand(seen: Observer) -> dict:
