@@ -1,4 +1,4 @@
-"""Harm of the bugs of the fifth to tenth, the twelfth, the fourteenth, the fifteenth and the hosted set: each script is run whole, unchanged and
+"""Harm of the bugs of the fifth to tenth, the twelfth, the fourteenth to the sixteenth and the hosted set: each script is run whole, unchanged and
 with every patch, at two seeds.
 
 `python -m tests.guard.harm [SCRIPT | ID ...]` prints one line for each run: id, seed, final number, seconds.
@@ -30,6 +30,8 @@ from tests.guard import (
     ninth_set_heldout,
     seventh_set,
     seventh_set_heldout,
+    sixteenth_set,
+    sixteenth_set_heldout,
     sixth_set,
     tenth_set,
     tenth_set_heldout,
@@ -54,6 +56,8 @@ SETS = (
     fourteenth_set_heldout,
     fifteenth_set,
     fifteenth_set_heldout,
+    sixteenth_set,
+    sixteenth_set_heldout,
     hosted_set,
     hosted_set_heldout,
 )

@@ -1,4 +1,4 @@
-"""The integrity of the eighth, the ninth and the hosted set: each change fits its script in one place, and the changed script compiles."""
+"""The integrity of the eighth, the ninth, the sixteenth and the hosted set: each change fits its script in one place and compiles."""
 
 import hashlib
 import zlib
@@ -6,10 +6,24 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.guard import eighth_set, eighth_set_heldout, hosted_set, hosted_set_heldout, ninth_set, ninth_set_heldout
+from tests.guard import (
+    eighth_set,
+    eighth_set_heldout,
+    hosted_set,
+    hosted_set_heldout,
+    ninth_set,
+    ninth_set_heldout,
+    sixteenth_set,
+    sixteenth_set_heldout,
+)
 from tests.helpers.patches import ScriptPatch, patched
 
-SETS = {34: (eighth_set, eighth_set_heldout), 51: (ninth_set, ninth_set_heldout), 37: (hosted_set, hosted_set_heldout)}
+SETS = {
+    34: (eighth_set, eighth_set_heldout),
+    51: (ninth_set, ninth_set_heldout),
+    37: (hosted_set, hosted_set_heldout),
+    53: (sixteenth_set, sixteenth_set_heldout),
+}
 """Number of its cases -> halves."""
 
 
@@ -17,7 +31,11 @@ def first_byte(id: bytes) -> int:
     return hashlib.sha256(id).digest()[0]
 
 
-DIGEST: dict[int, Callable[[bytes], int]] = {34: zlib.crc32, 51: zlib.crc32, 37: first_byte}
+def last_byte(id: bytes) -> int:
+    return hashlib.sha256(id).digest()[-1]
+
+
+DIGEST: dict[int, Callable[[bytes], int]] = {34: zlib.crc32, 51: zlib.crc32, 37: first_byte, 53: last_byte}
 """Number of its cases -> what puts an id into the open half (even) or into the closed one (odd)."""
 CASES = [p for halves in SETS.values() for half in halves for p in (*half.BUGS, *half.HEALTHY)]
 
@@ -36,3 +54,9 @@ def test_halves_are_split_by_the_ids_and_name_known_cases(count: int) -> None:
         bugs = {p.id for p in half.BUGS}
         assert bugs >= half.HARMFUL
         assert bugs >= half.HONEST.keys()
+
+
+def test_each_bug_of_the_sixteenth_set_names_the_thread_that_found_it() -> None:
+    for half in SETS[53]:
+        assert half.SOURCES.keys() == {p.id for p in half.BUGS}
+        assert all(url.startswith("http") for url in half.SOURCES.values())

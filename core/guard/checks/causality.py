@@ -14,14 +14,16 @@ from trainworthy.core.base.modes import in_mode
 from trainworthy.core.base.seeds import kept_draws
 from trainworthy.core.guard.checks.results import finding, skip
 from trainworthy.core.guard.hooks.parameters import parameters_of
+from trainworthy.core.guard.measures import interleaved
 from trainworthy.core.guard.measures import rows as sample_rows
 from trainworthy.core.guard.measures.logits import classes_last
 from trainworthy.core.guard.measures.records import bare, logits_of
-from trainworthy.core.guard.measures.targets import fits, tokens_of
+from trainworthy.core.guard.measures.targets import fits, following, tokens_of
 
 GIVEN = re.compile(
     r"(?i)target|label|tgt|trg|mask|^y$|len|offset|idx|index|type|segment|size"
 )  # names of what a model may read in some calls alone
+DEAD = "all units are dead (a rate that is far too high), or the model leaves its input out"
 SEEN = 1e-4  # mean change of the outputs, in units of their spread; healthy models give exactly 0
 
 
@@ -171,10 +173,9 @@ def sees_ahead(seen: Any) -> dict | None:
     if seen.shifted is None:
         return None
     module, args, kwargs, target, ids = seen.shifted
-    if ids is None or target.numel() != ids.numel() or min(ids.shape) < 1:
+    if ids is None or min(ids.shape) < 1:
         return None
-    axis = next((k for k, (x, y) in enumerate(((ids.t(), target.view(ids.shape).t()), (ids, target.view(ids.shape))))
-                 if fits(x, y, 1, -100)), None)  # fmt: skip
+    axis = next((k for k, (x, y) in enumerate(following(ids, target)) if y is not None and fits(x, y, 1, -100)), None)
     if axis is None or ids.shape[axis] < 4:
         return None
     half = ids.shape[axis] // 2
@@ -221,11 +222,8 @@ def ignores_samples(seen: Any) -> dict | None:
         return None
     without = int((grad.flatten(1) == 0).all(1).sum())
     measured = f"{len(x) - without} of {len(x)} samples of the input reach the outputs"
-    if without == len(x):  # no axis: all units are dead, or the input is left out
-        cause = "all units are dead (a rate that is far too high), or the model leaves its input out"
-    else:
-        cause = "samples are selected, scattered or averaged along the wrong axis" if without > 0.8 * len(x) else ""
-    return finding("dependency", measured, cause)
+    cause = "samples are selected, scattered or averaged along the wrong axis" if without > 0.8 * len(x) else ""
+    return finding("dependency", measured, DEAD if without == len(x) else cause)
 
 
 def ignores_places(seen: Any) -> dict | None:
@@ -364,6 +362,8 @@ def dependency(seen: Any) -> dict:
     if seen.scrambled:
         cause = "view() or reshape() where permute() or transpose() is meant: places and channels are mixed"
         rows.append(finding("dependency", seen.scrambled, cause))
+    if fault := interleaved.fault(seen.first_call):
+        rows.append(finding("dependency", *fault))
     if fault := seen.evidence.masks.fault():
         rows.append(finding("dependency", *fault))
     if seen.control is not None:  # nothing is computed again in a real run

@@ -285,7 +285,8 @@ def gradients(seen: Observer) -> dict:
     """Find stale, discarded, missing or doubled gradients, and a short first accumulation window."""
     groups = stepped(seen)
     if not groups:
-        return skip("gradients", "no optimiser of torch.optim made a step")
+        idle = never_stepped(seen)
+        return finding("gradients", *idle) if idle else skip("gradients", "no optimiser of torch.optim made a step")
     wrong, causes = [], []
     for g in groups:
         looked = g.steps
@@ -326,6 +327,21 @@ def gradients(seen: Observer) -> dict:
         )
     count = f"{seen.backwards} backward() calls, {seen.steps} steps, each with its own gradients"
     return finding("gradients", "; ".join(wrong) or count, "\n".join(causes), windows=[g.windows[:12] for g in groups])
+
+
+def never_stepped(seen: Observer) -> tuple[str, str] | None:
+    """Find an optimiser that the script built and that made no step, while its weights got gradients and are as they were drawn."""
+    if seen.steps or seen.backwards < 2 * CLOSE:
+        return None
+    for group in seen.groups.values():
+        reached = [p for p in group.parameters if p.dim() > 1 and p.grad is not None]
+        if reached and all(seen.drawn_weights.as_drawn(p) for p in reached):
+            return (
+                f"{seen.backwards} backward() calls, and {type(group.ref()).__name__} made no step: its weights are as they were drawn",
+                "step() is missing, or it waits for a condition that never comes (a counter of accumulated batches that only the step "
+                "itself advances)",
+            )
+    return None
 
 
 def beside_the_graph(seen: Observer, group: Group, groups: list[Group]) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainworthy.core.base.verdict import Fault
 from trainworthy.core.guard.checks.results import finding, skip
-from trainworthy.core.guard.measures import splits
+from trainworthy.core.guard.measures import refitted, splits
 from trainworthy.core.guard.measures.caches import Caches
 from trainworthy.core.guard.measures.source import (
     FUNCTIONS,
@@ -37,6 +37,7 @@ def check(script: Path) -> dict:
         calls.samples,
         lambda: splits.twin(source),
         lambda: splits.lost_input(source),
+        lambda: refitted.again(source),
         lambda: turned_sign(source),
         lambda: Caches(source, [row[1:] for row in calls.reached]).fault(),
     )

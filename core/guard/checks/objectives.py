@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from trainworthy.core.base.correlation import spearman
 from trainworthy.core.base.verdict import Fault
+from trainworthy.core.guard.checks import forced
 from trainworthy.core.guard.checks.causality import follows_only_the_past
 from trainworthy.core.guard.checks.invariants import names, stepped, tops
 from trainworthy.core.guard.checks.policies import advantages
@@ -165,6 +166,8 @@ def copied(seen: Any) -> Fault | None:
             f"the target is entry {one.column} of the model's own input",
             "the column to predict was left among the inputs, or the window ends one step too late (the target begins with its last value)",
         )
+    if fault := forced.fault(seen):
+        return fault
     if one.copies < 2 or one.copies < one.pairs or one.copied is None or seen.control is None:
         return None
     if follows_only_the_past(*one.copied):

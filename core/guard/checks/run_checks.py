@@ -21,6 +21,12 @@ from trainworthy.core.guard.observing import to_the_end
 from trainworthy.core.guard.observing.observer import Observer
 
 
+def symptoms_last(found: list[dict]) -> list[dict]:
+    """Put a model that died behind data from which it could not learn: the data are the cause."""
+    data = any(not f.get("ok", True) and f["id"] in ("targets", "samples") for f in found)
+    return sorted(found, key=lambda f: data and f.get("cause") == causality.DEAD)
+
+
 def check(seen: Observer, plan: Any) -> dict[str, Any]:
     """What every check says of one run; on a run with changed data only the facts that `interventions` compares."""
     if plan.name in ("trained", "held"):
@@ -71,4 +77,4 @@ def check(seen: Observer, plan: Any) -> dict[str, Any]:
                 )
             )
         found[-1]["seconds"] = time.monotonic() - began
-    return {"findings": found, "facts": loss.of(seen)}
+    return {"findings": symptoms_last(found), "facts": loss.of(seen)}

@@ -30,6 +30,8 @@ def schedule(seen: Observer) -> dict:
         return by_hand(seen)
     if fault := contrary(seen.plateaus):
         return finding("schedule", *fault)
+    if fault := twice(seen):
+        return finding("schedule", *fault)
     train = [p for p in seen.passes if p.training]
     length = max((p.length or 0 for p in train[:1]), default=0)
     measured: list[str] = []
@@ -44,6 +46,30 @@ def schedule(seen: Observer) -> dict:
             return found
         measured.append(found)
     return finding("schedule", "; ".join(measured))
+
+
+def twice(seen: Observer) -> tuple[str, str] | None:
+    """Find two equal schedulers of one optimiser, stepped alike, beside an optimiser that has none: the second one was meant for it."""
+    bare = [g for g in stepped(seen) if not any(owner(seen, one) is g for one in seen.schedulers)]
+    every = [one for one in seen.schedulers if not child(seen, one.it)] if bare else []
+    for i, one in enumerate(every):
+        for other in every[:i]:
+            alike = (
+                type(one.it) is type(other.it) and abs(len(one.at) - len(other.at)) <= 1 and one.place != other.place
+            )
+            if alike and one.optimizer is other.optimizer and settings(one.it) == settings(other.it):
+                kind, name = type(one.it).__name__, type(bare[0].ref()).__name__
+                return (
+                    f"two {kind} with equal settings (lines {other.place[1]} and {one.place[1]}) set the rate of one optimiser, and another "
+                    f"{name} has none",
+                    "the second scheduler was built on the first one's optimiser: the one falls twice as fast and the other keeps its rate",
+                )
+    return None
+
+
+def settings(scheduler: Any) -> dict[str, Any]:
+    """Return what a scheduler was built with, without its counts."""
+    return {k: v for k, v in scheduler.state_dict().items() if k[0] != "_" and k not in ("last_epoch", "base_lrs")}
 
 
 def by_hand(seen: Observer) -> dict:
@@ -178,7 +204,7 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
                 "it was made for one step per batch",
             )
         warming = warm_up_of_steps(seen, one, mine, length) if slow and mine is not None else None
-        return warming or f"{kind}: {len(one.at)} steps in {seen.steps} updates"
+        return zeroed(seen, one, mine) or warming or f"{kind}: {len(one.at)} steps in {seen.steps} updates"
     rates = mine.rates if mine is not None else []
     whole = not train[0].was_cut and (
         train[0].ended or several
@@ -214,6 +240,20 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
             "scheduler.step() belongs after the loop over batches, or its lengths must be counted in batches",
         )
     return f"{kind}: one step per update, rate {after[0] if after else rates[-1] if rates else 0:.3g} after an epoch"
+
+
+def zeroed(seen: Observer, one: Any, mine: Any) -> dict | None:
+    """Find a scheduler that multiplies the rate by zero: it stands for no schedule, and ends the training."""
+    if mine is None or getattr(one.it, "gamma", None) != 0:
+        return None
+    still = next((i for i, rate in enumerate(reversed(mine.rates)) if rate), len(mine.rates))
+    if still in (0, len(mine.rates)) or still < min(16, len(mine.rates) // 4):
+        return None
+    return finding(
+        "schedule",
+        f"{type(one.it).__name__} with gamma=0: the rate is 0 in the last {still} of {len(mine.rates)} updates",
+        "gamma=1 keeps the rate; gamma=0 sets it to zero, and nothing is learnt from then on",
+    )
 
 
 def warm_up_of_steps(seen: Observer, one: Any, mine: Any, length: int) -> dict | None:

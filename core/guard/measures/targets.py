@@ -2,6 +2,7 @@
 accuracy."""
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -259,6 +260,16 @@ def fits(tokens: Tensor, target: Tensor, shift: int, ignore: int) -> bool:
     if int(valid.sum()) < 8 or int(valid.sum()) < 0.5 * valid.numel():
         return False
     return bool((a == b)[valid].all())
+
+
+def following(ids: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield tokens and their targets as (B, T): the time is the first axis of `ids`, then the second. A model that shifts its labels itself
+    has no target for the last token."""
+    for time_first, tokens in ((True, ids.t()), (False, ids)):
+        rows, length = tokens.shape
+        width = next((n for n in (length, length - 1) if n > 1 and target.numel() == rows * n), 0)
+        flat = target.view(width, rows).t() if time_first and width else target.view(rows, width) if width else None
+        yield tokens, flat
 
 
 def constant_losses(rows: list[dict]) -> list[float]:

@@ -1,0 +1,48 @@
+"""Finds series whose answer a model gets as an input, at the place where it gives it: by the gradient of its outputs."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from trainworthy.core.base.verdict import Fault
+from trainworthy.core.guard.checks.causality import arguments, gradient
+
+ANSWERS = re.compile(
+    r"(?i)target|label|tgt|trg|truth|future|^y$|^y_|_y$|^dec"
+)  # names of what a decoder is forced with
+
+
+def fault(seen: Any) -> Fault | None:
+    """Call the model again that got its target. A decoder that reads the steps before each one has no gradient at that step itself, and a
+    model that encodes the whole target has one at later steps, too."""
+    if seen.evidence.regression.told is None or seen.control is None:
+        return None
+    module, args, kwargs, target, x = seen.evidence.regression.told
+    if x.shape == target.shape:
+        if not any(v is x and ANSWERS.search(name) for name, v in arguments(module, args, kwargs).items()):
+            return None
+        first = gradient(module, (args, kwargs), x, outputs(target, 1))
+        if first is None or not bool(first[:, 0].any()) or bool(first[:, 1:].any()):
+            return None
+        return (
+            "in training the model gets the target of each step as an input, and its answer of that step follows it",
+            "the decoder's input is one step late: it gets the value that it must predict, and not the one before",
+        )
+    end = gradient(module, (args, kwargs), x, outputs(target, target.shape[1]))
+    if end is None or not bool(end[:, -1].any()):
+        return None
+    return (
+        f"the {target.shape[1]} steps to predict are the last ones of the model's input of {x.shape[1]} steps, and it reads them",
+        "the window to predict begins where the input ends: the slice of the target lacks the length of the input",
+    )
+
+
+def outputs(target: Tensor, count: int) -> Callable[[Any], list[Tensor]]:
+    """Return what picks the first `count` steps of the outputs that are compared with a target."""
+
+    def pick(out: Any) -> list[Tensor]:
+        return [y[:, :count] for y in tree_leaves(out) if isinstance(y, Tensor) and y.shape == target.shape]
+
+    return pick

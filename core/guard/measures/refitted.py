@@ -1,0 +1,55 @@
+"""Finds a scaler that is fitted on the training split and again on the evaluation's, so that the model gets numbers of another scale there.
+
+Encoders are left out: those of the same categories are the same.
+"""
+
+import ast
+from collections.abc import Iterator
+
+from trainworthy.core.base.verdict import Fault
+from trainworthy.core.guard.measures.source import Source, inside, tail
+from trainworthy.core.guard.measures.splits import Scope, loaded, scopes, split_of, stored
+
+FITS = ("fit", "fit_transform")
+FITTED = ("Scaler", "PCA", "Vectorizer", "SVD", "PowerTransformer", "QuantileTransformer")
+"""Ends of the names of classes whose numbers depend on the rows they are fitted on."""
+
+
+def again(source: Source) -> Fault | None:
+    """Find the line that fits one object on the evaluation's rows, after another line that fitted it on those of training."""
+    for file, scope in scopes(source):
+        first: dict[str, int] = {}
+        for node, made, fits in sorted(statements(scope), key=lambda row: row[0].lineno):
+            said = {split_of(name) for name in (*stored(node), *loaded(node))} - {""}
+            for name in fits:
+                if "train" in said:
+                    first.setdefault(name, node.lineno)
+                elif said and name in first:
+                    return (
+                        f"line {node.lineno} of {file} fits `{name}` again, on the {min(said)} split; line {first[name]} fitted it on training's",
+                        f"{name}.transform(...) is meant: the model gets inputs of another scale than in training",
+                    )
+            first = {name: line for name, line in first.items() if name not in made}
+    return None
+
+
+def statements(scope: Scope) -> Iterator[tuple[ast.stmt, set[str], set[str]]]:
+    """Yield the statements of a scope that assign or fit: with the names that they assign, and the scalers that they fit."""
+    lines = [n for n in inside(scope) if isinstance(n, (ast.Assign, ast.AnnAssign, ast.Expr))]
+    scalers = {name for node in lines for name in built(node)}
+    for node in lines:
+        calls = [n.func for n in ast.walk(node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+        fits = {tail(f.value) for f in calls if f.attr in FITS and isinstance(f.value, ast.Name)} & scalers
+        yield node, set(stored(node)), fits
+
+
+def built(node: ast.stmt) -> Iterator[str]:
+    """Yield the names that a statement gives to new scalers: `x = StandardScaler()`, `x, y = MinMaxScaler(), MinMaxScaler()`."""
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+        return
+    target, value = node.targets[0], node.value
+    several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)
+    pairs = zip(target.elts, value.elts, strict=True) if several else [(target, value)]  # type: ignore[attr-defined]
+    for name, call in pairs:
+        if isinstance(name, ast.Name) and isinstance(call, ast.Call) and tail(call.func).endswith(FITTED):
+            yield name.id
