@@ -1,4 +1,4 @@
-"""The integrity of the eighth, the ninth and the hosted set: each change fits its script in one place, and the changed script compiles."""
+"""The integrity of four sets: each change fits its script in one place, and the changed script compiles."""
 
 import hashlib
 import zlib
@@ -6,10 +6,24 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.guard import eighth_set, eighth_set_heldout, hosted_set, hosted_set_heldout, ninth_set, ninth_set_heldout
+from tests.guard import (
+    eighth_set,
+    eighth_set_heldout,
+    hosted_set,
+    hosted_set_heldout,
+    ninth_set,
+    ninth_set_heldout,
+    trainer_set,
+    trainer_set_heldout,
+)
 from tests.helpers.patches import ScriptPatch, patched
 
-SETS = {34: (eighth_set, eighth_set_heldout), 51: (ninth_set, ninth_set_heldout), 37: (hosted_set, hosted_set_heldout)}
+SETS = {
+    34: (eighth_set, eighth_set_heldout),
+    51: (ninth_set, ninth_set_heldout),
+    37: (hosted_set, hosted_set_heldout),
+    54: (trainer_set, trainer_set_heldout),
+}
 """Number of its cases -> halves."""
 
 
@@ -17,7 +31,11 @@ def first_byte(id: bytes) -> int:
     return hashlib.sha256(id).digest()[0]
 
 
-DIGEST: dict[int, Callable[[bytes], int]] = {34: zlib.crc32, 51: zlib.crc32, 37: first_byte}
+def last_digit(id: bytes) -> int:
+    return hashlib.sha256(id).digest()[-1]
+
+
+DIGEST: dict[int, Callable[[bytes], int]] = {34: zlib.crc32, 51: zlib.crc32, 37: first_byte, 54: last_digit}
 """Number of its cases -> what puts an id into the open half (even) or into the closed one (odd)."""
 CASES = [p for halves in SETS.values() for half in halves for p in (*half.BUGS, *half.HEALTHY)]
 
