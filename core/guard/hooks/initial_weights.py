@@ -12,6 +12,8 @@ from trainworthy.core.guard.hooks.patches import replace
 DRAWS = ("normal_", "uniform_")
 VALUES = 16
 SHARE = 0.6  # of a model's weights
+HEADS = ("classifier", "score", "qa_outputs")
+"""Last layers that models of transformers get for a new task."""
 
 
 class Drawn:
@@ -66,5 +68,21 @@ def frozen_base(one: Drawn, roots: list[nn.Module], received: set[int]) -> tuple
             return (
                 f"{share:.0%} of the weights of {type(model).__name__} are frozen, and are random: {len(as_drawn)} tensors, first {as_drawn[0][0]}",
                 "the part that is frozen was never loaded: load its pretrained weights, or let it train",
+            )
+    return None
+
+
+def frozen_head(one: Drawn, roots: list[nn.Module], received: set[int]) -> tuple[str, str] | None:
+    """Find a model that trains in part, and whose last layer for a new task is frozen as it was drawn."""
+    for model in roots:
+        weights = dict(named_parameters_of(model))
+        drawn = [
+            n for n, p in weights.items() if not p.requires_grad and set(n.split(".")) & set(HEADS) and one.as_drawn(p)
+        ]
+        trains = any(set(n.split(".")) & set(HEADS) and p.requires_grad for n, p in weights.items())
+        if drawn and not trains and any(id(p) in received for p in weights.values()):
+            return (
+                f"the last layer of {type(model).__name__} is frozen as it was drawn: {drawn[0]}",
+                "the head of a new task was frozen with the rest: let it train (LoRA: modules_to_save or task_type)",
             )
     return None
