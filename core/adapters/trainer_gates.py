@@ -77,8 +77,13 @@ def tokens(context: GateContext) -> Finding:
     """Read batches of both sets, and what the model gets of one of them."""
     _, stage = context.look()
     trainer = stage.trainer  # type: ignore[attr-defined]
-    faults = [trainer_columns.dropped(trainer), trainer_columns.told_apart(trainer), trainer_columns.misplaced(trainer)]
-    wrong = [f for f in faults if f]
+    read = (
+        trainer_columns.dropped,
+        trainer_columns.told_apart,
+        trainer_columns.contradicted,
+        trainer_columns.misplaced,
+    )
+    wrong = [f for f in (measure(trainer) for measure in read) if f]
     known = getattr(trainer.processing_class, "eos_token_id", None) is not None or callable(trainer.processing_class)
     if not known and not wrong:
         raise Skip("no tokenizer")

@@ -111,6 +111,26 @@ def test_a_metric_of_the_next_token_is_shifted_once():
         assert bool(found[1]) == fault, found
 
 
+@pytest.mark.parametrize("masking", [False, True])
+def test_a_causal_model_gets_no_masked_tokens(masking: bool):
+    ids = torch.randint(5, 50, (8, 40))
+    places = torch.rand(8, 40) < 0.2
+    batch = {"input_ids": ids.masked_fill(places & masking, 4), "labels": ids.masked_fill(~places, -100)}
+    trainer = SimpleNamespace(processing_class=SimpleNamespace(mask_token_id=4))
+    assert bool(trainer_tokens.masked(trainer, GPTForCausalLM(), batch)) == masking
+    assert trainer_tokens.masked(trainer, nn.Linear(1, 1), batch) is None
+
+
+def test_a_conversation_ends_with_the_assistant():
+    for roles, fault in (
+        (("user", "assistant"), False),
+        (("assistant", "user"), True),
+        (("assistant", "assistant"), False),
+    ):
+        rows = Dataset.from_list([{"messages": [{"role": r, "content": "x"} for r in roles]}] * 8)
+        assert bool(trainer_tokens.turned(SimpleNamespace(train_dataset=rows))) == fault
+
+
 def test_several_labels_need_a_sigmoid():
     labels = (np.random.default_rng(0).random((64, 5)) < 0.4).astype(np.float32)
     logits = np.random.default_rng(1).normal(size=(64, 5)).astype(np.float32)
@@ -167,6 +187,33 @@ def test_a_frozen_head_was_loaded(loaded: bool):
     model.score.requires_grad_(False)
     found = initial_weights.frozen_head(drawn, [model], {id(model.body[0].weight)})
     assert bool(found) == (not loaded)
+
+
+class Talker(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.body, self.out = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9, bias=False)
+        self.out.weight = self.table.weight
+
+    def get_output_embeddings(self):
+        return self.out
+
+
+@pytest.mark.parametrize(("frozen", "trained"), [(True, True), (True, False), (False, True)])
+def test_scores_of_tokens_are_frozen_with_the_embeddings(frozen: bool, trained: bool):
+    drawn, model = initial_weights.Drawn(), Talker()
+    drawn.note(model.out.weight)
+    model.table.requires_grad_(not frozen)
+    found = initial_weights.frozen_head(drawn, [model], {id(model.body.weight)} if trained else set())
+    assert bool(found) == (frozen and trained)
+
+
+def test_pairs_are_not_in_the_data_both_ways():
+    chosen, rejected = [[2, 3 + i % 3] for i in range(90)], [[2, 3 + (i + 1 + i // 45) % 3] for i in range(90)]
+    asked = [[7 + i] for i in range(90)]
+    for more, fault in (({}, True), ({"prompt_ids": asked}, False)):
+        rows = Dataset.from_dict({"chosen_ids": chosen, "rejected_ids": rejected, **more})
+        assert bool(trainer_columns.contradicted(SimpleNamespace(train_dataset=rows))) == fault
 
 
 def test_no_trainer_is_no_fault():

@@ -32,6 +32,7 @@ def faults(seen: Observer) -> dict[str, tuple[str, str]]:
     measures: list[tuple[str, Callable[[Any], tuple[str, str] | None]]] = [
         ("dependency", trainer_columns.dropped),
         ("direction", trainer_columns.told_apart),
+        ("direction", trainer_columns.contradicted),
         ("direction", trainer_columns.misplaced),
         ("wiring", trainer_tokens.adapter_off),
         ("frozen", _heads),

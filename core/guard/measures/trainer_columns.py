@@ -15,6 +15,7 @@ PLUMBING = {"labels", "label", "label_ids", "return_dict", "output_attentions", 
 PAIRS, TOLD = 64, 0.99  # least number of pairs; share of them that one ending tells apart
 ANSWERS = 4  # least number of different answers under one ending
 REWARDED = 12  # rows
+MOST_BOTH, READ = 0.3, 4000  # share of the pairs that are also there the other way round; pairs that are read
 
 
 def dropped(trainer: Any) -> tuple[str, str] | None:
@@ -63,15 +64,7 @@ def _numbers_rows(column: str, rows: list[dict]) -> bool:
 def told_apart(trainer: Any) -> tuple[str, str] | None:
     """All chosen answers end with one sign that no rejected one ends with."""
     rows, tokenizer = trainer.train_dataset, trainer.processing_class
-    columns = getattr(rows, "column_names", None) or ()
-    names = next(
-        (
-            n
-            for n in (("chosen_input_ids", "rejected_input_ids"), ("chosen_ids", "rejected_ids"))
-            if set(n) <= set(columns)
-        ),
-        None,
-    )
+    names = _pair(rows)
     decode = getattr(tokenizer, "decode", None)
     if names is None or decode is None or len(rows) < PAIRS:
         return None
@@ -87,6 +80,29 @@ def told_apart(trainer: Any) -> tuple[str, str] | None:
         return None
     return (f"in {alone} of {len(ends)} pairs the chosen answer ends with {text!r}, and the rejected one does not",
             "one sign tells the chosen answers apart, and nothing else has to be learnt: end both alike")  # fmt: skip
+
+
+def contradicted(trainer: Any) -> tuple[str, str] | None:
+    """The same two texts are preferred in both orders: what decides between them is not in the pairs."""
+    rows = trainer.train_dataset
+    names = _pair(rows)
+    if names is None or len(rows) < PAIRS:
+        return None
+    prompt = [c for c in ("prompt_ids", "prompt_input_ids") if c in rows.column_names][:1]
+    pairs = [tuple(tuple(r[n]) for n in (*names, *prompt)) for r in (rows[i] for i in range(min(len(rows), READ)))]
+    known = set(pairs)
+    both = sum((b, a, *more) in known and a != b for a, b, *more in pairs)
+    if both < MOST_BOTH * len(pairs):
+        return None
+    return (f"{both:,} of {len(pairs):,} pairs are also in the data the other way round",
+            "the question is not part of the texts, so that the same two answers are preferred in both orders")  # fmt: skip
+
+
+def _pair(rows: Any) -> tuple[str, str] | None:
+    """Return the columns of the tokens of chosen and rejected texts."""
+    columns = set(getattr(rows, "column_names", None) or ())
+    known = (("chosen_input_ids", "rejected_input_ids"), ("chosen_ids", "rejected_ids"))
+    return next((n for n in known if set(n) <= columns), None)
 
 
 def _last(ids: list[int], tokenizer: Any) -> tuple[int | None, tuple]:

@@ -17,6 +17,7 @@ from trainworthy.core.guard.measures.trainer_scores import causal, start_token
 ROWS = 64
 MOST_CUT, READ = 0.5, 512  # of the answers; rows that are read
 MOST_MERGED = 0.5  # of the prompts
+MOST_TURNED = 0.9  # of the conversations
 HEADS = ("classifier", "score", "lm_head", "qa_outputs")
 """Last layers of the models of transformers; in some of them a module with several layers."""
 
@@ -24,9 +25,12 @@ HEADS = ("classifier", "score", "lm_head", "qa_outputs")
 def faults(trainer: Any, model: nn.Module, batch: dict, rows: dict) -> list[tuple[str, str]]:
     """Return every (what is wrong, its cause). `batch`: many samples, collated; `rows`: a few, of which the loss is computed."""
     found = [
-        end_ignored(trainer, batch), shifted(trainer, model, rows), other_start(trainer, batch), reread(trainer), cut_off(trainer),
-        merged(trainer),
-    ]  # fmt: skip
+        end_ignored(trainer, batch),
+        masked(trainer, model, batch),
+        shifted(trainer, model, rows),
+        other_start(trainer, batch),
+    ]
+    found += [reread(trainer), cut_off(trainer), merged(trainer), turned(trainer)]
     return [f for f in found if f]
 
 
@@ -93,6 +97,45 @@ def merged(trainer: Any) -> tuple[str, str] | None:
         return None
     return (f"in {merged:,} of {len(some):,} rows the last token of the prompt is another one with its answer behind it",
             "the tokenizer joins the end of the prompt and the start of the answer: move the space between them to the answer's start")  # fmt: skip
+
+
+def turned(trainer: Any) -> tuple[str, str] | None:
+    """Conversations begin with the assistant and end with the user."""
+    rows = trainer.train_dataset
+    columns = getattr(rows, "column_names", None) or ()
+    asked = next((c for c in ("messages", "prompt") if c in columns), None)
+    answer = next((c for c in ("messages", "completion", "chosen") if c in columns), None)
+    if asked is None or answer is None or not len(rows):
+        return None
+    some = [rows[i] for i in range(0, len(rows), max(1, len(rows) // ROWS))]
+    if not all(isinstance(r[c], list) and r[c] and isinstance(r[c][0], dict) for r in some for c in (asked, answer)):
+        return None
+    ends = [(r[asked][0].get("role"), r[answer][-1].get("role")) for r in some]
+    count = sum(e == ("assistant", "user") for e in ends)
+    if count < MOST_TURNED * len(ends):
+        return None
+    return (f"{count} of {len(ends)} conversations begin with the assistant and end with the user",
+            "the roles were exchanged where the data were converted (human is the user, gpt the assistant)")  # fmt: skip
+
+
+def masked(trainer: Any, model: nn.Module, batch: dict) -> tuple[str, str] | None:
+    """A model of the next token gets masked tokens, and is scored where they are."""
+    mask = getattr(trainer.processing_class, "mask_token_id", None)
+    ids, labels = batch.get("input_ids"), batch.get("labels")
+    if (
+        mask is None
+        or not causal(model)
+        or not isinstance(ids, Tensor)
+        or not isinstance(labels, Tensor)
+        or ids.shape != labels.shape
+    ):
+        return None
+    scored = labels >= 0
+    hidden = float((ids == mask)[scored].float().mean()) if scored.any() else 0.0
+    if hidden < 0.5 or float((ids == mask)[~scored].float().mean()) > 0.1:
+        return None
+    return (f"{hidden:.0%} of the scored places hold the mask token, and the model predicts the next one",
+            "DataCollatorForLanguageModeling masks tokens by default: mlm=False for a causal model")  # fmt: skip
 
 
 def shifted(trainer: Any, model: nn.Module, batch: dict) -> tuple[str, str] | None:
@@ -174,14 +217,15 @@ def _as_drawn(layer: nn.Linear, std: float | None) -> bool:
 
 
 def drawn_heads(trainer: Any) -> list[str]:
-    """Return the last layers that are frozen as they were drawn: a bias of zeros, weights of the configured deviation."""
+    """Return the last layers that are frozen as they were drawn: a bias of zeros, weights of the configured deviation. peft keeps the frozen
+    original of a layer that trains (`modules_to_save`)."""
     own: Any = getattr(trainer.model, "get_base_model", None)  # of peft
     model = own() if own else trainer.model
     std = getattr(getattr(model, "config", None), "initializer_range", None)
     return [
         n
         for n, m in model.named_modules()
-        if isinstance(m, nn.Linear) and n.split(".")[0] in HEADS and _as_drawn(m, std)
+        if isinstance(m, nn.Linear) and n.split(".")[0] in HEADS and "original_module" not in n and _as_drawn(m, std)
     ]
 
 
