@@ -219,6 +219,8 @@ class Guard:
         found = interventions.check(watch.record, eight.record, others.record, eight.output)
         if "skip" in found[-1] and not watch.record.get("ranks"):
             found[-1] = self._answer(watch) or found[-1]
+        if scored := watch.record.get("scored"):
+            found[-1] = finding("metric", *scored)
         for one in found:
             self._verdict(one, (time.monotonic() - began) / len(found))
 

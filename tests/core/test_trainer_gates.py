@@ -11,7 +11,7 @@ import pytest
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from trainworthy.core.adapters import trainer_gates
+from trainworthy.core.guard.measures import trainer_tokens
 from transformers import PreTrainedTokenizerFast
 
 import trainworthy
@@ -109,7 +109,7 @@ def test_answers_that_max_length_cuts_off_are_counted(longest: int, packing: boo
     }
     trainer: Any = SimpleNamespace(args=SimpleNamespace(max_length=longest, packing=packing), train_dataset=Dataset.from_dict(made),
                                    processing_class=SimpleNamespace(eos_token_id=2))  # fmt: skip
-    found = trainer_gates._cut_off(trainer)
+    found = trainer_tokens.cut_off(trainer)
     assert (words in found[0]) if words else found is None
 
 
@@ -123,7 +123,7 @@ def test_prompts_that_the_tokenizer_joins_to_their_answers(prompt: str, answer: 
     words = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", unk_token="<unk>")
     rows = Dataset.from_list([{"prompt": prompt, "input_ids": [*words(prompt + answer)["input_ids"], 1]}] * 4)
     trainer: Any = SimpleNamespace(args=SimpleNamespace(packing=False), train_dataset=rows, processing_class=words)
-    assert bool(trainer_gates._merged(trainer)) == merged
+    assert bool(trainer_tokens.merged(trainer)) == merged
 
 
 def encoded_anew():

@@ -1,5 +1,5 @@
-"""Harm of the bugs of the fifth to tenth, the twelfth, the fourteenth to the sixteenth and the hosted set: each script is run whole, unchanged and
-with every patch, at two seeds.
+"""Harm of the bugs of the fifth to tenth, the twelfth, the fourteenth to the sixteenth, the hosted and the trainer set: each script is run whole,
+unchanged and with every patch, at two seeds.
 
 `python -m tests.guard.harm [SCRIPT | ID ...]` prints one line for each run: id, seed, final number, seconds.
 The final number is the last `FINAL name=value` that the script prints. Where a bug changes the script's own
@@ -35,6 +35,8 @@ from tests.guard import (
     sixth_set,
     tenth_set,
     tenth_set_heldout,
+    trainer_set,
+    trainer_set_heldout,
     twelfth_set,
 )
 from tests.helpers.patches import patched
@@ -60,9 +62,11 @@ SETS = (
     sixteenth_set_heldout,
     hosted_set,
     hosted_set_heldout,
+    trainer_set,
+    trainer_set_heldout,
 )
 SEEDS = (0, 1)
-SCRIPTS = Path(__file__).parent / "scripts" / "hosted"
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def with_seed(text: str, seed: int) -> str:
@@ -114,7 +118,9 @@ def main(wanted: list[str]) -> None:
     torch.set_num_threads(1)
     if any("hf_" in name for name in wanted) or not wanted:
         import transformers  # noqa: F401
-    if any((SCRIPTS / f"{name.partition('--')[0]}.py").exists() for name in wanted) or not wanted:
+    if not wanted or any(
+        (SCRIPTS / f / f"{w.partition('--')[0]}.py").exists() for w in wanted for f in ("hosted", "trainer")
+    ):
         import peft  # noqa: F401
         import trl  # noqa: F401
         from transformers import Trainer  # noqa: F401

@@ -1,4 +1,4 @@
-"""The integrity of the eighth, the ninth, the sixteenth and the hosted set: each change fits its script in one place and compiles."""
+"""The integrity of five sets: each change fits its script in one place, and the changed script compiles."""
 
 import hashlib
 import zlib
@@ -15,6 +15,8 @@ from tests.guard import (
     ninth_set_heldout,
     sixteenth_set,
     sixteenth_set_heldout,
+    trainer_set,
+    trainer_set_heldout,
 )
 from tests.helpers.patches import ScriptPatch, patched
 
@@ -23,6 +25,7 @@ SETS = {
     51: (ninth_set, ninth_set_heldout),
     37: (hosted_set, hosted_set_heldout),
     53: (sixteenth_set, sixteenth_set_heldout),
+    54: (trainer_set, trainer_set_heldout),
 }
 """Number of its cases -> halves."""
 
@@ -35,7 +38,7 @@ def last_byte(id: bytes) -> int:
     return hashlib.sha256(id).digest()[-1]
 
 
-DIGEST: dict[int, Callable[[bytes], int]] = {34: zlib.crc32, 51: zlib.crc32, 37: first_byte, 53: last_byte}
+DIGEST: dict[int, Callable[[bytes], int]] = {34: zlib.crc32, 51: zlib.crc32, 37: first_byte, 53: last_byte, 54: last_byte}
 """Number of its cases -> what puts an id into the open half (even) or into the closed one (odd)."""
 CASES = [p for halves in SETS.values() for half in halves for p in (*half.BUGS, *half.HEALTHY)]
 

@@ -52,8 +52,9 @@ def frozen(seen: Observer) -> dict:
         wrong.append(f"{len(moved)} frozen tensors moved at step(): {listed(moved)}")
         causes.append("the optimiser still holds their gradient or momentum: leave frozen parameters out of it")
     received = {i for g in groups for i in g.received}
-    if not wrong and (fault := initial_weights.frozen_base(seen.drawn_weights, list(seen.roots.values()), received)):
-        wrong, causes = [fault[0]], [fault[1]]
+    for measure in (initial_weights.frozen_base, initial_weights.frozen_head):
+        if not wrong and (fault := measure(seen.drawn_weights, list(seen.roots.values()), received)):
+            wrong, causes = [fault[0]], [fault[1]]
     count = sum(not p.requires_grad for m in modules for p in parameters_of(m))
     if not wrong and not count:
         return skip("frozen", "nothing is frozen")

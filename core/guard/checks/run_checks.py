@@ -16,6 +16,7 @@ from trainworthy.core.guard.checks import (
     results,
     samples,
     schedules,
+    trainers,
 )
 from trainworthy.core.guard.observing import to_the_end
 from trainworthy.core.guard.observing.observer import Observer
@@ -77,4 +78,8 @@ def check(seen: Observer, plan: Any) -> dict[str, Any]:
                 )
             )
         found[-1]["seconds"] = time.monotonic() - began
-    return {"findings": symptoms_last(found), "facts": loss.of(seen)}
+    facts, wrong = loss.of(seen), trainers.faults(seen)
+    for i, one in enumerate(found):
+        if not one.get("cause") and one["id"] in wrong:
+            found[i] = {**results.finding(one["id"], *wrong[one["id"]]), "seconds": one["seconds"]}
+    return {"findings": symptoms_last(found), "facts": facts, "scored": wrong.get("metric")}

@@ -12,6 +12,8 @@ from trainworthy.core.guard.hooks.patches import replace
 DRAWS = ("normal_", "uniform_")
 VALUES = 16
 SHARE = 0.6  # of a model's weights
+HEADS = ("classifier", "score", "qa_outputs")
+"""Last layers that models of transformers get for a new task."""
 
 
 class Drawn:
@@ -66,5 +68,30 @@ def frozen_base(one: Drawn, roots: list[nn.Module], received: set[int]) -> tuple
             return (
                 f"{share:.0%} of the weights of {type(model).__name__} are frozen, and are random: {len(as_drawn)} tensors, first {as_drawn[0][0]}",
                 "the part that is frozen was never loaded: load its pretrained weights, or let it train",
+            )
+    return None
+
+
+def frozen_head(one: Drawn, roots: list[nn.Module], received: set[int]) -> tuple[str, str] | None:
+    """Find a model that trains in part, and whose last layer for a new task, or whose layer of the scores of tokens, is frozen as it was
+    drawn."""
+    for model in roots:
+        weights = dict(named_parameters_of(model))
+        heads = {n: p for n, p in weights.items() if set(n.split(".")) & set(HEADS)}
+        if not any(p.requires_grad for p in heads.values()):
+            drawn = [n for n, p in heads.items() if one.as_drawn(p)]
+            if drawn and any(id(p) in received for p in weights.values()):
+                return (
+                    f"the last layer of {type(model).__name__} is frozen as it was drawn: {drawn[0]}",
+                    "the head of a new task was frozen with the rest: let it train (LoRA: modules_to_save or task_type)",
+                )
+        scores = getattr(getattr(model, "get_output_embeddings", lambda: None)(), "weight", None)
+        if not isinstance(scores, Tensor) or scores.requires_grad or not one.as_drawn(scores):
+            continue
+        own = [p for p in weights.values() if p.dim() >= 2 and p is not scores]
+        if sum(id(p) in received for p in own) > SHARE * len(own):  # not one to which adapters were added
+            return (
+                f"{type(model).__name__} trains, and its layer of the scores of tokens is frozen as it was drawn",
+                "the embeddings were frozen, and the output layer shares their weights (tie_word_embeddings)",
             )
     return None

@@ -1,0 +1,79 @@
+"""What is wrong with a trainer of transformers or TRL that the script built: its columns, tokens, pairs, rewards, adapters and metric."""
+
+import gc
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+from trainworthy.core.guard.measures import trainer_columns, trainer_scores, trainer_tokens
+from trainworthy.core.guard.observing.observer import Observer
+
+ROWS, FEW = 64, 8  # samples of a batch that is read; samples of which the loss is computed
+
+
+def found(seen: Observer) -> Any:
+    """Return the trainer that trains, or None: the last one whose model is in an optimiser that made a step."""
+    stepped = {id(p) for g in seen.groups.values() if g.steps for p in g.parameters}
+    known = [
+        o
+        for o in gc.get_objects()
+        if any(c.__name__ == "Trainer" and c.__module__ == "transformers.trainer" for c in type(o).__mro__)
+        and isinstance(getattr(o, "model", None), nn.Module)
+        and any(id(p) in stepped for p in o.model.parameters())
+    ]
+    return known[-1] if known else None
+
+
+def faults(seen: Observer) -> dict[str, tuple[str, str]]:
+    """Return (what is wrong, its cause) by the check that it belongs to."""
+    trainer = found(seen)
+    if trainer is None:
+        return {}
+    measures: list[tuple[str, Callable[[Any], tuple[str, str] | None]]] = [
+        ("dependency", trainer_columns.dropped),
+        ("direction", trainer_columns.told_apart),
+        ("direction", trainer_columns.contradicted),
+        ("direction", trainer_columns.misplaced),
+        ("wiring", trainer_tokens.adapter_off),
+        ("frozen", _heads),
+        ("targets", _tokens),
+        ("metric", trainer_scores.selection),
+        ("metric", _scores),
+    ]
+    wrong: dict[str, tuple[str, str]] = {}
+    for id, measure in measures:
+        try:
+            fault = measure(trainer)
+        except Exception as error:  # another version of the library, or a trainer that changes what is read here
+            seen.notes.append(f"the trainer's {id} could not be read: {type(error).__name__}: {error}"[:200])
+            continue
+        if fault and id not in wrong:
+            wrong[id] = fault
+    return wrong
+
+
+def _heads(trainer: Any) -> tuple[str, str] | None:
+    drawn = trainer_tokens.drawn_heads(trainer)
+    return (f"frozen as drawn: {', '.join(drawn)}",
+            "the head of a new task was frozen with the rest: let it train (LoRA: modules_to_save or task_type)") if drawn else None  # fmt: skip
+
+
+def _scores(trainer: Any) -> tuple[str, str] | None:
+    made = trainer_scores.answered(trainer)
+    compared = None if made is None else trainer_scores.compared(trainer, *made)
+    return compared if compared and compared[1] else None
+
+
+def _tokens(trainer: Any) -> tuple[str, str] | None:
+    rows = trainer.train_dataset
+    if not callable(trainer.processing_class) or not hasattr(rows, "column_names") or not hasattr(rows, "__len__"):
+        return None
+    kept = trainer._remove_unused_columns(rows, "training")
+    batches = []
+    for count in (ROWS, FEW):
+        some = [kept[i] for i in range(0, len(kept), max(1, len(kept) // count))][:count]
+        batches.append(trainer.data_collator(some))
+    if not all(isinstance(b, Mapping) for b in batches):
+        return None
+    wrong = trainer_tokens.faults(trainer, trainer.model, *(dict(b) for b in batches))
+    return wrong[0] if wrong else None
