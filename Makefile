@@ -28,7 +28,7 @@ lint: .venv/.all types
 
 # A checkout as it is installed: `trainworthy.core` is the folder core/.
 types: .venv/.all
-	@rm -rf $(TYPES) && mkdir -p $(TYPES) && ln -sfn $(CURDIR)/trainworthy/*.py $(CURDIR)/core $(TYPES)
+	@rm -rf $(TYPES) && mkdir -p $(TYPES) && ln -sfn $(CURDIR)/trainworthy/*.py $(CURDIR)/core $(CURDIR)/guard $(TYPES)
 	MYPYPATH=.venv/types .venv/bin/mypy --cache-dir .venv/mypy
 	MYPYPATH=.venv/types .venv/bin/mypy --cache-dir .venv/mypy tests/helpers/typed.py
 

@@ -14,8 +14,6 @@ if __name__ == "core":  # `python -m core.launch` in a checkout
 # fmt: off
 # isort: off
 if TYPE_CHECKING:  # the same names, for type checkers and editors; tests/core/test_types.py compares both
-    from trainworthy.core.adapters.loop import Loop as Loop
-    from trainworthy.core.adapters.script import Script as Script, check as check
     from trainworthy.core.base.config import Config as Config, Loader as Loader, Optim as Optim, Phase as Phase, Train as Train
     from trainworthy.core.base.errors import GateFailed as GateFailed, TrainworthyWarning as TrainworthyWarning, UserError as UserError
     from trainworthy.core.base.verdict import Finding as Finding, Skip as Skip, Verdict as Verdict
@@ -23,7 +21,6 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; tests/core/t
     from trainworthy.core.data.texts import load_exclusions as load_exclusions
     from trainworthy.core.data.validation_split import parse_val as parse_val
     from trainworthy.core.gates.gate import Gate as Gate, GateContext as GateContext, gate as gate
-    from trainworthy.core.guard.watching import watch as watch
     from trainworthy.core.launch import main as main
     from trainworthy.core.loop.ema import Ema as Ema
     from trainworthy.core.loop.export import export_program as export_program, save_export as save_export
@@ -34,6 +31,9 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; tests/core/t
     from trainworthy.core.recipe.figures import Matrix as Matrix, Points as Points, Tile as Tile
     from trainworthy.core.recipe.stage import (
         Data as Data, Expect as Expect, Field as Field, Metric as Metric, Probe as Probe, Stage as Stage, View as View)
+    from trainworthy.guard.adapters.loop import Loop as Loop
+    from trainworthy.guard.adapters.script import Script as Script, check as check
+    from trainworthy.guard.watching import watch as watch
 # isort: on
 # fmt: on
 
@@ -53,19 +53,22 @@ _EXPORTS = {
     "loop.lr_finder": ("LRFinder",),
     "loop.export": ("export_program", "save_export"),
     "gates.gate": ("Gate", "GateContext", "gate"),
-    "adapters.loop": ("Loop",),
-    "adapters.script": ("Script", "check"),
-    "guard.watching": ("watch",),
     "launch": ("main",),
 }  # fmt: skip
-_HOME = {name: module for module, names in _EXPORTS.items() for name in names}
+_OF_GUARD = {"adapters.loop": ("Loop",), "adapters.script": ("Script", "check"), "watching": ("watch",)}
+_HOME = {
+    name: f"trainworthy.{package}.{module}"
+    for package, exports in (("core", _EXPORTS), ("guard", _OF_GUARD))
+    for module, names in exports.items()
+    for name in names
+}
 if not TYPE_CHECKING:  # type checkers cannot compute it, and would take it for empty
     __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(import_module(f"trainworthy.core.{_HOME[name]}"), name)
+        return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'trainworthy.core' has no attribute '{name}'")
 
 

@@ -134,6 +134,7 @@ ELSEWHERE = (
     "bugs",
     "break",
 )
+OF_GUARD = ("guard", "watch")
 OF_RECIPES = ("run", "check", "resume", "data", "lr", "batch", "profile", "plan", "config", "sweep")
 """Commands whose `RECIPE --help` lists the settings of the recipe."""
 
@@ -142,7 +143,7 @@ def page(command: str) -> str:
     """Return what `trainworthy COMMAND --help` prints. The docstring of a command's module is parsed without an import."""
     from trainworthy.core.commands.help import PAGES
 
-    path = Path(__file__).parent / "commands" / f"{command}.py"
+    path = Path(__file__).parent.parent / room_of(command) / "commands" / f"{command}.py"
     if command in PAGES or not path.exists():
         return PAGES[command]
     return ast.get_docstring(ast.parse(path.read_text())) or ""
@@ -207,12 +208,17 @@ Edit first
 
 
 def elsewhere(argv: list[str]) -> None:
-    """Run a command that has its own module: core/commands/<name>.py."""
+    """Run a command that has its own module: core/commands/<name>.py or guard/commands/<name>.py."""
     if argv[0] in ("plan", "config") and len(argv) > 1 and not argv[1].startswith("-"):
         from trainworthy.core.recipe.registry import find
 
         assert_words(find(argv[1]), argv)
-    import_module(f"trainworthy.core.commands.{argv[0]}").main(argv)
+    import_module(f"trainworthy.{room_of(argv[0])}.commands.{argv[0]}").main(argv)
+
+
+def room_of(command: str) -> str:
+    """The package that a command belongs to. The one of guard imports this one, so core finds its commands by name."""
+    return "guard" if command in OF_GUARD else "core"
 
 
 def report(argv: list[str]) -> None:

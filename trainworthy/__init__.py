@@ -1,7 +1,7 @@
 """The public names, for people's own scripts: `from trainworthy import MetricsTracker, LRFinder`.
 
-An installation adds only this package; `trainworthy.core` and `trainworthy.recipes` are inside it. In a checkout they are the
-folders `core/` and `recipes/` next to this one.
+An installation adds only this package; `trainworthy.core`, `trainworthy.guard` and `trainworthy.recipes` are inside it. In a checkout
+they are the folders `core/`, `guard/` and `recipes/` next to this one.
 """
 
 from pathlib import Path

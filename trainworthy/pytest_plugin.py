@@ -9,7 +9,7 @@ import pytest
 if TYPE_CHECKING:
     from transformers import Trainer
 
-    from trainworthy.core.adapters.script import Result, Script
+    from trainworthy.guard.adapters.script import Result, Script
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def trainworthy_check(tmp_path: Path) -> Callable[..., "Result"]:
     measured and needed and the likely causes; evidence lies under `tmp_path/trainworthy`. Returns the result."""
 
     def run(factory: Callable[[], "Script | Trainer"], **options) -> "Result":
-        from trainworthy.core.adapters.script import check
+        from trainworthy.guard.adapters.script import check
 
         result = check(factory, **{"folder": tmp_path / "trainworthy", **options, "raises": False})
         if not result.ok:

@@ -1,1 +1,1 @@
-"""The gates for code that is not a recipe: plain scripts, and trainers of transformers and TRL."""
+"""The loop of transformers' and TRL's trainers, over core's steps."""

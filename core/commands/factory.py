@@ -52,8 +52,9 @@ def run(script: str, rest: list[str], found: dict[str, Any]) -> None:
     out = Path(values["--out"] or Path("runs") / f"check-{path.stem}" / stamp)
     sys.argv = [str(path)]
     sys.path.append(str(path.parent))  # it may import neighbouring files; last, so that they shadow nothing
-    from trainworthy.core.adapters.script import check
     from trainworthy.core.report.plain import verdicts_of
+
+    from trainworthy import check
 
     made = runpy.run_path(str(path), run_name=path.stem)[NAME]
     waive = {id: values["--because"] or "" for id in (values["--waive"] or "").split(",") if id}

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, TensorDataset
-from trainworthy.core.adapters import entries, next_token
-from trainworthy.core.adapters.script import Result
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import inventory
 from trainworthy.core.gates.causes import dependence
 from trainworthy.core.recipe.stage import Data, Field
+from trainworthy.guard.adapters import entries, next_token
+from trainworthy.guard.adapters.script import Result
 
 import trainworthy
 from tests.core.test_check import HELD_OUT, LEARN, X, Y, accuracy, net, script, tokens

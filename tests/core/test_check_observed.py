@@ -1,4 +1,4 @@
-"""What a script's own loop shows on its own loaders (`core/adapters/observed.py`), and the causes of two gates for scripts."""
+"""What a script's own loop shows on its own loaders (`guard/adapters/observed.py`), and the causes of two gates for scripts."""
 
 import importlib
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, TensorDataset
-from trainworthy.core.adapters import loop
+from trainworthy.guard.adapters import loop
 
 import trainworthy
 from tests.core.test_check import TRAIN, VAL, X, Y, accuracy, script

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
-from trainworthy.core.adapters.one_cycle import keep_last_rate
 from trainworthy.core.data import alike
 from trainworthy.core.gates.checks import repeats, tiny_data
 from trainworthy.core.gates.checks.null_model import Retrained
 from trainworthy.core.gates.checks.tiny_data import Skill
+from trainworthy.guard.adapters.one_cycle import keep_last_rate
 
 import trainworthy
 from tests.core.test_check import TRAIN, accuracy, loss, net, script

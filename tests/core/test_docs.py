@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from trainworthy.core import cli
 from trainworthy.core.base import config
-from trainworthy.core.guard.checks.results import CHECKS
 from trainworthy.core.recipe.loading import load
 from trainworthy.core.recipe.registry import recipes
+from trainworthy.guard.checks.results import CHECKS
 
 from tests.conftest import ROOT
 from tests.helpers import pages

@@ -35,12 +35,13 @@ def installed(tmp_path_factory) -> Path:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A project with names of its own that are ours, too."""
-    for name in ("core", "recipes"):
+    for name in ("core", "guard", "recipes"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"MINE = '{name}'\n")
     (tmp_path / "core" / "launch.py").write_text("raise SystemExit('this is not the launcher')\n")
     (tmp_path / "test_mine.py").write_text(
-        "import core\nimport recipes\n\n\ndef test_mine():\n    assert (core.MINE, recipes.MINE) == ('core', 'recipes')\n"
+        "import core\nimport guard\nimport recipes\n\n\n"
+        "def test_mine():\n    assert (core.MINE, guard.MINE, recipes.MINE) == ('core', 'guard', 'recipes')\n"
     )
     return tmp_path
 
@@ -90,7 +91,7 @@ def test_the_wheel_has_every_file_and_no_other(installed: Path):
         found = (p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
         return {str(p.relative_to(folder)) for p in found}
 
-    homes = {"": ROOT / "trainworthy", "core/": ROOT / "core", "recipes/": ROOT / "recipes"}
+    homes = {"": ROOT / "trainworthy"} | {f"{name}/": ROOT / name for name in ("core", "guard", "recipes")}
     assert files(site / "trainworthy") == {f"{at}{name}" for at, home in homes.items() for name in files(home)}
     assert (site / "trainworthy" / "py.typed").is_file()
     (info,) = site.glob("trainworthy-*.dist-info")
@@ -119,5 +120,5 @@ def test_one_copy_of_every_module_in_a_checkout():
 
 def test_the_plugin_imports_nothing_of_ours(installed: Path, project: Path):
     code = ("import sys, trainworthy.pytest_plugin\n"
-            "print([m for m in sys.modules if m in ('torch', 'numpy', 'accelerate') or '.core.' in m])")  # fmt: skip
+            "print([m for m in sys.modules if m in ('torch', 'numpy', 'accelerate') or '.core.' in m or '.guard' in m])")  # fmt: skip
     assert ran(installed, "-c", code, cwd=project).strip() == "[]"

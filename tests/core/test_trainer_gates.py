@@ -11,7 +11,7 @@ import pytest
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from trainworthy.core.guard.measures import trainer_tokens
+from trainworthy.guard.measures import trainer_tokens
 from transformers import PreTrainedTokenizerFast
 
 import trainworthy
@@ -316,7 +316,7 @@ def test_class_weights_are_no_dependence_of_samples():
 
 def test_class_weights_are_read_from_the_loss():
     from torch.nn import functional as F
-    from trainworthy.core.adapters.class_weights import class_weights, total_weight
+    from trainworthy.guard.adapters.class_weights import class_weights, total_weight
 
     scores, labels = torch.randn(6, 2), torch.tensor([0, 1, 1, -100, 0, 1])
     found = class_weights(lambda: F.cross_entropy(scores, labels, weight=WEIGHTS), labels)

@@ -25,9 +25,9 @@ for x, y in torch.utils.data.DataLoader([(torch.randn(4), i % 2) for i in range(
 def guard(source: str, folder: Path, *argv: str, interventions: bool = True, seed: int | None = None, **values: str):
     """(verdicts by id, what was printed, seconds) of a script's text, run from `folder`."""
     from trainworthy.core.base.console import Console
-    from trainworthy.core.commands.guard import FLAGS
-    from trainworthy.core.guard.rehearsals import rehearsal
-    from trainworthy.core.guard.verdicts import Guard
+    from trainworthy.guard.commands.guard import FLAGS
+    from trainworthy.guard.rehearsals import rehearsal
+    from trainworthy.guard.verdicts import Guard
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "train.py").write_text(source)

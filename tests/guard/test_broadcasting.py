@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from trainworthy.core.guard.hooks import events, patches
-from trainworthy.core.guard.observing.observer import Observer
-from trainworthy.core.guard.rehearsals.control import Control, Plan
+from trainworthy.guard.hooks import events, patches
+from trainworthy.guard.observing.observer import Observer
+from trainworthy.guard.rehearsals.control import Control, Plan
 
 from tests.conftest import patched
 from tests.guard.guarding import guard

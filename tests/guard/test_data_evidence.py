@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
-from trainworthy.core.guard.checks.samples import samples
-from trainworthy.core.guard.hooks import events
-from trainworthy.core.guard.measures import columns, missing_codes, overlapping_windows, repeated_rows, token_pairs
-from trainworthy.core.guard.measures.unknown_tokens import Lookups
-from trainworthy.core.guard.observing.observer import Observer
-from trainworthy.core.guard.rehearsals.control import Control, Plan
+from trainworthy.guard.checks.samples import samples
+from trainworthy.guard.hooks import events
+from trainworthy.guard.measures import columns, missing_codes, overlapping_windows, repeated_rows, token_pairs
+from trainworthy.guard.measures.unknown_tokens import Lookups
+from trainworthy.guard.observing.observer import Observer
+from trainworthy.guard.rehearsals.control import Control, Plan
 
 
 def loader(*tensors):

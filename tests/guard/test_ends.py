@@ -4,10 +4,10 @@ predictions with something else. Each bug is stopped, its healthy twin and what 
 import pytest
 import torch
 from torch import nn
-from trainworthy.core.guard.checks.schedules import spent
-from trainworthy.core.guard.measures.averages import Trail, fault
-from trainworthy.core.guard.measures.records import Sched
-from trainworthy.core.guard.measures.sampling import Sampling
+from trainworthy.guard.checks.schedules import spent
+from trainworthy.guard.measures.averages import Trail, fault
+from trainworthy.guard.measures.records import Sched
+from trainworthy.guard.measures.sampling import Sampling
 
 from tests.guard.guarding import guard
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler, Sampler
-from trainworthy.core.guard.checks import interventions, loss, progress, samples
-from trainworthy.core.guard.measures import targets
-from trainworthy.core.guard.rehearsals import control, sandbox
-from trainworthy.core.guard.rehearsals.control import Control, Plan
-from trainworthy.core.guard.rehearsals.rehearsal import Outcome
+from trainworthy.guard.checks import interventions, loss, progress, samples
+from trainworthy.guard.measures import targets
+from trainworthy.guard.rehearsals import control, sandbox
+from trainworthy.guard.rehearsals.control import Control, Plan
+from trainworthy.guard.rehearsals.rehearsal import Outcome
 
 from tests.guard.guarding import guard
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from trainworthy.core.base.correlation import pearson
-from trainworthy.core.guard.checks import objectives
-from trainworthy.core.guard.measures import policy_rewards, variational
-from trainworthy.core.guard.measures.mixing import Mixing, compare
-from trainworthy.core.guard.measures.penalties import Penalties, penalty
-from trainworthy.core.guard.measures.regression import Regression
-from trainworthy.core.guard.observing.evidence import Evidence
+from trainworthy.guard.checks import objectives
+from trainworthy.guard.measures import policy_rewards, variational
+from trainworthy.guard.measures.mixing import Mixing, compare
+from trainworthy.guard.measures.penalties import Penalties, penalty
+from trainworthy.guard.measures.regression import Regression
+from trainworthy.guard.observing.evidence import Evidence
 
 S = torch.linspace(0.02, 0.98, 64)[torch.randperm(64, generator=torch.Generator().manual_seed(0))]
 NOISES = {

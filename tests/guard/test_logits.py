@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from trainworthy.core.guard.checks import causality, schedules
-from trainworthy.core.guard.measures.logits import Logits
+from trainworthy.guard.checks import causality, schedules
+from trainworthy.guard.measures.logits import Logits
 
 
 def told(make) -> str:

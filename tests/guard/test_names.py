@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from trainworthy.core.guard.checks import names
+from trainworthy.guard.checks import names
 
 from tests.conftest import patched
 from tests.guard.guarding import guard

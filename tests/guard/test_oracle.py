@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from trainworthy.core.guard.checks import oracle
+from trainworthy.guard.checks import oracle
 
 from tests.guard.guarding import SCRIPTS, guard
 

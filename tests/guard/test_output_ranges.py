@@ -1,7 +1,7 @@
 """Targets that the last layer cannot reach, and a score that gets its predictions in another order than its labels."""
 
 import pytest
-from trainworthy.core.guard.checks import progress
+from trainworthy.guard.checks import progress
 
 from tests.guard.guarding import guard
 from tests.guard.test_progress import printed, run

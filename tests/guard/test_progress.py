@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
-from trainworthy.core.guard.checks import progress
-from trainworthy.core.guard.checks.results import ENDED
-from trainworthy.core.guard.measures.printed_scores import comparable, kind_of, series
-from trainworthy.core.guard.rehearsals.rehearsal import Outcome
+from trainworthy.guard.checks import progress
+from trainworthy.guard.checks.results import ENDED
+from trainworthy.guard.measures.printed_scores import comparable, kind_of, series
+from trainworthy.guard.rehearsals.rehearsal import Outcome
 
 from tests.guard import progress_set, sixth_set
 from tests.guard.guarding import SCRIPTS, guard

@@ -2,8 +2,8 @@
 their own, targets that were copied to another type, targets of several samples in one row."""
 
 import torch
-from trainworthy.core.guard.checks.interventions import overfit
-from trainworthy.core.guard.measures.pairing import Pairing
+from trainworthy.guard.checks.interventions import overfit
+from trainworthy.guard.measures.pairing import Pairing
 
 from tests.conftest import patched
 from tests.guard.guarding import guard

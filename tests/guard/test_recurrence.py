@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from trainworthy.core.guard.checks.loss import one_class
-from trainworthy.core.guard.measures.kept_states import States
-from trainworthy.core.guard.measures.rows import rows_of
-from trainworthy.core.guard.measures.supervision import shared_target, upside_down
-from trainworthy.core.guard.measures.targets import describe
+from trainworthy.guard.checks.loss import one_class
+from trainworthy.guard.measures.kept_states import States
+from trainworthy.guard.measures.rows import rows_of
+from trainworthy.guard.measures.supervision import shared_target, upside_down
+from trainworthy.guard.measures.targets import describe
 
 from tests.guard.guarding import guard
 

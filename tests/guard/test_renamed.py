@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from trainworthy.core.guard.checks.loss import renamed
+from trainworthy.guard.checks.loss import renamed
 
 
 def observed(right: float, order: list[int], *, trained: float, classes: int = 10, muddled: bool = False, n: int = 800):

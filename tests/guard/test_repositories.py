@@ -3,8 +3,8 @@ no_grad(), iterators of their own, batches that are objects, terminals."""
 
 import os
 
-from trainworthy.core.guard.hooks import shield
-from trainworthy.core.guard.measures.printed_scores import series
+from trainworthy.guard.hooks import shield
+from trainworthy.guard.measures.printed_scores import series
 
 from tests.conftest import patched
 from tests.guard.guarding import STEPS, guard

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from trainworthy.core.guard.checks.results import ENDED
-from trainworthy.core.guard.checks.right_answers import Answers, check, printed, suitable
-from trainworthy.core.guard.rehearsals.rehearsal import Outcome
+from trainworthy.guard.checks.results import ENDED
+from trainworthy.guard.checks.right_answers import Answers, check, printed, suitable
+from trainworthy.guard.rehearsals.rehearsal import Outcome
 
 
 def ran(text: str, *, answered: int = 4, varied: bool = True) -> Outcome:

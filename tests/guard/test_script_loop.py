@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler as schedulers
 from torch.utils.data import DataLoader, Sampler
-from trainworthy.core.adapters import observed
+from trainworthy.guard.adapters import observed
 
 import trainworthy
 from tests.core.test_check import TRAIN, VAL, accuracy, loss

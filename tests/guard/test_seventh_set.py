@@ -4,9 +4,9 @@ import re
 
 import pytest
 import torch
-from trainworthy.core.guard.checks import interventions
-from trainworthy.core.guard.measures import best_weights, indexing, joined_samples, scales
-from trainworthy.core.guard.rehearsals import control
+from trainworthy.guard.checks import interventions
+from trainworthy.guard.measures import best_weights, indexing, joined_samples, scales
+from trainworthy.guard.rehearsals import control
 
 from tests.guard import seventh_set
 from tests.guard.guarding import SCRIPTS, guard

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 from torch.nn import functional as F
-from trainworthy.core.guard.checks.loss import one_class, positive_first
-from trainworthy.core.guard.measures.rows import crossing
-from trainworthy.core.guard.measures.targets import describe, of_a_layer
+from trainworthy.guard.checks.loss import one_class, positive_first
+from trainworthy.guard.measures.rows import crossing
+from trainworthy.guard.measures.targets import describe, of_a_layer
 
 
 def test_scores_of_a_layer_and_of_embeddings():

@@ -9,15 +9,15 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
-from trainworthy.core.guard.checks.causality import sees_the_same_place, unread
-from trainworthy.core.guard.checks.loss import loss_input, targets
-from trainworthy.core.guard.checks.schedules import contrary
-from trainworthy.core.guard.measures import loss_terms, policy_rewards
-from trainworthy.core.guard.measures.alignment import turned_apart
-from trainworthy.core.guard.measures.mixing import recovered
-from trainworthy.core.guard.measures.records import scrambled
-from trainworthy.core.guard.measures.supervision import upside_down
-from trainworthy.core.guard.observing.observer import Observer, kept_by_reference
+from trainworthy.guard.checks.causality import sees_the_same_place, unread
+from trainworthy.guard.checks.loss import loss_input, targets
+from trainworthy.guard.checks.schedules import contrary
+from trainworthy.guard.measures import loss_terms, policy_rewards
+from trainworthy.guard.measures.alignment import turned_apart
+from trainworthy.guard.measures.mixing import recovered
+from trainworthy.guard.measures.records import scrambled
+from trainworthy.guard.measures.supervision import upside_down
+from trainworthy.guard.observing.observer import Observer, kept_by_reference
 
 
 def dice(p, y):

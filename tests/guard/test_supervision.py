@@ -10,19 +10,19 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
-from trainworthy.core.guard.checks.causality import orderless, unread
-from trainworthy.core.guard.checks.graph import gradients
-from trainworthy.core.guard.checks.loss import loss_input
-from trainworthy.core.guard.checks.objectives import noise
-from trainworthy.core.guard.checks.schedules import by_hand
-from trainworthy.core.guard.hooks import events, initial_weights, patches
-from trainworthy.core.guard.measures import columns, supervision
-from trainworthy.core.guard.measures.log_scales import LogScales
-from trainworthy.core.guard.measures.logits import Logits
-from trainworthy.core.guard.measures.output_ranges import OutputRanges
-from trainworthy.core.guard.measures.targets import describe
-from trainworthy.core.guard.observing.observer import Observer
-from trainworthy.core.guard.rehearsals.control import Control, Plan
+from trainworthy.guard.checks.causality import orderless, unread
+from trainworthy.guard.checks.graph import gradients
+from trainworthy.guard.checks.loss import loss_input
+from trainworthy.guard.checks.objectives import noise
+from trainworthy.guard.checks.schedules import by_hand
+from trainworthy.guard.hooks import events, initial_weights, patches
+from trainworthy.guard.measures import columns, supervision
+from trainworthy.guard.measures.log_scales import LogScales
+from trainworthy.guard.measures.logits import Logits
+from trainworthy.guard.measures.output_ranges import OutputRanges
+from trainworthy.guard.measures.targets import describe
+from trainworthy.guard.observing.observer import Observer
+from trainworthy.guard.rehearsals.control import Control, Plan
 
 
 @pytest.mark.parametrize(("power", "stopped"), [(1.0, True), (-1.0, False), (0.0, False)])

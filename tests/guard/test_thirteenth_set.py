@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
-from trainworthy.core.adapters import entries
-from trainworthy.core.guard.checks.causality import follows_only_the_past
-from trainworthy.core.guard.checks.samples import of_other_models
+from trainworthy.guard.adapters import entries
+from trainworthy.guard.checks.causality import follows_only_the_past
+from trainworthy.guard.checks.samples import of_other_models
 
 import trainworthy
 from tests.core.test_check import TRAIN, VAL, loss, net, train_epoch

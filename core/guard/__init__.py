@@ -1,1 +1,0 @@
-"""Guards for any training script: hooks in torch observe rehearsals of it, without a changed line."""

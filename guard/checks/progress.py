@@ -1,0 +1,226 @@
+"""Compares the scores that a script prints with those of the same run whose weights stay as they were drawn: training must not make
+the script's own score worse.
+
+The comparison decides only where the direction of a score is known by its name (`readings`). A failure is measured twice, with two seeds.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING, Any
+
+from trainworthy.guard.checks.results import ENDED, finding, skip
+from trainworthy.guard.measures.printed_scores import BOUNDED, OBJECTIVES, Series, comparable, series
+
+if TYPE_CHECKING:
+    from trainworthy.guard.rehearsals.rehearsal import Outcome
+
+SHARE, PART = 0.05, 0.1  # least difference of scores from 0 to 1; of other numbers, as a part of the untrained one
+DECIBELS = 0.4  # least difference of a PSNR
+LOW, FEW = 0.2, 0.005  # below LOW a score has to lose half, and at least FEW
+NOISE = 4.0  # deviations of the untrained score between its evaluations
+FITTED = 0.5  # correlation of an evaluation's outputs with their targets
+STEPS = 100  # optimiser steps before a run that was cut short says anything
+READINGS = 3
+LONGER = "--seconds 30 follows the script for longer"
+AGAINST = (
+    "the loss falls while the score gets worse: a sign is wrong in the loss or in one of its terms, or its targets, pairs or margin are "
+    "reversed"
+)
+UPHILL = "the loss itself rises above that of untrained weights: the step goes uphill (a missing minus, maximize=True)"
+BESIDE = "the loss does not follow what the score measures (a wrong target, a gradient that does not reach a part of the model)"
+
+
+@dataclass
+class Row:
+    """A printed score, trained and untrained."""
+
+    one: Series
+    trained: list[float]
+    held: list[float]
+
+    @property
+    def gains(self) -> list[float]:
+        """By how much each value is better than untrained."""
+        return [self.one.sign * (a - b) for a, b in zip(self.trained, self.held, strict=True)]
+
+    @property
+    def margin(self) -> float:
+        """The least difference that counts."""
+        kind, held = self.one.kind, abs(fmean(self.held))
+        least = PART * held
+        if kind in (*BOUNDED, "fit"):
+            least = SHARE if kind in BOUNDED else max(SHARE, least)
+        elif "snr" in self.one.name:
+            least = DECIBELS
+        elif kind == "score" and held < LOW:  # hits of a random order: a few samples decide
+            least = max(FEW, held / 2)
+        elif kind == "return" and len(self.held) < READINGS:  # how noisy it is, is unknown
+            least *= 5
+        return max(least, NOISE * pstdev(self.held) if self.one.kind not in OBJECTIVES else 0.0)
+
+    @property
+    def gain(self) -> float:
+        """Mean gain over the last third of the values."""
+        rows = self.gains
+        return fmean(rows[-max(1, len(rows) // 3) :])
+
+    @property
+    def worse(self) -> bool:
+        """Clearly worse at the end, and better at no time."""
+        return self.gain < -self.margin and max(self.gains) <= self.margin / 2
+
+    def __str__(self) -> str:
+        last = max(1, len(self.trained) // 3)
+        trained, held = (fmean(x[-last:]) for x in (self.trained, self.held))
+        return f"{self.one.name} {trained:.3g}, untrained {held:.3g}"
+
+
+def facts(seen: Any) -> dict:
+    """Return what the comparison needs of a run, beside what it printed."""
+    spans = sorted((r[1], r[2]) for r in seen.trainings.values() if r[1] is not None)
+    moved = 0.0
+    between = {id(p): value for p, value in seen.kept}  # stopped within a step: LBFGS moves the weights to and fro
+    for p, _ in seen.leaves.values():
+        start = seen.snap.get(id(p), (p, None))[1]
+        if start is not None:
+            now = between.get(id(p), p).detach().flatten()[:256].float()
+            moved = max(moved, float((now - start.float()).norm() / start.float().norm().clamp_min(1e-3)))
+    n = max(1, len(seen.losses) // 8)
+    return {
+        "lengths": [p.got if p.was_cut else 0 for p in seen.passes],
+        "cut": any(p.was_cut and p.training for p in seen.passes),
+        "several": any(a[1] > b[0] for a, b in pairwise(spans)),
+        "from_file": seen.from_file,
+        "moved": moved if seen.holding else 0.0,
+        "losses": [math.fsum(seen.losses[-n:]) / n, pstdev(seen.losses[-n:])] if seen.losses else [],
+    }
+
+
+def check(
+    ended: "Outcome", rehearse: "Callable[..., list[Outcome]]", limit: float, facts: dict[str, Any] | None = None
+) -> dict:
+    """Return the verdict on a script that was followed to its end. `rehearse`: runs plans side by side, each given by its name and its
+    other fields; `limit`: seconds that the script was followed; `facts`: those of the watched run."""
+    why = unsuitable(ended)
+    if why:
+        return skip("progress", why)
+    if measured := improved(ended):
+        return finding("progress", measured)
+    lengths = ended.record["progress"]["lengths"]
+    (held,) = rehearse(("held", {"lengths": lengths, "limit": 1.5 * limit}))
+    found = compare(ended, held)
+    if not isinstance(found, list):
+        return found
+    more = {"lengths": [2 * n for n in lengths], "limit": 3 * limit, "reseed": 1}
+    again = compare(*rehearse(("trained", more), ("held", more)))
+    if not isinstance(again, list) or not {r.one.name for r in found} & {r.one.name for r in again}:
+        return skip("progress", f"{'; '.join(map(str, found))}: not so at another seed. {LONGER}")
+    measured = f"training makes the script's own score worse: {'; '.join(map(str, found))}; at another seed {'; '.join(map(str, again))}"
+    return finding("progress", measured, _misread(facts or {}) or cause(ended, held))
+
+
+def unsuitable(ended: "Outcome") -> str:
+    """Return why the scores of a run say nothing; empty if they may."""
+    record = ended.record
+    if ended.late and not record:
+        return f"the script did not come back within its time (one long step, or a library at work). {LONGER}"
+    if not record or record.get("error") or record["why"] == "it raised" or "progress" not in record:
+        return "the script could not be followed"
+    if not scored(series(ended.output)):
+        when = (
+            "the script prints" if record["why"] == ENDED else f"until its time was over ({LONGER}) the script printed"
+        )
+        return f"{when} no score whose name says which way is better (accuracy, AUC, RMSE, return, val loss ...)"
+    if record["progress"]["from_file"]:
+        return "the weights were loaded: a short training may make them worse for a while"
+    return ""
+
+
+def scored(found: dict[str, Series]) -> dict[str, Series]:
+    """Return the scores; the losses of held-out data where there are none."""
+    scores = {k: s for k, s in found.items() if s.kind not in OBJECTIVES}
+    return scores or {k: s for k, s in found.items() if s.held_out}
+
+
+def improved(ended: "Outcome") -> str:
+    """Return what got better from its first value to its last ones; empty if nothing did."""
+    for one in scored(series(ended.output)).values():
+        scale = 100 if one.kind in BOUNDED and max(map(abs, one.values)) > 1.5 else 1
+        row = Row(one, [x / scale for x in one.values], [one.values[0] / scale] * len(one.values))
+        if len(one.values) >= READINGS and all(map(math.isfinite, one.values)) and row.gain > row.margin:
+            last = fmean(row.trained[-max(1, len(row.trained) // 3) :])
+            return f"{one.name} {row.trained[0]:.3g} -> {last:.3g}, printed {len(one.values)} times"
+    return ""
+
+
+def compare(trained: "Outcome", held: "Outcome") -> list[Row] | dict:
+    """Return the scores that got worse, if no other one got better; else the verdict."""
+    for one in (trained, held):
+        if not one.record or one.record["why"] == "it raised" or "progress" not in one.record:
+            return skip("progress", "with weights that stay as they were drawn the script could not be followed")
+    if held.record["progress"]["moved"] > 1e-3:
+        return skip("progress", "the weights move without an optimiser, and could not be held as they were drawn")
+    rows = [Row(*x) for x in comparable(scored(series(trained.output)), scored(series(held.output)))]
+    better = [r for r in rows if r.gain > max(r.margin / 2, 1e-12)]
+    if better:
+        return finding("progress", f"{better[0]} (the same run without steps)")
+    worse = [r for r in rows if r.worse and decides(r, trained.record, held.record)]
+    if worse:
+        return worse
+    if not rows:
+        return skip("progress", nothing(scored(series(trained.output)), scored(series(held.output))))
+    return skip("progress", f"{'; '.join(map(str, rows[:3]))}: too early or too few values to say. {LONGER}")
+
+
+def nothing(ours: dict[str, Series], others: dict[str, Series]) -> str:
+    """Return why no score of two runs could be compared."""
+    both = [ours[k] for k in ours if k in others]
+    if not both and ours:
+        return (
+            f"the run without steps had not printed {next(iter(ours.values())).name} when its time was over. {LONGER}"
+        )
+    once = [s for s in both if len(s.values) == 1]
+    if once and len(once) == len(both):
+        return f"{once[0].name} was printed once before the time was over, and does not differ from untrained. {LONGER}"
+    return "no printed score depends on the weights, or it is not finite"
+
+
+def decides(row: Row, trained: dict, held: dict) -> bool:
+    """Return whether a worse score of this kind says that something is wrong. At the script's own end, trained in full, all do. Earlier
+    some fall in healthy runs, too: overlaps while a net answers "background", accuracy above that of the most frequent class, returns
+    of a policy that explores, samples of a generator."""
+    kind, now = row.one.kind, fmean(row.trained[-max(1, len(row.trained) // 3) :])
+    whole = all(r["why"] == ENDED and not r.get("exit") for r in (trained, held)) and not trained["progress"]["cut"]
+    if kind == "accuracy" and now > 0.5 * fmean(row.held):
+        return False
+    if kind == "ranking" and now > 0.45:
+        return False
+    if kind in OBJECTIVES and (len(row.trained) < READINGS or trained["progress"]["several"]):
+        return False
+    early = kind in ("overlap", "return") or trained["progress"]["several"]
+    early = early or (kind == "accuracy" and fmean(row.held) > 0.6)
+    steps = max(trained["steps"], trained["backwards"])  # no optimiser: weights that are moved by hand
+    return whole or (not early and steps >= STEPS)
+
+
+def _misread(facts: dict[str, Any]) -> str:
+    """Return the cause if outputs and targets of the watched run's last evaluation fit: then the score is wrong, not the model."""
+    fitted = facts.get("eval_correlation") or []
+    if not fitted or fitted[-1][0] < FITTED:
+        return ""
+    return (f"the model's outputs in the evaluation fit their targets (correlation {fitted[-1][0]:.2f}): the score gets them in another order "
+            "(a loader that shuffles, labels in their own order), or upside down")  # fmt: skip
+
+
+def cause(trained: "Outcome", held: "Outcome") -> str:
+    """Return what the losses of both runs say about the cause."""
+    ours, others = (one.record["progress"]["losses"] for one in (trained, held))
+    if trained.record["progress"]["several"] or not ours or not others or not math.isfinite(ours[0] - others[0]):
+        return f"{AGAINST}\n{UPHILL}"
+    least = max(PART * abs(others[0]), 2 * others[1] / 3)
+    if ours[0] < others[0] - least:
+        return AGAINST
+    return UPHILL if ours[0] > others[0] + least else BESIDE

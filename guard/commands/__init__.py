@@ -1,0 +1,1 @@
+"""`trainworthy guard` and `trainworthy watch`."""

@@ -1,0 +1,73 @@
+"""usage: trainworthy watch SCRIPT.py [-- its arguments]
+
+Runs a training script unchanged and logs its steps.
+
+  trainworthy watch train.py -- --epochs 10      the real run, with all its effects
+  trainworthy watch --stop -m pkg.train          end the run (exit 4) when its loss stays non-finite
+
+Loss and learning rate of every step go to runs/watch-<script>/<time>/step_metrics.jsonl. At the end, the checks of
+`trainworthy guard` that need no rehearsal are reported as advice. In code: `with trainworthy.watch("folder"): train()`.
+Exit codes: the script's own; 4 with --stop."""
+
+import contextlib
+import multiprocessing
+import signal
+import sys
+
+from trainworthy.core.base.errors import USAGE, UserError
+
+
+class _Plain:
+    """Changes nothing."""
+
+    @staticmethod
+    def intervene(source: int, batch: object) -> object:
+        return batch
+
+
+def end_workers() -> None:
+    """End the script's loader workers. Python terminates them at its exit and waits, for ever where they ignore SIGTERM."""
+    with contextlib.suppress(ValueError):  # torch raises when a worker is killed; not in the main thread: it cannot
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for worker in multiprocessing.active_children():
+        if worker.daemon:
+            worker.kill()
+
+
+def main(argv: list[str]) -> None:
+    """Entry point of `trainworthy watch`."""
+    words = argv[1:]
+    stop = words[:1] == ["--stop"]
+    words = words[1:] if stop else words
+    if words and words[0].startswith("-") and words[0] not in ("-m", "--"):
+        raise UserError(
+            f"unknown option {words[0]}", needed="the script's own arguments after --", next="trainworthy watch --help"
+        )
+    from trainworthy.guard.rehearsals import rehearsal, running
+
+    target = rehearsal.locate(words, command="watch")
+    from trainworthy.guard.watching import folder_of, summary, watch
+
+    name = (target.module or target.path.stem).rpartition(".")[2]
+    out = folder_of(name).absolute()
+    print(f"watch  {target.path.name} {' '.join(target.argv)} into {out}", file=sys.stderr)
+    tell = lambda text: print(text, file=sys.stderr)  # noqa: E731
+    target.batches = ()
+    code: object = 0
+    try:
+        with watch(out, stop=stop, say=tell) as seen:
+            try:
+                running.run(target, seen, _Plain())
+            except SystemExit as leave:
+                code = leave.code
+            finally:
+                end_workers()
+    except KeyboardInterrupt:
+        tell(f"watch  until here: {out / 'report.html'}")
+        raise
+    tell(f"watch  {seen.steps:,} steps; {summary(seen.verdicts)}; {out / 'report.html'}")
+    if isinstance(code, str):
+        tell(code)
+        code = USAGE - 1
+    sys.stdout.flush()
+    sys.exit(code)

@@ -1,0 +1,62 @@
+"""Finds texts that have training's tokens in other pairs than training's texts have: they were encoded by another vocabulary."""
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from trainworthy.guard.measures.spaced import spaced
+
+TEXTS, OTHERS = 4000, 1000  # that are read of training and of an evaluation
+PAIRS = 1000  # neighbouring tokens that two sources must have to be compared
+CAUSE = "this evaluation has another vocabulary or tokenizer than the training: build it once, from the training texts"
+
+
+def pairs_of(texts: Iterable[list[int]]) -> Counter:
+    """Count pairs of neighbouring tokens; of equal ones, as in padding, none."""
+    return Counter(p for text in texts for p in pairwise(text) if p[0] != p[1])
+
+
+def known(found: Counter, among: Any) -> int:
+    """Return how many of the counted are also among others."""
+    return sum(n for x, n in found.items() if x in among)
+
+
+def foreign(trained: Counter, usual: float, other: Counter) -> str:
+    """Return how an evaluation's pairs of tokens differ from training's; empty if they do not. `usual`: share of the pairs in new training
+    texts that are known from those before."""
+    tokens: Counter = Counter()
+    for (a, _), n in other.items():
+        tokens[a] += n
+    got = known(other, trained) / max(1, other.total())
+    same = known(tokens, {a for a, _ in trained}) / max(1, tokens.total())
+    if other.total() < PAIRS or usual <= 0.5 or got >= 0.7 * usual or same <= 0.9:
+        return ""
+    return (
+        f"{got:.0%} of the pairs of neighbouring tokens are known from training, {usual:.0%} of those in new training texts; {same:.0%} of "
+        "the tokens are known"
+    )
+
+
+def check(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None:
+    """Compare the texts of two data sets. New texts of training are its last fifth: windows of one text overlap with those before."""
+    rows = spaced(train, TEXTS, limit, tokens_of)
+    counted, fresh = pairs_of(rows[: len(rows) * 4 // 5]), pairs_of(rows[len(rows) * 4 // 5 :])
+    if fresh.total() < PAIRS:
+        return None
+    for data in others:
+        theirs = pairs_of(spaced(data, OTHERS, limit, tokens_of))
+        if measured := foreign(counted, known(fresh, counted) / fresh.total(), theirs):
+            return f"texts of the evaluation: {measured}", CAUSE
+    return None
+
+
+def tokens_of(sample: Any) -> list[int] | None:
+    """Return the longest row of whole numbers of a sample; None if it has none."""
+    leaves = [torch.as_tensor(x) for x in tree_leaves(sample) if isinstance(x, (Tensor, np.ndarray))]
+    rows = [x for x in leaves if x.dim() == 1 and x.dtype in (torch.int64, torch.int32) and len(x) > 1]
+    return max(rows, key=len).tolist() if rows else None
