@@ -22,7 +22,7 @@ def test_the_page_is_that_of_this_suite():
 def test_every_row_that_a_gate_a_planted_bug_or_a_page_names_is_in_the_catalogue():
     known = {row for kinds in ROWS.values() for row in kinds}
     named = {row for plant in collected("planted_*.py", "PLANTS") for row in re.findall(r"[A-Z]+\d+", plant.row)}
-    sources = (path.read_text() for top in ("core", "recipes") for path in (ROOT / top).rglob("*.py"))
+    sources = (path.read_text() for top in ("core", "guard", "recipes") for path in (ROOT / top).rglob("*.py"))
     named |= {row for text in sources for rows in re.findall(r'rows="([A-Z0-9 ]+)"', text) for row in rows.split()}
     pages = ((ROOT / "docs" / "gates.md"), *(ROOT / "docs" / "recipes").glob("*.md"))
     named |= {

@@ -66,7 +66,7 @@ def test_no_page_and_no_message_names_a_gate_by_its_old_name():
     old = config.of_recipes("renamed")["gates"]
     for page in (p for p in PAGES if p.name != "migration.md"):
         assert not [o for o in old if re.search(rf"`{o}`|\| {o} \|", page.read_text())], page
-    for source in (p for top in ("core", "recipes") for p in (ROOT / top).rglob("*.py")):
+    for source in (p for top in ("core", "guard", "recipes") for p in (ROOT / top).rglob("*.py")):
         assert not [o for o in old if re.search(rf"(waive|only) {o}\b", source.read_text())], source
 
 

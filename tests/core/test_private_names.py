@@ -119,7 +119,7 @@ def is_private(name: str) -> bool:
 def used() -> dict[str, str]:
     """Every private name that is not defined in the file that uses it -> where it is used. Imported names are dotted."""
     found = {}
-    for path in sorted(p for room in ("core", "recipes", "trainworthy") for p in (ROOT / room).rglob("*.py")):
+    for path in sorted(p for room in ("core", "guard", "recipes", "trainworthy") for p in (ROOT / room).rglob("*.py")):
         tree = ast.parse(path.read_text())
         for name, line in private_names(tree):
             found.setdefault(name, f"{path.relative_to(ROOT)}:{line}")
