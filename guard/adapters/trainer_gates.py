@@ -8,8 +8,8 @@ from torch import Tensor
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates.gate import GateContext, gate
 from trainworthy.core.gates.recorder import rehearsed
-from trainworthy.core.guard.measures import trainer_columns, trainer_scores, trainer_tokens
 from trainworthy.core.loop.run import evaluating
+from trainworthy.guard.measures import trainer_columns, trainer_scores, trainer_tokens
 from transformers import Trainer
 
 ROWS, FEW = 64, 8  # FEW: of which the loss is computed

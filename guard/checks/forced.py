@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.verdict import Fault
-from trainworthy.core.guard.checks.causality import arguments, gradient
+from trainworthy.guard.checks.causality import arguments, gradient
 
 ANSWERS = re.compile(
     r"(?i)target|label|tgt|trg|truth|future|^y$|^y_|_y$|^dec"

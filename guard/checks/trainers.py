@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
-from trainworthy.core.guard.measures import trainer_columns, trainer_scores, trainer_tokens
-from trainworthy.core.guard.observing.observer import Observer
+from trainworthy.guard.measures import trainer_columns, trainer_scores, trainer_tokens
+from trainworthy.guard.observing.observer import Observer
 
 ROWS, FEW = 64, 8  # samples of a batch that is read; samples of which the loss is computed
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from trainworthy.core.guard.checks import forced
-from trainworthy.core.guard.checks.causality import DEAD, sees_ahead
-from trainworthy.core.guard.checks.results import finding, skip
-from trainworthy.core.guard.checks.run_checks import symptoms_last
-from trainworthy.core.guard.checks.schedules import zeroed
-from trainworthy.core.guard.measures.interleaved import fault, interleaved
-from trainworthy.core.guard.measures.refitted import again
-from trainworthy.core.guard.measures.regression import Regression
-from trainworthy.core.guard.measures.source import read
+from trainworthy.guard.checks import forced
+from trainworthy.guard.checks.causality import DEAD, sees_ahead
+from trainworthy.guard.checks.results import finding, skip
+from trainworthy.guard.checks.run_checks import symptoms_last
+from trainworthy.guard.checks.schedules import zeroed
+from trainworthy.guard.measures.interleaved import fault, interleaved
+from trainworthy.guard.measures.refitted import again
+from trainworthy.guard.measures.regression import Regression
+from trainworthy.guard.measures.source import read
 
 from tests.guard.guarding import guard
 

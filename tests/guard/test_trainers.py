@@ -9,9 +9,9 @@ import torch
 import transformers  # noqa: F401  its EvalPrediction
 from datasets import Dataset
 from torch import nn
-from trainworthy.core.guard.checks import trainers
-from trainworthy.core.guard.hooks import initial_weights
-from trainworthy.core.guard.measures import trainer_columns, trainer_scores, trainer_tokens
+from trainworthy.guard.checks import trainers
+from trainworthy.guard.hooks import initial_weights
+from trainworthy.guard.measures import trainer_columns, trainer_scores, trainer_tokens
 
 
 class Net(nn.Module):
