@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from trainworthy.core.base import config
@@ -34,7 +35,7 @@ def assert_settings(entry: Entry, argv: list[str], options: str, *, command: str
         return
     known = {*kinds, *ALWAYS, *re.findall(r"--([a-z][a-z-]*[a-z])", options)}
     config.assert_known(argv, known, prog=command, settings=kinds)
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+    for word, following in pairwise([*argv, ""]):
         flag, equals, value = word.partition("=")
         kind, value = kinds.get(flag[2:].replace("_", "-"), ""), value if equals else following
         if flag.startswith("--") and value and kind in NUMBERS and not _reads(value, NUMBERS[kind]):

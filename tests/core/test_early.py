@@ -100,6 +100,7 @@ def test_settings_of_a_fork_are_known(tmp_path):
         "3",
     ]
     early.assert_settings(entry, good, "--only", command="trainworthy run fork.py")
+    early.assert_settings(entry, [], "", command="trainworthy run fork.py")
     with pytest.raises(config.UserError, match=r"mine\.deep"):
         early.assert_settings(entry, ["--mine.dep", "4"], "", command="trainworthy run fork.py")
     early.assert_gates(entry, ["a-gate-of-its-own"])
