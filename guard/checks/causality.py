@@ -24,6 +24,7 @@ GIVEN = re.compile(
     r"(?i)target|label|tgt|trg|mask|^y$|len|offset|idx|index|type|segment|size"
 )  # names of what a model may read in some calls alone
 DEAD = "all units are dead (a rate that is far too high), or the model leaves its input out"
+SELECTED = "samples are selected, scattered or averaged along the wrong axis"
 SEEN = 1e-4  # mean change of the outputs, in units of their spread; healthy models give exactly 0
 
 
@@ -222,7 +223,7 @@ def ignores_samples(seen: Any) -> dict | None:
         return None
     without = int((grad.flatten(1) == 0).all(1).sum())
     measured = f"{len(x) - without} of {len(x)} samples of the input reach the outputs"
-    cause = "samples are selected, scattered or averaged along the wrong axis" if without > 0.8 * len(x) else ""
+    cause = SELECTED if without > 0.8 * len(x) else ""
     return finding("dependency", measured, DEAD if without == len(x) else cause)
 
 

@@ -25,7 +25,7 @@ from trainworthy.guard.observing.observer import Observer
 def symptoms_last(found: list[dict]) -> list[dict]:
     """Put a model that died behind data from which it could not learn: the data are the cause."""
     data = any(not f.get("ok", True) and f["id"] in ("targets", "samples") for f in found)
-    return sorted(found, key=lambda f: data and f.get("cause") == causality.DEAD)
+    return sorted(found, key=lambda f: data and f.get("cause") in (causality.DEAD, causality.SELECTED))
 
 
 def check(seen: Observer, plan: Any) -> dict[str, Any]:

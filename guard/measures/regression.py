@@ -23,7 +23,7 @@ class Regression:
         self.pairs = self.copies = self.leaks = 0
         self.column = 0
         self.copied: tuple | None = None  # the model's call whose target was its own input
-        self.told: tuple | None = None  # a model's call, its target, and the input that holds it
+        self.told: tuple | None = None  # a model's call, its target, and the inputs that hold it
         self.levels: list[tuple[Tensor, Tensor]] = []  # shares of signal and noise in the inputs, by sample
         self.conditions: dict[int, list[Tensor]] = {}  # further inputs with one number per sample (time)
         self.noisy = 0
@@ -133,24 +133,18 @@ def begins_with_last(window: Tensor, x: Tensor) -> int | None:
 
 
 def told(given: list[Tensor], target: Tensor, root: tuple) -> tuple | None:
-    """Return a call of a model, its target and the input that holds it: as a whole beside another input, or as the end of a longer
+    """Return a call of a model, its target and the inputs that hold it: as a whole beside another input, or as the end of a longer
     series (N, T, F). (N, C, T) may hold what is given beside what is rebuilt."""
     if target.dim() not in (2, 3) or not 3 <= target.shape[1] <= WINDOW or len(target) < 4:
         return None
     series = [x for x in given if x.is_floating_point() and x.dim() in (2, 3) and len(x) == len(target)]
     if len(target.unique()) < 8 or not series:
         return None
-    whole = next((x for x in series[1:] if x.shape == target.shape and torch.equal(x, target)), None)
-    if whole is not None:
-        return (*root, target, whole)
-    count, window = target.shape[1], target.reshape(*target.shape[:2], -1)
+    found = [x for x in series[1:] if x.shape == target.shape and torch.equal(x, target)]
+    count, first = target.shape[1], target.reshape(*target.shape[:2], -1)[..., 0]
     for x in (x for x in series if x.dim() == 3 and x.shape[1] > max(count, x.shape[2])):
-        end = x[:, -count:].reshape(len(x), count, -1)
-        if window.shape[2] <= end.shape[2] and any(
-            torch.equal(end[..., c], window[..., 0]) for c in range(min(16, end.shape[2]))
-        ):
-            return (*root, target, x)
-    return None
+        found += [x] if any(torch.equal(x[:, -count:, c], first) for c in range(min(16, x.shape[2]))) else []
+    return (*root, target, found) if found else None
 
 
 def joined(given: list[Tensor], target: Tensor, batches: Any) -> tuple[Tensor | None, list[Tensor]]:

@@ -167,12 +167,9 @@ HARMFUL = {
     "digits_cnn--scheduler-every-batch",
     "digits_cnn--sorted-unshuffled",
     "digits_siamese--labels-exchanged",
-    "moons_ddpm--beta-not-scaled",
-    "ring_gan--both-schedulers-one-optimizer",
     "ring_gan--discriminator-not-zeroed",
     "ring_gan--generator-towards-fake",
     "season_forecast--decoder-gets-zeros",
-    "season_forecast--true-values-in-evaluation",
     "words_char_gpt--labels-not-shifted",
     "words_char_gpt--softmax-over-queries",
 }

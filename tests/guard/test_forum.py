@@ -233,6 +233,9 @@ def test_steps_to_predict_that_are_in_the_input_are_found() -> None:
     assert "begins where the input ends" in found[1]
     assert told(Ahead(6), series, target=series[:, -6:].clone()) is None
     assert told(Copies(6), series, target=torch.randn(16, 6, 1)) is None
+    forced_too = told(Forced(-1), series, series[:, -6:].clone(), target=series[:, -6:].clone())
+    assert forced_too is not None
+    assert "begins where the input ends" in forced_too[1]
 
 
 PAIR = """
