@@ -9,6 +9,17 @@ def healthy(id: str, *argv: str, naive: str = "", hunk=None) -> Healthy:
     return Healthy(id, argv, hunk, naive, recipe="rl/dqn", may_skip=(*healthy_ppo.SKIPS, "terms"))
 
 
+TARGETS = """    worth = target(rows["following"])
+    best = (policy(rows["following"]) if cfg.double else worth).argmax(-1, keepdim=True)
+    return rows["earned"] + rows["counts"] * (worth.gather(-1, best).squeeze(-1) * target.returns.rms)
+"""
+MUNCHAUSEN = """    tau, worth = 0.03, target(rows["following"])
+    log_p = (worth / tau).log_softmax(-1)
+    soft = (log_p.exp() * (worth - tau * log_p)).sum(-1)
+    own = (target(rows["observation"]) / tau).log_softmax(-1).gather(-1, rows["action"][:, None]).squeeze(-1)
+    return rows["earned"] + target.returns.rms * (0.9 * (tau * own).clamp(-1, 0) + rows["counts"] * soft)
+"""
+
 VARIANTS = [
     healthy("ok-dqn-plain", "--no-double", "--no-dueling", naive="the largest of the target network's own values"),
     healthy("ok-dqn-three-steps", "--n-step", "3", naive="returns of what other policies did"),
@@ -24,6 +35,8 @@ VARIANTS = [
             hunk=("error = F.smooth_l1_loss(", "error = 0.5 * F.mse_loss(")),
     healthy("ok-dqn-soft-target", naive="the target network is never copied",
             hunk=(FOLLOW, "            target.follow(policy, 0.005)\n")),
+    Healthy("ok-dqn-munchausen", (), (TARGETS, MUNCHAUSEN), "targets are not those of the definition", recipe="rl/dqn",
+            may_skip=(*healthy_ppo.SKIPS, "terms", "targets")),
     healthy("ok-dqn-stacked", "--frame-stack", "3"),
     healthy("ok-dqn-one-hot-observations", "--env", "Taxi-v4"),
 ]  # fmt: skip

@@ -74,7 +74,7 @@ PLANTS = [
     bug("seg-mean-over-pictures", "scored", "V5", EVALUATE,
         "each = [segmentation.scores(confusion_matrix(model, core.View(data, [i])), classes) for i in range(len(data))]\n"
         "        return {k: sum(e.get(k, 1.0) for e in each) / len(each) for k in each[0]}\n",
-        ("all pixels together", "counts first"), harm="windows with hardly an object decide the result"),
+        ("all pixels together", "mean over pictures", "counted as 1"), harm="windows with hardly an object decide the result"),
     bug("seg-loss-clamped", "formula", "V5", CE, CE + ".clamp_max(0.7)", ("the loss is clamped", "get no gradient"),
         harm="pixels that are clearly wrong get no gradient from the cross-entropy"),
     bug("seg-dice-by-sigmoid", "formula", "V5", "dice(logits.softmax(1), mask)", "dice(logits.sigmoid(), mask)",

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from trainworthy.recipes.vision.evaluation import segmentation
-from trainworthy.recipes.vision.gates.pictures import definitions
+from trainworthy.recipes.vision.gates.pictures import averaged, definitions
 
 ANSWERS = '            logits.append(model(batch["image"]).float())\n'
 GATHERED = "        logits, truth = run.gather(torch.cat(logits)), run.gather(torch.cat(truth))\n"
@@ -62,3 +62,14 @@ def test_the_definitions_of_masks_agree_with_the_evaluation(n: int):
     assert definitions(mask, answer, classes) == pytest.approx(
         segmentation.scores(segmentation.counted(mask, answer, n), classes)
     )
+
+
+@pytest.mark.parametrize(
+    ("got", "words"), [(0.5, "mean over pictures, with pictures that have no such pixel left out"), (0.625, "counted as 1"),
+                       (0.375, "counted as 0"), (0.7, "")]
+)  # fmt: skip
+def test_a_mean_over_pictures_is_named(got: float, words: str):
+    each = [{"iou": 0.4}, {"iou": 0.8}, {"iou": 0.3}, {"miou": 1.0}]
+    said = averaged("iou", got, each)
+    assert words in said
+    assert bool(said) == bool(words)

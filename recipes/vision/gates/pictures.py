@@ -253,6 +253,10 @@ def scored(context: GateContext) -> Finding:
         wrong.append(
             f"a prediction {SHIFT} pixels to the right has {k} {reported[k]:.3f}, over all pixels together {due[k]:.3f}"
         )
+        each = zip(truth["mask"], moved(truth["image"]).argmax(1), strict=True)
+        cause = averaged(
+            k, reported[k], [definitions(m[None], a[None], getattr(val, "classes", range(n))) for m, a in each]
+        )
     if not wrong and getattr(val, "resize", 0):
         wrong += _unlike_stored(run, stage, val, n)
     measured = f"the loss uses the class of each of {int((batch['mask'] != IGNORE).sum()):,} pixels and no void pixel; "
@@ -282,6 +286,16 @@ def definitions(mask: Tensor, answer: Tensor, classes: Iterable) -> dict[str, fl
     right = int((mask == answer)[known].sum()) / max(1, int(known.sum()))
     alone = {"iou": iou[f"iou/{classes[1]}"]} if len(classes) == 2 and either[1] else {}
     return {**alone, "miou": sum(iou.values()) / max(1, len(iou)), "pixel_accuracy": right, **iou, **recall}
+
+
+def averaged(name: str, got: float, each: list[dict[str, float]]) -> str:
+    """Return which mean over pictures a number `got` is, of the numbers of each; empty if it is none."""
+    for absent, why in ((None, "left out"), (1.0, "counted as 1"), (0.0, "counted as 0")):
+        found = [v for one in each if (v := one.get(name, absent)) is not None]
+        if found and abs(sum(found) / len(found) - got) <= 1e-3:
+            without = f", with pictures that have no such pixel {why}" * (len(found) < len(each) or absent is not None)
+            return f"{name} is a mean over pictures{without}: add up the counts of all pictures first"
+    return ""
 
 
 def _learnt(stage: Stage, batch: dict, n: int) -> list[str]:

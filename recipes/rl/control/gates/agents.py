@@ -68,6 +68,8 @@ def targets_gate(subject: Subject) -> Gate:
                     f"both: {len(bad)} of {len(rows)} targets differ from the reward of their action, e.g. {bad[0]:.2f}"
                 )
                 break
+        if wrong and not cause and (soft := _soft_targets(context, subject)):
+            raise Skip(f"{soft}: they contain the policy's entropy, which the probes' rules do not")
         cause = cause or (_by_definition(context, subject) if wrong else "")
         return Finding(
             not wrong, "; ".join(wrong) or f"equal to the analytic returns: {'; '.join(measured)}",
@@ -81,6 +83,16 @@ def targets_gate(subject: Subject) -> Gate:
         )  # fmt: skip
 
     return check
+
+
+def _soft_targets(context: GateContext, subject: Subject) -> str:
+    """Return the description of the configured run's targets if they are exactly those of a soft policy (see the gate `returns`)."""
+    with contextlib.suppress(Skip, KeyError, AttributeError, TypeError):
+        compared = subject.targets(context.cfg, seen(context)) if subject.targets else {}
+        return next(
+            (name for name, (off, _) in compared.items() if name.startswith(definitions.SOFT) and off <= LIMIT), ""
+        )
+    return ""
 
 
 def _by_definition(context: GateContext, subject: Subject) -> str:

@@ -1,6 +1,7 @@
 """Training targets of PPO, DQN and SAC, computed from their definitions for single played steps; the gate `returns` compares
 them. Each function returns {compared quantity: (largest relative difference, the likely cause)}."""
 
+import math
 from itertools import combinations, islice
 from typing import TYPE_CHECKING, Any
 
@@ -234,10 +235,57 @@ def dqn(cfg: Any, seen: "Seen") -> Compared:
     off, cause = error_of(), CAUSES["dqn"]
     if off > 1e-3:  # find the known mistake that fits
         fits = (name for name, how in mistakes_of_dqn(cfg, unit).items() if error_of(**how) <= 1e-3)
-        known = next(fits, "") or seen.misstored or clipped([r * unit for r in rows["return"].tolist()], all_due())
+        known = next(fits, "")
+        if not known and (soft := _munchausen(cfg, seen, places, [r * unit for r in rows["return"].tolist()])):
+            return out | {soft: (0.0, cause)}
+        known = known or seen.misstored or clipped([r * unit for r in rows["return"].tolist()], all_due())
         cause = f"{known}\n{cause}" if known else cause
     out["targets"] = (off, cause)
     return out
+
+
+SOFT = "targets of a soft policy"
+
+
+def _munchausen(cfg: Any, seen: "Seen", places: list[list[tuple[int, int]]], found: list[float]) -> str:
+    """Return the description of the soft targets (Munchausen DQN, Vieillard 2020, equation 1; soft DQN with a weight of 0) that all targets
+    `found` equal, with its temperature and weight; empty if they are others. One step, as in the paper."""
+    rows = [(y, *some[0]) for y, some in zip(found, places, strict=True) if len(some) == 1]
+    if cfg.n_step != 1 or len(rows) < 16:
+        return ""
+    y, t, i = (torch.tensor(column) for column in zip(*rows, strict=True))
+    steps, size = seen.steps, seen.target.returns.rms.item()
+    with seen.run.autocast():
+        now, after = (
+            outputs(seen.target, steps[k][t, i], seen.target).double() * size
+            for k in ("observation", "next_observation")
+        )
+    action, alive = steps["action"][t, i].long()[:, None], ~steps["terminated"][t, i]
+    reward, y = steps["reward"][t, i].double(), y.double()
+    scale = y.abs().max().clamp_min(1e-9)
+
+    def fitted(log_temperature: float, lowest: float) -> tuple[float, float]:
+        """Return (largest relative difference at this temperature, the weight of the log-policy that fits best)."""
+        tau = math.exp(log_temperature)
+        log_p = (after / tau).log_softmax(-1)
+        base = reward + cfg.gamma * alive * (log_p.exp() * (after - tau * log_p)).sum(-1)
+        bonus = (tau * (now / tau).log_softmax(-1).gather(-1, action)[:, 0]).clamp(lowest * size, 0)
+        weight = ((bonus @ (y - base)) / (bonus @ bonus).clamp_min(1e-12)).clamp(0, 1)
+        return ((y - base - weight * bonus).abs().max() / scale).item(), weight.item()
+
+    for lowest in (
+        -1.0,
+        -1.0 / size,
+        -math.inf,
+    ):  # the paper's bound, relative to the return scale or in rewards; or none
+        at, width = math.log(0.1 * size), math.log(1000)
+        for _ in range(30):  # the middle of ever smaller intervals
+            at = min((at + width * k / 20 for k in range(-20, 21)), key=lambda x, low=lowest: fitted(x, low)[0])
+            width /= 2
+        off, weight = fitted(at, lowest)
+        if off <= 1e-3:
+            return f"{SOFT} (temperature {math.exp(at):.3g}, weight of the log-policy {weight:.2g})"
+    return ""
 
 
 # ------------------------------------------------------------------------------------------------------------------ SAC
