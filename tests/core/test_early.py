@@ -54,7 +54,13 @@ def test_typing_errors_need_no_torch(words, expected):
 def test_gates_of_the_record_are_known(entry):
     """Gates that stopped a planted bug of a recipe, by their names in the record of all planted bugs."""
     rows = [json.loads(line) for line in (ROOT / "docs" / "verify.jsonl").read_text().splitlines()]
-    stopped = {gate for row in rows if row["recipe"] == entry.id for seed in row["seeds"].values() if (gate := seed.get("first"))}
+    stopped = {
+        gate
+        for row in rows
+        if row["recipe"] == entry.id
+        for seed in row["seeds"].values()
+        if (gate := seed.get("first"))
+    }
     early.assert_gates(entry, stopped)
 
 
