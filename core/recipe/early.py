@@ -34,7 +34,7 @@ def assert_settings(entry: Entry, argv: list[str], options: str, *, command: str
         return
     known = {*kinds, *ALWAYS, *re.findall(r"--([a-z][a-z-]*[a-z])", options)}
     config.assert_known(argv, known, prog=command, settings=kinds)
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+    for word, following in zip(argv, [*argv, ""][1:], strict=True):
         flag, equals, value = word.partition("=")
         kind, value = kinds.get(flag[2:].replace("_", "-"), ""), value if equals else following
         if flag.startswith("--") and value and kind in NUMBERS and not _reads(value, NUMBERS[kind]):
