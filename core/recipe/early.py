@@ -122,8 +122,9 @@ def _fields(path: Path, node: ast.ClassDef) -> dict[str, tuple[Path, ast.expr]]:
     for base in reversed(node.bases):
         found |= _fields(*_resolved_class(path, base))
     for line in node.body:
-        named = isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
-        if named and "ClassVar" not in ast.unparse(line.annotation):
+        if not (isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)):
+            continue
+        if "ClassVar" not in ast.unparse(line.annotation):
             found[line.target.id] = path, line.annotation
     return found
 
@@ -183,7 +184,7 @@ def _origin(path: Path, name: str) -> tuple[Path, str]:
         found = _names_of(path).get(name)
         if not isinstance(found, tuple) or found[1] is None:
             return path, name
-        path, name = found
+        path, name = found[0], found[1]
     raise Unresolved(name)
 
 
@@ -215,7 +216,8 @@ Known = ast.stmt | tuple[Path, str | None]
 def _names_of(path: Path) -> dict[str, Known]:
     """Return what each name at the top level of a file is."""
     if path not in READ:
-        READ[path] = found = {}
+        found: dict[str, Known] = {}
+        READ[path] = found
         statements = list(ast.parse(path.read_text(encoding="utf-8")).body)
         while statements:
             line = statements.pop(0)

@@ -49,7 +49,7 @@ FORK_WITHOUT = {
         (("run", "vision/classify", "--seed", "1"), ("unknown setting --seed", "run.seed")),
         (("run", "vision/classify", "--no-gates"), ("unknown setting --no-gates", "gates.no-enabled")),
         (("run", "vision/classify", "--preset", "tny"), ("unknown preset 'tny'", "tiny")),
-        (("run", "vision/classify", "--optim.lr", "fast"), ("could not convert string to float: 'fast'", "--optim.lr")),
+        (("run", "vision/classify", "--optim.lr", "fast"), ("--optim.lr needs a number", "fast")),
         (("run", "vision/classify", "--optim.name", "adam"), ("adamw", "adafactor")),
         (("run", "vision/classify", "--optim.lr", "-1"), ("--optim.lr must be positive",)),
         (
