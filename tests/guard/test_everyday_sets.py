@@ -38,7 +38,13 @@ def last_byte(id: bytes) -> int:
     return hashlib.sha256(id).digest()[-1]
 
 
-DIGEST: dict[int, Callable[[bytes], int]] = {34: zlib.crc32, 51: zlib.crc32, 37: first_byte, 53: last_byte, 54: last_byte}
+DIGEST: dict[int, Callable[[bytes], int]] = {
+    34: zlib.crc32,
+    51: zlib.crc32,
+    37: first_byte,
+    53: last_byte,
+    54: last_byte,
+}
 """Number of its cases -> what puts an id into the open half (even) or into the closed one (odd)."""
 CASES = [p for halves in SETS.values() for half in halves for p in (*half.BUGS, *half.HEALTHY)]
 
