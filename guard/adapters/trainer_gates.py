@@ -142,8 +142,6 @@ def head(context: GateContext) -> Finding:
     trainer = stage.trainer  # type: ignore[attr-defined]
     if all(p.requires_grad for p in stage.model.parameters()):
         raise Skip("nothing is frozen")
-    if off := trainer_tokens.adapter_off(trainer):
-        return Finding(False, off[0], "adapters that are switched on", off[1])
     drawn = trainer_tokens.drawn_heads(trainer)
     return Finding(
         not drawn, f"frozen as drawn: {', '.join(drawn)}" if drawn else "no last layer is frozen as it was drawn",

@@ -1,4 +1,4 @@
-"""What is wrong with a trainer of transformers or TRL that the script built: its columns, tokens, pairs, rewards, adapters and metric."""
+"""What is wrong with a trainer of transformers or TRL that the script built: its columns, tokens, pairs, rewards, last layer and metric."""
 
 import gc
 from collections.abc import Callable, Mapping
@@ -34,7 +34,6 @@ def faults(seen: Observer) -> dict[str, tuple[str, str]]:
         ("direction", trainer_columns.told_apart),
         ("direction", trainer_columns.contradicted),
         ("direction", trainer_columns.misplaced),
-        ("wiring", trainer_tokens.adapter_off),
         ("frozen", _heads),
         ("targets", _tokens),
         ("metric", trainer_scores.selection),

@@ -227,18 +227,3 @@ def drawn_heads(trainer: Any) -> list[str]:
         for n, m in model.named_modules()
         if isinstance(m, nn.Linear) and n.split(".")[0] in HEADS and "original_module" not in n and _as_drawn(m, std)
     ]
-
-
-def adapter_off(trainer: Any) -> tuple[str, str] | None:
-    """The model holds adapters, all of them are switched off, and the optimiser holds none of their weights."""
-    layers = [m for m in trainer.model.modules() if hasattr(m, "lora_A") and hasattr(m, "disable_adapters")]
-    if not layers or not all(m.disable_adapters for m in layers):
-        return None
-    weights = {id(p) for m in layers for n, p in m.named_parameters() if "lora_" in n}
-    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
-    held = {id(p) for g in getattr(optimizer, "param_groups", ()) for p in g["params"]}
-    if not weights or weights & held:
-        return None
-    return (f"the adapters of {len(layers)} layers are switched off, and no optimiser holds their weights",
-            "disable_adapter_layers() also freezes the adapters: switch them on again before the trainer is built, or use "
-            "`with model.disable_adapter():`")  # fmt: skip

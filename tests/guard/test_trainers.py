@@ -1,4 +1,4 @@
-"""Faults of a trainer of transformers or TRL that are read from the trainer itself: columns, pairs, rewards, adapters, metric."""
+"""Faults of a trainer of transformers or TRL that are read from the trainer itself: columns, pairs, rewards, tokens, metric."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -156,20 +156,6 @@ def test_numbers_are_scaled_back_alike():
         found = trainer_scores.compared(hosted(nn.Linear(1, 1), made), np.zeros(64, dtype=np.float32), wanted)
         assert found is not None
         assert bool(found[1]) == fault, found
-
-
-def test_adapters_that_are_switched_off_do_not_train():
-    from peft import LoraConfig, get_peft_model
-
-    model = get_peft_model(
-        nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), LoraConfig(target_modules=["0"], modules_to_save=["1"])
-    )  # type: ignore[arg-type]
-    for off in (False, True):
-        if off:
-            model.base_model.disable_adapter_layers()
-        held = [p for p in model.parameters() if p.requires_grad]
-        trainer = SimpleNamespace(model=model, optimizer=torch.optim.SGD(held or [nn.Parameter(torch.zeros(1))], 0.1))
-        assert bool(trainer_tokens.adapter_off(trainer)) == off
 
 
 class Scorer(nn.Module):
