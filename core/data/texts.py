@@ -43,10 +43,10 @@ def _without_keys(text: str) -> str:
     the words that two splits share."""
     if '"role"' not in text:
         return text
-    return "\n".join(_said(line) if line.startswith(("{", "[")) else line for line in text.splitlines())
+    return "\n".join(_turns(line) if line.startswith(("{", "[")) else line for line in text.splitlines())
 
 
-def _said(line: str) -> str:
+def _turns(line: str) -> str:
     try:
         found = json.loads(line)
     except ValueError:

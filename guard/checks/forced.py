@@ -17,9 +17,9 @@ ANSWERS = re.compile(
 def fault(seen: Any) -> Fault | None:
     """Call the model again that got its target. A decoder that reads the steps before each one has no gradient at that step itself, and a
     model that encodes the whole target has one at later steps, too."""
-    if seen.evidence.regression.told is None or seen.control is None:
+    if seen.evidence.regression.with_target is None or seen.control is None:
         return None
-    module, args, kwargs, target, held = seen.evidence.regression.told
+    module, args, kwargs, target, held = seen.evidence.regression.with_target
     return next((f for x in held if (f := seen_through(module, args, kwargs, target, x))), None)
 
 

@@ -246,12 +246,12 @@ def zeroed(seen: Observer, one: Any, mine: Any) -> dict | None:
     """Find a scheduler that multiplies the rate by zero: it stands for no schedule, and ends the training."""
     if mine is None or getattr(one.it, "gamma", None) != 0:
         return None
-    still = next((i for i, rate in enumerate(reversed(mine.rates)) if rate), len(mine.rates))
-    if still in (0, len(mine.rates)) or still < min(16, len(mine.rates) // 4):
+    zeros = next((i for i, rate in enumerate(reversed(mine.rates)) if rate), len(mine.rates))
+    if zeros in (0, len(mine.rates)) or zeros < min(16, len(mine.rates) // 4):
         return None
     return finding(
         "schedule",
-        f"{type(one.it).__name__} with gamma=0: the rate is 0 in the last {still} of {len(mine.rates)} updates",
+        f"{type(one.it).__name__} with gamma=0: the rate is 0 in the last {zeros} of {len(mine.rates)} updates",
         "gamma=1 keeps the rate; gamma=0 sets it to zero, and nothing is learnt from then on",
     )
 

@@ -20,13 +20,13 @@ def again(source: Source) -> Fault | None:
     for file, scope in scopes(source):
         first: dict[str, int] = {}
         for node, made, fits in sorted(statements(scope), key=lambda row: row[0].lineno):
-            said = {split_of(name) for name in (*stored(node), *loaded(node))} - {""}
+            named = {split_of(name) for name in (*stored(node), *loaded(node))} - {""}
             for name in fits:
-                if "train" in said:
+                if "train" in named:
                     first.setdefault(name, node.lineno)
-                elif said and name in first:
+                elif named and name in first:
                     return (
-                        f"line {node.lineno} of {file} fits `{name}` again, on the {min(said)} split; line {first[name]} fitted it on training's",
+                        f"line {node.lineno} of {file} fits `{name}` again, on the {min(named)} split; line {first[name]} fitted it on training's",
                         f"{name}.transform(...) is meant: the model gets inputs of another scale than in training",
                     )
             first = {name: line for name, line in first.items() if name not in made}

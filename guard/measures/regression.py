@@ -23,7 +23,7 @@ class Regression:
         self.pairs = self.copies = self.leaks = 0
         self.column = 0
         self.copied: tuple | None = None  # the model's call whose target was its own input
-        self.told: tuple | None = None  # a model's call, its target, and the inputs that hold it
+        self.with_target: tuple | None = None  # a model's call, its target, and the inputs that hold it
         self.levels: list[tuple[Tensor, Tensor]] = []  # shares of signal and noise in the inputs, by sample
         self.conditions: dict[int, list[Tensor]] = {}  # further inputs with one number per sample (time)
         self.noisy = 0
@@ -49,8 +49,8 @@ class Regression:
             self.copies += 1
             self.copied = (*root, same)
         self._leak(given, target)
-        if self.told is None:
-            self.told = told(given, target, root)
+        if self.with_target is None:
+            self.with_target = with_target(given, target, root)
         same, given = (same, given) if same is not None else joined(given, target, batches)
         if same is not None and len(target) >= 4 and target[0].numel() >= 2:
             if any(
@@ -132,7 +132,7 @@ def begins_with_last(window: Tensor, x: Tensor) -> int | None:
     return int(equal.float().argmax())
 
 
-def told(given: list[Tensor], target: Tensor, root: tuple) -> tuple | None:
+def with_target(given: list[Tensor], target: Tensor, root: tuple) -> tuple | None:
     """Return a call of a model, its target and the inputs that hold it: as a whole beside another input, or as the end of a longer
     series (N, T, F). (N, C, T) may hold what is given beside what is rebuilt."""
     if target.dim() not in (2, 3) or not 3 <= target.shape[1] <= WINDOW or len(target) < 4:

@@ -1,4 +1,4 @@
-"""What a trainer of transformers or TRL does with the columns of its data set: those that it drops, pairs that an ending tells apart, and
+"""What a trainer of transformers or TRL does with the columns of its data set: those that it drops, pairs that an ending separates, and
 rewards that belong to other rows."""
 
 import inspect
@@ -12,7 +12,7 @@ PLUMBING = {"labels", "label", "label_ids", "return_dict", "output_attentions", 
             "past_key_values", "position_ids", "head_mask", "token_type_ids", "attention_mask", "cache_position", "num_items_in_batch",
             "return_loss"}  # fmt: skip
 """Arguments of `forward` that many models have and few callers give."""
-PAIRS, TOLD = 64, 0.99  # least number of pairs; share of them that one ending tells apart
+PAIRS, ALIKE = 64, 0.99  # least number of pairs; share of them that one ending separates
 ANSWERS = 4  # least number of different answers under one ending
 REWARDED = 12  # rows
 MOST_BOTH, READ = 0.3, 4000  # share of the pairs that are also there the other way round; pairs that are read
@@ -76,10 +76,10 @@ def told_apart(trainer: Any) -> tuple[str, str] | None:
     bodies = {e[0][1] for e in ends if e[0][0] == sign}
     text = "" if sign is None else decode([sign]).strip()
     wordlike = any(c.isalnum() for c in text.strip("<|>[]")) and not _special(sign, tokenizer)
-    if alone < TOLD * len(ends) or len(bodies) < ANSWERS or wordlike:
+    if alone < ALIKE * len(ends) or len(bodies) < ANSWERS or wordlike:
         return None
     return (f"in {alone} of {len(ends)} pairs the chosen answer ends with {text!r}, and the rejected one does not",
-            "one sign tells the chosen answers apart, and nothing else has to be learnt: end both alike")  # fmt: skip
+            "one sign separates chosen from rejected answers, and nothing else has to be learnt: end both alike")  # fmt: skip
 
 
 def contradicted(trainer: Any) -> tuple[str, str] | None:

@@ -209,7 +209,7 @@ class Copies(Ahead):
         return self.out(self.net(series)[0])[:, -self.count :]
 
 
-def told(model: nn.Module, *given: torch.Tensor, target: torch.Tensor) -> tuple[str, str] | None:
+def forced_fault(model: nn.Module, *given: torch.Tensor, target: torch.Tensor) -> tuple[str, str] | None:
     one = Regression()
     one.add(torch.zeros(target.shape, requires_grad=True), target, (model, given, {}), [])
     return forced.fault(SimpleNamespace(evidence=SimpleNamespace(regression=one), control=True))
@@ -218,22 +218,22 @@ def told(model: nn.Module, *given: torch.Tensor, target: torch.Tensor) -> tuple[
 def test_a_decoder_that_reads_the_value_it_must_give_is_found() -> None:
     torch.manual_seed(0)
     past, future = torch.randn(16, 12, 1), torch.randn(16, 6, 1)
-    found = told(Forced(0), past, future, target=future.clone())
+    found = forced_fault(Forced(0), past, future, target=future.clone())
     assert found is not None
     assert "one step late" in found[1]
-    assert told(Forced(-1), past, future, target=future.clone()) is None
-    assert told(Rebuilds(-1), past, future, target=future.clone()) is None
+    assert forced_fault(Forced(-1), past, future, target=future.clone()) is None
+    assert forced_fault(Rebuilds(-1), past, future, target=future.clone()) is None
 
 
 def test_steps_to_predict_that_are_in_the_input_are_found() -> None:
     torch.manual_seed(0)
     series = torch.randn(16, 12, 1)
-    found = told(Copies(6), series, target=series[:, -6:].clone())
+    found = forced_fault(Copies(6), series, target=series[:, -6:].clone())
     assert found is not None
     assert "begins where the input ends" in found[1]
-    assert told(Ahead(6), series, target=series[:, -6:].clone()) is None
-    assert told(Copies(6), series, target=torch.randn(16, 6, 1)) is None
-    forced_too = told(Forced(-1), series, series[:, -6:].clone(), target=series[:, -6:].clone())
+    assert forced_fault(Ahead(6), series, target=series[:, -6:].clone()) is None
+    assert forced_fault(Copies(6), series, target=torch.randn(16, 6, 1)) is None
+    forced_too = forced_fault(Forced(-1), series, series[:, -6:].clone(), target=series[:, -6:].clone())
     assert forced_too is not None
     assert "begins where the input ends" in forced_too[1]
 

@@ -178,9 +178,9 @@ def preference(chat: Chat, cfg: Any) -> Gate:
         begun, sizes = read(start.model)
         gaps, measured, moved = [], [], 0.0
         for name, stage in (("before", start), ("after", learnt)):
-            said = read(stage.model)[0]
-            over = said - begun
-            due = declared(weights, cfg, over, said, sizes)
+            own = read(stage.model)[0]
+            over = own - begun
+            due = declared(weights, cfg, over, own, sizes)
             batch = fetch(data, list(range(len(data))), context.cfg.run.seed, run.device)
             with evaluating(stage.model):
                 got = lost(stage, batch)

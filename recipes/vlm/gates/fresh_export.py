@@ -50,16 +50,18 @@ def exported(context: GateContext) -> Finding:
     if sum(p.numel() for p in stage.model.parameters()) > BIGGEST:
         raise Skip("the model is too large to be saved and loaded before each run")
     batch = fetch(data, pick(data, min(SAMPLES, len(data)), context.cfg.run.seed), None, run.device)
-    asked = first_answers(batch, data.features)
+    samples = first_answers(batch, data.features)
 
     def compare() -> Finding | None:
-        ours, before = (_log_probs(run, net, batch, asked) for net in (stage.eval_model, context.look()[1].eval_model))
+        ours, before = (
+            _log_probs(run, net, batch, samples) for net in (stage.eval_model, context.look()[1].eval_model)
+        )
         least, limit = EXACT if run.precision == "fp32" and run.device.type == "cpu" else ROUGH
         needed = f"at most {limit:.0%} of the change by training"
         with tempfile.TemporaryDirectory() as name:
             stage.export(Path(name))
             try:
-                found = query(READER, Path(name), [sample for sample, _ in asked])
+                found = query(READER, Path(name), [sample for sample, _ in samples])
             except RuntimeError as error:
                 return Finding(False, f"the export cannot be read in a fresh process: {error}", needed,
                                "vision.pt2 or language/ is missing, or the words have other numbers")  # fmt: skip
@@ -72,7 +74,7 @@ def exported(context: GateContext) -> Finding:
             "pictures are scaled or normalised in the model's own code, which vision.pt2 does not contain: put it into the exported module\n"
             "export() writes another part than the trained one: the projector or the language model of an earlier stage, or a copy\n"
             "adapters are not merged into the exported language model",
-            evidence={"gap": gap}, cause=_which(run, stage.eval_model, asked, found["embeddings"]) if gap > limit else "",
+            evidence={"gap": gap}, cause=_which(run, stage.eval_model, samples, found["embeddings"]) if gap > limit else "",
         )  # fmt: skip
 
     found = agreed(run.accelerator, compare() if run.rank == 0 else None)
@@ -82,17 +84,17 @@ def exported(context: GateContext) -> Finding:
 
 
 def _log_probs(
-    run: Run, model: nn.Module, batch: dict[str, Tensor], asked: list[tuple[dict[str, Any], Tensor]]
+    run: Run, model: nn.Module, batch: dict[str, Tensor], samples: list[tuple[dict[str, Any], Tensor]]
 ) -> Tensor:
     """Return the model's own log-probabilities of the same tokens, (tokens, vocabulary)."""
     with evaluating(model), torch.no_grad(), run.autocast():
         logits = model(batch)
-    return torch.cat([logits[b, where] for b, (_, where) in enumerate(asked)]).float().log_softmax(-1).cpu()
+    return torch.cat([logits[b, where] for b, (_, where) in enumerate(samples)]).float().log_softmax(-1).cpu()
 
 
-def _which(run: Run, model: nn.Module, asked: list[tuple[dict[str, Any], Tensor]], theirs: list[Tensor]) -> str:
+def _which(run: Run, model: nn.Module, samples: list[tuple[dict[str, Any], Tensor]], theirs: list[Tensor]) -> str:
     """Return which part of the export differs: the one for pictures, or what is around it."""
-    images = torch.cat([sample["images"] for sample, _ in asked])
+    images = torch.cat([sample["images"] for sample, _ in samples])
     if not len(images):
         return ""
     with evaluating(model), torch.no_grad(), run.autocast():
