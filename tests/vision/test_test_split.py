@@ -75,6 +75,7 @@ def test_a_training_picture_in_the_test_split_is_stopped(launch, folder, tmp_pat
     done = launch("check", "vision/classify", "--data.path", str(leaky), *NET, "--only", "leakage")
     assert done.returncode == 3, done.shown
     assert "1 exact duplicates of test in train" in done.stdout
+    assert "likely causes the test set shares samples with another split" in " ".join(done.stdout.split())
 
 
 def test_a_share_of_the_training_pictures_can_be_the_test_split(launch, two_parts):

@@ -345,6 +345,8 @@ def leakage(context: GateContext) -> Finding:
     measured += remark + why
     tested, remarks = _in_test(context.data_report["overlaps"])
     measured += "".join(f"; {remark}" for remark in (*tested, *remarks))
+    if tested and not (cause or shared or found["exact"] or near > allowed):
+        cause = "the test set shares samples with another split: draw it before the others, or remove what it shares"
     limit = f"{texts.KNOWN:.0%} of its rare chunks" if text else f"similarity {found.get('limit', alike.NEAR)}"
     pairs = found["exact_pairs"] or [p[:2] for p in (text or found)["near_pairs"]]
     batch = fetch(stage.data["val"], [v for v, _ in pairs], None, run.device) if pairs else None
