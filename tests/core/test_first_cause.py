@@ -10,7 +10,8 @@ from torch import nn
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.causes.dependence import Mixture, explain_mixed_samples
 from trainworthy.core.gates.causes.resume import Watch, first_cause
-from trainworthy.core.recipe.stage import Data, Field
+from trainworthy.core.gates.checks import evaluation
+from trainworthy.core.recipe.stage import Data, Field, View
 
 from tests.core.test_gates import PLANTS
 from tests.vision.planted_classify import INIT, ROWS, STAGES, staged
@@ -211,6 +212,26 @@ def test_a_number_that_fits_no_known_fault_names_none():
         named.explain_batched_metric(0.5, [0.4, 0.6], [4, 4]) == ""
     )  # the mean over batches is the mean over samples here
     assert named.explain_micro_batches(0.5, None, 2, mean=False, equal_agree=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("training", "cause"), [([], "the others in its batch"), (["net.1"], "evaluation runs in train mode: net.1")]
+)
+def test_a_metric_that_depends_on_the_batch_names_what_is_left_after_random_draws_are_excluded(training, cause):
+    """The better half of each batch counts."""
+    scores = torch.arange(12.0).roll(5)
+
+    def measure(_: object, view: View) -> dict[str, float]:
+        rows = scores[list(view.indices)].split(4)
+        return {"return": torch.cat([row.sort().values[len(row) // 2 :] for row in rows]).mean().item()}
+
+    run = SimpleNamespace(precision="fp32", measure=measure)
+    view = View(SimpleNamespace(fields={}), range(12))
+    wrong, found = evaluation._unequal(
+        run, None, view, training, ({"return": 5.0}, {"return": 5.0}, {"return": 7.0}), (12, 4), dict
+    )
+    assert "depends on the evaluation batch size: 5.00000 at 12, 7.00000 at 4" in wrong
+    assert cause in found
 
 
 def test_a_net_that_reads_its_input_is_not_said_to_be_deaf():

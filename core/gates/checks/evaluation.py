@@ -23,6 +23,10 @@ KEPT = (
     "evaluate() keeps something between its calls (a metric or a list that is not reset, a generator of its own): a second "
     "call with the same samples, seed and batches gives another result"
 )
+TOGETHER = (
+    "what a sample counts depends on the others in its batch: some samples are left out (episodes that end last, an incomplete batch), scores "
+    "are ranked or normalised within the batch, or padding to the longest sample is not masked"
+)
 
 
 @gate(
@@ -119,8 +123,9 @@ def _unequal(
         return None
     parts = [range(a, min(a + other, len(view))) for a in range(0, len(view), other)]
     alone = [run.measure(stage, View(view, part)).get(k, math.nan) for part in parts]
-    return (f"{k} depends on the evaluation batch size: {first[k]:.5f} at {size}, {cut_other[k]:.5f} at {other}",
-            explain_batched_metric(cut_other[k], alone, [len(part) for part in parts]))  # fmt: skip
+    cause = explain_batched_metric(cut_other[k], alone, [len(part) for part in parts])
+    cause = cause or (explain_random_evaluation(True, training) if training else TOGETHER)
+    return f"{k} depends on the evaluation batch size: {first[k]:.5f} at {size}, {cut_other[k]:.5f} at {other}", cause
 
 
 def _unscored(samples: list[int]) -> Iterator[tuple[str, str]]:
