@@ -33,14 +33,10 @@ def dropped(trainer: Any) -> tuple[str, str] | None:
     taken = inspect.signature(model.forward).parameters
     if any(p.kind is p.VAR_KEYWORD for p in taken.values()):
         return None
-    trainer._set_signature_columns_if_needed()
+    kept = trainer._remove_unused_columns(rows, "checked").column_names
     some = [rows[i] for i in range(min(32, len(rows)))]
-    lost = [
-        c for c in columns if c not in trainer._signature_columns and numeric(some[0][c]) and not _numbers_rows(c, some)
-    ]
-    given = set(columns) | set(
-        trainer.data_collator([{k: v for k, v in r.items() if k in trainer._signature_columns} for r in some[:2]])
-    )
+    lost = [c for c in columns if c not in kept and numeric(some[0][c]) and not _numbers_rows(c, some)]
+    given = set(columns) | set(trainer.data_collator([{k: v for k, v in r.items() if k in kept} for r in some[:2]]))
     left = [n for n, p in taken.items() if p.default is not p.empty and n not in given and n not in PLUMBING]
     if not lost or not left:
         return None

@@ -13,7 +13,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import assets
 from trainworthy.recipes.shared import hub
 
-from tests.helpers import pictures
+from tests.helpers import pictures, seeing
 
 Refused = type("ConnectError", (Exception,), {"__module__": "httpx"})  # as such clients have them: no OSError
 
@@ -56,13 +56,21 @@ CASES = [
     pytest.param(("rl/grpo", "--preset", "full"), "1", "then --model FOLDER", id="grpo"),
     pytest.param(("rl/grpo", "--model", "someone/model"), "0", "hf download someone/model", id="grpo-0", marks=VERIFY),
     pytest.param(("rl/rlhf", "--preset", "full", "--model", "someone/model"), "1", "then --model FOLDER", id="rlhf", marks=VERIFY),
-    pytest.param(("vlm/instruct", "--preset", "full"), "1", "then --encoder FOLDER", id="vlm"),
+    pytest.param(("vlm/instruct", "--preset", "full", "--data.path", "{questions}"), "1", "then --encoder FOLDER", id="vlm"),
     pytest.param(("vlm/instruct", "--encoder", "someone/clip"), "0", "hf download someone/clip", id="vlm-0", marks=VERIFY),
 ]  # fmt: skip
+
+
+def write_questions(home: Path) -> Path:
+    home.mkdir()
+    return seeing.write(home) / "data"
+
+
 WRITE: dict[str, Callable[[Path], Path]] = {
     "{folder}": lambda home: pictures.write_folder(home, per_class=12, held_out=3),
     "{masks}": pictures.write_masks,
     "{coco}": pictures.write_coco,
+    "{questions}": write_questions,
 }
 
 

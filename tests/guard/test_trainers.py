@@ -1,12 +1,13 @@
 """Faults of a trainer of transformers or TRL that are read from the trainer itself: columns, pairs, rewards, tokens, metric."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers  # noqa: F401  its EvalPrediction
+import transformers
 from datasets import Dataset
 from torch import nn
 from trainworthy.guard.checks import trainers
@@ -20,12 +21,10 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize(("column", "fault"), [("gender", True), ("sex", False), ("row_id", False)])
-def test_a_column_that_forward_does_not_name_is_lost(column: str, fault: bool):
+def test_a_column_that_forward_does_not_name_is_lost(column: str, fault: bool, tmp_path: Path):
     rows = Dataset.from_dict({"numbers": [[1.0, 2.0]] * 40, column: [0, 1] * 20, "labels": [0.5] * 40})
-    named = ["numbers", "sex", "labels"]
-    trainer = SimpleNamespace(model=Net(), train_dataset=rows, args=SimpleNamespace(remove_unused_columns=True), _signature_columns=named,
-                              data_collator=lambda some: {k: [r[k] for r in some] for k in some[0]},
-                              _set_signature_columns_if_needed=lambda: None)  # fmt: skip
+    args = transformers.TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)
+    trainer = transformers.Trainer(Net(), args, train_dataset=rows)
     found = trainer_columns.dropped(trainer)
     assert (found is not None) == fault
     if found:
