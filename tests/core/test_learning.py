@@ -29,6 +29,7 @@ from tests.core.test_check import (
     with_dropout,
     without_zero_grad,
 )
+from tests.helpers.sampling import sample
 
 SIDE = (Y > 4).long()  # ten groups that look alike, two classes
 
@@ -163,8 +164,10 @@ class Tokens(nn.Module):
         return self.head(self.table(ids).flatten(1))
 
 
-@pytest.mark.parametrize("entry", [0, 1])
-@pytest.mark.parametrize("kind", ["pictures", "tokens"])
+@pytest.mark.parametrize(
+    ("kind", "entry"),
+    sample([("pictures", 0), ("pictures", 1), ("tokens", 0), ("tokens", 1)], ("pictures", 0), ("tokens", 1)),
+)
 def test_a_collate_that_mixes_rows_in_large_batches_alone_is_stopped(kind: str, entry: int):
     ids = (X * 16).long()
     parts = {
@@ -239,7 +242,7 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", sample(LOOPS, "prefetch-with-dropout", "mean-after-the-loop", "class-weights"))
 def test_loops_and_losses_that_people_write_are_quiet(name: str):
     gates = ("wiring", "dependency", "overfit", "evaluation", "tiny-data")
     with contextlib.redirect_stdout(io.StringIO()) as printed:

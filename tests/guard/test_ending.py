@@ -9,6 +9,7 @@ from tests.conftest import patched
 from tests.guard import common_scripts
 from tests.guard.guarding import SCRIPTS, guard
 from tests.helpers import patches
+from tests.helpers.sampling import sample
 
 SCRIPT = """
 import torch
@@ -139,10 +140,7 @@ def test_guard_stops_what_comes_late(name, tmp_path):
     assert WORDS[name] in output
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "keras_trainer--test_scale" else pytest.param(name, marks=pytest.mark.verify) for name in COMMON],
-)
+@pytest.mark.parametrize("name", sample(COMMON, "keras_trainer--test_scale"))
 def test_guard_stops_common_ends(name, tmp_path):
     """Bugs by somebody who had not read the checks."""
     one = next(p for p in common_scripts.BUGS if p.id == name)

@@ -9,6 +9,7 @@ from tests.guard import fourteenth_set, fourteenth_set_heldout
 from tests.guard.guarding import SCRIPTS, guard
 from tests.guard.test_guard import failed
 from tests.helpers.patches import ScriptPatch, patched
+from tests.helpers.sampling import sample
 
 FOLDER = SCRIPTS / "fourteenth"
 ASSETS = Path.home() / ".cache/trainworthy/assets"
@@ -41,12 +42,6 @@ NAMED = {
     "digits_transfer--transfer-head-after-optimiser": ("later", "the optimiser was built before"),
 }
 """Bugs that are stopped -> the check, and words that it prints."""
-SAMPLE = ("load_forecast", "load_forecast--load-calendar-per-split", "punctuation_tagger--tagger-view-as-classes")
-
-
-def marked(names: list[str]) -> list:
-    """The names; all but a few of them are left to the full matrix."""
-    return [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.verify) for name in names]
 
 
 def text_of(name: str) -> str:
@@ -58,13 +53,15 @@ def text_of(name: str) -> str:
     return patched(known[name]) if name in known else (FOLDER / f"{name}.py").read_text()
 
 
-@pytest.mark.parametrize("name", marked([*SCRIPT_NAMES, *(case.id for case in HEALTHY)]))
+@pytest.mark.parametrize("name", sample([*SCRIPT_NAMES, *(case.id for case in HEALTHY)], "load_forecast"))
 def test_a_healthy_script_is_quiet(name: str, tmp_path: Path) -> None:
     verdicts, output, _ = guard(text_of(name), tmp_path)
     assert not failed(verdicts), output
 
 
-@pytest.mark.parametrize("name", marked(list(NAMED)))
+@pytest.mark.parametrize(
+    "name", sample(NAMED, "load_forecast--load-calendar-per-split", "punctuation_tagger--tagger-view-as-classes")
+)
 def test_a_bug_is_stopped_and_named(name: str, tmp_path: Path) -> None:
     verdicts, output, _ = guard(text_of(name), tmp_path, **{"--seconds": "6"})
     check, words = NAMED[name]

@@ -4,6 +4,7 @@ import pytest
 
 from tests.conftest import patched
 from tests.guard.guarding import guard
+from tests.helpers.sampling import sample
 
 SCRIPT = """
 import argparse
@@ -66,19 +67,14 @@ def resumed(source: str, folder, words: str = FROM) -> tuple:
     return verdicts["resume"], output
 
 
-def slow(names: dict, quick: str) -> list:
-    """All but one only where every check is verified: each is two rehearsals."""
-    return [n if n == quick else pytest.param(n, marks=pytest.mark.verify) for n in names]
-
-
-@pytest.mark.parametrize("name", slow(HEALTHY, "as it is"))
+@pytest.mark.parametrize("name", sample(HEALTHY, "as it is"))
 def test_restart_is_quiet(name, tmp_path):
     verdict, output = resumed(patched(SCRIPT, *HEALTHY[name]), tmp_path)
     assert verdict.verdict == "pass", output
     assert "saved after step" in verdict.measured
 
 
-@pytest.mark.parametrize("name", slow(BUGS, "optimizer"))
+@pytest.mark.parametrize("name", sample(BUGS, "optimizer"))
 def test_restart_stops_what_is_not_brought_back(name, tmp_path):
     line, words = BUGS[name]
     verdict, output = resumed(patched(SCRIPT, (line, "")), tmp_path)

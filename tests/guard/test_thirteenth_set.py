@@ -20,19 +20,14 @@ import trainworthy
 from tests.core.test_check import TRAIN, VAL, loss, net, train_epoch
 from tests.guard.guarding import SCRIPTS, guard
 from tests.guard.test_guard import failed
+from tests.helpers.sampling import sample
 
 FOLDER = SCRIPTS / "thirteenth"
 HEALTHY = sorted(p.stem for p in FOLDER.glob("*.py"))
-SAMPLE = ("batch_hard", "river_levels")
 CHECKED = [name for name in HEALTHY if "def make_script" in (FOLDER / f"{name}.py").read_text()]
 
 
-def marked(names: list[str], now: tuple[str, ...]) -> list:
-    """The names; all but a few of them are left to the full matrix."""
-    return [pytest.param(name, marks=() if name in now else pytest.mark.verify) for name in names]
-
-
-@pytest.mark.parametrize("name", marked(HEALTHY, SAMPLE))
+@pytest.mark.parametrize("name", sample(HEALTHY, "batch_hard", "river_levels"))
 def test_a_healthy_script_is_quiet(name: str, tmp_path: Path) -> None:
     verdicts, output, _ = guard((FOLDER / f"{name}.py").read_text(), tmp_path)
     assert not failed(verdicts), output
