@@ -338,6 +338,7 @@ def test_pictures_of_a_row_are_its_own(hub, talked):
     """However many pictures the others of a batch have, a row's logits are those of the row alone."""
     cfg = instruct.full()
     cfg.encoder, cfg.language, cfg.projector_width = str(hub / "clip"), str(hub / "llama"), 32
+    cfg.data.path = str(talked)
     torch.manual_seed(0)
     model = instruct.make_model(cfg).eval()
     source = folders.load(str(talked), "train")
