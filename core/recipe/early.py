@@ -213,34 +213,30 @@ Known = ast.stmt | tuple[Path, str | None]
 """A definition, or the file and the name that an import takes; no name: the module itself."""
 
 
+@cache
 def _names_of(path: Path) -> dict[str, Known]:
     """Return what each name at the top level of a file is."""
-    if path not in READ:
-        found: dict[str, Known] = {}
-        READ[path] = found
-        statements = list(ast.parse(path.read_text(encoding="utf-8")).body)
-        while statements:
-            line = statements.pop(0)
-            if isinstance(line, ast.If):  # `if TYPE_CHECKING:`
-                statements += line.body
-            elif isinstance(line, (ast.ClassDef, ast.FunctionDef)):
-                found[line.name] = line
-            elif isinstance(line, ast.Assign):
-                found |= {t.id: line for t in line.targets if isinstance(t, ast.Name)}
-            elif isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-                found[line.target.id] = line
-            elif isinstance(line, ast.ImportFrom) and line.module and not line.level:
-                found |= {a.asname or a.name: _imported(path, line.module, a.name) for a in line.names}
-            elif isinstance(line, ast.Import):
-                found |= {
-                    a.asname or a.name: (_module(path, a.name) or STANDARD[0], None)
-                    for a in line.names
-                    if a.asname or "." not in a.name
-                }
-    return READ[path]
-
-
-READ: dict[Path, dict[str, Known]] = {}
+    found: dict[str, Known] = {}
+    statements = list(ast.parse(path.read_text(encoding="utf-8")).body)
+    while statements:
+        line = statements.pop(0)
+        if isinstance(line, ast.If):  # `if TYPE_CHECKING:`
+            statements += line.body
+        elif isinstance(line, (ast.ClassDef, ast.FunctionDef)):
+            found[line.name] = line
+        elif isinstance(line, ast.Assign):
+            found |= {t.id: line for t in line.targets if isinstance(t, ast.Name)}
+        elif isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+            found[line.target.id] = line
+        elif isinstance(line, ast.ImportFrom) and line.module and not line.level:
+            found |= {a.asname or a.name: _imported(path, line.module, a.name) for a in line.names}
+        elif isinstance(line, ast.Import):
+            found |= {
+                a.asname or a.name: (_module(path, a.name) or STANDARD[0], None)
+                for a in line.names
+                if a.asname or "." not in a.name
+            }
+    return found
 
 
 def _imported(path: Path, module: str, name: str) -> Known:

@@ -142,12 +142,8 @@ def head(context: GateContext) -> Finding:
     trainer = stage.trainer  # type: ignore[attr-defined]
     if all(p.requires_grad for p in stage.model.parameters()):
         raise Skip("nothing is frozen")
-    drawn = trainer_tokens.drawn_heads(trainer)
-    return Finding(
-        not drawn, f"frozen as drawn: {', '.join(drawn)}" if drawn else "no last layer is frozen as it was drawn",
-        "a last layer that trains, or that was loaded",
-        "the head of a new task was frozen with the rest: let it train (LoRA: modules_to_save or task_type)",
-    )  # fmt: skip
+    measured, cause = trainer_tokens.frozen_head(trainer) or ("no last layer is frozen as it was drawn", "")
+    return Finding(not cause, measured, "a last layer that trains, or that was loaded", cause)
 
 
 GATES = [answers, tokens, reference, head]

@@ -1,6 +1,7 @@
 """What is wrong with a trainer of transformers or TRL that the script built: its columns, tokens, pairs, rewards, last layer and metric."""
 
 import gc
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,11 +14,14 @@ ROWS, FEW = 64, 8  # samples of a batch that is read; samples of which the loss 
 
 def found(seen: Observer) -> Any:
     """Return the trainer that trains, or None: the last one whose model is in an optimiser that made a step."""
+    library = sys.modules.get("transformers.trainer")
+    if library is None:
+        return None
     stepped = {id(p) for g in seen.groups.values() if g.steps for p in g.parameters}
     known = [
         o
         for o in gc.get_objects()
-        if any(c.__name__ == "Trainer" and c.__module__ == "transformers.trainer" for c in type(o).__mro__)
+        if issubclass(type(o), library.Trainer)
         and isinstance(getattr(o, "model", None), nn.Module)
         and any(id(p) in stepped for p in o.model.parameters())
     ]
@@ -34,7 +38,7 @@ def faults(seen: Observer) -> dict[str, tuple[str, str]]:
         ("direction", trainer_columns.told_apart),
         ("direction", trainer_columns.contradicted),
         ("direction", trainer_columns.misplaced),
-        ("frozen", _heads),
+        ("frozen", trainer_tokens.frozen_head),
         ("targets", _tokens),
         ("metric", trainer_scores.selection),
         ("metric", _scores),
@@ -49,12 +53,6 @@ def faults(seen: Observer) -> dict[str, tuple[str, str]]:
         if fault and id not in wrong:
             wrong[id] = fault
     return wrong
-
-
-def _heads(trainer: Any) -> tuple[str, str] | None:
-    drawn = trainer_tokens.drawn_heads(trainer)
-    return (f"frozen as drawn: {', '.join(drawn)}",
-            "the head of a new task was frozen with the rest: let it train (LoRA: modules_to_save or task_type)") if drawn else None  # fmt: skip
 
 
 def _scores(trainer: Any) -> tuple[str, str] | None:

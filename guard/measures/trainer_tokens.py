@@ -216,14 +216,18 @@ def _as_drawn(layer: nn.Linear, std: float | None) -> bool:
     return abs(spread / std - 1) < 4 / (2 * n) ** 0.5 and len(Counter(layer.weight.flatten()[:64].tolist())) > 1
 
 
-def drawn_heads(trainer: Any) -> list[str]:
-    """Return the last layers that are frozen as they were drawn: a bias of zeros, weights of the configured deviation. peft keeps the frozen
-    original of a layer that trains (`modules_to_save`)."""
+def frozen_head(trainer: Any) -> tuple[str, str] | None:
+    """Last layers are frozen as they were drawn: a bias of zeros, weights of the configured deviation. peft keeps the frozen original of a
+    layer that trains (`modules_to_save`)."""
     own: Any = getattr(trainer.model, "get_base_model", None)  # of peft
     model = own() if own else trainer.model
     std = getattr(getattr(model, "config", None), "initializer_range", None)
-    return [
+    drawn = [
         n
         for n, m in model.named_modules()
         if isinstance(m, nn.Linear) and n.split(".")[0] in HEADS and "original_module" not in n and _as_drawn(m, std)
     ]
+    if not drawn:
+        return None
+    return (f"frozen as drawn: {', '.join(drawn)}",
+            "the head of a new task was frozen with the rest: let it train (LoRA: modules_to_save or task_type)")  # fmt: skip

@@ -19,6 +19,7 @@ from trainworthy.core.gates import order
 
 import trainworthy
 from tests.helpers.commands import environment, execute, holds
+from tests.helpers.sampling import sample
 
 X, Y = (torch.tensor(v) for v in load_digits(return_X_y=True))
 X = X.float() / 16
@@ -265,7 +266,7 @@ RELATIVES = ("labels-shifted-in-the-loss", "softmax-before-cross-entropy", "wron
 
 def sampled(names) -> list:
     """The names as cases; relatives are left to `make verify`."""
-    return [pytest.param(n, marks=[pytest.mark.verify] if n in RELATIVES else []) for n in names]
+    return sample(names, *(n for n in names if n not in RELATIVES))
 
 
 @pytest.mark.parametrize("name", sampled(PLANTS))

@@ -19,6 +19,7 @@ from trainworthy.recipes.vlm.models import export_reader
 
 READER = Path(export_reader.__file__)
 SAMPLES = 4
+ALIKE = 5e-4  # relative difference of the embeddings that two programs compute
 
 
 def first_answers(batch: dict[str, Tensor], features: int) -> list[tuple[dict[str, Any], Tensor]]:
@@ -99,6 +100,6 @@ def _which(run: Run, model: nn.Module, samples: list[tuple[dict[str, Any], Tenso
         return ""
     with evaluating(model), torch.no_grad(), run.autocast():
         ours = model.projector(model.encoder(images.to(run.device))).float().cpu()
-    if (torch.cat(theirs) - ours).norm() > ROUGH[0] * ours.norm() / 100:
+    if (torch.cat(theirs) - ours).norm() > ALIKE * ours.norm():
         return "vision.pt2 holds another encoder or projector than the trained one, such as that of an earlier stage"
     return "encoder and projector are exported as trained: the model's own code changes pictures before them, or the language model is another"
