@@ -130,14 +130,19 @@ def unmoved_by_hand(seen: Observer) -> dict:
             f"{len(rows)} parameters got gradients from {seen.backwards} backward() calls, and none of them moved",
             "the update is assigned to a new tensor (p = p - lr * p.grad) and not to the parameter (p -= ... under no_grad)",
         )
-    whole = [p for p in seen.passes if p.ended and not p.was_cut and p.backwards >= 4 and p.got == p.length]
-    if len(whole) >= 2 and any(g.parameters for g in seen.groups.values()) and rows:
+    whole = whole_passes(seen)
+    if whole >= 2 and any(g.parameters for g in seen.groups.values()) and rows:
         return finding(
             "wiring",
-            f"{seen.backwards} backward() calls in {len(whole)} whole passes over the data, and the optimiser made no step",
+            f"{seen.backwards} backward() calls in {whole} whole passes over the data, and the optimiser made no step",
             "more batches are accumulated than an epoch has, and the count begins again in each; or step() is missing",
         )
     return skip("wiring", "no optimiser of torch.optim made a step")
+
+
+def whole_passes(seen: Observer) -> int:
+    """Count the passes over all of a loader that called backward() a few times."""
+    return sum(p.ended and not p.was_cut and p.backwards >= 4 and p.got == p.length for p in seen.passes)
 
 
 def shut(seen: Observer, groups: list[Group], missing: list) -> str:
@@ -331,7 +336,7 @@ def gradients(seen: Observer) -> dict:
 
 def never_stepped(seen: Observer) -> tuple[str, str] | None:
     """Find an optimiser that the script built and that made no step, while its weights got gradients and are as they were drawn."""
-    if seen.steps or seen.backwards < 2 * CLOSE:
+    if seen.steps or seen.backwards < 2 * CLOSE or whole_passes(seen) >= 2:  # `wiring` names the last
         return None
     for group in seen.groups.values():
         reached = [p for p in group.parameters if p.dim() > 1 and p.grad is not None]

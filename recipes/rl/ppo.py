@@ -266,7 +266,7 @@ def ppo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         figures=lambda model, data: draw(data.starts[:8], player(act, model), low=floor, high=ceiling),
         export=export,
         model_card=usage.card(cfg.env, discrete=space is Discrete, stack=cfg.frame_stack, memory=cfg.rnn_hidden_size, several=True),
-        monitors=monitors.monitors(floor, ceiling, ratio=True, actions=size if space is Discrete else 0),
+        monitors=monitors.monitors(floor, ceiling, ratio=True, actions=size if space is Discrete else 0, stop=cfg.stop_lost),
         gates=gates.gates(gates.Subject(ppo, settings={}, exact={"gae_lambda": 1.0}, box=space is Box, formula=formulas.ppo,
                                         targets=definitions.ppo, unread=unread), on_policy=True),
     )  # fmt: skip

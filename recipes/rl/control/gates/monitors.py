@@ -85,15 +85,16 @@ def halt(run: "Run", stage: "Stage", *, actions: int = 0) -> None:
 
 
 def monitors(
-    floor: float, ceiling: float, *, ratio: bool = False, actions: int = 0, capacity: int = 0
+    floor: float, ceiling: float, *, ratio: bool = False, actions: int = 0, capacity: int = 0, stop: bool = True
 ) -> list[Monitor]:
     """Return the monitors of a control recipe.
 
     `floor`: return of random actions. `ceiling`: the best possible return, or inf. `ratio`: the loss uses importance ratios.
-    `actions`: number of discrete actions, 0 for none. `capacity`: iterations that a replay buffer spans, 0 for none."""
+    `actions`: number of discrete actions, 0 for none. `capacity`: iterations that a replay buffer spans, 0 for none.
+    `stop`: end the run when updates have no limit."""
     found = [kept(floor), values(floor, ceiling)]
     found += [undecided(floor, ceiling, actions)] if actions else []
-    found += [far()] if ratio else []
+    found += [far(stop)] if ratio else []
     return found + ([fresh(capacity)] if capacity else [])
 
 
@@ -173,15 +174,17 @@ def undecided(floor: float, ceiling: float, actions: int) -> Monitor:
     return check
 
 
-def far() -> Monitor:
-    """Return the monitor of the policy's change over one iteration's updates (mean over the iterations of an evaluation)."""
+def far(stop: bool = True) -> Monitor:
+    """Return the monitor of the policy's change over one iteration's updates (mean over the iterations of an evaluation).
+
+    `stop`: it ends the run when the change has no limit in evaluation after evaluation."""
 
     @monitor("policy-steps", rows="R3", title="an iteration's updates change the policy, and not too far")
     def check(history: Rows) -> Finding:
         kl, clipped = curve(history, "approx_kl"), curve(history, "clip_fraction")
         most, share = max(kl, default=0.0), sum(clipped) / max(len(clipped), 1)
         nowhere = most < NOWHERE
-        runaway = len(kl) >= IN_A_ROW and min(kl[-IN_A_ROW:]) > RUNAWAY * FAR
+        runaway = stop and len(kl) >= IN_A_ROW and min(kl[-IN_A_ROW:]) > RUNAWAY * FAR
         return Finding(
             most <= FAR and share <= CLIPPED and not nowhere,
             f"KL of at most {most:.2g} over an iteration's updates, {share:.0%} of the samples at the clip",
@@ -189,7 +192,7 @@ def far() -> Monitor:
             "the policy does not change: --optim.lr, or equal advantages" if nowhere
             else "a lower --optim.lr, fewer --update-epochs, a larger --train.batch-size", evidence={"kl": kl, "clip_fraction": clipped,
                 "stop": f"updates without a limit: KL above {RUNAWAY * FAR:g} in {IN_A_ROW} evaluations in a row; is the ratio that "
-                "of the new to the old policy, and is it clipped?" if runaway else ""},
+                "of the new to the old policy, and is it clipped? (--no-stop-lost: continue anyway)" if runaway else ""},
         )  # fmt: skip
 
     return check
