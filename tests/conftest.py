@@ -12,7 +12,7 @@ import torch
 
 from tests.helpers.commands import THREADS, trainworthy
 
-pytest_plugins = ["tests.helpers.record"]
+pytest_plugins = ["tests.helpers.record", "tests.helpers.sampling"]
 torch.set_num_threads(
     int(THREADS)
 )  # two workers of two threads on two cores wait for each other: a check took 25 s instead of 5

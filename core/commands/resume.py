@@ -58,7 +58,8 @@ def resume(argv: list[str], found: dict[str, Any]) -> None:
     saved = begun(folder)
     if (folder / "summary.json").exists() and fallback is None:
         raise UserError(f"{folder} has finished", got="a summary.json", needed="a run that was interrupted",
-                        next=f"open {folder / 'report.html'}, or start a new run")  # fmt: skip
+                        next=f"trainworthy run {saved['recipe']} --init-from {folder} (a new run from its weights), or open "
+                        f"{folder / 'report.html'}")  # fmt: skip
     plain = recipes.load(saved["recipe"])
     cfg = config.read_args(folder / "args.json", plain.module.Config)
     names = saved.get("fallbacks", saved.get("rungs", []))

@@ -15,7 +15,8 @@ def parse_share(value: str) -> float | None:
     except ValueError:
         return None
     if not 0 < share < 1:
-        raise UserError("--data.val is not a share", got=value, needed="more than 0 and less than 1, or a path")
+        raise UserError("--data.val is not a share", got=value, needed="more than 0 and less than 1, or a path",
+                        next="--data.val 0.1, or --data.val FILE or FOLDER with held-out samples")  # fmt: skip
     return share
 
 

@@ -98,10 +98,11 @@ def load(side: int) -> Classifier:
 def chosen(setting: str, value: str, path: str, classes: Sequence[str], side: int) -> Classifier:
     """Return the classifier that `setting` names: `digits`, or a vision/classify run or its export folder.
 
-    It must know the classes of the data at `path`, in their order, else UserError. To describe data (`trainworthy data`) none is loaded.
+    It must know the classes of the data at `path`, in their order, else UserError. To describe data (`trainworthy data`) that of digits
+    is not built.
     """
     again = f"trainworthy run vision/classify --data.path {path}, then {setting} RUN/export"
-    if planning.is_describing_data:
+    if planning.is_describing_data and value == "digits":
         return Classifier(nn.Identity(), nn.Identity(), (1, 28), value)
     if value == "digits":
         known, scoring = digits.CLASSES, None

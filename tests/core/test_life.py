@@ -236,7 +236,7 @@ def test_a_damaged_checkpoint_is_passed_over(long_straight: Path, tmp_path: Path
 
 
 def test_resume_refuses_what_it_cannot_resume(quick_run: Path, tmp_path: Path):
-    assert_refused(trainworthy("resume", quick_run, cwd=tmp_path), "has finished")
+    assert_refused(trainworthy("resume", quick_run, cwd=tmp_path), "has finished", "--init-from")
     assert_refused(trainworthy("resume", tmp_path, cwd=tmp_path), "is not a run folder")
 
 

@@ -201,7 +201,7 @@ def shares(pixels: Tensor, classes: Sequence[str], most: int = 10) -> str:
 class Windows(core.Data):
     """Windows that cover every image: images (C, window, window) in [0, 1], masks (window, window) int64.
 
-    In evaluation each pixel is scored in one window, the one in which it is farthest from the border, and is void in the others. Counts
+    In evaluation each pixel is scored in one window, the one in which it is farthest from the border, and is ignored in the others. Counts
     over windows are therefore counts over images. In training `augment` draws a random window of the same image.
 
     If images are resized, evaluation samples also have `stored`: the stored ids (h, w) that this window scores, with `stored_y` (h,) and
@@ -222,7 +222,7 @@ class Windows(core.Data):
         self.notes = {
             **data.notes,
             "samples": f"windows of {window} x {window} pixels, {len(self.places):,} from {len(rows):,} pictures; "
-            "a pixel is scored in one window and void in the others",
+            "a pixel is scored in one window and ignored in the others",
             "pixels": shares(data.pixels[rows].sum(0), data.classes),
         }
         if small := sum(min(size) < window for size in self.sizes.values()):
