@@ -55,7 +55,7 @@ class Campaign:
         except OSError as error:
             what = f"the folder {self.home} cannot be written"
             raise UserError(what, got=error.strerror, next="--to FOLDER") from None
-        self._lock = threading.Lock()
+        self._lock, self._checking = threading.Lock(), threading.Lock()
         self.rows = read(self.home)
         self._children: set[subprocess.Popen] = set()
         self._stopping = self._starting = False
@@ -227,9 +227,8 @@ class Campaign:
         self.say(
             f"  a short run took {reference['seconds']:.0f} s: a mutant takes one or two of them, a harmful one also its gates"
         )
-        gates = Lazy(lambda: self.quick_gates(recipe))
         keys = {f"{mark} mutants {m.id}": m for m in drawn}
-        self.work((k, lambda m=m: self.mutant(recipe, m, steps, reference, gates)) for k, m in keys.items())
+        self.work((k, lambda m=m: self.mutant(recipe, m, steps, reference)) for k, m in keys.items())
         return {"recipe": recipe, "found": len(every), "executed": len(executed), "run": len(drawn), "steps": steps,
                 "metric": reference["metric"], "healthy": reference["values"], "rule": harm_rule(reference), "keys": sorted(keys)}  # fmt: skip
 
@@ -276,7 +275,7 @@ class Campaign:
         self.note(row)
         return row
 
-    def mutant(self, recipe: str, m: Mutant, steps: int, reference: Row, gates: "Lazy") -> Row:
+    def mutant(self, recipe: str, m: Mutant, steps: int, reference: Row) -> Row:
         """Decide what a mutant is: crashed, equal, harmless, stopped by a gate, or a survivor."""
         folder, started = self.home / "work" / f"{find(recipe).id.replace('/', '-')}-{m.id}", time.monotonic()
         shutil.rmtree(folder, ignore_errors=True)
@@ -289,7 +288,8 @@ class Campaign:
         row["outcome"], row["note"] = classify(list(ran.values()), reference, m.part)
         if row["outcome"] == "harmful":
             row["harm"] = row.pop("note")
-            known = gates.value
+            with self._checking:  # the first thread that needs them runs them
+                known = self.quick_gates(recipe)
             own = [g for g, parts in known["reads"].items() if m.part in (*parts, mutation.HELPER)]
             soon = [g for g in own if g in known["quick"]]
             rest = [g for g in known["reads"] if g not in soon]
@@ -310,20 +310,6 @@ def kill(child: subprocess.Popen) -> None:
     """Kill a child and what it started. It is the leader of a group of its own, which Ctrl-C at the terminal does not reach."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
-
-
-class Lazy:
-    """A value that the first thread to ask for it computes."""
-
-    def __init__(self, make: Callable[[], Any]):
-        self._make, self._lock, self._made = make, threading.Lock(), []
-
-    @property
-    def value(self) -> Any:
-        with self._lock:
-            if not self._made:
-                self._made.append(self._make())
-            return self._made[0]
 
 
 def key(case: Case, seed: int, settings: list[str]) -> str:

@@ -15,7 +15,6 @@ The command never reuses remembered verdicts. Each seed of `--seeds` has its own
 gates.json and report.html. Several seeds show false alarms and misses that a single seed cannot show.
 `trainworthy check RECIPE --help` shows every setting. Exit codes: 0 passed, 2 bad usage or data, 3 a gate failed."""
 
-import json
 import os
 import secrets
 import shlex
@@ -29,6 +28,7 @@ from trainworthy.core.base import config
 from trainworthy.core.base.as_json import results
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import DONE, GATE_FAILED, Interrupted, UserError
+from trainworthy.core.base.files import read_json
 from trainworthy.core.commands import take_flag
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.report.plain import verdicts_of
@@ -96,8 +96,7 @@ def seeds(argv: list[str], given: str, found: dict[str, Any]) -> None:
 
 def verdicts(job: multi_seed.Job) -> list[dict[str, Any]]:
     """Return the rows of a seed's gates.json; none if the check ended before it was written."""
-    path = job.folder / "gates.json"
-    return json.loads(path.read_text())["gates"] if path.is_file() else []
+    return read_json(job.folder / "gates.json").get("gates", [])
 
 
 def ended(job: multi_seed.Job) -> str:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.errors import SIGNALS, Stop, UserError
 from trainworthy.core.recipe.stage import Data
@@ -113,14 +113,6 @@ class _Worker(Keyed):
             return stop
 
 
-class _Batches(Sampler):
-    def __init__(self, batches):
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        return iter(self.batches)
-
-
 def ahead(read: Callable[[Item], Result], items: Iterable[Item], *, threads: int, window: int) -> Iterator[Result]:
     """Yield `read(item)` for every item, in order, read ahead by `threads` threads. At most `window` results are being
     read or waiting; each result taken starts another read. An exception in `read` is raised at its item's position."""
@@ -181,8 +173,8 @@ def _by_workers(data: Data, keys: Iterable[list[Key]], seed: int, settings: conf
         )
     return DataLoader(
         _Worker(data, seed),
-        batch_sampler=_Batches(keys),
-        collate_fn=_as_it_is,
+        batch_sampler=keys,
+        collate_fn=as_it_is,
         num_workers=workers,
         prefetch_factor=settings.prefetch if workers else None,
         pin_memory=settings.pin_memory and device.type == "cuda",
@@ -193,7 +185,7 @@ def _by_workers(data: Data, keys: Iterable[list[Key]], seed: int, settings: conf
     )
 
 
-def _as_it_is(batch: Any) -> Any:
+def as_it_is(batch: Any) -> Any:
     return batch
 
 

@@ -70,23 +70,18 @@ class Watcher:
         write_whole(path, "".join(json.dumps(r) + "\n" for r in rows))
 
 
-class ClassWatch:
-    """Stops a run whose held-out classes are predicted under each other's names. It checks after evaluation 1, 2, 4, 8,
+def stop_on_exchanged_classes(run: Run, stage: Stage) -> None:
+    """Stop a run whose held-out classes are predicted under each other's names. It checks after evaluation 1, 2, 4, 8,
     ...: cheap, and a resumed run checks at the same ones."""
-
-    def __init__(self, run: Run, stage: Stage):
-        self.run, self.stage = run, stage
-
-    def look(self) -> None:
-        n = len(self.run.journal.history)
-        if self.stage.confusion is None or self.run.rehearsal or n & (n - 1):
-            return
-        found = paths.check_classes(self.run, self.stage)
-        if found and found.blocks:
-            self.run.close()
-            raise Halt(f"{found.measured}\n  needed:       {found.needed}\n  likely cause: {found.remedy}\n"
-                       f"  next:         one list of classes for all splits, then a new run; evidence in {self.run.folder}",
-                       keep=False)  # fmt: skip
+    n = len(run.journal.history)
+    if stage.confusion is None or run.rehearsal or n & (n - 1):
+        return
+    found = paths.check_classes(run, stage)
+    if found and found.blocks:
+        run.close()
+        raise Halt(f"{found.measured}\n  needed:       {found.needed}\n  likely cause: {found.remedy}\n"
+                   f"  next:         one list of classes for all splits, then a new run; evidence in {run.folder}",
+                   keep=False)  # fmt: skip
 
 
 def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> dict[str, Any]:
