@@ -25,37 +25,26 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config
-from trainworthy.core.base.as_json import results
 from trainworthy.core.base.console import Console
-from trainworthy.core.base.errors import DONE, GATE_FAILED, Interrupted, UserError
+from trainworthy.core.base.errors import DONE, GATE_FAILED, Interrupted
 from trainworthy.core.base.files import read_json
-from trainworthy.core.commands import take_flag
-from trainworthy.core.recipe import loading as recipes
+from trainworthy.core.commands import open_recipe, prints_json, take_flag
 from trainworthy.core.report.plain import verdicts_of
-from trainworthy.core.session import multi_seed, process_end
+from trainworthy.core.session import multi_seed
 from trainworthy.core.session.checking import check_stages
 from trainworthy.core.session.session import Interrupts, open_session, reported, session_lock, write_start
 
 
-def main(argv: list[str]) -> None:
-    """Run the gates only, without remembered verdicts."""
-    argv, as_json = take_flag(argv, "--json")
-    with results(as_json, speaks=process_end.rank() == 0) as found:
-        check(argv, found)
-
-
-def check(argv: list[str], found: dict[str, Any]) -> None:
-    """Check one seed or several; put folder and verdicts into `found`."""
+@prints_json
+def main(argv: list[str], found: dict[str, Any]) -> None:
+    """Check one seed or several, without remembered verdicts; put folder and verdicts into `found`."""
     argv, given = multi_seed.take_seeds(argv)
     if given is not None:
         seeds(argv, given, found)
     rest, only = config.take(argv, "--only")
     rest, stage = config.take(rest, "--stage")
     rest, deep = take_flag(rest, "--deep")
-    if not rest:
-        raise UserError("check what?", needed="a recipe: an id, or the path of a fork", next="trainworthy check --help")
-    loaded = recipes.load(rest[0])
-    cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy check {rest[0]}")
+    loaded, cfg, preset = open_recipe("check", rest)
     chosen = tuple((only or "").replace(",", " ").split())
     name = os.environ.pop("TRAINWORTHY_FOLDER", None)
     folder = Path(name) if name else None

@@ -45,7 +45,7 @@ from trainworthy.core.base import config, masking, settings_check
 from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.commands import take_flag, take_number
+from trainworthy.core.commands import open_recipe, take_flag, take_number
 
 DEVICES = {
     "H200": (141, 989e12, 67e12),
@@ -69,10 +69,7 @@ def main(argv: list[str]) -> None:
     processes, device, flops = own["processes"] or 1, own["device"], own["flops"]
     memory = own["memory"] or (DEVICES[device][0] if device else None)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing here is computed on a device
-    from trainworthy.core.recipe import loading
-
-    recipe = loading.load(rest[0])
-    cfg, preset = config.parse(recipe.module, rest[1:], prog=f"trainworthy plan {rest[0]}")
+    recipe, cfg, preset = open_recipe("plan", rest)
     settings_check.check_values(cfg, processes=processes)
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():  # what libraries say while they build
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")

@@ -32,13 +32,12 @@ from trainworthy.core.base import config
 from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import Console, bar, table
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.commands import take_flag, take_number
+from trainworthy.core.commands import open_recipe, take_flag, take_number
 from trainworthy.core.data import loader
 from trainworthy.core.loop.precision import precision
 from trainworthy.core.loop.run import Rehearsal
 from trainworthy.core.monitoring import module_times
 from trainworthy.core.monitoring.bottlenecks import Measured, Operation, Settings, exchange_on_cpu, find_bottleneck
-from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.session import stages
 from trainworthy.core.session.session import Session, open_session, session_lock, write_start
 
@@ -182,8 +181,7 @@ def main(argv: list[str]) -> None:
     if not rest:
         raise UserError("profile what?", needed="a recipe or a run folder", next="trainworthy profile vision/classify")
     rest = of_run(rest)
-    loaded = recipes.load(rest[0])
-    cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy profile {rest[0]}")
+    loaded, cfg, preset = open_recipe("profile", rest)
     config.assert_whole(cfg, "profile")
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         s = open_session(loaded, cfg, preset, rest, kind="checks")

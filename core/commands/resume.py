@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config, masking
-from trainworthy.core.base.as_json import results
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.processes import gathered
-from trainworthy.core.commands import take_flag
+from trainworthy.core.commands import prints_json
 from trainworthy.core.commands.run import assert_boardable, in_short_at_the_end
 from trainworthy.core.loop.checkpoint_survey import Readers
 from trainworthy.core.loop.resumable import assert_resumable
@@ -19,7 +18,7 @@ from trainworthy.core.monitoring import board
 from trainworthy.core.monitoring.trackers import tracked
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.report.folder import where_runs_are
-from trainworthy.core.session import environment, fallbacks, multi_seed, process_end
+from trainworthy.core.session import environment, fallbacks, multi_seed
 from trainworthy.core.session.checking import check_stages
 from trainworthy.core.session.session import (
     Interrupts,
@@ -33,16 +32,10 @@ from trainworthy.core.session.session import (
 from trainworthy.core.session.training import train
 
 
-def main(argv: list[str]) -> None:
+@prints_json
+def main(argv: list[str], found: dict[str, Any]) -> None:
     """Continue from the newest complete checkpoint of a run folder, with settings that may change; with `--fallback`, train
-    that stage of its recipe from its weights."""
-    argv, as_json = take_flag(argv, "--json")
-    with results(as_json, speaks=process_end.rank() == 0) as found:
-        resume(argv, found)
-
-
-def resume(argv: list[str], found: dict[str, Any]) -> None:
-    """Continue the run; put what `report --json` says of it into `found`."""
+    that stage of its recipe from its weights. Put what `report --json` says of the run into `found`."""
     force, wanted = "--force" in argv, "--board" in argv
     rest, fallback = config.take([a for a in argv if a not in ("--force", "--board")], "--fallback")
     if "--rung" in rest:
