@@ -290,16 +290,6 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """For torch's profiler, which names missing cards and unknown memory blocks as errors."""
 
 
-def take_processes(argv: list[str]) -> tuple[list[str], str | None]:
-    """Return `argv` without `-n N`, and the number of processes."""
-    from trainworthy.core.base.config import take
-
-    rest, n = take(argv, "-n")
-    if n is not None and (not n.isdigit() or int(n) < 1):
-        raise UserError("-n needs a number of processes", got=n, needed="1 or more")
-    return rest, n
-
-
 def assert_words(entry: "Entry", argv: list[str]) -> None:
     """Raise UserError for misspelled settings and gates, before the slow import of torch."""
     from trainworthy.core.base.config import take
@@ -315,13 +305,14 @@ def assert_words(entry: "Entry", argv: list[str]) -> None:
 def launch(argv: list[str]) -> None:
     """Start core.launch, through accelerate if there are several processes or a config file. Returns only from the check of
     a file with a factory."""
-    from trainworthy.core.base.config import take
+    from trainworthy.core.base.config import take, take_number
 
     if len(argv) == 1:  # before the slow import of torch
         needed = TARGETS.get(argv[0], "a recipe: an id, or the path of a fork")
         raise UserError(f"{argv[0]} what?", needed=needed, next=f"trainworthy {argv[0]} --help")
     requested = argv
-    argv, n = take_processes(argv)
+    argv, given = take_number(argv, "-n")
+    n = None if given is None else str(given)
     argv, file = take(argv, "--accelerate-config")
     argv, machines = nodes.take(argv)
     nodes.assert_usable(machines, argv, config_file=file)

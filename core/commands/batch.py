@@ -72,8 +72,7 @@ class Trial:
 def main(argv: list[str], output: dict[str, Any]) -> None:
     """Measure the sizes; put them and the recommended settings into `output`."""
     rest, largest = take_number(argv[1:], "--largest")
-    rest, memory = config.take(rest, "--memory")
-    share = _share(memory)
+    rest, share = config.take_float(rest, "--memory", most=0.9)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("batch measures one process", got="several", needed="no -n: a micro-batch is one process's own",
                         next=shlex.join(["trainworthy", "batch", *rest]))  # fmt: skip
@@ -95,17 +94,7 @@ def main(argv: list[str], output: dict[str, Any]) -> None:
                             next="choose by trial: --train.batch-size, --train.accumulate")  # fmt: skip
         kept = Kept(stage.data["train"])
         stage.data = {**stage.data, "train": kept}
-        output |= print_results(session, stage, measure(session, stage, largest, share), kept)
-
-
-def _share(given: str | None) -> float:
-    try:
-        share = float(given or 0.5)
-    except ValueError:
-        share = math.nan
-    if not 0 < share <= 0.9:
-        raise UserError("--memory is the share of the free memory to use", got=given, needed="above 0, up to 0.9")
-    return share
+        output |= print_results(session, stage, measure(session, stage, largest, share or 0.5), kept)
 
 
 # ------------------------------------------------------------------------------------------------------------- measuring

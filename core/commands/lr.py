@@ -4,9 +4,8 @@ import json
 import shlex
 from typing import Any
 
-from trainworthy.core.base import config, masking
-from trainworthy.core.base.errors import UserError
-from trainworthy.core.commands import open_recipe, prints_json
+from trainworthy.core.base import masking
+from trainworthy.core.commands import open_recipe, prints_json, take_number
 from trainworthy.core.gates.checks import rates
 from trainworthy.core.loop.lr_finder import LRFinder
 from trainworthy.core.loop.run import Rehearsal
@@ -20,9 +19,7 @@ STEPS = 200
 @prints_json
 def main(argv: list[str], output: dict[str, Any]) -> None:
     """Test each stage; put what was found into `output`. A stage without a usable rate is no error."""
-    argv, steps = config.take(argv, "--steps")
-    if steps is not None and not (steps.isdigit() and int(steps) >= 10):
-        raise UserError("--steps is a number of batches", got=steps, needed=f"10 or more (default {STEPS})")
+    argv, steps = take_number(argv, "--steps", 10)
     loaded, cfg, preset = open_recipe("lr", argv)
     session = open_session(loaded, cfg, preset, argv, kind="checks")
     rows: list[dict[str, Any]] = []
@@ -37,7 +34,7 @@ def main(argv: list[str], output: dict[str, Any]) -> None:
                 rows.append({"stage": stage.name, "tested": False, "why": why})
                 continue
             spread = rates.spread(spec.cfg.optim.lr)
-            finder = rates.sweep(run, stage, **spread, steps=int(steps or STEPS))
+            finder = rates.sweep(run, stage, **spread, steps=steps or STEPS)
             on = f"{len(finder.rates)} fresh batches of {spec.cfg.train.batch_size}"
             rows.append(print_result(session, spec, stage.name, finder, on))
             if finder.suggested_lr() is None:

@@ -31,7 +31,6 @@ Not estimated: a device's context and fragmentation (10% and 1 GB are added inst
 loading, and how much of the exchange happens while a device computes. Exit codes: 0, or 2 for bad usage."""
 
 import contextlib
-import math
 import os
 import shutil
 import sys
@@ -95,7 +94,7 @@ def take_options(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
     rest, samples = take_number(rest, "--samples")
     found: dict[str, Any] = {"processes": processes, "samples": samples}
     for name in ("memory", "flops", "mfu", "link", "disk-speed"):
-        rest, found[name] = _number(rest, f"--{name}")
+        rest, found[name] = config.take_float(rest, f"--{name}")
     rest, found["device"] = config.take(rest, "--device")
     rest, found["json"] = take_flag(rest, "--json")
     device, mfu = found["device"], found["mfu"]
@@ -108,19 +107,6 @@ def take_options(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
         raise UserError("--mfu is the share of a device's data sheet that training reaches", got=f"--mfu {mfu:g}" + ("" if device else
                         " without --device"), needed="--device NAME --mfu 0.5, at most 1; --flops N for any other device")  # fmt: skip
     return rest, found
-
-
-def _number(argv: list[str], flag: str) -> tuple[list[str], float | None]:
-    rest, value = config.take(argv, flag)
-    if value is None:
-        return rest, None
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise UserError(f"{flag} needs a number", got=value, needed="above 0")
-    return rest, number
 
 
 def timed(stage: dict[str, Any], rate: float, processes: int, *, link: float | None, disk: float) -> None:
