@@ -75,7 +75,6 @@ exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the r
 
 
 def main() -> None:
-    """Entry point."""
     write_anywhere()
     argv = sys.argv[1:]
     try:

@@ -45,7 +45,6 @@ def outcome(argv: list[str]) -> tuple[int, str, bool]:
 
 
 def command(argv: list[str]) -> None:
-    """Dispatch on the first word."""
     if argv and argv[0] in ("-h", "--help"):
         print(HELP)
         return

@@ -61,7 +61,6 @@ class Campaign:
         self._stopping = self._starting = False
 
     def known(self, key: str) -> Row | None:
-        """Return the journal's row of a finished case."""
         return next((row for row in self.rows if row["key"] == key), None)
 
     def work(self, tasks: Iterable[tuple[str, Callable[[], Row]]]) -> None:
@@ -81,7 +80,6 @@ class Campaign:
                 raise
 
     def note(self, row: Row) -> None:
-        """Append a row to the journal."""
         with self._lock, open(self.home / "journal.jsonl", "a") as file:
             file.write(json.dumps(row) + "\n")
             self.rows.append(row)
@@ -188,12 +186,10 @@ class Campaign:
     # ------------------------------------------------------------------------------- planted bugs and healthy variants
 
     def suite(self, found: list[Case], seeds: list[int]) -> None:
-        """Run every case at every seed."""
         pairs = [(c, seed) for seed in seeds for c in found]
         self.work((key(c, seed, self.settings), lambda c=c, seed=seed: self.one(c, seed)) for c, seed in pairs)
 
     def one(self, case: Case, seed: int) -> Row:
-        """Check one case at one seed."""
         folder, started = self.home / "work" / f"{case.recipe.replace('/', '-')}-{case.id}-{seed}", time.monotonic()
         shutil.rmtree(folder, ignore_errors=True)
         suite.fork(case.recipe, folder / "fork.py", *([(case.old, case.new)] if case.old else []))

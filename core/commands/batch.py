@@ -64,7 +64,6 @@ class Trial:
 
     @property
     def rate(self) -> float:
-        """Samples per second."""
         return self.size / self.seconds
 
 
@@ -152,7 +151,6 @@ class Resident:
 
 
 def resident() -> int:
-    """Return this process's resident memory in bytes."""
     return psutil.Process().memory_info().rss
 
 
@@ -169,12 +167,10 @@ class Measured:
 
     @property
     def largest(self) -> int:
-        """Largest size that fits."""
         return self.trials[-1].size
 
     @property
     def best(self) -> Trial:
-        """The trial with the best throughput."""
         return max(self.trials, key=lambda t: t.rate)
 
     @property
@@ -305,7 +301,6 @@ def print_results(session: Session, stage: Stage, found: Measured, kept: Kept) -
 
 
 def draw(path: Path, found: Measured, batch: int) -> Path:
-    """Plot samples per second and memory over the micro-batch size."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullLocator
 

@@ -89,7 +89,6 @@ def verdicts(job: multi_seed.Job) -> list[dict[str, Any]]:
 
 
 def ended(job: multi_seed.Job) -> str:
-    """Return the line of a seed whose check has ended."""
     if job.code not in (DONE, GATE_FAILED):
         return multi_seed.stopped(job)
     found = [v["verdict"] for v in verdicts(job)]

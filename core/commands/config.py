@@ -21,7 +21,6 @@ from trainworthy.core.commands import open_recipe
 
 
 def main(argv: list[str]) -> None:
-    """`trainworthy config RECIPE [settings] [--changed] [--json]`."""
     words = [w for w in argv[1:] if w not in ("--json", "--changed")]
     loaded, cfg, preset = open_recipe("config", words)
     settings = masking.settings(config.to_dict(cfg))

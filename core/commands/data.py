@@ -35,7 +35,6 @@ from trainworthy.core.session.session import open_session, reported, session_loc
 
 
 def main(argv: list[str]) -> None:
-    """Run `data RECIPE ...` in the process that core.launch started."""
     rest, samples = take_number(argv[1:], "--sample")
     rest, as_json = take_flag(rest, "--json")
     planning.is_describing_data = True
@@ -134,7 +133,6 @@ def show(found: dict[str, Any], console: Console, lists: Exclusions | None) -> N
 
 
 def show_field(key: str, found: dict[str, dict[str, Any]], console: Console) -> None:
-    """Print one field, with a column for each split."""
     first = next(iter(found.values()))
     if by := first.get("grouped_by"):
         counts = ", ".join(f"{f['unique']:,} in {name}" for name, f in found.items())

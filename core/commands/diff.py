@@ -170,7 +170,6 @@ def by_part(keys: list[str], a: dict, b: dict) -> dict[str, list[str]]:
 
 
 def print_diff(key: str, old: Any, new: Any, name: str) -> None:
-    """Print a piece's name, its line and its unified diff."""
     how = "added" if old is None else "removed" if new is None else "changed"
     where = f"{name}:{new.line}" if new else "gone"
     print(f"  {key}  [{how}, {where}]")

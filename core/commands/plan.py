@@ -63,7 +63,6 @@ MARGIN, CONTEXT = 1.1, 1e9  # fragmentation, and what a device's libraries take
 
 
 def main(argv: list[str]) -> None:
-    """`trainworthy plan RECIPE ...`."""
     rest, own = take_options(argv[1:])
     processes, device, flops = own["processes"] or 1, own["device"], own["flops"]
     memory = own["memory"] or (DEVICES[device][0] if device else None)
@@ -278,7 +277,6 @@ def changes(
 
 # --------------------------------------------------------------------------------------------------------------- output
 def show(found: dict[str, Any]) -> None:
-    """Print the plan, one block a stage."""
     n = found["processes"]
     print(f"{found['recipe']} · {found['preset']} · {n} process{'es, memory of each' if n > 1 else ''}")
     for line in found["replaced"]:

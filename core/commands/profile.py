@@ -175,7 +175,6 @@ def attainable(device: Any, precision: str) -> float:
 
 
 def main(argv: list[str]) -> None:
-    """`profile RECIPE|RUN ...`, in the process that core.launch started."""
     rest, steps = take_number(argv[1:], "--steps")
     rest, as_json = take_flag(rest, "--json")
     if not rest:
@@ -209,7 +208,6 @@ def of_run(rest: list[str]) -> list[str]:
 
 
 def one(s: Session, spec: stages.StageSpec, context: Any, steps: int) -> dict[str, Any]:
-    """Profile one stage and say what was found."""
     name = f"-{spec.name}" if spec.of > 1 else ""
     watch = Watch(steps, s.accelerator.device, s.folder / f"trace{name}.json.gz" if s.main else None)
     with watch.timed_data(), contextlib.ExitStack() as stack:

@@ -260,7 +260,6 @@ def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
 def run_trial(
     home: Path, declared: dict[str, Any], study: Any, space: Any, trial: Any, console: Console, arrived: list[str]
 ) -> None:
-    """Run one trial, from its settings to its score."""
     from optuna.trial import TrialState
     from trainworthy.core.sweep import findings, trials
     from trainworthy.core.sweep.space import words

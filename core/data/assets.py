@@ -160,6 +160,5 @@ def _code(path: Path) -> str:
 
 
 def sha256(path: Path) -> str:
-    """Return the hash of a file, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

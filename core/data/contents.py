@@ -58,7 +58,6 @@ class Contents:
         return found.hexdigest()
 
     def digests(self) -> dict[str, str]:
-        """Digest of the values of each field."""
         return {k: hashlib.blake2b(repr(v).encode(), digest_size=16).hexdigest() for k, v in self.values.items()}
 
 
@@ -69,7 +68,6 @@ def number(content: bytes | str) -> int:
 
 
 def of_fields(sample: Mapping[str, Any], names: Iterable[str]) -> int:
-    """Return the hash of some fields of a sample."""
     found = hashlib.blake2b(digest_size=8)
     for name in names:
         found.update(bytes_of(sample[name]))

@@ -92,7 +92,6 @@ class Keyed(Dataset):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[Key]) -> list[dict]:
-        """Return the samples of a batch."""
         get = self.data.get
         return [get(key[1], self.draws(key)) for key in keys]
 
@@ -162,7 +161,6 @@ def _by_threads(data: Data, keys: Iterable[list[Key]], seed: int, settings: conf
 
 def _by_workers(data: Data, keys: Iterable[list[Key]], seed: int, settings: config.Loader,
                 device: torch.device) -> DataLoader:  # fmt: skip
-    """Read in worker processes, or in this one."""
     workers = settings.workers
     if workers and len(os.fsencode(tempfile.gettempdir())) > SOCKET_PATH:
         raise UserError(

@@ -133,7 +133,6 @@ class Healthy:
 
     @property
     def name(self) -> str:
-        """Display name of the band."""
         of = f" of {self.parent}, which this was forked from" * bool(self.parent)
         return f"the band of healthy runs{of} ({self.seeds} seeds, {self.date})"
 
@@ -174,7 +173,6 @@ class Healthy:
 
     @property
     def total(self) -> float:
-        """Steps of a healthy run."""
         return self.bands["step/loss"].x[-1] if self.bands else 0
 
     def departures(self, f: Folder) -> list[Departure]:
@@ -187,7 +185,6 @@ class Healthy:
 
 
 def name_of(f: Folder, tag: str) -> str:
-    """Return the display name of a curve."""
     names = {"step/loss": "training loss", "step/grad_norm": "gradient norm", OVERFIT: "loss of the overfit gate"}
     return names.get(tag, tag if tag == f.val_loss else tag.removeprefix("val/"))
 

@@ -73,7 +73,6 @@ class Folder:
 
     @property
     def only_described(self) -> bool:
-        """Was it made by `trainworthy data`?"""
         return self.args.get("command") == "data"
 
     @property

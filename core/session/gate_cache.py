@@ -48,6 +48,5 @@ def extent(fingerprint: str) -> dict[str, dict]:
 
 
 def keep_extent(fingerprint: str, found: dict[str, dict]) -> None:
-    """Remember how much was read."""
     kept = {name: {k: one[k] for k in ("samples", "read", "hashed")} for name, one in found.items()}
     _write(f"{fingerprint}-read", kept)

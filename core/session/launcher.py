@@ -93,7 +93,6 @@ def _reap(launcher, child: subprocess.Popen, note: Path) -> int:
 
 
 def accelerators() -> int:
-    """Return the number of devices that torch would use."""
     import torch
 
     return torch.cuda.device_count()

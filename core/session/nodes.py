@@ -31,8 +31,6 @@ NAME_SECONDS = 60.0
 # ----------------------------------------------------------------------------------------------------------- the command
 @dataclass
 class Nodes:
-    """The machines of one run, as the command line gives them."""
-
     nodes: int = 1
     rank: int = 0
     host: str = ""

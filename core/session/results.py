@@ -180,7 +180,6 @@ def _reported(run: Run, stage: Stage, which: str) -> tuple[dict[str, float], int
 
 
 def load_best(run: Run, stage: Stage) -> None:
-    """Load the weights of the best evaluation."""
     file = run.checkpoints.best_weights(stage.metric.name)
     load_into(stage.eval_model, load_weights(file), where=str(file), without=stage.not_saved)
 
