@@ -267,11 +267,10 @@ def report(argv: list[str]) -> None:
     args_of(Path(argv[1]))
     page = write(Path(argv[1]))
     if as_json:
-        from trainworthy.core.base.as_json import results
+        from trainworthy.core.base.as_json import write as write_json
         from trainworthy.core.report.plain import in_short
 
-        with results(as_json) as found:
-            found |= in_short(Path(argv[1]))
+        write_json(in_short(Path(argv[1])))
         return
     print(page)
 

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from trainworthy.core.base import config
 from trainworthy.core.base.as_json import write as write_json
@@ -104,11 +105,8 @@ class Watch:
                     return
                 yield batch
 
-        loader.batches = batches
-        try:
+        with mock.patch.object(loader, "batches", batches):
             yield
-        finally:
-            loader.batches = plain
 
     def measured(self) -> Measured:
         """What the profiler saw. On an accelerator the times are those of its kernels."""

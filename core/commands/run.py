@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +30,32 @@ def main(argv: list[str], found: dict[str, Any]) -> None:
     assert_boardable(cfg, wanted)
     folder = os.environ.pop("TRAINWORTHY_FOLDER", None)  # set for one of several seeds
     session = open_session(loaded, cfg, preset, argv, folder=Path(folder) if folder else None)
-    track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
-    running_board = board.during_run(cfg.run.out, wanted=wanted and session.main, say=session.console.say)
+    check_and_train(session, found, cfg.run.out if wanted else None, start=lambda: write_start(session))
+
+
+def check_and_train(
+    session: Session,
+    found: dict[str, Any],
+    board_on: Path | None,
+    *,
+    start: Callable[[], None],
+    ready: contextlib.AbstractContextManager = contextlib.nullcontext(),  # noqa: B008
+) -> None:
+    """Run the gates, then train. `start` is called first; `ready` is entered before anything changes in the run folder. `board_on`:
+    the folder of a TensorBoard."""
+    track = tracked(session.accelerator, session.cfg, session.folder, project=session.recipe.slug)
+    wanted = session.main and board_on is not None
+    running_board = board.during_run(board_on, wanted=wanted, say=session.console.say)
     with (
         session_lock(session),
+        ready,
         Interrupts(session.folder) as interrupts,
         in_short_at_the_end(session, found),
         reported(session),
         track,
         running_board as board_is_up,
     ):
-        write_start(session)
+        start()
         check_stages(session, only=(), deep=False)
         board_is_up()
         train(session, interrupts)

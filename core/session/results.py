@@ -126,7 +126,7 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
         "baselines": baselines, "figures": {k: _plain_figure(v) for k, v in figures.items()},
     }  # fmt: skip
     # written last: this file marks the run as finished
-    write_whole(s.folder / "summary.json", json.dumps(summary, indent=1, default=str))
+    write_whole(s.folder / "summary.json", json.dumps(summary, indent=1, default=_plain))
     if s.meter:
         s.meter.note(now=True)  # for the card
     write_card(s.folder, stage.model_card.get("usage", ""))
@@ -207,12 +207,8 @@ def _ignorant(baseline: str) -> bool:
 
 def _plain_figure(figure: Any) -> Any:
     """Return the part of a figure that summary.json can hold."""
-    if isinstance(figure, list):
-        return [{**asdict(t), "image": None if t.image is None else t.image.tolist()} for t in figure]
-    return _plain(asdict(figure))
+    return [asdict(tile) for tile in figure] if isinstance(figure, list) else asdict(figure)
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return value.tolist() if isinstance(value, torch.Tensor) else value
+    return value.tolist() if isinstance(value, torch.Tensor) else str(value)
