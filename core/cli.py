@@ -75,7 +75,6 @@ exit codes: 0 done · 2 bad usage, setting or data · 3 a gate failed · 4 the r
 
 
 def main() -> None:
-    """Entry point."""
     write_anywhere()
     argv = sys.argv[1:]
     try:
@@ -268,11 +267,10 @@ def report(argv: list[str]) -> None:
     args_of(Path(argv[1]))
     page = write(Path(argv[1]))
     if as_json:
-        from trainworthy.core.base.as_json import results
+        from trainworthy.core.base.as_json import write as write_json
         from trainworthy.core.report.plain import in_short
 
-        with results(as_json) as found:
-            found |= in_short(Path(argv[1]))
+        write_json(in_short(Path(argv[1])))
         return
     print(page)
 
@@ -290,16 +288,6 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """For torch's profiler, which names missing cards and unknown memory blocks as errors."""
 
 
-def take_processes(argv: list[str]) -> tuple[list[str], str | None]:
-    """Return `argv` without `-n N`, and the number of processes."""
-    from trainworthy.core.base.config import take
-
-    rest, n = take(argv, "-n")
-    if n is not None and (not n.isdigit() or int(n) < 1):
-        raise UserError("-n needs a number of processes", got=n, needed="1 or more")
-    return rest, n
-
-
 def assert_words(entry: "Entry", argv: list[str]) -> None:
     """Raise UserError for misspelled settings and gates, before the slow import of torch."""
     from trainworthy.core.base.config import take
@@ -315,13 +303,14 @@ def assert_words(entry: "Entry", argv: list[str]) -> None:
 def launch(argv: list[str]) -> None:
     """Start core.launch, through accelerate if there are several processes or a config file. Returns only from the check of
     a file with a factory."""
-    from trainworthy.core.base.config import take
+    from trainworthy.core.base.config import take, take_number
 
     if len(argv) == 1:  # before the slow import of torch
         needed = TARGETS.get(argv[0], "a recipe: an id, or the path of a fork")
         raise UserError(f"{argv[0]} what?", needed=needed, next=f"trainworthy {argv[0]} --help")
     requested = argv
-    argv, n = take_processes(argv)
+    argv, given = take_number(argv, "-n")
+    n = None if given is None else str(given)
     argv, file = take(argv, "--accelerate-config")
     argv, machines = nodes.take(argv)
     nodes.assert_usable(machines, argv, config_file=file)

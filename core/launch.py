@@ -9,16 +9,10 @@ from importlib import import_module
 from trainworthy.core.base import interrupts, masking
 from trainworthy.core.base.console import outlast_readers
 from trainworthy.core.base.errors import DONE, Signalled, Stop, UserError
+from trainworthy.core.cli import HELP
 from trainworthy.core.session import nodes, on_end, process_end
 
 VERBS = ("run", "check", "resume", "lr", "data", "batch", "profile", "predict", "chat")  # core/commands/<verb>.py
-USAGE = """usage: trainworthy run RECIPE [--seeds N] [settings]    train RECIPE (id, or path of a fork) behind its gates
-       trainworthy check RECIPE [--seeds N] [--only ID,...] [--stage NAME] [--deep] [settings]    the gates alone
-       trainworthy lr RECIPE [--steps 200] [settings]    which peak rate? a range test
-       trainworthy resume RUN_FOLDER [--force] [settings]    go on where a run stopped
-       trainworthy resume RUN_FOLDER --fallback NAME [--force] [settings]    continue from its weights with a fallback of its recipe
-       trainworthy data RECIPE [--sample N] [--json] [settings]    what is in its data
-       trainworthy batch RECIPE [--largest N] [--memory 0.5] [settings]    how many samples at once"""
 
 
 def main(target: str | None = None, argv: list[str] | None = None) -> None:
@@ -51,9 +45,8 @@ def outcome(argv: list[str]) -> tuple[int, str, bool]:
 
 
 def command(argv: list[str]) -> None:
-    """Dispatch on the first word."""
     if argv and argv[0] in ("-h", "--help"):
-        print(USAGE)
+        print(HELP)
         return
     verb = argv[0] if argv[:1] and argv[0] in VERBS else "run"
     rest = argv[1:] if argv[:1] == [verb] else argv

@@ -297,7 +297,6 @@ class _Core:
         """Do nothing: core sets the rate before the step."""
 
     def get_last_lr(self) -> list[float]:
-        """Return the current rates."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import json
+import math
 import re
 import types
 import typing
@@ -278,6 +279,19 @@ def take_number(argv: list[str], flag: str, least: int = 1) -> tuple[list[str], 
     if value is not None and (not value.isdigit() or int(value) < least):
         raise UserError(f"{flag} needs a number", got=value, needed=f"{least} or more")
     return rest, None if value is None else int(value)
+
+
+def take_float(argv: list[str], flag: str, *, most: float = math.inf) -> tuple[list[str], float | None]:
+    """Return `argv` without `flag X`, and the finite number X. Raises UserError unless it is above 0 and at most `most`."""
+    rest, value = take(argv, flag)
+    try:
+        number = None if value is None else float(value)
+    except ValueError:
+        number = math.nan
+    if number is not None and not (0 < number <= most and number < math.inf):
+        needed = "above 0" + (f", up to {most:g}" if most < math.inf else "")
+        raise UserError(f"{flag} needs a number", got=value, needed=needed)
+    return rest, number
 
 
 def take(argv: list[str], flag: str) -> tuple[list[str], str | None]:

@@ -25,7 +25,6 @@ class Outlet:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write `text`, or drop it if nobody reads."""
         try:
             return self._stream.write(text)
         except BrokenPipeError:
@@ -33,7 +32,6 @@ class Outlet:
             return len(text)
 
     def flush(self) -> None:
-        """Flush; nothing happens if nobody reads."""
         try:
             self._stream.flush()
         except BrokenPipeError:
@@ -111,7 +109,6 @@ class Console:
             self.say(f"  step {done:>7,}  {note()}")
 
     def end_bar(self) -> None:
-        """Remove the bar."""
         if self._bar:
             self._bar.stop()
             self._bar = None

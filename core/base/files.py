@@ -1,7 +1,19 @@
-"""Writes a file whole: readers, and a run that continues after a kill, see the old text or the new one, never a part."""
+"""Reads and writes the files of a run, which may be cut off by a kill: readers, and a run that continues, see the old text or the new
+one, never a part."""
 
+import json
 import os
 from pathlib import Path
+from typing import Any
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """Return the file's content; an empty `kind` if it is missing, half-written, or of another kind."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):
+        return kind()
+    return found if isinstance(found, kind) else kind()
 
 
 def write_whole(path: Path, text: str) -> None:

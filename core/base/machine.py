@@ -19,8 +19,6 @@ DIFF = 50_000
 
 @dataclass
 class Cores:
-    """CPU cores."""
-
     present: int
     affinity: int
     """Cores on which the scheduler may put this process."""

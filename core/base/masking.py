@@ -86,7 +86,6 @@ def missing(values: dict[str, Any]) -> list[str]:
 
 
 def flag(name: str) -> str:
-    """Return the setting `hub.api_key` as a command-line flag."""
     return "--" + name.replace("_", "-")
 
 

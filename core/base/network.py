@@ -5,11 +5,12 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from trainworthy.core.base import config, masking
 from trainworthy.core.base.errors import UserError
 
 CLIENTS = ("httpx", "httpcore", "requests", "urllib3", "aiohttp", "fsspec")  # their exceptions: connection errors
@@ -70,10 +71,11 @@ def unreachable(error: BaseException | None) -> bool:
     return False
 
 
-def refusal(what: str, error: BaseException, settings: Mapping[str, Any]) -> UserError:
+def refusal(what: str, error: BaseException, settings: dict[str, Any]) -> UserError:
     """Build the error that `what` cannot be downloaded. It names the settings with hub names, and how to get their
     files."""
-    names = sorted(set(_hub_names(settings)))
+    texts = {name: value for name, value in config.flat(settings).items() if isinstance(value, str)}
+    names = sorted((masking.flag(name), value) for name, value in texts.items() if _is_hub_name(value))
     given = ", ".join(f"{flag} {value}" for flag, value in names)
     how = []
     for flag, value in names:
@@ -92,9 +94,5 @@ def refusal(what: str, error: BaseException, settings: Mapping[str, Any]) -> Use
     )  # fmt: skip
 
 
-def _hub_names(settings: Mapping[str, Any], *prefix: str) -> Iterator[tuple[str, str]]:
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _hub_names(value, *prefix, key)
-        elif isinstance(value, str) and HUB.fullmatch(value) and not Path(value.removeprefix("hub:")).exists():
-            yield "--" + ".".join((*prefix, key)).replace("_", "-"), value
+def _is_hub_name(value: str) -> bool:
+    return HUB.fullmatch(value) is not None and not Path(value.removeprefix("hub:")).exists()

@@ -55,13 +55,12 @@ class Campaign:
         except OSError as error:
             what = f"the folder {self.home} cannot be written"
             raise UserError(what, got=error.strerror, next="--to FOLDER") from None
-        self._lock = threading.Lock()
+        self._lock, self._checking = threading.Lock(), threading.Lock()
         self.rows = read(self.home)
         self._children: set[subprocess.Popen] = set()
         self._stopping = self._starting = False
 
     def known(self, key: str) -> Row | None:
-        """Return the journal's row of a finished case."""
         return next((row for row in self.rows if row["key"] == key), None)
 
     def work(self, tasks: Iterable[tuple[str, Callable[[], Row]]]) -> None:
@@ -81,7 +80,6 @@ class Campaign:
                 raise
 
     def note(self, row: Row) -> None:
-        """Append a row to the journal."""
         with self._lock, open(self.home / "journal.jsonl", "a") as file:
             file.write(json.dumps(row) + "\n")
             self.rows.append(row)
@@ -188,12 +186,10 @@ class Campaign:
     # ------------------------------------------------------------------------------- planted bugs and healthy variants
 
     def suite(self, found: list[Case], seeds: list[int]) -> None:
-        """Run every case at every seed."""
         pairs = [(c, seed) for seed in seeds for c in found]
         self.work((key(c, seed, self.settings), lambda c=c, seed=seed: self.one(c, seed)) for c, seed in pairs)
 
     def one(self, case: Case, seed: int) -> Row:
-        """Check one case at one seed."""
         folder, started = self.home / "work" / f"{case.recipe.replace('/', '-')}-{case.id}-{seed}", time.monotonic()
         shutil.rmtree(folder, ignore_errors=True)
         suite.fork(case.recipe, folder / "fork.py", *([(case.old, case.new)] if case.old else []))
@@ -227,9 +223,8 @@ class Campaign:
         self.say(
             f"  a short run took {reference['seconds']:.0f} s: a mutant takes one or two of them, a harmful one also its gates"
         )
-        gates = Lazy(lambda: self.quick_gates(recipe))
         keys = {f"{mark} mutants {m.id}": m for m in drawn}
-        self.work((k, lambda m=m: self.mutant(recipe, m, steps, reference, gates)) for k, m in keys.items())
+        self.work((k, lambda m=m: self.mutant(recipe, m, steps, reference)) for k, m in keys.items())
         return {"recipe": recipe, "found": len(every), "executed": len(executed), "run": len(drawn), "steps": steps,
                 "metric": reference["metric"], "healthy": reference["values"], "rule": harm_rule(reference), "keys": sorted(keys)}  # fmt: skip
 
@@ -276,7 +271,7 @@ class Campaign:
         self.note(row)
         return row
 
-    def mutant(self, recipe: str, m: Mutant, steps: int, reference: Row, gates: "Lazy") -> Row:
+    def mutant(self, recipe: str, m: Mutant, steps: int, reference: Row) -> Row:
         """Decide what a mutant is: crashed, equal, harmless, stopped by a gate, or a survivor."""
         folder, started = self.home / "work" / f"{find(recipe).id.replace('/', '-')}-{m.id}", time.monotonic()
         shutil.rmtree(folder, ignore_errors=True)
@@ -289,7 +284,8 @@ class Campaign:
         row["outcome"], row["note"] = classify(list(ran.values()), reference, m.part)
         if row["outcome"] == "harmful":
             row["harm"] = row.pop("note")
-            known = gates.value
+            with self._checking:  # the first thread that needs them runs them
+                known = self.quick_gates(recipe)
             own = [g for g, parts in known["reads"].items() if m.part in (*parts, mutation.HELPER)]
             soon = [g for g in own if g in known["quick"]]
             rest = [g for g in known["reads"] if g not in soon]
@@ -310,20 +306,6 @@ def kill(child: subprocess.Popen) -> None:
     """Kill a child and what it started. It is the leader of a group of its own, which Ctrl-C at the terminal does not reach."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
-
-
-class Lazy:
-    """A value that the first thread to ask for it computes."""
-
-    def __init__(self, make: Callable[[], Any]):
-        self._make, self._lock, self._made = make, threading.Lock(), []
-
-    @property
-    def value(self) -> Any:
-        with self._lock:
-            if not self._made:
-                self._made.append(self._make())
-            return self._made[0]
 
 
 def key(case: Case, seed: int, settings: list[str]) -> str:

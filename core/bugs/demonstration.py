@@ -82,7 +82,6 @@ def picture(path: Path, recipe: str, healthy: list[float], broken: list[float]) 
 
 
 def ending(run: Row) -> str:
-    """Return how a short run ended, in one line."""
     if run["crashed"] or run["stopped"]:
         return run["crashed"] or f"stopped itself: {run['stopped']}"
     loss = f"loss {run['losses'][0]:.4g} -> {run['losses'][-1]:.4g}, " if run["losses"] else "no update, "
@@ -103,7 +102,6 @@ def stopped_by(campaign: Campaign, case: Case, broken: Path, seed: int) -> Check
 
 
 def reason(case: Case, checked: Checked) -> list[str]:
-    """Return the lines that say which gate stops the bug and why."""
     if not checked.failed:
         return [f"no gate stops it (exit {checked.code}): {checked.note or 'every gate passed'}"]
     v = next((v for v in checked.failed if v["id"] == case.gate), checked.failed[0])

@@ -53,7 +53,6 @@ class Mutant:
         return f"{self.file.stem}-{self.line}-{self.kind}-{mark.hexdigest()}"
 
     def applied(self, source: str) -> str:
-        """Return the mutated source."""
         raw = source.encode()
         return (raw[: self.start] + self.new.encode() + raw[self.end :]).decode()
 

@@ -30,7 +30,6 @@ class Checked:
 
     @property
     def first(self) -> str:
-        """The first gate that failed."""
         return self.failed[0]["id"] if self.failed else ""
 
     @property
@@ -113,7 +112,6 @@ def last(output: str) -> str:
 
 
 def summary_line(row: Row) -> str:
-    """Return one line about a finished case."""
     where = f"{row['recipe']} {row['case']}" + (f" seed {row['seed']}" if row["kind"] != "mutants" else "")
     by = f" by {row['first']}" if row["first"] else ""
     named_ = "" if row["kind"] != "planted" or row["outcome"] != "caught" or row["named"] else ", cause not named first"

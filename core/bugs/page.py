@@ -114,7 +114,6 @@ def summary_lines(found: dict[str, Any]) -> list[str]:
 
 
 def write(home: Path, found: dict[str, Any]) -> Path:
-    """Write bugs.html and bugs.json; return the page."""
     (home / "bugs.json").write_text(json.dumps(found, indent=1))
     cases, mutants = ([r for r in found["rows"] if (r["kind"] == "mutants") is wanted] for wanted in (False, True))
     names = ("Planted bugs and healthy variants",) * bool(cases) + ("Mutants",) * bool(mutants)
@@ -136,7 +135,6 @@ def write(home: Path, found: dict[str, Any]) -> Path:
 
 
 def _cases(found: dict[str, Any], rows: list[Row]) -> str:
-    """Return the sections about planted bugs and healthy variants."""
     body = section("Misses and false alarms first", tag("div", _wrong(rows), class_="card"))
     columns, heads = ("caught", "named_first", "false_alarms"), ("caught", "cause named first", "false alarms")
     cells = [[esc(r), esc(", ".join(map(str, of["seeds"]))), *(esc(words(of[c])) for c in columns)]

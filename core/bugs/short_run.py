@@ -15,6 +15,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from accelerate import Accelerator
@@ -46,24 +47,6 @@ class Result:
     """Executed lines of the traced files."""
 
 
-class Losses:
-    """Takes the place of a run's metrics files, and keeps the losses of `run.update`."""
-
-    def __init__(self):
-        self.losses: list[float] = []
-
-    def log_step(self, step: int, **values: float) -> None:
-        self.losses.append(values["loss"])
-
-    def log_epoch(self, **values: Any) -> None:
-        """Evaluations are read from the run's journal."""
-
-    def flush(self) -> None:
-        """Nothing is buffered."""
-
-    truncate = close = lambda self, **words: None
-
-
 @contextmanager
 def backward_losses() -> Iterator[list[float]]:
     """Record every loss that `backward()` is called on: a fork with a loop of its own logs none."""
@@ -74,11 +57,8 @@ def backward_losses() -> Iterator[list[float]]:
         seen.append(float(self.detach().sum()))
         original(self, *args, **words)
 
-    torch.Tensor.backward = backward  # type: ignore[method-assign]
-    try:
+    with mock.patch.object(torch.Tensor, "backward", backward):
         yield seen
-    finally:
-        torch.Tensor.backward = original  # type: ignore[method-assign]
 
 
 class Lines:
@@ -112,7 +92,8 @@ class Lines:
 
 def short_run(recipe: str, seed: int, steps: int, settings: list[str], trace: list[str]) -> Result:
     """Train every stage of a recipe for a few steps and evaluate the last one once, at the end."""
-    result, losses = Result(), Losses()
+    result, logged = Result(), []
+    tracker = mock.Mock(log_step=lambda step, **values: logged.append(values["loss"]))  # in place of metrics files
     words = [*settings, "--max-steps", str(steps), "--loader.workers", "0", "--run.seed", str(seed)]
     with Lines(trace) as lines, backward_losses() as own:
         try:
@@ -122,7 +103,7 @@ def short_run(recipe: str, seed: int, steps: int, settings: list[str], trace: li
             torch.set_num_threads(cfg.run.threads or int(os.environ.get("OMP_NUM_THREADS", "1")))
             accelerator, previous = Accelerator(), None
             for spec in stages.specs(loaded, cfg):
-                run = Run(spec.cfg, accelerator, tracker=losses)
+                run = Run(spec.cfg, accelerator, tracker=tracker)
                 stage = spec.build(run, previous)
                 result.metric, result.higher_is_better = stage.metric.name, stage.metric.higher_is_better
                 result.floor, result.ceiling = float(stage.metric.floor), float(stage.metric.ceiling)
@@ -143,7 +124,7 @@ def short_run(recipe: str, seed: int, steps: int, settings: list[str], trace: li
             frame = traceback.extract_tb(error.__traceback__)[-1]
             message = str(error).splitlines()[0][:200] if str(error) else ""
             result.crashed = f"{type(error).__name__}: {message} ({frame.name})"
-    result.losses = losses.losses or own
+    result.losses = logged or own
     result.lines = {name: sorted(found) for name, found in lines.lines.items()}
     return result
 

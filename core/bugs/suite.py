@@ -20,8 +20,6 @@ ROOT = HOME.parent
 
 @dataclass(frozen=True)
 class Case:
-    """One planted bug or healthy variant."""
-
     recipe: str
     kind: str
     """`planted` or `healthy`."""

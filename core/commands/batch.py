@@ -36,13 +36,11 @@ import psutil
 import torch
 from accelerate.utils import find_executable_batch_size
 from trainworthy.core.base import config, masking
-from trainworthy.core.base.as_json import results
 from trainworthy.core.base.console import bar
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.machine import cores, free_memory
-from trainworthy.core.commands import take_flag, take_number
+from trainworthy.core.commands import open_recipe, prints_json, take_number
 from trainworthy.core.loop.run import Rehearsal, Run, Step
-from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Data, Stage
 from trainworthy.core.recipe.wrapped import Wrapped
 from trainworthy.core.session import stages
@@ -66,29 +64,18 @@ class Trial:
 
     @property
     def rate(self) -> float:
-        """Samples per second."""
         return self.size / self.seconds
 
 
-def main(argv: list[str]) -> None:
-    """Run `batch RECIPE ...` in the process that core.launch started."""
-    rest, as_json = take_flag(argv[1:], "--json")
-    with results(as_json) as found:
-        found |= measured(rest)
-
-
-def measured(rest: list[str]) -> dict[str, Any]:
-    """Measure the sizes; return them and the recommended settings."""
-    rest, largest = take_number(rest, "--largest")
-    rest, memory = config.take(rest, "--memory")
-    share = _share(memory)
-    if not rest:
-        raise UserError("batch what?", needed="a recipe", next="trainworthy list")
+@prints_json
+def main(argv: list[str], output: dict[str, Any]) -> None:
+    """Measure the sizes; put them and the recommended settings into `output`."""
+    rest, largest = take_number(argv[1:], "--largest")
+    rest, share = config.take_float(rest, "--memory", most=0.9)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("batch measures one process", got="several", needed="no -n: a micro-batch is one process's own",
                         next=shlex.join(["trainworthy", "batch", *rest]))  # fmt: skip
-    loaded = recipes.load(rest[0])
-    cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy batch {rest[0]}")
+    loaded, cfg, preset = open_recipe("batch", rest)
     config.assert_whole(cfg, "batch")
     session = open_session(loaded, cfg, preset, rest, kind="checks")
     load, allowed = os.getloadavg()[0], cores().allowed
@@ -106,17 +93,7 @@ def measured(rest: list[str]) -> dict[str, Any]:
                             next="choose by trial: --train.batch-size, --train.accumulate")  # fmt: skip
         kept = Kept(stage.data["train"])
         stage.data = {**stage.data, "train": kept}
-        return print_results(session, stage, measure(session, stage, largest, share), kept)
-
-
-def _share(given: str | None) -> float:
-    try:
-        share = float(given or 0.5)
-    except ValueError:
-        share = math.nan
-    if not 0 < share <= 0.9:
-        raise UserError("--memory is the share of the free memory to use", got=given, needed="above 0, up to 0.9")
-    return share
+        output |= print_results(session, stage, measure(session, stage, largest, share or 0.5), kept)
 
 
 # ------------------------------------------------------------------------------------------------------------- measuring
@@ -174,7 +151,6 @@ class Resident:
 
 
 def resident() -> int:
-    """Return this process's resident memory in bytes."""
     return psutil.Process().memory_info().rss
 
 
@@ -191,12 +167,10 @@ class Measured:
 
     @property
     def largest(self) -> int:
-        """Largest size that fits."""
         return self.trials[-1].size
 
     @property
     def best(self) -> Trial:
-        """The trial with the best throughput."""
         return max(self.trials, key=lambda t: t.rate)
 
     @property
@@ -327,7 +301,6 @@ def print_results(session: Session, stage: Stage, found: Measured, kept: Kept) -
 
 
 def draw(path: Path, found: Measured, batch: int) -> Path:
-    """Plot samples per second and memory over the micro-batch size."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, NullLocator
 

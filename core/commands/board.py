@@ -24,7 +24,6 @@ from trainworthy.core.monitoring.board import Board
 
 
 def main(argv: list[str]) -> None:
-    """`trainworthy board [FOLDER] [--port N] [--host NAME]`."""
     rest, port = take_number(argv[1:], "--port")
     rest, host = take(rest, "--host")
     needed = "a folder with runs (default runs)"

@@ -31,7 +31,6 @@ from trainworthy.core.recipe.registry import find
 
 
 def main(argv: list[str]) -> None:
-    """Show one bug."""
     rest, steps = take_number(argv[1:], "--steps")
     parser = argument_parser(__doc__)
     parser.add_argument("--bug", default="")

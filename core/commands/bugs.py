@@ -32,26 +32,19 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from trainworthy.core.base.as_json import results
 from trainworthy.core.base.errors import GATE_FAILED, UserError
 from trainworthy.core.bugs import mutation, page, suite
 from trainworthy.core.bugs.campaign import Campaign
-from trainworthy.core.commands import argument_parser, take_flag, take_number
+from trainworthy.core.commands import argument_parser, prints_json, take_number
 from trainworthy.core.recipe.registry import find
 
 KINDS = ("planted", "healthy", "mutants")
 
 
-def main(argv: list[str]) -> None:
-    """Run the cases that are asked for and write the page."""
-    rest, as_json = take_flag(argv[1:], "--json")
-    with results(as_json) as found:
-        run(rest, found)
-
-
-def run(rest: list[str], output: dict[str, Any]) -> None:
+@prints_json
+def main(argv: list[str], output: dict[str, Any]) -> None:
     """Run the cases and write the page; put its content into `output`."""
-    rest, sample = take_number(rest, "--sample")
+    rest, sample = take_number(argv[1:], "--sample")
     rest, steps = take_number(rest, "--steps")
     rest, jobs = take_number(rest, "--jobs")
     parser = argument_parser(__doc__)

@@ -23,7 +23,6 @@ from trainworthy.core.commands.predict import speaker_of, take_options
 
 
 def main(argv: list[str]) -> None:
-    """Run `chat RUN_FOLDER ...` in the process that core.launch started."""
     rest, system = config.take(argv[1:], "--system")
     rest, options = take_options(rest)
     if len(rest) != 1:

@@ -15,7 +15,6 @@ The command never reuses remembered verdicts. Each seed of `--seeds` has its own
 gates.json and report.html. Several seeds show false alarms and misses that a single seed cannot show.
 `trainworthy check RECIPE --help` shows every setting. Exit codes: 0 passed, 2 bad usage or data, 3 a gate failed."""
 
-import json
 import os
 import secrets
 import shlex
@@ -26,36 +25,26 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config
-from trainworthy.core.base.as_json import results
 from trainworthy.core.base.console import Console
-from trainworthy.core.base.errors import DONE, GATE_FAILED, Interrupted, UserError
-from trainworthy.core.commands import take_flag
-from trainworthy.core.recipe import loading as recipes
+from trainworthy.core.base.errors import DONE, GATE_FAILED, Interrupted
+from trainworthy.core.base.files import read_json
+from trainworthy.core.commands import open_recipe, prints_json, take_flag
 from trainworthy.core.report.plain import verdicts_of
-from trainworthy.core.session import multi_seed, process_end
+from trainworthy.core.session import multi_seed
 from trainworthy.core.session.checking import check_stages
 from trainworthy.core.session.session import Interrupts, open_session, reported, session_lock, write_start
 
 
-def main(argv: list[str]) -> None:
-    """Run the gates only, without remembered verdicts."""
-    argv, as_json = take_flag(argv, "--json")
-    with results(as_json, speaks=process_end.rank() == 0) as found:
-        check(argv, found)
-
-
-def check(argv: list[str], found: dict[str, Any]) -> None:
-    """Check one seed or several; put folder and verdicts into `found`."""
+@prints_json
+def main(argv: list[str], found: dict[str, Any]) -> None:
+    """Check one seed or several, without remembered verdicts; put folder and verdicts into `found`."""
     argv, given = multi_seed.take_seeds(argv)
     if given is not None:
         seeds(argv, given, found)
     rest, only = config.take(argv, "--only")
     rest, stage = config.take(rest, "--stage")
     rest, deep = take_flag(rest, "--deep")
-    if not rest:
-        raise UserError("check what?", needed="a recipe: an id, or the path of a fork", next="trainworthy check --help")
-    loaded = recipes.load(rest[0])
-    cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy check {rest[0]}")
+    loaded, cfg, preset = open_recipe("check", rest)
     chosen = tuple((only or "").replace(",", " ").split())
     name = os.environ.pop("TRAINWORTHY_FOLDER", None)
     folder = Path(name) if name else None
@@ -96,12 +85,10 @@ def seeds(argv: list[str], given: str, found: dict[str, Any]) -> None:
 
 def verdicts(job: multi_seed.Job) -> list[dict[str, Any]]:
     """Return the rows of a seed's gates.json; none if the check ended before it was written."""
-    path = job.folder / "gates.json"
-    return json.loads(path.read_text())["gates"] if path.is_file() else []
+    return read_json(job.folder / "gates.json").get("gates", [])
 
 
 def ended(job: multi_seed.Job) -> str:
-    """Return the line of a seed whose check has ended."""
     if job.code not in (DONE, GATE_FAILED):
         return multi_seed.stopped(job)
     found = [v["verdict"] for v in verdicts(job)]

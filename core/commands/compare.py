@@ -20,7 +20,6 @@ from trainworthy.core.report.groups import compare, off
 
 
 def main(argv: list[str]) -> None:
-    """Print both means and the difference with its interval."""
     argv, as_json = take_flag(argv, "--json")
     if len(argv) != 3:
         raise UserError("compare needs two groups of seeds", got=" ".join(argv[1:]) or "nothing",

@@ -17,18 +17,12 @@ import sys
 from typing import Any
 
 from trainworthy.core.base import config, masking
-from trainworthy.core.base.errors import UserError
+from trainworthy.core.commands import open_recipe
 
 
 def main(argv: list[str]) -> None:
-    """`trainworthy config RECIPE [settings] [--changed] [--json]`."""
-    from trainworthy.core.recipe import loading
-
     words = [w for w in argv[1:] if w not in ("--json", "--changed")]
-    if not words or words[0].startswith("-"):
-        raise UserError("config what?", needed="a recipe", next="trainworthy list")
-    loaded = loading.load(words[0])
-    cfg, preset = config.parse(loaded.module, words[1:], prog=f"trainworthy config {words[0]}")
+    loaded, cfg, preset = open_recipe("config", words)
     settings = masking.settings(config.to_dict(cfg))
     if "--changed" in argv:
         settings = differing(config.to_dict(getattr(loaded.module, preset)()), settings)

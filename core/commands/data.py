@@ -22,28 +22,23 @@ import shutil
 import sys
 from typing import Any
 
-from trainworthy.core.base import config, planning
+from trainworthy.core.base import planning
 from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import Console, bar, table
 from trainworthy.core.base.errors import Stop, UserError
-from trainworthy.core.commands import take_flag, take_number
+from trainworthy.core.commands import open_recipe, take_flag, take_number
 from trainworthy.core.data import inventory
 from trainworthy.core.data.texts import LISTS, Exclusions, write_exclusions
-from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Data
 from trainworthy.core.session import stages
 from trainworthy.core.session.session import open_session, reported, session_lock, write_start
 
 
 def main(argv: list[str]) -> None:
-    """Run `data RECIPE ...` in the process that core.launch started."""
     rest, samples = take_number(argv[1:], "--sample")
     rest, as_json = take_flag(rest, "--json")
-    if not rest:
-        raise UserError("data what?", needed="a recipe", next="trainworthy list")
     planning.is_describing_data = True
-    loaded = recipes.load(rest[0])
-    cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy data {rest[0]}")
+    loaded, cfg, preset = open_recipe("data", rest)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         session = open_session(loaded, cfg, preset, rest, kind="checks")
         s = session
@@ -138,7 +133,6 @@ def show(found: dict[str, Any], console: Console, lists: Exclusions | None) -> N
 
 
 def show_field(key: str, found: dict[str, dict[str, Any]], console: Console) -> None:
-    """Print one field, with a column for each split."""
     first = next(iter(found.values()))
     if by := first.get("grouped_by"):
         counts = ", ".join(f"{f['unique']:,} in {name}" for name, f in found.items())

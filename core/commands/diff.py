@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainworthy.core.base import masking
-from trainworthy.core.base.as_json import results
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.commands import argument_parser, take_flag
+from trainworthy.core.commands import argument_parser, prints_json
 from trainworthy.core.recipe.forks import NOTE, origin, without_note
 from trainworthy.core.recipe.registry import HOME, Entry, find
 
@@ -27,19 +26,13 @@ if TYPE_CHECKING:
     from trainworthy.core.recipe.loading import Recipe
 
 
-def main(argv: list[str]) -> None:
-    """Run `trainworthy diff FORK.py [--against RECIPE] [--json]`."""
-    rest, as_json = take_flag(argv[1:], "--json")
-    with results(as_json) as found:
-        found |= show(rest)
-
-
-def show(argv: list[str]) -> dict[str, Any]:
-    """Print what a fork changed; return it."""
+@prints_json
+def main(argv: list[str], output: dict[str, Any]) -> None:
+    """Print what a fork changed; put it into `output`."""
     parser = argument_parser(__doc__)
     parser.add_argument("fork")
     parser.add_argument("--against")
-    args = parser.parse_args(argv)
+    args = parser.parse_args(argv[1:])
     fork = find(args.fork)
     source = fork.path.read_text()
     found = NOTE.search(source)
@@ -57,13 +50,14 @@ def show(argv: list[str]) -> dict[str, Any]:
     source, old = without_note(source), without_note(old)
     if source == old:
         print(f"{head}\nnothing changed")
-        return {"fork": args.fork, "against": called, "changed": False}
+        output |= {"fork": args.fork, "against": called, "changed": False}
+        return
     from trainworthy.core.recipe import loading
 
     loaded = loading.load(args.fork)  # raises for a file that is no recipe before anything is printed
     print(head)
     about = {"fork": args.fork, "against": called, "since": since or None}
-    return about | compare(loaded, args.fork, source, base, old)
+    output |= about | compare(loaded, args.fork, source, base, old)
 
 
 def compare(loaded: "Recipe", name: str, source: str, base: Entry, old: str) -> dict[str, Any]:
@@ -176,7 +170,6 @@ def by_part(keys: list[str], a: dict, b: dict) -> dict[str, list[str]]:
 
 
 def print_diff(key: str, old: Any, new: Any, name: str) -> None:
-    """Print a piece's name, its line and its unified diff."""
     how = "added" if old is None else "removed" if new is None else "changed"
     where = f"{name}:{new.line}" if new else "gone"
     print(f"  {key}  [{how}, {where}]")

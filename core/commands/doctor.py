@@ -49,7 +49,6 @@ class Fact:
 
 
 def main(argv: list[str]) -> None:
-    """Run `trainworthy doctor [--json]`."""
     if argv[1:] not in ([], ["--json"]):
         raise UserError("doctor takes no arguments but --json", got=" ".join(argv[1:]), next="trainworthy doctor")
     try:
@@ -126,7 +125,6 @@ def pair(fact: Fact) -> Fact:
 
 
 def domains() -> list[Fact]:
-    """Return which domains have all their packages."""
     from packaging.requirements import Requirement
 
     facts = []
@@ -167,7 +165,6 @@ def lacking(requirement) -> str:
 
 
 def version(name: str) -> str | None:
-    """Return the installed version."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -191,7 +188,6 @@ def install(extra: str) -> str:
 
 # --------------------------------------------------------------------------------------------------------------- machine
 def machine() -> list[Fact]:
-    """Return facts on devices and their other users, cores and threads, memory, disk."""
     return [*accelerators(), *processors(), *space()]
 
 
@@ -239,7 +235,6 @@ def accelerators() -> list[Fact]:
 
 
 def processors() -> list[Fact]:
-    """Return cores, load and threads."""
     from trainworthy.core.base.machine import cores
 
     c, load = cores(), os.getloadavg()[0]
@@ -260,7 +255,6 @@ def processors() -> list[Fact]:
 
 
 def space() -> list[Fact]:
-    """Return memory, shared memory and disk."""
     import psutil
     from trainworthy.core.base.machine import free_memory
 
@@ -289,5 +283,4 @@ def space() -> list[Fact]:
 
 
 def size(n: int) -> str:
-    """Format bytes for display."""
     return f"{n / 2**30:.1f} GiB" if n >= 2**30 else f"{n / 2**20:.0f} MiB"

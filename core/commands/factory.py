@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config
-from trainworthy.core.base.as_json import results
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.commands import take_flag
+from trainworthy.core.commands import prints_json
 
 NAME = "factory"
 FLAGS = ("--only", "--seed", "--waive", "--because", "--out")
@@ -29,15 +28,10 @@ def offers(path: Path) -> bool:
     return not recipe and any(isinstance(node, ast.FunctionDef) and node.name == NAME for node in body)
 
 
-def main(argv: list[str]) -> None:
-    """Run the gates on what the file's factory builds; raises GateFailed."""
-    rest, as_json = take_flag(argv[2:], "--json")
-    with results(as_json) as found:
-        run(argv[1], rest, found)
-
-
-def run(script: str, rest: list[str], found: dict[str, Any]) -> None:
-    """Run the gates; put folder and verdicts into `found`."""
+@prints_json
+def main(argv: list[str], found: dict[str, Any]) -> None:
+    """Run the gates on what the file's factory builds; put folder and verdicts into `found`. Raises GateFailed."""
+    script, rest = argv[1], argv[2:]
     values: dict[str, str | None] = {}
     for flag in FLAGS:
         rest, values[flag] = config.take(rest, flag)

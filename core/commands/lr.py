@@ -4,38 +4,23 @@ import json
 import shlex
 from typing import Any
 
-from trainworthy.core.base import config, masking
-from trainworthy.core.base.as_json import results
-from trainworthy.core.base.errors import UserError
-from trainworthy.core.commands import take_flag
+from trainworthy.core.base import masking
+from trainworthy.core.commands import open_recipe, prints_json, take_number
 from trainworthy.core.gates.checks import rates
 from trainworthy.core.loop.lr_finder import LRFinder
 from trainworthy.core.loop.run import Rehearsal
-from trainworthy.core.recipe import loading as recipes
-from trainworthy.core.session import process_end, stages
+from trainworthy.core.session import stages
 from trainworthy.core.session.session import Session, open_session, session_lock, write_start
 from trainworthy.core.session.stages import StageSpec
 
 STEPS = 200
 
 
-def main(argv: list[str]) -> None:
-    """Run `trainworthy lr RECIPE [settings] [--steps 200]`. It exits with 0 also if it finds no usable rate, and
-    reports that."""
-    argv, as_json = take_flag(argv, "--json")
-    with results(as_json, speaks=process_end.rank() == 0) as found:
-        found |= tested(argv)
-
-
-def tested(argv: list[str]) -> dict[str, Any]:
-    """Test each stage; return what was found."""
-    argv, steps = config.take(argv, "--steps")
-    if steps is not None and not (steps.isdigit() and int(steps) >= 10):
-        raise UserError("--steps is a number of batches", got=steps, needed=f"10 or more (default {STEPS})")
-    if not argv:
-        raise UserError("lr what?", needed="a recipe", next="trainworthy list")
-    loaded = recipes.load(argv[0])
-    cfg, preset = config.parse(loaded.module, argv[1:], prog=f"trainworthy lr {argv[0]}")
+@prints_json
+def main(argv: list[str], output: dict[str, Any]) -> None:
+    """Test each stage; put what was found into `output`. A stage without a usable rate is no error."""
+    argv, steps = take_number(argv, "--steps", 10)
+    loaded, cfg, preset = open_recipe("lr", argv)
     session = open_session(loaded, cfg, preset, argv, kind="checks")
     rows: list[dict[str, Any]] = []
     with session_lock(session):
@@ -49,14 +34,14 @@ def tested(argv: list[str]) -> dict[str, Any]:
                 rows.append({"stage": stage.name, "tested": False, "why": why})
                 continue
             spread = rates.spread(spec.cfg.optim.lr)
-            finder = rates.sweep(run, stage, **spread, steps=int(steps or STEPS))
+            finder = rates.sweep(run, stage, **spread, steps=steps or STEPS)
             on = f"{len(finder.rates)} fresh batches of {spec.cfg.train.batch_size}"
             rows.append(print_result(session, spec, stage.name, finder, on))
             if finder.suggested_lr() is None:
                 one = rates.sweep(run, stage, **spread, steps=rates.STEPS, only=0)
                 on = "one batch again and again, without the noise between batches"
                 rows.append(print_result(session, spec, f"{stage.name}-one-batch", one, on))
-    return {"folder": str(session.folder), "stages": rows}
+    output |= {"folder": str(session.folder), "stages": rows}
 
 
 def print_result(session: Session, spec: StageSpec, name: str, finder: LRFinder, on: str) -> dict[str, Any]:

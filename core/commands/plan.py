@@ -31,7 +31,6 @@ Not estimated: a device's context and fragmentation (10% and 1 GB are added inst
 loading, and how much of the exchange happens while a device computes. Exit codes: 0, or 2 for bad usage."""
 
 import contextlib
-import math
 import os
 import shutil
 import sys
@@ -45,7 +44,7 @@ from trainworthy.core.base import config, masking, settings_check
 from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.commands import take_flag, take_number
+from trainworthy.core.commands import open_recipe, take_flag, take_number
 
 DEVICES = {
     "H200": (141, 989e12, 67e12),
@@ -64,15 +63,11 @@ MARGIN, CONTEXT = 1.1, 1e9  # fragmentation, and what a device's libraries take
 
 
 def main(argv: list[str]) -> None:
-    """`trainworthy plan RECIPE ...`."""
     rest, own = take_options(argv[1:])
     processes, device, flops = own["processes"] or 1, own["device"], own["flops"]
     memory = own["memory"] or (DEVICES[device][0] if device else None)
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # nothing here is computed on a device
-    from trainworthy.core.recipe import loading
-
-    recipe = loading.load(rest[0])
-    cfg, preset = config.parse(recipe.module, rest[1:], prog=f"trainworthy plan {rest[0]}")
+    recipe, cfg, preset = open_recipe("plan", rest)
     settings_check.check_values(cfg, processes=processes)
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():  # what libraries say while they build
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
@@ -98,7 +93,7 @@ def take_options(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
     rest, samples = take_number(rest, "--samples")
     found: dict[str, Any] = {"processes": processes, "samples": samples}
     for name in ("memory", "flops", "mfu", "link", "disk-speed"):
-        rest, found[name] = _number(rest, f"--{name}")
+        rest, found[name] = config.take_float(rest, f"--{name}")
     rest, found["device"] = config.take(rest, "--device")
     rest, found["json"] = take_flag(rest, "--json")
     device, mfu = found["device"], found["mfu"]
@@ -111,19 +106,6 @@ def take_options(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
         raise UserError("--mfu is the share of a device's data sheet that training reaches", got=f"--mfu {mfu:g}" + ("" if device else
                         " without --device"), needed="--device NAME --mfu 0.5, at most 1; --flops N for any other device")  # fmt: skip
     return rest, found
-
-
-def _number(argv: list[str], flag: str) -> tuple[list[str], float | None]:
-    rest, value = config.take(argv, flag)
-    if value is None:
-        return rest, None
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise UserError(f"{flag} needs a number", got=value, needed="above 0")
-    return rest, number
 
 
 def timed(stage: dict[str, Any], rate: float, processes: int, *, link: float | None, disk: float) -> None:
@@ -295,7 +277,6 @@ def changes(
 
 # --------------------------------------------------------------------------------------------------------------- output
 def show(found: dict[str, Any]) -> None:
-    """Print the plan, one block a stage."""
     n = found["processes"]
     print(f"{found['recipe']} · {found['preset']} · {n} process{'es, memory of each' if n > 1 else ''}")
     for line in found["replaced"]:

@@ -35,7 +35,6 @@ from trainworthy.core.report.folder import args_of, read_json
 
 
 def main(argv: list[str]) -> None:
-    """Run `predict RUN_FOLDER FILE ...` in the process that core.launch started."""
     rest, out = config.take(argv[1:], "--out")
     rest, size = take_number(rest, "--batch-size")
     rest, options = take_options(rest)

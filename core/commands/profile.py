@@ -27,18 +27,18 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from trainworthy.core.base import config
 from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import Console, bar, table
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.commands import take_flag, take_number
+from trainworthy.core.commands import open_recipe, take_flag, take_number
 from trainworthy.core.data import loader
 from trainworthy.core.loop.precision import precision
 from trainworthy.core.loop.run import Rehearsal
 from trainworthy.core.monitoring import module_times
 from trainworthy.core.monitoring.bottlenecks import Measured, Operation, Settings, exchange_on_cpu, find_bottleneck
-from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.session import stages
 from trainworthy.core.session.session import Session, open_session, session_lock, write_start
 
@@ -105,11 +105,8 @@ class Watch:
                     return
                 yield batch
 
-        loader.batches = batches
-        try:
+        with mock.patch.object(loader, "batches", batches):
             yield
-        finally:
-            loader.batches = plain
 
     def measured(self) -> Measured:
         """What the profiler saw. On an accelerator the times are those of its kernels."""
@@ -176,14 +173,12 @@ def attainable(device: Any, precision: str) -> float:
 
 
 def main(argv: list[str]) -> None:
-    """`profile RECIPE|RUN ...`, in the process that core.launch started."""
     rest, steps = take_number(argv[1:], "--steps")
     rest, as_json = take_flag(rest, "--json")
     if not rest:
         raise UserError("profile what?", needed="a recipe or a run folder", next="trainworthy profile vision/classify")
     rest = of_run(rest)
-    loaded = recipes.load(rest[0])
-    cfg, preset = config.parse(loaded.module, rest[1:], prog=f"trainworthy profile {rest[0]}")
+    loaded, cfg, preset = open_recipe("profile", rest)
     config.assert_whole(cfg, "profile")
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         s = open_session(loaded, cfg, preset, rest, kind="checks")
@@ -211,7 +206,6 @@ def of_run(rest: list[str]) -> list[str]:
 
 
 def one(s: Session, spec: stages.StageSpec, context: Any, steps: int) -> dict[str, Any]:
-    """Profile one stage and say what was found."""
     name = f"-{spec.name}" if spec.of > 1 else ""
     watch = Watch(steps, s.accelerator.device, s.folder / f"trace{name}.json.gz" if s.main else None)
     with watch.timed_data(), contextlib.ExitStack() as stack:

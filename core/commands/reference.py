@@ -18,7 +18,6 @@ from trainworthy.core.recipe.registry import find
 
 
 def main(argv: list[str]) -> None:
-    """Run `trainworthy reference RECIPE [--seeds N] [--at-once N] [--to FILE] [settings]`."""
     parser = argument_parser(PAGES["reference"])
     parser.add_argument("recipe")
     parser.add_argument("--seeds", type=int, default=5)

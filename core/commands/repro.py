@@ -36,7 +36,6 @@ class Compared:
 
 
 def main(argv: list[str]) -> None:
-    """`trainworthy repro RUN [--no-data] [--diff] [--json]`."""
     flags = {w for w in argv[1:] if w.startswith("-")}
     names = [w for w in argv[1:] if not w.startswith("-")]
     if unknown := sorted(flags - {"--no-data", "--diff", "--json"}):
@@ -83,7 +82,6 @@ def show_diff(folder: Path, environment: dict[str, Any]) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ comparing
 def environment_of(then: dict[str, Any], args: dict[str, Any]) -> list[Compared]:
-    """Versions, machine and commit."""
     if not then:
         return [Compared("environment", "", unknown="environment.json is missing or cut off")]
     import torch
@@ -189,7 +187,6 @@ def again(folder: Path, args: dict[str, Any]) -> str:
 
 
 def show(folder: Path, args: dict[str, Any], environment: dict[str, Any], found: list[Compared], command: str) -> None:
-    """Print the run, the differences, and what to do."""
     print(f"{folder}\n  started by   {shlex.join(['trainworthy', 'run', *map(str, args['argv'])])}")
     for one in found:
         result = f"not compared: {one.unknown}" if one.unknown else "DIFFERS" if one.differs else "the same here"

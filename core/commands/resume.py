@@ -8,41 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config, masking
-from trainworthy.core.base.as_json import results
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.processes import gathered
-from trainworthy.core.commands import take_flag
-from trainworthy.core.commands.run import assert_boardable, in_short_at_the_end
+from trainworthy.core.commands import prints_json
+from trainworthy.core.commands.run import assert_boardable, check_and_train
 from trainworthy.core.loop.checkpoint_survey import Readers
 from trainworthy.core.loop.resumable import assert_resumable
-from trainworthy.core.monitoring import board
-from trainworthy.core.monitoring.trackers import tracked
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.report.folder import where_runs_are
-from trainworthy.core.session import environment, fallbacks, multi_seed, process_end
-from trainworthy.core.session.checking import check_stages
-from trainworthy.core.session.session import (
-    Interrupts,
-    Session,
-    open_session,
-    reported,
-    session_lock,
-    together,
-    write_start,
-)
-from trainworthy.core.session.training import train
+from trainworthy.core.session import environment, fallbacks, multi_seed
+from trainworthy.core.session.session import Session, open_session, together, write_start
 
 
-def main(argv: list[str]) -> None:
+@prints_json
+def main(argv: list[str], found: dict[str, Any]) -> None:
     """Continue from the newest complete checkpoint of a run folder, with settings that may change; with `--fallback`, train
-    that stage of its recipe from its weights."""
-    argv, as_json = take_flag(argv, "--json")
-    with results(as_json, speaks=process_end.rank() == 0) as found:
-        resume(argv, found)
-
-
-def resume(argv: list[str], found: dict[str, Any]) -> None:
-    """Continue the run; put what `report --json` says of it into `found`."""
+    that stage of its recipe from its weights. Put what `report --json` says of the run into `found`."""
     force, wanted = "--force" in argv, "--board" in argv
     rest, fallback = config.take([a for a in argv if a not in ("--force", "--board")], "--fallback")
     if "--rung" in rest:
@@ -83,25 +64,14 @@ def resume(argv: list[str], found: dict[str, Any]) -> None:
     if session.resumes and (other := environment.changed_versions(folder)):
         session.console.say(f"packages have changed since the run began: {other}", style="yellow")
     assert_boardable(cfg, wanted)
-    running_board = board.during_run(
-        session.folder.parent.parent, wanted=wanted and session.main, say=session.console.say
-    )
-    track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
-    with (
-        session_lock(session),
-        resumable(session),
-        Interrupts(session.folder) as interrupts,
-        in_short_at_the_end(session, found),
-        reported(session),
-        track,
-        running_board as board_is_up,
-    ):
+
+    def start() -> None:
         if fallback is not None:
             write_start(session)
             fallbacks.copy_start_files(session, files)
-        check_stages(session, only=(), deep=False)
-        board_is_up()
-        train(session, interrupts)
+
+    board_on = session.folder.parent.parent if wanted else None
+    check_and_train(session, found, board_on, start=start, ready=resumable(session))
 
 
 def assert_same_sources(folder: Path, plain: recipes.Recipe, command: str) -> None:

@@ -2,56 +2,60 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config
-from trainworthy.core.base.as_json import results
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.commands import take_flag
+from trainworthy.core.commands import open_recipe, prints_json, take_flag
 from trainworthy.core.commands.help import RUN_OPTIONS
 from trainworthy.core.monitoring import board
 from trainworthy.core.monitoring.trackers import tracked
-from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.report.plain import in_short
-from trainworthy.core.session import multi_seed, process_end
+from trainworthy.core.session import multi_seed
 from trainworthy.core.session.checking import check_stages
 from trainworthy.core.session.session import Interrupts, Session, open_session, reported, session_lock, write_start
 from trainworthy.core.session.training import train
 
 
-def main(argv: list[str]) -> None:
-    """Run the gates, then the full run."""
-    argv, as_json = take_flag(argv, "--json")
-    with results(as_json, speaks=process_end.rank() == 0) as found:
-        run(argv, found)
-
-
-def run(argv: list[str], found: dict[str, Any]) -> None:
+@prints_json
+def main(argv: list[str], found: dict[str, Any]) -> None:
     """Run one seed or several; put what `report --json` says into `found`, also if a gate fails."""
     argv, wanted = take_flag(argv, "--board")
     argv, given = multi_seed.take_seeds(argv)
     if given is not None:
         multi_seed.run(argv, given, with_board=wanted, found=found)
-    if not argv:
-        raise UserError("run what?", next="trainworthy run --help")
-    loaded = recipes.load(argv[0])
-    cfg, preset = config.parse(loaded.module, argv[1:], prog=f"trainworthy run {argv[0]}", options=RUN_OPTIONS)
+    loaded, cfg, preset = open_recipe("run", argv, options=RUN_OPTIONS)
     assert_boardable(cfg, wanted)
     folder = os.environ.pop("TRAINWORTHY_FOLDER", None)  # set for one of several seeds
     session = open_session(loaded, cfg, preset, argv, folder=Path(folder) if folder else None)
-    track = tracked(session.accelerator, cfg, session.folder, project=loaded.slug)
-    running_board = board.during_run(cfg.run.out, wanted=wanted and session.main, say=session.console.say)
+    check_and_train(session, found, cfg.run.out if wanted else None, start=lambda: write_start(session))
+
+
+def check_and_train(
+    session: Session,
+    found: dict[str, Any],
+    board_on: Path | None,
+    *,
+    start: Callable[[], None],
+    ready: contextlib.AbstractContextManager = contextlib.nullcontext(),  # noqa: B008
+) -> None:
+    """Run the gates, then train. `start` is called first; `ready` is entered before anything changes in the run folder. `board_on`:
+    the folder of a TensorBoard."""
+    track = tracked(session.accelerator, session.cfg, session.folder, project=session.recipe.slug)
+    wanted = session.main and board_on is not None
+    running_board = board.during_run(board_on, wanted=wanted, say=session.console.say)
     with (
         session_lock(session),
+        ready,
         Interrupts(session.folder) as interrupts,
         in_short_at_the_end(session, found),
         reported(session),
         track,
         running_board as board_is_up,
     ):
-        write_start(session)
+        start()
         check_stages(session, only=(), deep=False)
         board_is_up()
         train(session, interrupts)

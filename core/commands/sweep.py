@@ -48,7 +48,7 @@ from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import Console, table
 from trainworthy.core.base.errors import DONE, GateFailed, Interrupted, Stop, UserError
 from trainworthy.core.base.files import write_whole
-from trainworthy.core.commands import take_flag, take_number
+from trainworthy.core.commands import open_recipe, take_flag, take_number
 from trainworthy.core.monitoring import cost
 
 PLAN = "sweep.json"
@@ -106,11 +106,9 @@ def read_plan(home: Path, more: list[str]) -> tuple[Path, dict[str, Any]]:
 
 def list_ranges(words: list[str], *, as_json: bool) -> None:
     """Print the settings of a recipe that can be searched without a range, and those ranges."""
-    from trainworthy.core.recipe import loading
     from trainworthy.core.sweep import ranges, space
 
-    loaded = loading.load(words[0])
-    cfg, _ = config.parse(loaded.module, words[1:], prog=f"trainworthy sweep {words[0]}")
+    _, cfg, _ = open_recipe("sweep", words)
     found = {name: space.ranged(cfg, name, given) for name, given in ranges.known(cfg).items()}
     with results(as_json) as output:
         output |= {name: asdict(one) for name, one in found.items()}
@@ -262,7 +260,6 @@ def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
 def run_trial(
     home: Path, declared: dict[str, Any], study: Any, space: Any, trial: Any, console: Console, arrived: list[str]
 ) -> None:
-    """Run one trial, from its settings to its score."""
     from optuna.trial import TrialState
     from trainworthy.core.sweep import findings, trials
     from trainworthy.core.sweep.space import words

@@ -17,11 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base.errors import UserError
-
-try:
-    import fcntl
-except ImportError:  # Windows has no fcntl
-    fcntl = None  # type: ignore[assignment]
+from trainworthy.core.base.locks import fcntl
 
 EVERY = 60.0
 """Seconds between two lines about an asset that is being built."""
@@ -164,6 +160,5 @@ def _code(path: Path) -> str:
 
 
 def sha256(path: Path) -> str:
-    """Return the hash of a file, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
-from trainworthy.core.data.loader import start_worker
+from trainworthy.core.data.loader import as_it_is, start_worker
 from trainworthy.core.recipe.stage import Data
 
 SECONDS = 10.0  # per split: time limit for reading all samples if each needs `get`
@@ -58,7 +58,6 @@ class Contents:
         return found.hexdigest()
 
     def digests(self) -> dict[str, str]:
-        """Digest of the values of each field."""
         return {k: hashlib.blake2b(repr(v).encode(), digest_size=16).hexdigest() for k, v in self.values.items()}
 
 
@@ -69,7 +68,6 @@ def number(content: bytes | str) -> int:
 
 
 def of_fields(sample: Mapping[str, Any], names: Iterable[str]) -> int:
-    """Return the hash of some fields of a sample."""
     found = hashlib.blake2b(digest_size=8)
     for name in names:
         found.update(bytes_of(sample[name]))
@@ -113,7 +111,7 @@ def read(data: Data, scanned: Contents, *, cost: float, everything: bool | None 
     workers = cores if cost * len(data) > 4.0 and cores > 1 else 0  # a worker takes part of a second to start
     how = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
     generator = torch.Generator().manual_seed(0)  # torch draws a base seed for its workers
-    loader = DataLoader(_Hashed(data), batch_sampler=_ranges(len(data)), collate_fn=_same, generator=generator,
+    loader = DataLoader(_Hashed(data), batch_sampler=_ranges(len(data)), collate_fn=as_it_is, generator=generator,
                         worker_init_fn=start_worker, **how)  # fmt: skip
     return _joined(len(data), list(loader), raw=False)
 
@@ -164,10 +162,6 @@ class _Hashed(Dataset):
             for k, kept in values.items():
                 kept.append(plain(sample[k]))
         return hashes, values
-
-
-def _same(part: Any) -> Any:
-    return part
 
 
 def _ranges(n: int) -> list[range]:

@@ -16,7 +16,6 @@ from trainworthy.core.data import alike, series, texts
 from trainworthy.core.data import contents as hashed
 from trainworthy.core.data.contents import compared_fields
 from trainworthy.core.data.field_statistics import Stats, class_field, histogram
-from trainworthy.core.data.texts import load_exclusions as load_exclusions
 from trainworthy.core.recipe.stage import Data
 
 TORN, TORN_COMPARED = 10, 2000  # times closer than a sample's own class; samples that are compared with all others

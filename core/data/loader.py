@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.errors import SIGNALS, Stop, UserError
 from trainworthy.core.recipe.stage import Data
@@ -92,7 +92,6 @@ class Keyed(Dataset):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[Key]) -> list[dict]:
-        """Return the samples of a batch."""
         get = self.data.get
         return [get(key[1], self.draws(key)) for key in keys]
 
@@ -111,14 +110,6 @@ class _Worker(Keyed):
             return self.data.collate(super().__getitems__(keys))
         except Stop as stop:
             return stop
-
-
-class _Batches(Sampler):
-    def __init__(self, batches):
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        return iter(self.batches)
 
 
 def ahead(read: Callable[[Item], Result], items: Iterable[Item], *, threads: int, window: int) -> Iterator[Result]:
@@ -170,7 +161,6 @@ def _by_threads(data: Data, keys: Iterable[list[Key]], seed: int, settings: conf
 
 def _by_workers(data: Data, keys: Iterable[list[Key]], seed: int, settings: config.Loader,
                 device: torch.device) -> DataLoader:  # fmt: skip
-    """Read in worker processes, or in this one."""
     workers = settings.workers
     if workers and len(os.fsencode(tempfile.gettempdir())) > SOCKET_PATH:
         raise UserError(
@@ -181,8 +171,8 @@ def _by_workers(data: Data, keys: Iterable[list[Key]], seed: int, settings: conf
         )
     return DataLoader(
         _Worker(data, seed),
-        batch_sampler=_Batches(keys),
-        collate_fn=_as_it_is,
+        batch_sampler=keys,
+        collate_fn=as_it_is,
         num_workers=workers,
         prefetch_factor=settings.prefetch if workers else None,
         pin_memory=settings.pin_memory and device.type == "cuda",
@@ -193,7 +183,7 @@ def _by_workers(data: Data, keys: Iterable[list[Key]], seed: int, settings: conf
     )
 
 
-def _as_it_is(batch: Any) -> Any:
+def as_it_is(batch: Any) -> Any:
     return batch
 
 

@@ -9,15 +9,12 @@ from torch import Tensor
 from trainworthy.core.recipe.stage import Tile
 
 
-def png(image: Tensor, *, side: int = 0) -> bytes:
-    """Encode (H, W) or (H, W, 3) uint8 as PNG, enlarged by whole pixels to about `side`."""
+def png(image: Tensor) -> bytes:
+    """Encode (H, W) or (H, W, 3) uint8 as PNG."""
     from PIL import Image
 
-    picture = Image.fromarray(image.detach().cpu().to(torch.uint8).numpy())
-    if side and (factor := side // max(picture.size)) > 1:
-        picture = picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
+    Image.fromarray(image.detach().cpu().to(torch.uint8).numpy()).save(buffer, "PNG")
     return buffer.getvalue()
 
 

@@ -278,7 +278,6 @@ def load_exclusions(folder: str | Path) -> Exclusions:
 
 
 def write_exclusions(folder: Path, found: list[Shared]) -> Exclusions:
-    """Write the lists from `found` into `folder`."""
     lists = {
         "texts": sorted({t for s in found for t in s.texts}),
         "chunks": sorted({c for s in found for c in s.chunks}),

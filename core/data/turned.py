@@ -153,36 +153,35 @@ def _pictures(scan: inventory.Scan, data: Data) -> Pictures | None:
     classes = data.fields[targets[0]].classes if len(targets) == 1 else None  # a mixture has two targets
     if not classes or len(inputs) != 1 or scan.contents is None or not scan.targets.get(targets[0]):
         return None
-    first, labels = data.get(0, None)[inputs[0]], [scan.targets[targets[0]][i] for i in scan.kept]
-    if not isinstance(first, Tensor) or first.ndim != 3 or not all(isinstance(y, int) for y in labels):
+    labels = [scan.targets[targets[0]][i] for i in scan.kept]
+    if not all(isinstance(y, int) for y in labels) or (found := _some(scan, data, inputs[0])) is None:
         return None
-    rows = list(range(0, len(labels), -(-len(labels) // ROWS)))
-    shape = pooled(first).shape
-    if scan.contents.shape[1] != shape.numel():
-        return None
-    contents = _smooth(scan.contents[rows].unflatten(1, shape))
+    contents, rows = found
     indices = [scan.index(r) for r in rows]
     return Pictures(contents, torch.tensor(labels)[rows], indices, list(classes), inputs[0], targets[0])
+
+
+def _some(scan: inventory.Scan, data: Data, key: str) -> tuple[Tensor, list[int]] | None:
+    """Return (some pictures (N, C, H, W) of a scan, smoothed; their rows in the scan), or None if the field `key` holds none."""
+    first = data.get(0, None)[key]
+    if not isinstance(first, Tensor) or first.ndim != 3 or scan.contents is None:
+        return None
+    shape, rows = pooled(first).shape, list(range(0, len(scan.kept), -(-len(scan.kept) // ROWS)))
+    if scan.contents.shape[1] != shape.numel():
+        return None
+    return _smooth(scan.contents[rows].unflatten(1, shape)), rows
 
 
 def foreign(scan: inventory.Scan, data: Data, seed: int) -> Foreign | None:
     """Return a change that the training path of `data` makes and that the pictures of `scan` do not have, or None. For data that are
     generated: their pictures have the role `source`."""
     sources = [k for k, f in data.fields.items() if f.role == "source"]
-    if len(sources) != 1 or scan.contents is None or len(scan.kept) < DRAWS:
+    if len(sources) != 1 or len(scan.kept) < DRAWS or (found_pictures := _some(scan, data, sources[0])) is None:
         return None
-    first = data.get(0, None)[sources[0]]
-    if (
-        not isinstance(first, Tensor)
-        or first.ndim != 3
-        or scan.contents.shape[1] != (shape := pooled(first).shape).numel()
-    ):
-        return None
-    rows = list(range(0, len(scan.kept), -(-len(scan.kept) // ROWS)))
-    contents = _smooth(scan.contents[rows].unflatten(1, shape))
+    contents, rows = found_pictures
     keyed, drawn = Keyed(data, seed), torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:DRAWS]
     draws = torch.stack([pooled(keyed[(0, scan.index(rows[n]))][sources[0]]) for n in drawn.tolist()])
-    if draws.shape[1:] != shape:
+    if draws.shape[1:] != contents.shape[1:]:
         return None
     draws, plain = _smooth(draws), contents[drawn]
     if bool(((draws - plain).flatten(1).norm(dim=1) < 1e-3).all()):

@@ -69,7 +69,6 @@ def run_gates(gates: list[Gate], context: GateContext, *, known: dict[str, dict]
 
 
 def _check_timed(one: Gate, context: GateContext) -> Verdict:
-    """Run a gate and note the seconds it took."""
     started = time.monotonic()
     context.put_away()
     with full_precision():

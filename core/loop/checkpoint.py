@@ -67,8 +67,8 @@ def snapshot(tree: Any) -> Any:
 class Checkpoints:
     """Writes and reads one stage's checkpoints. Only one process may write."""
 
-    def __init__(self, folder: Path, *, keep: int = 2, keep_every: int = 0, n_best: int = 3):
-        self.folder, self.keep, self.keep_every, self.n_best = folder, keep, keep_every, n_best
+    def __init__(self, folder: Path, *, keep: int = 2, keep_every: int = 0):
+        self.folder, self.keep, self.keep_every = folder, keep, keep_every
         self.group: Any = None  # of torch.distributed, for the threads that write shards
         self._writer = ThreadPoolExecutor(1)  # one thread, so that files are written in order
         self._pending: dict[str, Future] = {}
@@ -230,10 +230,6 @@ class Checkpoints:
                             cause="a disk that lost data, or another file was put there", next=f"put them back, then: trainworthy "
                             f"resume {self.folder.parent.parent}; the weights of the last steps are in {self.folder}")  # fmt: skip
         return folder / "model.safetensors"
-
-    def info(self, folder: Path) -> dict[str, Any]:
-        """Return info.json of a checkpoint."""
-        return json.loads((folder / "info.json").read_text())
 
     def load(self, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
         """Return (model state dict, state, info) of a complete checkpoint. Later saves continue from it."""

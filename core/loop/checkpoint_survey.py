@@ -95,5 +95,4 @@ def steps(folder: Path) -> list[Path]:
 
 
 def step_of(folder: Path) -> int:
-    """Return the step of a checkpoint's folder."""
     return int(folder.name.split("-")[1])

@@ -65,7 +65,6 @@ class Start:
     prefix: str
 
     def describe(self) -> str:
-        """Return lines for the console."""
         text = f"init   {self.file} (sha256 {self.sha256[:12]}): {self.share:.1%} of the parameters loaded"
         text += f"; {self.prefix}" if self.prefix else ""
         for what, names in (("left fresh, of another shape", self.mismatched), ("left fresh, not in the file", self.missing),

@@ -70,7 +70,6 @@ class Journal:
 
     @property
     def run(self) -> "Run":
-        """The run that holds this journal."""
         return self._run()
 
     def state(self) -> dict[str, Any]:
@@ -79,7 +78,6 @@ class Journal:
                 "bad_in_a_row": self._bad_in_a_row, "live": self.live and asdict(self.live)}  # fmt: skip
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state from a checkpoint."""
         self.best = [(value, step) for value, step in state["best"]]
         self.history, self._epoch_sums, self.skipped = state["history"], state["epoch_sums"], state["skipped"]
         self._bad_in_a_row = state["bad_in_a_row"]
@@ -303,7 +301,6 @@ class Journal:
 
 
 def finite(numbers: Iterable[float]) -> bool:
-    """Return whether every number is finite."""
     return all(map(math.isfinite, numbers))
 
 

@@ -44,12 +44,10 @@ class Ranks:
 
     @property
     def run(self) -> "Run":
-        """The run whose loop this watches."""
         return self._run()
 
     @property
     def stage(self) -> Stage:
-        """What that loop trains."""
         return self._stage()
 
     def __enter__(self) -> "Ranks":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -107,10 +108,8 @@ def restore(run: Run, stage: Stage) -> int:
     folder = run.mode.checkpoints_in(run)
     if folder is None:
         return 0
-    run.checkpoints = checkpoint.Checkpoints(
-        folder / "checkpoints" / stage.name, keep=run.cfg.run.keep_checkpoints, keep_every=run.cfg.run.keep_every,
-        n_best=run.cfg.run.keep_best,
-    )  # fmt: skip
+    home, settings = folder / "checkpoints" / stage.name, run.cfg.run
+    run.checkpoints = checkpoint.Checkpoints(home, keep=settings.keep_checkpoints, keep_every=settings.keep_every)
     run.on_rank_0(run.checkpoints.clean)
     together = Readers(run.rank, run.world, functools.partial(gathered, run.accelerator))
     newest, damaged = run.checkpoints.survey(together)
@@ -121,10 +120,8 @@ def restore(run: Run, stage: Stage) -> int:
     if newest is None:
         return 0
     assert_own(newest, run.identity)
-    if shard.is_in(newest):
-        model, state, info = *shard.load(newest, stage), run.checkpoints.info(newest)
-    else:
-        model, state, info = run.checkpoints.load(newest)
+    info = json.loads((newest / "info.json").read_text())
+    model, state = shard.load(newest, stage) if shard.is_in(newest) else run.checkpoints.load(newest)[:2]
     if info["frozen"] != frozen_digest(run, stage):
         raise UserError(f"the frozen weights are not those of {newest}", needed="the model this run was started with",
                         cause="its files were changed or replaced", next="start a new run")  # fmt: skip

@@ -105,7 +105,6 @@ def objective_of(run: Run, stage: Stage, loss: Callable | None) -> nn.Module:
 
 
 def over_ranks(run: Run, values: dict[str, Any]) -> dict[str, Any]:
-    """Sum values over ranks."""
     if run.world == 1:
         return values
     stacked = torch.stack([torch.as_tensor(v, dtype=torch.float64 if run.device.type == "cpu" else torch.float32,

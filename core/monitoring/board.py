@@ -23,7 +23,6 @@ PATIENCE = 60.0
 
 
 def assert_installed() -> None:
-    """Raise UserError if there is no TensorBoard."""
     if importlib.util.find_spec("tensorboard") is None:
         needed = "the package 'tensorboard'"
         raise UserError("TensorBoard is not installed", needed=needed, next="pip install tensorboard")
@@ -103,7 +102,6 @@ def during_run(folder: Path, *, wanted: bool, say: Callable[[str], None]) -> Ite
 
 
 def answers(url: str) -> bool:
-    """Return whether the address serves a page."""
     try:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # this machine, whatever proxy is set
         with opener.open(url, timeout=2) as page:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trainworthy.core.base.files import write_whole
+from trainworthy.core.base.files import read_json, write_whole
 
 NAME = "cost.json"
 RAPL = Path("/sys/class/powercap")
@@ -23,7 +23,7 @@ class Meter:
     def __init__(self, folder: Path, device: Any, devices: int):
         self.path, self.device, self.devices = Path(folder) / NAME, device, max(1, devices)
         self.begun, self.noted = time.monotonic(), 0.0
-        self.before = [row for row in _rows(self.path) if isinstance(row, dict)]
+        self.before = [row for row in read_json(self.path, list) if isinstance(row, dict)]
         self.joules = Joules(device)
 
     def note(self, *, now: bool = False) -> None:
@@ -115,18 +115,11 @@ def peak(device: Any) -> int | None:
     return most if sys.platform == "darwin" else most * 1024
 
 
-def _rows(path: Path) -> list[Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return []
-    return found if isinstance(found, list) else []
-
-
 # -------------------------------------------------------------------------------------------------------------- reading
 def of_run(folder: Path) -> dict[str, Any]:
     """Cost of a run over all its processes; {} where none is known (a run of another version, a foreign folder)."""
-    rows = [r for r in _rows(Path(folder) / NAME) if isinstance(r, dict) and isinstance(r.get("seconds"), (int, float))]
+    found = read_json(Path(folder) / NAME, list)
+    rows = [r for r in found if isinstance(r, dict) and isinstance(r.get("seconds"), (int, float))]
     if not rows:
         return {}
     return _total([{**r, "device_hours": r["seconds"] * (r.get("devices") or 1) / 3600} for r in rows])

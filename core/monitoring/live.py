@@ -41,7 +41,6 @@ class Live:
 
     @property
     def size(self) -> int:
-        """Steps in a block."""
         return max(1, -(-SAMPLES // self.batch_size))
 
     @property

@@ -12,12 +12,12 @@ import numpy as np
 from trainworthy.core.base import config
 from trainworthy.core.base.errors import Stop
 from trainworthy.core.base.files import write_whole
+from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.monitoring.live import BLOWN, HEIGHT, SPIKE, WINDOW, Live
 from trainworthy.core.monitoring.metrics import read_rows
 from trainworthy.core.recipe.stage import Metric, Stage
 
 if TYPE_CHECKING:
-    from trainworthy.core.base.verdict import Finding, Verdict
     from trainworthy.core.loop.run import Run
 
 GAP = 0.1  # fraction of the range from chance to the ceiling
@@ -131,8 +131,6 @@ def _skip(reason: str, *which: tuple[str, str, str]) -> "list[Verdict]":
 
 def verdict(which: tuple[str, str, str], kind: str, measured: str = "", needed: str = "", remedy: str = "", *,
              reason: str = "", **evidence: Any) -> "Verdict":  # fmt: skip
-    from trainworthy.core.base.verdict import Verdict  # avoids a circular import through the run
-
     return Verdict(*which, kind, measured, needed, remedy, 0.0, reason, evidence=evidence)
 
 
@@ -327,8 +325,6 @@ def _own(one: Monitor, history: list[dict[str, float]]) -> "Verdict":
     which = (one.id, one.rows, one.title)
     if not history:
         return _skip("no evaluation yet", which)[0]
-    from trainworthy.core.base.verdict import Skip  # avoids a circular import through the run
-
     try:
         found = one.check(history)
     except Skip as reason:

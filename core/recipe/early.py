@@ -20,6 +20,12 @@ ALWAYS = {"help", "preset", "config", "init-from", "max-steps", "shard"}
 GATE = re.compile(r"""\bgate\(\s*f?["']([a-z][a-z0-9-]*)["'{]""")  # also f"probe-{name}"
 FROM = re.compile(r"^\s*from (trainworthy\.recipes[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 QUOTED = re.compile(r"""["']([a-z][a-z0-9-]*)["'{]""")
+NUMBERS: dict[str, tuple[type, str]] = {"int": (int, "a whole number"), "float": (float, "a number")}
+BUILT_IN = {"str", "int", "float", "bool", "object"}
+Known = ast.stmt | tuple[Path, str]
+"""A definition, or the file and the name that an import takes; no name: the module itself."""
+STANDARD = (Path(), "")
+"""Stands for what Python's own library defines."""
 
 
 class Unresolved(Exception):
@@ -38,9 +44,13 @@ def assert_settings(entry: Entry, argv: list[str], options: str, *, command: str
     for word, following in pairwise([*argv, ""]):
         flag, equals, value = word.partition("=")
         kind, value = kinds.get(flag[2:].replace("_", "-"), ""), value if equals else following
-        if flag.startswith("--") and value and kind in NUMBERS and not _reads(value, NUMBERS[kind]):
-            what = "a whole number" if kind == "int" else "a number"
-            raise UserError(f"{flag} needs {what}", got=value, needed=what, next=f"{command} --help")
+        if not (flag.startswith("--") and value and kind in NUMBERS):
+            continue
+        read, what = NUMBERS[kind]
+        try:
+            read(value)
+        except ValueError:
+            raise UserError(f"{flag} needs {what}", got=value, needed=what, next=f"{command} --help") from None
 
 
 def assert_gates(entry: Entry, chosen: Iterable[str]) -> None:
@@ -85,17 +95,6 @@ def _completed(names: set[str], ends: set[str]) -> set[str]:
     return (names - begun) | {first + last for first in begun for last in ends}
 
 
-NUMBERS: dict[str, type] = {"int": int, "float": float}
-
-
-def _reads(value: str, kind: type) -> bool:
-    try:
-        kind(value)
-    except ValueError:
-        return False
-    return True
-
-
 def names(path: Path) -> dict[str, str]:
     """Return {name on the command line: its annotation} of the `Config` in a recipe's file. Raises Unresolved if a part of it is not in
     a source that can be found."""
@@ -120,7 +119,7 @@ def _fields(path: Path, node: ast.ClassDef) -> dict[str, tuple[Path, ast.expr]]:
     """Return {field: (file, annotation)} of a dataclass and of its bases, the nearest last."""
     found = {}
     for base in reversed(node.bases):
-        found |= _fields(*_resolved_class(path, base))
+        found |= _fields(*_class(path, ast.unparse(base)))
     for line in node.body:
         if not (isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)):
             continue
@@ -135,88 +134,41 @@ def _group(path: Path, kind: ast.expr) -> tuple[Path, ast.ClassDef] | None:
         kind = ast.parse(kind.value, mode="eval").body
     if not isinstance(kind, (ast.Name, ast.Attribute)):  # Literal[...], a | b, tuple[...]
         return None
-    place = _place(path, kind)
-    if place is None:
+    found = _find(path, ast.unparse(kind))
+    if found is None or isinstance(getattr(found[1], "value", None), (ast.Subscript, ast.BinOp)):
         return None
-    node = _definition(*place)
-    if not isinstance(node, ast.ClassDef):
-        value = getattr(node, "value", None)
-        if not isinstance(value, (ast.Subscript, ast.BinOp)):  # what a call returns may be a group
-            raise Unresolved(ast.unparse(kind))
-        return None
-    grouped = any("dataclass" in ast.unparse(d) for d in node.decorator_list)
-    return (_home(*place), node) if grouped else None
-
-
-def _resolved_class(path: Path, expression: ast.expr) -> tuple[Path, ast.ClassDef]:
-    place = _place(path, expression)
-    if place is None:
-        raise Unresolved(ast.unparse(expression))
-    return _class(*place)
+    home, node = found
+    if not isinstance(node, ast.ClassDef):  # what a call returns may be a group
+        raise Unresolved(ast.unparse(kind))
+    return (home, node) if any("dataclass" in ast.unparse(d) for d in node.decorator_list) else None
 
 
 def _class(path: Path, name: str) -> tuple[Path, ast.ClassDef]:
-    node = _definition(path, name)
-    if not isinstance(node, ast.ClassDef):
+    found = _find(path, name)
+    if found is None or not isinstance(found[1], ast.ClassDef):
         raise Unresolved(name)
-    return _home(path, name), node
+    return found[0], found[1]
 
 
-def _definition(path: Path, name: str) -> ast.stmt:
-    """Return the statement that defines a name, wherever it was imported from."""
-    found = _names_of(_home(path, name)).get(_own_name(path, name))
-    if not isinstance(found, ast.stmt):
-        raise Unresolved(f"{name} in {path}")
-    return found
-
-
-def _home(path: Path, name: str) -> Path:
-    """Return the file that defines a name which `path` has."""
-    return _origin(path, name)[0]
-
-
-def _own_name(path: Path, name: str) -> str:
-    return _origin(path, name)[1]
-
-
-def _origin(path: Path, name: str) -> tuple[Path, str]:
+def _find(path: Path, name: str) -> tuple[Path, ast.stmt] | None:
+    """Return (file, definition) of a name in a file, such as `Train` or `config.Train`; None for what is Python's own."""
     for _ in range(10):  # names that are passed on
-        found = _names_of(path).get(name)
-        if not isinstance(found, tuple) or found[1] is None:
-            return path, name
-        path, name = found[0], found[1]
+        first, _, rest = name.partition(".")
+        found = _names_of(path).get(first)
+        if first in BUILT_IN or found == STANDARD:
+            return None
+        if isinstance(found, ast.stmt) and not rest:
+            return path, found
+        if not isinstance(found, tuple):
+            break
+        path, name = found[0], ".".join(filter(None, (found[1], rest)))
     raise Unresolved(name)
 
 
-def _place(path: Path, expression: ast.expr) -> tuple[Path, str] | None:
-    """Return (file, name) of what an expression names; None for a type of Python."""
-    if isinstance(expression, ast.Name):
-        if expression.id in BUILT_IN:
-            return None
-        found = _names_of(path).get(expression.id)
-        if found is None:
-            raise Unresolved(expression.id)
-        return None if found == STANDARD else (path, expression.id)
-    if isinstance(expression, ast.Attribute) and isinstance(expression.value, ast.Name):
-        found = _names_of(path).get(expression.value.id)
-        if found == STANDARD:
-            return None
-        if isinstance(found, tuple) and found[1] is None:  # a module
-            return found[0], expression.attr
-    raise Unresolved(ast.unparse(expression))
-
-
-BUILT_IN = {"str", "int", "float", "bool", "object"}
-STANDARD = (Path(), None)
-"""Stands for what Python's own library defines."""
-Known = ast.stmt | tuple[Path, str | None]
-"""A definition, or the file and the name that an import takes; no name: the module itself."""
-
-
 @cache
-def _names_of(path: Path) -> dict[str, Known]:
+def _names_of(path: Path) -> dict[str, Known | None]:
     """Return what each name at the top level of a file is."""
-    found: dict[str, Known] = {}
+    found: dict[str, Known | None] = {}
     statements = list(ast.parse(path.read_text(encoding="utf-8")).body)
     while statements:
         line = statements.pop(0)
@@ -232,21 +184,20 @@ def _names_of(path: Path) -> dict[str, Known]:
             found |= {a.asname or a.name: _imported(path, line.module, a.name) for a in line.names}
         elif isinstance(line, ast.Import):
             found |= {
-                a.asname or a.name: (_module(path, a.name) or STANDARD[0], None)
+                a.asname or a.name: (_module(path, a.name) or STANDARD[0], "")
                 for a in line.names
                 if a.asname or "." not in a.name
             }
     return found
 
 
-def _imported(path: Path, module: str, name: str) -> Known:
-    inner = _module(path, f"{module}.{name}")
-    if inner is not None:
-        return inner, None
-    home = _module(path, module)
-    if home is not None:
+def _imported(path: Path, module: str, name: str) -> Known | None:
+    """Return where an imported name is defined; None if its file cannot be found."""
+    if inner := _module(path, f"{module}.{name}"):
+        return inner, ""
+    if home := _module(path, module):
         return home, name
-    return STANDARD if module.split(".")[0] in sys.stdlib_module_names else (Path("?"), None)
+    return STANDARD if module.split(".")[0] in sys.stdlib_module_names else None
 
 
 def _module(path: Path, dotted: str) -> Path | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from trainworthy.core.base import config
 from trainworthy.core.recipe.stage import Metric
 from trainworthy.core.report.folder import Folder, read, series
 from trainworthy.core.report.html import num
@@ -18,6 +19,7 @@ PATIENCE = 0.1  # fraction of the band's points in a row outside it that counts 
 OUTSIDE = 5.0  # half widths from the middle of a band of five: 5.8 standard deviations, or one healthy run in 170 at one point
 EVALUATIONS, DOUBT = 3, 0.1  # clearly worse: evaluations in a row, and fraction of the range from chance to the band
 OVERFIT = "gates/overfit"
+UNLEARNT = ("run", "gates", "loader", "track", "trust_pickle")  # groups of settings that change no curve
 
 
 def thin(x: np.ndarray, y: np.ndarray, points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
@@ -131,7 +133,6 @@ class Healthy:
 
     @property
     def name(self) -> str:
-        """Display name of the band."""
         of = f" of {self.parent}, which this was forked from" * bool(self.parent)
         return f"the band of healthy runs{of} ({self.seeds} seeds, {self.date})"
 
@@ -172,7 +173,6 @@ class Healthy:
 
     @property
     def total(self) -> float:
-        """Steps of a healthy run."""
         return self.bands["step/loss"].x[-1] if self.bands else 0
 
     def departures(self, f: Folder) -> list[Departure]:
@@ -185,7 +185,6 @@ class Healthy:
 
 
 def name_of(f: Folder, tag: str) -> str:
-    """Return the display name of a curve."""
     names = {"step/loss": "training loss", "step/grad_norm": "gradient norm", OVERFIT: "loss of the overfit gate"}
     return names.get(tag, tag if tag == f.val_loss else tag.removeprefix("val/"))
 
@@ -246,13 +245,7 @@ def outside(f: Folder) -> str:
 
 def flat(settings: dict[str, Any]) -> dict[str, Any]:
     """{"optim.lr": 0.003, ...} of settings that change what is learnt, not only where or how fast."""
-    found = {}
-    for group, value in settings.items():
-        if isinstance(value, dict) and group not in ("run", "gates", "loader"):
-            found |= {f"{group}.{k}": v for k, v in value.items()}
-        elif not isinstance(value, dict) and group not in ("track", "trust_pickle"):
-            found[group] = value
-    return found
+    return config.flat({group: value for group, value in settings.items() if group not in UNLEARNT})
 
 
 def reference(folders: list[Folder]) -> dict[str, Any]:

@@ -111,7 +111,6 @@ def write_card(folder: Path, usage: str = "") -> Path:
 
 
 def _use(usage: str) -> list[str]:
-    """The section with code that uses the export."""
     return ["## Use", "", "```python", usage.strip(), "```", ""] if usage else []
 
 

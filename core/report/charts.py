@@ -109,7 +109,6 @@ def drawing(chart: Chart, alt: str = "") -> str:
 
 
 def chart_card(chart: Chart) -> str:
-    """A card with the chart under its title."""
     return tag("figure", tag("h3", esc(chart.title)) + drawing(chart), class_="card")
 
 

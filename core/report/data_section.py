@@ -7,7 +7,6 @@ from trainworthy.core.report.html import bars, card, esc, note, num, table, tag
 
 
 def data_section(f: Folder) -> str:
-    """Counts of the data."""
     splits, o = f.data.get("splits", {}), f.data.get("overlap", {})
     if not splits:
         return ""
@@ -52,7 +51,6 @@ def fabricated(fields: list[tuple[str, dict[str, Any]]]) -> str:
 
 
 def lengths(fields: list[tuple[str, dict[str, Any]]]) -> str:
-    """Percentiles of all varying lengths."""
     rows = [[esc(f"{k}, {unit}"), *(esc(num(n)) for n in spread.values())]
             for k, x in fields for unit, spread in x.get("lengths", {}).items()]  # fmt: skip
     head = next((list(spread) for _, x in fields for spread in x.get("lengths", {}).values()), [])
@@ -75,7 +73,6 @@ def field_row(name: str, x: dict[str, Any]) -> list[str]:
 
 
 def histograms(splits: dict[str, Any]) -> list[str]:
-    """Samples per class, every split."""
     found = []
     for split, s in splits.items():
         for name, x in s["fields"].items():

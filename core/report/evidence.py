@@ -39,7 +39,6 @@ def verdict_table(f: Folder, verdicts: list[dict[str, Any]], *, of: str = "Gate"
 
 
 def evidence(f: Folder, v: dict[str, Any]) -> str:
-    """A gate's evidence: image, curves, numbers."""
     blocks = []
     stage = f.path / "stages" / (v.get("stage") or "")
     image = (stage if stage.is_dir() and v.get("stage") else f.path) / "gates" / v["id"] / "batch.png"
@@ -59,7 +58,6 @@ def evidence(f: Folder, v: dict[str, Any]) -> str:
 
 
 def drawn(chart: Chart, words: str) -> str:
-    """A chart with a sentence that explains it."""
     return tag("figure", drawing(chart, words) + tag("figcaption", esc(words)))
 
 
@@ -136,7 +134,6 @@ def _schedule(f: Folder, v: dict[str, Any], steps: list[list[Any]], planned: lis
 
 
 def _shares(f: Folder, v: dict[str, Any], *shares: dict[str, float]) -> str:
-    """Each term's fraction, as bars."""
     titles = ("Share of the gradient", "Share of the loss")[-len(shares) :]
     return "".join(
         bars([(k, x, "other") for k, x in s.items()], high=1.0, caption=t) for t, s in zip(titles, shares, strict=True)

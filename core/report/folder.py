@@ -1,6 +1,5 @@
 """Reads a run folder in any state for the report."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 from trainworthy.core.base import masking
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.files import read_json
 from trainworthy.core.monitoring.metrics import read_rows
 from trainworthy.core.recipe.registry import find
 
@@ -73,7 +73,6 @@ class Folder:
 
     @property
     def only_described(self) -> bool:
-        """Was it made by `trainworthy data`?"""
         return self.args.get("command") == "data"
 
     @property
@@ -87,15 +86,6 @@ class Folder:
 def worst_first(verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     rank = {"fail": 0, "waived": 1, "advice": 1}
     return sorted(verdicts, key=lambda v: rank.get(v["verdict"], 2))
-
-
-def read_json(path: Path, kind: type = dict) -> Any:
-    """Return the file's content; an empty `kind` if it is missing, half-written, or of another kind."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError):
-        return kind()
-    return found if isinstance(found, kind) else kind()
 
 
 def where_runs_are(folder: Path) -> str:

@@ -198,7 +198,6 @@ class Comparison:
     difference: intervals.Difference
 
     def words(self) -> str:
-        """State the conclusion."""
         d = self.difference
         if not d.real:
             return "The interval includes 0: these seeds do not show a difference."

@@ -71,7 +71,6 @@ def state(path: Path) -> dict[str, Any]:
 
 
 def last_verdict(f: Folder) -> str:
-    """What the gates have said so far."""
     if not f.gates.get("enabled", f.settings.get("gates", {}).get("enabled", True)):
         return "gates off"
     if not f.gates:
@@ -80,7 +79,6 @@ def last_verdict(f: Folder) -> str:
 
 
 def cells(one: dict[str, Any]) -> tuple[str, ...]:
-    """A row of the table."""
     step = f"{one['step']:,}" + (f" of {one['steps']:,}" if one["steps"] else "")
     speed = f"{one['samples_per_second']:,.0f}" if one["samples_per_second"] else ""
     left = "" if one["seconds_left"] is None else f"{one['seconds_left'] / 60:.0f} min" if one["seconds_left"] > 90 else (

@@ -196,7 +196,6 @@ def earlier(f: Folder) -> str:
 
 
 def gate_section(f: Folder) -> str:
-    """Every gate, failures first."""
     if f.verdicts:
         return verdict_table(f, f.verdicts)
     return tag("p", "This run was started with --gates.no-enabled.", class_="card") if f.gates else ""
@@ -216,7 +215,6 @@ def tiles(f: Folder, split: str) -> list[tuple[bytes | None, str]]:
 
 
 def gallery(items: list[tuple[Any, str]], what: str) -> str:
-    """Images with captions."""
     images = ["" if p is None else picture(p, f"{what}: {c}") for p, c in items]
     cells = [tag("figure", image + tag("figcaption", esc(c))) for image, (_, c) in zip(images, items, strict=True)]
     roomy = any(len(c) > 12 or (isinstance(p, bytes) and len(p) > 6000) for p, c in items)
@@ -369,7 +367,6 @@ FILES = {
 
 
 def files_section(f: Folder) -> str:
-    """Paths of the files, and the next commands."""
     rows = [[tag("code", k), v] for k, v in FILES.items() if k == "report.html" or (f.path / k).exists()]
     given = f.arguments
     commands = [["run", *given], ["check", *given], ["report", str(f.path)]] if given else []

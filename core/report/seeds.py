@@ -44,7 +44,6 @@ def _each(folder: Path, found: dict[str, Any]) -> str:
 
 
 def page(folder: Path, found: dict[str, Any]) -> str:
-    """The whole HTML page, self-contained."""
     runs = [(seed, read(folder / f"seed-{seed}")) for seed in found["values"]]
     name, n = found["metric"], len(runs)
     heading = f"{title(found)}: {n} seeds"

@@ -25,7 +25,6 @@ def settings_section(f: Folder) -> str:
 
 
 def environment_section(f: Folder) -> str:
-    """Machine, versions and sources."""
     e = f.environment
     if not e:
         return ""

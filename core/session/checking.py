@@ -1,6 +1,5 @@
 """Runs the gates of every stage: the data report, remembered verdicts, the gates themselves, and the files about them."""
 
-import contextlib
 import json
 import shlex
 from dataclasses import asdict
@@ -9,7 +8,7 @@ from typing import Any
 from trainworthy.core import gates
 from trainworthy.core.base import config, masking
 from trainworthy.core.base.errors import GateFailed, UserError
-from trainworthy.core.base.files import write_whole
+from trainworthy.core.base.files import read_json, write_whole
 from trainworthy.core.base.processes import agreed, kind_of
 from trainworthy.core.data import contents, inventory, neighbours, turned
 from trainworthy.core.gates import order
@@ -115,9 +114,8 @@ def _failed(s: Session, context: gates.GateContext, failed: list[gates.Verdict],
 def report_data(s: Session, context: gates.GateContext, stage: Stage, base: str) -> None:
     """Scan the data into `context` and data.json. A continued run reads as much as at its start, and the data must be the
     same. Otherwise it reads as much as the last time under `base`, the fingerprint without data."""
-    path, before = context.folder / "data.json", {}
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        before = json.loads(path.read_text())["identity"]
+    path = context.folder / "data.json"
+    before = read_json(path).get("identity", {})
     then = before.get(context.follows, {}) if s.resumes else {}
     saved = (s.folder / "checkpoints" / context.stage).glob("step-*")
     unknown = None if before or s.resumes != "as it was" or not any(saved) else UserError(

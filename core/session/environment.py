@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from trainworthy.core.base import config
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.base.files import write_whole
+from trainworthy.core.base.files import read_json, write_whole
 from trainworthy.core.base.machine import checkout
 from trainworthy.core.base.processes import gathered
 from trainworthy.core.recipe.loading import Recipe, changed, sources, versions
@@ -51,11 +51,8 @@ def changed_versions(folder: Path) -> str:
 
 def kept(folder: Path) -> dict[str, Any]:
     """Return environment.json of a run folder; empty if it is missing or no such file."""
-    try:
-        found = json.loads((folder / "environment.json").read_text())
-        return found if isinstance(found["sources"], dict) else {}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+    found = read_json(folder / "environment.json")
+    return found if isinstance(found.get("sources"), dict) else {}
 
 
 def note_sources(folder: Path, recipe: Recipe, late: dict[str, str]) -> None:

@@ -5,22 +5,22 @@ makes two optimiser steps on them, and every storage counts from the operation t
 program reads from a fake tensor is 1 (a number), true (a condition) or zeros (an array).
 """
 
-import contextlib
 import math
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.errors import Stop
 from trainworthy.core.loop import shard
 from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.recipe.loading import Recipe
-from trainworthy.core.recipe.stage import Stage, View
+from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.core.session import stages, token_rows
 from trainworthy.core.session.simulation import LONGEST, Simulation, TooLong, simulated
 
@@ -189,14 +189,13 @@ def _evaluation(run: Run, stage: Stage, memory: Simulation, batch_size: int, mis
     return peak
 
 
-@contextlib.contextmanager
-def without_evaluation(stage: Stage) -> Iterator[None]:
+def without_evaluation(stage: Stage) -> AbstractContextManager:
     """Leave the evaluation out of `train()`: it is simulated alone."""
-    own, stage.evaluate = stage.evaluate, lambda model, data: {stage.metric.name: stage.metric.floor}
-    try:
-        yield
-    finally:
-        stage.evaluate = own
+
+    def evaluate(model: nn.Module, data: Data) -> dict[str, float]:
+        return {stage.metric.name: stage.metric.floor}
+
+    return mock.patch.object(stage, "evaluate", evaluate)
 
 
 def _steps(cfg: Any, run: Run, stage: Stage, samples: int | None, *, known: bool) -> int | None:

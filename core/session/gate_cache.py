@@ -12,20 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainworthy.core.base.files import write_whole
+from trainworthy.core.base.files import read_json, write_whole
 from trainworthy.core.data.assets import cache_dir
 
 
 def _path(fingerprint: str) -> Path:
     return cache_dir() / "ledger" / f"{fingerprint}.json"
-
-
-def _read(name: str) -> dict[str, Any]:
-    try:
-        found = json.loads(_path(name).read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _write(name: str, rows: dict[str, Any]) -> None:
@@ -38,7 +30,7 @@ def _write(name: str, rows: dict[str, Any]) -> None:
 def read(fingerprint: str) -> tuple[dict[str, dict], dict[str, str]]:
     """Return ({gate id: verdict} for exactly this fingerprint, {file: hash} of the sources that the gates imported);
     empty if there is none or it cannot be read."""
-    found = _read(fingerprint)
+    found = read_json(_path(fingerprint))
     return found.get("gates", {}), found.get("late", {})
 
 
@@ -52,10 +44,9 @@ def write(fingerprint: str, verdicts: list, late: dict[str, str]) -> None:
 
 def extent(fingerprint: str) -> dict[str, dict]:
     """Return {split: how much of it was read} for the last run with this fingerprint, which excludes the data."""
-    return _read(f"{fingerprint}-read")
+    return read_json(_path(f"{fingerprint}-read"))
 
 
 def keep_extent(fingerprint: str, found: dict[str, dict]) -> None:
-    """Remember how much was read."""
     kept = {name: {k: one[k] for k in ("samples", "read", "hashed")} for name, one in found.items()}
     _write(f"{fingerprint}-read", kept)

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from trainworthy.core.base.errors import SIGNALS
+from trainworthy.core.base.files import read_json
 from trainworthy.core.session import nodes
 
 
@@ -92,7 +93,6 @@ def _reap(launcher, child: subprocess.Popen, note: Path) -> int:
 
 
 def accelerators() -> int:
-    """Return the number of devices that torch would use."""
     import torch
 
     return torch.cuda.device_count()
@@ -100,9 +100,5 @@ def accelerators() -> int:
 
 def processes_of(folder: Path) -> str | None:
     """Return the number of processes that a run was started with."""
-    import json
-
-    try:
-        return str(json.loads((folder / "args.json").read_text())["processes"])
-    except (OSError, ValueError, KeyError):
-        return None
+    found = read_json(folder / "args.json").get("processes")
+    return None if found is None else str(found)

@@ -101,7 +101,6 @@ def devices(each: int) -> list[str]:
 
 
 def made(folder: Path) -> None:
-    """Create the folder, or raise an error."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -110,19 +109,16 @@ def made(folder: Path) -> None:
 
 
 def job_of(verb: str, plan: dict[str, Any], seed: int, folder: Path) -> Job:
-    """Return the job of one seed, in `folder`."""
     words = [verb, plan["recipe"], *plan["argv"], "--run.seed", str(seed)]
     return Job(seed, folder, [sys.executable, "-m", "trainworthy", *words])
 
 
 def title(plan: dict[str, Any], folder: Path) -> str:
-    """Return the first line of a group."""
     seeds = ", ".join(map(str, plan["seeds"]))
     return f"{plan['recipe']} · seeds {seeds} · {plan['at_once']} in parallel, into {folder}"
 
 
 def worst(jobs: list[Job]) -> int:
-    """Return the worst exit code of all jobs."""
     return max((j.code if j.code >= 0 else 128 - j.code for j in jobs), default=DONE)
 
 
@@ -228,7 +224,6 @@ def _start(job: Job) -> subprocess.Popen:
 
 
 def _ended(job: Job) -> str:
-    """Return the line of a finished seed."""
     if job.code == DONE:
         s = json.loads((job.folder / "summary.json").read_text())
         return f"  seed {job.seed}  {s['metric']} {s['reported'][s['metric']]:.4f}  [{job.seconds:.0f} s]"

@@ -18,6 +18,7 @@ from typing import Any
 
 from trainworthy.core.base import config, masking
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.files import write_whole
 
 VERBS = ("run", "check", "lr", "resume")
 RESTART = 75
@@ -30,8 +31,6 @@ NAME_SECONDS = 60.0
 # ----------------------------------------------------------------------------------------------------------- the command
 @dataclass
 class Nodes:
-    """The machines of one run, as the command line gives them."""
-
     nodes: int = 1
     rank: int = 0
     host: str = ""
@@ -165,9 +164,7 @@ def stop_note(note: Path) -> Path:
 def keep_folder(folder: Path) -> None:
     """Note, for a restart, the folder of this machine's run."""
     if RESTARTS in os.environ and NOTE in os.environ:
-        own = Path(os.environ[NOTE]).with_name(f"run-folder-{os.getpid()}")
-        own.write_text(str(folder.absolute()))
-        own.replace(own.with_name("run-folder"))
+        write_whole(Path(os.environ[NOTE]).with_name("run-folder"), str(folder.absolute()))
 
 
 def continued(argv: list[str]) -> list[str]:

@@ -70,23 +70,18 @@ class Watcher:
         write_whole(path, "".join(json.dumps(r) + "\n" for r in rows))
 
 
-class ClassWatch:
-    """Stops a run whose held-out classes are predicted under each other's names. It checks after evaluation 1, 2, 4, 8,
+def stop_on_exchanged_classes(run: Run, stage: Stage) -> None:
+    """Stop a run whose held-out classes are predicted under each other's names. It checks after evaluation 1, 2, 4, 8,
     ...: cheap, and a resumed run checks at the same ones."""
-
-    def __init__(self, run: Run, stage: Stage):
-        self.run, self.stage = run, stage
-
-    def look(self) -> None:
-        n = len(self.run.journal.history)
-        if self.stage.confusion is None or self.run.rehearsal or n & (n - 1):
-            return
-        found = paths.check_classes(self.run, self.stage)
-        if found and found.blocks:
-            self.run.close()
-            raise Halt(f"{found.measured}\n  needed:       {found.needed}\n  likely cause: {found.remedy}\n"
-                       f"  next:         one list of classes for all splits, then a new run; evidence in {self.run.folder}",
-                       keep=False)  # fmt: skip
+    n = len(run.journal.history)
+    if stage.confusion is None or run.rehearsal or n & (n - 1):
+        return
+    found = paths.check_classes(run, stage)
+    if found and found.blocks:
+        run.close()
+        raise Halt(f"{found.measured}\n  needed:       {found.needed}\n  likely cause: {found.remedy}\n"
+                   f"  next:         one list of classes for all splits, then a new run; evidence in {run.folder}",
+                   keep=False)  # fmt: skip
 
 
 def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> dict[str, Any]:
@@ -131,7 +126,7 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
         "baselines": baselines, "figures": {k: _plain_figure(v) for k, v in figures.items()},
     }  # fmt: skip
     # written last: this file marks the run as finished
-    write_whole(s.folder / "summary.json", json.dumps(summary, indent=1, default=str))
+    write_whole(s.folder / "summary.json", json.dumps(summary, indent=1, default=_plain))
     if s.meter:
         s.meter.note(now=True)  # for the card
     write_card(s.folder, stage.model_card.get("usage", ""))
@@ -185,7 +180,6 @@ def _reported(run: Run, stage: Stage, which: str) -> tuple[dict[str, float], int
 
 
 def load_best(run: Run, stage: Stage) -> None:
-    """Load the weights of the best evaluation."""
     file = run.checkpoints.best_weights(stage.metric.name)
     load_into(stage.eval_model, load_weights(file), where=str(file), without=stage.not_saved)
 
@@ -213,12 +207,8 @@ def _ignorant(baseline: str) -> bool:
 
 def _plain_figure(figure: Any) -> Any:
     """Return the part of a figure that summary.json can hold."""
-    if isinstance(figure, list):
-        return [{**asdict(t), "image": None if t.image is None else t.image.tolist()} for t in figure]
-    return _plain(asdict(figure))
+    return [asdict(tile) for tile in figure] if isinstance(figure, list) else asdict(figure)
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return value.tolist() if isinstance(value, torch.Tensor) else value
+    return value.tolist() if isinstance(value, torch.Tensor) else str(value)

@@ -46,7 +46,6 @@ class StageSpec:
         return run_folder if self.last else run_folder / "stages" / self.name
 
     def build(self, run: Run, previous: Stage | None) -> Stage:
-        """Build the stage as it starts."""
         return gates.build(run, lambda run: self.make(self.cfg, run, previous))
 
     def untrained(self, accelerator: Accelerator, previous: Stage | None = None) -> Stage:

@@ -23,7 +23,7 @@ from trainworthy.core.report import bands
 from trainworthy.core.report.folder import read_json
 from trainworthy.core.session import environment, stages
 from trainworthy.core.session.checking import check_stage
-from trainworthy.core.session.results import ClassWatch, Watcher, finish, load_best
+from trainworthy.core.session.results import Watcher, finish, load_best, stop_on_exchanged_classes
 from trainworthy.core.session.session import Interrupts, Session
 
 
@@ -140,11 +140,11 @@ def print_length(s: Session, one: Run, stage: Stage, named: str) -> None:
 
 def follow_evaluations(s: Session, one: Run, stage: Stage) -> None:
     """Keep samples, scores by class and device readings at each evaluation, and what the untrained model does."""
-    watcher, classes = Watcher(one, stage), ClassWatch(one, stage)
+    watcher = Watcher(one, stage)
 
     def after_eval(step: int) -> None:
         watcher.look(step)
-        classes.look()
+        stop_on_exchanged_classes(one, stage)
         if s.meter:
             s.meter.note()
 

@@ -92,7 +92,6 @@ def rows_of(study: Any) -> list[Row]:
 
 
 def find(study: Any, space: Space, metric: str, higher: bool) -> Findings:
-    """Compare the finished trials."""
     f = Findings(metric, higher, space, rows_of(study))
     done = [r for r in f.rows if r.state == "done"]
     for chosen in space.compared:

@@ -42,7 +42,6 @@ def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) 
 
 
 def plain(f: Findings, lines: list[str], command: str) -> dict[str, Any]:
-    """The same as JSON."""
     return {"metric": f.metric, "higher_is_better": f.higher, "cost": f.cost or None,
             "best": f.best and vars(f.best), "summary": lines, "command": command,
             "each": [{"settings": c, "best": b and b.number, "value": b and b.value, "finished": n} for c, b, n in f.each],

@@ -137,7 +137,6 @@ def _halton(index: int, base: int) -> float:
 
 
 def _primes(n: int) -> list[int]:
-    """Return the first n primes."""
     found: list[int] = []
     candidate = 2
     while len(found) < n:

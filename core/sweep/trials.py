@@ -71,13 +71,13 @@ def job(recipe: str, words: list[str], seed: int, folder: Path) -> multi_seed.Jo
     """Return the run of one seed. A run that was interrupted is resumed, or started again if it has no checkpoint."""
     from trainworthy.core.session import process_end
 
-    command = [sys.executable, "-m", "trainworthy", "run", recipe, *words, "--run.seed", str(seed)]
+    one = multi_seed.job_of("run", {"recipe": recipe, "argv": words}, seed, folder)
     if (folder / "args.json").is_file():
         if process_end.newest(folder):
-            command[3:] = ["resume", str(folder)]
+            one.command[3:] = ["resume", str(folder)]
         else:
             shutil.rmtree(folder)
-    return multi_seed.Job(seed, folder, command)
+    return one
 
 
 def run(recipe: str, words: list[str], seeds: list[int], folder: Path, *, at_once: int, arrived: list[str]) -> Outcome:

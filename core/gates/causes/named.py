@@ -266,7 +266,6 @@ def random_in_training(model: nn.Module) -> Iterator[list[str]]:
 
 
 def explain_random_evaluation(same_samples: bool, training: Sequence[str]) -> str:
-    """Return the cause of two evaluations that differ."""
     if not same_samples:
         return "random augmentation on the evaluation path: two reads of the same samples differ"
     if training:

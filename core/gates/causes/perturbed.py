@@ -27,7 +27,6 @@ class Perturbed:
         self._weights = {n: p.detach().clone() for n, p in trained.items()} if moved else {}
 
     def stepped(self) -> None:
-        """Begin another step."""
         self._first, self._weights = None, {}
 
     def set_back(self, trained: dict[str, nn.Parameter]) -> bool:
