@@ -293,7 +293,7 @@ HEALTHY = [
             ),
             (
                 "core.Expect(initial_loss=balanced.first_loss,",
-                "core.Expect(initial_loss=lambda b: balanced.first_loss(b) + 1 - 1 / n,",
+                "core.Expect(initial_loss=balanced.first_loss + 1 - 1 / n,",
             ),
         ),
         argv=("--label-smoothing", "0"),
