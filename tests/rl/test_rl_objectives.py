@@ -261,6 +261,7 @@ def test_the_stand_in_sees_a_host_tensor():
 ADVANTAGE = '    return rollout | {"advantage": advantage, "return": advantage + value, "value": value}\n'
 OBSERVED = "        self.observations.update(observation[:, : self.memory.n_obs])\n"
 TARGET = "returns(cfg, policy, target, rows) / policy.returns.rms\n"
+EXCHANGED = 'rollout["terminated"], done, cfg.gamma, cfg.gae_lambda)'
 STORED = "        replay.add(whole, step.index)\n"
 
 
@@ -271,6 +272,8 @@ STORED = "        replay.add(whole, step.index)\n"
          "returns are made of advantages that were normalised before"),
         ("rl/ppo", OBSERVED, "        self.observations.count.zero_()\n        self.observations.mean.zero_()\n" + OBSERVED, "returns",
          "running statistics start anew with each rollout"),
+        ("rl/ppo", EXCHANGED, EXCHANGED.replace("cfg.gamma, cfg.gae_lambda", "cfg.gae_lambda, cfg.gamma"), "targets",
+         "gamma and lambda are exchanged: the discount is 0.95, lambda 0.997"),
         ("rl/dqn", TARGET, TARGET.replace("returns(", "(returns(").replace("rms\n", "rms).clamp(-1, 1)\n"), "returns",
          "the targets are clipped"),
         ("rl/dqn", STORED, '        whole["next_observation"] = whole["observation"].roll(-1, 0)\n' + STORED, "returns",
