@@ -53,6 +53,18 @@ def of(labels: Tensor, *, permuted: int | None = None, model: Callable | None = 
     return script(model, **parts) if model else script(**parts)
 
 
+def redrawn(model: nn.Module, batch: list) -> Tensor:
+    out = model(batch[0])
+    return (out - F.one_hot(batch[1], 10) - 2 * torch.randn_like(out)).square().mean()
+
+
+def test_a_loss_that_draws_its_noise_again_is_the_first_cause_of_overfit():
+    """It was "wrong formula or target: softmax before cross-entropy"."""
+    found = verdict(script(loss=redrawn), "overfit")
+    assert found.verdict == "fail", found.measured
+    assert found.cause.startswith("the loss draws random numbers at each call"), found.cause
+
+
 # --------------------------------------------------------------------------------------------------------- shuffled labels
 PERMUTATIONS = [
     pytest.param(p, s, marks=[pytest.mark.verify] if p % 4 or s else []) for p in range(100, 108) for s in range(3)

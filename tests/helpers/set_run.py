@@ -1,6 +1,6 @@
 """Run cases of a set from outside through the gates, as their author would: fork the recipe, edit the fork, check it.
 
-    python -m tests.helpers.set_run [--set third|...|seventh] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
+    python -m tests.helpers.set_run [--set third|...|eighth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
     python -m tests.helpers.set_run [--set ...] --train [--settings "..."] NAME     a run without gates, to measure harm
 
 Prints for each case: name, exit code (0 passed, 2 refused as bad usage or data, 3 a gate failed), the first failed gate and its first likely cause.
@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 
 from tests.helpers import (
+    eighth_set,
+    eighth_set_heldout,
     fifth_set,
     fifth_set_heldout,
     fourth_set,
@@ -39,6 +41,7 @@ SETS = {
     "fifth": {"open": fifth_set, "heldout": fifth_set_heldout},
     "sixth": {"open": sixth_set, "heldout": sixth_set_heldout},
     "seventh": {"open": seventh_set, "heldout": seventh_set_heldout},
+    "eighth": {"open": eighth_set, "heldout": eighth_set_heldout},
 }
 
 

@@ -18,6 +18,7 @@ from trainworthy.core.base.config import Train
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.checks import formula
 from trainworthy.core.loop.run import Rehearsal
+from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm import pretrain
 from trainworthy.recipes.llm.data import documents, packing, prose
 from trainworthy.recipes.llm.evaluation import ngrams
@@ -310,6 +311,24 @@ def test_the_positions_of_a_folder_s_config_are_scaled_and_exported(folder: Path
         assert config.max_position_embeddings == 32
         assert {k: config.rope_parameters[k] for k in ("rope_type", "factor", "original_max_position_embeddings")} == {
             "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}  # fmt: skip
+
+
+def test_a_mean_over_rows_of_each_row_s_mean_is_named(folder: Path):
+    """It was "tokens that two windows share are counted twice": such a mean does not depend on the batches."""
+    cfg = settings(folder)
+    cfg.train.eval_batch_size = 1
+    stage = staged(cfg)
+    run = core.Run(cfg, Accelerator(cpu=True), rehearsal=Rehearsal(steps=1))
+    data = stage.data["val"]
+    some = data.among(sorted(data.documents, key=len)[::7])
+    rows = [run.measure(stage, View(some, [i])) for i in range(len(some))]
+    whole = run.measure(stage, some)
+    assert len(some) > 2
+    assert pretrain_gates.averaged_rows(run, stage, some, whole, 1e-4) == ""
+    for name in ("bits_per_byte", "perplexity"):
+        mean = sum(row[name] for row in rows) / len(rows)
+        found = pretrain_gates.averaged_rows(run, stage, some, {name: mean}, 1e-4)
+        assert found.startswith(f"{name} is a mean over {len(some)} rows of each row's own mean"), found
 
 
 def test_perplexity_by_position_adds_up_to_perplexity(folder: Path):

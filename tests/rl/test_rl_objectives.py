@@ -6,13 +6,14 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from trainworthy.core.base.errors import Interrupted, Stop
 from trainworthy.core.gates import full_precision
 from trainworthy.recipes.rl.control.data import environments
-from trainworthy.recipes.rl.control.gates import monitors
+from trainworthy.recipes.rl.control.gates import monitors, objective
 
 from tests.conftest import ROOT
 from tests.rl.healthy_ppo import VARIANTS
@@ -260,6 +261,7 @@ def test_the_stand_in_sees_a_host_tensor():
 ADVANTAGE = '    return rollout | {"advantage": advantage, "return": advantage + value, "value": value}\n'
 OBSERVED = "        self.observations.update(observation[:, : self.memory.n_obs])\n"
 TARGET = "returns(cfg, policy, target, rows) / policy.returns.rms\n"
+EXCHANGED = 'rollout["terminated"], done, cfg.gamma, cfg.gae_lambda)'
 STORED = "        replay.add(whole, step.index)\n"
 
 
@@ -270,6 +272,8 @@ STORED = "        replay.add(whole, step.index)\n"
          "returns are made of advantages that were normalised before"),
         ("rl/ppo", OBSERVED, "        self.observations.count.zero_()\n        self.observations.mean.zero_()\n" + OBSERVED, "returns",
          "running statistics start anew with each rollout"),
+        ("rl/ppo", EXCHANGED, EXCHANGED.replace("cfg.gamma, cfg.gae_lambda", "cfg.gae_lambda, cfg.gamma"), "targets",
+         "gamma and lambda are exchanged: the discount is 0.95, lambda 0.997"),
         ("rl/dqn", TARGET, TARGET.replace("returns(", "(returns(").replace("rms\n", "rms).clamp(-1, 1)\n"), "returns",
          "the targets are clipped"),
         ("rl/dqn", STORED, '        whole["next_observation"] = whole["observation"].roll(-1, 0)\n' + STORED, "returns",
@@ -282,6 +286,32 @@ def test_a_cause_that_numbers_support_comes_first(recipe, old, new, only, cause,
     done = launch("check", "mine.py", "--only", only)
     assert done.returncode == 3, done.shown
     assert failed(done)[only]["remedy"].startswith(cause), done.shown
+
+
+def test_importance_weights_of_the_wrong_sign_are_stopped(launch, fork):
+    """They passed every gate: the weights of a batch were compared with nothing."""
+    fork(("likelier ** -(cfg", "likelier ** (cfg"), recipe="rl/dqn")
+    done = launch("check", "mine.py", "--prioritized-replay-alpha", "0.6", "--only", "returns")
+    assert done.returncode == 3, done.shown
+    assert failed(done)["returns"]["remedy"].startswith("the exponent of the importance weights has the wrong sign"), (
+        done.shown
+    )
+
+
+def test_importance_weights_may_fall_be_clipped_or_be_left_out():
+    """Only weights that rise with the probability of the draw are a fault."""
+    likely = torch.rand(128, generator=torch.Generator().manual_seed(0)) + 0.1
+    healthy = (likely**-0.4, likely**-1, (likely**-1).clamp_max(2), torch.ones(128), torch.rand(128))
+    for weight in healthy:
+        found = SimpleNamespace(probability=likely, batch={"weight": weight / weight.max()})
+        assert objective.misweighted(found) == ""
+    for found in (
+        SimpleNamespace(probability=p, batch={"weight": likely}) for p in (None, torch.ones(128), likely[:64])
+    ):
+        assert objective.misweighted(found) == ""
+    assert "rank correlation +1.00" in objective.misweighted(
+        SimpleNamespace(probability=likely, batch={"weight": likely**0.4})
+    )
 
 
 def test_statistics_that_forget_slowly_are_quiet(launch, fork):

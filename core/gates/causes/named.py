@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base import seeds
 from trainworthy.core.base.modes import hooked, in_mode
 from trainworthy.core.gates.causes.gradient import MOST
 from trainworthy.core.recipe.stage import Field
@@ -162,6 +163,19 @@ def explain_ignored_input(model: nn.Module, loss: Callable[[dict], Tensor], batc
         return (f"the input does not reach the loss: with the inputs of other samples its gradient is the same (to {difference:.0e}, "
                 "relative)")  # fmt: skip
     return ""
+
+
+def explain_redrawn(model: nn.Module, loss: Callable[[dict], Tensor], batch: dict) -> str:
+    """Return that the loss draws random numbers itself, so that fixed samples are never the same: two calls in eval mode differ."""
+    seen = []
+    for seed in (1, 2):
+        seeds.seed_global(seed)
+        with in_mode(model, training=False), torch.no_grad():
+            seen.append(loss(batch).item())
+    if abs(seen[0] - seen[1]) <= 0.01 * max(map(abs, seen)):
+        return ""
+    return (f"the loss draws random numbers at each call (noise, timesteps, a mask): on one batch it is {seen[0]:.3g} and {seen[1]:.3g} without "
+            "dropout, so that fixed samples cannot be memorised; draw them in Data.get, with the sample's generator")  # fmt: skip
 
 
 def explain_infinite_loss(model: nn.Module, batch: dict, terms: dict[str, Tensor]) -> str:

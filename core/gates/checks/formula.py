@@ -263,16 +263,18 @@ def _gap(got: Tensor, due: Tensor) -> tuple[float, float]:
 
 
 def _cause(s: Statement, got: Tensor, exact: float) -> str:
-    """Return the known mistake that fits."""
+    """Return the known mistake that fits. Where another objective may be right, only exactly: with nearly equal outputs it is close to a
+    multiple of some other one."""
+    near = 10 * exact if s.own is None else exact
     for name, form in s.wrong.items():
         gap, factor = _gap(got, form.detach())
-        if gap <= 10 * exact and 0.1 <= factor <= 10:
+        if gap <= near and 0.1 <= factor <= 10:
             return name
     if not got.any():
         return "it is zero, or missing"
     for name, form in s.right.items():
         gap, factor = _gap(got, form.detach())
-        if gap <= 10 * exact:
+        if gap <= near:
             return f"its sign is wrong ({name})" if factor < 0 else f"{factor:.3g} times {name}"
     return UNKNOWN
 

@@ -258,10 +258,10 @@ def _why_not(context: GateContext, stage: Stage, found: dict) -> str:
     or another rate at which the same samples are memorised."""
     if context.accelerator.num_processes > 1:  # all ranks must run the same code
         return ""
-    run, fields = context.look()[0], stage.data["train"].fields
-    why = ""
+    run, fields, why = context.look()[0], stage.data["train"].fields, ""
     if stage.pretrained and stage.expect.frozen:
         why = named.explain_untrained_base(context.look()[1].model, found["batch"])
+    why = why or named.explain_redrawn(stage.model, lambda b: total_loss(run, stage, b), found["batch"])
     why = why or found["step_size"] or _ignored(context, run, stage, found["batch"])
     target = categorical(stage.data["train"])
     if not why and target:

@@ -16,11 +16,11 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes.gradient import ratio
 from trainworthy.core.gates.causes.named import order_causes
 from trainworthy.core.gates.checks import formula
-from trainworthy.core.gates.gate import Gate, GateContext
+from trainworthy.core.gates.gate import Gate, GateContext, fetch
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
-from trainworthy.recipes.llm.data.packing import IGNORED
+from trainworthy.recipes.llm.data.packing import IGNORED, Packed
 from trainworthy.recipes.llm.gates import numerics
 from trainworthy.recipes.llm.gates.packing import causal, divided, document_spans, felt, isolation, packed, scored, some
 
@@ -202,6 +202,7 @@ def perplexity(context: GateContext) -> Finding:
         ratio(f["bits_per_byte"], due["bits_per_byte"], bits) for f in got.values() if wrong and "bits_per_byte" in f
     ]
     off += [left_out({f.get("bits_per_byte", math.nan) for f in got.values()}, rows, limit)] if wrong else []
+    off += [averaged_rows(run, stage, some, got[1], limit)] if wrong and steady else []
     why = next((f"{cause}\n" for cause in off if cause), "")
     return Finding(
         not wrong, "; ".join(wrong) or f"{measured} on {len(documents)} documents of {tokens} tokens, equal to those token by token",
@@ -212,6 +213,32 @@ def perplexity(context: GateContext) -> Finding:
             (True, "padding, or the first token of a document, is counted; bytes are those of another tokenizer or text")),
         evidence={"due": due, "got": got, "tokens": tokens, "bytes": size},
     )  # fmt: skip
+
+
+def averaged_rows(run: Run, stage: Stage, some: Packed, got: dict[str, float], limit: float) -> str:
+    """Return that a metric of `got` is a mean over rows of each row's own mean; "" if none is. Rows differ in tokens and bytes."""
+    rows = []
+    for i in range(len(some)):
+        batch = fetch(some, [i], None, run.device)
+        labels = batch["labels"][:, 1:]
+        with evaluating(stage.model), torch.no_grad(), run.autocast():
+            out = stage.model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False)
+        log_p = to_double(out.logits[:, :-1]).log_softmax(-1)
+        own = -log_p.gather(-1, labels.clamp_min(0)[..., None].to(log_p.device))[..., 0]
+        scored = (labels != IGNORED).to(log_p.device)
+        rows.append(((own * scored).sum().item(), scored.sum().item(), int(batch["bytes"].sum())))
+    rows = [row for row in rows if row[1] and row[2]]
+    nats, tokens, size = torch.tensor(rows, dtype=torch.float64).T
+    per_token = (nats / tokens).mean()
+    means = {
+        "bits_per_byte": ((nats / size).mean() / math.log(2), per_token * tokens.sum() / size.sum() / math.log(2)),
+        "perplexity": (per_token.exp(), (nats / tokens).exp().mean()),
+    }
+    for name, known in means.items():
+        if any(abs(got.get(name, math.nan) - x.item()) <= limit * x.item() for x in known):
+            return (f"{name} is a mean over {len(rows)} rows of each row's own mean, so that a short row counts as much as a full one: sum nats, "
+                    "tokens and bytes over all rows, divide once")  # fmt: skip
+    return ""
 
 
 def left_out(got: Collection[float], rows: Sequence[tuple[int, float, int]], limit: float) -> str:

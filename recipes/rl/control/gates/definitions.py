@@ -55,6 +55,22 @@ def mistakes_of_dqn(cfg: Any, unit: float) -> dict[str, dict[str, Any]]:
     }
 
 
+def mistakes_of_gae(cfg: Any, over: list[list[bool]], never: list[list[bool]]) -> dict[str, dict[str, Any]]:
+    """The same of generalised advantage estimates. `over`: an episode ends with this step, by termination or time limit."""
+    gamma, lam = cfg.gamma, cfg.gae_lambda
+    return {
+        f"gamma and lambda are exchanged: the discount is {lam:g}, lambda {gamma:g}": {"gamma": lam, "lam": gamma},
+        "lambda is missing: later differences are discounted by gamma alone": {"lam": 1.0},
+        "gamma is missing: nothing is discounted": {"gamma": 1.0},
+        "gamma is missing in the weight of later differences": {"lam": lam / max(gamma, 1e-9)},
+        "lambda is applied twice": {"lam": lam**2},
+        "only one step is estimated: later differences are left out (lambda 0)": {"lam": 0.0},
+        "a truncated episode is treated as terminated: its bootstrapped value is missing": {"ends": over},
+        "a terminated episode is treated as truncated: it is bootstrapped": {"ends": never},
+        "the estimate crosses the end of an episode": {"stop": False},
+    }
+
+
 def rows_of(seen: "Seen") -> tuple[dict[str, Tensor], list[list[tuple[int, int]]]]:
     """Return (at most ROWS rows of the batch, on the CPU; for each the (step, environment) pairs that have its observation and action)."""
     batch, steps, ends = seen.batch, seen.steps, seen.batch["return"].ndim - 1
@@ -155,20 +171,26 @@ def _ppo_values(cfg: Any, seen: "Seen", net: nn.Module, places: list, rows: dict
     reward, over = steps["reward"].tolist(), (steps["terminated"] | steps["truncated"]).tolist()
     ended = steps["terminated"].tolist()
 
-    def estimate(t: int, i: int) -> float:
+    def estimate(t: int, i: int, gamma: float = cfg.gamma, lam: float = cfg.gae_lambda, *, stop: bool = True,
+                 ends: list[list[bool]] = ended) -> float:  # fmt: skip
         total, weight = 0.0, 1.0
         for k in range(t, len(reward)):
-            total += weight * (reward[k][i] + cfg.gamma * following[k][i] * (not ended[k][i]) - value[k][i])
-            weight *= cfg.gamma * cfg.gae_lambda
-            if over[k][i]:
+            total += weight * (reward[k][i] + gamma * following[k][i] * (not ends[k][i]) - value[k][i])
+            weight *= gamma * lam
+            if over[k][i] and stop:
                 break
         return total
 
-    due = [[(estimate(t, i), value[t][i]) for t, i in some] for some in places]
+    def far(due: list[list[tuple[float, float]]]) -> float:
+        pairs = zip(rows["return"].tolist(), due, strict=True)
+        return max(gap(r * size, [a + v for a, v in some]) for r, some in pairs)
+
+    def all_due(**how: Any) -> list[list[tuple[float, float]]]:
+        return [[(estimate(t, i, **how), value[t][i]) for t, i in some] for some in places]
+
+    due = all_due()
     scale = max(max(abs(a + v) for some in due for a, v in some), 1e-9)
-    returned = max(
-        gap(r * size, [a + v for a, v in some]) for r, some in zip(rows["return"].tolist(), due, strict=True)
-    )
+    returned = far(due)
     stored = max(gap(r * size, [v for _, v in some]) for r, some in zip(rows["value"].tolist(), due, strict=True))
     pairs = [
         (some[0][0], r * size - some[0][1])
@@ -176,6 +198,9 @@ def _ppo_values(cfg: Any, seen: "Seen", net: nn.Module, places: list, rows: dict
         if len(some) == 1
     ]
     known = rescaled(pairs, scale) if returned > 1e-3 * scale else ""
+    if returned > 1e-3 * scale and not known:
+        mistakes = mistakes_of_gae(cfg, over, [[False] * len(row) for row in over])
+        known = next((name for name, how in mistakes.items() if far(all_due(**how)) <= 1e-3 * scale), "")
     out = {
         "returns": (returned / scale, f"{known}\n{CAUSES['estimate']}" if known else CAUSES["estimate"]),
         "values of the rollout": (stored / scale, CAUSES["values"]),

@@ -26,6 +26,11 @@ ON_PURPOSE = (
     'function like those of recipes/rl/control/gates/formulas.py), or accept it: --gates.waive formula --gates.because "..."'
 )
 
+OVERWEIGHTED = (
+    "the exponent of the importance weights has the wrong sign: weight = (probability relative to uniform) ** -beta (Schaul 2016), so that "
+    "transitions which are drawn more often count less"
+)
+
 TARGETS_ON_PURPOSE = (
     "on purpose (soft or Munchausen targets): state your own definition (`targets=` of gates.Subject, a function like those of "
     'recipes/rl/control/gates/definitions.py; None: not compared), or accept it: --gates.waive returns --gates.because "..."'
@@ -180,15 +185,38 @@ def returns_gate(targets: Callable | None) -> Gate:
         if forgotten:
             wrong, causes = [*wrong, forgotten], [*causes, "running statistics start anew with each rollout: the net reads every observation "
                                                   "in new units; add the rollout to all earlier ones"]  # fmt: skip
+        if weighed := misweighted(found):
+            wrong, causes = [weighed, *wrong], [OVERWEIGHTED, *causes]
         return Finding(
             not wrong, "; ".join(wrong) or ", ".join(f"{k} within {v:.1e}" for k, (v, _) in compared.items()),
             f"within {exact:g} of the largest" + ", and room for --buffer-size transitions" * bool(short)
-            + ", and statistics of all rollouts" * bool(forgotten),
+            + ", and statistics of all rollouts" * bool(forgotten) + ", and weights that fall as probabilities rise" * bool(weighed),
             "\n".join([*causes, TARGETS_ON_PURPOSE]),
-            evidence={k: v for k, (v, _) in compared.items()}, batch=found.batch, cause=definitions.measured(compared),
+            evidence={k: v for k, (v, _) in compared.items()}, batch=found.batch,
+            cause=OVERWEIGHTED if weighed else definitions.measured(compared),
         )  # fmt: skip
 
     return check
+
+
+def misweighted(found: Seen) -> str:
+    """Return how the importance weights of prioritised replay follow the probabilities of its draw, if they rise with them. Weights that
+    are all equal are no fault: the correction is left out (Schaul 2016, beta = 0)."""
+    likely, weight = found.probability, found.batch.get("weight")
+    if likely is None or not isinstance(weight, Tensor) or weight.shape != likely.shape or len(likely) < 16:
+        return ""
+    likely, weight = likely.double(), weight.detach().cpu().double()
+    if min((v.max() - v.min()).item() / v.abs().max().clamp_min(1e-12).item() for v in (likely, weight)) < 1e-3:
+        return ""
+    together = torch.corrcoef(torch.stack([ranks(likely), ranks(weight)]))[0, 1].item()
+    if together < 0.5:
+        return ""
+    return f"importance weights rise with the probability of the draw (rank correlation {together:+.2f} over {len(likely)} rows)"
+
+
+def ranks(values: Tensor) -> Tensor:
+    """Return the rank of each value; equal values share one."""
+    return values.unique(return_inverse=True)[1].double()
 
 
 def newest_only(found: Seen) -> str:

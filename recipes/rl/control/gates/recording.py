@@ -36,6 +36,8 @@ class Seen:
     """its target network at that time,"""
     sampled: tuple[Tensor, ...] = ()
     """and the last inputs and outputs of `model.sample` without gradients: observation, action, log-probability."""
+    probability: Tensor | None = None
+    """Of each row of the last batch: how likely the replay buffer drew it, relative to uniform sampling. None: rows of another order."""
     misstored: str = ""
     """Which entry of the replay buffer is not what the environments returned, and where; empty if none is."""
 
@@ -59,8 +61,9 @@ def _rehearse(context: GateContext) -> Seen:
         _sized(net)
     out, rows, envs, own, answered = Seen(run, stage), [], stepped_in(stage), stage.loss, []
     plain, step = getattr(stage.model, "sample", None), envs.step
+    replay = next((s for s in stage.state.values() if isinstance(s, Replay)), None)
+    draw, newest = getattr(replay, "draw", None), []
     per_pass, learnt = context.cfg.num_steps * len(envs.mine), [0]
-    drawn = any(isinstance(s, Replay) for s in stage.state.values())  # then an iteration has no passes
 
     def stepped(actions: Tensor) -> dict[str, Tensor]:
         before = envs.observation.clone()
@@ -81,30 +84,49 @@ def _rehearse(context: GateContext) -> Seen:
             answered[:] = [observation.detach().clone(), *(a.detach().clone() for a in answer)]
         return answer
 
+    def draws(*args: Any, **more: Any) -> tuple[Tensor, Tensor]:
+        newest[:] = draw(*args, **more)
+        return tuple(newest)
+
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         if run.step == 1 and torch.is_grad_enabled():
             out.batch = {k: v.detach().clone() if isinstance(v, Tensor) else v for k, v in batch.items()}
             out.model, target, out.sampled = _copy(model), stage.state.get("target"), tuple(answered)
             out.target = _copy(target.net) if hasattr(target, "net") else None
-            if learnt[0] % per_pass == 0 and not drawn:
+            out.probability = _probability(replay, newest, batch)
+            if learnt[0] % per_pass == 0 and replay is None:  # with a buffer an iteration has no passes
                 out.begins.append(out.model)
             learnt[0] += out.batch["return"].numel() if "return" in out.batch else batch_size(batch)
         return own(model, batch)
 
     envs.step, stage.loss = stepped, loss
+    if replay is not None:
+        replay.draw = draws
     if plain is not None:
         stage.model.sample = sample
     try:
         context.train(context.cfg, run, stage)
     finally:
         stage.loss = own
+        if replay is not None:
+            vars(replay).pop("draw", None)
         stage.model.__dict__.pop("sample", None)
     if not out.batch:
         raise Skip("no update in the second iteration (see wiring)")
     stage.copies = [net for net in {id(n): n for n in (*out.begins, out.model, out.target)}.values() if net is not None]
     out.steps = {k: _everywhere(run, torch.stack([r[k] for r in rows])) for k in rows[0]}
-    out.misstored = _misstored(out, next((s for s in stage.state.values() if isinstance(s, Replay)), None))
+    out.misstored = _misstored(out, replay)
     return out
+
+
+def _probability(replay: Replay | None, newest: list[Tensor], batch: dict) -> Tensor | None:
+    """Return the probability of each row of the batch, if its rows are the last ones of the newest draw."""
+    seen_now = batch.get("observation")
+    if replay is None or not newest or not isinstance(seen_now, Tensor) or not 0 < len(seen_now) <= len(newest[0]):
+        return None
+    places, likelier = (v[-len(seen_now) :] for v in newest)
+    stored = replay.rows["observation"].flatten(0, 1)[places]
+    return likelier.detach().cpu().clone() if torch.equal(stored, seen_now) else None
 
 
 def _misstored(out: Seen, replay: Replay | None) -> str:
