@@ -64,6 +64,7 @@ class Trial:
 
     @property
     def rate(self) -> float:
+        """Samples per second."""
         return self.size / self.seconds
 
 
@@ -151,6 +152,7 @@ class Resident:
 
 
 def resident() -> int:
+    """Return this process's resident memory in bytes."""
     return psutil.Process().memory_info().rss
 
 
