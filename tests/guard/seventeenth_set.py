@@ -41,10 +41,6 @@ BUGS = [
          "train_spec = train_spec[torch.randperm(len(train_spec))]\n"
          "loader = DataLoader(TensorDataset(train_spec, train_labels)",
          "the spectrograms are shuffled and their labels are not"),
-    case("tones_keyword--mask-to-the-end",
-         "row[f : f + int(torch.randint(0, 6, (1,)))] = 0",
-         "row[f:] = 0",
-         "the frequency mask zeroes everything above its start"),
     case("crf_tagger--backpointers-in-order",
          "for origin in reversed(back):",
          "for origin in back:",
@@ -57,11 +53,6 @@ BUGS = [
          "self.log_partition(emissions, mask) - self.path_score(emissions, tags, mask)",
          "self.path_score(emissions, tags, mask) - self.log_partition(emissions, mask)",
          "the log likelihood is minimised"),
-    case("calibrated_digits--closure-not-zeroed",
-         "            optimizer.zero_grad()\n"
-         "            loss = F.cross_entropy(self(x), y)\n",
-         "            loss = F.cross_entropy(self(x), y)\n",
-         "LBFGS's closure adds up gradients"),
     case("links_gnn--edges-reshaped",
          "torch.tensor(edges[n_test:].T)",
          "torch.tensor(edges[n_test:].reshape(2, -1))",
@@ -155,7 +146,6 @@ HEALTHY = [
 HARMFUL = {
     "beats_unet--label-not-rolled",
     "beats_unet--weights-inverted",
-    "calibrated_digits--closure-not-zeroed",
     "change_pairs--after-not-normalised",
     "change_pairs--mask-of-other-flip",
     "change_pairs--same-picture-twice",
@@ -172,7 +162,6 @@ HARMFUL = {
     "ranknet--test-not-normalised",
     "spots_count--axes-exchanged",
     "spots_count--count-broadcast",
-    "tones_keyword--mask-to-the-end",
     "tones_keyword--shuffled-without-labels",
     "tumour_anomaly--encoder-detached",
     "tumour_anomaly--relu-at-the-end",
