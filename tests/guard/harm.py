@@ -1,4 +1,4 @@
-"""Harm of the bugs of the fifth to tenth, the twelfth, the fourteenth to the sixteenth, the hosted and the trainer set: each script is run whole,
+"""Harm of the bugs of the fifth to tenth, the twelfth, the fourteenth to the seventeenth, the hosted and the trainer set: each script is run whole,
 unchanged and with every patch, at two seeds.
 
 `python -m tests.guard.harm [SCRIPT | ID ...]` prints one line for each run: id, seed, final number, seconds.
@@ -28,6 +28,8 @@ from tests.guard import (
     hosted_set_heldout,
     ninth_set,
     ninth_set_heldout,
+    seventeenth_set,
+    seventeenth_set_heldout,
     seventh_set,
     seventh_set_heldout,
     sixteenth_set,
@@ -60,6 +62,8 @@ SETS = (
     fifteenth_set_heldout,
     sixteenth_set,
     sixteenth_set_heldout,
+    seventeenth_set,
+    seventeenth_set_heldout,
     hosted_set,
     hosted_set_heldout,
     trainer_set,

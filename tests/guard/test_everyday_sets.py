@@ -1,4 +1,4 @@
-"""The integrity of five sets: each change fits its script in one place, and the changed script compiles."""
+"""The integrity of six sets: each change fits its script in one place, and the changed script compiles."""
 
 import hashlib
 import zlib
@@ -13,6 +13,8 @@ from tests.guard import (
     hosted_set_heldout,
     ninth_set,
     ninth_set_heldout,
+    seventeenth_set,
+    seventeenth_set_heldout,
     sixteenth_set,
     sixteenth_set_heldout,
     trainer_set,
@@ -25,6 +27,7 @@ SETS = {
     51: (ninth_set, ninth_set_heldout),
     37: (hosted_set, hosted_set_heldout),
     53: (sixteenth_set, sixteenth_set_heldout),
+    52: (seventeenth_set, seventeenth_set_heldout),
     54: (trainer_set, trainer_set_heldout),
 }
 """Number of its cases -> halves."""
@@ -43,6 +46,7 @@ DIGEST: dict[int, Callable[[bytes], int]] = {
     51: zlib.crc32,
     37: first_byte,
     53: last_byte,
+    52: last_byte,
     54: last_byte,
 }
 """Number of its cases -> what puts an id into the open half (even) or into the closed one (odd)."""
