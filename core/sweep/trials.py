@@ -16,7 +16,7 @@ from trainworthy.core.base.locks import held
 from trainworthy.core.monitoring import cost
 from trainworthy.core.report.advice import advise
 from trainworthy.core.report.folder import read, read_json
-from trainworthy.core.session import multi_seed
+from trainworthy.core.session import multi_seed, process_end
 from trainworthy.core.sweep import diagnosis
 from trainworthy.core.sweep import space as spaces
 from trainworthy.core.sweep.study import wait_until_free
@@ -69,8 +69,6 @@ def gates_of(home: Path, recipe: str, fixed: list[str], built: dict[str, Any], c
 
 def job(recipe: str, words: list[str], seed: int, folder: Path) -> multi_seed.Job:
     """Return the run of one seed. A run that was interrupted is resumed, or started again if it has no checkpoint."""
-    from trainworthy.core.session import process_end
-
     one = multi_seed.job_of("run", {"recipe": recipe, "argv": words}, seed, folder)
     if (folder / "args.json").is_file():
         if process_end.newest(folder):
