@@ -267,7 +267,7 @@ def run_trial(
         if not arrived:
             arrived.append("a run was ended from outside")
         return
-    for name in ("values", "reason", "kind", "diagnosis", "evidence", "seconds", "cost"):
+    for name in ("values", "reason", "kind", "diagnosis", "seconds", "cost"):
         trial.set_user_attr(name, getattr(outcome, name))
     what = findings.describe(point)
     if outcome.values:

@@ -31,7 +31,6 @@ class Outcome:
     kind: str = ""
     """gates, stopped or broken, of an infeasible trial."""
     diagnosis: str = ""
-    evidence: str = ""
     seconds: float = 0.0
     cost: dict[str, Any] = field(default_factory=dict)
     """Of all its runs."""
@@ -118,7 +117,7 @@ def measured(folder: Path, seeds: list[int], outcome: Outcome) -> Outcome:
         outcome.values.append(value)
     f = read(folder / f"seed-{seeds[0]}")
     first = advise(f.rows, f.summary, f.settings, f.n_val, own_samples=f.own_samples)[0]
-    outcome.diagnosis, outcome.evidence = "; ".join([first.title, *diagnosis.faults(f)]), first.evidence
+    outcome.diagnosis = "; ".join([first.title, *diagnosis.faults(f)])
     return outcome
 
 
