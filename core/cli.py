@@ -7,16 +7,15 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainworthy.core.base import interrupts
-from trainworthy.core.base.console import write_anywhere
+from trainworthy.core.base.as_json import write as write_json
+from trainworthy.core.base.config import take, take_number, unknown
+from trainworthy.core.base.console import discard, table, write_anywhere
 from trainworthy.core.base.errors import SIGNALS, USAGE, Signalled, Stop, UserError, not_permitted
+from trainworthy.core.recipe.registry import Entry, find, recipes
 from trainworthy.core.session import launcher as processes
 from trainworthy.core.session import nodes
-
-if TYPE_CHECKING:
-    from trainworthy.core.recipe.registry import Entry
 
 HELP = """\
 usage: trainworthy COMMAND ...
@@ -89,8 +88,6 @@ def main() -> None:
         commands = {"list": list_recipes, "fork": fork, "report": report}
         commands |= dict.fromkeys(LAUNCHED, launch) | dict.fromkeys(ELSEWHERE, elsewhere)
         if argv[0] not in commands:
-            from trainworthy.core.base.config import unknown
-
             raise unknown(f"command '{argv[0]}'", argv[0], commands, next="trainworthy --help")
         own = argv[1 : argv.index("--")] if "--" in argv else argv[1:]  # behind `--`: a guarded script's
         if {"-h", "--help"} & {*own} and (len(argv) == 2 or argv[0] not in OF_RECIPES):
@@ -102,8 +99,6 @@ def main() -> None:
             commands[argv[0]](argv)
         sys.stdout.flush()
     except BrokenPipeError:  # `trainworthy list | head -1`: the reader closed the pipe
-        from trainworthy.core.base.console import discard
-
         discard(sys.stdout)
         sys.exit(128 + signal.SIGPIPE)  # the code that a shell reports
     except (Signalled, KeyboardInterrupt) as arrived:
@@ -150,9 +145,6 @@ def page(command: str) -> str:
 
 def list_recipes(argv: list[str]) -> None:
     """Print id, summary, time and measured result of every recipe."""
-    from trainworthy.core.base.console import table
-    from trainworthy.core.recipe.registry import recipes
-
     as_json = "--json" in argv
     if "--running" in argv:
         from trainworthy.core.report.running import show
@@ -162,8 +154,6 @@ def list_recipes(argv: list[str]) -> None:
     if rest := [w for w in argv[1:] if w != "--json"]:
         raise UserError("list takes no arguments", got=" ".join(rest), needed="nothing, --json or --running [FOLDER]")
     if as_json:
-        from trainworthy.core.base.as_json import write as write_json
-
         found = [
             {"id": e.id, "summary": e.summary, "path": str(e.path), "measured": e.measured or None} for e in recipes()
         ]
@@ -182,7 +172,6 @@ def fork(argv: list[str]) -> None:
         raise UserError("fork needs a recipe and a new file", got=" ".join(argv[1:]) or "nothing", needed="trainworthy fork RECIPE FILE.py",
                         next="trainworthy fork vision/classify ./mine.py")  # fmt: skip
     from trainworthy.core.recipe.forks import note, places, without_note
-    from trainworthy.core.recipe.registry import find
 
     entry, target = find(argv[1]), Path(argv[2])
     if target.is_dir():
@@ -209,8 +198,6 @@ Edit first
 def elsewhere(argv: list[str]) -> None:
     """Run a command that has its own module: core/commands/<name>.py or guard/commands/<name>.py."""
     if argv[0] in ("plan", "config") and len(argv) > 1 and not argv[1].startswith("-"):
-        from trainworthy.core.recipe.registry import find
-
         assert_words(find(argv[1]), argv)
     import_module(f"trainworthy.{room_of(argv[0])}.commands.{argv[0]}").main(argv)
 
@@ -222,8 +209,6 @@ def room_of(command: str) -> str:
 
 def report(argv: list[str]) -> None:
     """Write report.html of a run folder, or of a group of seeds, again."""
-    from trainworthy.core.base.config import take
-
     as_json = "--json" in argv
     argv = [w for w in argv if w != "--json"]
     argv, metric = take(argv, "--metric")
@@ -249,8 +234,6 @@ def report(argv: list[str]) -> None:
 
         group = seeds.write(Path(argv[1]))
         if as_json:
-            from trainworthy.core.base.as_json import write as write_json
-
             write_json(group)
         else:
             print(Path(argv[1]) / "report.html")
@@ -267,7 +250,6 @@ def report(argv: list[str]) -> None:
     args_of(Path(argv[1]))
     page = write(Path(argv[1]))
     if as_json:
-        from trainworthy.core.base.as_json import write as write_json
         from trainworthy.core.report.plain import in_short
 
         write_json(in_short(Path(argv[1])))
@@ -288,9 +270,8 @@ QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """For torch's profiler, which names missing cards and unknown memory blocks as errors."""
 
 
-def assert_words(entry: "Entry", argv: list[str]) -> None:
+def assert_words(entry: Entry, argv: list[str]) -> None:
     """Raise UserError for misspelled settings and gates, before the slow import of torch."""
-    from trainworthy.core.base.config import take
     from trainworthy.core.recipe import early
 
     if argv[0] not in OF_RECIPES or {"-h", "--help"} & {*argv}:
@@ -303,8 +284,6 @@ def assert_words(entry: "Entry", argv: list[str]) -> None:
 def launch(argv: list[str]) -> None:
     """Start core.launch, through accelerate if there are several processes or a config file. Returns only from the check of
     a file with a factory."""
-    from trainworthy.core.base.config import take, take_number
-
     if len(argv) == 1:  # before the slow import of torch
         needed = TARGETS.get(argv[0], "a recipe: an id, or the path of a fork")
         raise UserError(f"{argv[0]} what?", needed=needed, next=f"trainworthy {argv[0]} --help")
@@ -316,8 +295,6 @@ def launch(argv: list[str]) -> None:
     nodes.assert_usable(machines, argv, config_file=file)
     of_run = argv[0] == "profile" and len(argv) > 1 and Path(argv[1]).is_dir()
     if len(argv) > 1 and not argv[1].startswith("-") and argv[0] not in ("resume", "predict", "chat") and not of_run:
-        from trainworthy.core.recipe.registry import find
-
         entry = find(argv[1])  # reports a typo before the slow import of torch
         assert_words(entry, argv)
         if argv[0] == "check":

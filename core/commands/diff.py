@@ -14,16 +14,15 @@ import difflib
 import tempfile
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainworthy.core.base import masking
+from trainworthy.core.base.config import flat, to_dict
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import argument_parser, prints_json
+from trainworthy.core.recipe import loading
 from trainworthy.core.recipe.forks import NOTE, origin, without_note
 from trainworthy.core.recipe.registry import HOME, Entry, find
-
-if TYPE_CHECKING:
-    from trainworthy.core.recipe.loading import Recipe
 
 
 @prints_json
@@ -52,15 +51,13 @@ def main(argv: list[str], output: dict[str, Any]) -> None:
         print(f"{head}\nnothing changed")
         output |= {"fork": args.fork, "against": called, "changed": False}
         return
-    from trainworthy.core.recipe import loading
-
     loaded = loading.load(args.fork)  # raises for a file that is no recipe before anything is printed
     print(head)
     about = {"fork": args.fork, "against": called, "since": since or None}
     output |= about | compare(loaded, args.fork, source, base, old)
 
 
-def compare(loaded: "Recipe", name: str, source: str, base: Entry, old: str) -> dict[str, Any]:
+def compare(loaded: loading.Recipe, name: str, source: str, base: Entry, old: str) -> dict[str, Any]:
     """Print the differences, the gates concerned and the next command; return them."""
     from trainworthy.core import gates
     from trainworthy.core.gates import order
@@ -129,8 +126,6 @@ def next_command(name: str, concerned: list, every: list) -> str:
 
 def values(base: Entry, old: str) -> dict[str, dict[str, Any]]:
     """Return the settings of the recipe's presets in the source `old`."""
-    from trainworthy.core.recipe import loading
-
     if old == without_note(base.path.read_text()):
         return presets(loading.load(str(base.path)).module)
     with tempfile.TemporaryDirectory() as folder:
@@ -141,8 +136,6 @@ def values(base: Entry, old: str) -> dict[str, dict[str, Any]]:
 
 def presets(module: Any) -> dict[str, dict[str, Any]]:
     """Return {preset: {name of a setting: its default}}."""
-    from trainworthy.core.base.config import flat, to_dict
-
     return {name: flat(to_dict(getattr(module, name)())) for name in ("tiny", "full") if name in vars(module)}
 
 

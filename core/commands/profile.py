@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
 from trainworthy.core.base import config
 from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import Console, bar, table
@@ -39,6 +40,7 @@ from trainworthy.core.loop.precision import precision
 from trainworthy.core.loop.run import Rehearsal
 from trainworthy.core.monitoring import module_times
 from trainworthy.core.monitoring.bottlenecks import Measured, Operation, Settings, exchange_on_cpu, find_bottleneck
+from trainworthy.core.report.folder import args_of
 from trainworthy.core.session import stages
 from trainworthy.core.session.session import Session, open_session, session_lock, write_start
 
@@ -58,7 +60,6 @@ class Watch:
         self.counter: Any = None
 
     def __call__(self, _stage: Any, step: int) -> bool:
-        import torch
         from torch.utils.flop_counter import FlopCounterMode
 
         if step == WARM:
@@ -90,8 +91,6 @@ class Watch:
     @contextlib.contextmanager
     def timed_data(self) -> Iterator[None]:
         """Every wait for a batch is counted, and is a bar in the trace."""
-        import torch
-
         plain = loader.batches
 
         def batches(*args: Any, **kw: Any) -> Iterator[dict]:
@@ -110,8 +109,6 @@ class Watch:
 
     def measured(self) -> Measured:
         """What the profiler saw. On an accelerator the times are those of its kernels."""
-        import torch
-
         on_device = self.device.type == "cuda"
         own_time = "self_device_time_total" if on_device else "self_cpu_time_total"
         marks = ("trainworthy::", "ProfilerStep", "cuda", "Optimizer.", "enumerate(DataLoader)")
@@ -136,8 +133,6 @@ class Watch:
 
 def synchronize(device: Any) -> None:
     """Wait until a CUDA device has computed everything."""
-    import torch
-
     if device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -158,8 +153,6 @@ def memory_timeline(trace: Path) -> dict[str, Any]:
 
 def attainable(device: Any, precision: str) -> float:
     """FLOP/s of one large square product here: what a step's products are compared with."""
-    import torch
-
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
     side = 4096 if device.type == "cuda" else 1024
     x, best = torch.randn(side, side, device=device).to(dtype), 0.0
@@ -200,8 +193,6 @@ def of_run(rest: list[str]) -> list[str]:
     folder = Path(rest[0])
     if not folder.is_dir():
         return rest
-    from trainworthy.core.report.folder import args_of
-
     return [args_of(folder)["recipe"], "--config", str(folder / "args.json"), *rest[1:]]
 
 

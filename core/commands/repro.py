@@ -19,9 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainworthy.core.base import config
 from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.errors import Stop, UserError
 from trainworthy.core.base.machine import DIFF, checkout
+from trainworthy.core.recipe import loading
 
 
 @dataclass
@@ -85,9 +87,8 @@ def environment_of(then: dict[str, Any], args: dict[str, Any]) -> list[Compared]
     if not then:
         return [Compared("environment", "", unknown="environment.json is missing or cut off")]
     import torch
-    from trainworthy.core.recipe.loading import versions
 
-    now, before = versions(), dict(then.get("versions") or {})
+    now, before = loading.versions(), dict(then.get("versions") or {})
     names = [n for n in sorted(before.keys() | now.keys()) if now.get(n) != before.get(n)]
     other = [f"{n} {now.get(n, 'not installed')} instead of {before.get(n, 'none')}" for n in names]
     found = [Compared("versions", ", ".join(f"{k} {v}" for k, v in before.items()), other)]
@@ -114,12 +115,10 @@ def environment_of(then: dict[str, Any], args: dict[str, Any]) -> list[Compared]
 
 def sources_of(then: dict[str, Any]) -> Compared:
     """Compare the files that the run imported, by content."""
-    from trainworthy.core.recipe.loading import changed
-
     before = then.get("sources") or {}
     if not before:
         return Compared("sources", "", unknown="environment.json holds none")
-    lost = changed(before)
+    lost = loading.changed(before)
     words = [f"{name}: {'changed' if os.path.exists(name) else 'not there'}" for name in lost]
     more = [f"... and {len(words) - 8} more"] if len(words) > 8 else []
     return Compared("sources", f"{len(before)} files", words[:8] + more)
@@ -127,9 +126,6 @@ def sources_of(then: dict[str, Any]) -> Compared:
 
 def settings_of(folder: Path, args: dict[str, Any]) -> Compared:
     """Compare settings: the recipe here must accept them, and the preset must be the same."""
-    from trainworthy.core.base import config
-    from trainworthy.core.recipe import loading
-
     words = [str(w) for w in args["argv"][1:]]
     then = " ".join(words) or "the preset's"
     try:
@@ -159,9 +155,7 @@ def data_of(folder: Path, args: dict[str, Any], data: dict[str, Any], *, read: b
     if not read:
         return Compared("data", then, unknown="not read (--no-data)")
     from accelerate import Accelerator
-    from trainworthy.core.base import config
     from trainworthy.core.data import contents, inventory
-    from trainworthy.core.recipe import loading
     from trainworthy.core.session import stages
 
     try:

@@ -47,9 +47,16 @@ from trainworthy.core.base.as_json import results
 from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import Console, table
 from trainworthy.core.base.errors import DONE, GateFailed, Interrupted, Stop, UserError
-from trainworthy.core.base.files import write_whole
+from trainworthy.core.base.files import read_json, write_whole
 from trainworthy.core.commands import open_recipe, take_flag, take_number
+from trainworthy.core.commands.config import differing
 from trainworthy.core.monitoring import cost
+from trainworthy.core.session import on_end
+from trainworthy.core.sweep import ranges
+from trainworthy.core.sweep import space as spaces
+from trainworthy.core.sweep import study as studies
+from trainworthy.core.sweep.space import Space
+from trainworthy.core.sweep.study import folder_of
 
 PLAN = "sweep.json"
 TRIALS = 20
@@ -57,9 +64,6 @@ TRIALS = 20
 
 def main(argv: list[str]) -> None:
     """Make a study or join it, work on its trials, write the page."""
-    from trainworthy.core.session import on_end
-    from trainworthy.core.sweep import study as studies
-
     words, as_json = take_flag(argv[1:], "--json")
     words, listed = take_flag(words, "--ranges")
     words = on_end.take_any(words)
@@ -90,8 +94,6 @@ def main(argv: list[str]) -> None:
 
 def read_plan(home: Path, more: list[str]) -> tuple[Path, dict[str, Any]]:
     """Return folder and plan of a sweep that exists."""
-    from trainworthy.core.report.folder import read_json
-
     plan = read_json(home / PLAN)
     if not {"declared", "storage", "name"} <= plan.keys() or not isinstance(plan["declared"], dict):
         raise UserError(f"{home} is not a sweep folder", got=f"no whole {PLAN} in it", needed="the folder that a sweep printed",
@@ -106,10 +108,8 @@ def read_plan(home: Path, more: list[str]) -> tuple[Path, dict[str, Any]]:
 
 def list_ranges(words: list[str], *, as_json: bool) -> None:
     """Print the settings of a recipe that can be searched without a range, and those ranges."""
-    from trainworthy.core.sweep import ranges, space
-
     _, cfg, _ = open_recipe("sweep", words)
-    found = {name: space.ranged(cfg, name, given) for name, given in ranges.known(cfg).items()}
+    found = {name: spaces.ranged(cfg, name, given) for name, given in ranges.known(cfg).items()}
     with results(as_json) as output:
         output |= {name: asdict(one) for name, one in found.items()}
         now = config.flat(config.to_dict(cfg))
@@ -138,7 +138,6 @@ def make_plan(words: list[str]) -> tuple[Path, dict[str, Any]]:
     from accelerate import Accelerator
     from trainworthy.core.recipe import loading
     from trainworthy.core.session import stages
-    from trainworthy.core.sweep import space as spaces
 
     target, words = words[0], words[1:]
     words, scientific = take_roles(words, "--scientific")
@@ -189,9 +188,6 @@ def make_plan(words: list[str]) -> tuple[Path, dict[str, Any]]:
 
 def fixed_words(module: Any, cfg: config.Config, preset: str, fixed: list[str], searched: set[str]) -> list[str]:
     """Return the fixed settings as words, those of a `--config` file one by one: the file may change while the study goes on."""
-    from trainworthy.core.commands.config import differing
-    from trainworthy.core.sweep import space as spaces
-
     given = {w[2:].split("=")[0].replace("-", "_") for w in fixed if w.startswith("--")}
     if "run.seed" in given | searched:
         raise UserError("a sweep sets run.seed itself: each trial gets the seeds 0 to N-1", needed="--seeds N")
@@ -208,13 +204,9 @@ def fixed_words(module: Any, cfg: config.Config, preset: str, fixed: list[str], 
 
 def with_tested_ranges(home: Path, recipe: str, cfg: config.Config, fixed: list[str], space: Any) -> Any:
     """Return the space with the rates' ranges from a learning-rate range test; those of the study, if it was made before."""
-    from trainworthy.core.report.folder import read_json
-    from trainworthy.core.sweep import ranges
-    from trainworthy.core.sweep import space as spaces
-
     before = read_json(home / PLAN).get("declared")
     if before:
-        known = {r.name: r for r in spaces.Space.of(before).nuisance}
+        known = {r.name: r for r in Space.of(before).nuisance}
         return replace(space, nuisance=tuple(known.get(r.name, r) for r in space.nuisance))
     if not any(r.name in ranges.rates(cfg) for r in space.nuisance):
         raise UserError("--range-test gives the range of a peak rate, and none is searched", got=", ".join(r.name for r in space.nuisance),
@@ -228,9 +220,7 @@ def with_tested_ranges(home: Path, recipe: str, cfg: config.Config, fixed: list[
 
 def work(home: Path, plan: dict[str, Any]) -> dict[str, Any]:
     """Run trials until none is left for this process; return the findings."""
-    from trainworthy.core.session import multi_seed, on_end
-    from trainworthy.core.sweep import study as studies
-    from trainworthy.core.sweep.space import Space
+    from trainworthy.core.session import multi_seed
 
     declared, console = plan["declared"], Console()
     space = Space.of(declared)
@@ -262,8 +252,6 @@ def run_trial(
 ) -> None:
     from optuna.trial import TrialState
     from trainworthy.core.sweep import findings, trials
-    from trainworthy.core.sweep.space import words
-    from trainworthy.core.sweep.study import folder_of
 
     point = point_of(space, trial)
     fixed, seeds = declared["fixed"], list(range(declared["seeds"]))
@@ -272,14 +260,14 @@ def run_trial(
     if failed:
         outcome = trials.Outcome(kind="gates", reason=f"gate failed: {failed}")
     else:
-        own = [*fixed, *words(point), *([] if off else ["--gates.no-enabled"])]
+        own = [*fixed, *spaces.words(point), *([] if off else ["--gates.no-enabled"])]
         folder = folder_of(home, trial.number)
         outcome = trials.run(declared["recipe"], own, seeds, folder, at_once=1, arrived=arrived)
     if outcome.interrupted:
         if not arrived:
             arrived.append("a run was ended from outside")
         return
-    for name in ("values", "reason", "kind", "diagnosis", "evidence", "seconds", "cost"):
+    for name in ("values", "reason", "kind", "diagnosis", "seconds", "cost"):
         trial.set_user_attr(name, getattr(outcome, name))
     what = findings.describe(point)
     if outcome.values:
@@ -291,7 +279,7 @@ def run_trial(
     rows = findings.rows_of(study)
     if outcome.kind == "broken" and len(rows) >= 3 and all(r.state == "infeasible" for r in rows):
         raise UserError(f"none of the first {len(rows)} trials could run", got=outcome.reason,
-                        next=shlex.join(["trainworthy", "run", declared["recipe"], *fixed, *words(point)]))  # fmt: skip
+                        next=shlex.join(["trainworthy", "run", declared["recipe"], *fixed, *spaces.words(point)]))  # fmt: skip
 
 
 def point_of(space: Any, trial: Any) -> dict[str, Any]:
@@ -310,7 +298,6 @@ def point_of(space: Any, trial: Any) -> dict[str, Any]:
 def report_findings(home: Path, plan: dict[str, Any], study: Any, space: Any, console: Console) -> dict[str, Any]:
     """Print the last lines and write the page. Only the chosen trial's test score is read, once every trial has ended."""
     from trainworthy.core.sweep import findings, page
-    from trainworthy.core.sweep.space import words
 
     d = plan["declared"]
     f = findings.find(study, space, d["metric"], d["higher_is_better"])
@@ -327,7 +314,9 @@ def report_findings(home: Path, plan: dict[str, Any], study: Any, space: Any, co
         if ended == d["trials"]:
             lines += on_test_split(home, study, f.best.number, list(range(d["seeds"])))
         if not findings.is_at_chance(f):
-            command = shlex.join(["trainworthy", "run", d["recipe"], *d["fixed"], *words(f.best.point), "--seeds", "5"])
+            command = shlex.join(
+                ["trainworthy", "run", d["recipe"], *d["fixed"], *spaces.words(f.best.point), "--seeds", "5"]
+            )
     if (more := findings.wider(f)) is not None:
         again = ["trainworthy", "sweep", d["recipe"], *d["fixed"], *more.words(), "--trials", str(d["trials"])]
         again += ["--seeds", str(d["seeds"])] if d["seeds"] > 1 else []
@@ -343,7 +332,6 @@ def report_findings(home: Path, plan: dict[str, Any], study: Any, space: Any, co
 def on_test_split(home: Path, study: Any, best: int, seeds: list[int]) -> list[str]:
     """Return sentences on the best trial's score on the test split, or why there is none. The study notes whose score was read."""
     from trainworthy.core.sweep import trials
-    from trainworthy.core.sweep.study import folder_of
 
     folder = folder_of(home, best)
     if not any(folder.glob("seed-*")):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from trainworthy.core.base import masking
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import Stop
@@ -167,8 +168,6 @@ def _keep_repro(verdict: Verdict, finding: Finding, context: GateContext) -> Non
     folder = context.folder / "gates" / verdict.id
     folder.mkdir(parents=True, exist_ok=True)
     if finding.batch is not None:
-        from safetensors.torch import save_file
-
         tensors = {k: v.detach().cpu().contiguous() for k, v in finding.batch.items() if isinstance(v, torch.Tensor)}
         save_file(tensors, folder / "batch.safetensors")
         _, stage = context.build(Rehearsal(steps=1))

@@ -10,6 +10,7 @@ from trainworthy.core.base import masking
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.files import read_json
 from trainworthy.core.monitoring.metrics import read_rows
+from trainworthy.core.recipe.forks import NOTE
 from trainworthy.core.recipe.registry import find
 
 
@@ -188,8 +189,6 @@ def reference_of(target: str) -> dict[str, Any]:
 
 def forked_from(source: str) -> str:
     """Return the recipe named in the last line of a fork."""
-    from trainworthy.core.recipe.forks import NOTE
-
     found = NOTE.search(source)
     return found["recipe"] if found else ""
 

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from trainworthy.core.base import config, masking, settings_check
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import DONE, INTERRUPTED, SIGNALS, Interrupted, UserError
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.machine import cores
 from trainworthy.core.monitoring import board
+from trainworthy.core.recipe import loading
 from trainworthy.core.report.groups import NAME, as_text, last_words, plan_of
 from trainworthy.core.report.seeds import write
 from trainworthy.core.session import on_end
@@ -71,9 +73,6 @@ def take_seeds(argv: list[str]) -> tuple[list[str], str | None]:
 def planned(verb: str, argv: list[str], given: str, own: tuple[str, ...] = ()) -> tuple[dict[str, Any], Path]:
     """Return the common settings of all seeds, and the folder of the recipe's runs. Invalid settings raise here, once.
     `given`: value of --seeds; `own`: words of the command that are no settings."""
-    import torch
-    from trainworthy.core.recipe import loading
-
     rest, n = config.take(argv, "-n")
     rest, file = config.take(rest, "--accelerate-config")
     launcher = [w for flag, value in (("-n", n), ("--accelerate-config", file)) if value for w in (flag, value)]
@@ -92,8 +91,6 @@ def planned(verb: str, argv: list[str], given: str, own: tuple[str, ...] = ()) -
 
 def devices(each: int) -> list[str]:
     """Return CUDA_VISIBLE_DEVICES of each seed that runs at the same time, with `each` accelerators; an empty list on a CPU."""
-    import torch
-
     count = torch.cuda.device_count() if each else 0
     named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name][:count]
     known = named or [str(i) for i in range(count)]

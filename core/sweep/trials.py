@@ -16,7 +16,7 @@ from trainworthy.core.base.locks import held
 from trainworthy.core.monitoring import cost
 from trainworthy.core.report.advice import advise
 from trainworthy.core.report.folder import read, read_json
-from trainworthy.core.session import multi_seed
+from trainworthy.core.session import multi_seed, process_end
 from trainworthy.core.sweep import diagnosis
 from trainworthy.core.sweep import space as spaces
 from trainworthy.core.sweep.study import wait_until_free
@@ -31,7 +31,6 @@ class Outcome:
     kind: str = ""
     """gates, stopped or broken, of an infeasible trial."""
     diagnosis: str = ""
-    evidence: str = ""
     seconds: float = 0.0
     cost: dict[str, Any] = field(default_factory=dict)
     """Of all its runs."""
@@ -69,8 +68,6 @@ def gates_of(home: Path, recipe: str, fixed: list[str], built: dict[str, Any], c
 
 def job(recipe: str, words: list[str], seed: int, folder: Path) -> multi_seed.Job:
     """Return the run of one seed. A run that was interrupted is resumed, or started again if it has no checkpoint."""
-    from trainworthy.core.session import process_end
-
     one = multi_seed.job_of("run", {"recipe": recipe, "argv": words}, seed, folder)
     if (folder / "args.json").is_file():
         if process_end.newest(folder):
@@ -120,7 +117,7 @@ def measured(folder: Path, seeds: list[int], outcome: Outcome) -> Outcome:
         outcome.values.append(value)
     f = read(folder / f"seed-{seeds[0]}")
     first = advise(f.rows, f.summary, f.settings, f.n_val, own_samples=f.own_samples)[0]
-    outcome.diagnosis, outcome.evidence = "; ".join([first.title, *diagnosis.faults(f)]), first.evidence
+    outcome.diagnosis = "; ".join([first.title, *diagnosis.faults(f)])
     return outcome
 
 
