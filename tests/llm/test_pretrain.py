@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from trainworthy.core.base.config import Train
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.gates.checks import formula
+from trainworthy.core.gates.checks.export_weights import export_to
 from trainworthy.core.loop.run import Rehearsal
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm import pretrain
@@ -311,6 +312,17 @@ def test_the_positions_of_a_folder_s_config_are_scaled_and_exported(folder: Path
         assert config.max_position_embeddings == 32
         assert {k: config.rope_parameters[k] for k in ("rope_type", "factor", "original_max_position_embeddings")} == {
             "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}  # fmt: skip
+
+
+def test_an_export_that_changes_the_model_in_memory_is_named(folder: Path, tmp_path: Path):
+    """The likely cause was "a setting was changed on the model's config"."""
+    stage = staged(settings(folder))
+    assert export_to(stage, tmp_path / "plain") == ""
+    export = stage.export
+    stage.export = lambda folder: (stage.model.bfloat16(), export(folder))
+    found = export_to(stage, tmp_path / "half")
+    assert found.startswith("export() changes the model in memory"), found
+    assert "from float32 to bfloat16" in found
 
 
 def test_a_mean_over_rows_of_each_row_s_mean_is_named(folder: Path):

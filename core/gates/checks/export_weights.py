@@ -10,7 +10,7 @@ from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext
-from trainworthy.core.gates.recorder import rehearsed
+from trainworthy.core.gates.recorder import fingerprint, rehearsed, tensors
 from trainworthy.core.recipe.stage import PARTS, Stage
 
 BIGGEST = 300_000_000  # parameters; a larger model is not written to disk just to be read again
@@ -22,6 +22,26 @@ def wanted(stage: Stage) -> bool:
     """Return whether no other gate reads this stage's export. A gate that lists no parts counts as none: it reads all."""
     return stage.export is not None and not stage.exported and not any(
         "export" in g.reads and tuple(g.reads) != PARTS for g in stage.gates)  # fmt: skip
+
+
+def export_to(stage: Stage, folder: Path) -> str:
+    """Export into `folder`. Return how export() changed the model in memory, "" if it did not. It may be the cause of a difference, and is no
+    fault by itself: nothing of a run's last stage is evaluated after the export."""
+
+    def read() -> dict[str, tuple[torch.dtype, int]]:
+        every = tensors(stage, ()).items()
+        return {n: (t.dtype, int(fingerprint(t).item())) for n, t in every if t.numel()}
+
+    before = read()
+    stage.export(folder)
+    after = read()
+    changed = [n for n, was in before.items() if after.get(n, was) != was]
+    if not changed:
+        return ""
+    (was, _), (now, _) = before[changed[0]], after[changed[0]]
+    how = f" from {was} to {now}".replace("torch.", "") if now != was else ""
+    return (f"export() changes the model in memory: {len(changed)} of {len(before)} tensors{how}, e.g. {changed[0]}; the files are "
+            "not what was evaluated: convert or merge a copy, or export what was evaluated")  # fmt: skip
 
 
 def plain(name: str) -> str:
@@ -76,7 +96,7 @@ def exported_weights(context: GateContext) -> Finding:
         names = {n for n, p in stage.model.named_parameters() if id(p) in moving}
         trained = {n: p.detach() for n, p in stage.eval_model.named_parameters() if n in names}
         with tempfile.TemporaryDirectory() as name:
-            stage.export(Path(name))
+            changed = export_to(stage, Path(name))
             found = paired(trained, stored(Path(name)))
         if not found:
             return None
@@ -105,7 +125,7 @@ def exported_weights(context: GateContext) -> Finding:
             if wrong else f"{len(gaps)} of {len(trained)} trained tensors are in the files by name, all equal",
             "each equals the trained tensor up to rounding", because + "export() keeps a reference to another variable of that name\n"
             "on purpose (the export folds, merges or averages weights under the same names): declare `exported`, or "
-            '--gates.waive exported-weights --gates.because "..."', evidence={"gaps": gaps},
+            '--gates.waive exported-weights --gates.because "..."', evidence={"gaps": gaps}, cause=changed if wrong else "",
         )  # fmt: skip
 
     finding = agreed(run.accelerator, compare() if run.rank == 0 else None)

@@ -24,6 +24,7 @@ from trainworthy.core.base.errors import Stop
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.checks.export_weights import export_to
 from trainworthy.core.gates.checks.learning import overfitted
 from trainworthy.core.gates.gate import GateContext, pick
 from trainworthy.core.loop.run import Rehearsal, Run, evaluating
@@ -265,8 +266,10 @@ def export_gate(context: GateContext) -> Finding:
 
     def compare_files() -> Finding:
         with tempfile.TemporaryDirectory() as name:
-            stage.export(Path(name))
-            return compared(stage, Path(name), some, lambda: suspects(context, stage))
+            changed = export_to(stage, Path(name))
+            seen = compared(stage, Path(name), some, lambda: suspects(context, stage))
+            seen.cause = seen.cause or changed * (not seen.ok)
+            return seen
 
     seen = agreed(run.accelerator, compare_files() if run.rank == 0 else None)
     own = seen.evidence.get("scores", {}).get("train", [measured])[0]

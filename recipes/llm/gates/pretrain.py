@@ -16,6 +16,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes.gradient import ratio
 from trainworthy.core.gates.causes.named import order_causes
 from trainworthy.core.gates.checks import formula
+from trainworthy.core.gates.checks.export_weights import export_to
 from trainworthy.core.gates.gate import Gate, GateContext, fetch
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import Run, evaluating
@@ -275,7 +276,7 @@ def export(context: GateContext) -> Finding:
     ids = torch.from_numpy(document.astype(np.int64))[None]
     wrong = []
     with tempfile.TemporaryDirectory() as name:
-        stage.export(Path(name))
+        changed = export_to(stage, Path(name))
         loaded = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval()
         tokenizer = AutoTokenizer.from_pretrained(name)
     with evaluating(model):
@@ -307,5 +308,5 @@ def export(context: GateContext) -> Finding:
         "a setting was changed on the model's config after the model was built, or on the model and not on its config\n"
         "the model has weights that its architecture lacks (a bias on its head): loading drops them\n"
         "the exported tokenizer is not the one that made the tokens",
-        evidence={"gap": gap},
+        evidence={"gap": gap}, cause=changed if gap > 1e-4 else "",
     )  # fmt: skip
