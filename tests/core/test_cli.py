@@ -97,7 +97,7 @@ FORK_WITHOUT = {
         (("break", "vision/classify", "--bug", "softmax-twic"), ("unknown bug", "softmax-twice")),
         (("bugs", "--seeds", "a"), ("--seeds needs numbers",)),
         (("bugs", "--mutate", "vision/classify", "--helper", "none.py"), ("no helper module",)),
-        (("batch", "vision/classify", "--memory", "2"), ("--memory is the share",)),
+        (("batch", "vision/classify", "--memory", "2"), ("--memory needs a number", "up to 0.9")),
         (("batch", "vision/classify", "--largest", "none"), ("--largest needs a number",)),
         (("batch", "vision/clasify"), ("unknown recipe",)),
         (("batch", "--largest", "4"), ("batch what?",)),
