@@ -1,5 +1,6 @@
 """Compares the scores that a script prints with those of the same run whose weights stay as they were drawn: training must not make
-the script's own score worse.
+the script's own score worse. A score that does not get better either is looked at once more where the whole script takes a short time:
+it runs uncut, and at its end the score must be better than untrained.
 
 The comparison decides only where the direction of a score is known by its name (`readings`). A failure is measured twice, with two seeds.
 """
@@ -24,12 +25,24 @@ NOISE = 4.0  # deviations of the untrained score between its evaluations
 FITTED = 0.5  # correlation of an evaluation's outputs with their targets
 STEPS = 100  # optimiser steps before a run that was cut short says anything
 READINGS = 3
+WHOLE = 90.0  # seconds that a script may take uncut
+NOT_LEARNT = (
+    *BOUNDED,
+    "score",
+    "fit",
+    "error",
+)  # returns of a few episodes say little, objectives are printed for training
 LONGER = "--seconds 30 follows the script for longer"
 AGAINST = (
     "the loss falls while the score gets worse: a sign is wrong in the loss or in one of its terms, or its targets, pairs or margin are "
     "reversed"
 )
 UPHILL = "the loss itself rises above that of untrained weights: the step goes uphill (a missing minus, maximize=True)"
+APART = (
+    "the loss falls, and what is learnt does not hold in the evaluation: targets that belong to other rows (shuffled, sorted or cut apart from "
+    "their inputs), inputs or targets that the evaluation prepares differently, or outputs that it decodes wrongly"
+)
+NOTHING = "the loss does not fall either: a gradient that does not reach the model, a rate that is far off, or targets without relation to the inputs"
 BESIDE = "the loss does not follow what the score measures (a wrong target, a gradient that does not reach a part of the model)"
 
 
@@ -93,6 +106,7 @@ def facts(seen: Any) -> dict:
         "lengths": [p.got if p.was_cut else 0 for p in seen.passes],
         "cut": any(p.was_cut and p.training for p in seen.passes),
         "several": any(a[1] > b[0] for a, b in pairwise(spans)),
+        "whole": whole(seen),
         "from_file": seen.from_file,
         "moved": moved if seen.holding else 0.0,
         "losses": [math.fsum(seen.losses[-n:]) / n, pstdev(seen.losses[-n:])] if seen.losses else [],
@@ -113,13 +127,63 @@ def check(
     (held,) = rehearse(("held", {"lengths": lengths, "limit": 1.5 * limit}))
     found = compare(ended, held)
     if not isinstance(found, list):
-        return found
+        return not_learnt(ended, held, rehearse) or found
     more = {"lengths": [2 * n for n in lengths], "limit": 3 * limit, "reseed": 1}
     again = compare(*rehearse(("trained", more), ("held", more)))
     if not isinstance(again, list) or not {r.one.name for r in found} & {r.one.name for r in again}:
         return skip("progress", f"{'; '.join(map(str, found))}: not so at another seed. {LONGER}")
     measured = f"training makes the script's own score worse: {'; '.join(map(str, found))}; at another seed {'; '.join(map(str, again))}"
     return finding("progress", measured, _misread(facts or {}) or cause(ended, held))
+
+
+def whole(seen: Any) -> float | None:
+    """Return by what factor the script makes more steps if no pass is cut; None if that is unknown."""
+    cut = [p for p in seen.passes if p.training and p.was_cut]
+    if not seen.steps or not all(p.length and p.got for p in cut):
+        return None
+    return 1 + sum(p.steps * (p.length / p.got - 1) for p in cut) / seen.steps
+
+
+def not_learnt(ended: "Outcome", held: "Outcome", rehearse: "Callable[..., list[Outcome]]") -> dict | None:
+    """Run a short script uncut, and once more at another seed. Return a finding if no score is better than untrained at its end."""
+    record = ended.record
+    factor = record.get("progress", {}).get("whole")
+    if record["why"] != ENDED or not factor or ended.seconds * factor > WHOLE or not level(ended, held):
+        return None
+    rows: list[list[Row]] = []
+    for seed in range(2):
+        more = {"lengths": [0] * 2 * len(record["progress"]["lengths"]), "limit": 2 * WHOLE, "reseed": seed}
+        if seed or factor > 1:
+            ended, held = rehearse(("trained", more), ("held", more))
+        rows.append(level(ended, held, uncut=True))
+        if not rows[-1]:
+            return None
+    kept = {r.one.name for r in rows[0]} & {r.one.name for r in rows[1]}
+    if not kept or ended.record["progress"]["several"]:
+        return None
+    ours, others = (one.record["progress"]["losses"] for one in (ended, held))
+    fell = bool(ours and others) and ours[0] < others[0] - max(PART * abs(others[0]), 2 * others[1] / 3)
+    measured = [f"{r}, at another seed {s}" for r, s in zip(*rows, strict=False) if r.one.name in kept]
+    return finding(
+        "progress",
+        f"the whole script was run, and at its end its own score is no better than with untrained weights: {'; '.join(measured[:3])}",
+        APART if fell else NOTHING,
+    )
+
+
+def level(trained: "Outcome", held: "Outcome", *, uncut: bool = False) -> list[Row]:
+    """Return the scores of two runs that are no better than untrained; none if one is, or if they say nothing."""
+    for one in (trained, held):
+        if not one.record or one.record["why"] != ENDED or one.record.get("exit") or "progress" not in one.record:
+            return []
+    now = trained.record["progress"]
+    if held.record["progress"]["moved"] > 1e-3 or now["from_file"] or (uncut and now["cut"]):
+        return []
+    if uncut and max(trained.record["steps"], trained.record["backwards"]) < STEPS:
+        return []
+    rows = [Row(*x) for x in comparable(scored(series(trained.output)), scored(series(held.output)))]
+    rows = [r for r in rows if r.one.kind in NOT_LEARNT and not (r.one.kind == "accuracy" and fmean(r.held) > 0.6)]
+    return [] if any(r.gain > max(r.margin / 2, 1e-12) for r in rows) else rows
 
 
 def unsuitable(ended: "Outcome") -> str:

@@ -6,7 +6,6 @@ import math
 import os
 import re
 import sys
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
+from trainworthy.core.base.clock import now
 from trainworthy.guard import HOME
 from trainworthy.guard.hooks.addresses import home_of
 
@@ -58,7 +58,7 @@ class Pass:
     """The last batches, because some loops fetch batches ahead."""
     held: Any = None
     """Weak reference to the iterator: its workers must end when the script drops it."""
-    clock: float = field(default_factory=time.monotonic)
+    clock: float = field(default_factory=now)
     ahead: bool = False
     """The loop had drawn several batches before it called a model (Accelerate, prefetching): the newest is not the one in use."""
 

@@ -2,7 +2,6 @@
 ends."""
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
+from trainworthy.core.base.clock import now
 from trainworthy.guard.checks.oracle import Oracle
 from trainworthy.guard.checks.right_answers import Answers
 from trainworthy.guard.measures.joined_samples import arrange, joined, unfit
@@ -73,7 +73,7 @@ class Control:
 
     def __init__(self, plan: Plan, stop: Callable[[str], None]):
         self.plan, self.stop = plan, stop
-        self.started = self.first = time.monotonic()
+        self.started = self.first = now()
         self.phase = "train"
         self.kept: dict[int, Any] = {}
         self.rng = np.random.default_rng(0)
@@ -99,7 +99,7 @@ class Control:
         self.optimizers += 1
         if self.arrived or self.optimizers != self.plan.later:
             return False
-        self.arrived, self.first = True, time.monotonic()
+        self.arrived, self.first = True, now()
         return True
 
     def another(self, steps: int) -> None:
@@ -118,7 +118,7 @@ class Control:
         return self._done(units)
 
     def _done(self, units: int) -> bool:
-        lasted = time.monotonic() - self.first
+        lasted = now() - self.first
         if self.plan.name == "watch" and units >= FEW and lasted > 0.6 * self.plan.limit:
             return True  # a slow script: what is left of the time is for its evaluation
         return (
@@ -153,14 +153,13 @@ class Control:
     def _short(self, one: Pass, seen: Observer) -> bool:
         """To the end of the script: a pass of training may take a part of what is left of the time, and ends after a step; an
         evaluation has as many batches as the first one on data of its size."""
-        now = time.monotonic()
         if one.training:
-            left = max(0.0, self.plan.limit - (now - self.first))
-            return one.got >= 4 and not seen.since and now - one.clock > PART * left
+            left = max(0.0, self.plan.limit - (now() - self.first))
+            return one.got >= 4 and not seen.since and now() - one.clock > PART * left
         if self.plan.whole or not one.calls or not one.no_grad_calls or not seen.backwards:
             return False
         key = (one.length, one.loader.batch_size)
-        if key not in self.quota and one.got >= 4 and now - one.clock > PART * self.plan.limit / 2:
+        if key not in self.quota and one.got >= 4 and now() - one.clock > PART * self.plan.limit / 2:
             self.quota[key] = one.got
         return one.got >= self.quota.get(key, one.got + 1)
 
@@ -170,12 +169,12 @@ class Control:
 
     def tick(self, seen: Observer) -> None:
         """Check at every model call whether the rehearsal is over."""
-        if (seen.steps or seen.backwards) and not self.rank and time.monotonic() - self.first > self.plan.limit:
+        if (seen.steps or seen.backwards) and not self.rank and now() - self.first > self.plan.limit:
             self.stop("its time is over")
 
     def backward(self, seen: Observer) -> None:
         if seen.backwards == 1:
-            self.first = time.monotonic()
+            self.first = now()
             if not self.begun:
                 self.begun = True
                 self.begin()
@@ -198,7 +197,7 @@ class Control:
             return self.stop("enough") if self.oracle.done() else None
         if not self.arrived or not self.enough(seen) or self.rank:
             return
-        self.since = time.monotonic() if self.since is None else self.since
+        self.since = now() if self.since is None else self.since
         if not self.plan.evaluate:
             self.stop("enough")
         passes = [p for p in seen.passes if p.training]
@@ -211,7 +210,7 @@ class Control:
             self.stop("no evaluation in two epochs")
         if evaluated and seen.steps - evaluated[0] >= 6 and (not passes or not passes[0].was_cut):
             self.stop("enough")
-        if time.monotonic() - self.since > WAIT:
+        if now() - self.since > WAIT:
             self.stop("enough" if evaluated else f"no evaluation in the {WAIT:.0f} s after enough steps")
 
     def evaluations(self, seen: Observer) -> list[int]:

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from trainworthy.core.base import clock
 from trainworthy.core.base.errors import SIGNALS, UserError
 from trainworthy.guard.rehearsals.target import Target
 
@@ -118,8 +119,8 @@ def silence() -> int:
 
 def wait(pid: int, folder: Path, *, load: float, limit: float, say: Any = None) -> Outcome:
     """Wait for a child. Kill its process group after `load` seconds without a first step, or `limit` seconds after
-    it."""
-    began, reported = time.monotonic(), 0.0
+    it, in which the child did not wait for a processor."""
+    began, reported, waited = time.monotonic(), 0.0, 0.0
     out, late = Outcome(folder=folder), False
     mark = folder / "first-step"
     while True:
@@ -128,6 +129,10 @@ def wait(pid: int, folder: Path, *, load: float, limit: float, say: Any = None) 
         if found:
             break
         stepped = time.time() - mark.stat().st_mtime if mark.exists() else None
+        if stepped is None:
+            waited = clock.waited(pid)
+        else:
+            stepped -= clock.waited(pid) - waited
         if (stepped is None and spent > load) or (stepped is not None and stepped > limit):
             late = True
             kill(pid)
