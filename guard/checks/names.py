@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.checks.results import finding, skip
-from trainworthy.guard.measures import refitted, splits
+from trainworthy.guard.measures import backtracking, refitted, reshaped_pairs, splits, twice
 from trainworthy.guard.measures.caches import Caches
 from trainworthy.guard.measures.source import (
     FUNCTIONS,
@@ -38,6 +38,10 @@ def check(script: Path) -> dict:
         lambda: splits.twin(source),
         lambda: splits.lost_input(source),
         lambda: refitted.again(source),
+        lambda: refitted.in_function(source),
+        lambda: backtracking.wrong_order(source),
+        lambda: reshaped_pairs.mixed(source),
+        lambda: twice.same_input(source),
         lambda: turned_sign(source),
         lambda: Caches(source, [row[1:] for row in calls.reached]).fault(),
     )

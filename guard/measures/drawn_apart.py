@@ -18,6 +18,7 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.measures.alignment import turns
 
 SAMPLES, FEWEST = 64, 8
+LINE = 24  # steps of a series, at least
 LEVELS = 16  # values of a mask, at most
 STILL = 8  # after so many samples that are equal twice, the data set has no random augmentation
 FITS, MARGIN = (
@@ -52,8 +53,8 @@ def drawn_apart(seen: Any, loader: DataLoader, limit: float) -> tuple[str, str] 
     if known < FEWEST or differ < max(3, SHARE * known):
         return None
     return (
-        f"{known} training samples were read twice: in {differ} of them the target was flipped, turned or shifted otherwise than its picture",
-        "the augmentation draws again for the target: one draw for picture and target (torchvision draws from torch, not from random)",
+        f"{known} training samples were read twice: in {differ} of them the target was flipped, turned or shifted otherwise than its input",
+        "the augmentation leaves the target as it is or draws again for it: one draw for both (torchvision draws from torch, not from random)",
     )
 
 
@@ -70,6 +71,8 @@ def planes(sample: Any, place: int, inputs: tuple[int, ...]) -> list[Tensor] | N
         torch.from_numpy(x) if isinstance(x, np.ndarray) and x.dtype.kind in "fiub" else x for x in tree_leaves(sample)
     ]
     target = leaves[place] if place < len(leaves) else None
+    if isinstance(target, Tensor) and (target.dim() == 1 or (target.dim() == 2 and len(target) == 1)):
+        return lines(target.flatten(), [x for k, x in enumerate(leaves) if k != place])
     if not isinstance(target, Tensor) or target.dim() < 2 or min(target.shape[-2:]) < 8:
         return None
     mask = len(target.unique()) <= LEVELS
@@ -82,6 +85,16 @@ def planes(sample: Any, place: int, inputs: tuple[int, ...]) -> list[Tensor] | N
     return [plane(target), *map(plane, others)] if others else None
 
 
+def lines(target: Tensor, others: list[Any]) -> list[Tensor] | None:
+    """Return target and series of a sample as (1, L), of a series with a class for each of its steps; None if it is none."""
+    size = len(target)
+    series = [x for x in others if isinstance(x, Tensor) and x.dim() in (1, 2) and x.shape[-1] == size]
+    series = [x for x in series if len(x.unique()) > LEVELS]
+    if size < LINE or len(target.unique()) > LEVELS or not series:
+        return None
+    return [plane(x.reshape(-1, 1, size)) for x in (target, *series)]
+
+
 def plane(x: Tensor) -> Tensor:
     """Return a sum of the channels, each with another weight: those of classes have a constant mean."""
     x = to_double(x.detach().reshape(-1, *x.shape[-2:]))
@@ -92,6 +105,8 @@ def moved_together(a: Tensor, b: Tensor, y: Tensor, z: Tensor) -> bool | None:
     """Return whether the movement from picture a to b is also that from target y to z; None if it is not clear."""
     if a.shape != b.shape or y.shape != z.shape:
         return None
+    if len(a) == 1:
+        return along(a, b, y, z)
     fits = torch.tensor([pearson(x, b) for x in turns(a)])
     order = fits.argsort(descending=True)
     clear = float(fits[order[0]]) > FITS and float(fits[order[0]] - fits[order[1]]) > MARGIN
@@ -117,6 +132,17 @@ def shifted_together(a: Tensor, b: Tensor, y: Tensor, z: Tensor) -> bool | None:
         clear = own is not None and not matches(turns(a)[own[0]], b, own[1])
         return False if clear and float(turned.std()) > 0 else None
     return None
+
+
+def along(a: Tensor, b: Tensor, y: Tensor, z: Tensor) -> bool | None:
+    """The same for series that are shifted or reversed."""
+    ways = [(turn, shift(x, b)) for turn in (False, True) if matches(x := a.flip(-1) if turn else a, b, shift(x, b))]
+    if len(ways) != 1 or not float(y.std()) > 0:
+        return None
+    turn, way = ways[0]
+    if matches(y.flip(-1) if turn else y, z, way):
+        return True
+    return False if any(matches(x, z, shift(x, z)) for x in (y, y.flip(-1))) else None
 
 
 def shift(x: Tensor, y: Tensor) -> Shift:

@@ -7,7 +7,7 @@ import ast
 from collections.abc import Iterator
 
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.measures.source import Source, inside, tail
+from trainworthy.guard.measures.source import FUNCTIONS, Source, inside, tail
 from trainworthy.guard.measures.splits import Scope, loaded, scopes, split_of, stored
 
 FITS = ("fit", "fit_transform")
@@ -51,5 +51,38 @@ def built(node: ast.stmt) -> Iterator[str]:
     several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)
     pairs = zip(target.elts, value.elts, strict=True) if several else [(target, value)]  # type: ignore[attr-defined]
     for name, call in pairs:
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "fit":
+            call = call.func.value  # StandardScaler().fit(rows)
         if isinstance(name, ast.Name) and isinstance(call, ast.Call) and tail(call.func).endswith(FITTED):
             yield name.id
+
+
+def in_function(source: Source) -> Fault | None:
+    """Find a function that fits the script's one scaler on whatever it gets, and gets rows of training and of the evaluation."""
+    nodes = [n for _, n in source.nodes]
+    scalers = {name for n in nodes if isinstance(n, ast.stmt) for name in built(n)}
+    for file, function in source.nodes:
+        if not isinstance(function, FUNCTIONS):
+            continue
+        own = {a.arg for a in function.args.args}
+        lines = [n for n in ast.walk(function) if isinstance(n, ast.stmt)]
+        calls = [n for n in ast.walk(function) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+        fits = [c for c in calls if c.func.attr in FITS and c.args and loaded(c.args[0]) & own]  # type: ignore[attr-defined]
+        for call in fits:
+            name = tail(call.func.value)  # type: ignore[attr-defined]
+            kept = {tail(c.func.value) for c in calls if c.func.attr == "transform"}  # type: ignore[attr-defined]
+            chosen = any(isinstance(n, (ast.If, ast.IfExp)) for n in ast.walk(function))
+            if name not in scalers or name in kept or chosen or any(name in stored(n) for n in lines):
+                continue
+            given = [
+                n for n in nodes if isinstance(n, ast.Call) and getattr(n.func, "id", "") == function.name and n.args
+            ]
+            of = {split_of(word): n.lineno for n in given for word in loaded(n.args[0])}
+            others = sorted(set(of) & {"val", "test", "eval"})
+            if "train" in of and others:
+                return (
+                    f"line {call.lineno} of {file} fits `{name}` on whatever {function.name}() gets: in line {of['train']} the rows of training, "
+                    f"in line {of[others[0]]} those of the {others[0]} split",
+                    f"{name}.transform(...) is meant, fitted once on training: each split is scaled by its own statistics",
+                )
+    return None

@@ -102,6 +102,48 @@ def test_a_picture_whose_holes_are_turned():
     assert drawn_apart(seen, DataLoader(Moved(each(flips)), 8), time.monotonic() + 30) is None
 
 
+class Traces(torch.utils.data.Dataset):
+    """Series of two channels with a class for each step, moved as `move` says."""
+
+    def __init__(self, move):
+        torch.manual_seed(0)
+        random.seed(0)
+        classes = torch.randint(0, 3, (40, 12)).repeat_interleave(5, 1)
+        self.move, self.rows = move, [(torch.randn(2, 60).cumsum(1) + c, c) for c in classes]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int):
+        return self.move(*self.rows[i])
+
+
+def rolled(x):
+    return x.roll(int(torch.randint(-9, 10, (1,))), -1)
+
+
+def reversed_at_times(x):
+    return x.flip(-1) if torch.rand(1) < 0.5 else x
+
+
+def cut(x):
+    start = int(torch.randint(0, 12, (1,)))
+    return x[..., start : start + 48]
+
+
+LINES = [("rolled apart", each(rolled), True), ("rolled", both(rolled), False), ("reversed apart", each(reversed_at_times), True),
+         ("reversed", both(reversed_at_times), False), ("the series alone", lambda x, y: (rolled(x), y), True), ("cut apart", each(cut), True),
+         ("cut", both(cut), False), ("noised", lambda x, y: (rolled(x) + 0.1 * torch.randn(60), y), False),
+         ("scaled", lambda x, y: (x * (1 + torch.rand(1)), y), False), ("one class", lambda x, y: (rolled(x), y * 0), False),
+         ("nothing", lambda x, y: (x, y), False)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "move", "apart"), LINES, ids=lambda v: v if isinstance(v, str) else "")
+def test_series_and_the_classes_of_their_steps(name: str, move, apart: bool):
+    seen = observed({1: 8}, {(0,): 8})
+    assert bool(drawn_apart(seen, DataLoader(Traces(move), 8), time.monotonic() + 30)) == apart
+
+
 def observed(places: dict, inputs: dict, floats: dict | None = None, own: bool = False) -> SimpleNamespace:
     fits = SimpleNamespace(places=Counter(floats or {}), inputs=Counter(inputs), own=own)
     return SimpleNamespace(places=places, roots={0: None}, fits=fits)

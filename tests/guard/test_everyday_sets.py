@@ -3,6 +3,7 @@
 import hashlib
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ from tests.guard import (
     trainer_set,
     trainer_set_heldout,
 )
+from tests.guard.guarding import guard
 from tests.helpers.patches import ScriptPatch, patched
 
 SETS = {
@@ -73,3 +75,31 @@ def test_each_bug_of_the_sixteenth_set_names_the_thread_that_found_it() -> None:
     for half in SETS[53]:
         assert half.SOURCES.keys() == {p.id for p in half.BUGS}
         assert all(url.startswith("http") for url in half.SOURCES.values())
+
+
+STOPPED = {
+    "beats_unet--label-not-rolled": "samples",
+    "change_pairs--same-picture-twice": "names",
+    "change_pairs--sigmoid-in-the-model": "loss-input",
+    "crf_tagger--backpointers-in-order": "names",
+    "crf_tagger--path-not-reversed": "names",
+    "hierarchy_words--output-not-optimised": "wiring",
+    "links_gnn--edges-reshaped": "names",
+    "tumour_anomaly--encoder-detached": "wiring",
+    "tumour_anomaly--relu-at-the-end": "loss-input",
+    "tumour_anomaly--scaler-refitted": "names",
+}
+"""Bug of the seventeenth set -> the check that fails."""
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("case", [p for p in seventeenth_set.BUGS if p.id in STOPPED], ids=lambda case: case.id)
+def test_a_bug_of_the_seventeenth_set_is_stopped(case: ScriptPatch, tmp_path: Path) -> None:
+    assert guard(patched(case), tmp_path)[0][STOPPED[case.id]].blocks
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("name", sorted({Path(p.script).stem for p in seventeenth_set.BUGS}))
+def test_a_healthy_script_of_the_seventeenth_set_is_quiet(name: str, tmp_path: Path) -> None:
+    path = next(p.path for p in seventeenth_set.BUGS if Path(p.script).stem == name)
+    assert not [v.id for v in guard(path.read_text(), tmp_path)[0].values() if v.blocks]
