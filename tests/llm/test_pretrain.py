@@ -376,7 +376,7 @@ def test_any_architecture_from_its_configuration(folder: Path, tmp_path: Path):
     still = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
     GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=64, **still).save_pretrained(tmp_path)
     done = trainworthy("check", "llm/pretrain", "--data.path", folder, *SMALL, "--model", tmp_path, "--only",
-                       "initial-loss,asked,isolation,z-loss,perplexity,export", cwd=tmp_path)  # fmt: skip
+                       "initial-loss,scored,isolation,z-loss,perplexity,export", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 
 
