@@ -26,12 +26,8 @@ FITTED = 0.5  # correlation of an evaluation's outputs with their targets
 STEPS = 100  # optimiser steps before a run that was cut short says anything
 READINGS = 3
 WHOLE = 90.0  # seconds that a script may take uncut
-NOT_LEARNT = (
-    *BOUNDED,
-    "score",
-    "fit",
-    "error",
-)  # returns of a few episodes say little, objectives are printed for training
+NOT_LEARNT = (*BOUNDED, "score", "fit")  # others may end where they began: noise that nothing predicts, a short game
+GOOD = 0.6  # untrained weights may be good already (the distance of an anomaly, one frequent class)
 LONGER = "--seconds 30 follows the script for longer"
 AGAINST = (
     "the loss falls while the score gets worse: a sign is wrong in the loss or in one of its terms, or its targets, pairs or margin are "
@@ -148,7 +144,7 @@ def not_learnt(ended: "Outcome", held: "Outcome", rehearse: "Callable[..., list[
     """Run a short script uncut, and once more at another seed. Return a finding if no score is better than untrained at its end."""
     record = ended.record
     factor = record.get("progress", {}).get("whole")
-    if record["why"] != ENDED or not factor or ended.seconds * factor > WHOLE or not level(ended, held):
+    if record["why"] != ENDED or not factor or record.get("lasted", 0.0) * factor > WHOLE or not level(ended, held):
         return None
     rows: list[list[Row]] = []
     for seed in range(2):
@@ -182,8 +178,11 @@ def level(trained: "Outcome", held: "Outcome", *, uncut: bool = False) -> list[R
     if uncut and max(trained.record["steps"], trained.record["backwards"]) < STEPS:
         return []
     rows = [Row(*x) for x in comparable(scored(series(trained.output)), scored(series(held.output)))]
-    rows = [r for r in rows if r.one.kind in NOT_LEARNT and not (r.one.kind == "accuracy" and fmean(r.held) > 0.6)]
-    return [] if any(r.gain > max(r.margin / 2, 1e-12) for r in rows) else rows
+    rows = [r for r in rows if r.one.kind in NOT_LEARNT]
+    if any(r.one.kind in BOUNDED and fmean(r.held) > GOOD for r in rows):
+        return []
+    part = {True: 1.0, False: 0.5}  # a net that was drawn answers one class, whose share differs from seed to seed
+    return [] if any(r.gain > max(r.margin * part[uncut and r.one.kind in BOUNDED], 1e-12) for r in rows) else rows
 
 
 def unsuitable(ended: "Outcome") -> str:

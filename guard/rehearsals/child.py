@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from trainworthy.core.base.clock import now
 from trainworthy.guard import HOME
 from trainworthy.guard.checks import ranks, run_checks
 from trainworthy.guard.checks.restart import Restart
@@ -132,7 +133,7 @@ class Rehearsal:
 
     def _finish(self, why: str, **more: Any) -> None:
         events.remove()
-        seen = self.seen
+        seen, lasted = self.seen, now() - self.control.started
         try:
             found = run_checks.check(seen, self.plan) if not self.rank else {}
             if seen.restart is not None:
@@ -142,7 +143,7 @@ class Rehearsal:
         except Exception:
             found = {"error": traceback.format_exc()}
         facts = {
-            "why": why, "plan": asdict(self.plan), "steps": seen.steps, "backwards": seen.backwards,
+            "why": why, "plan": asdict(self.plan), "lasted": lasted, "steps": seen.steps, "backwards": seen.backwards,
             "evaluations": len(self.control.evaluations(seen)), "passes": len(seen.passes), "losses": seen.losses[:2000],
             "notes": seen.notes, "written": sorted(set(self.sandbox.written))[:200], "escaped": self.sandbox.escaped,
             "at": time.time(), "unrecorded": seen.evidence.error if isinstance(seen.evidence, Evidence) else "",

@@ -63,11 +63,20 @@ def test_a_place_of_the_output_is_one_series():
 
 def run(output: str, **more) -> Outcome:
     """A script that was followed to its end."""
-    own = {"lengths": [], "cut": False, "several": False, "from_file": False, "moved": 0.0, "losses": [0.1, 0.01]}
+    own = {
+        "lengths": [],
+        "cut": False,
+        "several": False,
+        "from_file": False,
+        "moved": 0.0,
+        "losses": [0.1, 0.01],
+        "whole": None,
+    }
     record = {
         "why": ENDED,
         "steps": 500,
         "backwards": 500,
+        "lasted": 1.0,
         "progress": own | {k: v for k, v in more.items() if k in own},
     }
     return Outcome({**record, **{k: v for k, v in more.items() if k in record}}, output=output)
@@ -121,6 +130,42 @@ def test_one_seed_is_not_enough():
     ours, others = (run(printed("auc", v)) for v in (0.2, 0.5))
     found = progress.check(ours, lambda *plans: [others] if len(plans) == 1 else [others, others], 1.0)
     assert "not so at another seed" in found["skip"] or "no printed score" in found["skip"]
+
+
+@pytest.mark.parametrize(
+    ("name", "trained", "untrained", "more", "stopped"),
+    [
+        ("test acc", 0.16, 0.17, {}, True),  # nothing holds for held-out data
+        ("test acc", 0.16, 0.17, {"steps": 40, "backwards": 40}, False),
+        ("test acc", 0.16, 0.17, {"whole": None}, False),
+        ("test acc", 0.16, 0.17, {"lasted": 100.0}, False),  # what takes long is not run whole
+        ("test acc", 0.4, 0.17, {}, False),
+        ("test auroc", 0.95, 0.96, {}, False),  # untrained weights do it already
+        ("test acc", 0.95, 0.95, {}, False),
+        ("test rmse", 0.99, 1.0, {}, False),  # noise that nothing predicts
+        ("mean return", 20.0, 21.0, {}, False),
+        ("test r2", 0.01, 0.0, {}, True),
+        ("test ndcg", 0.31, 0.3, {}, True),
+    ],
+)
+def test_a_short_script_is_run_whole_and_must_have_learnt(name, trained, untrained, more, stopped):
+    ended, held = (
+        run(printed(name, x), **({"lasted": 2.0, "whole": 3.0, "cut": True} | more)) for x in (trained, untrained)
+    )
+    runs = []
+
+    def rehearse(*plans):
+        runs.append(plans)
+        assert all(set(plan["lengths"]) <= {0} for _, plan in plans)
+        return [
+            run(printed(name, x + 0.001 * len(runs)), **({"lasted": 6.0, "whole": 1.0} | more))
+            for x in (trained, untrained)
+        ]
+
+    found = progress.not_learnt(ended, held, rehearse)
+    assert bool(found) == stopped, found
+    assert len(runs) == (2 if stopped else 0) or more.get("steps")
+    assert not stopped or ("at another seed" in found["measured"] and not found["ok"])
 
 
 def test_guard_command_stops_what_makes_the_score_worse(launch, tmp_path: Path):
