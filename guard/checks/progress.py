@@ -144,11 +144,12 @@ def not_learnt(ended: "Outcome", held: "Outcome", rehearse: "Callable[..., list[
     """Run a short script uncut, and once more at another seed. Return a finding if no score is better than untrained at its end."""
     record = ended.record
     factor = record.get("progress", {}).get("whole")
-    if record["why"] != ENDED or not factor or record.get("lasted", 0.0) * factor > WHOLE or not level(ended, held):
+    seconds = record.get("lasted", 0.0) * (factor or 0)
+    if record["why"] != ENDED or not factor or seconds > WHOLE or not level(ended, held):
         return None
     rows: list[list[Row]] = []
     for seed in range(2):
-        more = {"lengths": [0] * 2 * len(record["progress"]["lengths"]), "limit": 2 * WHOLE, "reseed": seed}
+        more = {"lengths": [0] * 2 * len(record["progress"]["lengths"]), "limit": 30 + 2 * seconds, "reseed": seed}
         if seed or factor > 1:
             ended, held = rehearse(("trained", more), ("held", more))
         rows.append(level(ended, held, uncut=True))
