@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from trainworthy.core import cli
-from trainworthy.core.recipe import registry
 from trainworthy.core.recipe.registry import Entry, recipes
 
 from bench import results
@@ -129,7 +128,7 @@ def test_list_says_that_gates_were_off(gates: str, tmp_path: Path, monkeypatch, 
     file = entry.next_result("tiny", "2026-11-26")
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps({"result": "1 point", "time": "1 s", "gates": gates}))
-    monkeypatch.setattr(registry, "recipes", lambda: [entry])
+    monkeypatch.setattr(cli, "recipes", lambda: [entry])
     cli.list_recipes(["list"])
     assert ("gates were off" in capsys.readouterr().out) == (gates == "off")
 

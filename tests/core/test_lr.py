@@ -40,4 +40,4 @@ def test_a_declared_stage_is_not_tested(launch, fork):
 
 
 def test_bad_steps(tmp_path):
-    assert_refused(trainworthy("lr", "vision/classify", "--steps", "few", cwd=tmp_path), "--steps is a number")
+    assert_refused(trainworthy("lr", "vision/classify", "--steps", "few", cwd=tmp_path), "--steps needs a number")
