@@ -29,8 +29,8 @@ def test_what_is_promised_is_always_run():
     ("times", "out"),
     [
         ({"a.py::one": 500.0}, set()),  # one test of each file, however long
-        ({"a.py::one": 20.0, "a.py::two": 20.0, "b.py::one": 20.0}, {"a.py::two"}),
-        ({"a.py::one": 29.0, "a.py::two": 0.9, "a.py::three": 0.8}, {"a.py::one"}),
+        ({"a.py::one": 15.0, "a.py::two": 15.0, "b.py::one": 15.0}, {"a.py::two"}),
+        ({"a.py::one": 19.0, "a.py::two": 0.9, "a.py::three": 0.8}, {"a.py::one"}),
         ({"tests/core/test_life.py::test_kill_and_resume": 90.0, "tests/core/test_life.py::other[0]": 20.0}, set()),
     ],
 )

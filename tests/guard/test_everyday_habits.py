@@ -154,6 +154,7 @@ def test_weights_within_a_line_search_have_not_moved():
         leaves={id(p): (p, 1)},
         snap={id(p): (p, drawn)},
         losses=[],
+        steps=1,
         passes=[],
         from_file=False,
         holding=True,

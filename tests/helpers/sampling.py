@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 LIST = Path(__file__).parents[1] / "verify_only.txt"
-SECONDS = 30  # of a test file; the cheapest tests of each file come first
+SECONDS = 20  # of a test file; the cheapest tests of each file come first
 MORE = {  # files that are about many things
     "tests/core/test_check.py": 60, "tests/core/test_gates.py": 150, "tests/core/test_life.py": 100, "tests/core/test_process_end.py": 80,
     "tests/core/test_quiet.py": 70, "tests/guard/test_guard.py": 60, "tests/guard/test_loop.py": 60, "tests/core/test_docs.py": 60,
