@@ -278,14 +278,12 @@ class Guard:
         began = time.monotonic()
 
         def rehearse(*plans: tuple[str, dict]) -> list[Outcome]:
-            if len(plans) == 2 and all(set(more.get("lengths") or [1]) == {0} for _, more in plans):
-                self.console.say("  no score has changed clearly: the whole script is run, with and without training")
             ready = [self._plan(name, steps=10**9, most=10**9, **(given | more)) for name, more in plans]
             return self._together(ready)
 
         if any(v.blocks for v in self.verdicts):
             return self._verdict(skip("progress", "the check of the script's end failed"))
-        found = progress.check(ended, rehearse, given["limit"], watch.record.get("facts"))
+        found = progress.check(ended, rehearse, given["limit"], watch.record.get("facts"), self.console.say)
         return self._verdict(found, time.monotonic() - began)
 
     def _restart(self, watch: Outcome) -> None:

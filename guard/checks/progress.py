@@ -12,6 +12,7 @@ from itertools import pairwise
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
+from trainworthy.guard.checks.ending import cut_short
 from trainworthy.guard.checks.results import ENDED, finding, skip
 from trainworthy.guard.measures.printed_scores import BOUNDED, OBJECTIVES, Series, comparable, series
 
@@ -102,7 +103,7 @@ def facts(seen: Any) -> dict:
         "lengths": [p.got if p.was_cut else 0 for p in seen.passes],
         "cut": any(p.was_cut and p.training for p in seen.passes),
         "several": any(a[1] > b[0] for a, b in pairwise(spans)),
-        "whole": whole(seen),
+        "whole": cut_short(seen)[1] / max(1, seen.steps),  # steps of the script uncut; 0: unknown
         "from_file": seen.from_file,
         "moved": moved if seen.holding else 0.0,
         "losses": [math.fsum(seen.losses[-n:]) / n, pstdev(seen.losses[-n:])] if seen.losses else [],
@@ -110,10 +111,14 @@ def facts(seen: Any) -> dict:
 
 
 def check(
-    ended: "Outcome", rehearse: "Callable[..., list[Outcome]]", limit: float, facts: dict[str, Any] | None = None
+    ended: "Outcome",
+    rehearse: "Callable[..., list[Outcome]]",
+    limit: float,
+    facts: dict[str, Any] | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> dict:
     """Return the verdict on a script that was followed to its end. `rehearse`: runs plans side by side, each given by its name and its
-    other fields; `limit`: seconds that the script was followed; `facts`: those of the watched run."""
+    other fields; `limit`: seconds that the script was followed; `facts`: those of the watched run; `say`: prints what takes long."""
     why = unsuitable(ended)
     if why:
         return skip("progress", why)
@@ -123,7 +128,7 @@ def check(
     (held,) = rehearse(("held", {"lengths": lengths, "limit": 1.5 * limit}))
     found = compare(ended, held)
     if not isinstance(found, list):
-        return not_learnt(ended, held, rehearse) or found
+        return not_learnt(ended, held, rehearse, say) or found
     more = {"lengths": [2 * n for n in lengths], "limit": 3 * limit, "reseed": 1}
     again = compare(*rehearse(("trained", more), ("held", more)))
     if not isinstance(again, list) or not {r.one.name for r in found} & {r.one.name for r in again}:
@@ -132,25 +137,22 @@ def check(
     return finding("progress", measured, _misread(facts or {}) or cause(ended, held))
 
 
-def whole(seen: Any) -> float | None:
-    """Return by what factor the script makes more steps if no pass is cut; None if that is unknown."""
-    cut = [p for p in seen.passes if p.training and p.was_cut]
-    if not seen.steps or not all(p.length and p.got for p in cut):
-        return None
-    return 1 + sum(p.steps * (p.length / p.got - 1) for p in cut) / seen.steps
-
-
-def not_learnt(ended: "Outcome", held: "Outcome", rehearse: "Callable[..., list[Outcome]]") -> dict | None:
+def not_learnt(
+    ended: "Outcome", held: "Outcome", rehearse: "Callable[..., list[Outcome]]", say: Callable[[str], None]
+) -> dict | None:
     """Run a short script uncut, and once more at another seed. Return a finding if no score is better than untrained at its end."""
     record = ended.record
-    factor = record.get("progress", {}).get("whole")
-    seconds = record.get("lasted", 0.0) * (factor or 0)
+    factor = record.get("progress", {}).get("whole", 0.0)
+    seconds = record.get("lasted", 0.0) * factor
     if record["why"] != ENDED or not factor or seconds > WHOLE or not level(ended, held):
         return None
     rows: list[list[Row]] = []
     for seed in range(2):
         more = {"lengths": [0] * 2 * len(record["progress"]["lengths"]), "limit": 30 + 2 * seconds, "reseed": seed}
         if seed or factor > 1:
+            say(
+                f"  no score has changed clearly: the whole script is run with and without training, seed {seed + 1} of 2"
+            )
             ended, held = rehearse(("trained", more), ("held", more))
         rows.append(level(ended, held, uncut=True))
         if not rows[-1]:
@@ -158,13 +160,11 @@ def not_learnt(ended: "Outcome", held: "Outcome", rehearse: "Callable[..., list[
     kept = {r.one.name for r in rows[0]} & {r.one.name for r in rows[1]}
     if not kept or ended.record["progress"]["several"]:
         return None
-    ours, others = (one.record["progress"]["losses"] for one in (ended, held))
-    fell = bool(ours and others) and ours[0] < others[0] - max(PART * abs(others[0]), 2 * others[1] / 3)
     measured = [f"{r}, at another seed {s}" for r, s in zip(*rows, strict=False) if r.one.name in kept]
     return finding(
         "progress",
         f"the whole script was run, and at its end its own score is no better than with untrained weights: {'; '.join(measured[:3])}",
-        APART if fell else NOTHING,
+        APART if loss_changed(ended, held) < 0 else NOTHING,
     )
 
 
@@ -281,10 +281,16 @@ def _misread(facts: dict[str, Any]) -> str:
 
 def cause(trained: "Outcome", held: "Outcome") -> str:
     """Return what the losses of both runs say about the cause."""
-    ours, others = (one.record["progress"]["losses"] for one in (trained, held))
-    if trained.record["progress"]["several"] or not ours or not others or not math.isfinite(ours[0] - others[0]):
+    changed = loss_changed(trained, held)
+    if trained.record["progress"]["several"] or math.isnan(changed):
         return f"{AGAINST}\n{UPHILL}"
-    least = max(PART * abs(others[0]), 2 * others[1] / 3)
-    if ours[0] < others[0] - least:
-        return AGAINST
-    return UPHILL if ours[0] > others[0] + least else BESIDE
+    return AGAINST if changed < 0 else UPHILL if changed else BESIDE
+
+
+def loss_changed(trained: "Outcome", held: "Outcome") -> float:
+    """Return -1 if the loss ends clearly below that of untrained weights, 1 if above, 0 if neither, NaN if that is unknown."""
+    ours, others = (one.record["progress"]["losses"] for one in (trained, held))
+    if not ours or not others or not math.isfinite(ours[0] - others[0]):
+        return math.nan
+    least, change = max(PART * abs(others[0]), 2 * others[1] / 3), ours[0] - others[0]
+    return math.copysign(1.0, change) if abs(change) > least else 0.0

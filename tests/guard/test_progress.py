@@ -70,7 +70,7 @@ def run(output: str, **more) -> Outcome:
         "from_file": False,
         "moved": 0.0,
         "losses": [0.1, 0.01],
-        "whole": None,
+        "whole": 0.0,
     }
     record = {
         "why": ENDED,
@@ -137,7 +137,7 @@ def test_one_seed_is_not_enough():
     [
         ("test acc", 0.16, 0.17, {}, True),  # nothing holds for held-out data
         ("test acc", 0.16, 0.17, {"steps": 40, "backwards": 40}, False),
-        ("test acc", 0.16, 0.17, {"whole": None}, False),
+        ("test acc", 0.16, 0.17, {"whole": 0.0}, False),
         ("test acc", 0.16, 0.17, {"lasted": 100.0}, False),  # what takes long is not run whole
         ("test acc", 0.4, 0.17, {}, False),
         ("test auroc", 0.95, 0.96, {}, False),  # untrained weights do it already
@@ -162,7 +162,9 @@ def test_a_short_script_is_run_whole_and_must_have_learnt(name, trained, untrain
             for x in (trained, untrained)
         ]
 
-    found = progress.not_learnt(ended, held, rehearse)
+    lines: list[str] = []
+    found = progress.not_learnt(ended, held, rehearse, lines.append)
+    assert len(lines) == len(runs)
     assert bool(found) == stopped, found
     assert len(runs) == (2 if stopped else 0) or more.get("steps")
     assert not stopped or ("at another seed" in found["measured"] and not found["ok"])

@@ -9,6 +9,7 @@
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -47,21 +48,15 @@ def sample(names: Iterable[Any], *keep: Any) -> list:
     ]
 
 
+@cache
 def left_out() -> dict[str, float]:
     """Seconds of each test in the list."""
     rows = (line.split(" ", 1) for line in LIST.read_text().splitlines() if not line.startswith("#"))
     return {test: float(seconds) for seconds, test in rows}
 
 
-def pytest_configure(config) -> None:
-    config.stash[LEFT] = left_out()
-
-
-LEFT = pytest.StashKey[dict[str, float]]()
-
-
 def pytest_itemcollected(item) -> None:
-    if item.nodeid in item.config.stash[LEFT]:
+    if item.nodeid in left_out():
         item.add_marker("verify")
 
 
