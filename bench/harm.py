@@ -28,7 +28,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from tests.diffusion import planted_flow, planted_latent, planted_pixel  # noqa: E402
+from tests.diffusion import healthy_flow, planted_flow, planted_latent, planted_pixel  # noqa: E402
 from tests.distill import planted_whisper  # noqa: E402
 from tests.vision import planted_detect, planted_segment  # noqa: E402
 from tests.vision.planted_classify import CLIP, IMAGE, MEAN_LOSS, PLANTS, UPDATE, own_loop  # noqa: E402
@@ -204,7 +204,7 @@ FLOW = [
     HEALTHY,
     NO_AVERAGE,
     planted("flow-average-never-stepped", "the average never updated"),
-    planted("flow-levels-uniform", "levels uniform instead of logit-normal"),
+    Case("flow-levels-uniform", "DF7", "levels uniform instead of logit-normal", [healthy_flow.UNIFORM]),
     planted("flow-weighed-as-a-diffusion", "weighed by min-SNR as a diffusion"),
     planted("flow-velocity-turned", "the velocity's sign turned"),
     planted("flow-time-reversed", "time reversed: the net told 1000 - t"),

@@ -127,7 +127,14 @@ def test_an_ensemble_of_critics_is_quiet_in_sac(launch, fork):
     """REDQ (Chen 2021): the lower of two random target critics of five, the mean of all in the policy's loss."""
     fork(*ENSEMBLE, recipe="rl/sac")
     done = launch("check", "mine.py", "--only", "formula,lower-critic,returns", code=0)
-    assert "the mean of all critics (REDQ)" in done.verdicts()[0]["measured"], done.shown
+    assert "the mean of all critics (REDQ, DroQ)" in done.verdicts()[0]["measured"], done.shown
+
+
+def test_a_policy_on_the_mean_of_two_critics_is_quiet_in_sac(launch, fork):
+    """DroQ (Hiraoka 2022); the targets keep the lower one."""
+    fork(ENSEMBLE[2], recipe="rl/sac")
+    done = launch("check", "mine.py", "--only", "formula,lower-critic", code=0)
+    assert "the mean of all critics (REDQ, DroQ)" in done.verdicts()[0]["measured"], done.shown
 
 
 def test_one_critic_of_an_ensemble_is_stopped_in_sac(launch, fork):

@@ -315,7 +315,7 @@ def weighting(context: GateContext) -> Finding:
       are measured from the target and the noisy pictures.
     - The loss of each of 16 single samples, after sixty steps of train(), with that weight times the mean square error. Of a loss that
       is not quadratic in the error (Huber's) only weights are compared, up to a common factor. So are other published weights.
-    - The distribution of the net's timesteps with the declared one (Kolmogorov-Smirnov)."""
+    - The distribution of the net's timesteps with the declared one (Kolmogorov-Smirnov), or with an even one (Liu 2022)."""
     aim, noise = objective(context), context.look()[1].data["train"].process.noise
     expected = declared_weights(noise, aim.kind, (aim.alpha / aim.sigma).square())
     gap, named = _relative(aim.weight, expected), ""
@@ -333,20 +333,22 @@ def weighting(context: GateContext) -> Finding:
     t, i = aim.timestep.tolist(), int(gap.argmax())
     values, counts = watched(context).timesteps.unique(return_counts=True)
     n = int(counts.sum())
-    distance, limit = (counts.cumsum(0) / n - noise.below(values)).abs().max().item(), DRAWN / math.sqrt(n)
+    drawn, limit, evenly = counts.cumsum(0) / n, DRAWN / math.sqrt(n), ""
+    distance, even = ((drawn - due).abs().max().item() for due in (noise.below(values), values / noise.num_train_timesteps))
+    if distance > limit >= even:
+        distance, evenly = even, " (uniform, not the declared ones)"
     return Finding(
         gap[i].item() <= 0.02 and distance <= limit and apart_from <= 0.02,
         f"target: {aim.kind}; {f'weights: {named} up to a factor, not the declared ones; ' * bool(named)}weights differ by at most "
         f"{gap[i]:.1%} (t {t[i]:.0f}: {aim.weight[i]:.3f}, due {expected[i]:.3f}); {compared}; "
-        f"the distribution of {n:,} timesteps by at most {distance:.3f}"
+        f"the distribution of {n:,} timesteps{evenly} by at most {distance:.3f}"
         + (f"; not compared, as they are not quadratic: {', '.join(aim.others)}" if aim.others else ""),
         f"at most 2% at every level and for every sample; at most {limit:.3f} for the distribution",
         order_causes(
             (gap[i].item() > 0.02, "the weight is that of another prediction type: min(SNR, gamma) over SNR is min-SNR for the noise, "
              "over SNR + 1 for the velocity"),
             (apart_from > 0.02, "the weight belongs to another sample's timestep, or to the reversed schedule"),
-            (distance > limit, "timesteps are drawn from another distribution than declared: uniform instead of logit-normal, another mean "
-             "or deviation"))
+            (distance > limit, "timesteps are drawn from another distribution than declared: another mean or deviation"))
         + "\n"
         "on purpose: --noise.snr-gamma inf (a diffusion), --noise.logit-mean and --noise.logit-std (a flow); weights or timesteps that no "
         'setting declares: state them in `Noise.weights` or `Noise.below`, or --gates.waive weighting --gates.because "..."',

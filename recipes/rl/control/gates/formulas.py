@@ -122,8 +122,8 @@ def huber(off: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------------------------ SAC
 def sac(cfg: Any, model: nn.Module, batch: dict, got: dict[str, Tensor]) -> Statements:
-    """Haarnoja 2018 (algorithms and applications), equations 5, 9 and 18. Each term updates its own part only. With more than two critics,
-    the policy may use their mean (REDQ, Chen 2021); with two, it overestimates."""
+    """Haarnoja 2018 (algorithms and applications), equations 5, 9 and 18. Each term updates its own part only. The
+    policy may use the critics' mean, too (REDQ, Chen 2021; with two critics DroQ, Hiraoka 2022): the targets' lowest one prevents overestimates."""
     seen, back = batch["observation"], batch["return"]
     values = critics(model.critics, model.scaled(seen), batch["action"])
     action, log_prob = model.sample(seen, batch["noise"])
@@ -133,15 +133,14 @@ def sac(cfg: Any, model: nn.Module, batch: dict, got: dict[str, Tensor]) -> Stat
     surplus = -(log_prob.detach() + cfg.target_entropy * model.n_act)
     half = [0.5 * (one - back).square() for one in values]
     pairs = {f"the policy uses only critic {i}": alpha * log_prob - one for i, one in enumerate(fixed)}
-    mean, ensemble = alpha * log_prob - fixed.mean(0), len(fixed) > 2
     return {
         "critic": Statement(
             {"both critics' squared errors": sum(half), "both critics' Huber loss": sum(huber(one - back) for one in values)},
             {f"only critic {i} is trained": one for i, one in enumerate(half)}),
         "policy": Statement(
             {"temperature x log-probability minus the lower critic": alpha * log_prob - fixed.amin(0)}
-            | ({"the same with the mean of all critics (REDQ)": mean} if ensemble else {}),
-            pairs | ({} if ensemble else {"the policy uses the mean of the critics": mean}) | {
+            | ({"the same with the mean of all critics (REDQ, DroQ)": alpha * log_prob - fixed.mean(0)} if len(fixed) > 1 else {}),
+            pairs | {
                      "the policy uses the higher critic": alpha * log_prob - fixed.amax(0),
                      "the entropy has the wrong sign: certainty is rewarded": -alpha * log_prob - fixed.amin(0),
                      "the entropy is missing": -fixed.amin(0),
