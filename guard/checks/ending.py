@@ -10,7 +10,7 @@ from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.checks import behaviour
 from trainworthy.guard.checks.results import ENDED, finding, skip
 from trainworthy.guard.hooks.parameters import parameters_of
-from trainworthy.guard.measures import averages, best_weights, token_pairs
+from trainworthy.guard.measures import averages, best_weights, row_invariants, token_pairs
 from trainworthy.guard.measures.records import Group
 from trainworthy.guard.measures.scales import SCALE, fault, goes_on
 from trainworthy.guard.observing.to_the_end import Evaluation, Following, inside, kind
@@ -142,6 +142,15 @@ def scales(seen: Following) -> Fault | None:
     return None
 
 
+def samples(seen: Following) -> Fault | None:
+    """Find inputs that are prepared sample by sample in training, and in no evaluation."""
+    for what, trained in seen.trained.items():
+        others = [rows.marks for (one, *_), rows in seen.sources.items() if one == what]
+        if measured := row_invariants.lost(trained.marks, others):
+            return measured, "samples of the evaluation are not normalised as those of training are, each by its own values"
+    return None
+
+
 def vocabulary(seen: Following) -> Fault | None:
     """Find an evaluation whose texts have training's tokens in other pairs than training's texts, new ones among them, have."""
     for (what, *source), rows in seen.sources.items():
@@ -259,4 +268,4 @@ def calm(seen: Following) -> Fault | None:
     return (found["measured"], found["cause"]) if found.get("ok") is False else None
 
 
-FINDERS = (stranger, unfrozen, untrained, scales, vocabulary, worst, average, sampled, calm)
+FINDERS = (stranger, unfrozen, untrained, scales, samples, vocabulary, worst, average, sampled, calm)

@@ -6,12 +6,14 @@ The comparison decides only where the direction of a score is known by its name 
 """
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from trainworthy.guard.checks.ending import cut_short
 from trainworthy.guard.checks.results import ENDED, finding, skip
 from trainworthy.guard.measures.printed_scores import BOUNDED, OBJECTIVES, Series, comparable, series
@@ -26,6 +28,7 @@ NOISE = 4.0  # deviations of the untrained score between its evaluations
 FITTED = 0.5  # correlation of an evaluation's outputs with their targets
 STEPS = 100  # optimiser steps before a run that was cut short says anything
 READINGS = 3
+PERPLEXITY = re.compile(r"\b(?:ppl|perplexity)\b")
 WHOLE = 90.0  # seconds that a script may take uncut
 NOT_LEARNT = (*BOUNDED, "score", "fit")  # others may end where they began: noise that nothing predicts, a short game
 GOOD = 0.6  # untrained weights may be good already (the distance of an anomaly, one frequent class)
@@ -38,6 +41,10 @@ UPHILL = "the loss itself rises above that of untrained weights: the step goes u
 APART = (
     "the loss falls, and what is learnt does not hold in the evaluation: targets that belong to other rows (shuffled, sorted or cut apart from "
     "their inputs), inputs or targets that the evaluation prepares differently, or outputs that it decodes wrongly"
+)
+GUESS = (
+    "probabilities that are not normalised over the tokens (a softmax over another dimension), or tokens, targets or a mask that the evaluation "
+    "prepares differently"
 )
 NOTHING = "the loss does not fall either: a gradient that does not reach the model, a rate that is far off, or targets without relation to the inputs"
 BESIDE = "the loss does not follow what the score measures (a wrong target, a gradient that does not reach a part of the model)"
@@ -104,6 +111,7 @@ def facts(seen: Any) -> dict:
         "cut": any(p.was_cut and p.training for p in seen.passes),
         "several": any(a[1] > b[0] for a, b in pairwise(spans)),
         "whole": cut_short(seen)[1] / max(1, seen.steps),  # steps of the script uncut; 0: unknown
+        "tokens": max((m.num_embeddings for root in seen.roots.values() for m in root.modules() if isinstance(m, nn.Embedding)), default=0),
         "from_file": seen.from_file,
         "moved": moved if seen.holding else 0.0,
         "losses": [math.fsum(seen.losses[-n:]) / n, pstdev(seen.losses[-n:])] if seen.losses else [],
@@ -122,6 +130,8 @@ def check(
     why = unsuitable(ended)
     if why:
         return skip("progress", why)
+    if measured := above_uniform(ended):
+        return finding("progress", measured, GUESS)
     if measured := improved(ended):
         return finding("progress", measured)
     lengths = ended.record["progress"]["lengths"]
@@ -200,6 +210,18 @@ def unsuitable(ended: "Outcome") -> str:
         return f"{when} no score whose name says which way is better (accuracy, AUC, RMSE, return, val loss ...)"
     if record["progress"]["from_file"]:
         return "the weights were loaded: a short training may make them worse for a while"
+    return ""
+
+
+def above_uniform(ended: "Outcome") -> str:
+    """Return which perplexity a whole training ends at that is above that of an even guess; empty if none is."""
+    record = ended.record
+    tokens = record["progress"]["tokens"]
+    if record["why"] != ENDED or record["progress"]["cut"] or record["steps"] < STEPS or not tokens:
+        return ""
+    for one in series(ended.output).values():
+        if PERPLEXITY.search(one.name) and min(one.values) > 2 * tokens:
+            return f"{one.name} {one.values[-1]:.3g} after the whole training; an even guess among all {tokens:,} tokens has {tokens:,}"
     return ""
 
 

@@ -71,12 +71,13 @@ def turned(times: dict[str, int], rows: list[dict]) -> Fault | None:
 
 
 def proportional(weights: Any, counts: Any, *, within: float) -> bool:
-    """Return whether weights are the counts times one factor, where the largest count is at least twice the smallest."""
+    """Return whether weights are the counts times one factor, where the largest count is at least twice the smallest; of three or more,
+    whether they are their roots or their squares."""
     w, n = np.asarray(weights, float), np.asarray(counts, float)
     if len(w) < 2 or (w <= 0).any() or (n <= 0).any() or n.max() < 2 * n.min():
         return False
-    ratio = np.log(w) - np.log(n)
-    return float(np.ptp(ratio)) < within * float(np.ptp(np.log(n)))
+    powers = (0.5, 1.0, 2.0) if len(w) > 2 else (1.0,)
+    return any(np.ptp(np.log(w) - p * np.log(n)) < within * p * np.ptp(np.log(n)) for p in powers)
 
 
 def class_weights(rows: list[dict]) -> Fault | None:
@@ -92,9 +93,9 @@ def class_weights(rows: list[dict]) -> Fault | None:
     if known.sum() < 2 or not proportional(weight[known], counts[known], within=0.35):
         return None
     return (
-        f"the loss weighs classes by {weight[known].min():.3g} to {weight[known].max():.3g}, in proportion to their {counts[known].min():,} to "
+        f"the loss weighs classes by {weight[known].min():.3g} to {weight[known].max():.3g}; they have {counts[known].min():,} to "
         f"{counts[known].max():,} targets: the rarer, the lower",
-        "the weights are frequencies and not their inverse: the frequent classes count twice",
+        "the weights are frequencies (or their power) and not their inverse: the frequent classes count twice",
     )
 
 

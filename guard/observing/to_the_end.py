@@ -15,6 +15,7 @@ from trainworthy.guard.hooks.streams import Generated
 from trainworthy.guard.measures.averages import Trail
 from trainworthy.guard.measures.best_weights import Rounds
 from trainworthy.guard.measures.records import alive, class_target, fingerprint, pretrained, used
+from trainworthy.guard.measures.row_invariants import Invariants
 from trainworthy.guard.measures.sampling import Sampling
 from trainworthy.guard.measures.scales import Measures
 from trainworthy.guard.measures.token_pairs import known, pairs_of
@@ -80,6 +81,7 @@ class Scales:
     """Statistics of the inputs of one kind of model."""
 
     measures: Measures = field(default_factory=lambda: Measures(max_levels=8))
+    marks: Invariants = field(default_factory=Invariants)
     calls: int = 0
     losses: int = 0
     pairs: Counter = field(default_factory=Counter)
@@ -165,6 +167,7 @@ class Following(Observer):
             rows.read(tokens)
         if x is not None:
             rows.measures.read(x)
+            rows.marks.read(x)
 
     def _evaluation(self, module: nn.Module, one: Any, given: tuple) -> Scales:
         """Note a call without gradients. Without a loader, and with a generator that may read any data, inputs are identified by

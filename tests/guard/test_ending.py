@@ -81,6 +81,8 @@ print("student", evaluate(student, test))
 BUGS = {
     "other-scale": ((" / 16, torch.tensor(y)", ", torch.tensor(y)"),
                     ("loader = DataLoader(train", "for one in (train, val):\n    one.tensors[0].div_(16)\nloader = DataLoader(train")),
+    "other-samples": (("loader = DataLoader(train", "for one in (train, test):\n    one.tensors[0].sub_(one.tensors[0].mean(1, keepdim=True))\n"
+                       "loader = DataLoader(train"), ("final, test))", "final, val))"), ("student, test))", "student, val))")),
     "worst-kept": (("accuracy > best", "accuracy < best"), ("best = 0\n", "best = 1\n")),
     "not-loaded": (('final.load_state_dict(torch.load("net.pt"))\n', ""),),
     "dropout-in-test": (("final.eval()\n", ""),),
@@ -88,6 +90,7 @@ BUGS = {
 }  # fmt: skip
 WORDS = {
     "other-scale": "scaled or normalised differently",
+    "other-samples": "each by its own values",
     "worst-kept": "the wrong direction",
     "not-loaded": "load_state_dict() is missing",
     "dropout-in-test": "model.eval() is missing before this evaluation",

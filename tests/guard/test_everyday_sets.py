@@ -79,12 +79,15 @@ def test_each_bug_of_the_sixteenth_set_names_the_thread_that_found_it() -> None:
 
 STOPPED = {
     "beats_unet--label-not-rolled": "samples",
+    "beats_unet--weights-inverted": "targets",
     "change_pairs--same-picture-twice": "names",
     "change_pairs--sigmoid-in-the-model": "loss-input",
     "crf_tagger--backpointers-in-order": "names",
     "crf_tagger--path-not-reversed": "names",
     "hierarchy_words--output-not-optimised": "wiring",
+    "hierarchy_words--softmax-over-samples": "progress",
     "links_gnn--edges-reshaped": "names",
+    "ranknet--test-not-normalised": "ending",
     "tumour_anomaly--encoder-detached": "wiring",
     "tumour_anomaly--relu-at-the-end": "loss-input",
     "tumour_anomaly--scaler-refitted": "names",

@@ -71,6 +71,7 @@ def run(output: str, **more) -> Outcome:
         "moved": 0.0,
         "losses": [0.1, 0.01],
         "whole": 0.0,
+        "tokens": 0,
     }
     record = {
         "why": ENDED,
@@ -117,6 +118,20 @@ def test_scores_with_and_without_training(name: str):
     assert ("skip" if "skip" in found else "pass" if found["ok"] else "fail") == expected, found
     if expected == "fail":
         assert found["cause"] == progress.AGAINST
+
+
+@pytest.mark.parametrize(
+    ("values", "more", "stopped"),
+    [
+        ((1720.0, 1240.0), {}, True),
+        ((90.0, 70.0), {}, False),  # an untrained model may be surer of wrong tokens than an even guess
+        ((1720.0, 30.0), {}, False),
+        ((1720.0, 1240.0), {"cut": True}, False),
+    ],
+)
+def test_a_perplexity_above_that_of_an_even_guess_is_stopped_at_the_end(values: tuple, more: dict, stopped: bool):
+    ended = run(printed("test perplexity", *values), tokens=40, **more)
+    assert bool(progress.above_uniform(ended)) == stopped
 
 
 def test_a_score_that_gets_better_outweighs_others():
