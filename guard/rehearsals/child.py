@@ -70,6 +70,8 @@ class Rehearsal:
             frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(HOME)]
             traceback.print_exc()
             where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+            if isinstance(error, SyntaxError) and error.filename:
+                where = f"{error.filename}:{error.lineno}"
             self.finish("it raised", raised=shortened(f"{type(error).__name__}: {error}"), where=where)
             return 1
         self.finish(ENDED)

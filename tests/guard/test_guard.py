@@ -157,8 +157,12 @@ def test_guard_refuses_bad_usage(launch, tmp_path):
         (("guard", "-m", "no.such.module"), "no module"),
         (("guard", "--stepz", "3", "x.py"), "unknown option --stepz"),
         (("guard", "x.py", "--lr", "3"), "own arguments after --"),
+        (("guard", "n.ipynb"), "jupyter nbconvert --to script n.ipynb"),
+        (("guard", "run.sh"), "grep -n python run.sh"),
+        (("guard", "syntax.py"), "syntax.py:2\n"),
     ):
-        (tmp_path / "x.py").write_text("")
+        for name, text in (("x.py", ""), ("n.ipynb", "{}"), ("run.sh", "python x.py"), ("syntax.py", "x = 1\ndef f(:\n")):
+            (tmp_path / name).write_text(text)
         done = launch(*argv)
         assert done.returncode == 2, done.shown
         assert words in done.stderr, done.shown
