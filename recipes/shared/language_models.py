@@ -7,6 +7,7 @@ are in llm/models/loading.py.
 import json
 import os
 import re
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,9 @@ from torch import nn
 from trainworthy.core.base import planning
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.shared import hub, smollm
+
+# peft 0.21 reads a name that transformers 5.23 deprecates, for every adapter.
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 
 Attention = Literal["auto", "sdpa", "eager", "flex_attention", "flash_attention_2"]
 
