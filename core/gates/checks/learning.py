@@ -157,19 +157,27 @@ def _on(batch: dict, value: Any) -> Any:
 
 def overfitted(context: GateContext) -> tuple[Run, Stage, dict]:
     """Return the overfit model that several gates use. If its loss still falls at the last step (a pretrained model at
-    a small rate starts slowly), it may get four times as many (`Expect.overfit_longer`)."""
+    a small rate starts slowly), it may get four times as many (`Expect.overfit_longer`). Twice as many if the loss is
+    already low enough for right answers: then only the metric misses its goal, and it may follow the loss."""
 
     def train() -> tuple[Run, Stage, dict]:
         first, expect = _train_on_eight(context), context.expect
         longer = expect.overfit_longer
         if longer is None:
             longer = expect.overfit_steps == Expect.overfit_steps and not expect.gate_batch_size
-        if not longer or not _falls(first[2]):
+        times = 4 if longer else 2 if _metric_lags(first[1].gate_evaluator.metric, first[2]) else 1
+        if times == 1 or not _falls(first[2]):
             return first
         del first  # before the next one is built
-        return _train_on_eight(context, times=4)
+        return _train_on_eight(context, times=times)
 
     return context.once("overfit", train)
+
+
+def _metric_lags(metric: Metric, found: dict) -> bool:
+    """Return whether the loss is low enough for right answers, and the metric misses its goal."""
+    value = found.get("metric")
+    return value is not None and found["loss"] <= found["enough"] and metric.better(found["goal"], value)
 
 
 def _falls(found: dict) -> bool:
