@@ -44,6 +44,7 @@ LEFT = 0.1  # signal left at the noisiest level: cosine 0%, linear with 1,000 st
 MANY = 64  # most captions whose picture the answering net knows; there may be as many captions as pictures
 KNOWN = 200  # real pictures that the classifier is evaluated on
 SHORT = 60  # training steps after which a net denoises a little
+LEVEL = 1e-4  # standard error of a noise level, above which the input holds more than picture and noise
 DRAWN = 2.5  # limit of the largest distance between distribution functions times sqrt(n): exceeded by chance 7 times in a million
 EARLY = 0.05  # rms between two samplers after SHORT steps: 0.015 healthy, 0.133 with clipping at guidance 2
 LATE = 0.25  # the same at the end of a run
@@ -281,6 +282,14 @@ def _relative(weight: Tensor, expected: Tensor) -> Tensor:
     return ((weight - expected).abs() / expected.clamp_min(0.01)).cpu()
 
 
+def within_error(aim: Objective, weights: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the weights (B,) that are due: the measured one where it is due at a signal-to-noise ratio within four standard errors of the
+    fitted one."""
+    snr, factor = (aim.alpha / aim.sigma).square(), (8 * aim.level_error.clamp_max(1)).exp()
+    low, high = torch.stack([weights(snr / factor), weights(snr * factor)]).aminmax(dim=0)
+    return torch.where((aim.level_error > LEVEL) & (aim.weight >= low) & (aim.weight <= high), aim.weight, weights(snr))
+
+
 def _by_formula(context: GateContext, aim: Objective, weight: Tensor) -> tuple[float, int]:
     """Return (largest relative difference between a sample's loss and weight * mean((prediction - target)^2), number of samples), for
     the net after sixty steps of train(), one sample per batch."""
@@ -317,7 +326,7 @@ def weighting(context: GateContext) -> Finding:
       is not quadratic in the error (Huber's) only weights are compared, up to a common factor. So are other published weights.
     - The distribution of the net's timesteps with the declared one (Kolmogorov-Smirnov)."""
     aim, noise = objective(context), context.look()[1].data["train"].process.noise
-    expected = declared_weights(noise, aim.kind, (aim.alpha / aim.sigma).square())
+    expected = within_error(aim, lambda snr: declared_weights(noise, aim.kind, snr))
     gap, named = _relative(aim.weight, expected), ""
     if gap.max() > 0.02 and (named := published_weights(aim.weight, aim.kind, (aim.alpha / aim.sigma).square())):
         expected = aim.weight
