@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DDIMScheduler, DDPMScheduler, DiffusionPipeline
 from torch import Tensor, nn
 from trainworthy.core.base.doubles import exact, on_device, to_double
 from trainworthy.core.gates.gate import GateContext, fetch, pick
@@ -249,9 +249,12 @@ class Knowing(nn.Module):
 def undone(scheduler, prediction: Tensor, t: float, noisy: Tensor) -> Tensor:
     """Return the clean picture (C, H, W) that one step of an exported scheduler implies at timestep t. For a flow it is where the step
     would end if it continued in a straight line to zero noise."""
+    scheduler.set_timesteps(scheduler.config.num_train_timesteps)
     if not scheduler.timesteps.is_floating_point():
-        scheduler.set_timesteps(scheduler.config.num_train_timesteps)
         t = min(max(int(t), 0), scheduler.config.num_train_timesteps - 1)
+        if not isinstance(scheduler, DDIMScheduler | DDPMScheduler):  # others may return the next sample alone (DPM-Solver++, UniPC)
+            scheduler = DDIMScheduler.from_config(scheduler.config, clip_sample=False)
+            scheduler.set_timesteps(scheduler.config.num_train_timesteps)
         return scheduler.step(prediction[None], t, noisy[None]).pred_original_sample[0]
     scheduler.set_timesteps(1000)
     i = scheduler.timesteps.sub(t).abs().flip(0).argmin()  # Heun lists each timestep twice; a step starts at the second
