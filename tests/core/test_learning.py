@@ -85,8 +85,17 @@ def test_expensive_samples_get_twice_the_steps_where_only_the_metric_is_short_of
 ):
     """llm/pretrain with a head at a quarter of the rate was stopped: its bits per byte are the loss in another unit, at a
     lower limit than the loss itself."""
-    found = {"curve": curve, "loss": curve[-1][1], "needed_loss": 0.19, "enough": 0.398, "metric": metric, "goal": 0.103}
-    bits = SimpleNamespace(gate_evaluator=SimpleNamespace(metric=Metric("bits_per_byte", "", 8.0, 0.0, higher_is_better=False)))
+    found = {
+        "curve": curve,
+        "loss": curve[-1][1],
+        "needed_loss": 0.19,
+        "enough": 0.398,
+        "metric": metric,
+        "goal": 0.103,
+    }
+    bits = SimpleNamespace(
+        gate_evaluator=SimpleNamespace(metric=Metric("bits_per_byte", "", 8.0, 0.0, higher_is_better=False))
+    )
     tried: list[int] = []
     monkeypatch.setattr(learning, "_train_on_eight", lambda _, times=1: (tried.append(times), bits, found))
     learning.overfitted(SimpleNamespace(expect=Expect(gate_batch_size=8), once=lambda _, make: make()))

@@ -82,10 +82,19 @@ def test_an_exported_scheduler_that_returns_the_next_sample_alone_names_the_pict
 @pytest.mark.parametrize("drawn", [pytest.param("ddim", marks=pytest.mark.verify), "dpm++"])
 def test_another_sampler_in_evaluation_and_export_is_quiet(launch, fork, drawn: str):
     """`noise-process` raised an AttributeError: DPM-Solver++ returns the next sample alone. Where DDIM is still evaluated, timesteps differ."""
-    evaluated = ('scale: float, sampler: str = "ddim") -> Tensor:', f'scale: float, sampler: str = "{drawn}") -> Tensor:')
-    fork(*[evaluated] * (drawn != "ddim"), (".cpu(), process.sampler())", '.cpu(), process.sampler("dpm++"))'), recipe="diffusion/pixel")
+    evaluated = (
+        'scale: float, sampler: str = "ddim") -> Tensor:',
+        f'scale: float, sampler: str = "{drawn}") -> Tensor:',
+    )
+    fork(
+        *[evaluated] * (drawn != "ddim"),
+        (".cpu(), process.sampler())", '.cpu(), process.sampler("dpm++"))'),
+        recipe="diffusion/pixel",
+    )
     done = launch("check", "mine.py", "--only", "noise-process", timeout=300)
-    assert done.verdicts()[0]["measured"].startswith("target: velocity, inverted in one step by DPMSolverMultistepScheduler"), done.shown
+    assert done.verdicts()[0]["measured"].startswith(
+        "target: velocity, inverted in one step by DPMSolverMultistepScheduler"
+    ), done.shown
     assert drawn == "ddim" or done.returncode == 0, done.shown
 
 

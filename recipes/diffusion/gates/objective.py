@@ -133,7 +133,9 @@ def level_error(basis: Tensor, noisy: Tensor, alpha: Tensor, sigma: Tensor) -> T
     levels = to_double(torch.stack([alpha, sigma], 1))  # (B, 2)
     left = to_double(noisy.flatten(1)) - (basis @ levels[..., None])[..., 0]
     share = left.square().mean(1).sqrt() / (levels[:, 1].abs() * basis[..., 1].square().mean(1).sqrt()).clamp_min(1e-9)
-    spread = torch.linalg.pinv(basis.mT @ basis).diagonal(dim1=1, dim2=2) * left.square().mean(1, keepdim=True)  # (B, 2) variances
+    spread = torch.linalg.pinv(basis.mT @ basis).diagonal(dim1=1, dim2=2) * left.square().mean(
+        1, keepdim=True
+    )  # (B, 2) variances
     error = (spread / levels.square().clamp_min(1e-12)).sum(1).sqrt()
     return on_device(error * (share.median() <= EXCESS), noisy.device)
 
@@ -252,7 +254,9 @@ def undone(scheduler, prediction: Tensor, t: float, noisy: Tensor) -> Tensor:
     scheduler.set_timesteps(scheduler.config.num_train_timesteps)
     if not scheduler.timesteps.is_floating_point():
         t = min(max(int(t), 0), scheduler.config.num_train_timesteps - 1)
-        if not isinstance(scheduler, DDIMScheduler | DDPMScheduler):  # others may return the next sample alone (DPM-Solver++, UniPC)
+        if not isinstance(
+            scheduler, DDIMScheduler | DDPMScheduler
+        ):  # others may return the next sample alone (DPM-Solver++, UniPC)
             scheduler = DDIMScheduler.from_config(scheduler.config, clip_sample=False)
             scheduler.set_timesteps(scheduler.config.num_train_timesteps)
         return scheduler.step(prediction[None], t, noisy[None]).pred_original_sample[0]
