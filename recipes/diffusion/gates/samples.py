@@ -7,6 +7,7 @@ weight. Other terms (a cosine) are left out. The declaration to compare with is 
 scheduler, of a diffusion or a flow.
 """
 
+import itertools
 import math
 import tempfile
 from collections.abc import Callable
@@ -41,6 +42,7 @@ from trainworthy.recipes.diffusion.gates.objective import (
 EXACT = 0.02  # rms error of a picture in [-1, 1] recovered in one step
 WALKED = 0.05  # the same along the trajectory of an exported pipeline, at levels between those that were measured
 LEFT = 0.1  # signal left at the noisiest level: cosine 0%, linear with 1,000 steps 0.6%, Stable Diffusion 6.8%, linear with 250 steps 28%
+REVERSED = 32  # noise levels at which the negative of the target is inverted
 MANY = 64  # most captions whose picture the answering net knows; there may be as many captions as pictures
 KNOWN = 200  # real pictures that the classifier is evaluated on
 SHORT = 60  # training steps after which a net denoises a little
@@ -123,6 +125,8 @@ def noise_process(
         if alone and not spread_ok and wrong[worst] <= EXACT:  # trained levels are inverted, others are not trained
             drawn, due = (" ".join(f"{s:.0%}" for s in shares.tolist()) for shares in (spread, declared))
             why = f"timesteps are drawn from another distribution than declared: {drawn} in each quarter, not {due}"
+        elif not undoes and wrong[worst] > EXACT:
+            why = opposite(shipped, aim)
         if aim.redrawn == 0 and alone:
             why = "each sample keeps one timestep in all epochs: get() draws it from the sample's number, not from its generator"
         return Finding(
@@ -151,6 +155,15 @@ def noise_process(
         )  # fmt: skip
 
     return check
+
+
+def opposite(shipped, aim: Objective) -> str:
+    """Return that the target has the sign that the exported scheduler does not invert, if one step from its negative returns the picture."""
+    rows = zip(aim.target.cpu(), aim.timestep.tolist(), aim.noisy.cpu(), aim.clean.cpu(), strict=True)
+    for p, t, noisy, clean in itertools.islice(rows, REVERSED):
+        if undone(shipped, -p, t, noisy).sub(clean).square().mean().sqrt() > EXACT:
+            return ""
+    return f"the target's sign is exchanged: {type(shipped).__name__} inverts its negative"
 
 
 def guided(
