@@ -131,6 +131,10 @@ SCALED = "self.offset, self.scale = nn.Parameter(mean.clone()), nn.Parameter(std
 UPSAMPLED = "x = F.gelu(self.upsample(x)).unflatten(-1, (5, -1)).flatten(1, 2)"
 NEAREST = ("x = x.unflatten(-1, (2, -1)).flatten(1, 2)\n"
            "        x = x[:, torch.arange(x.shape[1] * 5 // 2, device=x.device) * 2 // 5]")  # fmt: skip
+LAYER = "self.upsample = nn.Linear(2 * d, 5 * d)  # two frames of 50 ms are five of 20 ms\n"
+STARTED = ("        nn.init.zeros_(self.upsample.bias)\n"
+           "        with torch.no_grad():\n"
+           "            self.upsample.weight.copy_(torch.cat([torch.eye(2 * d)[:d]] * 3 + [torch.eye(2 * d)[d:]] * 2))\n")  # fmt: skip
 PREVIOUS = planted_whisper.PREVIOUS
 FRESH = ("source = data[\"train\"].source\n    model = Student(cfg.width, cfg.depth, (source.ears_mean, source.ears_std), "
          "measures.mean, measures.std, source.rest)\n")  # fmt: skip
@@ -146,6 +150,8 @@ WHISPER = [
     Case("no-offset-no-scale", "W3", "neither offset nor scale",
          [(SCALED, "self.offset, self.scale = 0 * mean, torch.ones_like(std)")]),
     Case("nearest-frame", "W4", "each frame repeated in place of learnt upsampling", [(UPSAMPLED, NEAREST)]),
+    Case("upsampling-from-repetition", "W4", "learnt upsampling that starts as repetition (Aitken 2017), without GELU",
+         [(LAYER, LAYER + STARTED), (UPSAMPLED, UPSAMPLED.replace("F.gelu(self.upsample(x))", "self.upsample(x)"))]),
     planted("stretched-over-the-canvas", "stretched over the canvas"),
     Case("no-second-stage", "W1", "no second stage", settings=["--task.epochs", "0.1", "--task.lr", "1e-9"]),
     Case("no-first-stage", "W1", "no first stage", [(PREVIOUS, FRESH)], ["--features.epochs", "0"]),

@@ -4,6 +4,7 @@ batch larger than eight does, what is chance, and which cause fits."""
 import contextlib
 import io
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 from trainworthy.core.base.verdict import Verdict
-from trainworthy.core.gates.checks import tiny_data
+from trainworthy.core.gates.checks import learning, tiny_data
+from trainworthy.core.recipe.stage import Expect, Metric
 
 import trainworthy
 from tests.core.test_check import (
@@ -63,6 +65,41 @@ def test_a_loss_that_draws_its_noise_again_is_the_first_cause_of_overfit():
     found = verdict(script(loss=redrawn), "overfit")
     assert found.verdict == "fail", found.measured
     assert found.cause.startswith("the loss draws random numbers at each call"), found.cause
+
+
+# ------------------------------------------------------------------------------------------------------ steps of overfit
+NEAR_THE_FLOOR = [(5 * i, 6.33 * 0.97 ** (5 * i), None) for i in range(20)]  # 0.35 at the last of them
+
+
+@pytest.mark.parametrize(
+    ("metric", "curve", "given"),
+    [
+        pytest.param(0.17, NEAR_THE_FLOOR, [1, 2], id="the metric follows the loss"),
+        pytest.param(0.09, NEAR_THE_FLOOR, [1], id="the metric is at its goal"),
+        pytest.param(0.17, [(5 * i, 0.35, None) for i in range(20)], [1], id="the loss does not fall"),
+        pytest.param(0.9, [(5 * i, 6.33 - 0.1 * i, None) for i in range(20)], [1], id="the loss is high"),
+    ],
+)
+def test_expensive_samples_get_twice_the_steps_where_only_the_metric_is_short_of_its_goal(
+    monkeypatch: pytest.MonkeyPatch, metric: float, curve: list, given: list
+):
+    """llm/pretrain with a head at a quarter of the rate was stopped: its bits per byte are the loss in another unit, at a
+    lower limit than the loss itself."""
+    found = {
+        "curve": curve,
+        "loss": curve[-1][1],
+        "needed_loss": 0.19,
+        "enough": 0.398,
+        "metric": metric,
+        "goal": 0.103,
+    }
+    bits = SimpleNamespace(
+        gate_evaluator=SimpleNamespace(metric=Metric("bits_per_byte", "", 8.0, 0.0, higher_is_better=False))
+    )
+    tried: list[int] = []
+    monkeypatch.setattr(learning, "_train_on_eight", lambda _, times=1: (tried.append(times), bits, found))
+    learning.overfitted(SimpleNamespace(expect=Expect(gate_batch_size=8), once=lambda _, make: make()))
+    assert tried == given
 
 
 # --------------------------------------------------------------------------------------------------------- shuffled labels

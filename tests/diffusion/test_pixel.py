@@ -8,12 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from diffusers import DPMSolverMultistepScheduler, PNDMScheduler, UniPCMultistepScheduler
 from diffusers.training_utils import compute_snr
 from safetensors.torch import load_file
 from trainworthy.core.monitoring.monitors import Monitor
 from trainworthy.recipes.diffusion.data import pictures
 from trainworthy.recipes.diffusion.evaluation import scores
 from trainworthy.recipes.diffusion.gates import samples, text
+from trainworthy.recipes.diffusion.gates.objective import undone
 from trainworthy.recipes.diffusion.models import flow_noise, pipeline, usage
 from trainworthy.recipes.diffusion.models.noise import Noise, Process
 from trainworthy.recipes.diffusion.pixel import Noised, make_model, tiny
@@ -61,6 +63,39 @@ def test_a_perfect_prediction_gives_the_picture_back(prediction: str, schedule: 
     image, noise = torch.rand(len(t), 1, 4, 4) * 2 - 1, torch.randn(len(t), 1, 4, 4)
     back = process.clean(process.target(image, noise, t), process.add(image, noise, t), t)
     assert torch.allclose(back, image, atol=0.02)
+
+
+@pytest.mark.parametrize("kind", [DPMSolverMultistepScheduler, UniPCMultistepScheduler, PNDMScheduler])
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
+def test_an_exported_scheduler_that_returns_the_next_sample_alone_names_the_picture(kind: type, prediction: str):
+    process = Process(Noise(prediction_type=prediction))
+    t = torch.arange(0, 1000, 111)
+    image, noise = torch.rand(len(t), 1, 4, 4) * 2 - 1, torch.randn(len(t), 1, 4, 4)
+    rows = list(zip(process.target(image, noise, t), t.tolist(), process.add(image, noise, t), strict=True))
+    back = torch.stack([undone(kind.from_config(process.scheduler.config), p, i, x) for p, i, x in rows])
+    assert torch.allclose(back, image, atol=0.02)
+    other = "epsilon" if prediction == "v_prediction" else "v_prediction"
+    wrong = kind.from_config(process.scheduler.config, prediction_type=other)
+    assert not torch.allclose(torch.stack([undone(wrong, p, i, x) for p, i, x in rows]), image, atol=0.5)
+
+
+@pytest.mark.parametrize("drawn", [pytest.param("ddim", marks=pytest.mark.verify), "dpm++"])
+def test_another_sampler_in_evaluation_and_export_is_quiet(launch, fork, drawn: str):
+    """`noise-process` raised an AttributeError: DPM-Solver++ returns the next sample alone. Where DDIM is still evaluated, timesteps differ."""
+    evaluated = (
+        'scale: float, sampler: str = "ddim") -> Tensor:',
+        f'scale: float, sampler: str = "{drawn}") -> Tensor:',
+    )
+    fork(
+        *[evaluated] * (drawn != "ddim"),
+        (".cpu(), process.sampler())", '.cpu(), process.sampler("dpm++"))'),
+        recipe="diffusion/pixel",
+    )
+    done = launch("check", "mine.py", "--only", "noise-process", timeout=300)
+    assert done.verdicts()[0]["measured"].startswith(
+        "target: velocity, inverted in one step by DPMSolverMultistepScheduler"
+    ), done.shown
+    assert drawn == "ddim" or done.returncode == 0, done.shown
 
 
 def test_the_samplers_keep_the_training_schedule_and_do_not_clip():

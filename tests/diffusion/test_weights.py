@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from trainworthy.recipes.diffusion.gates.objective import published_weights
+from trainworthy.recipes.diffusion.gates.objective import level_error, published_weights
 
 LOSS = "(process.weights(t) * error)"
 
@@ -32,3 +32,31 @@ def test_p2_weights_in_the_loss_are_quiet(launch, fork):
     )  # SNR / (1 + SNR)^2
     done = launch("check", "mine.py", "--only", "weighting", code=0)
     assert "P2 of gamma 1" in done.verdicts()[0]["measured"], done.shown
+
+
+NOISY = "        noisy = self.process.add(image[None], noise[None], timestep[None])[0]\n"
+PERTURBED = """        more = 0.1 * torch.randn(image.shape, generator=generator) if training else 0.0
+        noisy = self.process.add(image[None], (noise + more)[None], timestep[None])[0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("loss", "code"), [(LOSS, 0), pytest.param("((1 + process.alpha[t]) * error)", 3, marks=pytest.mark.verify)]
+)
+def test_a_perturbed_input_is_quiet_and_hides_no_wrong_weight(launch, fork, loss: str, code: int):
+    """Ning 2023: levels that are fitted to such an input are not exact, and weights were compared with those of the fit."""
+    fork((NOISY, PERTURBED), *([(LOSS, loss)] if code else []), recipe="diffusion/pixel")
+    done = launch("check", "mine.py", "--only", "weighting", code=code)
+    assert done.verdicts()[0]["verdict"] == ("fail" if code else "pass"), done.shown
+
+
+@pytest.mark.parametrize("more", [0.0, 0.1, 1.0])
+def test_the_error_of_a_fitted_level_is_that_of_its_draws(more: float):
+    draws = torch.Generator().manual_seed(0)
+    clean, noise, extra = torch.randn(3, 400, 784, generator=draws)
+    noisy = 0.2 * clean + 0.98 * (noise + more * extra)
+    basis = torch.stack([clean, noise], 2).double()
+    alpha, sigma = torch.linalg.lstsq(basis, noisy.double()[..., None]).solution[..., 0].unbind(1)
+    error = level_error(basis, noisy, alpha, sigma)
+    measured = (alpha / sigma / (0.2 / 0.98)).log().std().item()
+    assert error.median().item() == pytest.approx(measured if more < 1 else 0.0, rel=0.15, abs=1e-5)

@@ -86,6 +86,8 @@ PLANTS = [
         ("have no box above the score",), harm="nothing is found, and mAP 0 looks like a net that does not learn"),
     bug("det-score-too-low", "suppression", "V4", LIMITS, LIMITS.replace("cfg.score_thresh", "0.0"),
         ("have the maximum of 100 boxes",), harm="a hundred boxes on every picture"),
+    bug("det-anchors-turned", "anchor-matching", "V4", FIT, FIT + ".flip(1)", ("widths and heights of the anchors are exchanged",),
+        argv=("--model", "retinanet"), harm="tall digits get wide anchors"),
     bug("det-anchors-of-others", "anchor-matching", "V4", FIT, FIT + " * 4", ("anchors were made for another data set",),
         argv=("--model", "retinanet"), harm="no anchor matches, nothing is learnt"),
     bug("det-statistics-of-255", "scale", "V1", STATISTICS, "[123.7, 116.3, 103.5], [58.4, 57.1, 57.4]", ("0-255",),

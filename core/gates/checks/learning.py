@@ -18,7 +18,7 @@ from trainworthy.core.gates.causes.scores import explain_bounded_scores, noted_r
 from trainworthy.core.gates.causes.weights import entries, explain_step_size, explain_unslowed, has_no_floor
 from trainworthy.core.gates.checks import class_means
 from trainworthy.core.gates.checks.batch_norm import layers
-from trainworthy.core.gates.checks.null_model import reaches
+from trainworthy.core.gates.checks.null_model import known_by_size, reaches
 from trainworthy.core.gates.gate import GateContext, fetch, loss_of_parts, pick, split_evenly, total_loss, train_set
 from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Expect, Metric, Stage, View, categorical
@@ -157,19 +157,27 @@ def _on(batch: dict, value: Any) -> Any:
 
 def overfitted(context: GateContext) -> tuple[Run, Stage, dict]:
     """Return the overfit model that several gates use. If its loss still falls at the last step (a pretrained model at
-    a small rate starts slowly), it may get four times as many (`Expect.overfit_longer`)."""
+    a small rate starts slowly), it may get four times as many (`Expect.overfit_longer`). Twice as many if the loss is
+    already low enough for right answers: then only the metric misses its goal, and it may follow the loss."""
 
     def train() -> tuple[Run, Stage, dict]:
         first, expect = _train_on_eight(context), context.expect
         longer = expect.overfit_longer
         if longer is None:
             longer = expect.overfit_steps == Expect.overfit_steps and not expect.gate_batch_size
-        if not longer or not _falls(first[2]):
+        times = 4 if longer else 2 if _metric_lags(first[1].gate_evaluator.metric, first[2]) else 1
+        if times == 1 or not _falls(first[2]):
             return first
         del first  # before the next one is built
-        return _train_on_eight(context, times=4)
+        return _train_on_eight(context, times=times)
 
     return context.once("overfit", train)
+
+
+def _metric_lags(metric: Metric, found: dict) -> bool:
+    """Return whether the loss is low enough for right answers, and the metric misses its goal."""
+    value = found.get("metric")
+    return value is not None and found["loss"] <= found["enough"] and metric.better(found["goal"], value)
 
 
 def _falls(found: dict) -> bool:
@@ -332,7 +340,7 @@ def baseline(context: GateContext) -> Finding:
         raise Skip(f"{measured}; blank inputs raise {type(error).__name__}: {error}") from error
     blind_metric = without_input["metric"] if without_input["metric"] is not None else metric.floor
     blank = View(others.data, indices, blank=inputs, draws=others.draws)
-    answered = reaches(metric, blind_metric, bar) and not _by_their_sizes(metric, found["metric"], blind_metric, blank)
+    answered = reaches(metric, blind_metric, bar) and not known_by_size(metric, found["metric"], blind_metric, blank)
     ok = not reaches(metric, swapped, bar) and not answered
     if not ok and not why:
         why = _why_blind(context, blank_run, blank_stage, blank, without_input, bar)
@@ -349,16 +357,6 @@ def baseline(context: GateContext) -> Finding:
         evidence={"swapped": swapped, "blind": blind_metric, "blind_loss": without_input["loss"]},
         batch=found["batch"], cause=why,
     )  # fmt: skip
-
-
-def _by_their_sizes(metric: Metric, own: float, without_input: float, blank: View) -> bool:
-    """Return whether blank inputs differ in length, and no more is answered from them than samples have different lengths."""
-    samples = [blank.get(i, None) for i in range(len(blank))]
-    shapes = {tuple(tuple(getattr(one[k], "shape", ())) for k in blank.blank) for one in samples}
-    share = len(shapes) / len(samples)
-    return len(shapes) > 1 and (
-        share == 1 or not metric.better(without_input, metric.floor + share * (own - metric.floor))
-    )
 
 
 def _skip_if_more_samples_tell(context: GateContext, metric: Metric, own: float, bar: float) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from trainworthy.core.recipe.stage import Data, Metric
+from trainworthy.core.recipe.stage import Data, Metric, View
 
 MANY = 7  # classes whose relabellings are a null distribution. Of n classes 1 +- 1 keep their place in a random relabelling, so a right
 # model scores a/n +- a/n with permuted classes: three of these are 0.6 of its accuracy a for five classes, 0.43 for seven
@@ -37,6 +37,16 @@ def distinct(data: Data, indices: Sequence[int]) -> tuple[str, list[int]] | None
 def reaches(metric: Metric, value: float, bar: float) -> bool:
     """Return whether `value` is as good as `bar`."""
     return value >= bar if metric.higher_is_better else value <= bar
+
+
+def known_by_size(metric: Metric, own: float, without_input: float, blank: View) -> bool:
+    """Return whether blank inputs differ in length, and no more is answered from them than samples have different lengths."""
+    samples = [blank.get(i, None) for i in range(len(blank))]
+    shapes = {tuple(tuple(getattr(one[k], "shape", ())) for k in blank.blank) for one in samples}
+    share = len(shapes) / len(samples)
+    return len(shapes) > 1 and (
+        share == 1 or not metric.better(without_input, metric.floor + share * (own - metric.floor))
+    )
 
 
 def _whole(value: Any) -> bool:

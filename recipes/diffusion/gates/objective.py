@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DDIMScheduler, DDPMScheduler, DiffusionPipeline
 from torch import Tensor, nn
 from trainworthy.core.base.doubles import exact, on_device, to_double
 from trainworthy.core.gates.gate import GateContext, fetch, pick
@@ -20,6 +20,7 @@ EDGE = 16  # levels
 REDRAWN = 32  # samples that are drawn twice
 FEW = 4  # samples drawn from an exported pipeline
 HALVED = 26  # bisections: a millionth of the range
+EXCESS = 0.25  # of the noise: input perturbation adds 0.1
 CLEAR = 0.99  # share of the entries of a prediction whose gradient must have the sign of the error
 
 
@@ -65,6 +66,8 @@ class Objective:
     """Whether these terms are quadratic in the prediction; Huber's loss and the absolute error are not."""
     redrawn: float = 1.0
     """Share of samples that get another timestep with other draws, as in another epoch."""
+    level_error: Tensor = field(default_factory=lambda: torch.zeros(1))
+    """(B,) standard error of log(alpha / sigma): not 0 if the input holds more than picture and noise (input perturbation, Ning 2023)."""
 
     @property
     def kind(self) -> str:
@@ -115,12 +118,26 @@ def objective(context: GateContext) -> Objective:
             found = torch.linalg.lstsq(basis, to_double(y.flatten(1)[..., None])).solution[..., 0]
             return on_device(found, y.device).unbind(1)
 
+        levels = fitted(net.noisy)
         return Objective(
-            batch, clean, net.noisy, net.timestep, target, weight, *fitted(net.noisy), *fitted(target), terms, others, searched is None,
-            redrawn(stage.loss, data, context.cfg.run.seed, run.device),
+            batch, clean, net.noisy, net.timestep, target, weight, *levels, *fitted(target), terms, others, searched is None,
+            redrawn(stage.loss, data, context.cfg.run.seed, run.device), level_error(basis, net.noisy, *levels),
         )  # fmt: skip
 
     return context.once("diffusion objective", read)
+
+
+def level_error(basis: Tensor, noisy: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+    """Return the standard error (B,) of log(alpha / sigma), from what a fit with the `basis` (B, CHW, 2) leaves of `noisy`: EXCESS of the
+    noise at most. More is no perturbation of the input, but another noise than the target's."""
+    levels = to_double(torch.stack([alpha, sigma], 1))  # (B, 2)
+    left = to_double(noisy.flatten(1)) - (basis @ levels[..., None])[..., 0]
+    share = left.square().mean(1).sqrt() / (levels[:, 1].abs() * basis[..., 1].square().mean(1).sqrt()).clamp_min(1e-9)
+    spread = torch.linalg.pinv(basis.mT @ basis).diagonal(dim1=1, dim2=2) * left.square().mean(
+        1, keepdim=True
+    )  # (B, 2) variances
+    error = (spread / levels.square().clamp_min(1e-12)).sum(1).sqrt()
+    return on_device(error * (share.median() <= EXCESS), noisy.device)
 
 
 def redrawn(loss: Callable, data: Data, seed: int, device: torch.device) -> float:
@@ -234,9 +251,14 @@ class Knowing(nn.Module):
 def undone(scheduler, prediction: Tensor, t: float, noisy: Tensor) -> Tensor:
     """Return the clean picture (C, H, W) that one step of an exported scheduler implies at timestep t. For a flow it is where the step
     would end if it continued in a straight line to zero noise."""
+    scheduler.set_timesteps(scheduler.config.num_train_timesteps)
     if not scheduler.timesteps.is_floating_point():
-        scheduler.set_timesteps(scheduler.config.num_train_timesteps)
         t = min(max(int(t), 0), scheduler.config.num_train_timesteps - 1)
+        if not isinstance(
+            scheduler, DDIMScheduler | DDPMScheduler
+        ):  # others may return the next sample alone (DPM-Solver++, UniPC)
+            scheduler = DDIMScheduler.from_config(scheduler.config, clip_sample=False)
+            scheduler.set_timesteps(scheduler.config.num_train_timesteps)
         return scheduler.step(prediction[None], t, noisy[None]).pred_original_sample[0]
     scheduler.set_timesteps(1000)
     i = scheduler.timesteps.sub(t).abs().flip(0).argmin()  # Heun lists each timestep twice; a step starts at the second

@@ -7,6 +7,7 @@ weight. Other terms (a cosine) are left out. The declaration to compare with is 
 scheduler, of a diffusion or a flow.
 """
 
+import itertools
 import math
 import tempfile
 from collections.abc import Callable
@@ -41,9 +42,11 @@ from trainworthy.recipes.diffusion.gates.objective import (
 EXACT = 0.02  # rms error of a picture in [-1, 1] recovered in one step
 WALKED = 0.05  # the same along the trajectory of an exported pipeline, at levels between those that were measured
 LEFT = 0.1  # signal left at the noisiest level: cosine 0%, linear with 1,000 steps 0.6%, Stable Diffusion 6.8%, linear with 250 steps 28%
+REVERSED = 32  # noise levels at which the negative of the target is inverted
 MANY = 64  # most captions whose picture the answering net knows; there may be as many captions as pictures
 KNOWN = 200  # real pictures that the classifier is evaluated on
 SHORT = 60  # training steps after which a net denoises a little
+LEVEL = 1e-4  # standard error of a noise level, above which the input holds more than picture and noise
 DRAWN = 2.5  # limit of the largest distance between distribution functions times sqrt(n): exceeded by chance 7 times in a million
 EARLY = 0.05  # rms between two samplers after SHORT steps: 0.015 healthy, 0.133 with clipping at guidance 2
 LATE = 0.25  # the same at the end of a run
@@ -122,6 +125,8 @@ def noise_process(
         if alone and not spread_ok and wrong[worst] <= EXACT:  # trained levels are inverted, others are not trained
             drawn, due = (" ".join(f"{s:.0%}" for s in shares.tolist()) for shares in (spread, declared))
             why = f"timesteps are drawn from another distribution than declared: {drawn} in each quarter, not {due}"
+        elif not undoes and wrong[worst] > EXACT:
+            why = opposite(shipped, aim)
         if aim.redrawn == 0 and alone:
             why = "each sample keeps one timestep in all epochs: get() draws it from the sample's number, not from its generator"
         return Finding(
@@ -150,6 +155,15 @@ def noise_process(
         )  # fmt: skip
 
     return check
+
+
+def opposite(shipped, aim: Objective) -> str:
+    """Return that the target has the sign that the exported scheduler does not invert, if one step from its negative returns the picture."""
+    rows = zip(aim.target.cpu(), aim.timestep.tolist(), aim.noisy.cpu(), aim.clean.cpu(), strict=True)
+    for p, t, noisy, clean in itertools.islice(rows, REVERSED):
+        if undone(shipped, -p, t, noisy).sub(clean).square().mean().sqrt() > EXACT:
+            return ""
+    return f"the target's sign is exchanged: {type(shipped).__name__} inverts its negative"
 
 
 def guided(
@@ -281,6 +295,14 @@ def _relative(weight: Tensor, expected: Tensor) -> Tensor:
     return ((weight - expected).abs() / expected.clamp_min(0.01)).cpu()
 
 
+def within_error(aim: Objective, weights: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the weights (B,) that are due: the measured one where it is due at a signal-to-noise ratio within four standard errors of the
+    fitted one."""
+    snr, factor = (aim.alpha / aim.sigma).square(), (8 * aim.level_error.clamp_max(1)).exp()
+    low, high = torch.stack([weights(snr / factor), weights(snr * factor)]).aminmax(dim=0)
+    return torch.where((aim.level_error > LEVEL) & (aim.weight >= low) & (aim.weight <= high), aim.weight, weights(snr))
+
+
 def _by_formula(context: GateContext, aim: Objective, weight: Tensor) -> tuple[float, int]:
     """Return (largest relative difference between a sample's loss and weight * mean((prediction - target)^2), number of samples), for
     the net after sixty steps of train(), one sample per batch."""
@@ -317,7 +339,7 @@ def weighting(context: GateContext) -> Finding:
       is not quadratic in the error (Huber's) only weights are compared, up to a common factor. So are other published weights.
     - The distribution of the net's timesteps with the declared one (Kolmogorov-Smirnov), or with an even one (Liu 2022)."""
     aim, noise = objective(context), context.look()[1].data["train"].process.noise
-    expected = declared_weights(noise, aim.kind, (aim.alpha / aim.sigma).square())
+    expected = within_error(aim, lambda snr: declared_weights(noise, aim.kind, snr))
     gap, named = _relative(aim.weight, expected), ""
     if gap.max() > 0.02 and (named := published_weights(aim.weight, aim.kind, (aim.alpha / aim.sigma).square())):
         expected = aim.weight

@@ -335,6 +335,12 @@ def best_overlap(anchors: Tensor, boxes: Tensor) -> Tensor:
     return box_iou(boxes, anchors).max(1).values if len(boxes) else boxes.new_zeros(0)
 
 
+def turned(anchors: Tensor) -> Tensor:
+    """Return anchors (N, 4) with widths and heights exchanged."""
+    middle, half = (anchors[:, :2] + anchors[:, 2:]) / 2, (anchors[:, 2:] - anchors[:, :2]).flip(1) / 2
+    return torch.cat([middle - half, middle + half], 1)
+
+
 # --------------------------------------------------------------------------------------------------------------- building
 def small(kind: str, backbone: nn.Module, n_classes: int, anchors: Tensor, *, stride: int, limits: dict) -> nn.Module:
     """Return a torchvision detector on a backbone of one level, with heads small enough for two CPU cores."""
