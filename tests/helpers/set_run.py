@@ -1,6 +1,6 @@
 """Run cases of a set from outside through the gates, as their author would: fork the recipe, edit the fork, check it.
 
-    python -m tests.helpers.set_run [--set third|...|eighth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
+    python -m tests.helpers.set_run [--set third|...|ninth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
     python -m tests.helpers.set_run [--set ...] --train [--settings "..."] NAME     a run without gates, to measure harm
 
 Prints for each case: name, exit code (0 passed, 2 refused as bad usage or data, 3 a gate failed), the first failed gate and its first likely cause.
@@ -22,6 +22,8 @@ from tests.helpers import (
     fifth_set_heldout,
     fourth_set,
     fourth_set_heldout,
+    ninth_set,
+    ninth_set_heldout,
     seventh_set,
     seventh_set_heldout,
     sixth_set,
@@ -42,6 +44,7 @@ SETS = {
     "sixth": {"open": sixth_set, "heldout": sixth_set_heldout},
     "seventh": {"open": seventh_set, "heldout": seventh_set_heldout},
     "eighth": {"open": eighth_set, "heldout": eighth_set_heldout},
+    "ninth": {"open": ninth_set, "heldout": ninth_set_heldout},
 }
 
 

@@ -13,7 +13,7 @@ import torch
 from trainworthy.core.base.errors import Interrupted, Stop
 from trainworthy.core.gates import full_precision
 from trainworthy.recipes.rl.control.data import environments
-from trainworthy.recipes.rl.control.gates import monitors, objective
+from trainworthy.recipes.rl.control.gates import learning_probes, monitors, objective
 
 from tests.conftest import ROOT
 from tests.rl.healthy_ppo import VARIANTS
@@ -79,6 +79,41 @@ def test_values_by_huber_are_quiet_in_ppo(launch, fork):
     fork(next(v.hunk for v in VARIANTS if v.id == "ok-rl-values-by-huber"), recipe="rl/ppo")
     done = launch("check", "mine.py", "--only", "formula", code=0)
     assert "Huber" in done.verdicts()[0]["measured"], done.shown
+
+
+@pytest.mark.parametrize(
+    ("penalty", "name"),
+    [
+        (
+            'batch["advantage"].abs() / (2 * cfg.clip_range) * (ratio - 1).square()',
+            "2.5 x |advantage| x (ratio - 1)^2 (SPO)",
+        ),
+        ("0.7 * (ratio - 1 - ratio.log())", "0.7 x KL (k3)"),
+    ],
+)
+def test_a_penalty_in_place_of_the_clip_is_quiet_in_ppo(penalty: str, name: str, launch, fork):
+    """SPO's parabola, and the penalty by the KL divergence of PPO's own paper."""
+    old = """torch.min(
+            ratio * batch["advantage"], ratio.clamp(1 - cfg.clip_range, 1 + cfg.clip_range) * batch["advantage"]
+        )"""
+    fork((old, f'ratio * batch["advantage"] - {penalty}'), recipe="rl/ppo")
+    done = launch("check", "mine.py", "--only", "formula", code=0)
+    assert name in done.verdicts()[0]["measured"], done.shown
+
+
+def test_rewards_in_another_unit_are_quiet(launch, fork):
+    """Rewards times 0.1 are usual; values and returns are a tenth, too."""
+    old = 'steps.append({"observation": observation, "action": action, "log_prob": log_prob, **followed})'
+    fork((old, f'followed["reward"] = 0.1 * followed["reward"]\n        {old}'), recipe="rl/ppo")
+    done = launch("check", "mine.py", "--only", "targets,probe-delay,returns", code=0)
+    assert "every reward times 0.1" in done.verdicts()[0]["measured"], done.shown
+
+
+def test_one_factor_explains_all_targets_or_none():
+    """(reward, target): another unit; a bonus, a clip and a wrong action are none."""
+    assert learning_probes.common_factor([(1, 0.1), (-1, -0.1), (0, 0.0)]) == pytest.approx(0.1)
+    for other in ([(1, 1.1), (-1, -0.9)], [(1, 0.1), (0, 0.1)], [(1, 0.5), (-1, 0.5)], [(2, 1.0), (1, 1.0)], []):
+        assert learning_probes.common_factor(other) == 0
 
 
 # ---------------------------------------------------------------------------------------------------- the settings of the run

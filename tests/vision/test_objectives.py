@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from trainworthy.core.base import modes
 from trainworthy.core.gates.checks import formula
 from trainworthy.core.recipe.stage import Expect
 from trainworthy.recipes.vision.gates import objective
@@ -15,7 +16,7 @@ N = 10
 CFG = SimpleNamespace(label_smoothing=0.1, balance=SimpleNamespace(by="none", gamma=2.0))
 
 
-def compared(loss, *, cfg=CFG, more=None, moved: float = 0.6) -> formula.Comparison:
+def compared(loss, *, cfg=CFG, more=None, moved: float = 0.6, terms=None) -> formula.Comparison:
     """Of a loss of logits (B, N) and labels (B,) at a net that has moved."""
     torch.manual_seed(0)
     net = nn.Linear(12, N)
@@ -24,7 +25,7 @@ def compared(loss, *, cfg=CFG, more=None, moved: float = 0.6) -> formula.Compari
         nn.init.zeros_(net.bias)
     batch = {"image": torch.randn(8, 12), "label": torch.arange(8)} | (more or {})
     stage = SimpleNamespace(
-        model=net, expect=Expect(), loss=lambda m, b: {"ce": loss(m(b["image"]), b["label"])}
+        model=net, expect=Expect(), loss=terms or (lambda m, b: {"ce": loss(m(b["image"]), b["label"])})
     )  # fmt: skip
     run = SimpleNamespace(autocast=contextlib.nullcontext, precision="fp32")
     return formula.compared(run, stage, batch, lambda: objective.classify(SimpleNamespace(cfg=cfg), stage, batch))
@@ -202,3 +203,23 @@ def test_mistakes_in_terms_of_a_users_own_are_found(terms, words):
     found = segmented(**terms)
     assert found.wrong or not words, found.remarks
     assert words in " ".join(found.causes + found.wrong)
+
+
+def test_noise_on_gradients_is_quiet():
+    """A hook that draws at random is no part of the loss (Neelakantan 2015); another one stays."""
+    hooks = []
+
+    def hooked(model, batch):
+        if not hooks:
+            hooks.append(model.weight.register_hook(lambda g: g + 0.1 * torch.randn_like(g)))
+        return {"ce": F.cross_entropy(model(batch["image"]), batch["label"], label_smoothing=0.1, reduction="sum")}
+
+    assert not compared(None, terms=hooked).wrong
+    p = nn.Parameter(torch.ones(3))
+    p.register_hook(lambda g: 2 * g)
+    drawing = p.register_hook(lambda g: g + torch.rand_like(g))
+    with modes.without_random_hooks([p]):
+        assert torch.autograd.grad(p.sum(), p)[0].tolist() == [2, 2, 2]
+    assert torch.autograd.grad(p.sum(), p)[0].min() > 2
+    drawing.remove()
+    assert torch.autograd.grad(p.sum(), p)[0].tolist() == [2, 2, 2]

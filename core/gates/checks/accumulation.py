@@ -6,12 +6,14 @@ import os
 import shlex
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from trainworthy.core.base import seeds
+from trainworthy.core.base.modes import without_random_hooks
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import cut
 from trainworthy.core.gates import gate
@@ -189,7 +191,8 @@ def _first_gradient(
             every = [p for g in optimizer.param_groups for p in g["params"]]
             grads.extend(torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in every)
 
-    with register_optimizer_step_pre_hook(keep):
+    quiet = without_random_hooks(stage.model.parameters()) if in_eval else nullcontext()
+    with quiet, register_optimizer_step_pre_hook(keep):
         context.train(context.cfg, run, stage)
     if made is not None:
         made[:] = prepared_batches(run, stage)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from trainworthy.core.base.modes import in_mode
+from trainworthy.core.base.modes import in_mode, without_random_hooks
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import place_weights
@@ -121,9 +121,10 @@ def of_terms(
     got, whole, due, own = paired(got, whole, due)
     out = Comparison(len(next(iter(got.values()))), own=own)
     for term, statement in due.items():
-        fault, remark, cause, out.forms[term] = compare(
-            term, statement, got[term], whole[term], model, limit(run, 1e-4)
-        )
+        with without_random_hooks(model.parameters()):
+            fault, remark, cause, out.forms[term] = compare(
+                term, statement, got[term], whole[term], model, limit(run, 1e-4)
+            )
         if fault and cause == f"{term}: {UNKNOWN}" and (found := places(term)):
             cause = f"{term}: {found}"
         out.wrong += [fault] * bool(fault)

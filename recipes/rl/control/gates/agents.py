@@ -11,6 +11,7 @@ A recipe passes its stage function and the settings under which it learns a prob
 import contextlib
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.gates.recorder import rehearsed
-from trainworthy.recipes.rl.control.data.probes import PROBES
 from trainworthy.recipes.rl.control.gates import definitions
 from trainworthy.recipes.rl.control.gates.environments import replay
 from trainworthy.recipes.rl.control.gates.learning_probes import (
@@ -28,6 +28,8 @@ from trainworthy.recipes.rl.control.gates.learning_probes import (
     answers,
     known,
     learnt,
+    measure_reward_scale,
+    one_step_targets,
     probe_gate,
     rounded,
 )
@@ -46,28 +48,25 @@ def targets_gate(subject: Subject) -> Gate:
     @gate("targets", rows="R5", title="the value targets of a first rollout equal the analytic returns")
     def check(context: GateContext) -> Finding:
         wrong, measured, cause, under = [], [], "", ", ".join(f"{k} {v:g}" for k, v in subject.exact.items())
+        times = measure_reward_scale(context, subject)
         for name in ("constant", "delay") if subject.exact else ("constant",):
             batches = learnt(context, subject, name, rollouts=1, **subject.exact).batches
             got = torch.cat([b["return"] for b in batches]).float().cpu().unique()
             known = answers(subject, name)[1]
-            gap = (got[:, None] - known).abs().min(1).values
+            gap = (got[:, None] - known).abs().min(1).values / max(1.0, times)
             cut = (gap > LIMIT).sum().item()
             measured.append(f"{name} {rounded(sorted(known.tolist()))}")
             if cut:
                 wrong.append(
                     f"{name}: targets such as {rounded(got[gap > LIMIT][:3])}; analytically only {rounded(sorted(known.tolist()))} occur"
                 )
-        rule = PROBES["both"]["rule"]
-        for batch in learnt(context, subject, "both", rollouts=1, **subject.exact).batches:
-            action = (1 + batch["action"].flatten().clamp(-1, 1)) / 2 if subject.box else batch["action"]
-            rows = torch.stack([batch["observation"][:, 0], action, batch["return"]], 1).tolist()
-            pairs = [(rule(round(signal), chosen, 0), got) for signal, chosen, got in rows]
-            if bad := [got for due, got in pairs if abs(due - got) > LIMIT]:
-                cause = changed_rewards(pairs)
-                wrong.append(
-                    f"both: {len(bad)} of {len(rows)} targets differ from the reward of their action, e.g. {bad[0]:.2f}"
-                )
-                break
+        pairs = [(times * due, got) for due, got in one_step_targets(context, subject)]
+        if bad := [got for due, got in pairs if abs(due - got) > LIMIT * max(1.0, times)]:
+            cause = changed_rewards(pairs)
+            wrong.append(
+                f"both: {len(bad)} of {len(pairs)} targets differ from the reward of their action, e.g. {bad[0]:.2f}"
+            )
+        measured += [f"every reward times {times:.4g}"] * (times != 1)
         if wrong and not cause and (soft := _soft_targets(context, subject)):
             raise Skip(f"{soft}: they contain the policy's entropy, which the probes' rules do not")
         cause = cause or (_by_definition(context, subject) if wrong else "")
@@ -397,6 +396,7 @@ def gates(subject: Subject, *, on_policy: bool) -> list[Gate]:
     own = [f(subject) for f in gates_of]
     own += [lower_gate(subject)] if subject.box and not on_policy else []
     own += [density, entropy_gate(subject)] if subject.box else []
-    configured = [entries_gate(subject.unread, subject.formula), returns_gate(subject.targets)]
+    unit = partial(measure_reward_scale, subject=subject)
+    configured = [entries_gate(subject.unread, subject.formula), returns_gate(subject.targets, unit)]
     configured += [target_rate_gate(subject.lag)] if subject.lag else []
     return [formula_gate(subject.formula), targets_gate(subject), *found, *own, scale, *configured, replay]

@@ -6,6 +6,7 @@ except that outputs and values come from the same net.
 """
 
 import copy
+from itertools import product
 from typing import Any
 
 import torch
@@ -77,12 +78,15 @@ def surrogate(new: Tensor, old: Tensor, gain: Tensor, clip: float, got: Tensor |
             at = [((side - bound).abs() < 1e-4).sum().item() for side, bound in ((down, 1 - low), (up, 1 + high))]
             if 0.01 <= low < 1 and 0.01 <= high <= 5 and min(at) >= 3:
                 right[f"the clipped surrogate, clipped at {1 - low:.2f} and {1 + high:.2f}"] = clipped(low, high)
-        for name, distance in (("k2", 0.5 * (new - old).square()), ("k3", ratio - 1 - (new - old))):
-            rest = (got - right["the clipped surrogate"]).detach()
-            beta = (rest @ distance.detach() / distance.detach().square().sum().clamp_min(1e-12)).item()
-            if 0 < beta < 100:
-                added = right["the clipped surrogate"] + beta * distance
-                right[f"the clipped surrogate and {beta:.2g} x KL ({name})"] = added
+        plain = {"the clipped surrogate": right["the clipped surrogate"], "the surrogate without a clip": -ratio * gain}
+        distances = {"KL (k2)": 0.5 * (new - old).square(), "KL (k3)": ratio - 1 - (new - old),
+                     "|advantage| x (ratio - 1)^2 (SPO)": gain.abs() * (ratio - 1).square()}  # fmt: skip
+        for (base, form), (name, distance) in product(plain.items(), distances.items()):
+            beta = (
+                (got - form).detach() @ distance.detach() / distance.detach().square().sum().clamp_min(1e-12)
+            ).item()
+            if 1e-3 < beta < 100:
+                right[f"{base} and {beta:.2g} x {name}"] = form + beta * distance
     wrong = {
         "the ratio is 1 everywhere: the new probability is divided by itself instead of the rollout's":
             -(new - new.detach()).exp() * gain,

@@ -1,5 +1,6 @@
 """Probes of an agent: environments with known values, on which what it learns is compared with what is right."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,6 +47,8 @@ class Subject:
     """Settings -> {entry of a batch that the loss does not depend on: reason}."""
     lag: Callable[[Any], float] | None = None
     """Settings -> number of updates in which the target network is replaced once; None if there is no target network."""
+    reward_scale: float = 1.0
+    """Factor on every reward that the loop trains on, once `measure_reward_scale` has measured it."""
 
 
 @dataclass
@@ -130,6 +133,40 @@ def learnt(
     return found
 
 
+def one_step_targets(context: GateContext, subject: Subject) -> list[tuple[float, float]]:
+    """Return (reward of the action by the probe's rule, target) of the first rollout of a probe whose episodes have one step."""
+    rule, pairs = PROBES["both"]["rule"], []
+    for batch in learnt(context, subject, "both", rollouts=1, **subject.exact).batches:
+        action = (1 + batch["action"].flatten().clamp(-1, 1)) / 2 if subject.box else batch["action"]
+        rows = torch.stack([batch["observation"][:, 0], action, batch["return"]], 1).tolist()
+        pairs += [(rule(round(signal), chosen, 0), got) for signal, chosen, got in rows]
+    return pairs
+
+
+def measure_reward_scale(context: GateContext, subject: Subject) -> float:
+    """Measure by which factor the loop multiplies every reward before it learns, as many published configurations do: returns, values and
+    the best policy are those of the environment, in another unit. 1 if no one factor explains all targets, or if it is a power of the
+    discount: then a reward may be discounted once too often."""
+
+    def measured() -> float:
+        try:
+            factor = common_factor(one_step_targets(context, subject))
+        except (KeyError, IndexError, TypeError):  # batches of a fork's own form: the gate `targets` reports it
+            factor = 1.0
+        power = math.log(factor, GAMMA) if factor > 0 else 0.0
+        return 1.0 if not 1e-3 <= factor <= 1e3 or abs(power - round(power)) < 1e-2 else factor
+
+    subject.reward_scale = context.once("rl-reward-scale", measured)
+    return subject.reward_scale
+
+
+def common_factor(pairs: list[tuple[float, float]]) -> float:
+    """Return the factor that makes every target of (due, target); 0 if there is none."""
+    times = [got / due for due, got in pairs if due]
+    same = bool(times) and all(abs(t - times[0]) <= 1e-3 * abs(times[0]) for t in times)
+    return times[0] if same and all(abs(got) <= 1e-3 for due, got in pairs if not due) else 0.0
+
+
 def environments_of(stage: Stage) -> Environments | None:
     """Return the environments in the stage's state, or None."""
     inner = (s.envs if isinstance(s, Remembering) else s for s in stage.state.values())
@@ -162,12 +199,12 @@ def answers(subject: Subject, name: str, stack: int = 1) -> tuple[Tensor, Tensor
         )  # a truncated episode counts as if it continued for ever
         for step in reversed(range(1 if limited else length)):
             rewards = [float(rule(signal, a, step)) for a in range(n_actions)]
-            later = max(rewards) + GAMMA * later
+            later = max(rewards) + GAMMA * later  # in units of the environment
             if n_actions > 1 and len(set(rewards)) == 1:
                 continue  # all actions are equal
             past = [(0 if brief and t else signal, 0 if limited else t) for t in range(step + 1)]
             rows.append([shift + scale * x for seen in ([past[0]] * stack + past)[-stack:] for x in seen])
-            values.append(later)
+            values.append(subject.reward_scale * later)
             best.append(rewards.index(max(rewards)))
     chosen = 2 * torch.tensor(best)[:, None] - 1 if subject.box else torch.tensor(best)
     return torch.tensor(rows), torch.tensor(values), chosen if n_actions > 1 else None
@@ -193,6 +230,7 @@ def probe_gate(subject: Subject, name: str, rows: str, title: str, remedy: str) 
         stack = context.cfg.frame_stack if name == "memory" else 1
         if name == "memory" and stack == 1 and not getattr(context.cfg, "rnn_hidden_size", 0):
             raise Skip("the policy has no memory (--frame-stack 1)")
+        measure_reward_scale(context, subject)
         result = learnt(context, subject, name, stack=stack)
         run, stage = result.run, result.stage
         observations, values, best = known(subject, stage.model, name, stack)

@@ -5,6 +5,7 @@ They require what recipes/rl/control/gates/agents.py requires, and a `Subject` w
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -160,7 +161,7 @@ def _other(value: Tensor, draws: torch.Generator) -> Tensor:
 
 
 # --------------------------------------------------------------------------------------------------------------- returns
-def returns_gate(targets: Callable | None) -> Gate:
+def returns_gate(targets: Callable | None, reward_scale: Callable[[GateContext], float]) -> Gate:
     title = "training targets equal their definition, computed step by step from the played transitions"
 
     @gate("returns", rows="R4 R5", title=title, explains=True)
@@ -168,7 +169,9 @@ def returns_gate(targets: Callable | None) -> Gate:
         """Searches rows of the last batch of two rollouts, at the run's own settings, among the steps of the environments."""
         if targets is None:
             raise Skip("there is no definition of these targets (`targets=` of gates.Subject)")
-        found = seen(context)
+        found, times = seen(context), reward_scale(context)
+        if times != 1:
+            found = replace(found, steps=found.steps | {"reward": times * found.steps["reward"]})
         try:
             compared = targets(context.cfg, found)
         except (KeyError, AttributeError, TypeError) as error:
@@ -188,7 +191,8 @@ def returns_gate(targets: Callable | None) -> Gate:
         if weighed := misweighted(found):
             wrong, causes = [weighed, *wrong], [OVERWEIGHTED, *causes]
         return Finding(
-            not wrong, "; ".join(wrong) or ", ".join(f"{k} within {v:.1e}" for k, (v, _) in compared.items()),
+            not wrong, "; ".join(wrong) or ", ".join(f"{k} within {v:.1e}" for k, (v, _) in compared.items())
+            + f", every reward times {times:.4g}" * (times != 1),
             f"within {exact:g} of the largest" + ", and room for --buffer-size transitions" * bool(short)
             + ", and statistics of all rollouts" * bool(forgotten) + ", and weights that fall as probabilities rise" * bool(weighed),
             "\n".join([*causes, TARGETS_ON_PURPOSE]),
