@@ -146,9 +146,14 @@ def samples(seen: Following) -> Fault | None:
     """Find inputs that are prepared sample by sample in training, and in no evaluation of other data."""
     own = {(id(p.loader.dataset),) for p in seen.passes if p.training}
     for what, trained in seen.trained.items():
-        others = [rows.marks for (one, *source), rows in seen.sources.items() if one == what and tuple(source) not in own]
+        others = [
+            rows.marks for (one, *source), rows in seen.sources.items() if one == what and tuple(source) not in own
+        ]
         if measured := row_invariants.lost(trained.marks, others):
-            return measured, "samples of the evaluation are not normalised as those of training are, each by its own values"
+            return (
+                measured,
+                "samples of the evaluation are not normalised as those of training are, each by its own values",
+            )
     return None
 
 

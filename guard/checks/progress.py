@@ -111,7 +111,10 @@ def facts(seen: Any) -> dict:
         "cut": any(p.was_cut and p.training for p in seen.passes),
         "several": any(a[1] > b[0] for a, b in pairwise(spans)),
         "whole": cut_short(seen)[1] / max(1, seen.steps),  # steps of the script uncut; 0: unknown
-        "tokens": max((m.num_embeddings for root in seen.roots.values() for m in root.modules() if isinstance(m, nn.Embedding)), default=0),
+        "tokens": max(
+            (m.num_embeddings for root in seen.roots.values() for m in root.modules() if isinstance(m, nn.Embedding)),
+            default=0,
+        ),
         "from_file": seen.from_file,
         "moved": moved if seen.holding else 0.0,
         "losses": [math.fsum(seen.losses[-n:]) / n, pstdev(seen.losses[-n:])] if seen.losses else [],

@@ -62,7 +62,10 @@ def locate(words: list[str], *, command: str = "guard") -> Target:
     if not path.is_file():
         raise UserError(f"no script {path}", needed="the path of a Python file, or -m and a module", next="ls *.py")
     if path.suffix not in (".py", ""):
-        following = {".ipynb": f"jupyter nbconvert --to script {path}", ".sh": f"grep -n python {path}    # guard the script that it starts"}
+        following = {
+            ".ipynb": f"jupyter nbconvert --to script {path}",
+            ".sh": f"grep -n python {path}    # guard the script that it starts",
+        }
         raise UserError("guard needs a Python script", got=str(path), needed="a file ending in .py, or -m package.module",
                         next=following.get(path.suffix, ""))  # fmt: skip
     return Target(path.absolute(), script_arguments(words[1:]))

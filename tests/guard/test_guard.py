@@ -161,7 +161,12 @@ def test_guard_refuses_bad_usage(launch, tmp_path):
         (("guard", "run.sh"), "grep -n python run.sh"),
         (("guard", "syntax.py"), "syntax.py:2\n"),
     ):
-        for name, text in (("x.py", ""), ("n.ipynb", "{}"), ("run.sh", "python x.py"), ("syntax.py", "x = 1\ndef f(:\n")):
+        for name, text in (
+            ("x.py", ""),
+            ("n.ipynb", "{}"),
+            ("run.sh", "python x.py"),
+            ("syntax.py", "x = 1\ndef f(:\n"),
+        ):
             (tmp_path / name).write_text(text)
         done = launch(*argv)
         assert done.returncode == 2, done.shown

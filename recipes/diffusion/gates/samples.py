@@ -356,7 +356,9 @@ def weighting(context: GateContext) -> Finding:
     values, counts = watched(context).timesteps.unique(return_counts=True)
     n = int(counts.sum())
     drawn, limit, evenly = counts.cumsum(0) / n, DRAWN / math.sqrt(n), ""
-    distance, even = ((drawn - due).abs().max().item() for due in (noise.below(values), values / noise.num_train_timesteps))
+    distance, even = (
+        (drawn - due).abs().max().item() for due in (noise.below(values), values / noise.num_train_timesteps)
+    )
     if distance > limit >= even:
         distance, evenly = even, " (uniform, not the declared ones)"
     return Finding(
