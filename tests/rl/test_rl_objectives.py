@@ -101,12 +101,21 @@ def test_a_penalty_in_place_of_the_clip_is_quiet_in_ppo(penalty: str, name: str,
     assert name in done.verdicts()[0]["measured"], done.shown
 
 
-def test_rewards_in_another_unit_are_quiet(launch, fork):
-    """Rewards times 0.1 are usual; values and returns are a tenth, too."""
-    old = 'steps.append({"observation": observation, "action": action, "log_prob": log_prob, **followed})'
-    fork((old, f'followed["reward"] = 0.1 * followed["reward"]\n        {old}'), recipe="rl/ppo")
+UNIT = 'steps.append({"observation": observation, "action": action, "log_prob": log_prob, **followed})'
+
+
+@pytest.mark.parametrize("times", ["0.1", "0.5"])
+def test_rewards_in_another_unit_are_quiet(launch, fork, times):
+    """Rewards times 0.1 are usual; values and returns are a tenth, too. 0.5 is also the probes' discount."""
+    fork((UNIT, f'followed["reward"] = {times} * followed["reward"]\n        {UNIT}'), recipe="rl/ppo")
     done = launch("check", "mine.py", "--only", "targets,probe-delay,returns", code=0)
-    assert "every reward times 0.1" in done.verdicts()[0]["measured"], done.shown
+    assert f"every reward times {times}" in done.verdicts()[0]["measured"], done.shown
+
+
+def test_rewards_that_are_discounted_once_too_often_are_stopped(launch, fork):
+    fork((UNIT, f'followed["reward"] = cfg.gamma * followed["reward"]\n        {UNIT}'), recipe="rl/ppo")
+    done = launch("check", "mine.py", "--only", "targets", code=3)
+    assert "targets such as" in failed(done)["targets"]["measured"], done.shown
 
 
 def test_one_factor_explains_all_targets_or_none():

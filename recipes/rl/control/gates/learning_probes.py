@@ -22,6 +22,7 @@ ROLLOUTS = 60  # rollouts of 8 environments x 16 steps
 EVERY, IN_A_ROW = 3, 4
 CLOSE = 0.1  # largest error of a learnt value, as a share of the largest value
 EARNED = 0.4  # return of a policy that takes the best action with probability 0.7
+OTHER_GAMMA = 0.8
 GAMMA = 0.5  # low enough to tell a discounted reward from an undiscounted one within two steps
 
 
@@ -86,8 +87,8 @@ def learnt(
     rollout `noted` are kept. `look` gets the loss, the model and the first of these batches. `before` may change the stage first.
     Except for the probe "memory", the newest observation determines the answer."""
     cfg, id = context.cfg, f"probe/{name}{'-box' * subject.box}-v0"
-    cfg = replace(cfg, env=id, frame_stack=stack, num_envs=8, num_steps=16, gamma=GAMMA, optim=replace(cfg.optim, lr=3e-3),
-                  train=replace(cfg.train, batch_size=batch, accumulate=1), **subject.settings | settings)  # fmt: skip
+    cfg = replace(cfg, env=id, frame_stack=stack, num_envs=8, num_steps=16, optim=replace(cfg.optim, lr=3e-3),
+                  train=replace(cfg.train, batch_size=batch, accumulate=1), **{"gamma": GAMMA} | subject.settings | settings)  # fmt: skip
     close: list[bool] = []
 
     def enough(stage: Stage, iteration: int) -> bool:
@@ -133,10 +134,10 @@ def learnt(
     return found
 
 
-def one_step_targets(context: GateContext, subject: Subject) -> list[tuple[float, float]]:
+def one_step_targets(context: GateContext, subject: Subject, gamma: float = GAMMA) -> list[tuple[float, float]]:
     """Return (reward of the action by the probe's rule, target) of the first rollout of a probe whose episodes have one step."""
     rule, pairs = PROBES["both"]["rule"], []
-    for batch in learnt(context, subject, "both", rollouts=1, **subject.exact).batches:
+    for batch in learnt(context, subject, "both", rollouts=1, **subject.exact | {"gamma": gamma}).batches:
         action = (1 + batch["action"].flatten().clamp(-1, 1)) / 2 if subject.box else batch["action"]
         rows = torch.stack([batch["observation"][:, 0], action, batch["return"]], 1).tolist()
         pairs += [(rule(round(signal), chosen, 0), got) for signal, chosen, got in rows]
@@ -145,8 +146,8 @@ def one_step_targets(context: GateContext, subject: Subject) -> list[tuple[float
 
 def measure_reward_scale(context: GateContext, subject: Subject) -> float:
     """Measure by which factor the loop multiplies every reward before it learns, as many published configurations do: returns, values and
-    the best policy are those of the environment, in another unit. 1 if no one factor explains all targets, or if it is a power of the
-    discount: then a reward may be discounted once too often."""
+    the best policy are those of the environment, in another unit. 1 if no one factor explains all targets, or if it changes with the
+    discount: then rewards are discounted once too often."""
 
     def measured() -> float:
         try:
@@ -154,7 +155,10 @@ def measure_reward_scale(context: GateContext, subject: Subject) -> float:
         except (KeyError, IndexError, TypeError):  # batches of a fork's own form: the gate `targets` reports it
             factor = 1.0
         power = math.log(factor, GAMMA) if factor > 0 else 0.0
-        return 1.0 if not 1e-3 <= factor <= 1e3 or abs(power - round(power)) < 1e-2 else factor
+        if factor != 1 and abs(power - round(power)) < 1e-2:
+            other = common_factor(one_step_targets(context, subject, OTHER_GAMMA))
+            factor = factor if abs(other - factor) <= 1e-3 * factor else 1.0
+        return factor if 1e-3 <= factor <= 1e3 else 1.0
 
     subject.reward_scale = context.once("rl-reward-scale", measured)
     return subject.reward_scale
