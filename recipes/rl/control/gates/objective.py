@@ -17,7 +17,7 @@ from trainworthy.core.gates.checks.formula import limit
 from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.rl.control.data.replay import Replay
-from trainworthy.recipes.rl.control.gates import definitions, formulas
+from trainworthy.recipes.rl.control.gates import definitions, formulas, own_forms
 from trainworthy.recipes.rl.control.gates.recording import Seen, seen
 
 ROWS = 64  # samples of a batch that are compared one by one
@@ -45,7 +45,8 @@ def formula_gate(formula: Callable | None) -> Gate:
     @gate("formula", rows="R3 R5", title=title, explains=True)
     def check(context: GateContext) -> Finding:
         """Compares the last batch of two rollouts with recipes/rl/control/gates/formulas.py: the value of each sample and the gradient of the sum.
-        Stored numbers get noise, so that old and new policy differ and every clip is active."""
+        Stored numbers get noise, so that old and new policy differ and every clip is active. A policy's or value's term of another form passes
+        if it draws every sample along its advantage, or to its target (own_forms.py)."""
         if formula is None:
             raise Skip("there is no formula for this objective (`formula=` of gates.Subject)")
         return stated_by.finding(seen(context).run, *compared(context, formula), (ON_PURPOSE,))
@@ -67,6 +68,8 @@ def _compared(context: GateContext, formula: Callable) -> tuple[stated_by.Compar
     got, whole = stated_by.each_alone(run, stage, batch)
     with run.autocast():
         due = _stated(formula, context.cfg, model, batch, got)
+    for term, own in own_forms.checks(lambda one: stage.loss(model, one), model, batch, due).items():
+        due[term].own = own
     return stated_by.of_terms(run, model, got, whole, due), batch
 
 
