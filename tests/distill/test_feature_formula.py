@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from trainworthy.core.gates.checks import formula
 from trainworthy.recipes.distill import whisper
 from trainworthy.recipes.distill.gates import feature_formula
@@ -40,7 +41,10 @@ def test_the_recipes_loss_is_let_through():
             "after the recording's end",
         ),
         (lambda ours, b: {**whisper.alike(CFG, ours, b), "cosine": -whisper.alike(CFG, ours, b)["cosine"]}, "sign"),
-        (lambda ours, b: whisper.alike(CFG, ours, {**b, "features": b["features"].roll(1, 1)}), "no known mistake"),
+        (
+            lambda ours, b: whisper.alike(CFG, ours, {**b, "features": b["features"].roll(1, 1)}),
+            "not least at the teacher's",
+        ),
         (lambda ours, b: whisper.alike(CFG, ours.detach() + 0 * ours, b), "detach()"),
     ],
 )
@@ -48,3 +52,30 @@ def test_mistakes_are_stopped(change, words):
     found = compared(change)
     assert found.wrong
     assert words in " ".join(found.causes)
+
+
+def robust(ours, batch, error, name="mse", rolled=0):
+    """The recipe's loss with another error than the squared one."""
+    mask = whisper.speech(batch)
+    each = error(ours, batch["features"].roll(rolled, 1), reduction="none").mean(-1)
+    return {name: CFG.mse * (each * mask).sum(), "cosine": whisper.alike(CFG, ours, batch)["cosine"]}
+
+
+@pytest.mark.parametrize("error", [functional.smooth_l1_loss, functional.l1_loss])
+@pytest.mark.parametrize("name", ["mse", "robust"])
+def test_another_error_is_let_through(error, name):
+    found = compared(lambda ours, b: robust(ours, b, error, name))
+    assert found.wrong == []
+    assert "pulls each sample to its target" in " ".join(found.remarks)
+
+
+def test_another_error_to_other_frames_is_stopped():
+    found = compared(lambda ours, b: robust(ours, b, functional.smooth_l1_loss, rolled=1))
+    assert "not least at the teacher's" in " ".join(found.causes)
+
+
+def test_another_error_that_counts_padding_is_stopped():
+    found = compared(
+        lambda ours, b: robust(ours, {**b, "span": torch.full_like(b["span"], 30)}, functional.smooth_l1_loss)
+    )
+    assert "after the recording's end" in " ".join(found.causes)
