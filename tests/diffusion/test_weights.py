@@ -15,6 +15,8 @@ def test_published_weights_are_known_up_to_a_factor(kind: str, unit):
     assert published_weights(3 * unit(snr) / (1 + snr), kind, snr).startswith("P2 of gamma 1")
     assert published_weights(unit(snr) * snr.clamp_min(1) / snr, kind, snr).startswith("truncated SNR")
     assert "bias -2" in published_weights(0.1 * unit(snr) / (1 + snr * 7.389), kind, snr)
+    assert published_weights(unit(snr) * snr**-0.5, kind, snr).startswith("debiased")
+    assert published_weights(2 * unit(snr) * (4 + snr) / snr, kind, snr)
     for other in (
         torch.ones_like(snr) * (kind != "picture"),
         unit(snr) * snr.clamp(max=5) / snr,
@@ -22,7 +24,16 @@ def test_published_weights_are_known_up_to_a_factor(kind: str, unit):
         0 * snr,
     ):
         assert not published_weights(other, kind, snr)
-    assert not published_weights(1 / (1 + snr), "flow", snr)
+
+
+def test_published_weights_of_a_flow():
+    """As diffusers' compute_loss_weighting_for_sd3 computes them from the noise level."""
+    sigma = torch.linspace(0.002, 0.998, 300)
+    snr = ((1 - sigma) / sigma).square()
+    assert published_weights(0.01 * sigma**-2, "flow", snr).startswith("sigma_sqrt")
+    assert published_weights(2 / (torch.pi * (1 - 2 * sigma + 2 * sigma**2)), "flow", snr).startswith("cosmap")
+    for other in (1 / (1 + snr), torch.ones_like(snr), sigma):
+        assert not published_weights(other, "flow", snr)
 
 
 def test_p2_weights_in_the_loss_are_quiet(launch, fork):

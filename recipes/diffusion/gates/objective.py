@@ -196,16 +196,25 @@ def published_weights(weight: Tensor, kind: str, snr: Tensor) -> str:
     """Return the published weighting that measured weights (B,) of a prediction of this kind follow up to a common factor; "" if none. That
     factor is a rate. Papers state the weight of the noise's error: an error of 1 in the velocity is one of SNR / (SNR + 1) in the noise, an
     error of 1 in the picture one of SNR. Equal weights and min-SNR are settings, so they must be declared."""
-    unit = {"noise": torch.ones_like(snr), "velocity": snr / (snr + 1), "picture": snr}.get(kind)
+    unit = {
+        "noise": torch.ones_like(snr),
+        "velocity": snr / (snr + 1),
+        "picture": snr,
+        "flow": torch.ones_like(snr),
+    }.get(kind)
     if unit is None:
         return ""
-    known = {
+    level = 1 / (1 + snr.sqrt())
+    of_flows = {"sigma_sqrt (Esser 2024)": level**-2, "cosmap (Esser 2024)": 1 / (1 - 2 * level + 2 * level**2)}
+    of_diffusions = {
         "P2 of gamma 0.5 (Choi 2022)": (1 + snr) ** -0.5,
         "P2 of gamma 1 (Choi 2022)": 1 / (1 + snr),
         "truncated SNR (Salimans & Ho 2022)": snr.clamp_min(1) / snr,
         "soft min-SNR of gamma 5 (Crowson 2024)": 1 / (1 + snr / 5),
-    }
-    known |= {f"sigmoid of bias {b} (Hoogeboom 2024)": 1 / (1 + snr * math.exp(-b)) for b in (-3, -2, -1)}
+        "debiased estimation (Yu 2024)": snr**-0.5,
+        "EDM of sigma_data 0.5 (Karras 2022)": (4 + snr) / snr,
+    } | {f"sigmoid of bias {b} (Hoogeboom 2024)": 1 / (1 + snr * math.exp(-b)) for b in (-3, -2, -1)}
+    known = of_flows if kind == "flow" else of_diffusions
     for name, of_noise in known.items():
         due = unit * of_noise
         due = due * (weight / due.clamp_min(1e-9)).median()
