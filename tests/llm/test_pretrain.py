@@ -135,6 +135,17 @@ class Bigram(torch.nn.Module):
     [
         (lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1, reduction="sum"), "label smoothing 0.1"),
         (lambda x, y: (nll := F.cross_entropy(x, y, reduction="none")).sum() + (1 - (-nll).exp()).sum(), "poly-1"),
+        (
+            lambda x, y: ((1 - (-(nll := F.cross_entropy(x, y, reduction="none"))).exp()) ** 2 * nll).sum(),
+            "of the recipe's own",
+        ),  # focal
+        (lambda x, y: F.cross_entropy(x, y, weight=torch.linspace(0.5, 2, 20), reduction="sum"), "of the recipe's own"),
+        (
+            lambda x, y: (1 - (-F.cross_entropy(x, y, reduction="none")).exp()).sum(),
+            "of the recipe's own",
+        ),  # absolute error (Ghosh 2017)
+        (lambda x, y: F.cross_entropy(x, y.roll(1), reduction="sum"), ""),
+        (lambda x, y: -F.cross_entropy(x, y, reduction="none").sqrt().sum(), ""),
         (lambda x, y: F.cross_entropy(x, y, reduction="none").clamp_max(2.0).sum(), ""),
         (lambda x, y: F.cross_entropy(x, y, label_smoothing=0.9, reduction="sum"), ""),
     ],

@@ -19,6 +19,8 @@ TURNED = 1e-3  # of the largest weight, below 0: a place is pushed away from its
 MOSTLY, HARDLY = 0.5, 0.05  # share of a class's places without a gradient: this class is left out; this one is not
 FEWEST = 4  # places of a class that say something about the class
 ORDERED = 0.95  # rank correlation of weights with losses
+UNSURE, ASCENT = 0.5, 1e-3
+"""Probability of the own class below which a place must be pulled to it; share of the largest gradient that counts as one."""
 BY_CLASS = "classes are weighted"  # beginning of the words that say so
 
 
@@ -106,6 +108,28 @@ def _axis_of_classes(slope: Tensor) -> int | None:
     sums = {d: slope.sum(d).abs().max().item() for d in range(1, slope.ndim)}
     best = min(sums, key=lambda d: sums[d])
     return best if sums[best] <= 1e-4 * slope.abs().max().item() else None
+
+
+def astray(
+    slope: Tensor, scores: Tensor, target: Tensor, scored: Tensor, named: tuple[str, str], pattern: str = ""
+) -> str:
+    """Return what is wrong if a loss of another form does not pull the places that it scores to their own classes; else "".
+
+    Args:
+        slope: its gradient with respect to `scores`, (..., classes) both; `target` (...): classes, of unscored places any valid one.
+        named: plural of the places that are scored, and of the others.
+        pattern: what `named()` found; it is told where less sure places get no gradient."""
+    most, size = slope.abs().max(), slope.abs().amax(-1)
+    p, rises = (x.gather(-1, target[..., None])[..., 0] for x in (scores.softmax(-1), slope))
+    if (size[~scored] > ASCENT * most).any():
+        return f"{named[1]} change the loss"
+    if n := int((scored & (p < UNSURE) & (rises > ASCENT * most)).sum()):
+        return f"{n} {named[0]} are pushed away from their own class"
+    dead, pulled = scored & (size == 0), scored & (size > 0)
+    # Sure places may get none, if hard ones alone are learnt
+    if (dead & (p < UNSURE)).any() and p[dead].mean() < p[pulled].mean():
+        return pattern or f"{dead.sum() / scored.sum():.0%} of the {named[0]}, the less sure ones, get no gradient"
+    return ""
 
 
 def slopes(model: nn.Module, compute: Callable[[], Tensor]) -> Tensor | None:

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes import place_weights
 from trainworthy.core.gates.causes.gradient import ratio
 from trainworthy.core.gates.causes.named import order_causes
 from trainworthy.core.gates.checks import formula
@@ -37,7 +39,8 @@ def of(z_loss: float) -> list[Gate]:
 
 
 def stated(context: GateContext, stage: Stage, batch: dict) -> formula.Statements:
-    """Negative log-likelihood of each scored token after those before it, summed over a row, and the z-loss (PaLM 2022)."""
+    """Negative log-likelihood of each scored token after those before it, summed over a row, and the z-loss (PaLM 2022). Another form passes
+    if it pulls every scored token, and no other, to its own class."""
     out = stage.model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False)
     log_z, following = out.logits[:, :-1].float().logsumexp(-1), batch["labels"][:, 1:]
     scored = following != IGNORED
@@ -57,10 +60,39 @@ def stated(context: GateContext, stage: Stage, batch: dict) -> formula.Statement
         f"cross-entropy with label smoothing {e:g}": row((1 - e) * own + e * smooth) for e in (0.01, 0.05, 0.1, 0.2)
     }
     right["poly-1 (Leng 2022)"] = row(own + 1 - (-own).exp())
-    terms = {"ce": formula.Statement(right, wrong)}
+    terms = {"ce": formula.Statement(right, wrong, own=lambda: _pulls(stage, batch))}
     if weight := getattr(context.cfg, "z_loss", 0.0):
         terms["z"] = formula.Statement({"z-loss": weight * row(log_z.square())}, optional=True)
     return terms
+
+
+def _pulls(stage: Stage, batch: dict) -> str:
+    """Return what is wrong if a loss of a fork's own (focal, weighted tokens) does not pull scored tokens to their own classes; else ""."""
+    following = batch["labels"][:, 1:]
+    scored = following != IGNORED
+
+    def logits() -> Tensor:
+        return stage.model(
+            input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False
+        ).logits.float()
+
+    def total() -> Tensor:
+        terms = stage.loss(stage.model, batch)
+        return terms.get("ce", next(iter(terms.values())))
+
+    def plain() -> Tensor:
+        return F.cross_entropy(
+            logits()[:, :-1].flatten(0, 1), following.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+
+    slope = place_weights.slopes(stage.model, total)
+    if slope is None or slope.shape[:2] != batch["labels"].shape:
+        return "the gradient of single tokens cannot be read"
+    with torch.no_grad():
+        scores = logits()
+    pattern = place_weights.named(stage.model, total, plain, 1e-4)
+    words = "tokens", "tokens that are not scored"
+    return place_weights.astray(slope[:, :-1], scores[:, :-1], following.clamp_min(0), scored, words, pattern)
 
 
 FORMULA = formula.gate_of(

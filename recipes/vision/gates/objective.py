@@ -21,7 +21,6 @@ from trainworthy.recipes.vision.models import detectors
 # Published values of label smoothing and of focal loss
 SMOOTHINGS, GAMMAS = ((0.0, 0.05, 0.1, 0.2), (1.0, 2.0, 3.0, 5.0))
 # Probability of the own class below which a loss must pull towards it; share of the steepest slope
-UNSURE, ASCENT = (0.5, 1e-3)
 RADIUS = 1.5  # FCOS: of a level's stride, how far from the centre of its object a location may be
 
 
@@ -97,7 +96,7 @@ def _pulls(context: GateContext, stage: Stage, batch: dict) -> str:
     logits, slope = found[0][0], sum(s for _, s in found)
     own = (batch["label"][:, None] == torch.arange(logits.shape[1], device=logits.device)[None]).float()
     p, rises = (own * logits.softmax(1)).sum(1), (own * slope).sum(1)
-    astray = (p < UNSURE) & (rises > ASCENT * slope.abs().max())
+    astray = (p < place_weights.UNSURE) & (rises > place_weights.ASCENT * slope.abs().max())
     if not astray.any():
         return ""
     i = int(astray.int().argmax())
@@ -177,25 +176,18 @@ def _pulls_pixels(stage: Stage, batch: dict, term: str) -> str:
         return "the gradient of single pixels cannot be read"
     with torch.no_grad():
         logits = stage.model(batch["image"]).float()
-    known, most = mask != IGNORE, slope.abs().max()
-    own = mask.where(known, 0)[:, None]
-    p, rises = (x.gather(1, own)[:, 0] for x in (logits.softmax(1), slope))  # (B, H, W) both
-    size = slope.abs().amax(1)
-    if (size[~known] > ASCENT * most).any():
-        return "void pixels change the loss"
-    if n := int((known & (p < UNSURE) & (rises > ASCENT * most)).sum()):
-        return f"{n} pixels are pushed away from their own class"
+    known = mask != IGNORE
 
     def plain() -> Tensor:
         return F.cross_entropy(stage.model(batch["image"]).float(), mask, ignore_index=IGNORE, reduction="sum")
 
     weighted = place_weights.named(stage.model, total, plain, 1e-4)
-    dead, pulled = known & (size == 0), known & (size > 0)
-    # Sure pixels may get none, if hard ones alone are learnt
-    if (dead & (p < UNSURE)).any() and p[dead].mean() < p[pulled].mean():
-        return weighted or f"{dead.sum() / known.sum():.0%} of the pixels, the less sure ones, get no gradient"
+    slope, logits, own = slope.movedim(1, -1), logits.movedim(1, -1), mask.where(known, 0)
+    if fault := place_weights.astray(slope, logits, own, known, ("pixels", "void pixels"), weighted):
+        return fault
     if weighted.startswith(place_weights.BY_CLASS):
-        seen = [c for c in range(logits.shape[1]) if (mask == c).any()]
+        p, rises = (x.gather(-1, own[..., None])[..., 0] for x in (logits.softmax(-1), slope))  # (B, H, W) both
+        seen = [c for c in range(logits.shape[-1]) if (mask == c).any()]
         often, rare = (pick(seen, key=lambda c: int((mask == c).sum())) for pick in (max, min))
         weight = {c: (rises[mask == c].sum() / (p[mask == c] - 1).sum()).item() for c in (often, rare)}
         if weight[often] > 1.01 * weight[rare]:
