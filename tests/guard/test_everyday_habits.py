@@ -156,7 +156,8 @@ def test_weights_within_a_line_search_have_not_moved():
         losses=[],
         steps=1,
         passes=[],
-        from_file=False, roots={},
+        from_file=False,
+        roots={},
         holding=True,
     )
     assert progress.facts(SimpleNamespace(**vars(seen), kept=[]))["moved"] > 1
