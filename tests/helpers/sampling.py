@@ -17,10 +17,10 @@ from xml.etree import ElementTree
 import pytest
 
 LIST = Path(__file__).parents[1] / "verify_only.txt"
-SECONDS = 20  # of a test file; the cheapest tests of each file come first
+SECONDS = 16  # of a test file; the cheapest tests of each file come first
 MORE = {  # files that are about many things
-    "tests/core/test_check.py": 60, "tests/core/test_gates.py": 150, "tests/core/test_life.py": 100, "tests/core/test_process_end.py": 80,
-    "tests/core/test_quiet.py": 70, "tests/guard/test_guard.py": 60, "tests/guard/test_loop.py": 60, "tests/core/test_docs.py": 60,
+    "tests/core/test_check.py": 48, "tests/core/test_gates.py": 120, "tests/core/test_life.py": 80, "tests/core/test_process_end.py": 64,
+    "tests/core/test_quiet.py": 56, "tests/guard/test_guard.py": 48, "tests/guard/test_loop.py": 48, "tests/core/test_docs.py": 48,
 }  # fmt: skip
 ALWAYS = {  # what the README promises, at any cost
     "tests/core/test_life.py": {
