@@ -20,7 +20,6 @@ from trainworthy.recipes.vision.models import detectors
 
 # Published values of label smoothing and of focal loss
 SMOOTHINGS, GAMMAS = ((0.0, 0.05, 0.1, 0.2), (1.0, 2.0, 3.0, 5.0))
-# Probability of the own class below which a loss must pull towards it; share of the steepest slope
 RADIUS = 1.5  # FCOS: of a level's stride, how far from the centre of its object a location may be
 
 

@@ -1,8 +1,7 @@
 """Whether a loss of no published form still does what PPO's or DQN's does: a policy follows the advantages by its ratio, a value is drawn to
 its target. The gate `formula` asks this of a term that equals neither its formula nor a known mistake."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
@@ -75,16 +74,12 @@ def _slope(
         for grads in (ours, theirs)
     )
     along = torch.cosine_similarity(a, b, 0).item()
-    return (
-        slope,
-        ""
-        if along >= ALONG
-        else f"its gradient is not that of the stored `{key}` and what the model gives for it (cosine {along:.2f})",
-    )
+    fault = f"its gradient is not that of the stored `{key}` and what the model gives for it (cosine {along:.2f})"
+    return slope, "" if along >= ALONG else fault
 
 
 def checks(
-    loss: Callable[[dict], dict[str, Tensor]], model: nn.Module, batch: dict, terms: Any
+    loss: Callable[[dict], dict[str, Tensor]], model: nn.Module, batch: dict, terms: Collection[str]
 ) -> dict[str, Callable[[], str]]:
     """Return {term: its check} for the terms that have one. `terms`: names of the statements."""
 
