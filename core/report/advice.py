@@ -315,7 +315,7 @@ def _against_baselines(t: Trend, summary: dict[str, Any]) -> Advice:
     lead = t.sign * (t.value - known[best])
     text = f"{t.name} {num(t.value)} against {num(known[best])} of the best baseline ({best}): "
     if lead <= 2 * t.error:
-        text += "no better." if lead <= 0 else f"{num(lead, '+')}, less than two standard errors (±{num(t.error)})."
+        text += "no better." if lead <= 0 else f"{num(lead, '+')}, less than two standard errors ({num(2 * t.error)})."
         return Advice("Do not use it yet: not clearly better than a baseline", text)
     errors = f", {lead / t.error:,.0f} standard errors" if t.error else ""
     return Advice("It beats every baseline", f"{text}{num(lead, '+')}{errors}.")
@@ -344,7 +344,7 @@ def _which_weights(t: Trend) -> Advice:
     """Advise on final or best weights. The best of many noisy evaluations is biased upwards, so it must lead by more
     than the noise."""
     top, row = float(t.values[t.best]), t.rows[t.best]
-    lead, error = t.sign * (top - t.value), f"two standard errors (±{num(t.error)})"
+    lead, error = t.sign * (top - t.value), f"two standard errors ({num(2 * t.error)})"
     text = f"Best {num(top)} at epoch {_epoch(row):.4g} (step {row['step']:,}), newest {num(t.value)}: a difference of {num(lead)}, "
     if lead > 2 * t.error:
         return Advice("Fine-tune from the best, not from the last", f"{text}more than {error}.")
