@@ -87,6 +87,40 @@ def test_the_loss_is_the_formula_s(more: tuple[str, ...], net: Path, launch):
         assert verdicts[gate]["verdict"] == "pass", done.shown
 
 
+ARGUMENTS = {
+    "clip-higher": "epsilon_high=0.28",
+    "gspo": 'importance_sampling_level="sequence"',
+    "two-sided": "delta=1.2",
+    "cispo": 'loss_type="cispo", epsilon_high=5.0',
+    "plain-kl": "use_bias_correction_kl=False",
+}
+
+
+@pytest.mark.parametrize(
+    "arguments", [pytest.param(v, id=k, marks=[pytest.mark.verify] * (k != "gspo")) for k, v in ARGUMENTS.items()]
+)
+def test_a_loss_that_the_trainer_s_arguments_declare_is_compared_with_its_own_formula(
+    arguments: str, net: Path, fork, launch
+):
+    of_kind, unbiased = '        loss_type="dapo",', "        use_bias_correction_kl=True,\n"
+    fork(
+        (of_kind, f"        {arguments}," + " loss_type='dapo'," * ("loss_type" not in arguments)),
+        *[(unbiased, "")] * ("use_bias" in arguments),
+        recipe="rl/grpo",
+    )
+    more = ("--num-iterations", "2", "--beta", "0.05", "--only", "objective,formula")
+    done = launch("check", "mine.py", "--model", str(net), *SMALL, *more)
+    assert done.returncode == 0, done.shown
+    assert {v["id"]: v["verdict"] for v in done.verdicts()} == {"objective": "pass", "formula": "pass"}, done.shown
+
+
+def test_the_bound_of_cispo_is_a_ratio_not_a_distance(net: Path, fork, launch):
+    fork(('        loss_type="dapo",', '        loss_type="cispo",'), recipe="rl/grpo")
+    done = launch("check", "mine.py", "--model", str(net), *SMALL, "--only", "objective")
+    (found,) = done.verdicts()
+    assert found["verdict"] == "fail" and "every ratio is cut" in found["measured"], done.shown
+
+
 def test_a_reward_that_looks_for_the_answer_anywhere_is_stopped(net: Path, launch, tmp_path: Path):
     (tmp_path / "anywhere.py").write_text(
         "def contains(completions, answer, **_):\n    return [float(a in c) for c, a in zip(completions, answer)]\n"

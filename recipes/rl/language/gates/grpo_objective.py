@@ -1,7 +1,5 @@
 """Gates of GRPO's loss: which tokens it scores, its value, and its gradient."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from trainworthy.core.adapters.hosted import Hosted
@@ -14,6 +12,7 @@ from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Run
 from trainworthy.recipes.llm.gates.chat import felt
+from trainworthy.recipes.rl.language.gates import grpo_forms
 from trainworthy.recipes.rl.language.gates.grpo_answers import Subject, alone, unit
 
 STEPS = (-0.5, -0.1, 0.0, 0.1, 0.5)  # log-ratios to the older policy: inside the clip and outside, on both sides
@@ -71,16 +70,13 @@ def objective(s: Subject) -> Gate:
         steps = shifts[torch.arange(mask.numel(), device=mask.device).view_as(mask) % len(STEPS)]
         given = torch.linspace(-1.5, 1.5, len(mask), dtype=mask.dtype, device=mask.device)
         made = {"advantages": given.float(), "old_per_token_logps": (plain - steps).float()}
-        ratio, a = steps.exp(), given[:, None]
-        each = -torch.min(ratio * a, ratio.clamp(1 - s.cfg.epsilon, 1 + s.cfg.epsilon) * a)
+        declared = grpo_forms.declared(s.cfg, u.stage.trainer.args, s.cfg.beta)
         if s.cfg.beta:
             limit = 1e-3 if u.run.precision == "fp32" else 5e-2
             off = ((exact(u.batch["ref_per_token_logps"]) - plain) * mask).abs().max().item()
             wrong += [f"before training the reference is {off:.3g} nats from the policy"] if off > limit else []
             made["ref_per_token_logps"] = (plain + steps.flip(1)).float()
-            over = steps.flip(1)
-            # Schulman's k3 (2020) times the ratio: for older samples its gradient is otherwise not that of the KL (DeepSeek-V3.2).
-            each = each + s.cfg.beta * ratio * (over.exp() - over - 1)
+        each = declared.per_token(plain, plain - steps, plain + steps.flip(1), given[:, None], mask)
         due = ((each * mask).sum() / mask.sum()).item()
         with in_mode(u.stage.model, training=True), torch.no_grad(), u.run.autocast():
             batch = {**u.batch, **made}
@@ -91,10 +87,12 @@ def objective(s: Subject) -> Gate:
             due, gap = fixed, abs(got - fixed)
             how = "the sum over tokens by answers times --max-new-tokens (Dr. GRPO, Liu 2025); "
         wrong += [f"the loss is {got:.6f}, by the formula {due:.6f}"] if gap > limit else []
-        kl = f", and beta {s.cfg.beta:g} times ratio x KL" if s.cfg.beta else ""
+        if declared.kind == "cispo" and declared.high <= 1:
+            wrong.append(f"epsilon_high is {declared.high:g}: every ratio is cut to it, so each token has that weight")
+        kl = f", and beta {s.cfg.beta:g} times {'ratio x ' * declared.corrected}KL" if s.cfg.beta else ""
         return Finding(
             not wrong, "; ".join(wrong) or f"{how}{got:.6f}, by the formula {due:.6f} ({int(mask.sum())} tokens)",
-            f"the mean over tokens of -min(ratio A, clip(ratio) A), clip {s.cfg.epsilon:g}{kl}, within {limit:g}",
+            f"the mean over tokens of -{declared.name}{kl}, within {limit:g}",
             "prompts are padded on the right, the attention mask is missing, or position ids count the padding: each answer then follows "
             "another prompt\nthe prompt or the padding counts, or the loss is a mean over answers instead of tokens\n"
             "the ratio is inverted, not clipped, or clipped on one side; or the sign is wrong\n"
@@ -120,6 +118,7 @@ def formula_gate(s: Subject) -> Gate:
         shifts = torch.tensor(STEPS, device=run.device).repeat(mask.numel())[: mask.numel()].view_as(mask)
         old, over = shifts.new_zeros(mask.shape), shifts.flip(1)
         beta = stage.state["controller"].value if s.cfg.target_kl else s.cfg.beta
+        declared = grpo_forms.declared(s.cfg, stage.trainer.args, beta)
         for i, one in enumerate(log_probs):
             old[i, mask[i]] = one.detach().float()
         batch["old_per_token_logps"] = old - shifts
@@ -128,7 +127,7 @@ def formula_gate(s: Subject) -> Gate:
 
         def state() -> formula.Statements:
             rows = [_said(stage, run, batch, i, s.cfg.temperature) for i in range(len(log_probs))]
-            forms = [_forms(s.cfg, beta, new, (old - shifts)[i, mask[i]], (old + over)[i, mask[i]], batch["advantages"][i])
+            forms = [_forms(declared, new, (old - shifts)[i, mask[i]], (old + over)[i, mask[i]], batch["advantages"][i])
                      for i, new in enumerate(rows)]  # fmt: skip
             right, wrong = ({k: torch.stack([one[j][k] for one in forms]) for k in forms[0][j]} for j in (0, 1))
             return {"loss": formula.Statement(right, wrong)}
@@ -163,21 +162,19 @@ def _said(stage: Hosted, run: Run, batch: dict[str, Tensor], i: int, temperature
 
 
 def _forms(
-    cfg: Any, beta: float, new: Tensor, old: Tensor, ref: Tensor, gain: Tensor
+    one: grpo_forms.Loss, new: Tensor, old: Tensor, ref: Tensor, gain: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """({name: sum over an answer's tokens} of the declared loss, the same of known mistakes)."""
-    ratio, low, high = (new - old).exp(), 1 - cfg.epsilon, 1 + cfg.epsilon
-    kl = ratio * ((ref - new).exp() - (ref - new) - 1) if beta else torch.zeros_like(ratio)
-    surrogate = torch.min(ratio * gain, ratio.clamp(low, high) * gain)
-    right = {"the clipped surrogate": (-surrogate + beta * kl).sum()}
+    mask = torch.ones_like(new)
+    right = {"the declared loss": one.per_token(new, old, ref, gain, mask).sum()}
+    ratio, gain = one.log_ratio(new, old, mask).exp(), gain.expand_as(new)
+    bounded = ratio.clamp(1 - one.low, 1 + one.high)
     wrong = {
         "the ratio is 1 everywhere: the new probability is divided by itself": -(new - new.detach()).exp() * gain,
         "the ratio is missing: log-probability times advantage": -new * gain,
-        "the ratio is inverted: old over new": -torch.min(
-            (old - new).exp() * gain, (old - new).exp().clamp(low, high) * gain
-        ),
-        "the maximum instead of the minimum": -torch.max(ratio * gain, ratio.clamp(low, high) * gain),
+        "the ratio is inverted: old over new": -one.held(1 / ratio, gain),
+        "the maximum instead of the minimum": -torch.max(ratio * gain, bounded * gain),
         "the ratio is not clipped": -ratio * gain,
-        "the clipped ratio alone": -ratio.clamp(low, high) * gain,
+        "the clipped ratio alone": -bounded * gain,
     }
     return right, {k: v.sum() for k, v in wrong.items()}
