@@ -17,7 +17,7 @@ from trainworthy.core.gates.checks.formula import limit
 from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.rl.control.data.replay import Replay
-from trainworthy.recipes.rl.control.gates import definitions, formulas, own_forms
+from trainworthy.recipes.rl.control.gates import definitions, formulas, own_forms, soft_forms
 from trainworthy.recipes.rl.control.gates.recording import Seen, seen
 
 ROWS = 64  # samples of a batch that are compared one by one
@@ -68,9 +68,16 @@ def _compared(context: GateContext, formula: Callable) -> tuple[stated_by.Compar
     got, whole = stated_by.each_alone(run, stage, batch)
     with run.autocast():
         due = _stated(formula, context.cfg, model, batch, got)
-    for term, own in own_forms.checks(lambda one: stage.loss(model, one), model, batch, due).items():
+    for term, own in _own(context.cfg, lambda one: stage.loss(model, one), model, batch, due).items():
         due[term].own = own
     return stated_by.of_terms(run, model, got, whole, due), batch
+
+
+def _own(cfg: Any, loss: Callable, model: nn.Module, batch: dict, due: formulas.Statements) -> dict[str, Callable]:
+    """Return the check of each term that may have another form."""
+    if due.keys() == {"critic", "policy", "temperature"} and {"noise", "return"} <= batch.keys():
+        return soft_forms.checks(cfg, loss, model, batch)
+    return own_forms.checks(loss, model, batch, due)
 
 
 def _stated(formula: Callable, cfg: Any, model: nn.Module, batch: dict, got: dict) -> formulas.Statements:
