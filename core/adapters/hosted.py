@@ -61,6 +61,16 @@ class Hosted(Stage):
     """Optimiser steps on the samples of one such iteration."""
 
 
+LIBRARIES = ("transformers.", "trl.")
+
+
+def own_loss(trainer: Trainer) -> bool:
+    """Return whether a subclass or an argument of the user's computes the loss: its value before training and its floor are not known."""
+    given = [getattr(type(trainer), k, None) for k in ("compute_loss", "_compute_loss")]
+    given.append(getattr(trainer, "compute_loss_func", None))
+    return not all(f is None or f.__module__.startswith(LIBRARIES) for f in given)
+
+
 def host(trainer: Trainer, run: Run, **parts: Any) -> Hosted:
     """Build the stage of `trainer`: its model, its optimiser (or the one it was given) and its loss, with the `parts`
     of a Stage that trainers lack: name, data, evaluate, metric. Core sets precision and, at every step, the learning
@@ -69,6 +79,11 @@ def host(trainer: Trainer, run: Run, **parts: Any) -> Hosted:
         raise UserError(
             "a hosted trainer does not scale its loss for fp16", got="precision fp16", needed="bf16 or fp32"
         )
+    if getattr(trainer.args, "precompute_ref_log_probs", False):
+        raise UserError(
+            "the recipe reads the samples itself, not the trainer's data set with the reference's log-probabilities",
+            got="precompute_ref_log_probs=True", needed="precompute_ref_log_probs=False: the frozen reference computes them",
+        )  # fmt: skip
     optimizer = quiet(trainer)
     trainer.compute_loss_context_manager = run.autocast
     trainer.lr_scheduler = _Core(optimizer)

@@ -278,6 +278,7 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         expect=core.Expect(
             initial_loss=preference.untrained(trainer, cfg),
             loss_floor=preference.floor(trainer, cfg),
+            floor_known=preference.known_floor(trainer),
             new_parameters=new,
             frozen=("base_model.",) if cfg.lora_rank else (),
             solvable_without_input="both answers are given, and which of them is preferred can be learnt without the prompt",

@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.llm.evaluation import metrics
 from trainworthy.recipes.llm.models import loading, speaking
-from trainworthy.recipes.rl.language import kl_control
+from trainworthy.recipes.rl.language import kl_control, means
 from trainworthy.recipes.rl.language.data import problems
 from trainworthy.recipes.rl.language.evaluation import held_out
 from trainworthy.recipes.rl.language.gates import grpo as gates
@@ -197,6 +198,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     seen = metrics.Seen()
     start: dict[str, Tensor] = {}  # the trained weights of --init-from, before training
     stream = Stream(len(data["questions"]), cfg.run.seed, order=data["questions"].order)
+    counts = partial(means.counts, trainer.args.loss_type)
 
     def ask(step: int) -> list[dict]:
         """This process's questions, each repeated for every answer. They depend only on (seed, step)."""
@@ -211,9 +213,9 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
         """Sum over the tokens of the answers; the trainer's own is a mean over the number of tokens that it gets."""
-        tokens = batch["completion_mask"].sum()
-        inputs = {**batch, "num_items_in_batch": tokens * run.world}
-        return {"loss": tokens * hosted.loss(trainer, model, inputs, accumulate=trainer.args.steps_per_generation)}
+        inputs = {**batch, "num_items_in_batch": batch["completion_mask"].sum() * run.world}
+        mean = hosted.loss(trainer, model, inputs, accumulate=trainer.args.steps_per_generation)
+        return {"loss": counts(batch)["loss"] * mean}
 
     def begin() -> None:
         """The reference is what the policy is when training begins, with `--init-from` too."""
@@ -273,7 +275,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         ask=ask,
         passes=cfg.num_iterations,
         loss=loss,
-        counts=lambda batch: {"loss": batch["completion_mask"].sum()},
+        counts=counts,
         frozen_modules={} if trainer.ref_model is None else {"reference": trainer.ref_model},
         shard_frozen=() if trainer.ref_model is None else ("reference",),
         on_start=begin,

@@ -164,10 +164,27 @@ def test_a_mixture_of_losses_is_their_weighted_sum(weights: dict[str, float], fi
     got = trainer.compute_loss(trainer.model, dict(inputs)).item()
     cfg = SimpleNamespace(loss="sigmoid", beta=0.1, label_smoothing=0.1)
     assert preference.mixture(trainer, cfg) == weights
-    assert got == pytest.approx(preference.declared(weights, cfg, over, own, sizes), rel=1e-6, abs=1e-6)
+    due = preference.declared(trainer, cfg, over, own, sizes, torch.ones_like(over))
+    assert got == pytest.approx(due, rel=1e-6, abs=1e-6)
     assert preference.untrained(trainer, cfg) == (first if first is None else pytest.approx(first, abs=1e-4))
     trainer.loss_types, trainer.loss_weights = ["sigmoid"], [1.0]
     assert preference.untrained(trainer, cfg) == pytest.approx(0.6931, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "coefficient"), [("js_divergence", 0.5), ("forward_kl", 0.5), ("alpha_divergence", 0.3)]
+)
+def test_another_divergence_changes_the_log_ratios(name: str, coefficient: float, learnt, monkeypatch):
+    trainer, inputs, over, sizes, own = learnt
+    for holder in (trainer, trainer.args):
+        monkeypatch.setattr(holder, "f_divergence_type", name)
+        monkeypatch.setattr(holder, "f_alpha_divergence_coef", coefficient)
+    got = trainer.compute_loss(trainer.model, dict(inputs)).item()
+    cfg = SimpleNamespace(loss="sigmoid", beta=0.1, label_smoothing=0.1)
+    due = preference.declared(trainer, cfg, over, own, sizes, torch.ones_like(over))
+    assert got == pytest.approx(due, rel=1e-6)
+    assert abs(due - preference.LOSSES["sigmoid"](over, sizes, 0.1, 0.0).mean().item()) > 1e-5
+    assert not preference.known_floor(trainer)
 
 
 def test_a_run_keeps_its_reference_and_exports_an_adapter(net: Path, straight: Path):

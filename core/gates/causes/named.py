@@ -218,6 +218,8 @@ def explain_untrained_base(model: nn.Module, batch: dict) -> str:
         return ""
     with in_mode(model, training=False), torch.no_grad():
         logp = model(input_ids=ids.flatten(0, -2)[:2, :64]).logits.float().log_softmax(-1)
+    if logp.shape[-1] < 2:  # a reward, not tokens
+        return ""
     share = float(-(logp.exp() * logp).sum(-1).mean()) / math.log(logp.shape[-1])
     if share < 0.97:
         return ""

@@ -1,7 +1,7 @@
 """Gates of chat models: the chat template, which tokens are scored, generation prompts, padding."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
@@ -38,20 +38,25 @@ def backbone(model: nn.Module) -> nn.Module:
     return bare.base_model
 
 
-def felt(run: Run, stage: Stage, batch: dict) -> Tensor:
-    """Return where the loss has a gradient with respect to the last hidden states, (rows, T). This is what the loss uses, whatever the
-    labels are."""
+def state_slopes(run: Run, model: nn.Module, total: Callable[[], Tensor]) -> Tensor:
+    """Return the gradient of a scalar with respect to the last hidden states, (rows, T, H). This is what a loss uses, whatever its labels
+    are, and whether or not it computes all logits."""
     states: list[Tensor] = []
 
     def keep(_module, _args, out) -> None:
         if out.last_hidden_state.requires_grad:  # a reference model has no gradient
             states.append(out.last_hidden_state)
 
-    with backbone(stage.model).register_forward_hook(keep):
+    with backbone(model).register_forward_hook(keep):
         with torch.enable_grad(), run.autocast():
-            total = sum(stage.loss(stage.model, batch).values())
-        grads = torch.autograd.grad(total, states, allow_unused=True)  # no gradient is left on the weights
-    return sum(g.abs().sum(-1) for g in grads if g is not None) > 0
+            found = total()
+        grads = torch.autograd.grad(found, states, allow_unused=True)  # no gradient is left on the weights
+    return sum(g for g in grads if g is not None)
+
+
+def felt(run: Run, stage: Stage, batch: dict) -> Tensor:
+    """Return where the loss has a gradient with respect to the last hidden states, (rows, T)."""
+    return state_slopes(run, stage.model, lambda: sum(stage.loss(stage.model, batch).values())).abs().sum(-1) > 0
 
 
 def some(data: Data, seed: int) -> list[int]:
@@ -308,9 +313,11 @@ def prompts(chat: Chat) -> Gate:
         for i in indices:
             sample = data.get(i, None)
             _, answer = reference(chat, sample["prompt"], sample["completion"])
+            batch = fetch(data, [i], context.cfg.run.seed, run.device)
             with heard(stage.model, once=True) as learnt, evaluating(stage.model), run.autocast():
-                stage.loss(stage.model, fetch(data, [i], context.cfg.run.seed, run.device))
-            trained = learnt[0][0].tolist()
+                stage.loss(stage.model, batch)
+            read, mask = learnt[0][0], rows_of(batch)["attention_mask"][0].bool()
+            trained = (read[mask] if mask.shape == read.shape else read).tolist()  # pad_to_multiple_of
             trained = trained[: len(trained) - len(answer)]
             ends = [row.tolist()[-len(trained) :] for ids in seen_ids for row in ids if ids.shape[1] >= len(trained)]
             if trained not in ends:

@@ -3,11 +3,12 @@
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.adapters import hosted
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.data.texts import cut_at
@@ -68,6 +69,17 @@ LOSSES: dict[str, Callable[[Tensor, Tensor, float, float], Tensor]] = {
 authors said to TRL), robust DPO (Chowdhury 2024), EXO (Ji 2024, equation 16), NCA (Chen 2024), BCO without its shift (Jung 2024),
 SPPO with hard labels (Wu 2024), APO (D'Oosterlinck 2024, equations 7 and 8), DiscoPOP (Lu 2024, equation 5)."""
 
+DIVERGENCES: dict[str, Callable[[Tensor, float], Tensor]] = {
+    # (log-probability ratios in nats, coefficient of alpha) -> derivative of the divergence at the ratio
+    "reverse_kl": lambda over, _: over,
+    "forward_kl": lambda over, _: 1 - (-over).exp(),
+    "js_divergence": lambda over, _: math.log(2) - F.softplus(-over),
+    "alpha_divergence": lambda over, a: ((a - 1) * over).expm1() / (a - 1) if a != 1 else over,
+}
+"""f-DPO (Wang 2023): what stands in the place of the log-ratios."""
+OF_MARGINS = ("sigmoid", "sigmoid_norm", "hinge", "ipo", "robust", "exo_pair", "discopop")
+"""Losses in which TRL puts the divergence's derivative in their place."""
+
 FLOORS = {"nca_pair": 1.5 * math.log(3) - math.log(2)}
 """Lowest loss of a pair, if not zero: NCA's minimum is at implicit odds of two. (`robust` falls without end, more slowly for small
 `--label-smoothing`.)"""
@@ -90,12 +102,20 @@ def untrained(trainer: Any, cfg: Any) -> float | None:
     weights = mixture(trainer, cfg)
     if weights.keys() - LOSSES.keys():
         return None
+    if trainer.args.use_weighting:  # also depends on the model
+        return None
     return sum(weight * first_loss(name, cfg.beta, cfg.label_smoothing) for name, weight in weights.items())
 
 
 def floor(trainer: Any, cfg: Any) -> float:
     """Return the lowest loss of a pair."""
     return sum(weight * FLOORS.get(name, 0.0) for name, weight in mixture(trainer, cfg).items())
+
+
+def known_floor(trainer: Any) -> bool:
+    """Return whether the loss falls to its floor about as fast as DPO's. A divergence that is bounded above does not."""
+    args = trainer.args
+    return args.f_divergence_type == "reverse_kl" and not args.use_weighting and not hosted.own_loss(trainer)
 
 
 def named(weights: dict[str, float]) -> str:
@@ -108,15 +128,39 @@ def begins(loss: float | None) -> str:
     return "" if loss is None else f"; {loss:.4f} before training"
 
 
-def declared(weights: dict[str, float], cfg: Any, over: Tensor, own: Tensor, sizes: Tensor) -> float:
-    """Return the mean loss of pairs by the formulas: of log-probability ratios `over` (B, 2), and of the policy's own log-probabilities
-    (B, 2) where the chosen answers are also trained on as in fine-tuning, a mean over their tokens."""
-    total = 0.0
-    for name, weight in weights.items():
-        sft = name == "sft"
-        each = -own[:, 0].sum() / sizes[:, 0].sum() if sft else LOSSES[name](over, sizes, cfg.beta, cfg.label_smoothing)
-        total += weight * each.mean().item()
+def declared(trainer: Any, cfg: Any, over: Tensor, own: Tensor, sizes: Tensor, likely: Tensor) -> float:
+    """Return the mean loss of pairs by the formulas that the trainer's arguments name.
+
+    Args:
+        over: log-probability ratios (B, 2) to the reference, in nats.
+        own: the policy's log-probabilities (B, 2), for a loss that trains on the chosen answers as in fine-tuning (a mean over their tokens).
+        sizes: tokens of the answers (B, 2).
+        likely: the weight of each answer (B, 2) if pairs are weighted by how likely they are (WPO, Zhou 2024)."""
+    args, total = trainer.args, 0.0
+    moved = DIVERGENCES[args.f_divergence_type](over, args.f_alpha_divergence_coef)
+    for name, weight in mixture(trainer, cfg).items():
+        if name == "sft":
+            each = -own[:, 0].sum() / sizes[:, 0].sum()
+        else:
+            each = LOSSES[name](moved if name in OF_MARGINS else over, sizes, cfg.beta, cfg.label_smoothing)
+        total += weight * (each * likely.prod(1) if args.use_weighting else each).mean().item()
     return total
+
+
+class Answer(NamedTuple):
+    """Tokens of an answer under a model."""
+
+    log_probs: Tensor
+    """(tokens,) nats."""
+    likely: Tensor
+    """Geometric mean of the tokens' probabilities, each relative to the sum of squares of its distribution (WPO, equation 2)."""
+
+    def sum(self, shared: int, rest: float | None) -> Tensor:
+        """Return the log-probability; tokens after the first `shared`, the length of the pair's shorter answer, count `rest` times
+        (LD-DPO, Liu 2024)."""
+        if rest is None:
+            return self.log_probs.sum()
+        return self.log_probs[:shared].sum() + rest * self.log_probs[shared:].sum()
 
 
 CHOICE = "which of two answers is the preferred one?"
@@ -145,19 +189,20 @@ def probe(cfg: Any, evaluate: Callable[[nn.Module, Data], dict[str, float]]) -> 
 def preference(chat: Chat, cfg: Any) -> Gate:
     title = "the loss is the declared one, with the initial weights as reference"
 
-    def one(model: nn.Module, prompt: str, answer: str, device: torch.device) -> tuple[float, int]:
-        """Return (log-probability of an answer in nats, number of its tokens), computed alone, without padding, from plain logits."""
+    def one(model: nn.Module, prompt: str, answer: str, device: torch.device) -> Answer:
+        """Return an answer, computed alone, without padding, from plain logits."""
         before, after = reference(chat, prompt, answer)
         ids = torch.tensor([before + after], device=device)
         log_probs = to_double(model(input_ids=ids, use_cache=False).logits[0, len(before) - 1 : -1]).log_softmax(-1)
-        return log_probs.gather(-1, ids[0, len(before) :, None].cpu()).sum().item(), len(after)
+        each = log_probs.gather(-1, ids[0, len(before) :, None].cpu())[:, 0]
+        return Answer(each, (each - (2 * log_probs).logsumexp(-1)).mean().exp())
 
     @gate("preference", rows="L9", title=title, reads="data model loss train", explains=True)
     def check(context: GateContext) -> Finding:
         """Compares the loss of two pairs, before training and after eight pairs were memorised, with the formula. Its log-probabilities come
         from each answer alone, for the policy and for the reference, which is the initial model built again."""
         _, start = context.look()
-        weights = mixture(start.trainer, cfg)
+        weights, args = mixture(start.trainer, cfg), start.trainer.args
         if unknown := weights.keys() - {*LOSSES, "sft"}:
             raise Skip(f"no formula is known for the loss {', '.join(sorted(unknown))}")
         run, learnt, found = overfitted(context)
@@ -165,22 +210,25 @@ def preference(chat: Chat, cfg: Any) -> Gate:
         rows = [data.get(i, None) for i in range(len(data))]
         references = [[(r["prompt"], r[k]) for k in ("chosen", "rejected")] for r in rows]
 
-        def read(model: nn.Module) -> tuple[Tensor, Tensor]:
+        def read(model: nn.Module, rest: float | None = args.ld_alpha) -> tuple[Tensor, Tensor, Tensor]:
+            """Return the log-probabilities of the answers, their numbers of tokens, and their weights, (B, 2)."""
             with evaluating(model), run.autocast():
-                table = torch.tensor([[one(model, *a, run.device) for a in pair] for pair in references])  # (B, 2, 2)
-            return table.unbind(-1)
+                found = [[one(model, *a, run.device) for a in pair] for pair in references]
+            lengths = torch.tensor([[len(a.log_probs) for a in pair] for pair in found])
+            sums = [[a.sum(min(n), rest) for a in pair] for pair, n in zip(found, lengths.tolist(), strict=True)]
+            return torch.tensor(sums), lengths, torch.tensor([[a.likely for a in pair] for pair in found])
 
         def lost(stage: Stage, batch: dict) -> float:
             with torch.no_grad(), run.autocast():
                 terms, counts = stage.loss(stage.model, batch), stage.counts(batch)
             return sum(float(v) / float(counts.get(k, counts.get("*"))) for k, v in terms.items())
 
-        begun, sizes = read(start.model)
+        begun, sizes, _ = read(start.model)
         gaps, measured, moved = [], [], 0.0
         for name, stage in (("before", start), ("after", learnt)):
-            own = read(stage.model)[0]
+            own, _, likely = read(stage.model)
             over = own - begun
-            due = declared(weights, cfg, over, own, sizes)
+            due = declared(start.trainer, cfg, over, own, sizes, likely)
             batch = fetch(data, list(range(len(data))), context.cfg.run.seed, run.device)
             with evaluating(stage.model):
                 got = lost(stage, batch)
@@ -191,7 +239,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
                 training_modes(stage)
                 moved = lost(stage, batch) - got
         metrics = run.measure(learnt, data)
-        due_of = dict(zip(("chosen", "rejected"), read(learnt.model)[0].mean(0).tolist(), strict=True))
+        due_of = dict(zip(("chosen", "rejected"), read(learnt.model, None)[0].mean(0).tolist(), strict=True))
         evaluated = {k: abs(metrics[k] - v) / max(1.0, abs(v)) for k, v in due_of.items() if k in metrics}
         if off := [k for k, gap in evaluated.items() if gap > (1e-3 if run.precision == "fp32" else 5e-2)]:
             measured.append(

@@ -15,12 +15,13 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes import place_weights
 from trainworthy.core.gates.causes.named import order_causes
 from trainworthy.core.gates.checks.learning import overfitted
 from trainworthy.core.gates.gate import Gate, GateContext
-from trainworthy.core.loop.run import evaluating
+from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.monitoring.monitors import monitor
-from trainworthy.core.recipe.stage import Metric, View
+from trainworthy.core.recipe.stage import Metric, Stage, View
 from trainworthy.recipes.llm.data.pairs import Chat
 from trainworthy.recipes.llm.gates import preference
 from trainworthy.recipes.llm.gates.chat import backbone, felt, quoting, reference, rows, rows_of, some
@@ -30,6 +31,7 @@ FOLLOWS = (
     0.5  # limit of the rank correlation of rewards with lengths: measured -0.07 healthy, 0.82 trained on length alone
 )
 ANSWERS = ("chosen", "rejected")
+SLIGHT = 0.2  # of the largest gradient: smoothed labels push back a pair that is far enough ahead
 MANY = 64  # pairs that are asked whether their margins differ
 
 
@@ -93,8 +95,11 @@ def place(chat: Chat) -> Gate:
         named, sample = next(reversed(samples.items()))
         samples[f"{named} with an answer quoted in its prompt"] = quoting(chat, sample, ANSWERS[0])
         batch = to_device(data.collate([*samples.values()]), run.device)
+        turned = [{**one, "chosen": one["rejected"], "rejected": one["chosen"]} for one in samples.values()]
         with evaluating(stage.model):
             read = felt(run, stage, batch)  # (2B, T)
+            if not read.any(1).all():  # a hinge has no gradient where the preferred answer is far enough ahead
+                read |= felt(run, stage, to_device(data.collate(turned), run.device)).roll(len(turned), 0)
         batch, padding, several = rows_of(batch), False, False
         for row, (name, prompt, text) in enumerate(rows(samples, ANSWERS)):
             before, answer = reference(chat, prompt, text)
@@ -136,16 +141,18 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
     @gate("bradley-terry", rows="R1 L1", title=title, reads="data model loss evaluate train", explains=True)
     def check(context: GateContext) -> Finding:
         """Compares the loss before training and after a few pairs were memorised, in order and exchanged, with the formula. Its rewards come
-        from each answer alone, without padding. The evaluation's margin is compared, too."""
+        from each answer alone, without padding. The evaluation's margin is compared, too. A loss of another form passes if it reads these
+        rewards, and never falls when a chosen one falls or a rejected one rises."""
         _, start = context.look()
         run, learnt, found = overfitted(context)
         data = View(start.data["train"], found["indices"])
         all_of = [data.get(i, None) for i in range(len(data))]
         more = [start.data["train"].get(i, None) for i in range(min(MANY, len(start.data["train"])))]
         varied = own_margins(data.collate(more)) is not None  # a few pairs may have equal ones by chance
-        gaps, listed, same = {}, [], []
+        gaps, listed, same, strayed = {}, [], [], []
+        limit = 1e-4 if run.precision == "fp32" else 5e-2
         for name, stage, samples in (("before training", start, all_of[:2]), ("after", learnt, all_of)):
-            turned = [{**s, "chosen": s["rejected"], "rejected": s["chosen"]} for s in samples]
+            turned, both = [{**s, "chosen": s["rejected"], "rejected": s["chosen"]} for s in samples], []
             with evaluating(stage.model), run.autocast():
                 rewards = torch.stack([torch.stack([alone(stage.model, chat, s["prompt"], s[k], run.device) for k in ANSWERS])
                                        for s in samples]).cpu()  # (N, 2)  # fmt: skip
@@ -158,27 +165,63 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
                     gaps[name + order] = abs(got - right) / max(1.0, abs(right))
                     same.append(abs(got - moved) <= 1e-3 * max(1.0, abs(moved)) and float(margin[0]))
                     listed.append(f"{name}{order} {got:.5f}, by the formula {right:.5f}")
+                    both.append((batch, due))
+            strayed.append(_astray(run, stage, both) if max(gaps.values()) > limit else "")
         margins = rewards[:, 0] - rewards[:, 1]
         measured = run.measure(learnt, data).get("margin", math.nan)
         gaps["evaluation"] = abs(measured - margins.mean().item()) / max(1.0, abs(margins.mean().item()))
         listed.append(
             f"margins {', '.join(f'{m:+.2f}' for m in margins.tolist())}; the evaluation's mean margin {measured:+.3f}"
         )
-        limit = 1e-4 if run.precision == "fp32" else 5e-2
+        shifted = all(same) and not varied  # the same margin for every pair
+        own = not any(strayed) and not shifted and gaps["evaluation"] <= limit and max(gaps.values()) > limit
+        listed += ["a form of its own, which prefers the chosen answers"] * own + sorted({w for w in strayed if w})
         return Finding(
-            all(gap <= limit for gap in gaps.values()), "; ".join(listed),
-            f"-log sigmoid(chosen - rejected{' - margin of the pair' * varied}), within {limit:g}; the margin changes its sign "
-            "if the answers are exchanged",
+            own or all(gap <= limit for gap in gaps.values()), "; ".join(listed),
+            f"-log sigmoid(chosen - rejected{' - margin of the pair' * varied}), within {limit:g}, or another loss that prefers the chosen "
+            "answer; the margin changes its sign if the answers are exchanged",
             "the reward depends on the padding, its side or the other answers of the batch\n"
             "the reward is read at another token than the last\n"
             "chosen and rejected are exchanged, in all pairs or in some\n"
             "the loss has a margin, is averaged over tokens, or is another one",
             evidence={"gaps": gaps},
             cause=f"the loss has a margin: {same[0]:g} for every pair, so rewards are no log-odds (margins that differ from pair to pair, "
-                  "in a field of the data, are compared with the formula)" if all(same) and not varied else "",
+                  "in a field of the data, are compared with the formula)" if shifted else "",
         )  # fmt: skip
 
     return check
+
+
+def _astray(run: Run, stage: Stage, both: list[tuple[dict, Tensor]]) -> str:
+    """Return what is wrong if a loss of a fork's own (a hinge, smoothed labels) does not prefer the chosen answers; else "". `both`: a batch
+    and the rewards (N, 2) of its answers alone, in order and exchanged."""
+    slopes = []
+    for batch, rewards in both:
+        slope = place_weights.slopes(stage.model, lambda b=batch: _loss(run, stage, b))
+        inputs = {k: v for k, v in batch["inputs"].items() if k in ("input_ids", "attention_mask")}
+        with evaluating(stage.model), torch.no_grad(), run.autocast():
+            scores = to_double(stage.model(**inputs, use_cache=False).logits)
+        if slope is None or slope.shape != scores.shape or slope.shape[1:] != (1,):
+            return "the gradient of single rewards cannot be read"
+        due = rewards.T.flatten().to(scores.device)
+        if (scores[:, 0] - due).abs().max() > (1e-4 if run.precision == "fp32" else 5e-2) * due.abs().max().clamp_min(
+            1
+        ):
+            return "the rewards of the batch are not those of each answer alone"
+        slopes.append(slope[:, 0].cpu())
+    over = SLIGHT * torch.cat(slopes).abs().max()
+    for slope, (_, rewards) in zip(slopes, both, strict=True):
+        chosen, rejected = slope.chunk(2)
+        if lost := int(((chosen > over) | (rejected < -over)).sum()):
+            return f"in {lost} of {len(chosen)} pairs the loss falls when the chosen answer's reward falls, or the rejected one's rises"
+        if ((rewards[:, 0] <= rewards[:, 1]) & (chosen == 0) & (rejected == 0)).any():
+            return "pairs whose rejected answer has the higher reward have no gradient"
+    return ""
+
+
+def _loss(run: Run, stage: Stage, batch: dict) -> Tensor:
+    with run.autocast():
+        return sum(stage.loss(stage.model, batch).values())
 
 
 def exported(chat: Chat) -> Gate:

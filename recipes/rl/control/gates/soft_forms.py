@@ -48,7 +48,7 @@ def critic(loss: Callable[[dict], Tensor], model: nn.Module, batch: dict) -> str
 def policy(loss: Callable[[dict], Tensor], model: nn.Module, batch: dict) -> str:
     """Return what is wrong with a loss that should be temperature x log-probability minus a mixture of the lowest and the highest value, where
     the lowest counts at least as much; "" if nothing is."""
-    critics = [p for p in model.critics.parameters()]
+    critics = list(model.critics.parameters())
     weights = [p for p in model.actor.parameters() if p.requires_grad]
     got, parts = [], []
     for one in _rows(batch):

@@ -11,7 +11,7 @@ from trainworthy.recipes.llm.gates import fresh_export
 from trainworthy.recipes.llm.gates.chat import heard
 from trainworthy.recipes.rl.language.data import problems
 from trainworthy.recipes.rl.language.data.problems import Problems
-from trainworthy.recipes.rl.language.gates.grpo_answers import Subject, Unit, alone, one_answer, unit
+from trainworthy.recipes.rl.language.gates.grpo_answers import Subject, Unit, alone, one_answer, truncated, unit
 from trainworthy.recipes.rl.language.gates.grpo_objective import formula_gate, objective, scored
 
 DRAWN, DRAWN_16 = (
@@ -19,6 +19,7 @@ DRAWN, DRAWN_16 = (
     0.1,
 )  # total variation distance, in fp32 and in 16 bits: rounding of a cache, of padding and of batched kernels
 FAR = 6.0  # standard deviations between the sampled answers' log-probability and the policy's average
+NEVER = -100.0  # nats: tokens that a top-k or top-p excludes
 TRIED = 24  # questions that a reward is tested on
 INSIDE = "numbers that only contain the right one get as much reward as it"
 
@@ -178,6 +179,7 @@ def samples(s: Subject) -> Gate:
             drawn_elsewhere(u, log_probs, s.cfg.temperature),
             DRAWN if u.run.precision == "fp32" else DRAWN_16,
         )
+        allowed = truncated(u, log_probs, s.cfg.temperature)
         far_off = {n: gap for n, gap in errors.items() if gap > limit}
         same = one_answer(u, log_probs, s.cfg.temperature)
         wrong += [same] * bool(same)
@@ -188,11 +190,12 @@ def samples(s: Subject) -> Gate:
         for start in range(0, len(u.rows), s.cfg.num_generations):
             group = slice(start, start + s.cfg.num_generations)
             excess, variance = 0.0, 1e-2
-            for (_, after), p in zip(u.ids[group], log_probs[group], strict=True):
-                h = -(p.exp() * p).sum(-1)
-                nll = -p.gather(-1, torch.tensor(after, device=p.device)[:, None])[:, 0]
+            for (_, after), p in zip(u.ids[group], allowed[group], strict=True):
+                each = p.exp() * p.clamp_min(NEVER)
+                h = -each.sum(-1)
+                nll = -p.clamp_min(NEVER).gather(-1, torch.tensor(after, device=p.device)[:, None])[:, 0]
                 excess += (nll - h).sum().item()
-                variance += ((p.exp() * p.square()).sum(-1) - h.square()).sum().item()
+                variance += ((each * p.clamp_min(NEVER)).sum(-1) - h.square()).sum().item()
             far, n = excess / variance**0.5, len(u.ids[start][0])
             excesses.append(f"{far:+.1f} sd for prompts of {n} tokens")
             if abs(far) > FAR:

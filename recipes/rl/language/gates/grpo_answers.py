@@ -14,6 +14,12 @@ from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.recipes.rl.language.data.problems import Asker, Reward
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 FIRST = 8  # tokens of each answer whose distribution is kept as it was sampled from
 
@@ -62,6 +68,10 @@ def unit(s: Subject, context: GateContext) -> Unit:
             batch = stage.trainer._generate_and_score_completions(rows)
         sides = [[ids[mask.bool()].tolist() for ids, mask in zip(batch[f"{k}_ids"], batch[f"{k}_mask"], strict=True)]
                  for k in ("prompt", "completion")]  # fmt: skip
+        if (
+            stage.trainer.args.mask_truncated_completions
+        ):  # DAPO's: what was cut is not learnt from, and is as long as allowed
+            sides[1] = [ids or row.tolist() for ids, row in zip(sides[1], batch["completion_ids"], strict=True)]
         return Unit(
             run, stage, rows, {k: v for k, v in batch.items() if v.dim()}, list(zip(*sides, strict=True)), drawn_from
         )
@@ -99,6 +109,28 @@ def alone(u: Unit, temperature: float) -> list[Tensor]:
 
     with evaluating(u.stage.model), u.run.autocast():
         return [read(*row) for row in u.ids]
+
+
+def truncated(u: Unit, log_probs: list[Tensor], temperature: float) -> list[Tensor]:
+    """Return the distributions (tokens, vocabulary) of `log_probs`, at `temperature`, as the trainer's arguments restrict them for sampling."""
+    args = u.stage.trainer.args
+    warpers = [TopKLogitsWarper(args.top_k)] if args.top_k else []
+    warpers += [TopPLogitsWarper(args.top_p)] if args.top_p < 1 else []
+    warpers += [MinPLogitsWarper(args.min_p)] if args.min_p else []
+    penalty = RepetitionPenaltyLogitsProcessor(args.repetition_penalty) if args.repetition_penalty != 1 else None
+    if not warpers and penalty is None:
+        return log_probs
+    found = []
+    for (before, after), log_p in zip(u.ids, log_probs, strict=True):
+        rows = []
+        for t, each in enumerate(log_p):
+            ids, scores = torch.tensor([before + after[:t]], device=log_p.device), temperature * each[None]
+            scores = (penalty(ids, scores) if penalty else scores) / temperature
+            for warper in warpers:
+                scores = warper(ids, scores)
+            rows.append(scores[0].log_softmax(-1))
+        found.append(torch.stack(rows))
+    return found
 
 
 def one_answer(u: Unit, log_probs: list[Tensor], temperature: float) -> str:

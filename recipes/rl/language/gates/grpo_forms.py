@@ -39,6 +39,12 @@ class Loss:
     corrected: bool
     """Whether the KL is weighted by the ratio. Else its gradient on older samples is not that of the KL (DeepSeek-V3.2)."""
 
+    def mean(self, each: Tensor, mask: Tensor) -> Tensor:
+        """Return the loss of a batch from that of its tokens (B, T): a mean over all tokens (DAPO), or in SAPO over answers of theirs."""
+        if self.kind == "sapo":
+            return ((each * mask).sum(1) / mask.sum(1).clamp_min(1)).mean()
+        return (each * mask).sum() / mask.sum()
+
     @property
     def name(self) -> str:
         known = {

@@ -33,6 +33,7 @@ def scored(s: Subject) -> Gate:
         width = batch["prompt_ids"].shape[1]
         for row, i in enumerate(picked):
             n = len(u.ids[i][1])
+            n *= bool(batch["completion_mask"][row].any())  # a masked one is not learnt from
             due, got = set(range(width - 1, width - 1 + n)), set(scored_at[row].nonzero().flatten().tolist())
             if extra := got - due:
                 where = "of the prompt" if min(extra) < width - 1 else "after its end"
@@ -64,8 +65,10 @@ def objective(s: Subject) -> Gate:
         mask = exact(u.batch["completion_mask"])
         plain, wrong = torch.zeros_like(mask), []
         for row, ((_, after), p) in enumerate(zip(u.ids, alone(u, s.cfg.temperature), strict=True)):
-            log_p = p.gather(-1, torch.tensor(after, device=p.device)[:, None])[:, 0]
-            plain[row, mask[row].bool()] = log_p
+            if mask[row].any():
+                plain[row, mask[row].bool()] = p.gather(-1, torch.tensor(after, device=p.device)[:, None])[:, 0]
+        if not mask.any():
+            raise Skip("every answer was cut, and the trainer learns from none of them: --max-new-tokens")
         shifts = torch.tensor(STEPS, dtype=mask.dtype, device=mask.device)
         steps = shifts[torch.arange(mask.numel(), device=mask.device).view_as(mask) % len(STEPS)]
         given = torch.linspace(-1.5, 1.5, len(mask), dtype=mask.dtype, device=mask.device)
@@ -77,7 +80,7 @@ def objective(s: Subject) -> Gate:
             wrong += [f"before training the reference is {off:.3g} nats from the policy"] if off > limit else []
             made["ref_per_token_logps"] = (plain + steps.flip(1)).float()
         each = declared.per_token(plain, plain - steps, plain + steps.flip(1), given[:, None], mask)
-        due = ((each * mask).sum() / mask.sum()).item()
+        due = declared.mean(each, mask).item()
         with in_mode(u.stage.model, training=True), torch.no_grad(), u.run.autocast():
             batch = {**u.batch, **made}
             got = (sum(u.stage.loss(u.stage.model, batch).values()) / sum(u.stage.counts(batch).values())).item()
