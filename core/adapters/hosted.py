@@ -6,6 +6,7 @@ does.
 """
 
 import math
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -237,6 +238,13 @@ def built(factory: Callable[[], Trainer]) -> Trainer:
         trainer = factory()
         trainer.dropped_rows = dropped
         return trainer
+    except (ValueError, NotImplementedError) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if frames[-1].name in ("__init__", "__post_init__") and "/trl/trainer/" in frames[-1].filename:
+            raise UserError(
+                "the trainer refuses its arguments", got=str(error), needed="arguments that it supports"
+            ) from None
+        raise
     finally:
         Dataset.filter = own
         logging.set_verbosity(level)

@@ -114,6 +114,14 @@ def test_a_loss_that_the_trainer_s_arguments_declare_is_compared_with_its_own_fo
     assert {v["id"]: v["verdict"] for v in done.verdicts()} == {"objective": "pass", "formula": "pass"}, done.shown
 
 
+def test_arguments_that_the_trainer_refuses_are_bad_usage(net: Path, fork, launch):
+    fork(('        report_to="none",\n', '        report_to="none",\n        sync_ref_model=True,\n'), recipe="rl/grpo")
+    done = launch("check", "mine.py", "--model", str(net), *SMALL, "--beta", "0.05", "--only", "schema")
+    assert done.returncode == 2, done.shown
+    assert "the trainer refuses its arguments" in done.shown, done.shown
+    assert "Traceback" not in done.shown, done.shown
+
+
 def test_the_bound_of_cispo_is_a_ratio_not_a_distance(net: Path, fork, launch):
     fork(('        loss_type="dapo",', '        loss_type="cispo",'), recipe="rl/grpo")
     done = launch("check", "mine.py", "--model", str(net), *SMALL, "--only", "objective")

@@ -94,7 +94,7 @@ def mixture(trainer: Any, cfg: Any) -> dict[str, float]:
     """Return the weight of each loss that TRL's trainer adds up (`loss_type` and `loss_weights`); of a single loss the name is that of the
     settings."""
     names = dict(zip(trainer.loss_types, trainer.loss_weights, strict=True))
-    return names if len(names) > 1 else {cfg.loss: trainer.loss_weights[0]}
+    return names if len(names) > 1 or names.keys() - LOSSES.keys() else {cfg.loss: trainer.loss_weights[0]}
 
 
 def untrained(trainer: Any, cfg: Any) -> float | None:

@@ -38,6 +38,8 @@ def scored(s: Subject) -> Gate:
             if extra := got - due:
                 where = "of the prompt" if min(extra) < width - 1 else "after its end"
                 wrong.append(f"answer {i} scores {len(extra)} tokens {where}")
+            if u.stage.trainer.args.top_entropy_quantile < 1:  # only tokens of high entropy are learnt from
+                due &= got
             if lost := due - got:
                 end = ", the one that ends it among them" * (max(due) in lost)
                 wrong.append(f"answer {i} leaves {len(lost)} of {n} tokens unscored{end}")
