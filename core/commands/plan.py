@@ -71,9 +71,8 @@ def main(argv: list[str]) -> None:
     settings_check.check_values(cfg, processes=processes)
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():  # what libraries say while they build
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
-        warnings.filterwarnings(
-            "ignore", "`create_unbacked_symint` is deprecated", FutureWarning
-        )  # in torchvision's NMS
+        # Torchvision's NMS
+        warnings.filterwarnings("ignore", "`create_unbacked_symint` is deprecated", FutureWarning)
         warnings.filterwarnings("ignore", "This DataLoader will create")  # the run's machine has other cores
         found = plan(recipe, cfg, memory=memory, processes=processes, samples=own["samples"])
         source, rate = _throughput(cfg, flops, device, own["mfu"] or REACHED)

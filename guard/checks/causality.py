@@ -20,9 +20,8 @@ from trainworthy.guard.measures.logits import classes_last
 from trainworthy.guard.measures.records import bare, logits_of
 from trainworthy.guard.measures.targets import fits, following, tokens_of
 
-GIVEN = re.compile(
-    r"(?i)target|label|tgt|trg|mask|^y$|len|offset|idx|index|type|segment|size"
-)  # names of what a model may read in some calls alone
+# Names of what a model may read in some calls alone
+GIVEN = re.compile(r"(?i)target|label|tgt|trg|mask|^y$|len|offset|idx|index|type|segment|size")
 DEAD = "all units are dead (a rate that is far too high), or the model leaves its input out"
 SELECTED = "samples are selected, scattered or averaged along the wrong axis"
 SEEN = 1e-4  # mean change of the outputs, in units of their spread; healthy models give exactly 0

@@ -15,14 +15,8 @@ from trainworthy.guard.measures.printed_scores import printed, printed_between, 
 from trainworthy.guard.measures.records import used
 
 SURE = 10.0  # logits of an answer
-NEEDED = {
-    "acc": 0.9,
-    "auc": 0.9,
-    "ap": 0.8,
-    "f1": 0.7,
-    "dice": 0.7,
-    "iou": 0.5,
-}  # of right answers; iou: of classes that may be missing
+# Of right answers; iou: of classes that may be missing
+NEEDED = {"acc": 0.9, "auc": 0.9, "ap": 0.8, "f1": 0.7, "dice": 0.7, "iou": 0.5}
 ROWS = 40
 
 

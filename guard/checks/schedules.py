@@ -206,9 +206,8 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
         warming = warm_up_of_steps(seen, one, mine, length) if slow and mine is not None else None
         return zeroed(seen, one, mine) or warming or f"{kind}: {len(one.at)} steps in {seen.steps} updates"
     rates = mine.rates if mine is not None else []
-    whole = not train[0].was_cut and (
-        train[0].ended or several
-    )  # else the rehearsal's time was over in the first epoch
+    # Else the rehearsal's time was over in the first epoch
+    whole = not train[0].was_cut and (train[0].ended or several)
     updates = train[0].steps if whole else round(length * train[0].steps / max(1, train[0].got))
     ahead: list[float] = []
     if updates and seen.control is not None:

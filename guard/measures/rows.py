@@ -124,9 +124,8 @@ def halved(module: nn.Module, args: tuple, kwargs: dict, size: int) -> float | N
     try:
         with kept_draws(), in_mode(inner, training=False), torch.no_grad():
             found = [call(slice(None), size), call(slice(None), size), call(slice(half), half)]
-            found.append(
-                call(slice(half, None), size - half)
-            )  # what runs along the batch leaves the first half as it is
+            # What runs along the batch leaves the first half as it is
+            found.append(call(slice(half, None), size - half))
     except Exception:
         return None
     if any(len(x) != 1 for x in found) or any(state != after[0] for state in after):  # a draw for each sample

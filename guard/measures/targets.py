@@ -78,9 +78,8 @@ def describe(
         row["nll"] = float(-(target * torch.log_softmax(input.float(), 1)).sum(1).mean())
         row["soft"] = True
     elif name == "ctc_loss":
-        row["blank"] = (
-            int((target == kwargs.get("blank", 0)).sum()) if target.dim() == 1 else 0
-        )  # rows (N, S) are padded
+        # Targets (N, S) are padded
+        row["blank"] = int((target == kwargs.get("blank", 0)).sum()) if target.dim() == 1 else 0
         row["symbols"] = target.numel()
     elif name in ("binary_cross_entropy_with_logits", "binary_cross_entropy"):
         row |= binary(target, kwargs)

@@ -223,9 +223,8 @@ class Updates:
             group.silent += not live and not self._lossy()
             group.nonfinite += any(not bool(torch.isfinite(values(p)).all()) for p in live)
             sizes = [float(values(p).abs().max()) for p in live[:40]]
-            loud = [
-                p for p, size in zip(live, sizes, strict=False) if size > 1e-4 * max(sizes)
-            ]  # not a bias before a norm
+            # Without a bias before a norm
+            loud = [p for p, size in zip(live, sizes, strict=False) if size > 1e-4 * max(sizes)]
             group.before = [spots(p) for p in loud if not p.grad.is_sparse]
             group.held = [(p, p.detach().clone()) for p in params if not p.requires_grad and p.numel() < 10**7][:100]
         else:
@@ -272,11 +271,9 @@ class Updates:
         self.evidence.step(group)
         if self.steps == CLOSE and self.control is not None:
             scopes = scopes_of(inspect.currentframe())
-            self.epochs, self.planned, self.rates_by_hand = (
-                named(scopes, EPOCHS),
-                named(scopes, STEPS),
-                rate_functions(scopes),
-            )
+            self.epochs = named(scopes, EPOCHS)
+            self.planned = named(scopes, STEPS)
+            self.rates_by_hand = rate_functions(scopes)
         if self.ranks > 1 and self.steps <= CLOSE:
             self._trace()
         for one in self.recent:
