@@ -368,18 +368,8 @@ def dependency(seen: Any) -> dict:
         rows.append(finding("dependency", *fault))
     if seen.control is not None:  # nothing is computed again in a real run
         with torch.random.fork_rng(devices=[]):
-            rows += [
-                x
-                for x in (
-                    sees_ahead(seen),
-                    sees_its_answer(seen),
-                    ignores_samples(seen),
-                    orderless(seen),
-                    ignores_places(seen),
-                    unread(seen),
-                )
-                if x is not None
-            ]
+            checks = (sees_ahead, sees_its_answer, ignores_samples, orderless, ignores_places, unread)
+            rows += [found for check in checks if (found := check(seen)) is not None]
             rows += [finding("dependency", measured, cause) for measured, cause in sample_rows.check(seen)]
     if not rows:
         return skip("dependency", "no evaluation by class in eval mode was seen, or a batch cannot be cut")

@@ -34,19 +34,8 @@ class Oracle:
             return out
         self.rounds += [] if seen.steps in self.rounds else [seen.steps]
         right = self.rounds.index(seen.steps) % 2 == 0
-        row = self.passes.setdefault(
-            id(one),
-            {
-                "right": right,
-                "round": seen.steps,
-                "calls": 0,
-                "answered": 0,
-                "rows": 0,
-                "classes": [],
-                "output_span": [],
-                "pass": one,
-            },
-        )
+        new = {"right": right, "round": seen.steps, "calls": 0, "answered": 0, "rows": 0, "classes": []}
+        row = self.passes.setdefault(id(one), {**new, "output_span": [], "pass": one})
         row["calls"] += 1
         scored = out.get("logits") if isinstance(out, Mapping) else out
         target = wanted(used(one.recent, given), scored, seen.places)

@@ -149,12 +149,8 @@ def check(seen: Any) -> list[tuple[str, str]]:
     """Return what was measured, and its cause; the cause is empty if all is well."""
     one, found = seen.rows, []
     if one.crossed >= ENOUGH and one.crossed >= 0.5 * one.looks:
-        found.append(
-            (
-                one.detail,
-                "view() or reshape() where a column, transpose(), permute() or unbind() is meant: samples or places are mixed",
-            )
-        )
+        meant = "a column, transpose(), permute() or unbind()"
+        found.append((one.detail, f"view() or reshape() where {meant} is meant: samples or places are mixed"))
     changes = {}
     trained = [call for key, call in one.calls.items() if key not in seen.downstream]  # a critic may compare samples
     for module, args, kwargs, size in (*trained, *one.scored.values()):

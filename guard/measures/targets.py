@@ -162,15 +162,8 @@ def of_a_layer(scores: Tensor) -> bool:
     return any(hasattr(n, "variable") and n.variable.dim() > 1 for n in below)
 
 
-MOVES = (
-    "TBackward0",
-    "TransposeBackward0",
-    "PermuteBackward0",
-    "ToCopyBackward0",
-    "MulBackward0",
-    "DivBackward0",
-    "AddBackward0",
-)
+MOVES = ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ToCopyBackward0", "MulBackward0", "DivBackward0",
+         "AddBackward0")  # fmt: skip
 
 
 def is_product(node: Any, depth: int = 8) -> bool:

@@ -158,13 +158,9 @@ class Updates:
             if not ids:
                 group.clipped.append("none")
             if ids & {id(p) for p in group.parameters}:
-                state = (
-                    "empty"
-                    if not any(alive(p) for p in live)
-                    else "late"
-                    if group.consumed and not self.since
-                    else "ok"
-                )
+                state = "late" if group.consumed and not self.since else "ok"
+                if not any(alive(p) for p in live):
+                    state = "empty"
                 if group.scaled and not group.unscaled and self._scaler and self._scaler > 1:
                     state = "scaled"
                 group.clipped.append(state)

@@ -152,14 +152,8 @@ def parsed(line: bytes, place: str, column: str) -> list[tuple[str, str | None]]
         return [(place, None)]
     except json.JSONDecodeError as error:
         got = f"{error.msg} at column {error.colno}"
-        return [
-            (
-                place,
-                unusable(
-                    f"not JSON: {got}", core.UserError(f"{place} is not JSON", got=got, needed="one object a line")
-                ),
-            )
-        ]
+        fault = core.UserError(f"{place} is not JSON", got=got, needed="one object a line")
+        return [(place, unusable(f"not JSON: {got}", fault))]
     found: list[tuple[str, str | None]] = []
     for row in rows if isinstance(rows, list) else [rows]:
         text = row.get(column) if isinstance(row, dict) else None
