@@ -21,8 +21,8 @@ def _adapted(trainer: Trainer) -> bool:
     return getattr(trainer, "ref_model", trainer) is None and hasattr(trainer.model, "disable_adapter")
 
 
-def _rows(data: Any, count: int = ROWS) -> list[dict]:
-    chosen = data.representative(min(count, len(data)))
+def _rows(data: Any) -> list[dict]:
+    chosen = data.representative(min(ROWS, len(data)))
     return [data.row(data.get(i, None)) for i in chosen]
 
 

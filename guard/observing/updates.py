@@ -3,6 +3,7 @@
 import gc
 import inspect
 import weakref
+from itertools import islice
 from typing import Any
 
 import torch
@@ -141,15 +142,9 @@ class Updates:
                 del self.grad_modes[place]
         self.undecided = []
 
-    def _live(self, group: Group, n: int = 3) -> list[Tensor]:
+    def _live(self, group: Group) -> list[Tensor]:
         """Return up to three parameters with a non-zero gradient, from a few candidates."""
-        found: list[Tensor] = []
-        for p in group.parameters[:40]:
-            if alive(p):
-                found.append(p)
-                if len(found) == n:
-                    break
-        return found
+        return list(islice(filter(alive, group.parameters[:40]), 3))
 
     def clip(self, parameters: list[Tensor], limit: Any) -> None:
         live = [p for p in parameters if p.grad is not None]
