@@ -34,7 +34,6 @@ import contextlib
 import os
 import shutil
 import sys
-import time
 import warnings
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
@@ -121,26 +120,16 @@ def timed(stage: dict[str, Any], rate: float, processes: int, *, link: float | N
 
 
 def _throughput(cfg: Any, flops: float | None, device: str | None, mfu: float) -> tuple[str, float]:
-    """Return (where the number comes from, FLOP/s of one device)."""
+    """Return (where the number comes from, FLOP/s of one device); of this machine that of large products: a recipe reaches less."""
     if flops is not None:
         return "stated", flops
     if device is None:
-        return "here", measured()
+        import torch
+        from trainworthy.core.commands.profile import attainable
+
+        return "here", attainable(torch.device("cpu"), "fp32")
     half = cfg.train.precision in ("bf16", "fp16")
     return f"{device}, {mfu:.0%} of its data sheet", mfu * DEVICES[device][1 if half else 2]
-
-
-def measured() -> float:
-    """FLOP/s of large fp32 products on this machine; a recipe reaches less."""
-    import torch
-
-    a = torch.randn(768, 768)
-    a @ a
-    started, n = time.perf_counter(), 0
-    while time.perf_counter() - started < 0.2:
-        a @ a
-        n += 1
-    return n * 2 * 768**3 / (time.perf_counter() - started)
 
 
 # ----------------------------------------------------------------------------------------------------------------- plan
