@@ -43,18 +43,9 @@ from trainworthy.core.base import config, masking, settings_check
 from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.machine import DEVICES
 from trainworthy.core.commands import open_recipe, take_flag, take_number
 
-DEVICES = {
-    "H200": (141, 989e12, 67e12),
-    "H100": (80, 989e12, 67e12),
-    "A100": (80, 312e12, 19.5e12),
-    "L40S": (48, 362e12, 91.6e12),
-    "A10G": (24, 70e12, 35e12),
-    "L4": (24, 121e12, 30.3e12),
-    "RTX4090": (24, 165e12, 82.6e12),
-}
-"""GB, and dense FLOP/s in bf16 and in fp32 without TF32, from the makers' data sheets."""
 REACHED = 0.4
 """Of a data sheet's FLOP/s in training: 0.3 to 0.5 are common in reports of large language models (PaLM 0.46, Llama 3 0.38-0.43);
 small convolutions reach less."""
