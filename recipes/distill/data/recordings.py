@@ -311,7 +311,7 @@ class Heard:
 
 
 def _hear(
-    readers: list[Callable[[], Recording]], teacher: whisper.Whisper, left_out: Counter, max_bad: float = 0.0
+    readers: list[Callable[[], Recording]], teacher: whisper.Whisper, left_out: Counter, max_bad: float
 ) -> Iterator[list[Heard]]:
     """Yield the teacher's features of the recordings, a batch at a time; `left_out` gets the reasons and counts of the others."""
     batch: list[tuple[Recording, np.ndarray]] = []

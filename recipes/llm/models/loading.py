@@ -116,7 +116,7 @@ def scorer(path: str, dtype: torch.dtype, tokens: Any = None) -> nn.Module:
     return model
 
 
-def merged_scorer(path: str, adapter: Path, dtype: torch.dtype, tokens: Any = None) -> nn.Module:
+def merged_scorer(path: str, adapter: Path, dtype: torch.dtype, tokens: Any) -> nn.Module:
     """The model at `path`, its weights as training had them (`dtype`), exported adapters merged into them, and their head; fp32."""
     from peft import PeftModel
 
