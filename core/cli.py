@@ -113,21 +113,8 @@ def main() -> None:
 
 LAUNCHED = ("run", "check", "lr", "resume", "predict", "chat", "data", "batch", "profile")
 """Commands that train or load a model, in a process of their own."""
-ELSEWHERE = (
-    "reference",
-    "doctor",
-    "compare",
-    "guard",
-    "watch",
-    "diff",
-    "config",
-    "plan",
-    "repro",
-    "sweep",
-    "board",
-    "bugs",
-    "break",
-)
+ELSEWHERE = ("reference", "doctor", "compare", "guard", "watch", "diff", "config", "plan", "repro", "sweep", "board",
+             "bugs", "break")  # fmt: skip
 OF_GUARD = ("guard", "watch")
 OF_RECIPES = ("run", "check", "resume", "data", "lr", "batch", "profile", "plan", "config", "sweep")
 """Commands whose `RECIPE --help` lists the settings of the recipe."""

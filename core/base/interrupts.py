@@ -4,22 +4,28 @@ import contextlib
 import shlex
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from trainworthy.core.base import masking
 from trainworthy.core.base.errors import SIGNALS, Signalled
 
 
-@contextlib.contextmanager
-def raised(numbers: Iterable[int] = SIGNALS) -> Iterator[None]:
+def raised(numbers: Iterable[int] = SIGNALS) -> contextlib.AbstractContextManager[None]:
     """Raise `Signalled` inside when one of these signals arrives. Those that are ignored (nohup) stay ignored."""
     main = threading.current_thread() is threading.main_thread()
-    chosen = [n for n in numbers if main and signal.getsignal(n) in (signal.SIG_DFL, signal.default_int_handler)]
 
-    def arrive(number: int, _: object) -> None:
-        raise Signalled(signal.Signals(number).name)
+    def arrive(name: str) -> None:
+        raise Signalled(name)
 
-    before = {n: signal.signal(n, arrive) for n in chosen}
+    return handled(
+        arrive, [n for n in numbers if main and signal.getsignal(n) in (signal.SIG_DFL, signal.default_int_handler)]
+    )
+
+
+@contextlib.contextmanager
+def handled(arrive: Callable[[str], object], numbers: Iterable[int]) -> Iterator[None]:
+    """Call `arrive(name)` inside when one of these signals arrives; afterwards they have their own handlers again."""
+    before = {n: signal.signal(n, lambda number, _: arrive(signal.Signals(number).name)) for n in numbers}
     try:
         yield
     finally:

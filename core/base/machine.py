@@ -15,6 +15,16 @@ from trainworthy.core.base import masking
 GROUPS = Path("/proc/self/cgroup")
 DIFF = 50_000
 """Characters of uncommitted changes that environment.json keeps."""
+DEVICES = {
+    "H200": (141, 989e12, 67e12),
+    "H100": (80, 989e12, 67e12),
+    "A100": (80, 312e12, 19.5e12),
+    "L40S": (48, 362e12, 91.6e12),
+    "A10G": (24, 70e12, 35e12),
+    "L4": (24, 121e12, 30.3e12),
+    "RTX4090": (24, 165e12, 82.6e12),
+}
+"""GB, and dense FLOP/s in bf16 and in fp32 without TF32, from the makers' data sheets."""
 
 
 @dataclass

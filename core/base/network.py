@@ -46,10 +46,10 @@ def hub_silent() -> str:
 
 
 @contextlib.contextmanager
-def time_limit(seconds: float = 4 * ANSWER) -> Iterator[None]:
+def time_limit() -> Iterator[None]:
     """Give sockets that are opened here a time limit for each answer, where a library sets none (torch.hub)."""
     before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
+    socket.setdefaulttimeout(4 * ANSWER)
     try:
         yield
     finally:

@@ -159,7 +159,7 @@ def _changes(top: ast.AST, part: str) -> Iterator[tuple[str, ast.AST, str]]:
             case ast.If(test) | ast.IfExp(test) | ast.While(test):
                 yield "condition", test, _text(ast.UnaryOp(ast.Not(), test))
             case ast.Constant(value) if not isinstance(value, str):
-                for kind, new in _constants(value, node, parent, above):
+                for kind, new in _constants(value, parent, above):
                     yield kind, node, new
             case ast.Constant("sum" | "mean" as value) if isinstance(parent, ast.keyword) and parent.arg == "reduction":
                 yield "constant", node, '"mean"' if value == "sum" else '"sum"'
@@ -184,9 +184,7 @@ def _changes(top: ast.AST, part: str) -> Iterator[tuple[str, ast.AST, str]]:
                     yield "sign", value, f"-{_text(value)}"
 
 
-def _constants(
-    value: object, node: ast.Constant, parent: ast.AST | None, above: tuple[ast.AST, ...]
-) -> Iterator[tuple[str, str]]:
+def _constants(value: object, parent: ast.AST | None, above: tuple[ast.AST, ...]) -> Iterator[tuple[str, str]]:
     if value is True or value is False:
         yield "constant", str(not value)
     elif isinstance(value, int):

@@ -33,9 +33,8 @@ MUTANT_RULES = {
 
 def summary(rows: list[Row], runs: list[Row]) -> dict[str, Any]:
     """Return everything that the page says, as plain values."""
-    drawn = {
-        run["recipe"]: {*run["keys"]} for run in runs if "keys" in run
-    }  # not those of other steps, or of a larger sample
+    # Not those of other steps, or of a larger sample
+    drawn = {run["recipe"]: {*run["keys"]} for run in runs if "keys" in run}
     rows = [r for r in rows if r["kind"] != "mutants" or r["key"] in drawn.get(r["recipe"], {r["key"]})]
     found: dict[str, Any] = {
         "written": time.strftime("%Y-%m-%d"),

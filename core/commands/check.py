@@ -17,7 +17,6 @@ gates.json and report.html. Several seeds show false alarms and misses that a si
 
 import os
 import secrets
-import shlex
 import signal
 import sys
 import time
@@ -49,8 +48,7 @@ def main(argv: list[str], found: dict[str, Any]) -> None:
     name = os.environ.pop("TRAINWORTHY_FOLDER", None)
     folder = Path(name) if name else None
     session = open_session(loaded, cfg, preset, rest, kind="checks", only=chosen, folder=folder)
-    again = shlex.join(["trainworthy", "check", *argv])
-    with session_lock(session), Interrupts(session.folder, next=again), reported(session):
+    with session_lock(session), Interrupts().handled(), reported(session):
         write_start(session)
         try:
             check_stages(session, only=chosen, deep=deep, stage=stage or "")

@@ -10,17 +10,17 @@ compared."""
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.commands import take_flag
+from trainworthy.core.commands import prints_json
 from trainworthy.core.monitoring import cost
 from trainworthy.core.report.groups import compare, off
 
 
-def main(argv: list[str]) -> None:
-    argv, as_json = take_flag(argv, "--json")
+@prints_json
+def main(argv: list[str], output: dict[str, Any]) -> None:
     if len(argv) != 3:
         raise UserError("compare needs two groups of seeds", got=" ".join(argv[1:]) or "nothing",
                         needed="trainworthy compare RUNS_A RUNS_B", next="ls -d runs/*/seeds-*")  # fmt: skip
@@ -31,10 +31,7 @@ def main(argv: list[str]) -> None:
             "compare needs two different groups of seeds", got=f"{argv[1]} twice", next="ls -d runs/*/seeds-*"
         )
     d = found.difference
-    if as_json:
-        difference = {**asdict(d), "real": d.real}
-        write_json({"a": found.a, "b": found.b, "difference": difference, "words": found.words()})
-        return
+    output |= {"a": found.a, "b": found.b, "difference": {**asdict(d), "real": d.real}, "words": found.words()}
     both = list(zip(argv[1:], (found.a, found.b), strict=True))
     rows = [(name, f"{len(g['values'])} seeds", f"{g['mean']:.4f}", f"sd {g['sd']:.4f}") for name, g in both]
     print(table([("", "", found.a["metric"], ""), *rows]))

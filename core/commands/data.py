@@ -15,18 +15,15 @@ A recipe applies them with `skip = core.load_exclusions(FOLDER)`: leave out the 
 
 This command only describes the data; `trainworthy check RECIPE --only data,leakage` decides whether they pass."""
 
-import contextlib
 import json
 import shlex
 import shutil
-import sys
 from typing import Any
 
 from trainworthy.core.base import planning
-from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import Console, bar, table
 from trainworthy.core.base.errors import Stop, UserError
-from trainworthy.core.commands import open_recipe, take_flag, take_number
+from trainworthy.core.commands import open_recipe, prints_json, take_number
 from trainworthy.core.data import inventory
 from trainworthy.core.data.texts import LISTS, Exclusions, write_exclusions
 from trainworthy.core.recipe.stage import Data
@@ -34,35 +31,31 @@ from trainworthy.core.session import stages
 from trainworthy.core.session.session import open_session, reported, session_lock, write_start
 
 
-def main(argv: list[str]) -> None:
+@prints_json
+def main(argv: list[str], output: dict[str, Any]) -> None:
     rest, samples = take_number(argv[1:], "--sample")
-    rest, as_json = take_flag(rest, "--json")
     planning.is_describing_data = True
     loaded, cfg, preset = open_recipe("data", rest)
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        session = open_session(loaded, cfg, preset, rest, kind="checks")
-        s = session
-        s.command = "data"
-        with session_lock(s), reported(s):
-            write_start(s)
-            stage = stages.specs(loaded, cfg)[0].untrained(s.accelerator)
-            if not s.main:  # only rank 0 reads
-                return
-            scans = {name: read(name, data, samples, s.console) for name, data in stage.data.items()}
-            found = inventory.report(scans)
-            for name, scan in scans.items():
-                found["splits"][name]["repeats"] = inventory.repeats(scan)
-            lists = None
-            if "train" in scans and scans["train"].texts:
-                shared = [one for scan in scans.values() if scan is not scans["train"]
-                          for one in inventory.shared_texts(scans["train"], scan).values()]  # fmt: skip
-                lists = write_exclusions(s.folder, shared)
-                found["exclusions"] = excluded(lists, scans["train"])
-            (s.folder / "data.json").write_text(json.dumps(found, indent=1))
-            show(found, s.console, lists)
-    if as_json:
-        write_json(found)
-        return
+    s = open_session(loaded, cfg, preset, rest, kind="checks")
+    s.command = "data"
+    with session_lock(s), reported(s):
+        write_start(s)
+        stage = stages.specs(loaded, cfg)[0].untrained(s.accelerator)
+        if not s.main:  # only rank 0 reads
+            return
+        scans = {name: read(name, data, samples, s.console) for name, data in stage.data.items()}
+        found = inventory.report(scans)
+        for name, scan in scans.items():
+            found["splits"][name]["repeats"] = inventory.repeats(scan)
+        lists = None
+        if "train" in scans and scans["train"].texts:
+            shared = [one for scan in scans.values() if scan is not scans["train"]
+                      for one in inventory.shared_texts(scans["train"], scan).values()]  # fmt: skip
+            lists = write_exclusions(s.folder, shared)
+            found["exclusions"] = excluded(lists, scans["train"])
+        (s.folder / "data.json").write_text(json.dumps(found, indent=1))
+        show(found, s.console, lists)
+    output |= found
     kept = [f"{s.folder}/{name}" for name in ("data.json", "report.html", *(LISTS.values() if lists else ()))]
     only = ("--only", "data,leakage") if "train" in scans else ()  # gates that skip without a training set
     again = shlex.join(["trainworthy", "check", *rest, *only])

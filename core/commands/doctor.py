@@ -26,6 +26,7 @@ from typing import Literal
 from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.errors import DONE, USAGE, UserError
 from trainworthy.core.data.assets import cache_dir
+from trainworthy.core.recipe.loading import version
 from trainworthy.core.recipe.registry import recipes
 
 HOME = Path(__file__).resolve().parents[2]
@@ -162,13 +163,6 @@ def lacking(requirement) -> str:
         return f"{requirement} is not installed"
     fits = requirement.specifier.contains(found, prereleases=True)
     return "" if fits else f"{requirement} is needed, this is {found}"
-
-
-def version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def built_for(name: str) -> str:

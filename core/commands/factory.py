@@ -11,6 +11,7 @@ from typing import Any
 from trainworthy.core.base import config
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.commands import prints_json
+from trainworthy.core.recipe.registry import is_recipe
 
 NAME = "factory"
 FLAGS = ("--only", "--seed", "--waive", "--because", "--out")
@@ -19,13 +20,10 @@ FLAGS = ("--only", "--seed", "--waive", "--because", "--out")
 def offers(path: Path) -> bool:
     """Return whether a file has a function `factory` at its top level and is no recipe. Nothing is imported."""
     try:
-        body = ast.parse(path.read_bytes()).body
+        made = any(isinstance(n, ast.FunctionDef) and n.name == NAME for n in ast.parse(path.read_bytes()).body)
+        return made and not is_recipe(path)
     except (SyntaxError, ValueError):
         return False
-    targets = [t for node in body if isinstance(node, (ast.Assign, ast.AnnAssign))
-               for t in (node.targets if isinstance(node, ast.Assign) else [node.target])]  # fmt: skip
-    recipe = any(getattr(t, "id", "") == "STAGES" for t in targets)
-    return not recipe and any(isinstance(node, ast.FunctionDef) and node.name == NAME for node in body)
 
 
 @prints_json

@@ -34,7 +34,6 @@ import contextlib
 import os
 import shutil
 import sys
-import time
 import warnings
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
@@ -44,18 +43,9 @@ from trainworthy.core.base import config, masking, settings_check
 from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import table
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.machine import DEVICES
 from trainworthy.core.commands import open_recipe, take_flag, take_number
 
-DEVICES = {
-    "H200": (141, 989e12, 67e12),
-    "H100": (80, 989e12, 67e12),
-    "A100": (80, 312e12, 19.5e12),
-    "L40S": (48, 362e12, 91.6e12),
-    "A10G": (24, 70e12, 35e12),
-    "L4": (24, 121e12, 30.3e12),
-    "RTX4090": (24, 165e12, 82.6e12),
-}
-"""GB, and dense FLOP/s in bf16 and in fp32 without TF32, from the makers' data sheets."""
 REACHED = 0.4
 """Of a data sheet's FLOP/s in training: 0.3 to 0.5 are common in reports of large language models (PaLM 0.46, Llama 3 0.38-0.43);
 small convolutions reach less."""
@@ -71,9 +61,8 @@ def main(argv: list[str]) -> None:
     settings_check.check_values(cfg, processes=processes)
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():  # what libraries say while they build
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
-        warnings.filterwarnings(
-            "ignore", "`create_unbacked_symint` is deprecated", FutureWarning
-        )  # in torchvision's NMS
+        # Torchvision's NMS
+        warnings.filterwarnings("ignore", "`create_unbacked_symint` is deprecated", FutureWarning)
         warnings.filterwarnings("ignore", "This DataLoader will create")  # the run's machine has other cores
         found = plan(recipe, cfg, memory=memory, processes=processes, samples=own["samples"])
         source, rate = _throughput(cfg, flops, device, own["mfu"] or REACHED)
@@ -122,26 +111,16 @@ def timed(stage: dict[str, Any], rate: float, processes: int, *, link: float | N
 
 
 def _throughput(cfg: Any, flops: float | None, device: str | None, mfu: float) -> tuple[str, float]:
-    """Return (where the number comes from, FLOP/s of one device)."""
+    """Return (where the number comes from, FLOP/s of one device); of this machine that of large products: a recipe reaches less."""
     if flops is not None:
         return "stated", flops
     if device is None:
-        return "here", measured()
+        import torch
+        from trainworthy.core.commands.profile import attainable
+
+        return "here", attainable(torch.device("cpu"), "fp32")
     half = cfg.train.precision in ("bf16", "fp16")
     return f"{device}, {mfu:.0%} of its data sheet", mfu * DEVICES[device][1 if half else 2]
-
-
-def measured() -> float:
-    """FLOP/s of large fp32 products on this machine; a recipe reaches less."""
-    import torch
-
-    a = torch.randn(768, 768)
-    a @ a
-    started, n = time.perf_counter(), 0
-    while time.perf_counter() - started < 0.2:
-        a @ a
-        n += 1
-    return n * 2 * 768**3 / (time.perf_counter() - started)
 
 
 # ----------------------------------------------------------------------------------------------------------------- plan

@@ -92,9 +92,8 @@ def environment_of(then: dict[str, Any], args: dict[str, Any]) -> list[Compared]
     names = [n for n in sorted(before.keys() | now.keys()) if now.get(n) != before.get(n)]
     other = [f"{n} {now.get(n, 'not installed')} instead of {before.get(n, 'none')}" for n in names]
     found = [Compared("versions", ", ".join(f"{k} {v}" for k, v in before.items()), other)]
-    threads = ((args.get("settings") or {}).get("run") or {}).get(
-        "threads"
-    )  # a run with this setting sets it by itself
+    # A run with this setting sets it by itself
+    threads = ((args.get("settings") or {}).get("run") or {}).get("threads")
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] or ["cpu"]
     here = {"devices": devices, "platform": platform.platform(), "threads": threads or torch.get_num_threads()}
     other = [f"{k}: {here[k]} instead of {then[k]}" for k in here if k in then and here[k] != then[k]]

@@ -51,7 +51,7 @@ def main(argv: list[str], found: dict[str, Any]) -> None:
         cfg = config.complete(cfg, where=str(folder / "args.json"), command=command, secrets=secrets)
         cfg = config.changed(plain.module, cfg, others, prog=command) if others else cfg
     if not force:
-        assert_same_sources(folder, plain, command)
+        assert_same_sources(folder, command)
     loaded, words = fallbacks.recipe_of(plain, names, fallbacks.start_files(folder)) if names else plain, saved["argv"]
     if fallback is not None:
         fallbacks.recipe_of(plain, [*names, fallback], [])  # reports an unknown fallback before it looks for weights
@@ -74,13 +74,13 @@ def main(argv: list[str], found: dict[str, Any]) -> None:
     check_and_train(session, found, board_on, start=start, ready=resumable(session))
 
 
-def assert_same_sources(folder: Path, plain: recipes.Recipe, command: str) -> None:
+def assert_same_sources(folder: Path, command: str) -> None:
     """Raise UserError unless the recipe's sources are those that the run in `folder` was started with."""
     if not environment.kept(folder):
         raise UserError(f"{folder / 'environment.json'} cannot be read, so nobody knows with which sources this run was started",
                         needed="the file that the run wrote when it began, or --force", cause="it was removed, edited, or not copied "
                         "with the run", next=f"{command} --force")  # fmt: skip
-    if changed := environment.changed_sources(folder, plain):
+    if changed := environment.changed_sources(folder):
         raise UserError("the recipe is not the one this run was started with", got="changed: " + ", ".join(changed),
                         needed="the same sources, or --force if the change does not matter",
                         next=f"{command} --force")  # fmt: skip

@@ -46,10 +46,11 @@ def check_and_train(
     track = tracked(session.accelerator, session.cfg, session.folder, project=session.recipe.slug)
     wanted = session.main and board_on is not None
     running_board = board.during_run(board_on, wanted=wanted, say=session.console.say)
+    interrupts = Interrupts()
     with (
         session_lock(session),
         ready,
-        Interrupts(session.folder) as interrupts,
+        interrupts.handled(),
         in_short_at_the_end(session, found),
         reported(session),
         track,

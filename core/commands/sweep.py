@@ -33,22 +33,18 @@ split, if there is one, is printed once, at the end. No trial is pruned: high ra
 Exit codes: 0 done, 2 bad usage or a study that was made with other settings, 3 no structure passed its gates, 5 interrupted: the
 same command continues."""
 
-import contextlib
 import json
 import shlex
-import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config, masking, settings_check
-from trainworthy.core.base.as_json import results
-from trainworthy.core.base.as_json import write as write_json
 from trainworthy.core.base.console import Console, table
 from trainworthy.core.base.errors import DONE, GateFailed, Interrupted, Stop, UserError
 from trainworthy.core.base.files import read_json, write_whole
-from trainworthy.core.commands import open_recipe, take_flag, take_number
+from trainworthy.core.commands import open_recipe, prints_json, take_flag, take_number
 from trainworthy.core.commands.config import differing
 from trainworthy.core.monitoring import cost
 from trainworthy.core.session import on_end
@@ -62,34 +58,28 @@ PLAN = "sweep.json"
 TRIALS = 20
 
 
-def main(argv: list[str]) -> None:
+@prints_json
+def main(argv: list[str], output: dict[str, Any]) -> None:
     """Make a study or join it, work on its trials, write the page."""
-    words, as_json = take_flag(argv[1:], "--json")
-    words, listed = take_flag(words, "--ranges")
+    words, listed = take_flag(argv[1:], "--ranges")
     words = on_end.take_any(words)
     if not words or words[0].startswith("-"):
         needed = "a recipe, or the folder of a sweep"
         raise UserError("sweep what?", needed=needed, next="trainworthy sweep vision/classify")
     if listed:
-        list_ranges(words, as_json=as_json)
+        list_ranges(words, output)
         return
     studies.optuna()
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        if Path(words[0]).is_dir():
-            home, plan = read_plan(Path(words[0]), words[1:])
-        else:
-            home, plan = make_plan(words)
-        try:
-            found = work(home, plan)
-        except Stop as stop:
-            on_end.run(stop.exit_code, str(stop))
-            raise
-        except Exception as error:
-            on_end.run(1, f"crashed: {type(error).__name__}: {error}")
-            raise
-        on_end.run(DONE, "")
-    if as_json:
-        write_json(found)
+    home, plan = read_plan(Path(words[0]), words[1:]) if Path(words[0]).is_dir() else make_plan(words)
+    try:
+        output |= work(home, plan)
+    except Stop as stop:
+        on_end.run(stop.exit_code, str(stop))
+        raise
+    except Exception as error:
+        on_end.run(1, f"crashed: {type(error).__name__}: {error}")
+        raise
+    on_end.run(DONE, "")
 
 
 def read_plan(home: Path, more: list[str]) -> tuple[Path, dict[str, Any]]:
@@ -106,18 +96,17 @@ def read_plan(home: Path, more: list[str]) -> tuple[Path, dict[str, Any]]:
     return home, plan
 
 
-def list_ranges(words: list[str], *, as_json: bool) -> None:
+def list_ranges(words: list[str], output: dict[str, Any]) -> None:
     """Print the settings of a recipe that can be searched without a range, and those ranges."""
     _, cfg, _ = open_recipe("sweep", words)
     found = {name: spaces.ranged(cfg, name, given) for name, given in ranges.known(cfg).items()}
-    with results(as_json) as output:
-        output |= {name: asdict(one) for name, one in found.items()}
-        now = config.flat(config.to_dict(cfg))
-        rows = [("setting", "range", "scale", "now")]
-        for name, r in found.items():
-            scale = "values" if r.values else "log" if r.log else "linear"
-            rows.append((name, r.words().partition("=")[2], scale, str(now[name])))
-        print(table(rows) + f"\n\nnext   trainworthy sweep {shlex.join(words)} --nuisance {next(iter(found))}")
+    output |= {name: asdict(one) for name, one in found.items()}
+    now = config.flat(config.to_dict(cfg))
+    rows = [("setting", "range", "scale", "now")]
+    for name, r in found.items():
+        scale = "values" if r.values else "log" if r.log else "linear"
+        rows.append((name, r.words().partition("=")[2], scale, str(now[name])))
+    print(table(rows) + f"\n\nnext   trainworthy sweep {shlex.join(words)} --nuisance {next(iter(found))}")
 
 
 def take_roles(words: list[str], flag: str) -> tuple[list[str], dict[str, str | None]]:
@@ -262,7 +251,7 @@ def run_trial(
     else:
         own = [*fixed, *spaces.words(point), *([] if off else ["--gates.no-enabled"])]
         folder = folder_of(home, trial.number)
-        outcome = trials.run(declared["recipe"], own, seeds, folder, at_once=1, arrived=arrived)
+        outcome = trials.run(declared["recipe"], own, seeds, folder, arrived)
     if outcome.interrupted:
         if not arrived:
             arrived.append("a run was ended from outside")

@@ -226,9 +226,9 @@ def _is_short(sample: Mapping[str, Any], sizes: dict[str, list[list[int]]]) -> b
     return bool(sizes) and all(map(short, sizes))
 
 
-def _fingerprint(data: Data, samples: int = 512) -> str:
+def _fingerprint(data: Data) -> str:
     digest = hashlib.blake2b(str(len(data)).encode(), digest_size=16)
-    for i in data.representative(min(samples, len(data))):
+    for i in data.representative(min(512, len(data))):
         sample = data.get(i, None)
         for key in data.fields:
             digest.update(hashed.bytes_of(sample[key]))

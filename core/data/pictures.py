@@ -18,10 +18,11 @@ def png(image: Tensor) -> bytes:
     return buffer.getvalue()
 
 
-def contact_sheet(tiles: list[Tile], path: Path, *, columns: int = 8) -> None:
+def contact_sheet(tiles: list[Tile], path: Path) -> None:
     """Draw tiles with their captions as one PNG; a tile without an image shows its caption alone."""
     from matplotlib.figure import Figure
 
+    columns = 8
     tiles = tiles[: 8 * columns]
     lines = max((tile.caption.count("\n") + 1 for tile in tiles), default=1)
     words = 0.06 + 0.14 * lines  # inches, like all sizes below

@@ -21,10 +21,8 @@ RARE = 3  # training texts
 # the words changed: 105 of 117; windows that overlap by half: all; sentences of known words (a grammar): none.
 KNOWN = 0.4
 COMPARED = 500  # training texts that are looked for among the others
-LENGTHS, CUT = (
-    30,
-    0.05,
-)  # different lengths that texts must have, and the share that ends at the longest, to call them cut
+# Different lengths that texts must have, and the share that ends at the longest, to call them cut
+LENGTHS, CUT = 30, 0.05
 SHORT, DIFFERENT = 5, 50  # lengths of short texts, different texts of the longest
 MOST, SOME = 0.3, 0.1  # their share, if they are twice as many as those of any other length, or four times
 # Scripts whose words no space parts: Thai, Lao, Burmese, Khmer, Chinese and Japanese

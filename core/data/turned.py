@@ -30,15 +30,11 @@ CHANGES: dict[str, Change] = {
 }
 ROWS, LEAST = 2000, 20  # samples that are compared; of either class there must be so many
 KNOWN = 0.9  # share of a class that must be nearest to its own kind as it is
-EXCHANGED, MEAN = (
-    0.4,
-    0.6,
-)  # share of either class that must be nearest to the other when it is changed, and the mean of both
+# Share of either class that must be nearest to the other when it is changed, and the mean of both
+EXCHANGED, MEAN = 0.4, 0.6
 FOREIGN = 0.75  # share of the pictures that are less like the others when they are changed
-SAME, CLEAR = (
-    0.8,
-    0.1,
-)  # cosine of a draw with the changed picture, and by how much it must be above that with the picture
+# Cosine of a draw with the changed picture, and by how much it must be above that with the picture
+SAME, CLEAR = 0.8, 0.1
 DRAWS, MADE = 400, 0.06  # draws of the training path for either class; the share of them that must show the change
 
 

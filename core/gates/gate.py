@@ -196,7 +196,7 @@ def share(stage: Stage, known: dict[tuple[str, str], torch.Tensor]) -> None:
     if stage.pretrained is not None:
         stage.pretrained = {n: first("pretrained", n, t) for n, t in stage.pretrained.items()}
     trained = {id(p) for p in stage.parameters().values()}
-    declared = stage.expect.frozen or ("\0",)
+    declared = stage.expect.frozen
     names = [("model", n, p) for n, p in stage.model.named_parameters() if n.startswith(declared)]
     names += [(k, n, p) for k, module in stage.frozen_modules.items() for n, p in module.named_parameters()]
     every = (m for one in (stage.model, *stage.frozen_modules.values()) for m in one.modules())

@@ -15,15 +15,8 @@ from trainworthy.core.base.doubles import NO_DOUBLES as NO_DOUBLES
 from trainworthy.core.base.doubles import exact as exact
 from trainworthy.core.base.errors import UserError
 
-WEIGHED = (
-    nn.Linear,
-    nn.Bilinear,
-    nn.modules.conv._ConvNd,
-    nn.Embedding,
-    nn.EmbeddingBag,
-    nn.MultiheadAttention,
-    nn.RNNBase,
-)
+WEIGHED = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd, nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention,
+           nn.RNNBase)  # fmt: skip
 """Modules whose matrices and kernels get weight decay."""
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
 NAMED = re.compile(r"weight|proj|kernel|experts|^w\d*$|^original1$")

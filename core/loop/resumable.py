@@ -6,15 +6,13 @@ from typing import Any
 
 from trainworthy.core.base.config import MAY_CHANGE, flat
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.loop.checkpoint_survey import ALONE, LATEST, Readers, put_back, survey
+from trainworthy.core.loop.checkpoint_survey import LATEST, Readers, put_back, survey
 
 VARIABLES = "environment."
 """Prefix of environment variables among the settings of a checkpoint; their values are hashes."""
 
 
-def assert_resumable(
-    run_folder: Path, identity: dict[str, Any], readers: Readers = ALONE, *, forced: bool = False
-) -> list[str]:
+def assert_resumable(run_folder: Path, identity: dict[str, Any], readers: Readers, *, forced: bool) -> list[str]:
     """Raise UserError if a stage of the run has checkpoints but no complete one, or if the newest belongs to another
     run or (unless `forced`) to other settings. It changes nothing, since a restart at step 0 would overwrite them.
     Return the environment variables whose values have changed."""

@@ -102,11 +102,8 @@ def to_try(kind: str, s: Settings, device: str) -> str:
             [f"{w} (fuses neighbouring operations)" for w in fuse] + [f"{w} (half the traffic)" for w in half] + batch
         )
     elif kind == "communication":
-        found = [
-            "a larger --train.batch-size for each process",
-            "fewer processes (-n)",
-            "a faster connection between them",
-        ]
+        found = ["a larger --train.batch-size for each process", "fewer processes (-n)",
+                 "a faster connection between them"]  # fmt: skip
     else:
         envs = [f"--num-envs {2 * s.num_envs} (now {s.num_envs}: more samples for each call of the policy)"]
         fewer = [f"a smaller --train.accumulate (now {s.accumulate})"] if s.accumulate > 1 else []

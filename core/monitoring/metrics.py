@@ -69,11 +69,11 @@ class MetricsTracker:
         epoch: float,
         train: Mapping[str, SupportsFloat],
         val: Mapping[str, SupportsFloat],
-        extra: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Any],
     ) -> None:
         """Write one row per evaluation, tagged `train/<name>` and `val/<name>`; `extra` keeps its own names
         (global_step, lr)."""
-        extra = {k: _number(v) for k, v in (extra or {}).items()}
+        extra = {k: _number(v) for k, v in extra.items()}
         row = {f"train/{k}": _number(v) for k, v in train.items()} | {f"val/{k}": _number(v) for k, v in val.items()}
         self._write_steps()
         self._write("epoch", time.time(), int(extra.get("global_step", epoch)), {"epoch": epoch, **row, **extra})

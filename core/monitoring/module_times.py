@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from trainworthy.core.base.modes import hooked
 
 MARK, BACKWARD = "trainworthy::module::", "autograd::engine::evaluate_function"
 OUTSIDE = {"trainworthy::wait_for_data": "(waiting for data)", "Optimizer.": "(optimiser)"}
@@ -45,11 +46,8 @@ def marked(roots: Mapping[str, nn.Module], active: Callable[[], bool]) -> Iterat
             called = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", full)
             handles.append(module.register_forward_pre_hook(enter(f"{called} {type(module).__name__}")))
             handles.append(module.register_forward_hook(leave, always_call=True))
-    try:
+    with hooked(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def of_events(events: Iterable[Any], *, on_device: bool) -> list[tuple[str, float]]:

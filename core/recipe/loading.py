@@ -164,12 +164,15 @@ def _near(folder: str, own: Path) -> Path | None:
 def versions() -> dict[str, str]:
     """Return the installed versions of packages that affect results."""
     found = {"python": sys.version.split()[0]}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    return found | {name: known for name in PACKAGES if (known := version(name))}
+
+
+def version(name: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def variables(recipe: Recipe) -> dict[str, str]:

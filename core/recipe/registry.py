@@ -69,7 +69,9 @@ def recipes() -> list[Entry]:
 
 def is_recipe(path: Path) -> bool:
     """Return whether the file assigns STAGES at its top level."""
-    targets = [t for n in ast.parse(path.read_text()).body if isinstance(n, ast.Assign) for t in n.targets]
+    targets = [
+        t for n in ast.parse(path.read_bytes()).body for t in getattr(n, "targets", [getattr(n, "target", None)])
+    ]
     return any(getattr(t, "id", "") == "STAGES" for t in targets)
 
 

@@ -102,14 +102,8 @@ def _range_test(f: Folder, v: dict[str, Any], rates: list[float], losses: list[f
         plain_powers(axes.xaxis)
         axes.set_xlabel("learning rate", color=c["muted"])
         if "low" in found:
-            axes.axvspan(
-                found["low"],
-                min(found["high"], x[-1]),
-                color=c["good"],
-                alpha=0.18,
-                linewidth=0,
-                label="the loss falls",
-            )
+            high = min(found["high"], x[-1])
+            axes.axvspan(found["low"], high, color=c["good"], alpha=0.18, linewidth=0, label="the loss falls")
         if lr:
             axes.axvline(lr, color=c["second"], linestyle=(0, (4, 3)), linewidth=0.9, label=f"set: {lr:g}")
         low, start = float(np.nanmin(y)), float(y[np.isfinite(y)][0])
@@ -119,31 +113,13 @@ def _range_test(f: Folder, v: dict[str, Any], rates: list[float], losses: list[f
     return drawn(Chart(f"gate-{v['id']}", "Range test", draw, size=SMALL), words)
 
 
-def _schedule(f: Folder, v: dict[str, Any], steps: list[list[Any]], planned: list[float]) -> str:
-    """Rate of every optimiser step of the rehearsal, and the scheduled rate."""
-    x, y = finite([s[0] + 1 for s in steps]), finite([max(s[2]) for s in steps])
-    if not len(x):
-        return ""
-
-    def draw(axes: Any, c: dict[str, str]) -> None:
-        axes.plot(np.arange(1, len(planned) + 1), planned, color=c["good"], linewidth=4, alpha=0.35, label="planned")
-        axes.plot(x, y, "o", color=c["line"], markersize=2.6, label="seen")
-
-    words = f"Rate of each of {len(x)} optimiser steps in a rehearsal of {len(planned)}, highest {y.max():.3g}."
-    return drawn(Chart(f"gate-{v['id']}", "Schedule", draw, size=SMALL), words)
-
-
-def _shares(f: Folder, v: dict[str, Any], *shares: dict[str, float]) -> str:
-    titles = ("Share of the gradient", "Share of the loss")[-len(shares) :]
-    return "".join(
-        bars([(k, x, "other") for k, x in s.items()], high=1.0, caption=t) for t, s in zip(titles, shares, strict=True)
-    )
+def _shares(_f: Folder, _v: dict[str, Any], gradient: dict[str, float], loss: dict[str, float]) -> str:
+    each = {"Share of the gradient": gradient, "Share of the loss": loss}
+    return "".join(bars([(k, x, "other") for k, x in s.items()], high=1.0, caption=t) for t, s in each.items())
 
 
 DRAWN = [
     (("curve",), _curve),
     (("rates", "losses"), _range_test),
-    (("steps", "planned"), _schedule),
     (("gradient", "loss"), _shares),
-    (("shares",), _shares),
 ]

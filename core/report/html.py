@@ -52,10 +52,10 @@ def table(head: Iterable[str], rows: Iterable[list[str]], *, class_: str = "", c
     return tag("div", tag("table", f"{title}{head_html}<tbody>{body}</tbody>", class_=class_), class_="scroll", **wide)
 
 
-def bars(rows: list[tuple[str, float, str]], *, low: float = 0.0, high: float | None = None, caption: str = "") -> str:
+def bars(rows: list[tuple[str, float, str]], *, high: float | None = None, caption: str = "") -> str:
     """Horizontal bars (label, value, class) with numbers; a bar starts at zero, also for negative values."""
     finite = [v for _, v, _ in rows if math.isfinite(v)]
-    lo, hi = min([low, 0.0, *finite]), max([0.0, *([high] if high is not None else []), *finite])
+    lo, hi = min([0.0, *finite]), max([0.0, high or 0.0, *finite])
     span = (hi - lo) or 1.0
     cells = []
     for label, v, kind in rows:

@@ -46,7 +46,7 @@ def _event_folders(folder: Path) -> list[Path]:
     return [h for h in homes if not any("recipe" in read_json(up / "args.json") for up in h.absolute().parents[:2])]
 
 
-def read_foreign(source: Path, *, metric: str = "", higher: bool | None = None) -> Path:
+def read_foreign(source: Path, *, metric: str, higher: bool | None) -> Path:
     """Write the folder that the report reads; return it."""
     logged, settings = _of_state(source) if source.name == STATE else _of_board(source)
     name, tag, higher = _metric(logged, metric, higher, source)

@@ -36,7 +36,7 @@ def collect(recipe: Recipe, accelerator: Accelerator) -> dict[str, Any]:
     }
 
 
-def changed_sources(folder: Path, recipe: Recipe) -> list[str]:
+def changed_sources(folder: Path) -> list[str]:
     """Return the source files that changed since the run in `folder` used them."""
     return sorted(Path(name).name for name in changed(kept(folder).get("sources", {})))
 

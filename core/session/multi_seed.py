@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from trainworthy.core.base import config, masking, settings_check
+from trainworthy.core.base import config, interrupts, masking, settings_check
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import DONE, INTERRUPTED, SIGNALS, Interrupted, UserError
 from trainworthy.core.base.files import write_whole
@@ -49,7 +49,7 @@ class Job:
         return last_words(self.log) or "starting"
 
 
-def run(argv: list[str], given: str, *, with_board: bool = False, found: dict[str, Any] | None = None) -> None:
+def run(argv: list[str], given: str, *, with_board: bool, found: dict[str, Any]) -> None:
     """Run `trainworthy run RECIPE --seeds 5` (or 0,1,2): a group folder with a run folder per seed. Exits with the
     worst code. The content of the group's page is put into `found`."""
     plan, home = planned("run", argv, given)
@@ -119,9 +119,7 @@ def worst(jobs: list[Job]) -> int:
     return max((j.code if j.code >= 0 else 128 - j.code for j in jobs), default=DONE)
 
 
-def resume(
-    folder: Path, *, force: bool, given: dict[str, str], with_board: bool = False, found: dict[str, Any] | None = None
-) -> None:
+def resume(folder: Path, *, force: bool, given: dict[str, str], with_board: bool, found: dict[str, Any]) -> None:
     """Continue every unfinished seed of a group. `given`: secrets, which its files do not hold."""
     plan = plan_of(folder)
     plan["argv"] = masking.filled(plan["argv"], given, where=str(folder / NAME), command=f"trainworthy resume {folder}")
@@ -142,8 +140,8 @@ def _seeds(given: str, first: int) -> list[int]:
 
 
 def _run(
-    folder: Path, plan: dict[str, Any], *, force: bool, more: Sequence[str] = (), with_board: bool = False,
-    found: dict[str, Any] | None = None,
+    folder: Path, plan: dict[str, Any], *, force: bool, more: Sequence[str] = (), with_board: bool,
+    found: dict[str, Any],
 ) -> None:  # fmt: skip
     """Run every unfinished seed, as many in parallel as planned; then write table, card and report."""
     jobs = []
@@ -161,8 +159,7 @@ def _run(
         board_is_up()
         work(jobs, plan["at_once"], arrived, console, _ended, each=plan.get("each", 0))
     group = write(folder)
-    if found is not None:
-        found |= {"run": str(folder), **group}
+    found |= {"run": str(folder), **group}
     result = as_text(group) if group["values"] else f"no seed of {len(plan['seeds'])} has a score"
     console.say(f"\n{result}\n\nreport {folder / 'report.html'}\ncard   {folder / 'card.md'}")
     if len(group["values"]) > 1:
@@ -236,10 +233,5 @@ def stopped(job: Job) -> str:
 def signals() -> Iterator[list[str]]:
     """Collect the names of arriving signals; `work` forwards them."""
     arrived: list[str] = []
-    numbers = [n for n in SIGNALS if signal.getsignal(n) != signal.SIG_IGN]  # nohup
-    before = {n: signal.signal(n, lambda number, _: arrived.append(signal.Signals(number).name)) for n in numbers}
-    try:
+    with interrupts.handled(arrived.append, [n for n in SIGNALS if signal.getsignal(n) != signal.SIG_IGN]):  # nohup
         yield arrived
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from accelerate import Accelerator
 from trainworthy.core import gates, report
-from trainworthy.core.base import config, masking, network, settings_check
+from trainworthy.core.base import config, interrupts, masking, network, settings_check
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import SIGNALS, Interrupted, Signalled, Stop, UserError
 from trainworthy.core.base.files import write_whole
@@ -248,23 +248,16 @@ class Interrupts:
     """Handles SIGTERM, Ctrl-C, SIGHUP and SIGUSR1. During training they request a save and a stop after the step;
     before it they end the process. A second Ctrl-C does not wait."""
 
-    def __init__(self, folder: Path, *, next: str = ""):
-        self.next = next or f"trainworthy resume {folder}"
+    def __init__(self) -> None:
         self.run: Run | None = None
 
-    def __enter__(self) -> "Interrupts":
+    def handled(self) -> contextlib.AbstractContextManager[None]:
         ours = "TRAINWORTHY_EXIT" in os.environ  # else keep ignored signals ignored (nohup)
         numbers = [n for n in SIGNALS if ours or signal.getsignal(n) != signal.SIG_IGN]
-        self._before = {n: signal.signal(n, self._ask) for n in numbers}
-        return self
+        return interrupts.handled(self._ask, numbers)
 
-    def __exit__(self, *_) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, _frame) -> None:
-        name = signal.Signals(number).name
-        if self.run is None or (self.run.signal and number == signal.SIGINT):
+    def _ask(self, name: str) -> None:
+        if self.run is None or (self.run.signal and name == "SIGINT"):
             raise Signalled(name)
         self.run.signal = name
 

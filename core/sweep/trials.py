@@ -77,21 +77,21 @@ def job(recipe: str, words: list[str], seed: int, folder: Path) -> multi_seed.Jo
     return one
 
 
-def run(recipe: str, words: list[str], seeds: list[int], folder: Path, *, at_once: int, arrived: list[str]) -> Outcome:
-    """Run every seed that has not finished; return the result of all. `arrived`: names of signals, which end it."""
+def run(recipe: str, words: list[str], seeds: list[int], folder: Path, arrived: list[str]) -> Outcome:
+    """Run every seed that has not finished, one at a time; return the result of all. `arrived`: names of signals, which end it."""
     jobs = []
     for seed in seeds:
         home = folder / f"seed-{seed}"
         wait_until_free(home, arrived)
         if not read_json(home / "summary.json").get("reported") and not arrived:  # a killed run may leave half a file
             jobs.append(job(recipe, words, seed, home))
-    multi_seed.work(jobs, at_once, arrived, Console(quiet=True), lambda job: "")
+    multi_seed.work(jobs, 1, arrived, Console(quiet=True), lambda job: "")
     refused = [j for j in jobs if j.code == USAGE and "resume" in j.command]
     if refused and not arrived:  # the code or the data changed since a killed worker began it: it is begun anew
         for one in refused:
             shutil.rmtree(one.folder)
         anew = [job(recipe, words, j.seed, j.folder) for j in refused]
-        multi_seed.work(anew, at_once, arrived, Console(quiet=True), lambda job: "")
+        multi_seed.work(anew, 1, arrived, Console(quiet=True), lambda job: "")
         jobs = [j for j in jobs if j not in refused] + anew
     failed = [j for j in jobs if j.code != DONE]
     spent = [found for seed in seeds if (found := cost.of_run(folder / f"seed-{seed}"))]  # a seed may not have begun

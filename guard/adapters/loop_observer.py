@@ -115,7 +115,7 @@ def by_hand(seen: Watcher, loop: "Loop") -> dict | None:
     if invariants.stepped(seen) or seen.backwards < 8:
         return None
     calm = (*loop.expect.frozen, *loop.expect.no_gradient)
-    rows = {name: row for name, row in seen.first.items() if not name.startswith(calm or ("\0",))}
+    rows = {name: row for name, row in seen.first.items() if not name.startswith(calm)}
     unchanged = [name for name, (p, where, old) in rows.items() if torch.equal(p.detach().flatten()[where], old)]
     if not rows:
         return finding(

@@ -18,19 +18,8 @@ from trainworthy.guard.adapters.script_stage import Script
 from trainworthy.guard.checks import names
 from trainworthy.guard.checks.results import CHECKS, skip
 
-OWN = (
-    "names",
-    "samples",
-    "passes",
-    "targets",
-    "loss-input",
-    "noise",
-    "direction",
-    "clipping",
-    "modes",
-    "evaluated",
-    "state",
-)
+OWN = ("names", "samples", "passes", "targets", "loss-input", "noise", "direction", "clipping", "modes", "evaluated",
+       "state")  # fmt: skip
 """Checks that are gates of a script."""
 OF_LOOPS = ("gradients", "schedule")
 """Those of a script with a loop of its own: gates hold its rates at their peak, and feed it chosen batches."""

@@ -88,8 +88,8 @@ class _ScriptStage(Stage):
     def follows(self, name: str) -> bool:
         """Statistics of batch norm, which move in every training that does not stop them (in a frozen base, too), and a copy of what trains,
         an average of its weights. A copy that is declared frozen is a reference: nothing of it may move."""
-        if name.startswith(self._copies or ("\0",)):
-            return not name.startswith(self.expect.frozen or ("\0",))
+        if name.startswith(self._copies):
+            return not name.startswith(self.expect.frozen)
         return name.rpartition(".")[2] in STATISTICS
 
     @cached_property

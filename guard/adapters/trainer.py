@@ -90,7 +90,7 @@ def subject(factory: Callable[[], Trainer], seed: int) -> Subject:
     some = CHANCE if args.greater_is_better else 16  # if lower is better, the untrained model's score is chance level
     start = _measured(probe, Rows(probe, probe.eval_dataset), range(min(some, len(probe.eval_dataset))))
     start |= _constant(probe, start)
-    make = lambda run: _stage(factory, run, start)  # noqa: E731
+    make = lambda run: _stage(factory, start)  # noqa: E731
     return Subject(cfg, args.device, make, _train, _skips(probe), own_loop=False)
 
 
@@ -122,7 +122,7 @@ def _weights(trainer: Trainer, rows: Rows) -> Tensor | None:
     return class_weights(lambda: loss(trainer, trainer.model, batch), batch["inputs"].get("labels"))
 
 
-def _stage(factory: Callable[[], Trainer], run: Run, start: dict[str, float]) -> Hosted:
+def _stage(factory: Callable[[], Trainer], start: dict[str, float]) -> Hosted:
     trainer = built(factory)
     optimizer = quiet(trainer)
     for group in optimizer.param_groups:

@@ -21,8 +21,8 @@ def _adapted(trainer: Trainer) -> bool:
     return getattr(trainer, "ref_model", trainer) is None and hasattr(trainer.model, "disable_adapter")
 
 
-def _rows(data: Any, count: int = ROWS) -> list[dict]:
-    chosen = data.representative(min(count, len(data)))
+def _rows(data: Any) -> list[dict]:
+    chosen = data.representative(min(ROWS, len(data)))
     return [data.row(data.get(i, None)) for i in chosen]
 
 
@@ -77,12 +77,8 @@ def tokens(context: GateContext) -> Finding:
     """Read batches of both sets, and what the model gets of one of them."""
     _, stage = context.look()
     trainer = stage.trainer  # type: ignore[attr-defined]
-    read = (
-        trainer_columns.dropped,
-        trainer_columns.told_apart,
-        trainer_columns.contradicted,
-        trainer_columns.misplaced,
-    )
+    read = (trainer_columns.dropped, trainer_columns.told_apart, trainer_columns.contradicted,
+            trainer_columns.misplaced)  # fmt: skip
     wrong = [f for f in (measure(trainer) for measure in read) if f]
     known = getattr(trainer.processing_class, "eos_token_id", None) is not None or callable(trainer.processing_class)
     if not known and not wrong:

@@ -20,9 +20,8 @@ from trainworthy.guard.measures.logits import classes_last
 from trainworthy.guard.measures.records import bare, logits_of
 from trainworthy.guard.measures.targets import fits, following, tokens_of
 
-GIVEN = re.compile(
-    r"(?i)target|label|tgt|trg|mask|^y$|len|offset|idx|index|type|segment|size"
-)  # names of what a model may read in some calls alone
+# Names of what a model may read in some calls alone
+GIVEN = re.compile(r"(?i)target|label|tgt|trg|mask|^y$|len|offset|idx|index|type|segment|size")
 DEAD = "all units are dead (a rate that is far too high), or the model leaves its input out"
 SELECTED = "samples are selected, scattered or averaged along the wrong axis"
 SEEN = 1e-4  # mean change of the outputs, in units of their spread; healthy models give exactly 0
@@ -369,18 +368,8 @@ def dependency(seen: Any) -> dict:
         rows.append(finding("dependency", *fault))
     if seen.control is not None:  # nothing is computed again in a real run
         with torch.random.fork_rng(devices=[]):
-            rows += [
-                x
-                for x in (
-                    sees_ahead(seen),
-                    sees_its_answer(seen),
-                    ignores_samples(seen),
-                    orderless(seen),
-                    ignores_places(seen),
-                    unread(seen),
-                )
-                if x is not None
-            ]
+            checks = (sees_ahead, sees_its_answer, ignores_samples, orderless, ignores_places, unread)
+            rows += [found for check in checks if (found := check(seen)) is not None]
             rows += [finding("dependency", measured, cause) for measured, cause in sample_rows.check(seen)]
     if not rows:
         return skip("dependency", "no evaluation by class in eval mode was seen, or a batch cannot be cut")

@@ -9,9 +9,8 @@ from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.checks.causality import arguments, gradient
 
-ANSWERS = re.compile(
-    r"(?i)target|label|tgt|trg|truth|future|^y$|^y_|_y$|^dec"
-)  # names of what a decoder is forced with
+# Names of what a decoder is forced with
+ANSWERS = re.compile(r"(?i)target|label|tgt|trg|truth|future|^y$|^y_|_y$|^dec")
 
 
 def fault(seen: Any) -> Fault | None:

@@ -245,21 +245,8 @@ class Calls:
 LOADERS = {"loader", "dataloader", "dl", "train", "batches"}
 MEAN, SPREAD = {"mean", "means", "mu", "loc", "avg"}, {"std", "stds", "sd", "sigma", "stdev", "scale"}
 TRUE = {"true", "target", "targets", "label", "labels", "truth", "gold", "gt", "actual"}
-SAID = {
-    "pred",
-    "preds",
-    "prediction",
-    "predictions",
-    "predicted",
-    "output",
-    "outputs",
-    "logits",
-    "score",
-    "scores",
-    "prob",
-    "probs",
-    "hat",
-}
+SAID = {"pred", "preds", "prediction", "predictions", "predicted", "output", "outputs", "logits", "score", "scores",
+        "prob", "probs", "hat"}  # fmt: skip
 MOMENTS = (("mean", "standard deviation"), (MEAN, SPREAD))
 ANSWERS = (("true values", "predictions"), (TRUE, SAID))
 SCORES = ("precision_score", "recall_score", "r2_score", "roc_auc_score", "average_precision_score", "log_loss", "fbeta_score",

@@ -12,14 +12,7 @@ from trainworthy.guard.checks.invariants import names, stepped, tops
 from trainworthy.guard.checks.policies import advantages
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.hooks.parameters import parameters_of
-from trainworthy.guard.measures import (
-    class_conditions,
-    collapse,
-    loss_terms,
-    penalties,
-    policy_rewards,
-    variational,
-)
+from trainworthy.guard.measures import class_conditions, collapse, loss_terms, penalties, policy_rewards, variational
 from trainworthy.guard.measures.regression import unexplained_share
 
 
@@ -31,13 +24,7 @@ def direction(seen: Any) -> dict:
     weights = (None, "") if one.outer.fault() else policy_rewards.check(one.credit)
     if fault := policy_rewards.unmoved(one.credit):
         weights = (fault, "")
-    rows = [
-        attacks(seen),
-        adversaries(seen),
-        class_conditions.check(seen),
-        weights,
-        variational.check(one.latent),
-    ]
+    rows = [attacks(seen), adversaries(seen), class_conditions.check(seen), weights, variational.check(one.latent)]
     penalty = penalties.penalty(one.penalties) or penalties.embeddings(one.penalties)
     rows += [(penalty, ""), (one.bootstrapped.fault(), ""), loss_terms.check(one.loss_terms), collapse.check(seen)]
     rows += [(advantages(seen), "")]

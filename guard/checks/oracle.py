@@ -15,14 +15,8 @@ from trainworthy.guard.measures.printed_scores import printed, printed_between, 
 from trainworthy.guard.measures.records import used
 
 SURE = 10.0  # logits of an answer
-NEEDED = {
-    "acc": 0.9,
-    "auc": 0.9,
-    "ap": 0.8,
-    "f1": 0.7,
-    "dice": 0.7,
-    "iou": 0.5,
-}  # of right answers; iou: of classes that may be missing
+# Of right answers; iou: of classes that may be missing
+NEEDED = {"acc": 0.9, "auc": 0.9, "ap": 0.8, "f1": 0.7, "dice": 0.7, "iou": 0.5}
 ROWS = 40
 
 
@@ -40,19 +34,8 @@ class Oracle:
             return out
         self.rounds += [] if seen.steps in self.rounds else [seen.steps]
         right = self.rounds.index(seen.steps) % 2 == 0
-        row = self.passes.setdefault(
-            id(one),
-            {
-                "right": right,
-                "round": seen.steps,
-                "calls": 0,
-                "answered": 0,
-                "rows": 0,
-                "classes": [],
-                "output_span": [],
-                "pass": one,
-            },
-        )
+        new = {"right": right, "round": seen.steps, "calls": 0, "answered": 0, "rows": 0, "classes": []}
+        row = self.passes.setdefault(id(one), {**new, "output_span": [], "pass": one})
         row["calls"] += 1
         scored = out.get("logits") if isinstance(out, Mapping) else out
         target = wanted(used(one.recent, given), scored, seen.places)

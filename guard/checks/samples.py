@@ -35,16 +35,8 @@ def samples(seen: Observer) -> dict:
         return skip("samples", "no DataLoader feeds the loop")
     rehearsed = seen.control is not None  # after a real run nothing is drawn or read again
     checks = (same_order, workers, never, collated, both_splits)[: 5 if rehearsed else 2]
-    found = [
-        x
-        for x in (
-            sampler_weights(train),
-            seen.evidence.lookups.fault(),
-            seen.evidence.stored.fault(),
-            *(check(seen, train) for check in checks),
-        )
-        if x
-    ]
+    found = [sampler_weights(train), seen.evidence.lookups.fault(), seen.evidence.stored.fault()]
+    found = [fault for fault in (*found, *(check(seen, train) for check in checks)) if fault]
     if found:
         return finding("samples", "; ".join(what for what, _ in found), "\n".join(cause for _, cause in found))
     loader = train[0].loader

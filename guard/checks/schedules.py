@@ -14,6 +14,7 @@ from trainworthy.guard.observing.observer import Observer
 
 TURN = 0.75  # of an epoch: a cosine that is over before was not made for steps
 FACTORS = 1000  # of a LambdaLR, from its first step on
+AHEAD = 20_000  # optimiser steps that a schedule is foreseen
 
 
 def schedule(seen: Observer) -> dict:
@@ -206,13 +207,12 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
         warming = warm_up_of_steps(seen, one, mine, length) if slow and mine is not None else None
         return zeroed(seen, one, mine) or warming or f"{kind}: {len(one.at)} steps in {seen.steps} updates"
     rates = mine.rates if mine is not None else []
-    whole = not train[0].was_cut and (
-        train[0].ended or several
-    )  # else the rehearsal's time was over in the first epoch
+    # Else the rehearsal's time was over in the first epoch
+    whole = not train[0].was_cut and (train[0].ended or several)
     updates = train[0].steps if whole else round(length * train[0].steps / max(1, train[0].got))
     ahead: list[float] = []
     if updates and seen.control is not None:
-        ahead = rates + foresee(one, 20_000, len(one.at) / max(1, seen.steps))
+        ahead = rates + foresee(one, len(one.at) / max(1, seen.steps))
     end = horizon(seen, updates)
     if end >= max(16, seen.steps) and len(ahead) > 4 * end and max(ahead[:end]) < 0.3 * max(ahead):
         return finding(
@@ -262,7 +262,7 @@ def warm_up_of_steps(seen: Observer, one: Any, mine: Any, length: int) -> dict |
     left = seen.epochs - len(one.at)
     if seen.control is None or seen.epochs < 2 or left < 0:
         return None
-    ahead = foresee(one, 20_000, 1)
+    ahead = foresee(one, 1)
     reached, peak = max(*mine.rates, *ahead[:left]), max(ahead, default=0.0)
     after = len(one.at) + ahead.index(peak) + 1 if ahead else 0
     if reached >= 0.3 * peak or after < max(4 * seen.epochs, length // 4, 16):
@@ -358,18 +358,18 @@ def inner(optimizer: Any) -> Any:
     return getattr(optimizer, "optimizer", None)
 
 
-def foresee(one: Any, steps: int, pace: float) -> list[float]:
-    """Return the rates of the next `steps` optimiser steps, with `pace` scheduler steps each. The script has ended, so
+def foresee(one: Any, pace: float) -> list[float]:
+    """Return the rates of the next `AHEAD` optimiser steps, with `pace` scheduler steps each. The script has ended, so
     nothing is restored."""
     import warnings
 
     it, optimizer, done = one.it, one.optimizer, 0.0
-    if steps <= 0 or optimizer is None or type(it).__name__ == "ReduceLROnPlateau":
+    if optimizer is None or type(it).__name__ == "ReduceLROnPlateau":
         return []
     rates = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for _ in range(min(steps, 20_000)):
+        for _ in range(AHEAD):
             done += pace
             try:
                 while done >= 1:

@@ -8,10 +8,8 @@ import torch
 from trainworthy.core.base.errors import Stop
 from trainworthy.guard.hooks.patches import replace
 
-GIVES_BACK = {
-    "batch": 1,
-    "answer": 3,
-}  # events whose result the script gets: index of the argument that replaces it after an error
+# Events whose result the script gets: index of the argument that replaces it after an error
+GIVES_BACK = {"batch": 1, "answer": 3}
 NEEDED = ("new_pass",)  # without its result nothing can be observed
 RECORDERS = ((torch.jit, "trace"), (torch.jit, "trace_module"), (torch.onnx, "export"), (torch.export, "export"))
 

@@ -20,9 +20,8 @@ from trainworthy.guard.hooks.batches import opened
 
 NAMES = re.compile(r"(?i)batch|data|load|iter|gen|sampl|stream|feed|epoch|pairs")
 PLAIN = {"staticmethod", "classmethod"}  # decorators that a generator of batches may have
-CALLED = re.compile(
-    r"\biter\("
-)  # a line that takes an iterator itself calls next(), which does not expect an early end
+# A line that takes an iterator itself calls next(), which does not expect an early end
+CALLED = re.compile(r"\biter\(")
 PLACES = (int, bool, float, type(None))  # types of an iterator's attributes that say how far it has come
 
 

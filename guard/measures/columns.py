@@ -12,10 +12,8 @@ from trainworthy.guard.measures.spaced import spaced
 MOST, WIDTH = 20_000, 64  # rows; entries of a row
 CODES = (5, 200)
 ROWS = 200
-LARGEST, UNLIKE = (
-    0.4,
-    30,
-)  # share of all squares, largest deviation by smallest: of columns that one mean and deviation scaled
+# Share of all squares, largest deviation by smallest: of columns that one mean and deviation scaled
+LARGEST, UNLIKE = 0.4, 30
 Columns = dict[tuple[int, int], Tensor]
 
 

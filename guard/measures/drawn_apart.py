@@ -21,10 +21,8 @@ SAMPLES, FEWEST = 64, 8
 LINE = 24  # steps of a series, at least
 LEVELS = 16  # values of a mask, at most
 STILL = 8  # after so many samples that are equal twice, the data set has no random augmentation
-FITS, MARGIN = (
-    0.8,
-    0.2,
-)  # correlation of a picture with itself, moved; by how much it exceeds that of any other movement
+# Correlation of a picture with itself, moved; by how much it exceeds that of any other movement
+FITS, MARGIN = 0.8, 0.2
 MOVED, OTHER = 0.95, 0.3  # the same of a target; by how much the picture's own movement fits it less
 SHARE = 0.1
 Shift = tuple[int, int]

@@ -7,10 +7,8 @@ such pictures are smoother both down and across; right ones become rougher.
 from torch import Tensor
 
 CHANNELS, SIDE, SAMPLES = (2, 4), 8, 8
-DOWN, ACROSS = (
-    1.15,
-    1.05,
-)  # noise gives 1, right pictures less; stripes of the channels' period give much in one direction alone
+# Noise gives 1, right pictures less; stripes of the channels' period give much in one direction alone
+DOWN, ACROSS = 1.15, 1.05
 
 
 def roughness(x: Tensor, axis: int) -> Tensor:

@@ -12,19 +12,8 @@ NODES = 4000
 GRAPHS = 2
 EXACT = 1e-6
 STRAIGHT = ("MulBackward0", "DivBackward0")
-PASSED = (
-    "View",
-    "Reshape",
-    "Expand",
-    "Unsqueeze",
-    "Squeeze",
-    "Clamp",
-    "Clone",
-    "ToCopy",
-    "Alias",
-    "Minimum",
-    "Maximum",
-)
+PASSED = ("View", "Reshape", "Expand", "Unsqueeze", "Squeeze", "Clamp", "Clone", "ToCopy", "Alias", "Minimum",
+          "Maximum")  # fmt: skip
 
 
 class LogScales:

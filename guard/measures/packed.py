@@ -13,9 +13,8 @@ class Packed:
     """The first targets of a class loss that are packed tokens of the model's own input, from its first token on."""
 
     def __init__(self) -> None:
-        self.sources: deque[tuple[int, Tensor, Tensor]] = deque(
-            maxlen=8
-        )  # address of the packed tokens, tokens (B, T), sizes
+        # Address of the packed tokens, tokens (B, T), sizes
+        self.sources: deque[tuple[int, Tensor, Tensor]] = deque(maxlen=8)
         self.call: tuple | None = None  # model, arguments, tokens that it reads, rows at each time
         self.shifted = False
 

@@ -248,15 +248,8 @@ def scopes_of(frame: Any) -> list[dict]:
 
 def named(scopes: list[dict], pattern: re.Pattern) -> int:
     """Return the largest whole number that the script's own variables name (`EPOCHS`, `args.max_steps`); 0 if none does."""
-    return max(
-        (
-            v
-            for scope in scopes
-            for k, v in list(scope.items())
-            if isinstance(k, str) and type(v) is int and pattern.fullmatch(k)
-        ),
-        default=0,
-    )
+    held = ((k, v) for scope in scopes for k, v in list(scope.items()) if isinstance(k, str) and type(v) is int)
+    return max((v for k, v in held if pattern.fullmatch(k)), default=0)
 
 
 def rate_functions(scopes: list[dict]) -> list[Callable]:

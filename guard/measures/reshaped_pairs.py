@@ -6,21 +6,8 @@ from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.measures.source import Source, tail
 
 ROWS_OF = ("argwhere",)
-SAME = (
-    "tensor",
-    "as_tensor",
-    "from_numpy",
-    "array",
-    "asarray",
-    "LongTensor",
-    "to",
-    "long",
-    "int",
-    "contiguous",
-    "copy",
-    "numpy",
-    "astype",
-)
+SAME = ("tensor", "as_tensor", "from_numpy", "array", "asarray", "LongTensor", "to", "long", "int", "contiguous",
+        "copy", "numpy", "astype")  # fmt: skip
 """Calls that keep the layout of what they are given."""
 
 

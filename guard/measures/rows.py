@@ -124,9 +124,8 @@ def halved(module: nn.Module, args: tuple, kwargs: dict, size: int) -> float | N
     try:
         with kept_draws(), in_mode(inner, training=False), torch.no_grad():
             found = [call(slice(None), size), call(slice(None), size), call(slice(half), half)]
-            found.append(
-                call(slice(half, None), size - half)
-            )  # what runs along the batch leaves the first half as it is
+            # What runs along the batch leaves the first half as it is
+            found.append(call(slice(half, None), size - half))
     except Exception:
         return None
     if any(len(x) != 1 for x in found) or any(state != after[0] for state in after):  # a draw for each sample
@@ -150,12 +149,8 @@ def check(seen: Any) -> list[tuple[str, str]]:
     """Return what was measured, and its cause; the cause is empty if all is well."""
     one, found = seen.rows, []
     if one.crossed >= ENOUGH and one.crossed >= 0.5 * one.looks:
-        found.append(
-            (
-                one.detail,
-                "view() or reshape() where a column, transpose(), permute() or unbind() is meant: samples or places are mixed",
-            )
-        )
+        meant = "a column, transpose(), permute() or unbind()"
+        found.append((one.detail, f"view() or reshape() where {meant} is meant: samples or places are mixed"))
     changes = {}
     trained = [call for key, call in one.calls.items() if key not in seen.downstream]  # a critic may compare samples
     for module, args, kwargs, size in (*trained, *one.scored.values()):

@@ -85,10 +85,8 @@ def class_weights(rows: list[dict]) -> Fault | None:
     rows = [r for r in rows if r.get("weight") and r.get("counts")]
     if not rows:
         return None
-    weight, counts = (
-        np.array(rows[0]["weight"]),
-        np.sum([r["counts"] for r in rows if len(r["counts"]) == rows[0]["classes"]], axis=0),
-    )
+    weight = np.array(rows[0]["weight"])
+    counts = np.sum([r["counts"] for r in rows if len(r["counts"]) == rows[0]["classes"]], axis=0)
     known = counts >= 20
     if known.sum() < 2 or not proportional(weight[known], counts[known], within=0.35):
         return None

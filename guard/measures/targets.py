@@ -78,9 +78,8 @@ def describe(
         row["nll"] = float(-(target * torch.log_softmax(input.float(), 1)).sum(1).mean())
         row["soft"] = True
     elif name == "ctc_loss":
-        row["blank"] = (
-            int((target == kwargs.get("blank", 0)).sum()) if target.dim() == 1 else 0
-        )  # rows (N, S) are padded
+        # Targets (N, S) are padded
+        row["blank"] = int((target == kwargs.get("blank", 0)).sum()) if target.dim() == 1 else 0
         row["symbols"] = target.numel()
     elif name in ("binary_cross_entropy_with_logits", "binary_cross_entropy"):
         row |= binary(target, kwargs)
@@ -163,15 +162,8 @@ def of_a_layer(scores: Tensor) -> bool:
     return any(hasattr(n, "variable") and n.variable.dim() > 1 for n in below)
 
 
-MOVES = (
-    "TBackward0",
-    "TransposeBackward0",
-    "PermuteBackward0",
-    "ToCopyBackward0",
-    "MulBackward0",
-    "DivBackward0",
-    "AddBackward0",
-)
+MOVES = ("TBackward0", "TransposeBackward0", "PermuteBackward0", "ToCopyBackward0", "MulBackward0", "DivBackward0",
+         "AddBackward0")  # fmt: skip
 
 
 def is_product(node: Any, depth: int = 8) -> bool:

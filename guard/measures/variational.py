@@ -43,9 +43,8 @@ class Latent:
         self.looks += 1
         total = torch.autograd.grad(loss, outputs, retain_graph=True, allow_unused=True)
         made = [makers(i, outputs) for i in range(len(outputs))]
-        first = [
-            i for i in range(len(outputs)) if not made[i]
-        ]  # a sample drawn from mean and variance is neither of them
+        # A sample drawn from mean and variance is neither of them
+        first = [i for i in range(len(outputs)) if not made[i]]
         for mean, spread in permutations(first, 2):
             if outputs[mean].shape != outputs[spread].shape or total[mean] is None or total[spread] is None:
                 continue
@@ -131,10 +130,7 @@ def check(one: Latent) -> tuple[tuple[str, str] | None, str]:
             "exp() is missing at the log-variance, so it cancels: nothing keeps the variance from shrinking to 0",
         ), ""
     if what == "one-sided":
-        return (
-            "the KL term pushes the log-variance up, whatever it is",
-            "the term exp(log-variance) is missing",
-        ), ""
+        return ("the KL term pushes the log-variance up, whatever it is", "the term exp(log-variance) is missing"), ""
     if what == "negative":
         return (
             "the KL term has the wrong sign: its gradient drives means away from 0 and variances away from 1",

@@ -23,17 +23,7 @@ from trainworthy.guard.measures.collapse import Collapse
 from trainworthy.guard.measures.float_targets import Fits, beside
 from trainworthy.guard.measures.indexing import Indexed
 from trainworthy.guard.measures.pairing import Pairing
-from trainworthy.guard.measures.records import (
-    CLOSE,
-    NORMS,
-    Group,
-    Pass,
-    Sched,
-    bare,
-    class_target,
-    current,
-    used,
-)
+from trainworthy.guard.measures.records import CLOSE, NORMS, Group, Pass, Sched, bare, class_target, current, used
 from trainworthy.guard.measures.rows import Rows
 from trainworthy.guard.measures.scales import Measures
 from trainworthy.guard.measures.supervision import Soft

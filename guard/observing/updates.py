@@ -3,6 +3,7 @@
 import gc
 import inspect
 import weakref
+from itertools import islice
 from typing import Any
 
 import torch
@@ -141,15 +142,9 @@ class Updates:
                 del self.grad_modes[place]
         self.undecided = []
 
-    def _live(self, group: Group, n: int = 3) -> list[Tensor]:
+    def _live(self, group: Group) -> list[Tensor]:
         """Return up to three parameters with a non-zero gradient, from a few candidates."""
-        found: list[Tensor] = []
-        for p in group.parameters[:40]:
-            if alive(p):
-                found.append(p)
-                if len(found) == n:
-                    break
-        return found
+        return list(islice(filter(alive, group.parameters[:40]), 3))
 
     def clip(self, parameters: list[Tensor], limit: Any) -> None:
         live = [p for p in parameters if p.grad is not None]
@@ -158,13 +153,9 @@ class Updates:
             if not ids:
                 group.clipped.append("none")
             if ids & {id(p) for p in group.parameters}:
-                state = (
-                    "empty"
-                    if not any(alive(p) for p in live)
-                    else "late"
-                    if group.consumed and not self.since
-                    else "ok"
-                )
+                state = "late" if group.consumed and not self.since else "ok"
+                if not any(alive(p) for p in live):
+                    state = "empty"
                 if group.scaled and not group.unscaled and self._scaler and self._scaler > 1:
                     state = "scaled"
                 group.clipped.append(state)
@@ -223,9 +214,8 @@ class Updates:
             group.silent += not live and not self._lossy()
             group.nonfinite += any(not bool(torch.isfinite(values(p)).all()) for p in live)
             sizes = [float(values(p).abs().max()) for p in live[:40]]
-            loud = [
-                p for p, size in zip(live, sizes, strict=False) if size > 1e-4 * max(sizes)
-            ]  # not a bias before a norm
+            # Without a bias before a norm
+            loud = [p for p, size in zip(live, sizes, strict=False) if size > 1e-4 * max(sizes)]
             group.before = [spots(p) for p in loud if not p.grad.is_sparse]
             group.held = [(p, p.detach().clone()) for p in params if not p.requires_grad and p.numel() < 10**7][:100]
         else:
@@ -272,11 +262,9 @@ class Updates:
         self.evidence.step(group)
         if self.steps == CLOSE and self.control is not None:
             scopes = scopes_of(inspect.currentframe())
-            self.epochs, self.planned, self.rates_by_hand = (
-                named(scopes, EPOCHS),
-                named(scopes, STEPS),
-                rate_functions(scopes),
-            )
+            self.epochs = named(scopes, EPOCHS)
+            self.planned = named(scopes, STEPS)
+            self.rates_by_hand = rate_functions(scopes)
         if self.ranks > 1 and self.steps <= CLOSE:
             self._trace()
         for one in self.recent:

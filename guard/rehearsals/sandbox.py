@@ -34,15 +34,8 @@ TRACKERS = {
 
 OUTSIDE = ("/dev/", "/proc/", "/sys/")
 UPLOADS = ("upload_file", "upload_folder", "upload_large_folder", "create_commit", "create_repo", "delete_repo")
-CACHES = (
-    "XDG_CACHE_HOME",
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "HF_DATASETS_CACHE",
-    "TORCH_HOME",
-    "TRITON_CACHE_DIR",
-    "MPLCONFIGDIR",
-)
+CACHES = ("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "TRITON_CACHE_DIR",
+          "MPLCONFIGDIR")  # fmt: skip
 """Variables with folders of downloads. These are written as usual, so that a rehearsal's downloads serve the run."""
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 LIMIT = 20_000  # files of a working directory that are compared

@@ -52,10 +52,7 @@ class Config(core.Config):
 
 def tiny() -> Config:
     """Whisper tiny.en and synthesised speech on two CPU cores."""
-    return Config(
-        train=Train(epochs=2, batch_size=8, eval_batch_size=25),
-        optim=Optim(lr=3e-4, warmup=0.1),
-    )
+    return Config(train=Train(epochs=2, batch_size=8, eval_batch_size=25), optim=Optim(lr=3e-4, warmup=0.1))
 
 
 def full() -> Config:

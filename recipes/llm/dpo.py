@@ -141,9 +141,8 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
         accelerator_config={"use_configured_state": True},
     )
     shape = Dataset.from_dict({"prompt": ["a:"], "chosen": [" b"], "rejected": [" c"]})
-    reference = (
-        None if cfg.lora_rank else copy.deepcopy(model)
-    )  # of adapters TRL keeps a second, frozen set, named "ref"
+    # TRL keeps a second, frozen set of adapters, named "ref"
+    reference = None if cfg.lora_rank else copy.deepcopy(model)
     return DPOTrainer(model=model, ref_model=reference, args=args, train_dataset=shape,
                       processing_class=loading.tokenizer(path, cfg.chat_template, cfg.eos_token))  # fmt: skip
 

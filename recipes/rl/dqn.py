@@ -154,10 +154,8 @@ def minibatches(
 ) -> Iterator[dict]:
     """Yield minibatches from the replay buffer with their current targets, relative to the return scale."""
     draws = torch.Generator().manual_seed(seeds.derive(cfg.run.seed, "minibatches", iteration))
-    size, at_once = (
-        cfg.train.batch_size,
-        1 if cfg.prioritized_replay_alpha else cfg.gradient_steps,
-    )  # errors change what is drawn next
+    size = cfg.train.batch_size
+    at_once = 1 if cfg.prioritized_replay_alpha else cfg.gradient_steps  # errors change what is drawn next
     mine = slice(run.rank * size // run.world, (run.rank + 1) * size // run.world)
     for i in range(cfg.gradient_steps):
         if i % at_once == 0:

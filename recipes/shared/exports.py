@@ -7,17 +7,8 @@ from pathlib import Path
 
 from trainworthy.core.base.errors import DONE, UserError
 
-LAUNCHER = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "GROUP_",
-    "ROLE_",
-    "MASTER_",
-    "TORCHELASTIC_",
-    "ACCELERATE_",
-    "TRAINWORTHY_EXIT",
-)
+LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "ACCELERATE_",
+            "TRAINWORTHY_EXIT")  # fmt: skip
 
 
 def made(recipe: str, settings: list[str], out: str, *, what: str) -> Path:

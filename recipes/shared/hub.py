@@ -51,16 +51,9 @@ def _missing(folder: Path, every: tuple[str, ...]) -> list[str]:
 
 def _why_incomplete(folder: Path, setting: str, every: tuple[str, ...]) -> tuple[str, str]:
     """Return (likely cause, next step) for a folder without some of the files in `every`. A run's folder holds its model two levels down."""
-    inside = next(
-        (
-            f
-            for f in (folder / "export" / "merged", folder / "merged", folder / "export")
-            if f.is_dir() and not _missing(f, every)
-        ),
-        None,
-    )
-    if inside:
-        return "the model is in a folder inside this one", f"{setting} {inside}"
+    for inside in (folder / "export" / "merged", folder / "merged", folder / "export"):
+        if inside.is_dir() and not _missing(inside, every):
+            return "the model is in a folder inside this one", f"{setting} {inside}"
     for one in (folder, folder / "export"):
         if (one / "adapter_config.json").is_file():
             base = json.loads((one / "adapter_config.json").read_text()).get("base_model_name_or_path") or "BASE"

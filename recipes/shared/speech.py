@@ -19,20 +19,8 @@ RETRIEVAL, CHARS_UTF8, WORDS_PER_MINUTE = 1, 1, 1  # AUDIO_OUTPUT_RETRIEVAL, esp
 
 SUBJECTS = ("the young boy", "the president", "the old woman", "the manager", "the king", "the farmer", "the driver", "our coach",
             "my uncle", "my sister", "my cousin", "my brother")  # fmt: skip
-VERBS = (
-    "sold",
-    "showed",
-    "painted",
-    "moved",
-    "lost",
-    "found",
-    "carried",
-    "brought",
-    "wanted",
-    "opened",
-    "needed",
-    "saw",
-)
+VERBS = ("sold", "showed", "painted", "moved", "lost", "found", "carried", "brought", "wanted", "opened", "needed",
+         "saw")  # fmt: skip
 OBJECTS = ("the red car", "a small table", "an old clock", "the computer", "the telephone", "the black jacket", "the money",
            "the machine", "the coffee", "a big house", "the piano", "the guitar")  # fmt: skip
 TAILS = ("near the river", "near the station", "in the office", "in the garden", "in the afternoon", "in September", "last summer",

@@ -481,7 +481,6 @@ def test_evidence_is_drawn_where_its_shape_is_known(folder: Path):
     found = {
         "range-test": {"rates": rates, "losses": losses},
         "tiny-data": {"curve": [0.1, 0.5, 0.9]},
-        "schedule": {"steps": [[0, "main", [0.1]], [1, "main", [0.2]]], "planned": [0.1, 0.2]},
         "terms": {"gradient": {"ce": 0.9, "z": 0.1}, "loss": {"ce": 1.0, "z": 0.0}},
     }
     gates["gates"] += [{**GATE, "id": k, "evidence": v} for k, v in found.items()]
@@ -489,7 +488,6 @@ def test_evidence_is_drawn_where_its_shape_is_known(folder: Path):
     text = page(folder)
     assert "Loss while the rate rises from 1.0e-06 to 1.0e+00, lowest at" in text
     assert "Probe, 0.1000 to 0.9000 at 3." in text
-    assert "Rate of each of 2 optimiser steps in a rehearsal of 2, highest 0.2." in text
     assert "Share of the gradient" in text
     assert "1e-06, 1.4" not in text, "what is drawn is not printed as numbers too"
     assert "mathdefault" not in text, "powers on a logarithmic axis are numbers"

@@ -37,12 +37,10 @@ def named(model: nn.Module, total: Callable[[], Tensor], due: Callable[[], Tenso
     found, right = (x.movedim(classes, -1).flatten(0, -2) for x in (found, right))  # (places, classes) both
     size = right.square().sum(1)
     significant = size > 1e-12 * size.max()
-    found, right, size, sample = (
-        found[significant],
-        right[significant],
-        size[significant],
-        sample.flatten()[significant.cpu()],
-    )
+    found = found[significant]
+    right = right[significant]
+    size = size[significant]
+    sample = sample.flatten()[significant.cpu()]
     weight = (found * right).sum(1) / size
     error = (found - weight[:, None] * right).norm(dim=1)
     if (error > 10 * exact * (found.norm(dim=1).max() + size.sqrt())).any():

@@ -170,13 +170,8 @@ def _of_objects(stage: Stage) -> Place:
             found |= _seen({f"the buffer `{name}` of the model (persistent=False)": buffer})
     for name, module in stage.model.named_modules():
         own = {k: v for k, v in vars(module).items() if k not in OWN and not k.startswith("_")}
-        found |= _seen(
-            {
-                f"`{k}` of {'model.' + name if name else 'the model'}": v
-                for k, v in own.items()
-                if not isinstance(v, nn.Module)
-            }
-        )
+        whose = f"model.{name}" if name else "the model"
+        found |= _seen({f"`{k}` of {whose}": v for k, v in own.items() if not isinstance(v, nn.Module)})
     return found
 
 

@@ -83,7 +83,7 @@ def accumulation(context: GateContext) -> Finding:
             f"{'the gradient is zero' if any(stepped) else 'no optimiser stepped'}, however the batch is split: nothing to compare (see wiring)"
         )
     if not faults and max(gaps.values()) > limit and world == 1 and all(made.values()):
-        gaps, mixed = _gaps_of_loss(context, joined(made[one]), cuts, one), True
+        gaps, mixed = _gaps_of_loss(context, joined(made[one]), cuts), True
     if not faults and max(gaps.values()) > limit and not mixed:
         draws = any(_difference(gradient(one, draws=k), whole) > limit for k in range(16))
         gaps = measure(in_eval=True) if draws else gaps
@@ -104,7 +104,7 @@ def accumulation(context: GateContext) -> Finding:
     )  # fmt: skip
 
 
-def _gaps_of_loss(context: GateContext, batch: dict, cuts: dict[str, list[int]], one: str) -> dict[str, float]:
+def _gaps_of_loss(context: GateContext, batch: dict, cuts: dict[str, list[int]]) -> dict[str, float]:
     """Return the differences between the gradient of `batch`, which the loop made, and of its divisions, without the loop: what it draws
     for a micro-batch (a mixup) depends on the division."""
     run, stage = context.build(Rehearsal(steps=1, fixed=True))

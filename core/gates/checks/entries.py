@@ -65,14 +65,8 @@ def entries(context: GateContext) -> Finding:
         raise Skip("the loss of one batch differs from call to call in eval mode (see evaluation)")
     changes = loss.changes(batch, before)
     silent = {p for p, change in changes.items() if change <= _limit(run)}
-    wrong = _faults(
-        silent,
-        changes,
-        batch,
-        roles,
-        loss.read,
-        {*_read_by_evaluation(run, stage), *stage.expect.unused_fields} if silent else set(),
-    )
+    unused = {*_read_by_evaluation(run, stage), *stage.expect.unused_fields} if silent else set()
+    wrong = _faults(silent, changes, batch, roles, loss.read, unused)
     data = stage.data.get("train")
     if wrong and data is not None and _samples(stage) < len(data) and not stage.expect.gate_batch_size:
         wrong = _confirm(wrong, loss, data)

@@ -100,22 +100,20 @@ def exported_weights(context: GateContext) -> Finding:
             found = paired(trained, stored(Path(name)))
         if not found:
             return None
+        limit = lambda n: SAME.get(found[n][1].dtype, HALF)  # noqa: E731
         gaps = {n: difference(one, own) for n, (_, one, own) in found.items()}
-        wrong = {n: gap for n, gap in gaps.items() if gap > SAME.get(found[n][1].dtype, HALF)}
+        wrong = {n: gap for n, gap in gaps.items() if gap > limit(n)}
         where = {found[n][0] for n in wrong}
         fresh = dict(context.look()[1].eval_model.named_parameters()) if wrong else {}
         raw = dict(stage.model.named_parameters()) if wrong and stage.ema_model is not None else {}
-        old, own = (
-            [
-                n
-                for n in wrong
-                if n in net and difference(found[n][1], net[n].detach()) <= SAME.get(found[n][1].dtype, HALF)
-            ]
-            for net in (fresh, raw)
-        )
+
+        def holds(net: dict[str, Tensor]) -> bool:
+            """Return whether all tensors that differ are those of `net`."""
+            return bool(wrong) and all(n in net and difference(found[n][1], net[n].detach()) <= limit(n) for n in wrong)
+
         because = (
-            "the export holds the weights that training began with\n" if wrong and len(old) == len(wrong) else
-            "the export holds the raw weights instead of their average\n" if wrong and len(own) == len(wrong) else
+            "the export holds the weights that training began with\n" if holds(fresh) else
+            "the export holds the raw weights instead of their average\n" if holds(raw) else
             "the export holds another net than the one that is trained: an earlier stage's, a control's, or one built anew\n"
         )  # fmt: skip
         worst = max(wrong, key=wrong.get, default="")

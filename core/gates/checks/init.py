@@ -28,7 +28,7 @@ def init(context: GateContext) -> Finding:
         raise Skip("the training loop made no optimiser step (see wiring)")
     share, changed, old = record.start
     fresh, fits = stage.expect.new_parameters, match(stage.model, stage.pretrained)
-    missing = [n for n in fits.missing if not n.startswith(fresh or ("\0",))]
+    missing = [n for n in fits.missing if not n.startswith(fresh)]
     wrong, remedy = [], []
     if changed:
         wrong.append(f"{len(changed)} tensors are in the file and differ from it, e.g. {list_names(changed)}")

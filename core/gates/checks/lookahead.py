@@ -121,10 +121,8 @@ def _effect(
         own, mixed = abs(goal - whole), abs(both - given - goal + whole)
         effect = mixed / own if mixed > 10 * rounding * abs(whole) else 0.0
         if effect >= worst:
-            worst, where = (
-                effect,
-                f"'{match.name}' at {j} is entry {j + match.shift} of what {match.module or 'the model'} reads",
-            )
+            worst = effect
+            where = f"'{match.name}' at {j} is entry {j + match.shift} of what {match.module or 'the model'} reads"
     return worst, where
 
 

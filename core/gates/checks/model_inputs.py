@@ -2,13 +2,14 @@
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from itertools import permutations
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from trainworthy.core.base.doubles import to_double
-from trainworthy.core.base.modes import in_mode
+from trainworthy.core.base.modes import hooked, in_mode
 from trainworthy.core.gates.checks.batch_norm import layers
 from trainworthy.core.gates.checks.paths import CHANNELS
 from trainworthy.core.gates.gate import fetch
@@ -68,10 +69,8 @@ def _received(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
         if not first and next(module.parameters(recurse=False), None) is not None:
             first.append(name)
 
-    with contextlib.ExitStack() as hooks:
-        for name, module in model.named_modules():
-            hook = lambda m, a, k, name=name: keep(name, m, a, k)  # noqa: E731
-            hooks.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
+    named = model.named_modules()
+    with hooked(m.register_forward_pre_hook(partial(keep, name), with_kwargs=True) for name, m in named):
         yield found
 
 

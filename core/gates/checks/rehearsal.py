@@ -84,14 +84,12 @@ def wiring(context: GateContext) -> Finding:
     wrong += unlisted + hidden
     if not record.gradients and not record.received:
         wrong.append("no optimiser stepped")
-    untouched = [
-        n for n in trained if record.received.get(n, 0.0) == 0 and not n.startswith(expect.no_gradient or ("\0",))
-    ]
+    untouched = [n for n in trained if record.received.get(n, 0.0) == 0 and not n.startswith(expect.no_gradient)]
     if untouched:
         wrong.append(f"{len(untouched)} of {len(trained)} tensors never got a gradient, e.g. {untouched[0]}")
     noise = ROUNDING * max(record.received.values(), default=0.0)  # a bias before batch norm gets no other gradient
     unmoved = [n for n in trained if n not in untouched and record.received.get(n, 0.0) > noise and record.moved.get(n, 0.0) < 0.5
-             and not n.startswith(expect.no_gradient or ("\0",))]  # fmt: skip
+             and not n.startswith(expect.no_gradient)]  # fmt: skip
     if unmoved:
         worst = min(record.moved.get(n, 0.0) for n in unmoved)
         wrong.append(
@@ -172,7 +170,7 @@ def _unlisted(stage: Stage) -> list[str]:
     """Return what does not fit between the model, its optimisers and what is declared frozen."""
     trained, frozen, wrong = stage.parameters(), stage.expect.frozen, []
     names = [n for n, _ in stage.model.named_parameters()]
-    stray = [n for n in names if n not in trained and not n.startswith(frozen or ("\0",)) and not stage.follows(n)]
+    stray = [n for n in names if n not in trained and not n.startswith(frozen) and not stage.follows(n)]
     if stray:
         off = not any(p.requires_grad for n, p in stage.model.named_parameters() if n in stray)
         on_purpose = f"; on purpose: {stray[0].rpartition('.')[0] or stray[0]!r} in `frozen` of core.Expect" * off

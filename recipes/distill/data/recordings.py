@@ -113,20 +113,16 @@ class Recordings:
         """Compute mean and deviation of both sides over the training recordings, in two passes."""
         which = (~self.held_out).nonzero()[:, 0].tolist()
         threads = 1 if self.arrays is None else arrays.THREADS
-        total, count, square = (
-            torch.zeros_like(self.rest),
-            torch.zeros(len(self.rest), 1),
-            torch.zeros(self.rest.shape[1]),
-        )
+        total = torch.zeros_like(self.rest)
+        count = torch.zeros(len(self.rest), 1)
+        square = torch.zeros(self.rest.shape[1])
         frames, sums = 0, torch.zeros(3, 1, dtype=torch.double)
         for envelope, heard in ahead(self.read, which, threads=threads, window=arrays.WINDOW):
             total[: len(heard)] += heard
             count[: len(heard)] += 1
             rows = envelope[envelope.any(-1)].double()
-            frames, sums = (
-                frames + len(rows),
-                sums + torch.stack([rows.sum(0), rows.square().sum(0), rows.abs().amax(0)]),
-            )
+            frames += len(rows)
+            sums = sums + torch.stack([rows.sum(0), rows.square().sum(0), rows.abs().amax(0)])
         self.mean = torch.where(count > 0, total / count.clamp_min(1), self.rest)
         for _, heard in ahead(self.read, which, threads=threads, window=arrays.WINDOW):
             square += (heard - self.mean[: len(heard)]).square().sum(0)
@@ -315,7 +311,7 @@ class Heard:
 
 
 def _hear(
-    readers: list[Callable[[], Recording]], teacher: whisper.Whisper, left_out: Counter, max_bad: float = 0.0
+    readers: list[Callable[[], Recording]], teacher: whisper.Whisper, left_out: Counter, max_bad: float
 ) -> Iterator[list[Heard]]:
     """Yield the teacher's features of the recordings, a batch at a time; `left_out` gets the reasons and counts of the others."""
     batch: list[tuple[Recording, np.ndarray]] = []

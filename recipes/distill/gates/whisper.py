@@ -202,12 +202,7 @@ def _sizes(run: Run, stage: Stage, context: GateContext) -> tuple[float, float]:
     return (whole[0] / whole[1]).item(), (around[0] / around[1]).item()
 
 
-@gate(
-    "alignment",
-    rows="W4",
-    title="input at one time changes the features at that time",
-    reads="model data train",
-)
+@gate("alignment", rows="W4", title="input at one time changes the features at that time", reads="model data train")
 def alignment(context: GateContext) -> Finding:
     """Changes one frame of a recording, at eight places, and compares its time with that of the largest change in the features, in seconds.
     The sensor's frames must last as long as the teacher's, with the training path's augmentation, too."""

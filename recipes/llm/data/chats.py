@@ -172,9 +172,8 @@ class Chat:
         prompt_ids, answer = self.ids(opening), self.answer(completion, opening)
         labels = [IGNORED] * len(prompt_ids)
         for k in self.answered(turns, prompt):
-            before, text = self.spoken(
-                turns[:k], turns[k], prompt
-            )  # `conversations.rows` has checked that it is in `prompt_ids`
+            # `conversations.rows` has checked that it is in `prompt_ids`
+            before, text = self.spoken(turns[:k], turns[k], prompt)
             start, stop = len(self.ids(before)), len(self.ids(before + text))
             labels[start:stop] = prompt_ids[start:stop]
         return {"input_ids": prompt_ids + answer, "labels": labels + answer}

@@ -35,7 +35,7 @@ def splits(path: str, column: str) -> dict[str, list[tuple[str, str | None]]]:
         mds.refuse(path, needed=READ)
     if path.startswith("hub:") or files.kind(Path(path)) in TABLES:
         return _table(path, column)
-    return {"train": _files(Path(path), column)}
+    return {"train": _files(Path(path))}
 
 
 def checked(
@@ -73,7 +73,7 @@ def too_many(bad: list[str], what: str, max_bad: float) -> core.UserError:
                           next="convert to UTF-8, or correct the files named")  # fmt: skip
 
 
-def _files(path: Path, column: str) -> list[tuple[str, str | None]]:
+def _files(path: Path) -> list[tuple[str, str | None]]:
     """Return (location, text) of a folder's files, or of the parts of one file that are separated by empty lines."""
     if not path.exists():
         raise core.UserError(f"--data.path {path}: no such file or folder", needed=READ)
@@ -152,14 +152,8 @@ def parsed(line: bytes, place: str, column: str) -> list[tuple[str, str | None]]
         return [(place, None)]
     except json.JSONDecodeError as error:
         got = f"{error.msg} at column {error.colno}"
-        return [
-            (
-                place,
-                unusable(
-                    f"not JSON: {got}", core.UserError(f"{place} is not JSON", got=got, needed="one object a line")
-                ),
-            )
-        ]
+        fault = core.UserError(f"{place} is not JSON", got=got, needed="one object a line")
+        return [(place, unusable(f"not JSON: {got}", fault))]
     found: list[tuple[str, str | None]] = []
     for row in rows if isinstance(rows, list) else [rows]:
         text = row.get(column) if isinstance(row, dict) else None

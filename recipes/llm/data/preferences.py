@@ -251,7 +251,6 @@ class Whole(Preferences):
         return {k: prompt + answer for k, answer in row.items()} | {"prompt_length": [len(prompt)]}
 
     def answered(self, inputs: dict[str, Tensor], rows: list[dict[str, list[int]]]) -> Tensor:
-        lengths = torch.tensor(
-            [r["prompt_length"] for r in rows] * 2
-        )  # (2B, 1) tokens of the prompt, whichever side is padded
+        # (2B, 1) tokens of the prompt, whichever side is padded
+        lengths = torch.tensor([r["prompt_length"] for r in rows] * 2)
         return (inputs["attention_mask"].cumsum(1) > lengths) & (inputs["attention_mask"] > 0)

@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from torch import Tensor
@@ -62,7 +62,7 @@ def scripts(texts: list[str]) -> str:
 
 
 def f1(prediction: str, wanted: str) -> float:
-    """F1 over words (SQuAD's, Rajpurkar 2016)."""
+    """F1 over words (SQuAD's, Rajpurkar 2016), which is ROUGE-1."""
     return overlap(prediction, wanted, 1)
 
 
@@ -105,17 +105,7 @@ def overlap(prediction: str, wanted: str, n: int) -> float:
     return 2 * shared / (a.total() + b.total()) if shared else float(prediction == wanted)
 
 
-def rouge1(prediction: str, wanted: str) -> float:
-    """ROUGE-1."""
-    return overlap(prediction, wanted, 1)
-
-
-def rouge2(prediction: str, wanted: str) -> float:
-    """ROUGE-2."""
-    return overlap(prediction, wanted, 2)
-
-
-KNOWN: dict[str, Score] = {"exact": exact, "f1": f1, "rouge1": rouge1, "rouge2": rouge2, "rouge": rouge, "rougeL": rouge,
+KNOWN: dict[str, Score] = {"exact": exact, "f1": f1, "rouge1": f1, "rouge2": partial(overlap, n=2), "rouge": rouge, "rougeL": rouge,
                            "bleu": bleu, "chrf": chrf}  # fmt: skip
 
 

@@ -177,13 +177,12 @@ def isolation(context: GateContext) -> Finding:
     for backend in loading.backends(net, run.device):
         net.set_attn_implementation(backend)
         seen: list[Tensor] = []
-        hook = net.register_forward_hook(lambda _m, _a, out, seen=seen: seen.append(out.last_hidden_state.float()))
+        keep = lambda _m, _a, out, seen=seen: seen.append(out.last_hidden_state.float())  # noqa: E731
         try:
-            with evaluating(stage.model), run.autocast():
+            with net.register_forward_hook(keep), evaluating(stage.model), run.autocast():
                 for one in (batch, changed, alone):
                     stage.loss(stage.model, one)
         finally:
-            hook.remove()
             net.set_attn_implementation(used)
         both, other, single = (states.flatten(0, 1) for states in seen)  # (tokens, D)
         first, last = slice(1, sizes[0]), slice(-sizes[-1], None)

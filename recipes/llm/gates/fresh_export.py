@@ -60,10 +60,8 @@ def exported(base: str, tokenizer: Any, lm: Callable[[nn.Module], nn.Module] = l
             if theirs.shape != ours.shape:
                 return Finding(False, f"{theirs.shape[-1]} outputs; the trained model has {ours.shape[-1]}", needed,
                                "export() writes another model than the trained one")  # fmt: skip
-            gap, same = (
-                ((theirs - ours).norm() / change).item(),
-                found["tokens"][0].long().tolist() == tokenizer(PROBE)["input_ids"],
-            )
+            gap = ((theirs - ours).norm() / change).item()
+            same = found["tokens"][0].long().tolist() == tokenizer(PROBE)["input_ids"]
             if same and change < least * before.norm():
                 return None
             return Finding(
@@ -79,8 +77,7 @@ def exported(base: str, tokenizer: Any, lm: Callable[[nn.Module], nn.Module] = l
 
         least, limit = EXACT if run.precision == "fp32" and run.device.type == "cpu" else ROUGH
         found = agreed(run.accelerator, compare() if run.rank == 0 else None)
-        return (
-            exported_weights.check(context) if found is None else found
-        )  # the outputs hardly changed: compare the files
+        # The outputs hardly changed: compare the files
+        return exported_weights.check(context) if found is None else found
 
     return check

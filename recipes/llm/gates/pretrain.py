@@ -290,10 +290,7 @@ def left_out(got: Collection[float], rows: Sequence[tuple[int, float, int]], lim
 
 
 @gate(
-    "export",
-    rows="L5 L3",
-    title="the export is the trained model with its tokenizer",
-    reads="data model export train",
+    "export", rows="L5 L3", title="the export is the trained model with its tokenizer", reads="data model export train"
 )
 def export(context: GateContext) -> Finding:
     """Loads the export of the rehearsed model with `AutoModelForCausalLM` and `AutoTokenizer` alone, and compares logits, settings and
@@ -327,10 +324,8 @@ def export(context: GateContext) -> Finding:
     if len(tokenizer) > rows:
         wrong.append(f"the tokenizer has {len(tokenizer):,} tokens, the model {rows:,}")
     for kind in ("bos", "eos", "pad"):
-        ours, theirs = (
-            getattr(data.tokenizer, f"{kind}_token_id"),
-            getattr(loaded.generation_config, f"{kind}_token_id"),
-        )
+        ours = getattr(data.tokenizer, f"{kind}_token_id")
+        theirs = getattr(loaded.generation_config, f"{kind}_token_id")
         if theirs not in (ours, [ours]):
             wrong.append(f"generation uses {theirs} as {kind} token, the documents have {ours}")
     return Finding(

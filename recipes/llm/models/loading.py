@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from trainworthy.core.base.machine import DEVICES
 from trainworthy.recipes.llm.data import templates
 from trainworthy.recipes.shared import hub, language_models, smollm
 from trainworthy.recipes.shared.language_models import Attention as Attention  # "as": for those who import this module
@@ -115,7 +116,7 @@ def scorer(path: str, dtype: torch.dtype, tokens: Any = None) -> nn.Module:
     return model
 
 
-def merged_scorer(path: str, adapter: Path, dtype: torch.dtype, tokens: Any = None) -> nn.Module:
+def merged_scorer(path: str, adapter: Path, dtype: torch.dtype, tokens: Any) -> nn.Module:
     """The model at `path`, its weights as training had them (`dtype`), exported adapters merged into them, and their head; fp32."""
     from peft import PeftModel
 
@@ -205,18 +206,6 @@ def extend(config: Any, rope: str, learnt: int) -> None:
         config.max_position_embeddings = learnt
 
 
-# Dense bf16 peak of one device in FLOP/s, from its maker's data sheet.
-PEAKS = {
-    "H200": 989e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "A10G": 70e12,
-    "L4": 121e12,
-    "RTX 4090": 165e12,
-}
-
-
 def flops(model: nn.Module, context: int) -> float:
     """Floating-point operations that a trained token costs: six for each weight that multiplies, 12 x layers x width x context for
     attention over a whole row (PaLM, Chowdhery 2022, appendix B). Rows of short packed documents need less."""
@@ -231,6 +220,6 @@ def flops(model: nn.Module, context: int) -> float:
 
 def utilisation(achieved: float, device: torch.device) -> dict[str, float]:
     """Tera-operations per second and device, and their share of what the device can do at most (MFU) where that is known."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    peak = next((peak for known, peak in PEAKS.items() if known in name), None)
+    name = torch.cuda.get_device_name(device).replace(" ", "") if device.type == "cuda" else ""
+    peak = next((peak for known, (_, peak, _) in DEVICES.items() if known in name), None)
     return {"tflops_per_sec": achieved / 1e12} | ({"mfu": achieved / peak} if peak else {})

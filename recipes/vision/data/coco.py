@@ -173,9 +173,8 @@ def checked(one: Listed, notes: dict[str, str], *, max_bad: float) -> tuple[Tens
                               "or x and y are exchanged")):  # fmt: skip
         if bad.sum() / n > max_bad:
             share = math.ceil(100 * max(int(empty.sum()), int(outside.sum())) / n) / 100
-            accepted = f", or accept them: --data.max-bad {share:.2f}" * (
-                share < 0.5
-            )  # most boxes: the rest is no data set
+            # Most boxes: the rest is no data set
+            accepted = f", or accept them: --data.max-bad {share:.2f}" * (share < 0.5)
             raise UserError(f"{int(bad.sum()):,} of {n:,} boxes of {one.file} have {what}", got=name(bad),
                             needed=f"at most {max_bad:.1%}", cause=cause, next=f"correct them{accepted}")  # fmt: skip
         if bad.any():

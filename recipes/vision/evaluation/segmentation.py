@@ -124,10 +124,6 @@ def stitched(data: Windows, answer: Callable[[Tensor], Tensor], most: int = 4) -
                 part = predicted[top + t : top + b, left + lo : left + hi]
                 part.copy_(own[: part.shape[0], : part.shape[1]])
         caption = f"{((predicted == mask) & (mask != IGNORE)).sum() / (mask != IGNORE).sum().clamp_min(1):.1%} right"
-        tiles.append(
-            core.Tile(
-                caption,
-                side_by_side(image.as_subclass(Tensor), mask.as_subclass(Tensor), predicted.as_subclass(Tensor)),
-            )
-        )
+        plain = (x.as_subclass(Tensor) for x in (image, mask, predicted))
+        tiles.append(core.Tile(caption, side_by_side(*plain)))
     return tiles

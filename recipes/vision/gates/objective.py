@@ -63,7 +63,7 @@ def classify(context: GateContext, stage: Stage, batch: dict) -> Statements:
              "classes are one off": ce(eps, truth=truth.roll(1, 1)),
              "the target's probabilities are smoothed twice": ce(1 - (1 - eps) ** 2) if eps else torch.zeros_like(own),
              "the class weights are not applied": ce(eps) / weight},
-            own=lambda: _pulls(context, stage, batch),
+            own=lambda: _pulls(stage, batch),
         )
     }  # fmt: skip
 
@@ -76,7 +76,7 @@ def _class_weights(stage: Stage) -> Tensor:
     return len(labels) / (len(sizes) * sizes.clamp_min(1))
 
 
-def _pulls(context: GateContext, stage: Stage, batch: dict) -> str:
+def _pulls(stage: Stage, batch: dict) -> str:
     """Return what is wrong if the loss of a sample that is not sure of its class falls when the score of its class falls; else ""."""
     seen: list[Tensor] = []
 

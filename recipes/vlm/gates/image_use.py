@@ -20,12 +20,7 @@ OTHERS = 4  # other images that a sample is tried with
 ERRORS, LEAST = 3.0, 1e-3  # standard errors, and share of the loss, by which a sample's own image must be better
 
 
-@gate(
-    "aligned",
-    rows="X2",
-    title="this stage starts from a trained projector",
-    reads="data model loss",
-)
+@gate("aligned", rows="X2", title="this stage starts from a trained projector", reads="data model loss")
 def aligned(context: GateContext) -> Finding:
     """Before the first step of this stage, the right answers must be likelier with a sample's own image than with another's: on validation
     samples if the previous stage was trained, else on the eight it was rehearsed with. It uses the loss per sample, which shows what a

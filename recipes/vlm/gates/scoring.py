@@ -21,12 +21,10 @@ def _through(stage: Stage, run: Run, batch: dict, module: nn.Module) -> Tensor:
         kept.append(out)
         out.retain_grad()
 
-    hook = module.register_forward_hook(keep)
     try:
-        with evaluating(stage.model), torch.enable_grad(), run.autocast():
+        with module.register_forward_hook(keep), evaluating(stage.model), torch.enable_grad(), run.autocast():
             sum(stage.loss(stage.model, batch).values()).backward()
     finally:
-        hook.remove()
         stage.model.zero_grad()
     return kept[0].grad
 

@@ -77,12 +77,7 @@ def _flat(parameters: list[nn.Parameter]) -> Tensor:
 def towers_gate(learn: tuple[str, ...]) -> Gate:
     """Checks that exactly the stage's towers train."""
 
-    @gate(
-        "towers",
-        rows="X1",
-        title="only the parts that this stage trains learn",
-        reads="model optimizers train",
-    )
+    @gate("towers", rows="X1", title="only the parts that this stage trains learn", reads="model optimizers train")
     def towers(context: GateContext) -> Finding:
         found = watched(context)
         counts = {t: (sum(p.numel() for p in _of(found.stage.parameters(), t)),

@@ -26,10 +26,8 @@ class Eyes(nn.Module):
 
     def __init__(self, file: Path, side: int):
         super().__init__()
-        self.program, self.side = (
-            (torch.export.load(file).module(),),
-            side,
-        )  # in a tuple: a program has no train() or to()
+        self.program = (torch.export.load(file).module(),)  # in a tuple: a program has no train() or to()
+        self.side = side
 
     def forward(self, images: Tensor) -> Tensor:
         return self.program[0](images.cpu()).to(images.device)
@@ -104,9 +102,8 @@ class Asker:
             prompt_rows = questions.prompts(batch)
             with torch.inference_mode():
                 found = self.model.speak(prompt_rows.batch, self.most, data.ends).tolist()
-            last = dict(
-                zip(prompt_rows.rows, found, strict=True)
-            )  # of several questions in a conversation the last one
+            # Of several questions in a conversation, the last one
+            last = dict(zip(prompt_rows.rows, found, strict=True))
             for k, one in enumerate(some):
                 end = next((n for n, token in enumerate(last[k]) if token in data.ends), None)
                 ids = last[k][:end]

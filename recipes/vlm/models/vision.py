@@ -25,11 +25,9 @@ class Hub(nn.Module):
         model, processor = AutoModel.from_pretrained(path), AutoImageProcessor.from_pretrained(path)
         self.net = model.vision_model if "vision_config" in model.config.to_dict() else model
         config = self.net.config
-        self.side, self.width, self.n = (
-            config.image_size,
-            config.hidden_size,
-            (config.image_size // config.patch_size) ** 2,
-        )
+        self.side = config.image_size
+        self.width = config.hidden_size
+        self.n = (config.image_size // config.patch_size) ** 2
         self.layer, depth = layer, getattr(config, "num_hidden_layers", None)
         if not -(depth or 99) <= layer < 0:
             raise UserError(f"--encoder-layer {layer}", needed=f"-1, the last, to -{depth}, the first",

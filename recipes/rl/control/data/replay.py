@@ -64,9 +64,8 @@ class Replay:
         for k, v in newest.items():
             self.rows[k][at] = v
         self.born[at.cpu()] = iteration
-        self.priority[at] = (
-            self.priority.max() if self.added else 1.0
-        )  # new steps get the highest priority until they are drawn
+        # New steps get the highest priority until they are drawn
+        self.priority[at] = self.priority.max() if self.added else 1.0
         self.added += length + skipped
 
     def draw(self, size: int, length: int, generator: torch.Generator, alpha: float = 0.0) -> tuple[Tensor, Tensor]:

@@ -23,17 +23,8 @@ from trainworthy import core
 COLUMNS = ("prompt", "answer")
 OTHERS = "columns"
 """Where a row keeps its other columns, as JSON; empty: it has none."""
-TRAINERS = (
-    "prompt",
-    "prompts",
-    "completion",
-    "completions",
-    "completion_ids",
-    "question",
-    "trainer_state",
-    "log_extra",
-    "log_metric",
-)
+TRAINERS = ("prompt", "prompts", "completion", "completions", "completion_ids", "question", "trainer_state",
+            "log_extra", "log_metric")  # fmt: skip
 """What a reward function gets under these names comes from the trainer, not from the file."""
 UNWORKED = re.compile(r"(?<=[\w)}\]])\s*(?:[-+*^×·÷]|\\cdot|\\times)\s*(?=[\w({\\])")
 """A sign between two parts of an expression."""

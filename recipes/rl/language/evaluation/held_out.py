@@ -18,12 +18,10 @@ class HeldOut:
     """The metrics that `--metric` names; the first selects the best checkpoint."""
 
     def __init__(self, names: str, reward: problems.Reward, own: str, put: Callable[[str], Any]):
-        self.names, self.reward, self.own, self.put = (
-            [n.strip() for n in names.split(",") if n.strip()],
-            reward,
-            own,
-            put,
-        )
+        self.names = [n.strip() for n in names.split(",") if n.strip()]
+        self.reward = reward
+        self.own = own
+        self.put = put
         if "perplexity" in self.names:
             raise core.UserError("--metric perplexity: there is no wanted text whose tokens could be expected",
                                  needed=f"accuracy, reward, or {metrics.NAMES}".replace("perplexity, ", ""))  # fmt: skip

@@ -16,9 +16,8 @@ class Writer(nn.Module):
         super().__init__()
         width = lm.get_input_embeddings().embedding_dim
         self.lm, self.head, self.returns = lm, mlp(width, width, 1), Running(1)
-        nn.init.zeros_(
-            self.head[-1].weight
-        )  # values start at 0, so that the value loss does not change the language model at first
+        # Values start at 0, so that the value loss does not change the language model at first
+        nn.init.zeros_(self.head[-1].weight)
         self.eos, self.pad, self.temperature = tokenizer.eos_token_id, tokenizer.pad_token_id, temperature
 
     @property
@@ -32,10 +31,8 @@ class Writer(nn.Module):
         """Return (tokens (B, T), whether each is part of the answer (B, T)), sampled with the random numbers `draws` (B, T) in [0, 1). An answer
         ends with the end token, which is part of it."""
         response = torch.full(draws.shape, self.pad, device=input_ids.device)
-        valid, going = (
-            torch.zeros_like(response, dtype=torch.bool),
-            torch.ones(len(response), dtype=torch.bool, device=response.device),
-        )
+        valid = torch.zeros_like(response, dtype=torch.bool)
+        going = torch.ones(len(response), dtype=torch.bool, device=response.device)
         cache, new = None, input_ids
         for t in range(draws.shape[1]):
             place = (mask.long().cumsum(1) - 1).clamp_min(0)[:, -new.shape[1] :]
