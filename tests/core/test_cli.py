@@ -150,7 +150,7 @@ def test_config_files_are_read_and_checked(tmp_path: Path):
 
 def test_list_is_instant_and_imports_no_torch(tmp_path: Path):
     done = installed("list", cwd=tmp_path, code=0)
-    holds(done.stdout, "vision/classify", "accuracy")
+    holds(done.stdout, "vision/classify", "accuracy", "with TRL's RewardTrainer")  # a sentence of two lines
     # What costs a beginner's first command its tenth of a second: a list of files needs none of these.
     slow = {"torch", "numpy", "matplotlib", "rich", "tyro", "transformers", "accelerate", "PIL"}
     assert not slow & imported("list", cwd=tmp_path)[1]

@@ -24,7 +24,7 @@ from trainworthy.core import UserError
 from trainworthy.core.base import seeds
 from trainworthy.core.data.validation_split import absolute, refuse_training_data
 from trainworthy.core.data.validation_split import parse_val as chosen
-from trainworthy.recipes.shared import digits
+from trainworthy.recipes.shared import digits, other_recipes
 from trainworthy.recipes.vision.data import pasted
 from trainworthy.recipes.vision.data.coco import LAYOUT, checked, of_each, read_list, read_lists
 from trainworthy.recipes.vision.data.encoded import Decoded, decode, describe_error, display_path
@@ -145,7 +145,7 @@ def _coco(where: str, val: str, max_bad: float) -> Annotated:
     root = Path(where)
     if not root.is_dir():
         raise UserError(f"there is no data folder {where}", got="a file" if root.exists() else "nothing there", needed=LAYOUT,
-                        next="--data.path FOLDER, or leave it out for the digits")  # fmt: skip
+                        cause=other_recipes.that_read(root, "pictures"), next="--data.path FOLDER, or leave it out for the digits")  # fmt: skip
     lists, wanted = read_lists(root), chosen(val)
     if isinstance(wanted, Path):
         lists = [lists[0], read_lists(wanted)[-1] if wanted.is_dir() else read_list(root, wanted, "val")]
