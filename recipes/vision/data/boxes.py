@@ -54,6 +54,9 @@ class Source:
         self.path = absolute(self.path, "digits")
 
 
+NAMED = 10  # classes that a note lists
+
+
 # ---------------------------------------------------------------------------------------------------------------- pictures
 class Annotated(NamedTuple):
     """A data set: images with boxes, and the rows of each split."""
@@ -223,6 +226,16 @@ def ratio(size: Sequence[int], side: int, shorter: int) -> float:
     return min(whole, shorter / min(size)) if shorter else whole
 
 
+def counted(labels: Sequence[Tensor], classes: Sequence[str]) -> str:
+    """Return how many boxes each class has, and which have none: those cannot be learnt, or not be scored."""
+    counts = torch.cat([*labels, torch.tensor([], dtype=torch.long)]).bincount(minlength=len(classes)).tolist()
+    ranked = sorted(zip(classes, counts, strict=True), key=lambda one: -one[1])
+    some = [f"{name} {n:,}" for name, n in ranked if n]
+    none = [name for name, n in ranked if not n]
+    shorten = lambda found: ", ".join(found[:NAMED]) + f" and {len(found) - NAMED} more" * (len(found) > NAMED)  # noqa: E731
+    return shorten(some) + (f"; none of {shorten(none)}" if none else "")
+
+
 class Boxed(core.Data):
     """Images on a square canvas of `side` pixels, in its upper left corner, scaled by `ratio`, with their boxes on the canvas (`boxes`) and
     in their own pixels (`truth`). Both are padded with rows of 0 and label -1."""
@@ -235,7 +248,7 @@ class Boxed(core.Data):
     def __init__(self, data: Annotated, rows: Sequence[int], *, side: int, augment: nn.Module | None = None):
         self.data, self.rows, self.side, self.augment = data, rows, side, augment
         self.most = max(map(len, data.boxes))
-        self.notes = data.notes
+        self.notes = {**data.notes, "boxes": counted([data.labels[i] for i in rows], data.classes)}
         self.fields = {
             "image": core.Field("input", low=0.0, high=1.0),
             "boxes": core.Field("target", low=0.0, high=float(side)),
