@@ -127,7 +127,7 @@ def speaker_of(folder: Path, most: int | None = None, model: str | None = None) 
     saved, export = args_of(folder), folder / "export"
     loaded = recipes.load(saved["recipe"])
     make = next((getattr(loaded.module, name) for name in ("speaker", "asker") if hasattr(loaded.module, name)), None)
-    if make is None:
+    if make is None and export.is_dir():  # else the run has not ended, whatever its recipe
         able = [e.id for e in every() if re.search(r"^def (speaker|asker)\(", e.path.read_text(encoding="utf-8"), re.M)]
         packaged = "/" in loaded.id and not loaded.id.endswith(".py")
         page = f"docs/recipes/{loaded.slug}.md" if packaged else "its recipe's `export`"

@@ -35,9 +35,11 @@ def alike(scans: Mapping[str, inventory.Scan], data: Data, found: Mapping[str, A
     val, train = scans["val"], scans["train"]
     if not exact + near or val.contents is None or not any(len(shape) > 1 for shape in val.shapes):
         return Alike()
+    if not (val.seen and val.every and train.seen and train.every):
+        return Alike()
     files = {i for i, _ in hashed.shared(val.every, train.every)} if val.every.raw and train.every.raw else set()
     pairs = [i for i, _ in hashed.shared(val.seen, train.seen) if i not in files]
-    blank, most = _blank(val, data, pairs), MOST * len(val.indices)
+    blank, most = _blank(val.seen, data, pairs), MOST * len(val.indices)
     remark = f"; {blank} of the exact ones have one value everywhere (empty windows): no copies" * bool(blank)
     if len(pairs) < exact or not _is_flat(data, val.indices):
         return Alike(blank, False, remark)
@@ -51,9 +53,9 @@ def alike(scans: Mapping[str, inventory.Scan], data: Data, found: Mapping[str, A
     return Alike(blank, natural, remark)
 
 
-def _blank(val: inventory.Scan, data: Data, copies: Sequence[int]) -> int:
+def _blank(seen: hashed.Contents, data: Data, copies: Sequence[int]) -> int:
     """Return how many `copies` have one value everywhere in their inputs. 0 if nearly all samples do: then nothing was read."""
-    of = dict(zip(map(int, val.seen.indices), map(int, val.seen.hashes), strict=True))
+    of = dict(zip(map(int, seen.indices), map(int, seen.hashes), strict=True))
     equal: dict[int, list[int]] = {}
     for i in copies:
         equal.setdefault(of[i], []).append(i)
@@ -61,7 +63,7 @@ def _blank(val: inventory.Scan, data: Data, copies: Sequence[int]) -> int:
         :LOOKED_AT
     ]  # one of each content; blank ones are the commonest
     blank = sum(len(same) for same in ranked if _tones(data, same[0]) == 1)
-    return blank if blank <= MOST_BLANK * len(val.indices) else 0
+    return blank if blank <= MOST_BLANK * len(seen.indices) else 0
 
 
 def _tones(data: Data, index: int) -> int:

@@ -83,6 +83,7 @@ FORK_WITHOUT = {
         (("run", "distill/whisper", "--no-repeat", "4"), ("new name", "--no-repeat-ngram-size")),
         (("lst",), ("unknown command 'lst'", "list")),
         (("list", "all"), ("list takes no arguments",)),
+        (("predict", "runs/nowhere", "none.jsonl"), ("runs/nowhere: no such run folder", "ls -d runs/*/*")),
         (("report", "none"), ("needs a run folder",)),
         (("run",), ("run what?", "a recipe", "trainworthy run --help")),
         (("resume",), ("resume what?", "a run folder")),
