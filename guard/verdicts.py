@@ -181,6 +181,10 @@ class Guard:
             raised = re.sub(r"\x1b\[[0-9;]*m", "", r["raised"]).strip().splitlines()
             brief = f"{raised[0]} {raised[-1]}" if " in DataLoader worker process" in raised[0] else raised[0]
             rank = f" (rank {r['rank']})" if r.get("rank") else ""
+            if elsewhere := _next_to_script(r["raised"], self.target.path):
+                raise UserError(f"the script fails by itself{rank}: {brief}", got=r.get("where"),
+                                cause=f"{os.path.relpath(elsewhere)} is next to the script, which reads it from the current folder",
+                                next=f"cd {os.path.relpath(self.target.path.parent)}, then trainworthy guard {self.target.path.name}")  # fmt: skip
             raise UserError(f"the script fails by itself{rank}: {brief}", got=r.get("where"),
                             cause=cause if files else "", next=again)  # fmt: skip
         if not r["steps"] and not r["backwards"]:
@@ -328,3 +332,12 @@ def names_file(message: str, written: Path) -> bool:
     folder = [str(written.parent)] if len(written.parts) > 2 else []
     names = [str(written), *folder, *([written.name] if "." in written.name else [])]
     return any(re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", message) for name in names)
+
+
+def _next_to_script(message: str, script: Path) -> Path | None:
+    """Return the file that a FileNotFoundError did not find in the current folder, if it is where the script is."""
+    found = re.search(r"FileNotFoundError: .*'([^']+)'", message)
+    if not found or Path(found[1]).is_absolute() or script.parent.resolve() == Path.cwd():
+        return None
+    there = script.parent / found[1]
+    return there if there.exists() else None

@@ -214,6 +214,10 @@ def watch(folder: str | Path | None = None, *, stop: bool = False, say: Any = pr
         patches.rehearsal("trainworthy.watch is left out in rehearsals, which observe the whole script")
         yield Light(None, stop=False, say=say)
         return
+    if patches.watched_script is not None:
+        patches.watched_script("trainworthy.watch() in the script is left out: `trainworthy watch` observes all of it")
+        yield Light(None, stop=False, say=say)
+        return
     tracker = None if out is None else MetricsTracker(out, use_tensorboard=False)
     seen = Light(tracker, stop=stop, say=say)
     seen.meet()

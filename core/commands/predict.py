@@ -38,6 +38,8 @@ def main(argv: list[str]) -> None:
     rest, out = config.take(argv[1:], "--out")
     rest, size = take_number(rest, "--batch-size")
     rest, options = take_options(rest)
+    if rest:
+        assert_folder(Path(rest[0]))
     script = _script(Path(rest[0])) if rest else None
     if len(rest) < 2 or (len(rest) > 2 and script is None):
         raise UserError("predict needs a run folder and a file", got=" ".join(rest) or "nothing",
@@ -107,11 +109,16 @@ def take_options(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
     return rest, {"most": most, "model": model}
 
 
+def assert_folder(folder: Path) -> None:
+    """Raise UserError if there is no such folder."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such run folder", needed="a folder under runs/<recipe>/", next="ls -d runs/*/*")
+
+
 def speaker_of(folder: Path, most: int | None = None, model: str | None = None) -> Any:
     """Load what a finished run exported, by its recipe's `speaker`, or its `asker` if one cannot chat with it. UserError: there is no
     run or no export, or it is not a language model."""
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such run folder", needed="a folder under runs/<recipe>/", next="ls -d runs/*/*")
+    assert_folder(folder)
     if (folder / "seeds.json").is_file():
         names = ", ".join(sorted(p.name for p in folder.glob("*/"))[:6])
         raise UserError(f"{folder} holds several runs", got=names, needed="one of them")
@@ -120,7 +127,7 @@ def speaker_of(folder: Path, most: int | None = None, model: str | None = None) 
     saved, export = args_of(folder), folder / "export"
     loaded = recipes.load(saved["recipe"])
     make = next((getattr(loaded.module, name) for name in ("speaker", "asker") if hasattr(loaded.module, name)), None)
-    if make is None:
+    if make is None and export.is_dir():  # else the run has not ended, whatever its recipe
         able = [e.id for e in every() if re.search(r"^def (speaker|asker)\(", e.path.read_text(encoding="utf-8"), re.M)]
         packaged = "/" in loaded.id and not loaded.id.endswith(".py")
         page = f"docs/recipes/{loaded.slug}.md" if packaged else "its recipe's `export`"

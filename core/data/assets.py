@@ -89,12 +89,19 @@ def fetch_member(pin: str, *, wheel_sha256: str, member: str, member_sha256: str
     return target
 
 
-def built(name: str, key: dict[str, Any], build: Callable[[Path], None], *, sources: Sequence[str | Path] = ()) -> Path:
+def built(
+    name: str,
+    key: dict[str, Any],
+    build: Callable[[Path], None],
+    *,
+    sources: Sequence[str | Path] = (),
+    takes: str = "",
+) -> Path:
     """Return a folder that `build(folder)` fills, cached under a hash of `key` and of the code in `sources`. They must
     cover everything that the result depends on. Comments and docstrings do not count.
 
-    It is built on first use and reports that in one line; other processes wait. `seconds.json` in it holds the time it
-    took.
+    It is built on first use and reports that in one line, with the time that it usually `takes`; other processes wait.
+    `seconds.json` in it holds the time it took.
     """
     if sources:
         key = {**key, "sources": [_code(Path(p)) for p in sources]}
@@ -104,7 +111,8 @@ def built(name: str, key: dict[str, Any], build: Callable[[Path], None], *, sour
     with _alone(target.with_suffix(".lock"), name):
         if target.exists():
             return target
-        print(f"  building {name}, once; it is kept in {target}", file=sys.stderr, flush=True)
+        usually = f" ({takes} on a free CPU core)" if takes else ""
+        print(f"  building {name}, once{usually}; it is kept in {target}", file=sys.stderr, flush=True)
         started = time.monotonic()
         with tempfile.TemporaryDirectory(dir=target.parent) as part:
             folder = Path(part) / name

@@ -253,7 +253,8 @@ def overlap(train: Scan, val: Scan) -> dict[str, Any]:
         score, at = best
         near = _copies(val, train, score, at)
         smooth = int((score >= limit(val)).sum()) - len(near)
-        out |= {"near": len(near), "smooth": smooth, "limit": limit(val), "largest_similarity": round(score.max().item(), 4),
+        out |= {"near": len(near), "near_only": sum(val.index(i) not in pairs for i in near), "smooth": smooth, "limit": limit(val),
+                "largest_similarity": round(score.max().item(), 4),
                 "near_pairs": [(val.index(i), train.index(int(at[i]))) for i in near[:20]]}  # fmt: skip
         if None not in (*val.names, *train.names):
             out["series"] = series.torn(val.names, train.names, at.tolist())

@@ -22,9 +22,9 @@ class Entry:
 
     @property
     def summary(self) -> str:
-        """First line of its docstring."""
+        """First paragraph of its docstring, as one line: a sentence may be longer than a line."""
         doc = ast.get_docstring(ast.parse(self.path.read_text())) or ""
-        return doc.splitlines()[0].rstrip(".") if doc else ""
+        return " ".join(doc.split("\n\n")[0].split()).rstrip(".")
 
     @property
     def measured(self) -> dict:

@@ -10,7 +10,7 @@ from trainworthy.core.base import config, masking
 from trainworthy.core.base.errors import GateFailed, UserError
 from trainworthy.core.base.files import read_json, write_whole
 from trainworthy.core.base.processes import agreed, kind_of
-from trainworthy.core.data import contents, inventory, neighbours, turned
+from trainworthy.core.data import contents, inventory, neighbours, plain_pictures, turned
 from trainworthy.core.gates import order
 from trainworthy.core.loop import shard
 from trainworthy.core.loop.precision import precision
@@ -141,6 +141,9 @@ def report_data(s: Session, context: gates.GateContext, stage: Stage, base: str)
         for name, of in (("exchanged_classes", turned.exchanged), ("foreign_change", turned.foreign)):
             if found := of(context.scans["train"], stage.data["train"], s.cfg.run.seed):
                 context.data_report[name] = asdict(found)
+        if "val" in context.scans:
+            plain = plain_pictures.alike(context.scans, stage.data["val"], context.data_report["overlap"])
+            context.data_report["plain_pictures"] = asdict(plain)
         if "val" in context.scans and (wrong := neighbours.contradicted(context.scans, stage.data["train"])):
             context.data_report["contradicted_labels"] = asdict(wrong)
     for scan in context.scans.values():  # compared, and not read again

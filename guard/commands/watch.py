@@ -43,6 +43,7 @@ def main(argv: list[str]) -> None:
         raise UserError(
             f"unknown option {words[0]}", needed="the script's own arguments after --", next="trainworthy watch --help"
         )
+    from trainworthy.guard.hooks import patches
     from trainworthy.guard.rehearsals import rehearsal, running
 
     target = rehearsal.locate(words, command="watch")
@@ -56,11 +57,13 @@ def main(argv: list[str]) -> None:
     code: object = 0
     try:
         with watch(out, stop=stop, say=tell) as seen:
+            patches.watched_script = lambda text: tell(f"  watch: {text}")
             try:
                 running.run(target, seen, _Plain())
             except SystemExit as leave:
                 code = leave.code
             finally:
+                patches.watched_script = None
                 end_workers()
     except KeyboardInterrupt:
         tell(f"watch  until here: {out / 'report.html'}")

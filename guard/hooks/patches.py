@@ -9,6 +9,9 @@ from typing import Any
 rehearsal: Callable[[str], None] | None = None
 """Set in a process in which `guard` rehearses a script: takes a note of what is left out there."""
 
+watched_script: Callable[[str], None] | None = None
+"""Set while `trainworthy watch` runs a whole script: takes a note of what is left out there."""
+
 _undo: list[Callable[[], None]] = []
 _redo: list[Callable[[], None]] = []
 _made: list[tuple[Any, str, Any, Any]] = []  # owner, name, function before, function now

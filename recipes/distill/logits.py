@@ -1,5 +1,5 @@
-"""Distil a classifier into a smaller one through its logits (Hinton 2015), with few labels, and compare with the same student
-without a teacher.
+"""Distil a picture classifier into a smaller one through its logits (Hinton 2015), with few labels, and compare with the same
+student without a teacher.
 
 tiny  MNIST-5k, 200 of its 4,000 training images labelled; the teacher is this project's digit classifier; two CPU cores.
 full  MobileNetV3 from a vision/classify run on `--data.path FOLDER` or `hub:owner/name`; an accelerator. The same code path.

@@ -4,6 +4,7 @@ small images.
 The real recipe makes it on first use, behind its own gates. It is cached under a hash of what it depends on.
 """
 
+import errno
 import json
 import os
 import tempfile
@@ -20,7 +21,7 @@ from trainworthy.core.base import planning
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import assets
 from trainworthy.core.recipe.registry import find
-from trainworthy.recipes.shared import digits, exports
+from trainworthy.recipes.shared import digits, exports, other_recipes
 from trainworthy.recipes.vision.classify import ResNet
 
 EPOCHS = 24
@@ -75,7 +76,7 @@ def load(side: int) -> Classifier:
     recipe = find("vision/classify").path
     through = min(side, 16)  # a net trained on full and on 16-pixel digits also handles sizes between
     key = {"settings": _settings(through), "torch": torch.__version__}
-    folder = assets.built(f"judge-{through}", key, lambda folder: _build(folder, through),
+    folder = assets.built(f"judge-{through}", key, lambda folder: _build(folder, through), takes="2 to 3 min",
                           sources=[recipe, recipe.parent / "data" / "pictures.py", digits.__file__])  # fmt: skip
     config, state = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
     net = ResNet(state["mean"], state["std"], config["widths"], len(config["classes"])).eval().requires_grad_(False)
@@ -125,6 +126,8 @@ def _exported(path: Path, setting: str, again: str) -> Classifier:
     folder = path / "export" if (path / "export").is_dir() else path
     try:
         config = json.loads((folder / "config.json").read_text())
+        if not (folder / "model.pt2").is_file():  # torch.export would print a traceback
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(folder / "model.pt2"))
         program = torch.export.load(folder / "model.pt2").module()
         fit, classes = config["preprocessing"], tuple(config["classes"])
     except (FileNotFoundError, KeyError) as error:
@@ -133,6 +136,7 @@ def _exported(path: Path, setting: str, again: str) -> Classifier:
             f"{setting} {path}: no classifier there",
             got=got,
             needed="the export folder of a vision/classify run",
+            cause=other_recipes.that_read(folder, "pictures"),
             next=again,
         ) from None
     return Classifier(program, nn.Identity(), (3, fit["crop"]) if fit else (1, 28), f"the export in {folder}", classes)

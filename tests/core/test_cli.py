@@ -83,6 +83,7 @@ FORK_WITHOUT = {
         (("run", "distill/whisper", "--no-repeat", "4"), ("new name", "--no-repeat-ngram-size")),
         (("lst",), ("unknown command 'lst'", "list")),
         (("list", "all"), ("list takes no arguments",)),
+        (("predict", "runs/nowhere", "none.jsonl"), ("runs/nowhere: no such run folder", "ls -d runs/*/*")),
         (("report", "none"), ("needs a run folder",)),
         (("run",), ("run what?", "a recipe", "trainworthy run --help")),
         (("resume",), ("resume what?", "a run folder")),
@@ -150,7 +151,7 @@ def test_config_files_are_read_and_checked(tmp_path: Path):
 
 def test_list_is_instant_and_imports_no_torch(tmp_path: Path):
     done = installed("list", cwd=tmp_path, code=0)
-    holds(done.stdout, "vision/classify", "accuracy")
+    holds(done.stdout, "vision/classify", "accuracy", "with TRL's RewardTrainer")  # a sentence of two lines
     # What costs a beginner's first command its tenth of a second: a list of files needs none of these.
     slow = {"torch", "numpy", "matplotlib", "rich", "tyro", "transformers", "accelerate", "PIL"}
     assert not slow & imported("list", cwd=tmp_path)[1]

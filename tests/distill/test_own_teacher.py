@@ -1,5 +1,6 @@
 """A teacher of one's own for distill/logits: other classes, and answers that the labels contradict."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,9 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 from trainworthy.recipes.distill.gates.logits import judge_own_terms, least_loss, other_share
+from transformers import LlamaConfig
+
+from tests.helpers.commands import assert_refused
 
 
 def test_the_least_loss_is_what_no_student_goes_below():
@@ -97,3 +101,27 @@ def test_other_published_losses_are_let_through(term: str, form: str, launch, fo
     fork((KL, term), recipe="distill/logits")
     done = launch("check", "mine.py", "--stage", "distilled", "--only", "divergence", code=0)
     assert form in done.verdicts()[0]["measured"], done.shown
+
+
+def test_a_language_model_or_texts_get_the_recipes_that_read_them(tmp_path: Path, launch):
+    """As the data, the teacher or the student of a recipe of pictures; and pictures or a folder in a recipe of texts."""
+    model, pictures = tmp_path / "model", tmp_path / "pictures" / "a"
+    LlamaConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, vocab_size=32).save_pretrained(model)
+    (model / "tokenizer.json").write_text("{}")
+    (tmp_path / "chats.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    pictures.mkdir(parents=True)
+    Image.new("L", (32, 32)).save(pictures / "1.png")
+    way = "docs/recipes/distill-logits.md#language-models"
+    for settings, words in (
+        (("distill/logits", "--data.path", "chats.jsonl"), ("texts in", "llm/sft reads conversations")),
+        (("distill/logits", "--data.path", "model"), ("files of a language model in", way)),
+        (("distill/logits", "--teacher", "model"), ("no classifier there", way)),
+        (("distill/logits", "--model", "model"), ("does not classify pictures", way)),
+        (("vision/segment", "--data.path", "chats.jsonl"), ("llm/sft reads conversations",)),
+        (("vision/detect", "--data.path", "chats.jsonl"), ("llm/sft reads conversations",)),
+        (("llm/sft", "--data.path", "pictures"), ("a folder, not a file", "vision/classify reads folders of classes")),
+        (("llm/sft", "--data.path", "."), ("a folder, not a file", "--data.path chats.jsonl")),
+        (("llm/pretrain", "--data.path", "pictures"), ("vision/classify reads folders of classes",)),
+    ):
+        done = assert_refused(launch("check", *settings, "--only", "schema"), *words)
+        assert "ran into the following error" not in done.stderr.lower(), "torch's own traceback is above the message"

@@ -177,6 +177,19 @@ def test_watch_lets_the_workers_of_a_dropped_iterator_end():
         assert not set(multiprocessing.active_children()) - before
 
 
+WATCHED = """
+import torch
+import trainworthy
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+with trainworthy.watch("mine"):
+    for i in range(8):
+        optimizer.zero_grad()
+        model(torch.randn(4, 4)).mean().backward()
+        optimizer.step()
+"""
+
 DEAF = """
 import signal
 import torch
@@ -235,3 +248,22 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: list[torch.
     optimizer.zero_grad()
     cross_entropy(model(batch[0]), batch[1]).backward()
     optimizer.step()
+
+
+def test_a_script_that_watches_itself_may_be_watched(tmp_path: Path, launch):
+    """`trainworthy watch` observes the whole script: it ended a healthy one that has the call of docs/own-scripts.md in it."""
+    (tmp_path / "train.py").write_text(WATCHED)
+    done = launch("watch", "train.py", code=0)
+    assert "trainworthy.watch() in the script is left out" in done.stderr
+    assert "watch  8 steps" in done.stderr
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_file_next_to_the_script_is_named_if_guard_starts_elsewhere(tmp_path: Path, launch):
+    """A script that opens `conf.yaml` works in its own folder only; `python scripts/train.py` fails in the same way."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "conf.yaml").write_text("lr: 0.1\n")
+    (tmp_path / "scripts" / "train.py").write_text('open("conf.yaml")\n' + WATCHED)
+    done = launch("guard", "scripts/train.py", code=2)
+    assert "scripts/conf.yaml is next to the script" in done.stderr
+    assert "cd scripts, then trainworthy guard train.py" in done.stderr

@@ -342,15 +342,18 @@ def test_rows_that_cannot_be_asked_are_named_all_at_once(run: Path):
     ({"recipe": "vision/classify"}, ("RUN", "asked.jsonl"), ("no language model", "llm/sft", "rl/grpo", "docs/recipes/vision-classify.md")),
     ({"recipe": "rl/ppo"}, ("RUN", "asked.jsonl"), ("no language model", "llm/sft")),
     ({"recipe": "llm/sft"}, ("RUN", "asked.jsonl"), ("has no export", "trainworthy resume")),
+    ({"recipe": "vision/segment"}, ("RUN", "asked.jsonl"), ("has no export", "still running")),
     ({}, ("RUN", "asked.jsonl"), ("not a run folder",)),
     ({"recipe": "llm/sft"}, ("RUN", "missing.jsonl"), ("missing.jsonl: no such file",)),
     ({"recipe": "llm/sft"}, ("RUN",), ("a run folder and a file",)),
     ({"recipe": "llm/sft"}, ("RUN", "asked.jsonl", "--greedy"), ("unknown option --greedy",)),
-], ids=["no-run", "vision", "control", "no-export", "no-args", "no-file", "no-argument", "option"])  # fmt: skip
+], ids=["no-run", "vision", "control", "no-export", "still-training", "no-args", "no-file", "no-argument", "option"])  # fmt: skip
 def test_what_cannot_be_asked(made: dict | None, argv: tuple[str, ...], words: tuple[str, ...], tmp_path: Path, launch):
     if made is not None:
         (tmp_path / "RUN").mkdir()
         (tmp_path / "RUN" / "args.json").write_text(json.dumps(made))
+        if "no language model" in words:  # a finished run
+            (tmp_path / "RUN" / "export").mkdir()
     written(tmp_path / "asked.jsonl", [{"prompt": "x"}])
     done = launch("predict", *argv)
     assert done.returncode == 2, done.shown

@@ -61,6 +61,15 @@ class Rewards(Corridor):
         return seen, np.array([reward, 0]), *others
 
 
+class Unlisted(Corridor):
+    pass
+
+
+class Several(Corridor):
+    action_space = gym.spaces.MultiDiscrete([3, 4])
+
+
+gym.register("Several-v0", Several, max_episode_steps=20)
 gym.register("Endless-v0", Corridor)
 for one in (OldReset, Alone, Column, Rewards):
     gym.register(f"{one.__name__}-v0", one, max_episode_steps=20)
@@ -92,6 +101,17 @@ def test_observations_may_be_lists(corridors, launch):
         (("--env", "corridors:Old-v0"), 2, ("step() returns four values", "terminated, truncated")),
         (("--env", "corridor:Old-v0"), 2, ("the module of 'corridor:Old-v0' cannot be imported", "gymnasium.register")),
         (("--env", "Corridor-v0"), 2, ("knows no environment", "module:Name-v0")),
+        (("--env", "corridors:Corridor"), 0, ()),  # gymnasium takes the newest version
+        (
+            ("--env", "corridors:Unlisted"),
+            2,
+            ("'Unlisted' is a class of corridors", "gymnasium.register('Unlisted-v0'", "--env corridors:Unlisted-v0"),
+        ),
+        (
+            ("--env", "corridors:Several-v0"),
+            2,
+            ("MultiDiscrete([3 4])", "action_space = Discrete(12)", "numpy.unravel_index(action, [3, 4])"),
+        ),
         (("--gamma", "1.5"), 2, ("--gamma", "1.5", "0 to 1")),
         (("--num-envs", "0"), 2, ("--num-envs", "1 or more")),
     ],

@@ -19,7 +19,7 @@ from trainworthy.recipes.vision.evaluation import detection
 from trainworthy.recipes.vision.gates import detect as detect_gates
 from trainworthy.recipes.vision.models import detectors, zoo
 
-from tests.helpers.commands import read
+from tests.helpers.commands import assert_refused, holds, read
 from tests.helpers.pictures import write_coco
 
 LIMITS = {"score_thresh": 0.2, "nms_thresh": 0.6, "detections_per_img": 100}
@@ -324,6 +324,22 @@ def test_a_fault_is_one_message(tmp_path: Path, what: str):
     with pytest.raises(UserError) as told:
         load(damaged(tmp_path / "data", what))
     assert not [w for w in FAULTS[what] if w not in str(told.value)], str(told.value)
+
+
+def test_pictures_may_be_in_one_folder_of_any_name_next_to_the_json(tmp_path: Path, launch):
+    """The layout that docs/own-data.md names. With two such folders the pictures are missing, and the message says where they were sought.
+    The data report names the category that no box has."""
+    root = write_coco(tmp_path / "data", layout="single")
+    (root / "images").rename(root / "my pictures")
+    listed = json.loads((root / "annotations.json").read_text())
+    listed["categories"].append({"id": 90, "name": "never used"})
+    (root / "annotations.json").write_text(json.dumps(listed))
+    done = launch("data", "vision/detect", "--data.path", "data", code=0)
+    holds(done.stdout, "crowds left out: 1 regions", "train: boxes: digit 2 4", "digit 6, never used")
+    (root / "others").mkdir()
+    assert_refused(
+        launch("data", "vision/detect", "--data.path", "data"), "none of the 10 pictures that", "move them to", "images"
+    )
 
 
 def test_what_may_be_bad_is_left_out_and_told(tmp_path: Path):

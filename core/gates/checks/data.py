@@ -7,7 +7,18 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Finding
-from trainworthy.core.data import alike, characters, contents, detail, inventory, neighbours, pairing, texts, turned
+from trainworthy.core.data import (
+    alike,
+    characters,
+    contents,
+    detail,
+    inventory,
+    neighbours,
+    pairing,
+    plain_pictures,
+    texts,
+    turned,
+)
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.checks import paths
@@ -321,8 +332,9 @@ def leakage(context: GateContext) -> Finding:
     n = found["compared"]["near"][0] or len(context.scans["val"].indices)
     shared = {k: v for k, v in found["groups"].items() if v}
     text = next((t for t in found.get("texts", {}).values() if t["whole_input"]), None)
-    near = max(0, ((text or found)["near"] or 0) - found["exact"])
     allowed = max(1, n // 200)
+    plain = plain_pictures.Alike(**context.data_report.get("plain_pictures", {}))
+    near = max(0, (text["near"] or 0) - found["exact"]) if text else found.get("near_only", 0)
     measured = _compared(found["compared"], found["exact"], near)
     if "largest_similarity" in found:
         measured += f" (closest pair {found['largest_similarity']:.3f})"
@@ -342,21 +354,23 @@ def leakage(context: GateContext) -> Finding:
         )
     repeat, remark = repeat_naturally(found)
     natural, why = alike_naturally(text or {}, near, n)
-    measured += remark + why
+    measured += remark + why + plain.remark
     tested, remarks = _in_test(context.data_report["overlaps"])
     measured += "".join(f"; {remark}" for remark in (*tested, *remarks))
-    if tested and not (cause or shared or found["exact"] or near > allowed):
+    if tested and not (cause or shared or found["exact"] > plain.blank or near > allowed):
         cause = "the test set shares samples with another split: draw it before the others, or remove what it shares"
     limit = f"{texts.KNOWN:.0%} of its rare chunks" if text else f"similarity {found.get('limit', alike.NEAR)}"
     pairs = found["exact_pairs"] or [p[:2] for p in (text or found)["near_pairs"]]
     batch = fetch(stage.data["val"], [v for v, _ in pairs], None, run.device) if pairs else None
     return Finding(
-        (found["exact"] == 0 or repeat) and (near <= allowed or by_key or natural) and not shared and not tested and not cause, measured,
+        (found["exact"] == plain.blank or repeat or plain.natural) and (near <= allowed or by_key or natural or plain.natural)
+        and not (shared or tested or cause), measured,
         f"0 exact duplicates, at most {allowed} near ones ({limit}), no group or series in two splits",
         named.order_causes(
             (near > found["exact"], "data were augmented or duplicated before they were split"),
             (found["exact"] >= near, "the training loader reads the unsplit data"),
-            (False, "frames, tiles or sentences of one source were split sample by sample: split by group")),
+            (False, "frames, tiles or sentences of one source were split sample by sample: split by group"),
+            (False, "the pairs in the report are no copies, only alike: --gates.waive leakage --gates.because 'REASON'")),
         evidence=found, batch=batch,
         cause=cause,
     )  # fmt: skip

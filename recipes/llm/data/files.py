@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.recipes.llm.data import formats
-from trainworthy.recipes.shared import hub, mds
+from trainworthy.recipes.shared import hub, mds, other_recipes
 
 from trainworthy import core
 
@@ -57,10 +57,20 @@ def tables(path: str, setting: str) -> dict[str, list[dict[str, Any]]]:
     file = Path(path)
     mds.refuse(file, needed=f"a {', '.join((*LINES, *TABLES))} file (also .gz), or hub:owner/name")
     if not file.is_file() or kind(file) not in (*LINES, *TABLES):
-        raise core.UserError(
-            f"{setting} {path}: {'a file of this kind is not read' if file.is_file() else 'no such file'}",
-            needed=f"a {', '.join((*LINES, *TABLES))} file (also .gz), or hub:owner/name",
+        problem = (
+            "a file of this kind is not read"
+            if file.is_file()
+            else "a folder, not a file"
+            if file.is_dir()
+            else "no such file"
         )
+        inside = sorted(p.name for p in file.iterdir()) if file.is_dir() else []
+        usable = [name for name in inside if kind(Path(name)) in (*LINES, *TABLES)]
+        raise core.UserError(
+            f"{setting} {path}: {problem}", got=", ".join(inside[:5]) + ", ..." * (len(inside) > 5),
+            needed=f"a {', '.join((*LINES, *TABLES))} file (also .gz), or hub:owner/name",
+            cause="" if usable else other_recipes.that_read(file, "texts"),
+            next=f"{setting} {file / usable[0]}" if len(usable) == 1 else "")  # fmt: skip
     if not file.stat().st_size:
         raise core.UserError(f"{setting} {path} is empty", needed="one pair at least", cause="a download that failed")
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.recipes.llm.data import files
-from trainworthy.recipes.shared import hub, mds
+from trainworthy.recipes.shared import hub, mds, other_recipes
 
 from trainworthy import core
 
@@ -81,8 +81,8 @@ def _files(path: Path) -> list[tuple[str, str | None]]:
     if not paths:
         found = sorted({p.suffix or p.name for p in path.rglob("*") if p.is_file()})
         raise core.UserError(
-            f"--data.path {path}: no texts in it", got=", ".join(found[:8]) or "nothing", needed=", ".join(PLAIN)
-        )
+            f"--data.path {path}: no texts in it", got=", ".join(found[:8]) or "nothing", needed=", ".join(PLAIN),
+            cause=other_recipes.that_read(path, "texts"))  # fmt: skip
     found: list[tuple[str, str | None]] = []
     for file in paths:
         try:

@@ -24,7 +24,7 @@ from trainworthy.core import UserError
 from trainworthy.core.base import seeds
 from trainworthy.core.data.validation_split import absolute, refuse_training_data
 from trainworthy.core.data.validation_split import parse_val as chosen
-from trainworthy.recipes.shared import digits
+from trainworthy.recipes.shared import digits, other_recipes
 from trainworthy.recipes.vision.data import pasted
 from trainworthy.recipes.vision.data.coco import LAYOUT, checked, of_each, read_list, read_lists
 from trainworthy.recipes.vision.data.encoded import Decoded, decode, describe_error, display_path
@@ -52,6 +52,9 @@ class Source:
             raise UserError("--data.val is for pictures of your own", got=self.val, needed="--data.path FOLDER")
         self.val = absolute(self.val)
         self.path = absolute(self.path, "digits")
+
+
+NAMED = 10  # classes that a note lists
 
 
 # ---------------------------------------------------------------------------------------------------------------- pictures
@@ -145,7 +148,7 @@ def _coco(where: str, val: str, max_bad: float) -> Annotated:
     root = Path(where)
     if not root.is_dir():
         raise UserError(f"there is no data folder {where}", got="a file" if root.exists() else "nothing there", needed=LAYOUT,
-                        next="--data.path FOLDER, or leave it out for the digits")  # fmt: skip
+                        cause=other_recipes.that_read(root, "pictures"), next="--data.path FOLDER, or leave it out for the digits")  # fmt: skip
     lists, wanted = read_lists(root), chosen(val)
     if isinstance(wanted, Path):
         lists = [lists[0], read_lists(wanted)[-1] if wanted.is_dir() else read_list(root, wanted, "val")]
@@ -223,6 +226,16 @@ def ratio(size: Sequence[int], side: int, shorter: int) -> float:
     return min(whole, shorter / min(size)) if shorter else whole
 
 
+def counted(labels: Sequence[Tensor], classes: Sequence[str]) -> str:
+    """Return how many boxes each class has, and which have none: those cannot be learnt, or not be scored."""
+    counts = torch.cat([*labels, torch.tensor([], dtype=torch.long)]).bincount(minlength=len(classes)).tolist()
+    ranked = sorted(zip(classes, counts, strict=True), key=lambda one: -one[1])
+    some = [f"{name} {n:,}" for name, n in ranked if n]
+    none = [name for name, n in ranked if not n]
+    shorten = lambda found: ", ".join(found[:NAMED]) + f" and {len(found) - NAMED} more" * (len(found) > NAMED)  # noqa: E731
+    return shorten(some) + (f"; none of {shorten(none)}" if none else "")
+
+
 class Boxed(core.Data):
     """Images on a square canvas of `side` pixels, in its upper left corner, scaled by `ratio`, with their boxes on the canvas (`boxes`) and
     in their own pixels (`truth`). Both are padded with rows of 0 and label -1."""
@@ -235,7 +248,7 @@ class Boxed(core.Data):
     def __init__(self, data: Annotated, rows: Sequence[int], *, side: int, augment: nn.Module | None = None):
         self.data, self.rows, self.side, self.augment = data, rows, side, augment
         self.most = max(map(len, data.boxes))
-        self.notes = data.notes
+        self.notes = {**data.notes, "boxes": counted([data.labels[i] for i in rows], data.classes)}
         self.fields = {
             "image": core.Field("input", low=0.0, high=1.0),
             "boxes": core.Field("target", low=0.0, high=float(side)),

@@ -101,7 +101,7 @@ def read_list(root: Path, file: Path, split: str) -> Listed:
             f"boxes of {file} are not boxes", got=next(e[2] for e in whole if len(e[2]) != 4), needed="[x, y, w, h]"
         )
     places = [file.parent, *sorted(p for p in root.glob(f"{split}*") if p.is_dir()), *sorted(root.glob(f"images/{split}*")),
-              root / "images", root]  # fmt: skip
+              root / "images", root, *_only_folder(root)]  # fmt: skip
     below = [p for p in places if _inside(root, p)]
 
     def allowed(name: str) -> list[Path]:
@@ -117,6 +117,11 @@ def read_list(root: Path, file: Path, split: str) -> Listed:
                         next="write file_name relative to the folder of the pictures")  # fmt: skip
 
     files = [next((p for p in allowed(name) if p.is_file()), None) for name, _ in pictures.values()]
+    if files and not any(files):
+        tried = dict.fromkeys(str(p.relative_to(root)) for p in below if p.is_dir())
+        raise UserError(f"none of the {len(files):,} pictures that {file} lists is there", got=f"{next(iter(pictures.values()))[0]} is in none of "
+                        f"{', '.join(tried)} (below {root})", needed=LAYOUT, cause="the pictures are in another folder, or have other names",
+                        next=f"move them to {root / 'images'}, or write their folder into each file_name")  # fmt: skip
     usual = Counter(p.parent for p in files if p).most_common(1)  # where a missing picture is looked for first
     files = [p or (usual[0][0] / Path(name).name if usual else allowed(name)[-1])
              for p, (name, _) in zip(files, pictures.values(), strict=True)]  # fmt: skip
@@ -125,6 +130,12 @@ def read_list(root: Path, file: Path, split: str) -> Listed:
                   torch.tensor([place[e[0]] for e in whole], dtype=torch.long),
                   torch.tensor([e[2] for e in whole], dtype=torch.float64).view(-1, 4),
                   torch.tensor([e[1] for e in whole], dtype=torch.long), names, len(entries) - len(whole))  # fmt: skip
+
+
+def _only_folder(root: Path) -> list[Path]:
+    """Return the only folder of pictures, whatever its name, if none is called after a split (whose pictures may have equal names)."""
+    folders = [p for p in root.iterdir() if p.is_dir() and p.name != "annotations" and not p.name.startswith(".")]
+    return folders if len(folders) == 1 and not folders[0].name.startswith(("train", *VALIDATION)) else []
 
 
 def _each(found: dict, key: str, at: list[str]) -> Iterator[dict]:

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from trainworthy.core import UserError
-from trainworthy.recipes.shared import mds
+from trainworthy.recipes.shared import mds, other_recipes
 from trainworthy.recipes.vision.data.encoded import Decoded, decode, describe_error, display_path
 
 IGNORE = 255
@@ -74,7 +74,7 @@ def matched(split: Path, notes: dict[str, str]) -> list[tuple[Path, Path]]:
         mds.refuse(split, needed=LAYOUT, pictures=True)
         raise UserError(f"no picture in {split / 'images'}", needed=LAYOUT,
                         got=", ".join(sorted(p.name for p in split.iterdir())[:5]) or "nothing",
-                        cause="the path stops one folder too early or too late")  # fmt: skip
+                        cause=other_recipes.that_read(split, "pictures") or "the path stops one folder too early or too late")  # fmt: skip
     if alone:
         raise UserError(f"{len(alone):,} of {len(pictures):,} pictures in {split} have no mask",
                         got=", ".join(alone[:5]) + (", ..." if len(alone) > 5 else ""), needed=f"{split / 'masks'}/<name>.png",

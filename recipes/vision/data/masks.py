@@ -21,7 +21,7 @@ from trainworthy.core import UserError
 from trainworthy.core.base import seeds
 from trainworthy.core.data.validation_split import absolute, refuse_training_data
 from trainworthy.core.data.validation_split import parse_val as chosen
-from trainworthy.recipes.shared import digits, nuclei
+from trainworthy.recipes.shared import digits, nuclei, other_recipes
 from trainworthy.recipes.vision.data import pasted
 from trainworthy.recipes.vision.data.mask_files import IGNORE, LAYOUT, Pair, Pairs, class_names, matched
 from trainworthy.recipes.vision.data.pictures import VALIDATION, readable, survey
@@ -120,7 +120,7 @@ def _folder(where: str, val: str, max_bad: float) -> Annotated:
     root = Path(where)
     if not root.is_dir():
         raise UserError(f"there is no data folder {where}", got="a file" if root.exists() else "nothing there", needed=LAYOUT,
-                        next="--data.path FOLDER, or leave it out for the nuclei")  # fmt: skip
+                        cause=other_recipes.that_read(root, "pictures"), next="--data.path FOLDER, or leave it out for the nuclei")  # fmt: skip
     train = root / "train" if (root / "train").is_dir() else root
     wanted = chosen(val)
     own = next((root / v for v in VALIDATION if (root / v).is_dir()), None) if train != root else None

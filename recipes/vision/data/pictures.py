@@ -28,7 +28,7 @@ from trainworthy.core.base import network, seeds
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.data.assets import cache_dir
 from trainworthy.core.data.validation_split import absolute, parse_val, refuse_training_data
-from trainworthy.recipes.shared import hub, mds
+from trainworthy.recipes.shared import hub, mds, other_recipes
 from trainworthy.recipes.vision.data.encoded import (
     NOT_A_PICTURE,
     Encoded,
@@ -126,7 +126,7 @@ def _load(where: str, val: str, streaming: bool, max_bad: float) -> Labelled:
         return from_parquet(where.removeprefix("hub:"), wanted, streaming=streaming, max_bad=max_bad)
     if not root.is_dir():
         raise UserError(f"there is no data folder {where}", got="a file" if root.exists() else "nothing there", needed=LAYOUT,
-                        next="--data.path FOLDER, --data.path hub:owner/name, or leave it out for the digits")  # fmt: skip
+                        cause=other_recipes.that_read(root, "pictures"), next="--data.path FOLDER, hub:owner/name, or `digits`")  # fmt: skip
     mds.refuse(root, needed=LAYOUT, pictures=True)
     if any(root.rglob("*.parquet")):
         return from_parquet(where, wanted, streaming=streaming, max_bad=max_bad)
@@ -160,8 +160,8 @@ def from_folder(root: Path, wanted: float | Path | None, *, max_bad: float) -> L
     index = {name: i for i, name in enumerate(classes)}
     labels = torch.tensor([index[n] for found in files.values() for n in sorted(found) for _ in found[n]])
     if not paths:
-        raise UserError(f"no picture in {root}", got=f"{sum(1 for _ in root.iterdir())} entries, {len(classes)} class folders",
-                        needed=LAYOUT, cause="the path stops one folder too early or too late")  # fmt: skip
+        raise UserError(f"no picture in {root}", got=f"{sum(1 for _ in root.iterdir())} entries, {len(classes)} class folders", needed=LAYOUT,
+                        cause=other_recipes.that_read(root, "pictures") or "the path stops one folder too early or too late")  # fmt: skip
     parts = _ranges([sum(map(len, found.values())) for found in files.values()]) if val else None
     share = wanted if isinstance(wanted, float) else SHARE
     return _checked(Files(root, paths), labels, classes, parts, where=str(root), max_bad=max_bad, share=share)
@@ -339,10 +339,11 @@ def readable(encoded: Encoded, facts: list[Fact], *, where: str, max_bad: float)
     left_out = f"{len(bad):,} of {len(facts):,} pictures: {named}"
     if len(bad) > max_bad * len(facts):
         alike = len({facts[i][0] for i in bad}) == 1 < len(bad)  # one fault of all, which the message has named
-        cause = "an unfinished download or copy, or files that are no pictures among them"
         tolerable = 2 * len(bad) < len(facts)
+        cause = ("an unfinished download or copy, or files that are no pictures among them" if tolerable or not alike else
+                 f"{len(bad):,} files were written in a format that this recipe does not read")  # fmt: skip
         raise UserError(f"too many pictures of {where} cannot be read", got=left_out, needed=f"at most {max_bad:.1%}",
-                        cause=f"{len(bad):,} files were written in a format that this recipe does not read" if alike and not tolerable else cause,
+                        cause=other_recipes.that_read(where, "pictures") or cause,
                         next="remove or replace them" + f", or accept it: --data.max-bad {share:.2f}" * tolerable)  # fmt: skip
     return good, others | ({"left out": left_out} if bad else {})
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.transforms import v2
 from trainworthy.core import UserError
-from trainworthy.recipes.shared import hub
+from trainworthy.recipes.shared import hub, other_recipes
 from trainworthy.recipes.vision.models.zoo import NAMES, SEGMENTERS, Normalised, Preprocessing, Start
 
 QUERIES = ("mask2former", "maskformer", "eomt")
@@ -108,6 +108,7 @@ def classifier(model: str, weights: str, classes: Sequence[str], prepare: Prepro
     config = _configuration(path, classes)
     if type(config) not in Auto._model_mapping:
         raise UserError(f"--model {model} does not classify pictures", got=f"a model of type {config.model_type}",
+                        cause=other_recipes.that_read(path, "pictures"),
                         needed="resnet, convnext, vit, swin, efficientnet, dinov2, ..., or one of timm")  # fmt: skip
     patch, side, own = (getattr(config, k, None) for k in ("patch_size", "image_size", "num_channels"))
     if isinstance(patch, int) and prepare.crop % patch:

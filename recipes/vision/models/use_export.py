@@ -298,11 +298,12 @@ def flat(output: Tensor | tuple[Tensor, Tensor], picture: Tensor) -> Tensor:
 
 if __name__ == "__main__":
     about, exported = open_export(str(Path(__file__).parent))
+    sys.stdout.reconfigure(encoding="utf-8")  # names of files and classes, also in a pipe
     damaged = 0
     for path in sys.argv[1:]:
         try:
             found = described(about, exported, path)
         except (OSError, SyntaxError) as error:  # damaged, or no picture
             found, damaged = {"error": str(error)}, damaged + 1
-        print(json.dumps({"picture": path} | found))
+        print(json.dumps({"picture": path} | found, ensure_ascii=False))
     sys.exit(2 if damaged else 0)

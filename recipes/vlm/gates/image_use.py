@@ -149,7 +149,9 @@ def _same_questions(context: GateContext, data: questions.Questions) -> Finding:
         f"with each other's picture the loss is higher by more than {found['needed']:.3f}: less cannot be told from noise",
         "the picture does not reach the language model: the projector is frozen or not loaded, or image positions are cut\n"
         "all features of a picture are equal (they are pooled, or the encoder ignores its input)\n"
-        "the answer reaches the model without the picture", evidence=found,
+        "the answer reaches the model without the picture\n"
+        "not learnt in so few steps: the encoder cannot tell these pictures apart (--encoder cells knows digits only), or the rate is too high "
+        "(--language-lr; what range-test suggests)", evidence=found,
     )  # fmt: skip
 
 

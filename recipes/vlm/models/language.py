@@ -131,4 +131,6 @@ def describe(name: str) -> str:
     share, seconds = (
         json.loads((small_language_model.folder() / f"{n}.json").read_text()) for n in ("result", "seconds")
     )
+    if share is None:
+        return "`words`, which the first check or run trains once, in 1 to 2 min of CPU time"
     return f"answers {share:.1%} of the questions about scenes described in words; built once, {seconds:.0f} s"

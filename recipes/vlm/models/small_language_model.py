@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from trainworthy.core.base import planning
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import assets
 from trainworthy.recipes.shared import composites
@@ -25,9 +26,28 @@ NEEDED = 0.95  # a language model that cannot answer about described scenes cann
 
 @cache
 def folder() -> Path:
-    """Return the folder of the small language model in the hub's layout; trained on first use."""
+    """Return the folder of the small language model in the hub's layout; trained on first use, untrained to describe data."""
     sources = [scenes.__file__, rows.__file__, composites.__file__, __file__]
-    return assets.built("vlm-words", {"torch": torch.__version__}, build, sources=sources)
+    name, make, takes = ("vlm-words", build, "1 to 2 min")
+    if planning.is_describing_data:
+        name, make, takes = ("vlm-words-untrained", save_untrained, "")
+    return assets.built(name, {"torch": torch.__version__}, make, sources=sources, takes=takes)
+
+
+def save_untrained(target: Path) -> None:
+    """Save the model with random weights: its tokenizer and sizes are all that a description of data reads."""
+    words = vocabulary()
+    untrained(words).save_pretrained(target)
+    words.save_pretrained(target)
+    (target / "result.json").write_text("null")
+
+
+def untrained(words: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """Return the model with random weights."""
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=len(words), hidden_size=WIDTH, intermediate_size=3 * WIDTH, num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS, max_position_embeddings=256, bos_token_id=words.bos_token_id,
+        eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id))  # fmt: skip
 
 
 def build(target: Path) -> None:
@@ -35,10 +55,7 @@ def build(target: Path) -> None:
     with torch.random.fork_rng(devices=[]):  # callers that need randomness are seeded already
         torch.manual_seed(0)
         words = vocabulary()
-        model = LlamaForCausalLM(LlamaConfig(
-            vocab_size=len(words), hidden_size=WIDTH, intermediate_size=3 * WIDTH, num_hidden_layers=LAYERS,
-            num_attention_heads=HEADS, max_position_embeddings=256, bos_token_id=words.bos_token_id,
-            eos_token_id=words.eos_token_id, pad_token_id=words.pad_token_id))  # fmt: skip
+        model = untrained(words)
         optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK, weight_decay=0.1)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK, STEPS, pct_start=0.1)
         for step in range(STEPS):

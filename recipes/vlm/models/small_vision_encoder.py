@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock
+from trainworthy.core.base import planning
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import assets
 from trainworthy.recipes.shared import composites, digits
@@ -73,9 +74,18 @@ class Reader(nn.Module):
 
 @cache
 def folder() -> Path:
-    """Return the folder of encoder.safetensors and its result; trained on first use."""
+    """Return the folder of encoder.safetensors and its result; trained on first use, untrained to describe data."""
     sources = [__file__, composites.__file__, digits.__file__]
-    return assets.built("vlm-encoder", {"torch": torch.__version__}, build, sources=sources)
+    name, make, takes = ("vlm-encoder", build, "2 to 3 min")
+    if planning.is_describing_data:
+        name, make, takes = ("vlm-encoder-untrained", save_untrained, "")
+    return assets.built(name, {"torch": torch.__version__}, make, sources=sources, takes=takes)
+
+
+def save_untrained(target: Path) -> None:
+    """Save random weights: a description of data reads only the size and the number of features."""
+    save_file(Cells().state_dict(), target / "encoder.safetensors")
+    (target / "result.json").write_text("null")
 
 
 def build(target: Path) -> None:

@@ -64,5 +64,7 @@ def describe(name: str) -> str:
     share, seconds = (
         json.loads((small_vision_encoder.folder() / f"{n}.json").read_text()) for n in ("result", "seconds")
     )
+    if share is None:
+        return "`cells`, which the first check or run trains once, in 2 to 3 min of CPU time"
     return (f"reads {share['digit']:.1%} of held-out digits and {share['colour']:.1%} of their colours by itself; "
             f"built once, {seconds:.0f} s")  # fmt: skip

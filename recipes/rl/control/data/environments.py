@@ -56,6 +56,11 @@ def make(name: str, stack: int = 1, **settings: Any) -> gym.Env:
         )
         found = found or [k for k in gym.registry if "probe/" not in k]
         near = [module + colon + k for k in difflib.get_close_matches(own, found, n=3, cutoff=0.4)]
+        if isinstance(getattr(sys.modules.get(module), own, None), type):
+            raise UserError(f"'{own}' is a class of {module}, not a registered environment", needed="its id",
+                            cause="an id also holds the time limit, and makes the environment again in every process",
+                            next=f"at the end of {module}: gymnasium.register('{own}-v0', entry_point='{name}', max_episode_steps=N)\n"
+                            f"then --env {module}:{own}-v0") from None  # fmt: skip
         raise UserError(f"gymnasium knows no environment '{name}'", got=str(error).splitlines()[0],
                         needed=f"{', '.join(near) or 'the id of a registered environment'}; of your own: module:Name-v0",
                         next=f"python -c 'import gymnasium{f', {module}' * bool(module)}; gymnasium.pprint_registry()'") from None  # fmt: skip
@@ -91,6 +96,15 @@ def _defined_in(spec: Any, module: str) -> bool:
     return where.split(":")[0].split(".")[0] == module.split(".")[0]
 
 
+def _instead(space: gym.Space) -> str:
+    """Return what to do about actions that no recipe supports."""
+    if not isinstance(space, gym.spaces.MultiDiscrete | gym.spaces.MultiBinary):
+        return "no recipe supports these actions"
+    n = space.nvec.flatten().tolist() if isinstance(space, gym.spaces.MultiDiscrete) else [2] * math.prod(space.shape)
+    return (f"number the combinations in the environment: action_space = Discrete({math.prod(n):,}),\n"
+            f"and in step(): action = numpy.unravel_index(action, {n})")  # fmt: skip
+
+
 def sizes(name: str, *actions: type[gym.Space], stack: int = 1) -> tuple[int, int, type[gym.Space]]:
     """Return (length of an observation, number of actions or, for a Box, length of an action, type of the action space). `actions`: the
     supported types."""
@@ -100,7 +114,7 @@ def sizes(name: str, *actions: type[gym.Space], stack: int = 1) -> tuple[int, in
             known = RECIPES.get(type(space))
             raise UserError(f"this policy cannot act in '{name}'", got=f"{space}",
                             needed=f"a {' or '.join(a.__name__ for a in actions)} action space",
-                            next=f"use {known} for these actions" if known else "no recipe supports these actions")  # fmt: skip
+                            next=f"use {known} for these actions" if known else _instead(space))  # fmt: skip
         kind, needed = type(space), env.observation_space.shape
         for method, seen in _tried(name, env).items():
             if seen != needed:

@@ -38,7 +38,7 @@ def built(passes: float) -> Path:
         prose.__file__,
     ]
     key = {"passes": passes, "torch": torch.__version__, "python": sys.version_info[:3]}
-    return assets.built("prose-llama", key, lambda folder: _build(folder, passes), sources=parts)
+    return assets.built("prose-llama", key, lambda folder: _build(folder, passes), sources=parts, takes="about 2 min")
 
 
 def _build(folder: Path, passes: float) -> None:
