@@ -19,7 +19,7 @@ from trainworthy.core.gates.gate import GateContext, fetch, own_size, pick, spli
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import boxes
-from trainworthy.recipes.vision.gates import answers, objective, pictures
+from trainworthy.recipes.vision.gates import answers, detection, pictures
 from trainworthy.recipes.vision.gates.boxes import MEANINGS, PAINTED, SAMPLES, Change, lie_on, painted, twin
 from trainworthy.recipes.vision.models import detectors
 
@@ -355,4 +355,4 @@ def anchor_matching(context: GateContext) -> Finding:
     )  # fmt: skip
 
 
-DETECTING = [lie_on, precision, own_pixels, suppression, anchor_matching, pictures.scale, objective.DETECT]
+DETECTING = [lie_on, precision, own_pixels, suppression, anchor_matching, pictures.scale, detection.DETECT]

@@ -4,23 +4,18 @@ The gate `formula` compares a loss with them, sample by sample and with its grad
 with a recipe's `loss`.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from trainworthy.core.base.verdict import Skip
 from trainworthy.core.gates.causes import place_weights
 from trainworthy.core.gates.checks import formula
 from trainworthy.core.gates.checks.formula import Statement, Statements
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.vision.data.masks import IGNORE
-from trainworthy.recipes.vision.models import detectors
 
 # Published values of label smoothing and of focal loss
 SMOOTHINGS, GAMMAS = ((0.0, 0.05, 0.1, 0.2), (1.0, 2.0, 3.0, 5.0))
-RADIUS = 1.5  # FCOS: of a level's stride, how far from the centre of its object a location may be
 
 
 # -------------------------------------------------------------------------------------------------------- classification
@@ -198,171 +193,4 @@ SEGMENT = formula.gate_of(
     segment, rows="V5",
     causes="a softmax or a sum over another axis\nvoid, or classes that do not occur, are counted\n"
     "a weight, a smoothing or a mean that the settings do not name",
-)  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------------------- detection
-def detect(context: GateContext, stage: Stage, batch: dict) -> Statements:
-    """FCOS (Tian 2019) or RetinaNet (Lin 2017), sums over a picture: focal loss of every location and class; for locations that are
-    assigned to an object, also the error of its box."""
-    model = stage.model
-    if not isinstance(model, detectors.Dense):
-        raise Skip("Faster R-CNN draws the anchors that it learns from: no formula for single samples is stated")
-    maps = list(model.features(batch["image"]).values())
-    predicted = {k: v.float() for k, v in model.net.head(maps).items()}
-    anchors = model.anchors(batch["image"].shape)
-    per_cell = len(anchors) // sum(m.shape[-2] * m.shape[-1] for m in maps)
-    levels = [m.shape[-2] * m.shape[-1] * per_cell for m in maps]
-    rows = zip(batch["boxes"], batch["labels"], strict=True)
-    truth = [{"boxes": b[y >= 0].float(), "labels": y[y >= 0]} for b, y in rows]
-    one = fcos if isinstance(model, detectors.Fcos) else retinanet
-
-    def stated(change: Callable[[Tensor], Tensor] = lambda boxes: boxes) -> list[dict[str, Statement]]:
-        """The terms of each picture, had its boxes been changed before they were matched."""
-        return [one(model, {k: v[i] for k, v in predicted.items()}, anchors, levels, {**t, "boxes": change(t["boxes"])})
-                for i, t in enumerate(truth)]  # fmt: skip
-
-    each, others = stated(), {name: stated(change) for name, change in CHANGES.items()}
-    terms = {term: _together([e[term] for e in each]) for term in each[0]}
-    for term, statement in terms.items():
-        for name, pictures in others.items():
-            statement.wrong[name] = torch.stack([next(iter(p[term].right.values())) for p in pictures])
-    return terms
-
-
-CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
-    "boxes are cut to whole pixels": lambda b: b.floor(),
-    "boxes are rounded to whole pixels": lambda b: b.round(),
-    "boxes are half a pixel up and left: corners are taken for centres of pixels": lambda b: b - 0.5,
-    "boxes are half a pixel down and right: centres of pixels are taken for corners": lambda b: b + 0.5,
-    "boxes end one pixel early": lambda b: b - b.new_tensor([0, 0, 1, 1]),
-    "boxes end one pixel late": lambda b: b + b.new_tensor([0, 0, 1, 1]),
-    "boxes are corner and size, read as corners": lambda b: torch.cat([b[:, :2], b[:, 2:] - b[:, :2]], 1),
-    "boxes are centre and size, read as corners":
-        lambda b: torch.cat([(b[:, :2] + b[:, 2:]) / 2, b[:, 2:] - b[:, :2]], 1),
-    "x and y are exchanged": lambda b: b[:, [1, 0, 3, 2]],
-}  # fmt: skip
-
-
-def _together(parts: list[Statement]) -> Statement:
-    """Statements of single pictures as one of the batch."""
-
-    def rows(forms: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-        return {name: torch.stack([form[name] for form in forms]) for name in forms[0]}
-
-    return Statement(rows([p.right for p in parts]), rows([p.wrong for p in parts]))
-
-
-def focal(logits: Tensor, truth: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:
-    """Return the focal loss of every entry (Lin 2017, equation 5)."""
-    p = logits.sigmoid()
-    right = torch.where(truth > 0, p, 1 - p)
-    surprise = -torch.where(truth > 0, F.logsigmoid(logits), F.logsigmoid(-logits))
-    return torch.where(truth > 0, alpha, 1 - alpha) * (1 - right) ** gamma * surprise
-
-
-def _classified(logits: Tensor, labels: Tensor) -> Statement:
-    """(A, n) logits, (A,) class or -1 (background) or -2 (not scored)."""
-    truth = F.one_hot(labels.clamp_min(0), logits.shape[1]) * (labels >= 0)[:, None]
-    scored = (labels > -2)[:, None]
-    plain = F.binary_cross_entropy_with_logits(logits, truth.float(), reduction="none")
-    return Statement(
-        {"focal loss": (focal(logits, truth) * scored).sum(), "binary cross-entropy": (plain * scored).sum()},
-        {"background is not learnt": (focal(logits, truth) * (labels >= 0)[:, None]).sum(),
-         "objects are not learnt": (focal(logits, truth) * (labels == -1)[:, None]).sum(),
-         "classes one off": (focal(logits, truth.roll(1, 1)) * scored).sum()},
-    )  # fmt: skip
-
-
-def fcos(
-    model: detectors.Fcos, predicted: dict[str, Tensor], anchors: Tensor, levels: list[int], target: dict
-) -> dict[str, Statement]:
-    """A location is assigned to the smallest object that contains it, if it is near the object's centre and the object has the size
-    of its level."""
-    centre, stride = (anchors[:, :2] + anchors[:, 2:]) / 2, anchors[:, 2] - anchors[:, 0]
-    low, high = stride * 4, stride * 8
-    low[: levels[0]], high[len(anchors) - levels[-1] :] = 0, float("inf")
-    side = target["boxes"]
-    # (A, k, 4): l, t, r, b
-    reach = torch.cat([centre[:, None] - side[None, :, :2], side[None, :, 2:] - centre[:, None]], 2)
-    middle = (side[:, :2] + side[:, 2:]) / 2
-    near = (centre[:, None] - middle[None]).abs().amax(2) < RADIUS * stride[:, None]
-    longest = reach.amax(2)
-    fits = near & (reach.amin(2) > 0) & (longest > low[:, None]) & (longest < high[:, None])
-    area = (side[:, 2] - side[:, 0]) * (side[:, 3] - side[:, 1])
-    cost = torch.where(fits, area[None].expand(fits.shape), torch.inf)
-    mine = cost.amin(1).isfinite() if len(side) else torch.zeros(len(anchors), dtype=torch.bool, device=anchors.device)
-    whose = cost[mine].argmin(1) if len(side) else mine[:0].long()
-    labels = torch.full((len(anchors),), -1, device=anchors.device)
-    labels[mine] = target["labels"][whose]
-    due, x, y = side[whose], *centre[mine].unbind(1)
-    left, top, right, bottom = (predicted["bbox_regression"][mine] * stride[mine, None]).unbind(1)
-    boxed = torch.stack([x - left, y - top, x + right, y + bottom], 1)
-    sides = torch.stack([x - due[:, 0], y - due[:, 1], due[:, 2] - x, due[:, 3] - y], 1)
-    across, down = sides[:, [0, 2]], sides[:, [1, 3]]
-    middling = (across.amin(1) / across.amax(1) * down.amin(1) / down.amax(1)).sqrt()
-    how_near = predicted["bbox_ctrness"][mine].flatten()
-    return {
-        "classification": _classified(predicted["cls_logits"], labels),
-        "bbox_regression": _overlapping(boxed, due),
-        "bbox_ctrness": Statement(
-            {"centerness": F.binary_cross_entropy_with_logits(how_near, middling, reduction="sum")},
-            {"centerness without its root": F.binary_cross_entropy_with_logits(how_near, middling**2, reduction="sum"),
-             "every location is taken for a centre": F.binary_cross_entropy_with_logits(how_near, torch.ones_like(middling), reduction="sum")},
-        ),
-    }  # fmt: skip
-
-
-def _overlapping(predicted: Tensor, due: Tensor) -> Statement:
-    """Losses of boxes (k, 4) by their overlap; generalised (Rezatofighi 2019): less the share of the hull that neither covers."""
-    size = lambda b: (b[:, 2] - b[:, 0]) * (b[:, 3] - b[:, 1])  # noqa: E731
-    both = (
-        (torch.minimum(predicted[:, 2:], due[:, 2:]) - torch.maximum(predicted[:, :2], due[:, :2])).clamp_min(0).prod(1)
-    )
-    hull = (
-        (torch.maximum(predicted[:, 2:], due[:, 2:]) - torch.minimum(predicted[:, :2], due[:, :2])).clamp_min(0).prod(1)
-    )
-    union = size(predicted) + size(due) - both
-    iou = both / (union + 1e-7)
-    return Statement({"1 - GIoU": (1 - iou + (hull - union) / (hull + 1e-7)).sum(), "1 - IoU": (1 - iou).sum()})
-
-
-def retinanet(
-    model: detectors.Dense, predicted: dict[str, Tensor], anchors: Tensor, levels: list[int], target: dict
-) -> dict[str, Statement]:
-    """An anchor is assigned to an object if their IoU is at least 0.5, or if no other anchor overlaps the object more; from 0.4 to
-    0.5 it is not scored. Sums over a picture are divided by its assigned anchors."""
-    side = target["boxes"]
-    labels = torch.full((len(anchors),), -1, device=anchors.device)
-    whose = labels.clamp_min(0)
-    if len(side):
-        size = lambda b: (b[:, 2] - b[:, 0]) * (b[:, 3] - b[:, 1])  # noqa: E731
-        both = (
-            (torch.minimum(side[:, None, 2:], anchors[:, 2:]) - torch.maximum(side[:, None, :2], anchors[:, :2]))
-            .clamp_min(0)
-            .prod(2)
-        )
-        iou = both / (size(side)[:, None] + size(anchors) - both)  # (k, A)
-        best, whose = iou.max(0)
-        claimed = (iou == iou.amax(1, keepdim=True)).any(0)
-        labels = torch.where((best >= 0.5) | claimed, target["labels"][whose], torch.where(best >= 0.4, -2, -1))
-    mine = labels >= 0
-    n, due, own = mine.sum().clamp_min(1), side[whose[mine]], anchors[mine]
-    wide, middle = (lambda b: b[:, 2:] - b[:, :2]), (lambda b: (b[:, :2] + b[:, 2:]) / 2)
-    off = torch.cat([(middle(due) - middle(own)) / wide(own), (wide(due) / wide(own)).log()], 1)
-    weights = off.new_tensor(model.net.head.regression_head.box_coder.weights)
-    gap = predicted["bbox_regression"][mine] - off * weights
-    classified = _classified(predicted["cls_logits"], labels)
-    return {
-        "classification": Statement(*({k: v / n for k, v in forms.items()} for forms in (classified.right, classified.wrong))),
-        "bbox_regression": Statement({"absolute error of the offsets": gap.abs().sum() / n,
-                                      "Huber's loss of the offsets": F.smooth_l1_loss(gap, torch.zeros_like(gap), reduction="sum") / n},
-                                     {"offsets of another object": gap.roll(1, 0).abs().sum() / n}),
-    }  # fmt: skip
-
-
-DETECT = formula.gate_of(
-    detect, rows="V3",
-    causes="boxes or labels are changed between the batch and the loss (rounded, another format, another class)\n"
-    "another matching of locations and objects\na weight or a mean that the settings do not name",
 )  # fmt: skip
