@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -36,12 +36,13 @@ class Scores(TorchFunctionMode):
 
 @contextlib.contextmanager
 def noted_ranges(model: nn.Module) -> Iterator[list[float]]:
-    """Yield a list that gets the range (largest minus smallest number) of each output of `model` that is a tensor."""
+    """Yield a list that gets the range (largest minus smallest number) of each output of `model`: a tensor, or those of a mapping."""
     found: list[float] = []
 
     def note(_module: nn.Module, _args: Any, out: Any) -> None:
-        if isinstance(out, Tensor) and out.is_floating_point() and out.numel():
-            found.append((out.max() - out.min()).item())
+        for one in out.values() if isinstance(out, Mapping) else [out]:
+            if isinstance(one, Tensor) and one.is_floating_point() and one.numel():
+                found.append((one.max() - one.min()).item())
 
     with model.register_forward_hook(note):
         yield found

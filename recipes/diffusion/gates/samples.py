@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
@@ -25,10 +26,11 @@ from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Stage, View
-from trainworthy.recipes.diffusion.gates import walks
+from trainworthy.recipes.diffusion.gates import own_weights, walks
 from trainworthy.recipes.diffusion.gates.averages import ema
 from trainworthy.recipes.diffusion.gates.objective import (
     FEW,
+    Constant,
     Knowing,
     Objective,
     clean_key,
@@ -149,7 +151,8 @@ def noise_process(
                 (not undoes or known < floor, "the net gets another timestep in training than in sampling: another scale, or time reversed"),
                 (left > LEFT, "the noisiest level is not pure noise, but sampling begins there: --noise.beta-schedule and "
                  "--noise.num-train-timesteps belong together (linear needs 1,000 timesteps)")),
-            evidence={"kind": aim.kind, "levels": t, "rms": wrong, "known": known, "quarters": spread.tolist(), "left": left,
+            cause=f"the weights are those of {fault}" if fault else "",
+        evidence={"kind": aim.kind, "levels": t, "rms": wrong, "known": known, "quarters": spread.tolist(), "left": left,
                       "walk": way and {"worst": way.worst, "end": way.end, "met": sorted(way.met)}},
             cause=why or blended,
         )  # fmt: skip
@@ -261,7 +264,8 @@ def hidden_class(context: GateContext) -> Finding:
             total = sum(stage.loss(stage.model, {**batch, "condition": condition}).values())
             losses.append(total.item() / len(condition))
     difference = ((predictions[0] - predictions[1]).norm() / predictions[0].norm().clamp_min(1e-9)).item()
-    enough = 0.7 * data.process.initial_loss(batch)
+    with evaluating(stage.model), run.autocast(), torch.no_grad():
+        enough = 0.7 * sum(stage.loss(Constant(0.0), batch).values()).item() / len(batch[key])
     instead = " ".join(map(str, sorted(seen.null)[:5])) or "nothing"
     hidden = share > 0 and abs(share - due) <= slack and len(seen.null) == 1 and null >= classes
     return Finding(
@@ -289,6 +293,17 @@ def declared_weights(noise, kind: str, snr: Tensor) -> Tensor:
         return torch.ones_like(snr)
     per = {"noise": snr, "velocity": snr + 1}.get(kind, torch.ones_like(snr))
     return torch.minimum(snr, torch.full_like(snr, gamma)) / per
+
+
+def _mistaken_weights(aim: Objective, noise, expected: Tensor) -> dict[str, Tensor]:
+    """Return {known mistake: the weights (B,) that it gives}, where no declared or published ones fit."""
+    snr, at = (aim.alpha / aim.sigma).square(), aim.timestep.double()
+    found = {f"min-SNR of {k}": snr.clamp_max(gamma) / per for k, per in (("the noise", snr), ("the velocity", snr + 1), ("the picture", 1))
+             for gamma in {5.0, min(getattr(noise, "snr_gamma", 5.0), 1e6)}}  # fmt: skip
+    order = at.argsort()
+    last = noise.num_train_timesteps - (not aim.timestep.is_floating_point())
+    turned = np.interp((last - at).cpu(), at[order].cpu(), expected[order].cpu().double())
+    return found | {"the declared ones of the reversed schedule": torch.from_numpy(turned).to(expected)}
 
 
 def _relative(weight: Tensor, expected: Tensor) -> Tensor:
@@ -340,9 +355,13 @@ def weighting(context: GateContext) -> Finding:
     - The distribution of the net's timesteps with the declared one (Kolmogorov-Smirnov), or with an even one (Liu 2022)."""
     aim, noise = objective(context), context.look()[1].data["train"].process.noise
     expected = within_error(aim, lambda snr: declared_weights(noise, aim.kind, snr))
-    gap, named = _relative(aim.weight, expected), ""
+    gap, named, fault = _relative(aim.weight, expected), "", ""
     if gap.max() > 0.02 and (named := published_weights(aim.weight, aim.kind, (aim.alpha / aim.sigma).square())):
         expected = aim.weight
+    if gap.max() > 0.02 and not named:
+        fault = own_weights.astray(aim, _mistaken_weights(aim, noise, expected))
+        if not fault:
+            named, expected = "a form of their own", aim.weight
     if not aim.quadratic:  # Huber's loss: weights are compared up to a common factor, values are not
         expected = expected * (aim.weight / expected.clamp_min(0.01)).median()
     apart_from, of = _by_formula(context, aim, expected) if aim.quadratic else (0.0, 0)
@@ -361,11 +380,15 @@ def weighting(context: GateContext) -> Finding:
     )
     if distance > limit >= even:
         distance, evenly = even, " (uniform, not the declared ones)"
+    elif distance > limit and not hasattr(noise, "logit_mean"):
+        found, name = own_weights.logit_normal(values, drawn, noise.num_train_timesteps)
+        distance, evenly = (found, f" ({name}, not the declared ones)") if found <= limit else (distance, evenly)
     return Finding(
         gap[i].item() <= 0.02 and distance <= limit and apart_from <= 0.02,
         f"target: {aim.kind}; {f'weights: {named} up to a factor, not the declared ones; ' * bool(named)}weights differ by at most "
         f"{gap[i]:.1%} (t {t[i]:.0f}: {aim.weight[i]:.3f}, due {expected[i]:.3f}); {compared}; "
         f"the distribution of {n:,} timesteps{evenly} by at most {distance:.3f}"
+        + f"; the weights are those of {fault}" * bool(fault)
         + (f"; not compared, as they are not quadratic: {', '.join(aim.others)}" if aim.others else ""),
         f"at most 2% at every level and for every sample; at most {limit:.3f} for the distribution",
         order_causes(
@@ -376,6 +399,7 @@ def weighting(context: GateContext) -> Finding:
         + "\n"
         "on purpose: --noise.snr-gamma inf (a diffusion), --noise.logit-mean and --noise.logit-std (a flow); weights or timesteps that no "
         'setting declares: state them in `Noise.weights` or `Noise.below`, or --gates.waive weighting --gates.because "..."',
+        cause=f"the weights are those of {fault}" if fault else "",
         evidence={"kind": aim.kind, "levels": t, "weights": aim.weight.tolist(), "expected": expected.tolist(), "apart": distance},
     )  # fmt: skip
 
@@ -391,6 +415,8 @@ def two_samplers(context: GateContext) -> Finding:
     run, stage, _ = trained(context)
     val = stage.data["val"]
     difference = run.measure(stage, View(val, pick(val, 32, context.cfg.run.seed)))["sampler_difference"]
+    if difference > EARLY and (name := own_weights.drawing_sampler(stage)):
+        raise Skip(f"{name} draws noise at every step: from the same noise it leads to other pictures")
     return Finding(
         difference <= EARLY, f"rms difference {difference:.3f} after {SHORT} steps, pictures in [-1, 1]", f"at most {EARLY:g}", INHERITED,
         evidence={"apart": difference},
