@@ -151,7 +151,6 @@ def noise_process(
                 (not undoes or known < floor, "the net gets another timestep in training than in sampling: another scale, or time reversed"),
                 (left > LEFT, "the noisiest level is not pure noise, but sampling begins there: --noise.beta-schedule and "
                  "--noise.num-train-timesteps belong together (linear needs 1,000 timesteps)")),
-            cause=f"the weights are those of {fault}" if fault else "",
         evidence={"kind": aim.kind, "levels": t, "rms": wrong, "known": known, "quarters": spread.tolist(), "left": left,
                       "walk": way and {"worst": way.worst, "end": way.end, "met": sorted(way.met)}},
             cause=why or blended,
