@@ -13,7 +13,6 @@ import tempfile
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -198,7 +197,6 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     seen = metrics.Seen()
     start: dict[str, Tensor] = {}  # the trained weights of --init-from, before training
     stream = Stream(len(data["questions"]), cfg.run.seed, order=data["questions"].order)
-    counts = partial(means.counts, trainer.args.loss_type)
 
     def ask(step: int) -> list[dict]:
         """This process's questions, each repeated for every answer. They depend only on (seed, step)."""
@@ -215,7 +213,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         """Sum over the tokens of the answers; the trainer's own is a mean over the number of tokens that it gets."""
         inputs = {**batch, "num_items_in_batch": batch["completion_mask"].sum() * run.world}
         mean = hosted.loss(trainer, model, inputs, accumulate=trainer.args.steps_per_generation)
-        return {"loss": counts(batch)["loss"] * mean}
+        return {"loss": means.counts(trainer.args.loss_type, batch)["loss"] * mean}
 
     def begin() -> None:
         """The reference is what the policy is when training begins, with `--init-from` too."""
@@ -275,7 +273,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         ask=ask,
         passes=cfg.num_iterations,
         loss=loss,
-        counts=counts,
+        counts=lambda batch: means.counts(trainer.args.loss_type, batch),
         frozen_modules={} if trainer.ref_model is None else {"reference": trainer.ref_model},
         shard_frozen=() if trainer.ref_model is None else ("reference",),
         on_start=begin,

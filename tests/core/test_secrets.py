@@ -48,7 +48,7 @@ def test_a_secret_setting_is_used_and_never_written(keyed, launch, tmp_path: Pat
 
 
 def test_a_failed_gate_prints_and_keeps_a_command_without_the_secret(keyed, launch, tmp_path: Path):
-    path = keyed((SMOOTHED, f"7.0 * {SMOOTHED}"))
+    path = keyed((SMOOTHED, f"20.0 * {SMOOTHED}"))
     done = launch("check", path.name, "--only", "initial-loss", f"--api-key={SECRET}", code=3)
     assert f"--api-key={masking.HIDDEN}" in done.stderr
     assert SECRET not in done.shown

@@ -231,7 +231,7 @@ def test_what_scales_the_outputs_of_a_target_follows_as_its_weights_do():
     ("recipe", "space", "words"),
     [
         (gym.spaces.Discrete, gym.spaces.Box(-1, 1, (2,)), ("rl/sac",)),
-        (gym.spaces.Discrete, gym.spaces.MultiBinary(3), ("no recipe",)),
+        (gym.spaces.Discrete, gym.spaces.MultiBinary(3), ("number the combinations", "Discrete(8)")),
         (gym.spaces.Box, gym.spaces.Discrete(3), ("rl/ppo or rl/dqn",)),
         (gym.spaces.Box, gym.spaces.Box(-np.inf, np.inf, (2,)), ("cannot be scaled", "finite")),
     ],

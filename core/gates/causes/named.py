@@ -122,6 +122,14 @@ def published_loss(measured: float, expected: float) -> str:
     return next((name for name, value in known.items() if math.isclose(measured, value, rel_tol=1e-4)), "")
 
 
+def compared_by_a_gate(gates: Sequence[Any], measured: float, expected: float) -> str:
+    """Return which gate compares a loss of another form, of equal outputs, with its formula or its declared weights; "" if none does, or if
+    the values are so far apart that it would not take one for a multiple of the other."""
+    found = next((one.id for one in gates if one.id in ("formula", "weighting")), "")
+    near = 0.1 <= measured / expected <= 10 if expected else False
+    return f"another form, of equal outputs: `{found}` compares it" if found and near else ""
+
+
 def initial_loss_causes(measured: float, half: float | None, *, equal: bool = False) -> str:
     """Return the likely causes of another untrained loss than declared, one a line. `half`: the loss of half of the samples. If it is the
     same, the outputs hardly differ between samples. `equal`: all outputs are one number, whatever the loss of half is (class weights)."""

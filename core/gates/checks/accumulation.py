@@ -25,6 +25,7 @@ from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.precision import precision
 from trainworthy.core.loop.run import Rehearsal, evaluating
 from trainworthy.core.loop.update import denominator, summed
+from trainworthy.core.recipe.stage import Stage
 
 DRAWN = ", in eval mode: the model draws at random as it trains"
 MADE = ", of the loss on the batch that the loop makes: every micro-batch is made by itself"
@@ -45,11 +46,7 @@ def accumulation(context: GateContext) -> Finding:
     if probe.expect.nondeterministic:
         raise Skip(probe.expect.nondeterministic)
     each = max(4, probe.expect.at_most(8, times=2))
-    one, even, cuts = _divisions(each, few=bool(probe.expect.gate_batch_size))
-    train = context.cfg.train
-    if getattr(probe, "ask", None) is not None and train.batch_size % (train.accumulate * world) == 0:
-        # A trainer that makes its own samples gets equal parts of them, and may weigh each part alike
-        cuts = {one: cuts[one], even: [each // 2, each // 2]}
+    one, even, cuts = _divisions(each, few=bool(probe.expect.gate_batch_size), alike=_alike(context, probe))
     limit = 1e-3 if precision(context.cfg, context.accelerator) == "fp32" else 5e-2
 
     def gradient(name: str, **how) -> list[Tensor]:
@@ -128,12 +125,21 @@ def _gaps_of_loss(context: GateContext, batch: dict, cuts: dict[str, list[int]])
     return {name: _difference(gradient(cut_rows(batch, sizes)), whole) for name, sizes in cuts.items()}
 
 
-def _divisions(size: int, *, few: bool) -> tuple[str, str, dict[str, list[int]]]:
+def _alike(context: GateContext, stage: Stage) -> bool:
+    """Return whether all micro-batches of the run have one size: a trainer that makes its own samples may weigh each alike."""
+    train = context.cfg.train
+    parts = train.accumulate * context.accelerator.num_processes
+    return getattr(stage, "ask", None) is not None and train.batch_size % parts == 0
+
+
+def _divisions(size: int, *, few: bool, alike: bool) -> tuple[str, str, dict[str, list[int]]]:
     """Return the names of the undivided and of the evenly divided batch, and the sizes of all three divisions by name; with `few` without
-    the even one, because the uneven division finds the same faults."""
+    the even one, because the uneven division finds the same faults; with `alike` without the uneven one."""
     half, most = size // 2, size // 2 + 1
     one, even = f"1x{size}", f"2x{half}"
     cuts = {one: [size], even: [half, half], f"{most}+{size - most}": [most, size - most]}
+    if alike:
+        return one, even, {name: cuts[name] for name in (one, even)}
     return one, even, {name: sizes for name, sizes in cuts.items() if not few or name != even}
 
 

@@ -28,7 +28,6 @@ EQUAL = 1e-6  # largest difference of outputs that are all equal
 NEAR = 0.03, 0.06  # of the way to its floor: where training stops, and what is enough with right answers
 LEFT = 0.7  # of its first value: a loss that may stay above its floor while all answers are right
 PATIENCE = 30.0  # seconds of the first training of eight samples above which no other rate is tried
-OF_LOSS = ("formula", "weighting")  # gates that compare the loss of a recipe with a formula or with declared weights
 RATES = (30, 1 / 30, 3000, 1 / 1000)  # multiples of the rate that are tried where eight samples were not memorised
 
 
@@ -64,8 +63,7 @@ def initial_loss(context: GateContext) -> Finding:
         "the loss is in bits, not in nats: a logarithm to base 2": 1 / math.log(2),
     }
     wrong = abs(measured - expected) > tolerance
-    known = named.published_loss(measured, expected) if wrong and categorical(data) else ""
-    wrong &= not known
+    wrong &= not (known := named.published_loss(measured, expected) if wrong and categorical(data) else "")
     why, of_half = ratio(measured, expected, factors) if wrong else "", None
     if wrong and not why:
         half = fetch(data, indices[: max(1, n // 2)], context.cfg.run.seed, run.device)
@@ -73,8 +71,8 @@ def initial_loss(context: GateContext) -> Finding:
             of_half = total_loss(run, stage, half).item()
         why = named.explain_uniform_outputs(measured, of_half, expected, n)
     equal = bool(ranges) and max(ranges) <= EQUAL
-    if wrong and not why and equal and (compares := [one.id for one in stage.gates if one.id in OF_LOSS]):
-        wrong, known = False, f"another form, of equal outputs: `{compares[0]}` compares it"
+    if wrong and not why and equal:
+        wrong = not (known := named.compared_by_a_gate(stage.gates, measured, expected))
     return Finding(
         not wrong, f"loss {measured:.3f} before training{f': that of {known}' * bool(known)}", f"{expected:.3f} within {tolerance:.2f}",
         named.initial_loss_causes(measured, of_half, equal=equal),

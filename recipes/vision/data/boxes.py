@@ -151,6 +151,7 @@ def _coco(where: str, val: str, max_bad: float) -> Annotated:
                         cause=other_recipes.that_read(root, "pictures"), next="--data.path FOLDER, or leave it out for the digits")  # fmt: skip
     lists, wanted = read_lists(root), chosen(val)
     if isinstance(wanted, Path):
+        refuse_training_data(wanted, lists[0].file)  # before its pictures are looked for where those of validation are
         lists = [lists[0], read_lists(wanted)[-1] if wanted.is_dir() else read_list(root, wanted, "val")]
         refuse_training_data(lists[1].file, lists[0].file)
     elif wanted:
