@@ -1,5 +1,6 @@
 """`trainworthy data vlm/instruct` describes lines and pictures; it trains none of the recipe's own models for that."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -26,3 +27,19 @@ def test_a_description_of_the_data_trains_no_model(tmp_path: Path, launch):
         "vlm-encoder-untrained",
         "vlm-words-untrained",
     }
+
+
+def test_a_table_of_questions_is_read(tmp_path: Path, launch):
+    for split, first in (("train", 0), ("val", 8)):
+        rows = []
+        for i in range(first, first + 8):
+            Image.new("RGB", (64, 64), (30 * i, 9 * i, 100)).save(tmp_path / f"{i}.png")
+            rows.append((f"{i}.png", "what color,\nplease", "red" if i % 2 else "blue"))
+        with (tmp_path / f"{split}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("image", "question", "answer"), *rows])
+    done = launch("data", "vlm/instruct", "--data.path", ".", code=0)
+    holds(done.stdout, "  read                         8     8")
+    with (tmp_path / "train.csv").open("a") as file:
+        file.write("0.png,what,red,blue\n1.png,,red\n")
+    done = launch("data", "vlm/instruct", "--data.path", ".", code=2)
+    holds(done.stderr, "2 of 10 rows", "no question")

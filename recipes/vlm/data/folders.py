@@ -7,7 +7,9 @@ have "pair": a name that two lines share which ask the same about a picture and 
 `messages` are read by conversations.py.
 """
 
+import csv
 import hashlib
+import io
 import json
 import math
 import re
@@ -47,7 +49,7 @@ class Source:
     """Which images and questions."""
 
     path: str = "scenes"
-    """`scenes` (built-in composites of digits), a folder with train.jsonl and val.jsonl, or one file (.jsonl, or LLaVA's .json)."""
+    """`scenes` (built-in composites of digits), a folder with train.jsonl and val.jsonl, or one file (.jsonl, .csv, or LLaVA's .json)."""
     pairs: int = 3000
     """Number of training scenes, each with its counterfactual."""
     held_out: int = 250
@@ -176,9 +178,9 @@ def tested(path: str) -> tuple[str, ...]:
 
 
 def lines_of(root: Path, split: str) -> Path:
-    """Return the file with the lines of a split: SPLIT.jsonl, or SPLIT.json where only that is in the folder."""
-    lines, rows = root / f"{split}.jsonl", root / f"{split}.json"
-    return rows if rows.is_file() and not lines.is_file() else lines
+    """Return the file with the lines of a split: SPLIT.jsonl, or SPLIT.json or SPLIT.csv where only that is in the folder."""
+    named = [root / f"{split}.{kind}" for kind in ("jsonl", "json", "csv")]
+    return next((p for p in named if p.is_file()), named[0])
 
 
 @cache
@@ -308,9 +310,10 @@ def parse(file: Path) -> Lines:
                         next='a line: {"image": "a.jpg", "question": "how many cats?", "answer": "two"}')  # fmt: skip
     try:
         text = files.text_of(file)
-        whole = text.lstrip()[:1] == "["
-        found, rows = Lines(file, "row" if whole else "line"), json.loads(text) if whole else text.split("\n")
-    except ValueError as error:
+        table, whole = file.suffix.lower() == ".csv", text.lstrip()[:1] == "["
+        found = Lines(file, "row" if whole or table else "line")
+        rows: list = _table(text) if table else json.loads(text) if whole else text.split("\n")
+    except (ValueError, csv.Error) as error:
         raise hub.unreadable(file, error) from None
     for number, row in enumerate(rows, 1):
         if isinstance(row, str) and not row.strip():
@@ -332,8 +335,19 @@ def parse(file: Path) -> Lines:
     return found
 
 
+FURTHER = "further entries"  # of a table's row
+
+
+def _table(text: str) -> list[dict[str, Any]]:
+    """Return the rows of a CSV file with a header, without empty entries."""
+    rows = csv.DictReader(io.StringIO(text, newline=""), restkey=FURTHER, strict=True)
+    return [{k: v for k, v in row.items() if v} for row in rows]
+
+
 def _question(line: Any) -> dict[str, str]:
     columns = line.keys() if isinstance(line, dict) else ()
+    if FURTHER in columns:
+        raise BadLine(f"more entries than columns: quote texts with a comma ({line[FURTHER][0]!r})")
     if missing := [c for c in COLUMNS if c not in columns]:
         raise BadLine(f"no {' and no '.join(missing)} (it has {', '.join(columns) or type(line).__name__})")
     if wrong := [c for c in COLUMNS if not (isinstance(line[c], str) and line[c].strip())]:
