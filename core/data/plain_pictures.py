@@ -10,9 +10,8 @@ from trainworthy.core.data import contents as hashed
 from trainworthy.core.data import inventory
 from trainworthy.core.recipe.stage import Data
 
-TONES = (
-    16  # different values of a drawing in flat colours, its channels together; a photo or a scan has more in any corner
-)
+# Different values of a drawing in flat colours, its channels together; a photo or a scan has more in any corner
+TONES = 16
 LOOKED_AT = 64  # samples that are looked at for it
 MOST = 0.5  # share of the validation samples that may agree by chance: data that were duplicated before the split have more
 MOST_BLANK = 0.9  # share of the validation samples that may be blank
@@ -59,10 +58,8 @@ def _blank(seen: hashed.Contents, data: Data, copies: Sequence[int]) -> int:
     equal: dict[int, list[int]] = {}
     for i in copies:
         equal.setdefault(of[i], []).append(i)
-    ranked = sorted(equal.values(), key=len, reverse=True)[
-        :LOOKED_AT
-    ]  # one of each content; blank ones are the commonest
-    blank = sum(len(same) for same in ranked if _tones(data, same[0]) == 1)
+    commonest = sorted(equal.values(), key=len, reverse=True)[:LOOKED_AT]  # blank ones are among them
+    blank = sum(len(same) for same in commonest if _tones(data, same[0]) == 1)
     return blank if blank <= MOST_BLANK * len(seen.indices) else 0
 
 

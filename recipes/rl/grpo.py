@@ -210,7 +210,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         return [{**row, "question": row["prompt"], "prompt": asker.put(row["prompt"])} for row in rows]
 
     def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
-        """Sum over the tokens of the answers; the trainer's own is a mean over the number of tokens that it gets."""
+        """Sum over tokens, or answers: the trainer's own is a mean over the one or the other."""
         inputs = {**batch, "num_items_in_batch": batch["completion_mask"].sum() * run.world}
         mean = hosted.loss(trainer, model, inputs, accumulate=trainer.args.steps_per_generation)
         return {"loss": means.counts(trainer.args.loss_type, batch)["loss"] * mean}

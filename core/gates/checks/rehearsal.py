@@ -172,12 +172,12 @@ def _unlisted(stage: Stage) -> list[str]:
     names = [n for n, _ in stage.model.named_parameters()]
     stray = [n for n in names if n not in trained and not n.startswith(frozen) and not stage.follows(n)]
     if stray:
-        off = not any(p.requires_grad for n, p in stage.model.named_parameters() if n in stray)
-        on_purpose = f"; on purpose: {stray[0].rpartition('.')[0] or stray[0]!r} in `frozen` of core.Expect" * off
-        wrong.append(
-            f"{len(stray)} parameter tensors are in no optimiser and not declared frozen, e.g. {stray[0]}"
-            + f" (requires_grad is off{on_purpose})" * off
+        first, trainable = stray[0], {n for n, p in stage.model.named_parameters() if p.requires_grad}
+        on_purpose = (
+            f" (requires_grad is off; on purpose: {first.rpartition('.')[0] or first!r} in `frozen` of core.Expect)"
         )
+        wrong.append(f"{len(stray)} parameter tensors are in no optimiser and not declared frozen, e.g. {first}"
+                     + on_purpose * trainable.isdisjoint(stray))  # fmt: skip
     for prefix in frozen:
         if (own := [n for n in names if n.startswith(prefix)]) and all(n in trained for n in own):
             wrong.append(f"{prefix} is declared frozen, and all of its {len(own)} tensors are in an optimiser")

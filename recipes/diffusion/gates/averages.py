@@ -109,8 +109,9 @@ def ema(context: GateContext) -> Finding:
         )
     updates = max(6, min(Run(cfg, context.accelerator).total_steps(stage), UPDATES if size < SMALL else UPDATES // 20))
     late, due = remembered(stage, updates)[0], _least(cfg.ema, updates)
+    advanced = decays[-1] > decays[0] + 1e-3
     if (
-        late is not None and late < due and late - 1e-2 <= decays[-1] > decays[0] + 1e-3
+        late is not None and late < due and advanced and late <= decays[-1] + 1e-2
     ):  # the loop sets the decay, not the average
         updates, due = LONGER, _least(cfg.ema, LONGER)
         late = _followed(context, *_rehearsal(context, LONGER))[0][-1]

@@ -38,17 +38,15 @@ def astray(aim: Objective, wrong: dict[str, Tensor]) -> str:
 def logit_normal(values: Tensor, drawn: Tensor, timesteps: int) -> tuple[float, str]:
     """Return (the distance of a distribution to the logit-normal one with its own quartiles, its name). `values`: timesteps in order;
     `drawn`: shares that are at most so large."""
-    at = torch.logit((values.double() + 0.5) / timesteps)
+    values = values.double()
+    at = torch.logit((values + 0.5) / timesteps)
     low, middle, high = (at[int((drawn < share).sum())].item() for share in (0.25, 0.5, 0.75))
     deviation = (high - low) / (2 * torch.special.ndtri(torch.tensor(0.75)).item())
     if not 0.3 <= deviation <= 2 or abs(middle) > 2:
         return math.inf, ""
-    due = torch.special.ndtr(
-        (torch.logit((values.double() + 1).clamp_max(timesteps - 0.5) / timesteps) - middle) / deviation
-    )
-    return (
-        drawn - due
-    ).abs().max().item(), f"logit-normal of mean {middle:.2g} and deviation {deviation:.2g} (Esser 2024)"
+    ends = torch.logit((values + 1).clamp_max(timesteps - 0.5) / timesteps)
+    distance = (drawn - torch.special.ndtr((ends - middle) / deviation)).abs().max().item()
+    return distance, f"logit-normal of mean {middle:.2g} and deviation {deviation:.2g} (Esser 2024)"
 
 
 def drawing_sampler(stage: Stage) -> str:

@@ -151,7 +151,7 @@ def noise_process(
                 (not undoes or known < floor, "the net gets another timestep in training than in sampling: another scale, or time reversed"),
                 (left > LEFT, "the noisiest level is not pure noise, but sampling begins there: --noise.beta-schedule and "
                  "--noise.num-train-timesteps belong together (linear needs 1,000 timesteps)")),
-        evidence={"kind": aim.kind, "levels": t, "rms": wrong, "known": known, "quarters": spread.tolist(), "left": left,
+            evidence={"kind": aim.kind, "levels": t, "rms": wrong, "known": known, "quarters": spread.tolist(), "left": left,
                       "walk": way and {"worst": way.worst, "end": way.end, "met": sorted(way.met)}},
             cause=why or blended,
         )  # fmt: skip
@@ -350,17 +350,17 @@ def weighting(context: GateContext) -> Finding:
     - The loss's curvature at 512 noise levels with the declared weight (min-SNR for a diffusion, 1 for a flow). Prediction type and SNR
       are measured from the target and the noisy pictures.
     - The loss of each of 16 single samples, after sixty steps of train(), with that weight times the mean square error. Of a loss that
-      is not quadratic in the error (Huber's) only weights are compared, up to a common factor. So are other published weights.
-    - The distribution of the net's timesteps with the declared one (Kolmogorov-Smirnov), or with an even one (Liu 2022)."""
+      is not quadratic in the error (Huber's) only weights are compared, up to a common factor. So are other published weights, and a
+      fork's own (own_weights.py).
+    - The distribution of the net's timesteps with the declared one (Kolmogorov-Smirnov), with an even one (Liu 2022), or of a diffusion
+      with a logit-normal one (Esser 2024)."""
     aim, noise = objective(context), context.look()[1].data["train"].process.noise
     expected = within_error(aim, lambda snr: declared_weights(noise, aim.kind, snr))
     gap, named, fault = _relative(aim.weight, expected), "", ""
-    if gap.max() > 0.02 and (named := published_weights(aim.weight, aim.kind, (aim.alpha / aim.sigma).square())):
-        expected = aim.weight
-    if gap.max() > 0.02 and not named:
-        fault = own_weights.astray(aim, _mistaken_weights(aim, noise, expected))
-        if not fault:
-            named, expected = "a form of their own", aim.weight
+    if gap.max() > 0.02:
+        named = published_weights(aim.weight, aim.kind, (aim.alpha / aim.sigma).square())
+        fault = "" if named else own_weights.astray(aim, _mistaken_weights(aim, noise, expected))
+        named, expected = ("", expected) if fault else (named or "a form of their own", aim.weight)
     if not aim.quadratic:  # Huber's loss: weights are compared up to a common factor, values are not
         expected = expected * (aim.weight / expected.clamp_min(0.01)).median()
     apart_from, of = _by_formula(context, aim, expected) if aim.quadratic else (0.0, 0)

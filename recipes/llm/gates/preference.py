@@ -98,11 +98,10 @@ def mixture(trainer: Any, cfg: Any) -> dict[str, float]:
 
 
 def untrained(trainer: Any, cfg: Any) -> float | None:
-    """Return the loss of a policy that equals its reference; None if it also depends on the model, as that of the chosen answers does."""
+    """Return the loss of a policy that equals its reference; None if it also depends on the model, as that of the chosen answers and
+    the weights of pairs do."""
     weights = mixture(trainer, cfg)
-    if weights.keys() - LOSSES.keys():
-        return None
-    if trainer.args.use_weighting:  # also depends on the model
+    if weights.keys() - LOSSES.keys() or trainer.args.use_weighting:
         return None
     return sum(weight * first_loss(name, cfg.beta, cfg.label_smoothing) for name, weight in weights.items())
 

@@ -5,6 +5,7 @@ import copy
 import math
 import tempfile
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from trainworthy.core.data.loader import to_device
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import place_weights
 from trainworthy.core.gates.causes.named import order_causes
+from trainworthy.core.gates.checks.formula import limit as formula_limit
 from trainworthy.core.gates.checks.learning import overfitted
-from trainworthy.core.gates.gate import Gate, GateContext
+from trainworthy.core.gates.gate import Gate, GateContext, total_loss
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Metric, Stage, View
@@ -82,6 +84,11 @@ def alone(model: nn.Module, chat: Chat, prompt: str, answer: str, device: torch.
     return to_double(bare.score(backbone(model)(input_ids=ids, use_cache=False).last_hidden_state[0, -1])).squeeze()
 
 
+def exchanged(samples: Iterable[dict]) -> list[dict]:
+    """Return pairs with their answers exchanged."""
+    return [{**s, "chosen": s["rejected"], "rejected": s["chosen"]} for s in samples]
+
+
 def place(chat: Chat) -> Gate:
     title = "the reward is read at the token that ends the answer, and nowhere else"
 
@@ -95,7 +102,7 @@ def place(chat: Chat) -> Gate:
         named, sample = next(reversed(samples.items()))
         samples[f"{named} with an answer quoted in its prompt"] = quoting(chat, sample, ANSWERS[0])
         batch = to_device(data.collate([*samples.values()]), run.device)
-        turned = [{**one, "chosen": one["rejected"], "rejected": one["chosen"]} for one in samples.values()]
+        turned = exchanged(samples.values())
         with evaluating(stage.model):
             read = felt(run, stage, batch)  # (2B, T)
             if not read.any(1).all():  # a hinge has no gradient where the preferred answer is far enough ahead
@@ -150,9 +157,9 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
         more = [start.data["train"].get(i, None) for i in range(min(MANY, len(start.data["train"])))]
         varied = own_margins(data.collate(more)) is not None  # a few pairs may have equal ones by chance
         gaps, listed, same, strayed = {}, [], [], []
-        limit = 1e-4 if run.precision == "fp32" else 5e-2
+        limit = formula_limit(run, 1e-4)
         for name, stage, samples in (("before training", start, all_of[:2]), ("after", learnt, all_of)):
-            turned, both = [{**s, "chosen": s["rejected"], "rejected": s["chosen"]} for s in samples], []
+            turned, both = exchanged(samples), []
             with evaluating(stage.model), run.autocast():
                 rewards = torch.stack([torch.stack([alone(stage.model, chat, s["prompt"], s[k], run.device) for k in ANSWERS])
                                        for s in samples]).cpu()  # (N, 2)  # fmt: skip
@@ -197,16 +204,14 @@ def _astray(run: Run, stage: Stage, both: list[tuple[dict, Tensor]]) -> str:
     and the rewards (N, 2) of its answers alone, in order and exchanged."""
     slopes = []
     for batch, rewards in both:
-        slope = place_weights.slopes(stage.model, lambda b=batch: _loss(run, stage, b))
+        slope = place_weights.slopes(stage.model, lambda b=batch: total_loss(run, stage, b))
         inputs = {k: v for k, v in batch["inputs"].items() if k in ("input_ids", "attention_mask")}
         with evaluating(stage.model), torch.no_grad(), run.autocast():
             scores = to_double(stage.model(**inputs, use_cache=False).logits)
         if slope is None or slope.shape != scores.shape or slope.shape[1:] != (1,):
             return "the gradient of single rewards cannot be read"
         due = rewards.T.flatten().to(scores.device)
-        if (scores[:, 0] - due).abs().max() > (1e-4 if run.precision == "fp32" else 5e-2) * due.abs().max().clamp_min(
-            1
-        ):
+        if (scores[:, 0] - due).abs().max() > formula_limit(run, 1e-4) * due.abs().max().clamp_min(1):
             return "the rewards of the batch are not those of each answer alone"
         slopes.append(slope[:, 0].cpu())
     over = SLIGHT * torch.cat(slopes).abs().max()
@@ -217,11 +222,6 @@ def _astray(run: Run, stage: Stage, both: list[tuple[dict, Tensor]]) -> str:
         if ((rewards[:, 0] <= rewards[:, 1]) & (chosen == 0) & (rejected == 0)).any():
             return "pairs whose rejected answer has the higher reward have no gradient"
     return ""
-
-
-def _loss(run: Run, stage: Stage, batch: dict) -> Tensor:
-    with run.autocast():
-        return sum(stage.loss(stage.model, batch).values())
 
 
 def exported(chat: Chat) -> Gate:

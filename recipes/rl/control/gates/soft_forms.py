@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from trainworthy.core.gates.checks.formula import row
+from trainworthy.recipes.rl.control.gates.formulas import critics
 from trainworthy.recipes.rl.control.gates.own_forms import ALONG, CLEAR
 
 TRADE = 0.05  # of the temperature: how far from it the weight of the log-probability may be
@@ -27,16 +28,19 @@ def checks(
 
 def critic(loss: Callable[[dict], Tensor], model: nn.Module, batch: dict) -> str:
     """Return what is wrong with a loss that should draw every critic to the stored `return`; "" if nothing is."""
-    for i, net in enumerate(model.critics):
-        weights, pulls, gaps = list(net.parameters()), [], []
-        for one in _rows(batch):
-            value = _value(net, model.scaled(one["observation"]), one["action"]).sum()
-            mine, theirs = _gradient(loss(one), weights), _gradient(value, weights)
+    nets = [list(net.parameters()) for net in model.critics]
+    pulls, gaps = [], []  # a row for each sample, a column for each critic
+    for one in _rows(batch):
+        total, values = loss(one), critics(model.critics, model.scaled(one["observation"]), one["action"])[:, 0]
+        pull = []
+        for i, weights in enumerate(nets):
+            mine, theirs = _gradient(total, weights), _gradient(values[i], weights)
             if mine.any() and torch.cosine_similarity(mine, theirs, 0).abs() < ALONG:
                 return f"the gradient of critic {i} is not that of its value of the stored action"
-            pulls.append((mine @ theirs).item())
-            gaps.append((value - one["return"].sum()).item())
-        pull, off = torch.tensor(pulls), torch.tensor(gaps)
+            pull.append((mine @ theirs).item())
+        pulls.append(pull)
+        gaps.append((values - one["return"]).tolist())
+    for i, (pull, off) in enumerate(zip(torch.tensor(pulls).T, torch.tensor(gaps).T, strict=True)):
         clear = off.abs() > CLEAR * off.std()
         if away := int(((pull * off)[clear] < 0).sum()):
             return f"critic {i}: {away} of {int(clear.sum())} samples are driven away from their target"
@@ -48,15 +52,15 @@ def critic(loss: Callable[[dict], Tensor], model: nn.Module, batch: dict) -> str
 def policy(loss: Callable[[dict], Tensor], model: nn.Module, batch: dict) -> str:
     """Return what is wrong with a loss that should be temperature x log-probability minus a mixture of the lowest and the highest value, where
     the lowest counts at least as much; "" if nothing is."""
-    critics = list(model.critics.parameters())
+    fixed = list(model.critics.parameters())
     weights = [p for p in model.actor.parameters() if p.requires_grad]
     got, parts = [], []
     for one in _rows(batch):
         total = loss(one)
-        if _gradient(total, critics).any():
+        if _gradient(total, fixed).any():
             return "the critics get a gradient from it"
         action, log_prob = model.sample(one["observation"], one["noise"])
-        values = torch.stack([_value(net, model.scaled(one["observation"]), action) for net in model.critics])
+        values = critics(model.critics, model.scaled(one["observation"]), action)
         got.append(_gradient(total, weights))
         parts.append(torch.stack([_gradient(v.sum(), weights) for v in (log_prob, values.amin(0), values.amax(0))], 1))
     mine, basis = torch.cat(got).double(), torch.cat(parts).double()  # (rows x weights,), (rows x weights, 3)
@@ -97,10 +101,6 @@ def temperature(loss: Callable[[dict], Tensor], model: nn.Module, batch: dict, t
 
 def _rows(batch: dict) -> Iterator[dict]:
     return (row(batch, i) for i in range(len(batch["return"])))
-
-
-def _value(net: nn.Module, seen: Tensor, action: Tensor) -> Tensor:
-    return net(torch.cat([seen, action], -1)).squeeze(-1)
 
 
 def _gradient(total: Tensor, weights: list[Tensor]) -> Tensor:

@@ -68,9 +68,8 @@ def unit(s: Subject, context: GateContext) -> Unit:
             batch = stage.trainer._generate_and_score_completions(rows)
         sides = [[ids[mask.bool()].tolist() for ids, mask in zip(batch[f"{k}_ids"], batch[f"{k}_mask"], strict=True)]
                  for k in ("prompt", "completion")]  # fmt: skip
-        if (
-            stage.trainer.args.mask_truncated_completions
-        ):  # DAPO's: what was cut is not learnt from, and is as long as allowed
+        if stage.trainer.args.mask_truncated_completions:
+            # What was cut is not learnt from (DAPO), and is as long as allowed
             sides[1] = [ids or row.tolist() for ids, row in zip(sides[1], batch["completion_ids"], strict=True)]
         return Unit(
             run, stage, rows, {k: v for k, v in batch.items() if v.dim()}, list(zip(*sides, strict=True)), drawn_from

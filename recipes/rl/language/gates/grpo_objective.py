@@ -32,8 +32,8 @@ def scored(s: Subject) -> Gate:
             scored_at = felt(u.run, u.stage, batch)
         width = batch["prompt_ids"].shape[1]
         for row, i in enumerate(picked):
-            n = len(u.ids[i][1])
-            n *= bool(batch["completion_mask"][row].any())  # a masked one is not learnt from
+            learnt = bool(batch["completion_mask"][row].any())  # cut answers may be masked
+            n = len(u.ids[i][1]) if learnt else 0
             due, got = set(range(width - 1, width - 1 + n)), set(scored_at[row].nonzero().flatten().tolist())
             if extra := got - due:
                 where = "of the prompt" if min(extra) < width - 1 else "after its end"
