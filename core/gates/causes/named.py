@@ -125,7 +125,7 @@ def published_loss(measured: float, expected: float) -> str:
 def compared_by_a_gate(gates: Sequence[Any], measured: float, expected: float) -> str:
     """Return which gate compares a loss of another form, of equal outputs, with its formula or its declared weights; "" if none does, or if
     the values are so far apart that it would not take one for a multiple of the other."""
-    found = next((one.id for one in gates if one.id in ("formula", "weighting")), "")
+    found = next((one.id for one in gates if one.compares_loss), "")
     near = 0.1 <= measured / expected <= 10 if expected else False
     return f"another form, of equal outputs: `{found}` compares it" if found and near else ""
 

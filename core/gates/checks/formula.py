@@ -51,7 +51,7 @@ def gate_of(state: Callable[[GateContext, Stage, dict], Statements], *, rows: st
     """Return the gate `formula` of a recipe with a training set. `state(context, stage, batch)` computes the formula of each term from
     the model's outputs. The gate uses the rehearsed model, because zero-initialised layers hide most mistakes at the start."""
 
-    @gate("formula", rows=rows, title=TITLE, reads="data model loss counts train", explains=True)
+    @gate("formula", rows=rows, title=TITLE, reads="data model loss counts train", explains=True, compares_loss=True)
     def check(context: GateContext) -> Finding:
         run, stage, _ = rehearsed(context)
         if stage.expect.batch_dependence:

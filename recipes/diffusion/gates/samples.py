@@ -343,6 +343,7 @@ def _by_formula(context: GateContext, aim: Objective, weight: Tensor) -> tuple[f
     title="each timestep has the declared weight and frequency",
     reads="data model loss counts train",
     explains=True,
+    compares_loss=True,
 )
 def weighting(context: GateContext) -> Finding:
     """Compares weights and timesteps with their declaration:

@@ -29,7 +29,7 @@ Loaders = dict[str, Callable[[Path], nn.Module]]
 def objective(chat: Chat) -> Gate:
     title = "the loss is the negative log-likelihood of each answer alone"
 
-    @gate("objective", rows="L2 L3 L1", title=title, reads="data model loss train", explains=True)
+    @gate("objective", rows="L2 L3 L1", title=title, reads="data model loss train", explains=True, compares_loss=True)
     def check(context: GateContext) -> Finding:
         """Compares the recipe's loss of a batch with log-probabilities from plain logits: each sample alone, without padding or mask, with
         ids and answers from the tokenizer's own template. If they differ, it also computes the loss with known bugs. A loss of another form

@@ -196,7 +196,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
         each = log_probs.gather(-1, ids[0, len(before) :, None].cpu())[:, 0]
         return Answer(each, (each - (2 * log_probs).logsumexp(-1)).mean().exp())
 
-    @gate("preference", rows="L9", title=title, reads="data model loss train", explains=True)
+    @gate("preference", rows="L9", title=title, reads="data model loss train", explains=True, compares_loss=True)
     def check(context: GateContext) -> Finding:
         """Compares the loss of two pairs, before training and after eight pairs were memorised, with the formula. Its log-probabilities come
         from each answer alone, for the policy and for the reference, which is the initial model built again."""

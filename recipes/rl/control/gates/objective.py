@@ -42,7 +42,7 @@ TARGETS_ON_PURPOSE = (
 def formula_gate(formula: Callable | None) -> Gate:
     title = "each term of the loss is its formula, sample by sample, with the formula's gradient"
 
-    @gate("formula", rows="R3 R5", title=title, explains=True)
+    @gate("formula", rows="R3 R5", title=title, explains=True, compares_loss=True)
     def check(context: GateContext) -> Finding:
         """Compares the last batch of two rollouts with recipes/rl/control/gates/formulas.py: the value of each sample and the gradient of the sum.
         Stored numbers get noise, so that old and new policy differ and every clip is active. A policy's or value's term of another form passes
