@@ -184,7 +184,7 @@ def train(run: Run, stage: Hosted, after: Callable[[Step], None] | None = None, 
     def note(logs: dict[str, float]) -> None:
         values = {"loss": logs["loss"], "grad_norm": logs["grad_norm"]}
         batches = (run.current.batches if run.current else []) or run.used_batches
-        run.log_update(stage.optimizers["main"], batches, list(values), torch.tensor(list(values.values())))
+        run.log_update(stage.optimizers.values(), batches, list(values), torch.tensor(list(values.values())))
         more = {k: v for k, v in logs.items() if k not in OWN and isinstance(v, (int, float))}
         run.log("trainer", more)
 

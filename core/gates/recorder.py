@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
 from trainworthy.core.base import seeds
 from trainworthy.core.base.dtensor import local
 from trainworthy.core.base.verdict import Skip
@@ -20,8 +19,8 @@ from trainworthy.core.gates.causes.gradient import Candidates, Experiment, again
 from trainworthy.core.gates.causes.perturbed import Perturbed
 from trainworthy.core.gates.causes.prepared import Made, prepared_batches
 from trainworthy.core.gates.causes.shared_memory import shared
+from trainworthy.core.gates.fingerprints import fingerprint, fingerprints
 from trainworthy.core.gates.gate import GateContext, micro_batch_sizes
-from trainworthy.core.loop.checkpoint import Segment
 from trainworthy.core.loop.init_from import equal, holds_state, match
 from trainworthy.core.loop.run import Rehearsal, Run, Step
 from trainworthy.core.loop.update import denominator, over_ranks, summed
@@ -37,6 +36,8 @@ class Record:
 
     gradients: list[dict[str, float]] = field(default_factory=list)
     """Per optimiser step: cosine and relative norm of the optimiser's gradient against the loss's own."""
+    steppers: set[int] = field(default_factory=set)
+    """Ids of the optimisers that stepped."""
     received: dict[str, float] = field(default_factory=dict)
     """Largest gradient of each trained parameter; no entry: it never got one."""
     silent: list[bool] = field(default_factory=list)
@@ -182,6 +183,7 @@ class Recorder:
 
     def _pre_step(self, optimizer, _args, _kwargs) -> None:
         mine = {self._names[id(p)]: p for g in optimizer.param_groups for p in g["params"] if id(p) in self._names}
+        self.record.steppers.add(id(optimizer))
         if self.record.start is None and self.stage.pretrained is not None:
             self.record.start = self._first(optimizer)
         self._before = {}
@@ -207,8 +209,11 @@ class Recorder:
         expect = self.stage.expect
         # With expensive samples, compare only step 2 (stale gradients of step 1) and step 3 (after the evaluation).
         needed = not expect.gate_batch_size or self.run.step in (1, 2)
-        if not expect.random_loss and batches and needed:
-            given = {n: p for n, p in mine.items() if p.grad is not None}
+        together = self.run.used_optimizers if optimizer in self.run.used_optimizers else [optimizer]
+        # The first compares for all that step on one gradient: after it the weights are others, and one norm is clipped
+        if not expect.random_loss and batches and needed and optimizer is together[0]:
+            held = {id(p) for o in together for g in o.param_groups for p in g["params"]}
+            given = {n: p for n, p in self.stage.parameters().items() if id(p) in held and p.grad is not None}
             if given:
                 # GradScaler's scale, by which a fused optimiser divides gradients.
                 scale = getattr(optimizer, "grad_scale", None)
@@ -333,14 +338,6 @@ class Recorder:
         return parts
 
 
-def fingerprint(tensor: Tensor) -> Tensor:
-    """Return a number () that changes as soon as an optimiser or an EMA changes the tensor. Copies of large tensors
-    cost too much memory."""
-    flat = tensor.detach().contiguous().view(-1)
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(flat.element_size(), torch.int64)
-    return flat.view(whole).sum(dtype=torch.int64)
-
-
 def rehearse(context: GateContext, plan: Rehearsal) -> tuple[Run, Stage, Record]:
     """Run the recipe's `train()` under `plan` with the recorder on."""
     run, stage = context.build(plan)
@@ -362,33 +359,6 @@ def rehearsal_plan(context: GateContext, **how: Any) -> Rehearsal:
     world = context.accelerator.num_processes
     size = max(context.expect.at_most(BATCH), 2 * world, context.cfg.train.accumulate * world)
     return Rehearsal(steps=STEPS, batch_size=size, sizes=micro_batch_sizes(context, size), peak=True, due=(2,), **how)
-
-
-def tensors(stage: Stage, kinds: tuple[str, ...] = ("optimizers", "state")) -> dict[str, Tensor]:
-    """Return what is trained, and its state, by name; of what is sharded, this process's part."""
-    out = {f"model.{n}": local(t) for n, t in stage.model.state_dict().items()}
-    if stage.ema_model is not None:
-        out |= {f"average.{n}": local(t) for n, t in stage.ema_model.state_dict().items()}
-    for kind in kinds:
-        for key, one in getattr(stage, kind).items():
-            leaves = [x for x in tree_leaves(_read(one.state_dict())) if isinstance(x, Tensor)]
-            out |= {f"{kind}.{key}.{i}": local(t) for i, t in enumerate(leaves)}
-    return out
-
-
-def _read(state: Any) -> Any:
-    """Load `state` with all segments read. Consecutive ones are joined: their borders depend only on when they were saved."""
-    if not isinstance(state, dict):
-        return state
-    parts = [one.read() for one in state.values() if isinstance(one, Segment)]
-    names = sorted(parts[0]) if parts else ()  # safetensors files order names themselves
-    whole = {k: torch.cat([part[k] for part in parts]) for k in names}
-    return [{k: _read(v) for k, v in state.items() if not isinstance(v, Segment)}, whole]
-
-
-def fingerprints(stage: Stage) -> dict[str, Tensor]:
-    """Return a number for each of `tensors` that changes with the tensor."""
-    return {n: fingerprint(t) for n, t in tensors(stage).items()}
 
 
 def training_samples(context: GateContext) -> Data:

@@ -7,7 +7,7 @@ finite check, the learning rate of every step, checkpoint contents. Everything e
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,7 @@ class Run:
         self.current: Step | None = None
         self.used_loss: Callable | None = None  # loss of the last update, if not the stage's own
         self.used_batches: list[dict] = []  # of the last update
+        self.used_optimizers: list[torch.optim.Optimizer] = []  # those that stepped on it
         self.used_draws: list[Tensor] | None = None  # a rehearsal's: states of the generators before the last update
         self.after_eval: Callable[[int], None] | None = None
         self.drift = ""  # rehearsal on several processes: what differs between them
@@ -243,8 +244,8 @@ class Run:
     def update(
         self, stage: Stage, batches: list[dict], *, optimizer: str | None = None, loss: Callable | None = None
     ) -> dict[str, Tensor]:
-        """Take one optimiser step on this rank's micro-batches; return the means over the GLOBAL batch, still on the
-        device.
+        """Take one step on this rank's micro-batches with one optimiser, or with all of the stage's (the default); return
+        the means over the GLOBAL batch, still on the device.
 
         Every term's sum is divided by its denominator over all micro-batches and ranks, so the division of the batch
         does not change the gradient. The norm is measured before clipping. A non-finite step changes neither weights
@@ -254,7 +255,7 @@ class Run:
 
     def log_update(
         self,
-        opt: torch.optim.Optimizer,
+        steppers: Iterable[torch.optim.Optimizer],
         batches: list[dict],
         names: list[str],
         values: Tensor,
@@ -263,7 +264,10 @@ class Run:
     ) -> None:
         """Store the metrics (len(names),) of an update on `batches` for the log, still on the device. `update` calls
         it; a loop with its own updates calls it itself. `own`: this process's part of the loss."""
-        rates = {f"lr/{g.get('name', i)}": g["lr"] for i, g in enumerate(opt.param_groups)}
+        groups = [g for opt in steppers for g in opt.param_groups]
+        own_names = [g.get("name", i) for i, g in enumerate(groups)]
+        unique = len({*own_names}) == len(groups)  # several optimisers may have equal ones
+        rates = {f"lr/{own_names[i] if unique else i}": g["lr"] for i, g in enumerate(groups)}
         if len(set(rates.values())) == 1:
             rates = {"lr": next(iter(rates.values()))}
         keys = self.current.keys if self.current else []

@@ -21,17 +21,19 @@ if TYPE_CHECKING:
     from trainworthy.core.loop.run import Run
 
 
+SUMS = "{name: sum over the batch's samples}, e.g. by `.sum()`; core divides it by the stage's counts"
+
+
 def take(
     run: Run, stage: Stage, batches: list[dict], *, optimizer: str | None = None, loss: Callable | None = None
 ) -> dict[str, Tensor]:
     """Take the step that `Run.update` documents."""
-    name = optimizer or next(iter(stage.optimizers))
-    opt = stage.optimizers[name]
-    parameters = [p for g in opt.param_groups for p in g["params"]]
+    steppers = [stage.optimizers[optimizer]] if optimizer else [*stage.optimizers.values()]
+    parameters = [p for o in steppers for g in o.param_groups for p in g["params"]]
     for p in parameters:
         p.grad = None
 
-    run.used_loss, run.used_batches = loss, batches  # a gate compares the gradient with these
+    run.used_loss, run.used_batches, run.used_optimizers = loss, batches, steppers  # a gate compares the gradient
     run.used_draws = seeds.state() if run.rehearsal else None
     counts = over_ranks(run, summed([stage.counts(b) for b in batches]))
     objective = objective_of(run, stage, loss)
@@ -43,7 +45,7 @@ def take(
         if sharded:
             stage.model.set_requires_gradient_sync(last)  # type: ignore[operator]  # FSDP's
         with contextlib.nullcontext() if last or wrapped == 1 else objective.no_sync():  # type: ignore[operator]  # DDP's
-            terms = objective(batch)
+            terms = _sums(objective(batch))
             # d(mean)/d(sum) = 1 / denominator is passed to autograd directly, without an operation in the graph
             learnt = {t: s for t, s in terms.items() if s.requires_grad}
             shares = [_fill(s, wrapped / denominator(t, counts)) for t, s in learnt.items()]
@@ -55,7 +57,8 @@ def take(
         for p in parameters:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             dist.all_reduce(p.grad)
-    run.scaler.unscale_(opt)
+    for stepper in steppers:
+        run.scaler.unscale_(stepper)
     grads = [p.grad for p in parameters if p.grad is not None]
     clip = shard.clip if sharded else optim.clip
     norm = clip(grads, run.cfg.optim.clip) if grads else torch.zeros((), device=run.device)
@@ -64,29 +67,43 @@ def take(
     total = functools.reduce(torch.add, means.values())
     values = {"loss": total, **(means if len(means) > 1 else {}), "grad_norm": norm}
     stacked = torch.stack([v.float() for v in values.values()])
-    _guarded_step(run, opt, stacked)
+    _guarded_step(run, steppers, stacked)
 
-    run.log_update(opt, batches, list(values), stacked, own=own)
+    run.log_update(steppers, batches, list(values), stacked, own=own)
     return values
 
 
-def _guarded_step(run: Run, opt: torch.optim.Optimizer, values: Tensor) -> None:
+def _sums(terms: Any) -> Mapping[str, Tensor]:
+    """Return what a loss returned if it is sums by name, else raise."""
+    refuse_unnamed(terms)
+    for term, value in terms.items():
+        if value.ndim:
+            raise UserError(f"the loss term '{term}' is not one number", got=f"shape {tuple(value.shape)}", needed=SUMS)
+    return terms
+
+
+def refuse_unnamed(terms: Any) -> None:
+    if not isinstance(terms, Mapping):
+        raise UserError("the stage's loss returns no terms", got=type(terms).__name__, needed=SUMS)
+
+
+def _guarded_step(run: Run, steppers: list[torch.optim.Optimizer], values: Tensor) -> None:
     """Step if all `values` are finite. Zeroed gradients would still decay weights and change moments, so the step
     is skipped."""
     if run.scaler.is_enabled():
-        run.scaler.step(opt)  # the scaler skips a step with an overflowed gradient
+        for opt in steppers:
+            run.scaler.step(opt)  # the scaler skips a step with an overflowed gradient
         run.scaler.update()
-    elif run.device.type == "cpu":
-        if finite(values.tolist()):  # no sync on CPU, and 40 us faster than a kernel with found_inf
-            opt.step()
-        else:
-            run.saw_bad = True
-    elif getattr(opt, "_step_supports_amp_scaling", False):
+    elif run.device.type != "cpu" and all(getattr(opt, "_step_supports_amp_scaling", False) for opt in steppers):
         found_inf = ~torch.isfinite(values.sum())  # a fused kernel skips on the device, without a sync
-        opt.grad_scale, opt.found_inf = None, found_inf.float()  # type: ignore[attr-defined]  # as GradScaler does
-        opt.step()
-    elif finite(values.tolist()):  # a sync on an accelerator, for optimisers without found_inf
-        opt.step()
+        for opt in steppers:
+            opt.grad_scale, opt.found_inf = None, found_inf.float()  # type: ignore[attr-defined]  # as GradScaler does
+            opt.step()
+    elif finite(values.tolist()):  # no sync on a CPU, and 40 us faster than a kernel with found_inf; elsewhere a sync
+        for opt in steppers:
+            opt.step()
+    elif run.device.type == "cpu":
+        run.saw_bad = True
 
 
 def objective_of(run: Run, stage: Stage, loss: Callable | None) -> nn.Module:

@@ -71,7 +71,7 @@ def train_stage(
     interrupts.run = None
     if one.current:
         one.current.batches = []  # the stage refers to its run: the batch would stay in memory while a later stage trains
-    one.used_batches, one.used_draws = [], None
+    one.used_batches, one.used_draws, one.used_optimizers = [], None, []
     one.console.end_bar()
     one.wait_for_checkpoints()
     # A resumed run has already evaluated its earlier stages

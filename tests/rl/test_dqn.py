@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.gates.recorder import fingerprints
+from trainworthy.core.gates.fingerprints import fingerprints
 from trainworthy.core.loop.checkpoint import Checkpoints
 from trainworthy.recipes.rl import dqn, sac
 from trainworthy.recipes.rl.control.data import environments

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from trainworthy.core.gates.recorder import fingerprint, fingerprints
+from trainworthy.core.gates.fingerprints import fingerprint, fingerprints
 from trainworthy.core.loop.run import Run, Step
 from trainworthy.core.recipe.stage import Data, Stage
 

@@ -26,6 +26,7 @@ from trainworthy.core.gates.checks.repeats import alike_naturally, repeat_natura
 from trainworthy.core.gates.gate import GateContext, fetch, own_size, pick, split_evenly, train_set
 from trainworthy.core.gates.recorder import training_samples
 from trainworthy.core.loop.run import Run, evaluating
+from trainworthy.core.loop.update import refuse_unnamed
 from trainworthy.core.recipe.stage import Data, Field, Stage, View
 
 LENGTHS = 4  # samples whose shapes are compared
@@ -101,6 +102,7 @@ def _of_any_length(data: Data, key: str, drawn: Tensor, plain: Tensor, run: Run)
 def _loss_schema(run, stage: Stage, batch: dict, wrong: list[str]) -> dict[str, Tensor]:
     with evaluating(stage.model), evaluating(stage.eval_model), run.autocast():
         terms = stage.loss(stage.model, batch)
+        refuse_unnamed(terms)
         metrics = stage.evaluate(stage.eval_model, _few(stage))
         probed = stage.gate_evaluator.evaluate(stage.eval_model, _few(stage)) if stage.probe else metrics
     counts = stage.counts(batch)

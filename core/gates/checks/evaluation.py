@@ -13,8 +13,9 @@ from trainworthy.core.gates.causes.named import explain_batched_metric, explain_
 from trainworthy.core.gates.checks.learning import overfitted
 from trainworthy.core.gates.checks.left_out import SAMPLES, left_out
 from trainworthy.core.gates.checks.model_inputs import compare_inputs
+from trainworthy.core.gates.fingerprints import fingerprint, tensors
 from trainworthy.core.gates.gate import GateContext, pick
-from trainworthy.core.gates.recorder import Record, fingerprint, rehearsed, tensors
+from trainworthy.core.gates.recorder import Record, rehearsed
 from trainworthy.core.loop.run import Run
 from trainworthy.core.recipe.stage import Data, Stage, View
 

@@ -9,8 +9,9 @@ from torch import Tensor
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.fingerprints import fingerprint, tensors
 from trainworthy.core.gates.gate import GateContext
-from trainworthy.core.gates.recorder import fingerprint, rehearsed, tensors
+from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.recipe.stage import PARTS, Stage
 
 BIGGEST = 300_000_000  # parameters; a larger model is not written to disk just to be read again

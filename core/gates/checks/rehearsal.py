@@ -21,8 +21,9 @@ from trainworthy.core.gates.causes.named import explain_silent_steps, order_caus
 from trainworthy.core.gates.causes.resume import Watch, first_cause, saved
 from trainworthy.core.gates.causes.unheard import explain_unheard
 from trainworthy.core.gates.causes.unregistered import hidden_parameters, reached
+from trainworthy.core.gates.fingerprints import fingerprints
 from trainworthy.core.gates.gate import GateContext, fetch, pick, total_loss
-from trainworthy.core.gates.recorder import STEPS, Record, fingerprints, rehearsal_plan, rehearsed, training_samples
+from trainworthy.core.gates.recorder import STEPS, Record, rehearsal_plan, rehearsed, training_samples
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Rehearsal, Run, in_mode
 from trainworthy.core.loop.shard import NONE, mode
@@ -32,6 +33,9 @@ ROUNDING = 1e-6  # of the largest gradient: below it a gradient is what rounding
 HIDDEN = (
     "modules are kept in a plain list or dict: no optimiser trains them, no checkpoint or export holds them; "
     "use nn.ModuleList, nn.ModuleDict or nn.ParameterList"
+)
+IDLE = (
+    "train() leaves an optimiser out: run.update(stage, batches) steps all of them, with optimizer=NAME only that one"
 )
 MOST_DROPPED = 0.8  # by dropout; models in use drop 0.1 to 0.5, a few 0.7
 
@@ -82,8 +86,11 @@ def wiring(context: GateContext) -> Finding:
     unlisted = _unlisted(stage)
     hidden = _hidden(context, run, stage)
     wrong += unlisted + hidden
+    idle = [k for k, o in stage.optimizers.items() if id(o) not in record.steppers] if len(stage.optimizers) > 1 else []
     if not record.gradients and not record.received:
         wrong.append("no optimiser stepped")
+    elif idle:
+        wrong.append(f"optimiser {', '.join(map(repr, idle))} never steps")
     untouched = [n for n in trained if record.received.get(n, 0.0) == 0 and not n.startswith(expect.no_gradient)]
     if untouched:
         wrong.append(f"{len(untouched)} of {len(trained)} tensors never got a gradient, e.g. {untouched[0]}")
@@ -114,7 +121,8 @@ def wiring(context: GateContext) -> Finding:
                   unmoved=bool(unmoved)),
         evidence={"gradients": record.gradients, "moved": {n: record.moved.get(n, 0.0) for n in trained},
                   "groups": groups, "frozen_moved": record.frozen_moved[:20]},
-        cause=_measured_causes(record, fault=bool(fault and not causes), untouched=bool(untouched)) or kept or falls
+        cause=(IDLE if idle and record.steppers else "")
+              or _measured_causes(record, fault=bool(fault and not causes), untouched=bool(untouched)) or kept or falls
               or (HIDDEN if hidden else "") or (_unheard(run, stage, untouched) if untouched and context.accelerator.num_processes == 1 else ""),
     )  # fmt: skip
 

@@ -145,7 +145,14 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
         centering = cfg.center_rewards_coefficient * rewards.sum(1) ** 2
         return (-F.logsigmoid(rewards[:, 0] - rewards[:, 1] - margin) + centering).mean().item()
 
-    @gate("bradley-terry", rows="R1 L1", title=title, reads="data model loss evaluate train", explains=True, compares_loss=True)
+    @gate(
+        "bradley-terry",
+        rows="R1 L1",
+        title=title,
+        reads="data model loss evaluate train",
+        explains=True,
+        compares_loss=True,
+    )
     def check(context: GateContext) -> Finding:
         """Compares the loss before training and after a few pairs were memorised, in order and exchanged, with the formula. Its rewards come
         from each answer alone, without padding. The evaluation's margin is compared, too. A loss of another form passes if it reads these

@@ -15,13 +15,15 @@ ALONG = 0.98  # cosine of gradients
 UNREAD = "its gradient with respect to the stored numbers cannot be read"
 
 
-def policy(loss: Callable[[dict], Tensor], model: nn.Module, batch: dict) -> str:
-    """Return what is wrong with a policy loss that should be a function of ratio and advantage; "" if nothing is."""
-    old, gain = batch["log_prob"], batch["advantage"]
-    new = formulas.distribution(model, model(batch["observation"], through=True)[0], batch["action"])[0]
+def policy(loss: Callable[[dict], Tensor], model: nn.Module, batch: dict, read: Callable[[], Tensor]) -> str:
+    """Return what is wrong with a policy loss that should be a function of ratio and advantage; "" if nothing is. `read` computes the
+    log-probabilities of what was done, of the shape of the stored ones. Where the batch has `valid`, nothing else may count."""
+    new = read()
     slope, fault = _slope(loss, model, batch, "log_prob", new)
     if fault:
         return fault
+    counts = batch.get("valid", torch.ones_like(new, dtype=torch.bool))
+    slope, new, old, gain = (x[counts] for x in (slope, new, batch["log_prob"], batch["advantage"]))
     moved, clear = (new - old).detach(), gain.abs() > CLEAR * gain.std()
     pull = slope / gain.where(clear, 1.0)  # of log-ratio and advantage: 1 for the plain policy gradient
     near, behind = clear & (moved.abs() <= NEAR), clear & (moved * gain.sign() < -FAR)
@@ -40,12 +42,14 @@ def policy(loss: Callable[[dict], Tensor], model: nn.Module, batch: dict) -> str
 
 
 def value(loss: Callable[[dict], Tensor], model: nn.Module, batch: dict, read: Callable[[], Tensor]) -> str:
-    """Return what is wrong with a loss that should draw a value, which `read` computes, (B,), to its target; "" if nothing is."""
+    """Return what is wrong with a loss that should draw a value, which `read` computes, to its target; "" if nothing is. Where the batch
+    has `valid`, nothing else may count."""
     found = read()
     slope, fault = _slope(loss, model, batch, "return", found)
     if fault:
         return fault
-    off = (found - batch["return"]).detach()
+    counts = batch.get("valid", torch.ones_like(found, dtype=torch.bool))
+    slope, off = slope[counts], (found - batch["return"]).detach()[counts]
     clear = off.abs() > CLEAR * off.std()
     away = int(((slope * off)[clear] > 0).sum())
     if away:
@@ -58,8 +62,8 @@ def value(loss: Callable[[dict], Tensor], model: nn.Module, batch: dict, read: C
 def _slope(
     loss: Callable[[dict], Tensor], model: nn.Module, batch: dict, key: str, output: Tensor
 ) -> tuple[Tensor, str]:
-    """Return the gradient (B,) of a loss with respect to a stored entry, and what is wrong: the loss must depend on the entry only by its
-    difference from `output`, (B,), so that both have opposite gradients."""
+    """Return the gradient of a loss with respect to a stored entry, of its shape, and what is wrong: the loss must depend on the entry only
+    by its difference from `output`, of the same shape, so that both have opposite gradients, and not on padding."""
     stored = batch[key].detach().clone().requires_grad_()
     total = loss(batch | {key: stored})
     weights = [p for p in model.parameters() if p.requires_grad]
@@ -68,6 +72,8 @@ def _slope(
     slope, *ours = torch.autograd.grad(total, [stored, *weights], retain_graph=True, allow_unused=True)
     if slope is None:
         return torch.zeros_like(stored), UNREAD
+    if "valid" in batch and slope[~batch["valid"]].any():
+        return slope, f"padding counts: {int((slope[~batch['valid']] != 0).sum())} of its tokens have a gradient"
     theirs = torch.autograd.grad((-slope.detach() * output).sum(), weights, allow_unused=True)
     a, b = (
         torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(weights, grads, strict=True)])
@@ -90,8 +96,11 @@ def checks(
         worths = model(batch["observation"])
         return worths[torch.arange(len(worths), device=worths.device), batch["action"]]
 
+    def likely() -> Tensor:
+        return formulas.distribution(model, model(batch["observation"], through=True)[0], batch["action"])[0]
+
     if {"policy", "value"} <= set(terms) and {"log_prob", "advantage", "return"} <= batch.keys():
-        return {"policy": lambda: policy(term("policy"), model, batch),
+        return {"policy": lambda: policy(term("policy"), model, batch, likely),
                 "value": lambda: value(term("value"), model, batch, lambda: model(batch["observation"], through=True)[1])}  # fmt: skip
     if set(terms) == {"value"}:
         return {"value": lambda: value(term("value"), model, batch, taken)}

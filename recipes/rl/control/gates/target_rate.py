@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.fingerprints import fingerprint
 from trainworthy.core.gates.gate import Gate, GateContext
-from trainworthy.core.gates.recorder import fingerprint
 from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.core.recipe.stage import Stage
 

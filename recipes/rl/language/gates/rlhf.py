@@ -4,14 +4,12 @@ They require: a `Writer` for the model, its reference in `stage.frozen_modules`,
 in `stage.state["controller"]`; batches with `input_ids`, `mask`, `response`, `valid`, `log_prob`, `value`, `advantage` and `return`.
 """
 
-import copy
 import math
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, fetch
@@ -20,12 +18,15 @@ from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.llm.gates import fresh_export
+from trainworthy.recipes.rl.control.gates import own_forms
 from trainworthy.recipes.rl.language.data.rewards import Reward, Sample, ask, fault
+from trainworthy.recipes.rl.language.gates.rlhf_recording import Iteration, made
 from trainworthy.recipes.rl.language.kl_control import BOUND
 from trainworthy.recipes.rl.language.models.policy import Writer, own
 
 TEXTS, WRITTEN = 96, 24  # completions that a reward is tested on; completions that are compared token by token
 FORMULA = 1e-6  # relative to the sum of absolute values, in fp32: both losses are computed from the same logits
+RIGHT = "the formula"
 EDGE = 1e-4  # cumulative probability: closer to the boundary between two tokens, rounding decides which one is drawn
 
 
@@ -36,49 +37,6 @@ def of(reward: Reward, base: str, tokenizer: Any) -> list[Gate]:
 
 
 # ------------------------------------------------------------------------------------------------------- what gates read
-@dataclass
-class Iteration:
-    """A recording of one iteration of the recipe's own `train()`: a rollout and the first pass over it."""
-
-    kl_coef: float
-    """The KL coefficient at the start of the iteration."""
-    model: Writer
-    """A copy of the model at the start of the iteration."""
-    batches: list[dict] = field(default_factory=list)
-    """The batches of the first pass, just before the loss."""
-    kl: float = math.nan
-    """The KL that the controller received."""
-
-
-def made(context: GateContext) -> tuple[Run, Stage, list[Iteration]]:
-    """Record two iterations of the recipe's own `train()`. In the second one the policy differs from the reference. The value head starts
-    with random weights here, because values of zero would hide errors in their use."""
-
-    def make() -> tuple[Run, Stage, list[Iteration]]:
-        run, stage = context.build(Rehearsal(steps=2, peak=True))
-        torch.nn.init.normal_(stage.model.head[-1].weight, std=0.1)
-        loss, own_update, found = stage.loss, stage.state["controller"].update, {}
-        share = context.cfg.rollout_batch_size // run.world
-
-        def listen(model: Writer, batch: dict) -> dict[str, Tensor]:
-            if torch.is_grad_enabled():
-                now = found.setdefault(run.step, Iteration(stage.state["controller"].value, copy.deepcopy(model)))
-                if sum(len(b["response"]) for b in now.batches) < share:
-                    now.batches.append({k: v.clone() for k, v in batch.items()})
-            return loss(model, batch)
-
-        def update(kl: float) -> None:
-            found[run.step].kl = kl
-            own_update(kl)
-
-        stage.loss, stage.state["controller"].update = listen, update
-        context.train(context.cfg, run, stage)
-        stage.loss = loss
-        return run, stage, [found[k] for k in sorted(found)]
-
-    return context.once("rlhf-made", make)
-
-
 def whole(one: Iteration) -> dict[str, Tensor]:
     """Return the first pass of an iteration as one batch."""
     return {k: torch.cat([b[k] for b in one.batches]) for k in one.batches[0]}
@@ -314,6 +272,7 @@ def returns_gate(reward: Reward) -> Gate:
     title="the loss is PPO's, with clipped ratio and value, over answer tokens only",
     reads="model loss train",
     explains=True,
+    compares_loss=True,
 )
 def formula(context: GateContext) -> Finding:
     """Compares the recipe's own loss with the formula, token by token in double precision, from the same logits. Old log-probabilities and
@@ -330,31 +289,74 @@ def formula(context: GateContext) -> Finding:
     with torch.no_grad(), run.autocast():
         terms = {k: v.item() for k, v in stage.loss(model, batch).items()}
         log_p, value = model(batch["input_ids"], batch["mask"], batch["response"])
-    read = {k: batch[k][valid].tolist() for k in ("log_prob", "value", "return", "advantage")}
-    new, values = own(log_p, batch["response"])[valid].tolist(), value[valid].tolist()
-    due = {"policy": [], "value": []}
-    for p, v, old, before, back, gain in zip(
-        new, values, read["log_prob"], read["value"], read["return"], read["advantage"], strict=True
-    ):
-        ratio = math.exp(p - old)
-        due["policy"].append(-min(ratio * gain, min(max(ratio, 1 - cfg.clip_range), 1 + cfg.clip_range) * gain))
-        near = before + min(max(v - before, -cfg.clip_range_vf), cfg.clip_range_vf)
-        due["value"].append(cfg.vf_coef * 0.5 * max((v - back) ** 2, (near - back) ** 2))
-    gaps = {k: abs(terms.get(k, math.nan) - sum(v)) / sum(map(abs, v)) for k, v in due.items()}
-    limit = FORMULA if run.precision == "fp32" else 5e-2
-    wrong = [
-        f"{k} is {terms.get(k, math.nan):.6g}, by the formula {sum(due[k]):.6g}"
-        for k, v in gaps.items()
-        if not v <= limit
-    ]
+    stored = (exact(batch[k][valid]) for k in ("log_prob", "value", "return", "advantage"))
+    stated = _stated(cfg, exact(own(log_p, batch["response"])[valid]), exact(value[valid]), *stored)
+    limit, wrong, met, cause, gaps = (FORMULA if run.precision == "fp32" else 5e-2), [], [], "", {}
+    for term, forms in stated.items():
+        near = {
+            name: abs(terms.get(term, math.nan) - v.sum().item()) / v.abs().sum().item() for name, v in forms.items()
+        }
+        gaps[term] = near[RIGHT]
+        if near[RIGHT] <= limit:
+            met.append(f"{term} within {near[RIGHT]:.1e}")
+            continue
+        known = next((name for name, gap in near.items() if gap <= limit), "")
+        why = known or (_own_form(run, stage, term, model, batch) if term in terms else "there is no such term")
+        if why:
+            wrong.append(
+                f"{term} is {terms.get(term, math.nan):.6g}, by the formula {forms[RIGHT].sum().item():.6g} ({why})"
+            )
+            cause = cause or known
+        else:
+            met.append(f"{term} of another form, with the right gradients")
     return Finding(
-        not wrong, "; ".join(wrong) or f"{int(valid.sum())} tokens: " + ", ".join(f"{k} within {v:.1e}" for k, v in gaps.items()),
-        f"within {limit:g} of the sum of absolute values",
+        not wrong, "; ".join(wrong) or f"{int(valid.sum())} tokens: {', '.join(met)}",
+        f"within {limit:g} of the sum of absolute values, or gradients along the advantages and to the returns",
         "padding is part of the loss: advantages and errors must be masked\n"
-        "the value is clipped against the new value instead of the rollout's, or the lower of the two errors is used\n"
-        "the ratio is inverted, the sign is wrong, the maximum is used instead of the minimum, or only one side is clipped\n"
-        "the loss is a mean, but must be a sum (core divides)", evidence={"gaps": gaps}, batch=batch,
+        "the ratio is inverted, the sign is wrong, or only one side is clipped\n"
+        "the loss is a mean, but must be a sum (core divides)", evidence={"gaps": gaps}, batch=batch, cause=cause,
     )  # fmt: skip
+
+
+def _stated(
+    cfg: Any, new: Tensor, value: Tensor, old: Tensor, before: Tensor, back: Tensor, gain: Tensor
+) -> dict[str, dict[str, Tensor]]:
+    """Return for each term the formula (`RIGHT`) and known mistakes, token by token, (n,) each in double precision."""
+    ratio = (new - old).exp()
+    plain, held = -ratio * gain, -ratio.clamp(1 - cfg.clip_range, 1 + cfg.clip_range) * gain
+    free = cfg.vf_coef * 0.5 * (value - back).square()
+    kept = cfg.vf_coef * 0.5 * (before + (value - before).clamp(-cfg.clip_range_vf, cfg.clip_range_vf) - back).square()
+    policy = {
+        RIGHT: torch.max(plain, held),
+        "the maximum of the two gains is used instead of the minimum": torch.min(plain, held),
+        "the ratio is not clipped": plain,
+        "the ratio is clipped on both sides whatever the advantage is": held,
+    }
+    unclipped = "the value is clipped against the new value instead of the rollout's, or not at all (--clip-range-vf inf if that is meant)"
+    larger = {
+        RIGHT: torch.max(free, kept),
+        "the lower of the two errors is used": torch.min(free, kept),
+        unclipped: free,
+    }
+    return {"policy": _with_means(policy), "value": _with_means(larger)}
+
+
+def _with_means(forms: dict[str, Tensor]) -> dict[str, Tensor]:
+    return forms | {
+        "the loss is a mean over the tokens, but must be a sum (core divides)": forms[RIGHT] / len(forms[RIGHT])
+    }
+
+
+def _own_form(run: Run, stage: Stage, term: str, model: nn.Module, batch: dict) -> str:
+    """Return what is wrong with a term that is not the formula's: the policy must follow the advantages by its ratio, the value its target."""
+    check, place = {"policy": (own_forms.policy, 0), "value": (own_forms.value, 1)}[term]
+
+    def read() -> Tensor:
+        log_p, value = model(batch["input_ids"], batch["mask"], batch["response"])
+        return (own(log_p, batch["response"]), value)[place]
+
+    with run.autocast():
+        return check(lambda one: stage.loss(model, one)[term].float(), model, batch, read)
 
 
 @gate("controller", rows="R2", title="the KL coefficient adapts to the KL, within bounds", reads="state train")
