@@ -306,7 +306,7 @@ class Recorder:
         """Return the gradient of the step's mean loss; with `each`, that of each micro-batch. `draws`: state of the generators (`take`), for
         a loop that draws before its update; default: as the step begins."""
         run, stage = self.run, self.stage
-        self._busy = True
+        self._busy, loop = True, seeds.state()
         buffers = {n: b.clone() for n, b in stage.model.named_buffers()}
         parts = []
         try:
@@ -334,6 +334,7 @@ class Recorder:
             with torch.no_grad():
                 for name, buffer in stage.model.named_buffers():
                     buffer.copy_(buffers[name])
+            seeds.restore(loop)  # or every update of an iteration would draw the same
             self._busy = False
         return parts
 

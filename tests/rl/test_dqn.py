@@ -335,3 +335,12 @@ def test_tiny_is_solved(launch):
     summary = read(done.folder() / "summary.json")
     assert summary["metrics"]["return"] >= 475
     assert summary["baselines"]["random actions"]["return"] < 50
+
+
+def test_dropout_is_drawn_anew_in_every_update_of_an_iteration(fork, launch):
+    """The gate that computes gradients again leaves the generators as the loop had them."""
+    fork(
+        ("        x = self.body(x)\n", "        x = F.dropout(self.body(x), 0.05, self.training)\n"),
+        recipe="rl/dqn",
+    )
+    launch("check", "mine.py", "--only", "wiring", code=0)

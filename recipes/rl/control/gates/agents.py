@@ -389,7 +389,8 @@ def gates(subject: Subject, *, on_policy: bool) -> list[Gate]:
          "they are stored with another step's action, or the policy reads only the newest"),
         ("scale", "R3", "the same with observations 299.7 and 300.3 and rewards of 1000",
          "observations are not normalised by running statistics\n"
-         "the value loss of such large returns dominates: normalise returns, too"),
+         "the value loss of such large returns dominates: normalise returns, too\n"
+         "on purpose, because observations and returns of this environment are near 1: --gates.waive probe-scale --gates.because '...'"),
     ]  # fmt: skip
     *found, scale = [probe_gate(subject, *one) for one in probes]
     gates_of = (whitening_gate, memory_gate) if on_policy else (lag_gate, next_action_gate, exploration_gate)
