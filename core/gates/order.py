@@ -9,6 +9,7 @@ from trainworthy.core.gates.checks.evaluation import evaluation
 from trainworthy.core.gates.checks.exported import export_gate
 from trainworthy.core.gates.checks.fabricated import fabricated
 from trainworthy.core.gates.checks.init import init
+from trainworthy.core.gates.checks.initial_loss import initial_loss
 from trainworthy.core.gates.checks.sharding import sharding
 from trainworthy.core.gates.checks.tiny_data import tiny_data
 from trainworthy.core.gates.gate import Gate
@@ -17,7 +18,7 @@ from trainworthy.core.recipe.stage import Stage
 OF_DATA = [data.schema, data.inventory_gate, data.leakage, fabricated]
 """Gates that read the data and train nothing."""
 OF_TRAINING = [
-    learning.initial_loss, init, rehearsal.wiring, batch_norm, rates.schedule, rates.terms, dependency, learning.overfit,
+    initial_loss, init, rehearsal.wiring, batch_norm, rates.schedule, rates.terms, dependency, learning.overfit,
     learning.baseline, evaluation, accumulation, loader.reading, rates.range_test, tiny_data, rehearsal.resume,
 ]  # fmt: skip
 ORDER = [*OF_DATA, *OF_TRAINING]

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.causes.scores import noted_ranges
+from trainworthy.core.gates.checks import initial_loss
 
 
 def test_equal_losses_of_all_samples_exclude_the_initial_weights():
@@ -46,3 +47,15 @@ def test_equal_outputs_exclude_the_initial_weights_whatever_the_samples_weigh():
     with noted_ranges(net) as ranges:
         net(torch.randn(8, 4))
     assert ranges[0] > 0.1
+
+
+def test_terms_that_a_fork_has_added():
+    """They are left out if the others have the declared value; a term that must be small is not."""
+    terms = {"ce": 6.4, "z": 0.01, "second": 0.64}
+    assert (
+        initial_loss._without_added(terms, 6.4, ("z",))
+        == "the declared terms and of `second` (0.640), which other gates judge"
+    )
+    assert not initial_loss._without_added({"ce": 6.4, "z": 1.5}, 6.4, ("z",))
+    assert not initial_loss._without_added({"ce": 9.1, "second": 0.64}, 6.4, ())
+    assert not initial_loss._without_added({"ce": 9.1}, 6.4, ())

@@ -74,6 +74,8 @@ PLANTS = [
           harm="the value of another moment"),
     plant("dqn-epsilon-stuck", "exploration", "R4", "step.index, epsilon(cfg, progress))\n", "step.index, epsilon(cfg, 0.0))\n",
           ("does not fall", "is not advanced"), harm="nothing that was learnt is ever tried"),
+    plant("dqn-exploration-over-at-once", "exploration", "R4", "step.index, epsilon(cfg, progress))\n", "step.index, epsilon(cfg, step.index))\n",
+          ("over too early", "the share of the run"), harm="greedy from the second iteration on"),
     plant("dqn-nothing-tried", "exploration", "R4", "(chance[t] < epsilon)", "(chance[t] < 0.0)",
           ("no action is ever random",), harm="what is never done is never learnt"),
     plant("dqn-no-normaliser", "probe-scale", "R3",

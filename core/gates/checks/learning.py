@@ -1,4 +1,4 @@
-"""Gates on learning: initial loss, overfit with evaluation, input-independent baseline."""
+"""Gates on learning: overfit with evaluation, input-independent baseline."""
 
 import dataclasses
 import math
@@ -13,71 +13,20 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.causes.dependence import NO_EXPERIMENT, UNTRAINED, explain_answers_without_input
 from trainworthy.core.gates.causes.frozen import limits
-from trainworthy.core.gates.causes.gradient import ratio
-from trainworthy.core.gates.causes.scores import explain_bounded_scores, noted_ranges
+from trainworthy.core.gates.causes.scores import explain_bounded_scores
 from trainworthy.core.gates.causes.weights import entries, explain_step_size, explain_unslowed, has_no_floor
 from trainworthy.core.gates.checks import class_means
 from trainworthy.core.gates.checks.batch_norm import layers
 from trainworthy.core.gates.checks.null_model import known_by_size, reaches
-from trainworthy.core.gates.gate import GateContext, fetch, loss_of_parts, pick, split_evenly, total_loss, train_set
+from trainworthy.core.gates.gate import GateContext, fetch, pick, total_loss, train_set
 from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Expect, Metric, Stage, View, categorical
 
 OVERFIT_SAMPLES = 8
-EQUAL = 1e-6  # largest difference of outputs that are all equal
 NEAR = 0.03, 0.06  # of the way to its floor: where training stops, and what is enough with right answers
 LEFT = 0.7  # of its first value: a loss that may stay above its floor while all answers are right
 PATIENCE = 30.0  # seconds of the first training of eight samples above which no other rate is tried
 RATES = (30, 1 / 30, 3000, 1 / 1000)  # multiples of the rate that are tried where eight samples were not memorised
-
-
-@gate(
-    "initial-loss",
-    rows="C1",
-    title="the untrained loss is what the output head implies",
-    reads="data model loss counts expect pretrained",
-    symptom=True,
-)
-def initial_loss(context: GateContext) -> Finding:
-    """Compare the mean loss of the untrained model on 256 training samples (or 16 times `gate_batch_size`) with the
-    recipe's theoretical value."""
-    run, stage = context.look()
-    expected = stage.expect.initial_loss
-    if expected is None:
-        raise Skip("no theory says what the initial loss must be")
-    if stage.pretrained is not None and not stage.expect.new_parameters:
-        raise Skip("the run starts from trained weights, so the head is not untrained")
-    data = train_set(stage)
-    indices = pick(data, stage.expect.at_most(256, times=16), context.cfg.run.seed)
-    # no more at once than evaluations
-    most = len(indices) if stage.expect.batch_dependence else run.cfg.train.eval_batch_size
-    parts = split_evenly(indices, most)
-    with evaluating(stage.model), noted_ranges(stage.model) as ranges:
-        measured = loss_of_parts(run, stage, lambda some: fetch(data, some, context.cfg.run.seed, run.device), parts)
-    if callable(expected):
-        expected = _on(fetch(data, indices, context.cfg.run.seed, run.device), expected)
-    tolerance, n = 0.1 * expected, len(parts[0])
-    factors = {
-        f"the loss is summed over the {n} samples of the batch: it is not divided": n,
-        f"the loss is divided by the {n} samples of the batch twice": 1 / n,
-        "the loss is in bits, not in nats: a logarithm to base 2": 1 / math.log(2),
-    }
-    wrong = abs(measured - expected) > tolerance
-    wrong &= not (known := named.published_loss(measured, expected) if wrong and categorical(data) else "")
-    why, of_half = ratio(measured, expected, factors) if wrong else "", None
-    if wrong and not why:
-        half = fetch(data, indices[: max(1, n // 2)], context.cfg.run.seed, run.device)
-        with evaluating(stage.model):
-            of_half = total_loss(run, stage, half).item()
-        why = named.explain_uniform_outputs(measured, of_half, expected, n)
-    equal = bool(ranges) and max(ranges) <= EQUAL
-    if wrong and not why and equal:
-        wrong = not (known := named.compared_by_a_gate(stage.gates, measured, expected))
-    return Finding(
-        not wrong, f"loss {measured:.3f} before training{f': that of {known}' * bool(known)}", f"{expected:.3f} within {tolerance:.2f}",
-        named.initial_loss_causes(measured, of_half, equal=equal),
-        evidence={"measured": measured, "expected": expected}, cause=why,
-    )  # fmt: skip
 
 
 def _train_on_eight(

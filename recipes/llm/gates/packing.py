@@ -41,10 +41,11 @@ def heard(model: nn.Module, shift: float = 0.0) -> Iterator[list[Tensor]]:
 
 
 def felt(stage: Stage, batch: dict, shift: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return (logits, gradient of the recipe's own loss with respect to them), (B, T, V) each."""
+    """Return (logits, gradient of the recipe's own loss with respect to them), (B, T, V) each. A head that is used again, for later tokens,
+    has logits of its own, which are left out."""
     with heard(stage.model, shift) as logits:
         total = sum(stage.loss(stage.model, batch).values())
-    (gradient,) = torch.autograd.grad(total, logits)  # no gradient is left on the weights
+    (gradient,) = torch.autograd.grad(total, logits[:1])  # no gradient is left on the weights
     return logits[0].detach(), gradient
 
 

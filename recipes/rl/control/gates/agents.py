@@ -22,6 +22,7 @@ from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.recipes.rl.control.gates import definitions
 from trainworthy.recipes.rl.control.gates.environments import replay
+from trainworthy.recipes.rl.control.gates.exploration import exploration_gate
 from trainworthy.recipes.rl.control.gates.learning_probes import (
     GAMMA,
     Subject,
@@ -133,39 +134,6 @@ def lag_gate(subject: Subject) -> Gate:
         )  # fmt: skip
 
     return check
-
-
-def exploration_gate(subject: Subject) -> Gate:
-    """Return the gate on exploration: rewards in training must change from those of random actions to those of the learnt policy."""
-
-    @gate(
-        "exploration", rows="R4", title="actions in training move from exploration to the learnt policy", symptom=True
-    )
-    def check(context: GateContext) -> Finding:
-        rewards = learnt(context, subject, "action", rollouts=20).rewards
-        share = {iteration: (torch.cat(some) > 0).double().mean().item() for iteration, some in rewards.items()}
-        first, last = share[0], share[max(share)]
-        return Finding(
-            0.02 <= first <= 0.98 and last >= 0.75,
-            f"the better of two actions is taken in {first:.0%} of the steps of the first rollout and {last:.0%} of the last",
-            "2% to 98% in the first, at least 75% in the last",
-            f"{_why_unexplored(first, last)}\n"
-            "the stored actions are not those that were taken\n"
-            "the better action is not learnt at all (see probe-action)", evidence={"share": list(share.values())},
-        )  # fmt: skip
-
-    return check
-
-
-def _why_unexplored(first: float, last: float) -> str:
-    """Return the cause that fits the shares of the better action. A greedy untrained net always takes the same one of two actions;
-    random actions take each half of the time."""
-    greedy, random = not 0.02 <= first <= 0.98, 0.3 <= last <= 0.7
-    if greedy and random:
-        return "the probability of random actions is inverted, 1 - epsilon: greedy at first, random at the end"
-    if greedy:
-        return "no action is ever random: the untrained net's own action is taken from the start"
-    return "the probability of random actions does not fall: its schedule is not advanced"
 
 
 def next_action_gate(subject: Subject) -> Gate:

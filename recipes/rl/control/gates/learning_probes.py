@@ -66,6 +66,8 @@ class Learnt:
     """The model's values of the probe's observations, before each of these batches."""
     rewards: dict[int, list[Tensor]] = field(default_factory=dict)
     """Rewards of every step, by rollout."""
+    other: dict[int, Tensor] = field(default_factory=dict)
+    """Whether each action was another than the policy's own, where the observation is 0, by rollout."""
     gradient: list[Tensor] = field(default_factory=list)
     """Gradient of the policy term on the first batch."""
     distances: list[float] = field(default_factory=list)
@@ -131,6 +133,11 @@ def learnt(
 
     def watched(stepped: Callable) -> Callable:
         def step(actions: Tensor) -> dict[str, Tensor]:
+            if getattr(cfg, "exploration_fraction", 0) and not subject.box:
+                start = (envs.observation == 0).all(-1)
+                with torch.no_grad():
+                    own_action = stage.model.near(envs.observation.to(run.device), actions.to(run.device)).cpu() > 0.5
+                found.other[run.step] = torch.cat([found.other.get(run.step, start[:0]), ~own_action[start]])
             followed = stepped(actions)
             found.rewards.setdefault(run.step, []).append(followed["reward"])
             return followed
