@@ -105,10 +105,19 @@ def reported(more: Callable[[Tensor, Tensor], dict[str, float]] = lambda images,
             "a table is read along its other axis, or an entry further\n"
             "samples of a batch change each other's answers", evidence={"got": got, "due": due},
             cause=f"{turned[0]} is 1 minus its definition: a comparison is inverted" if turned
-            else _exchanged(wrong, got, precisions(answers, labels, classes), near) if wrong else "",
+            else _doubled(wrong, got, answers, labels, near)
+            or (_exchanged(wrong, got, precisions(answers, labels, classes), near) if wrong else ""),
         )  # fmt: skip
 
     return check
+
+
+def _doubled(wrong: list[str], got: dict[str, float], logits: Tensor, labels: Tensor, near: float) -> str:
+    """Return that the reported nll is that of probabilities, if it is; else ""."""
+    nll = -logits.softmax(1).log_softmax(1).gather(1, labels[:, None].to(logits.device)).mean().item()
+    if wrong != ["nll"] or _gap("nll", got["nll"], nll) > near:
+        return ""
+    return "nll is that of a second softmax: the evaluation passes probabilities to a cross-entropy, which takes logits"
 
 
 def _exchanged(wrong: list[str], got: dict[str, float], precision: dict[str, float], near: float) -> str:

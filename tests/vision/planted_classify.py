@@ -130,6 +130,14 @@ SCHEMA = [
           ("evaluation path draws at random",), source="VIS-02 udacity/deep-learning-v2-pytorch#132", batch=True,
           harm="the validation number is noisy and too low"),
     Plant("loss-per-sample", "schema", "C7", LOSS, LOSS.replace('"sum"', '"none"'), ("not a scalar sum", "'ce'")),
+    Plant("smoothing-decays-by-calls", "dependency", "C2",
+          f'        logits = model(batch["image"])\n        return {{"ce": {LOSS}}}\n',
+          '        loss.calls = getattr(loss, "calls", 0) + 1\n        logits = model(batch["image"])\n        return {"ce": '
+          + LOSS.replace("cfg.label_smoothing", "cfg.label_smoothing * 0.999**loss.calls") + "}\n",
+          ("changes from call to call", "no checkpoint holds"), harm="a resumed run starts the decay again"),
+    Plant("nll-of-probabilities", "reported", "C12", 'logits.append(model(batch["image"]).float())',
+          'logits.append(model(batch["image"]).float().softmax(1))', ("a second softmax",),
+          harm="a perfect answer has an nll of 1.46"),
 ]  # fmt: skip
 
 DATA = [

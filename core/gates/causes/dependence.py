@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.base import seeds
 from trainworthy.core.base.modes import hooked
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
@@ -68,9 +69,24 @@ def explain_mixed_samples(m: Mixture, indices: Sequence[int], *, mean: bool) -> 
         whole, rows = m.loss(indices), sum(m.loss([i]) for i in indices)
         return (f"the loss is a MEAN over the batch: return the SUM, core divides it by the counts ({len(indices)} times {whole:.4g} is "
                 f"the sum over single samples, {rows:.4g})")  # fmt: skip
+    if why := explain_calls(m, indices):
+        return why
     return _in_the_model(m, indices) or _in_the_loss(m, indices) or (
         f"{NO_EXPERIMENT}: every module gives each sample what it gives it alone, and the loss is neither a sum over pairs of "
         "samples nor that of targets shifted by one")  # fmt: skip
+
+
+def explain_calls(m: Mixture, indices: Sequence[int]) -> str:
+    """Return that the loss of the same batch with the same draws changes from call to call, if it does."""
+    values = []
+    for _ in range(2):
+        seeds.seed_global(m.run.cfg.run.seed, "again")
+        values.append(m.loss(indices))
+    near = m.same(*values) if m.run.device.type != "cpu" else values[0] == values[1]
+    if near:
+        return ""
+    return ("the loss of one batch changes from call to call with equal draws ({:.8g}, then {:.8g}): it counts its calls or keeps what it saw "
+            "before, which no checkpoint holds; compute it in train() from the step, or keep it in stage.state".format(*values))  # fmt: skip
 
 
 def is_independent(m: Mixture, indices: Sequence[int]) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.causes.dependence import Mixture, explain_mixed_samples, is_independent
+from trainworthy.core.gates.causes.dependence import Mixture, explain_calls, explain_mixed_samples, is_independent
 from trainworthy.core.gates.causes.scores import explain_in_batch
 from trainworthy.core.gates.causes.weighted_means import is_weighted_mean
 from trainworthy.core.gates.checks.lookahead import LIMIT as AHEAD
@@ -233,7 +233,8 @@ def _whole_batch(
     if max(gap, leak) <= limit:
         return gap, leak, ""
     padding = _beside_longest(run, stage, double, data, indices, seed, limit)
-    return gap, leak, padding or _mixed_up(data, indices, seed, run)
+    counted = explain_calls(_experiments(run, stage, double, data, seed, limit), indices) if run.world == 1 else ""
+    return gap, leak, padding or counted or _mixed_up(data, indices, seed, run)
 
 
 def _beside_longest(
