@@ -336,14 +336,26 @@ def attend(model: nn.Module, how: str, device: torch.device) -> nn.Module:
         model.set_attn_implementation(how)
     except ValueError as error:
         got = str(error).splitlines()[0][:200]
-        raise UserError(f"--attention {how}: not for this model", got=got, needed="--attention auto or eager") from None
+        raise UserError(f"--attention {how}: not for this model", got=got, needed="--attention eager") from None
     return model
 
 
 def backends(model: nn.Module, device: torch.device) -> list[str]:
-    """Attention implementations to ask: those that run anywhere, what the model uses, and on an accelerator flex attention."""
-    found = ["sdpa", "eager", model.config._attn_implementation, *["flex_attention"] * (device.type == "cuda")]
-    return list(dict.fromkeys(found))
+    """Attention implementations to ask, of those that the model has: those that run anywhere, what it uses, and on an accelerator flex
+    attention."""
+    used = model.config._attn_implementation
+    found = dict.fromkeys(["sdpa", "eager", used, *["flex_attention"] * (device.type == "cuda")])
+    return [one for one in found if one == used or _has_attention(model, one)]
+
+
+def _has_attention(model: nn.Module, how: str) -> bool:
+    used = model.config._attn_implementation
+    try:
+        model.set_attn_implementation(how)
+    except ValueError:
+        return False
+    model.set_attn_implementation(used)
+    return True
 
 
 # ------------------------------------------------------------------------------------------------------------ generating

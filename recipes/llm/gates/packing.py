@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,14 +30,31 @@ def document_spans(positions: Tensor) -> list[tuple[int, int]]:
 
 @contextmanager
 def heard(model: nn.Module, shift: float = 0.0) -> Iterator[list[Tensor]]:
-    """Record the logits (B, T, V) at the head, after adding `shift` to all of them."""
+    """Record the logits (B, T, V) that the model returns (some cap or scale what the head gives), or those of the head where the loss
+    uses it by itself; `shift` is added to all of them."""
     found: list[Tensor] = []
+    inside = False
+
+    def enter(_module, _args) -> None:
+        nonlocal inside
+        inside = True
+
+    def leave(_module, _args, out: Any) -> Any:
+        nonlocal inside
+        inside = False
+        found.append(out.logits + shift)
+        out.logits = found[-1]
+        return out
 
     def keep(_module, _args, out: Tensor) -> Tensor:
+        if inside:
+            return out
         found.append(out + shift)
         return found[-1]
 
-    with model.get_output_embeddings().register_forward_hook(keep):
+    hooks = (model.register_forward_pre_hook(enter), model.register_forward_hook(leave),
+             model.get_output_embeddings().register_forward_hook(keep))  # fmt: skip
+    with hooks[0], hooks[1], hooks[2]:
         yield found
 
 
