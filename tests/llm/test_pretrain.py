@@ -391,6 +391,21 @@ def test_any_architecture_from_its_configuration(folder: Path, tmp_path: Path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_logits_that_are_capped_after_the_head(folder: Path, tmp_path: Path):
+    """Gemma 2: a constant that is added before the cap would change the loss. It has no attention of PyTorch's."""
+    from transformers import Gemma2Config
+
+    Gemma2Config(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+                 sliding_window=16, query_pre_attn_scalar=16, max_position_embeddings=64).save_pretrained(tmp_path)  # fmt: skip
+    given = ("llm/pretrain", "--data.path", folder, *SMALL, "--model", tmp_path)
+    done = trainworthy(
+        "check", *given, "--attention", "eager", "--only", "scored,isolation,z-loss", cwd=tmp_path, code=0
+    )
+    assert "equal on eager" in done.stdout
+    refused = trainworthy("check", *given, cwd=tmp_path, code=2)
+    assert "needed:       --attention eager" in refused.stderr
+
+
 def test_a_tokenizer_that_is_loaded(folder: Path, tmp_path: Path):
     """One token for every byte, one and the same token for pad and end: the end is asked for all the same."""
     net = language.write(tmp_path / "net")
