@@ -69,19 +69,23 @@ def _slope(
     weights = [p for p in model.parameters() if p.requires_grad]
     if not total.requires_grad:
         return torch.zeros_like(stored), "it has no gradient"
-    slope, *ours = torch.autograd.grad(total, [stored, *weights], retain_graph=True, allow_unused=True)
+    (slope,) = torch.autograd.grad(total, [stored], retain_graph=True, allow_unused=True)
     if slope is None:
         return torch.zeros_like(stored), UNREAD
     if "valid" in batch and slope[~batch["valid"]].any():
         return slope, f"padding counts: {int((slope[~batch['valid']] != 0).sum())} of its tokens have a gradient"
-    theirs = torch.autograd.grad((-slope.detach() * output).sum(), weights, allow_unused=True)
-    a, b = (
-        torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(weights, grads, strict=True)])
-        for grads in (ours, theirs)
-    )
-    along = torch.cosine_similarity(a, b, 0).item()
+    due = gradient((-slope.detach() * output).sum(), weights)
+    along = torch.cosine_similarity(gradient(total, weights), due, 0).item()
     fault = f"its gradient is not that of the stored `{key}` and what the model gives for it (cosine {along:.2f})"
     return slope, "" if along >= ALONG else fault
+
+
+def gradient(total: Tensor, weights: list[Tensor]) -> Tensor:
+    """Return the gradient of a scalar as one vector, 0 where it has none."""
+    if not total.requires_grad:
+        return torch.cat([torch.zeros_like(p).flatten() for p in weights])
+    grads = torch.autograd.grad(total, weights, retain_graph=True, allow_unused=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(weights, grads, strict=True)])
 
 
 def checks(

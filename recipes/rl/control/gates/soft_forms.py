@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.gates.checks.formula import row
 from trainworthy.recipes.rl.control.gates.formulas import critics
-from trainworthy.recipes.rl.control.gates.own_forms import ALONG, CLEAR
+from trainworthy.recipes.rl.control.gates.own_forms import ALONG, CLEAR, gradient
 
 TRADE = 0.05  # of the temperature: how far from it the weight of the log-probability may be
 LEFT = 0.1  # share of the policy's gradient that values and log-probability need not explain
@@ -34,7 +34,7 @@ def critic(loss: Callable[[dict], Tensor], model: nn.Module, batch: dict) -> str
         total, values = loss(one), critics(model.critics, model.scaled(one["observation"]), one["action"])[:, 0]
         pull = []
         for i, weights in enumerate(nets):
-            mine, theirs = _gradient(total, weights), _gradient(values[i], weights)
+            mine, theirs = gradient(total, weights), gradient(values[i], weights)
             if mine.any() and torch.cosine_similarity(mine, theirs, 0).abs() < ALONG:
                 return f"the gradient of critic {i} is not that of its value of the stored action"
             pull.append((mine @ theirs).item())
@@ -57,12 +57,12 @@ def policy(loss: Callable[[dict], Tensor], model: nn.Module, batch: dict) -> str
     got, parts = [], []
     for one in _rows(batch):
         total = loss(one)
-        if _gradient(total, fixed).any():
+        if gradient(total, fixed).any():
             return "the critics get a gradient from it"
         action, log_prob = model.sample(one["observation"], one["noise"])
         values = critics(model.critics, model.scaled(one["observation"]), action)
-        got.append(_gradient(total, weights))
-        parts.append(torch.stack([_gradient(v.sum(), weights) for v in (log_prob, values.amin(0), values.amax(0))], 1))
+        got.append(gradient(total, weights))
+        parts.append(torch.stack([gradient(v.sum(), weights) for v in (log_prob, values.amin(0), values.amax(0))], 1))
     mine, basis = torch.cat(got).double(), torch.cat(parts).double()  # (rows x weights,), (rows x weights, 3)
     found = torch.linalg.lstsq(basis, mine[:, None], driver="gelsd").solution[:, 0]
     if not mine.any():
@@ -85,7 +85,7 @@ def temperature(loss: Callable[[dict], Tensor], model: nn.Module, batch: dict, t
     """Return what is wrong with a loss whose gradient should be the surplus of entropy times one factor; "" if nothing is."""
     slopes, surpluses = [], []
     for one in _rows(batch):
-        slopes.append(_gradient(loss(one), [model.log_temperature]).item())
+        slopes.append(gradient(loss(one), [model.log_temperature]).item())
         log_prob = model.sample(one["observation"], one["noise"])[1].detach()
         surpluses.append(-(log_prob.sum().item() + target_entropy * model.n_act))
     slope, surplus = torch.tensor(slopes).double(), torch.tensor(surpluses).double()
@@ -101,11 +101,3 @@ def temperature(loss: Callable[[dict], Tensor], model: nn.Module, batch: dict, t
 
 def _rows(batch: dict) -> Iterator[dict]:
     return (row(batch, i) for i in range(len(batch["return"])))
-
-
-def _gradient(total: Tensor, weights: list[Tensor]) -> Tensor:
-    """Return the gradient of a scalar as one vector, 0 where it has none."""
-    if not total.requires_grad:
-        return torch.cat([torch.zeros_like(p).flatten() for p in weights])
-    grads = torch.autograd.grad(total, weights, retain_graph=True, allow_unused=True)
-    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(weights, grads, strict=True)])
