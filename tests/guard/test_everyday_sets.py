@@ -1,4 +1,4 @@
-"""The integrity of six sets: each change fits its script in one place, and the changed script compiles."""
+"""The integrity of seven sets: each change fits its script in one place, and the changed script compiles."""
 
 import hashlib
 import zlib
@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.guard import (
+    eighteenth_set,
+    eighteenth_set_heldout,
     eighth_set,
     eighth_set_heldout,
     hosted_set,
@@ -30,6 +32,7 @@ SETS = {
     37: (hosted_set, hosted_set_heldout),
     53: (sixteenth_set, sixteenth_set_heldout),
     52: (seventeenth_set, seventeenth_set_heldout),
+    48: (eighteenth_set, eighteenth_set_heldout),
     54: (trainer_set, trainer_set_heldout),
 }
 """Number of its cases -> halves."""
@@ -49,6 +52,7 @@ DIGEST: dict[int, Callable[[bytes], int]] = {
     37: first_byte,
     53: last_byte,
     52: last_byte,
+    48: last_byte,
     54: last_byte,
 }
 """Number of its cases -> what puts an id into the open half (even) or into the closed one (odd)."""
