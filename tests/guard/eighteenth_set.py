@@ -118,7 +118,6 @@ HARMFUL = {
     "maze_dqn--max-of-own-values",
     "maze_dqn--state-by-reference",
     "maze_dqn--state-kept",
-    "module_sentences--batch-second",
     "module_sentences--sorted-without-labels",
     "module_sentences--vocabulary-per-split",
     "stdlib_chars--mask-upside-down",

@@ -53,10 +53,10 @@ BUGS = [
          "        q = q.view(B, T, n_head, C // n_head).transpose(1, 2)\n"
          "        k = k.view(B, T, n_head, C // n_head).transpose(1, 2)\n"
          "        v = v.view(B, T, n_head, C // n_head).transpose(1, 2)\n",
-         "        q = q.view(B, n_head, T, C // n_head)\n"
-         "        k = k.view(B, n_head, T, C // n_head)\n"
-         "        v = v.view(B, n_head, T, C // n_head)\n",
-         "view() in place of view() and transpose(): heads and positions mix"),
+         "        q = q.reshape(B, n_head, T, C // n_head)\n"
+         "        k = k.reshape(B, n_head, T, C // n_head)\n"
+         "        v = v.reshape(B, n_head, T, C // n_head)\n",
+         "reshape() in place of view() and transpose(): heads and positions mix"),
     case("stdlib_chars--softmax-over-queries",
          "        att = F.softmax(att, dim=-1)\n",
          "        att = F.softmax(att, dim=-2)\n",
@@ -189,17 +189,14 @@ HEALTHY = [
 HARMFUL = {
     "digits_checkpoint--gradients-kept",
     "digits_checkpoint--never-better",
-    "digits_checkpoint--relu-on-logits",
     "digits_checkpoint--test-not-normalised",
     "distil_small--kl-exchanged",
     "distil_small--no-logarithm",
     "distil_small--optimiser-of-teacher",
     "finetune_head--optimiser-before-head",
     "finetune_head--step-after-zeroing",
-    "maze_dqn--no-done-mask",
     "module_sentences--mask-inverted",
     "power_lstm--first-output",
-    "power_lstm--test-scaled-by-itself",
     "power_lstm--time-second",
     "prices_table--column-against-row",
     "prices_table--metric-in-scaled-units",
