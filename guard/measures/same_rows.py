@@ -47,6 +47,6 @@ class SameRows:
         if len(with_grad) < DISTINCT or len(with_grad & without) < SHARE * len(with_grad):
             return None
         return (
-            f"in each of {self.same[True]} training batches all rows are equal, with different targets, and the net of the targets gets the same rows",
+            f"in {self.same[True]} training batches all rows are equal, with different targets, and the net of the targets gets the same rows",
             "stored observations are one array that the environment changes in place: keep copies (obs.copy()) of states and next states",
         )

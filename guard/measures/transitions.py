@@ -52,14 +52,17 @@ def begun(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 def steps(loop: ast.AST) -> Iterator[tuple[ast.Assign, ast.Call, str]]:
     """Yield (statement, call, name of the first result) of `observation, reward, done, ... = env.step(action)`, of no loop within this one."""
-    within = {id(n) for m in ast.walk(loop) if m is not loop and isinstance(m, (ast.For, ast.While)) for n in ast.walk(m)}
+    within = {
+        id(n) for m in ast.walk(loop) if m is not loop and isinstance(m, (ast.For, ast.While)) for n in ast.walk(m)
+    }
     for node in ast.walk(loop):
         if not isinstance(node, ast.Assign) or id(node) in within or not isinstance(node.value, ast.Call):
             continue
         target, call = node.targets[0], node.value
-        if isinstance(target, ast.Tuple) and len(target.elts) >= RESULTS and getattr(call.func, "attr", "") == "step":
-            if isinstance(target.elts[0], ast.Name):
-                yield node, call, target.elts[0].id
+        if not isinstance(target, ast.Tuple) or len(target.elts) < RESULTS or getattr(call.func, "attr", "") != "step":
+            continue
+        if isinstance(target.elts[0], ast.Name):
+            yield node, call, target.elts[0].id
 
 
 def changed(loop: ast.AST, name: str) -> bool:
@@ -67,9 +70,17 @@ def changed(loop: ast.AST, name: str) -> bool:
     for node in ast.walk(loop):
         if isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load):
             return True
-        if isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(node.ctx, ast.Load) and name in loaded(node.value):
+        if (
+            isinstance(node, (ast.Subscript, ast.Attribute))
+            and not isinstance(node.ctx, ast.Load)
+            and name in loaded(node.value)
+        ):
             return True
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and receiver(node.value).split(".")[0] == name:
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Call)
+            and receiver(node.value).split(".")[0] == name
+        ):
             return True
         if isinstance(node, ast.Call) and any(k.arg == "out" and name in loaded(k.value) for k in node.keywords):
             return True
@@ -112,6 +123,9 @@ def highest(scope: Scope) -> int | None:
             of = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
             if isinstance(of, ast.Call) and getattr(call.func, "attr", "") in HIGHEST and (call.args or call.keywords):  # type: ignore[attr-defined]
                 text = ast.unparse(of.func)
-                if not set(words(text)) & {"target", "tgt", "next", "old"} and not set(words(ast.unparse(of))) & {"next", "new"}:
+                if not set(words(text)) & {"target", "tgt", "next", "old"} and not set(words(ast.unparse(of))) & {
+                    "next",
+                    "new",
+                }:
                     return node.lineno
     return None

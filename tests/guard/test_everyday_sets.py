@@ -95,18 +95,29 @@ STOPPED = {
     "tumour_anomaly--encoder-detached": "wiring",
     "tumour_anomaly--relu-at-the-end": "loss-input",
     "tumour_anomaly--scaler-refitted": "names",
+    "finetune_head--backbone-not-loaded": "state",
+    "maze_dqn--max-of-own-values": "names",
+    "maze_dqn--state-by-reference": "direction",
+    "maze_dqn--state-kept": "names",
+    "module_sentences--sorted-without-labels": "signal",
+    "module_sentences--vocabulary-per-split": "samples",
+    "stdlib_chars--mask-upside-down": "dependency",
 }
-"""Bug of the seventeenth set -> the check that fails."""
+"""Bug of the seventeenth or the eighteenth set -> the check that fails."""
+
+
+LATER = (*seventeenth_set.BUGS, *eighteenth_set.BUGS)
 
 
 @pytest.mark.verify
-@pytest.mark.parametrize("case", [p for p in seventeenth_set.BUGS if p.id in STOPPED], ids=lambda case: case.id)
-def test_a_bug_of_the_seventeenth_set_is_stopped(case: ScriptPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", [p for p in LATER if p.id in STOPPED], ids=lambda case: case.id)
+def test_a_bug_of_the_later_sets_is_stopped(case: ScriptPatch, tmp_path: Path) -> None:
     assert guard(patched(case), tmp_path)[0][STOPPED[case.id]].blocks
 
 
 @pytest.mark.verify
-@pytest.mark.parametrize("name", sorted({Path(p.script).stem for p in seventeenth_set.BUGS}))
-def test_a_healthy_script_of_the_seventeenth_set_is_quiet(name: str, tmp_path: Path) -> None:
-    path = next(p.path for p in seventeenth_set.BUGS if Path(p.script).stem == name)
+@pytest.mark.parametrize(
+    "path", sorted({p.path for p in (*LATER, *eighteenth_set_heldout.BUGS)}), ids=lambda path: path.stem
+)
+def test_a_healthy_script_of_the_later_sets_is_quiet(path: Path, tmp_path: Path) -> None:
     assert not [v.id for v in guard(path.read_text(), tmp_path)[0].values() if v.blocks]
