@@ -27,7 +27,7 @@ def direction(seen: Any) -> dict:
     rows = [attacks(seen), adversaries(seen), class_conditions.check(seen), weights, variational.check(one.latent)]
     penalty = penalties.penalty(one.penalties) or penalties.embeddings(one.penalties)
     rows += [(penalty, ""), (one.bootstrapped.fault(), ""), loss_terms.check(one.loss_terms), collapse.check(seen)]
-    rows += [(advantages(seen), "")]
+    rows += [(advantages(seen), ""), (one.same_rows.fault(), "")]
     wrong, measured = [], []
     for fault, text in rows:
         wrong += [fault] if fault else []

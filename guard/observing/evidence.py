@@ -35,6 +35,7 @@ from trainworthy.guard.measures.penalties import Penalties
 from trainworthy.guard.measures.policy_rewards import Credit
 from trainworthy.guard.measures.records import CLOSE, Group, fingerprint, on_gradient, used
 from trainworthy.guard.measures.regression import Regression
+from trainworthy.guard.measures.same_rows import SameRows
 from trainworthy.guard.measures.stored_samples import Stored
 from trainworthy.guard.measures.targets import fits
 from trainworthy.guard.measures.unknown_tokens import Lookups
@@ -92,13 +93,10 @@ class Evidence:
         self.regression, self.output_ranges, self.packed = Regression(), OutputRanges(), Packed()
         self.mixing = Mixing()
         self.credit, self.values = Credit(), Values()
-        self.latent = Latent()
-        self.penalties = Penalties()
-        self.outer = Outer()
-        self.shares = Shares()
-        self.bootstrapped = Bootstrapped()
-        self.loss_terms = Terms()
-        self.conditions = Conditions()
+        self.latent, self.penalties = Latent(), Penalties()
+        self.outer, self.shares = Outer(), Shares()
+        self.bootstrapped, self.same_rows = Bootstrapped(), SameRows()
+        self.loss_terms, self.conditions = Terms(), Conditions()
         self.multi_hot, self.lookups, self.log_scales = MultiHot(), Lookups(), LogScales()
         self.stored, self.logits = Stored(), Logits()
         self.store = self.stored.note
@@ -131,6 +129,7 @@ class Evidence:
         if args and isinstance(args[0], Tensor):
             self.bootstrapped.root(args[0], out, self.credit)
             self.values.root(module, args[0], out, self.credit)
+            self.same_rows.root(args[0], grad)
             if grad:
                 self.credit.guess(args[0], out)
         if self.calls[id(module), grad] > CALLS:
@@ -251,6 +250,7 @@ class Evidence:
         if prediction.requires_grad != target.requires_grad and prediction.dim() and target.dim():
             pair = (prediction, target) if prediction.requires_grad else (target, prediction)
             self.bootstrapped.compared(*pair, self.credit)
+            self.same_rows.compared(*pair)
 
     @harmless
     def drew(self, out: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Harm of the bugs of the fifth to tenth, the twelfth, the fourteenth to the seventeenth, the hosted and the trainer set: each script is run whole,
+"""Harm of the bugs of the fifth to tenth, the twelfth, the fourteenth to the eighteenth, the hosted and the trainer set: each script is run whole,
 unchanged and with every patch, at two seeds.
 
 `python -m tests.guard.harm [SCRIPT | ID ...]` prints one line for each run: id, seed, final number, seconds.
@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 
 from tests.guard import (
+    eighteenth_set,
+    eighteenth_set_heldout,
     eighth_set,
     eighth_set_heldout,
     fifteenth_set,
@@ -64,6 +66,8 @@ SETS = (
     sixteenth_set_heldout,
     seventeenth_set,
     seventeenth_set_heldout,
+    eighteenth_set,
+    eighteenth_set_heldout,
     hosted_set,
     hosted_set_heldout,
     trainer_set,

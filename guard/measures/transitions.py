@@ -1,0 +1,131 @@
+"""Finds loops over an environment's steps that act on the first observation for ever, and Q-learning that never reads the actions."""
+
+import ast
+from collections.abc import Iterator
+
+from trainworthy.core.base.verdict import Fault
+from trainworthy.guard.measures.source import Source, inside, words
+from trainworthy.guard.measures.splits import Scope, loaded, scopes, stored, trains
+
+RESULTS = 3  # that a step of an environment returns, at least
+ACTIONS, REWARDS = {"action", "actions", "act", "acts"}, {"reward", "rewards", "rew", "rews"}
+HIGHEST = ("max", "amax")
+
+
+def first_kept(source: Source) -> Fault | None:
+    """Find a loop that chooses its actions by what `reset()` returned, and never replaces it by what `step()` returns."""
+    for file, scope in scopes(source):
+        starts = {name: where for node in inside(scope) for name, where in begun(node)}
+        loops = [n for n in inside(scope) if isinstance(n, (ast.For, ast.While))] if starts else []
+        for loop in loops:
+            for node, call, found in steps(loop):
+                made = [n for n in ast.walk(loop) if isinstance(n, ast.Assign) and set(stored(n)) & loaded(call)]
+                read = loaded(call).union(*(loaded(n.value) for n in made)) & starts.keys()
+                kept = [n for n in read if starts[n] == receiver(call) and not changed(loop, n)]
+                if kept and found not in kept and not found.startswith("_"):
+                    return (
+                        f"line {node.lineno} of {file} returns `{found}` from {starts[kept[0]]}.step(), and the actions of the loop are chosen "
+                        f"by `{kept[0]}`, which keeps what {starts[kept[0]]}.reset() returned",
+                        f"the new observation is never made the current one: `{kept[0]} = {found}` is missing after step()",
+                    )
+    return None
+
+
+def receiver(call: ast.Call) -> str:
+    """Return the text of the object whose method is called."""
+    return ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+
+
+def begun(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield the names that a statement gives to the result of an environment's `reset()`, with the environment's."""
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+        return
+    target, value = node.targets[0], node.value
+    several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)
+    pairs = zip(target.elts, value.elts, strict=True) if several else [(target, value)]  # type: ignore[attr-defined]
+    for one, made in pairs:
+        one = one.elts[0] if isinstance(one, ast.Tuple) and one.elts else one  # observation, info = env.reset()
+        calls = [n for n in ast.walk(made) if isinstance(n, ast.Call) and getattr(n.func, "attr", "") == "reset"]
+        if isinstance(one, ast.Name) and len(calls) == 1:
+            yield one.id, receiver(calls[0])
+
+
+def steps(loop: ast.AST) -> Iterator[tuple[ast.Assign, ast.Call, str]]:
+    """Yield (statement, call, name of the first result) of `observation, reward, done, ... = env.step(action)`, of no loop within this one."""
+    within = {
+        id(n) for m in ast.walk(loop) if m is not loop and isinstance(m, (ast.For, ast.While)) for n in ast.walk(m)
+    }
+    for node in ast.walk(loop):
+        if not isinstance(node, ast.Assign) or id(node) in within or not isinstance(node.value, ast.Call):
+            continue
+        target, call = node.targets[0], node.value
+        if not isinstance(target, ast.Tuple) or len(target.elts) < RESULTS or getattr(call.func, "attr", "") != "step":
+            continue
+        if isinstance(target.elts[0], ast.Name):
+            yield node, call, target.elts[0].id
+
+
+def changed(loop: ast.AST, name: str) -> bool:
+    """Return whether a loop assigns a name or may change its value in place: an entry is set, or one of its methods is a statement."""
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Name) and node.id == name and not isinstance(node.ctx, ast.Load):
+            return True
+        if (
+            isinstance(node, (ast.Subscript, ast.Attribute))
+            and not isinstance(node.ctx, ast.Load)
+            and name in loaded(node.value)
+        ):
+            return True
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Call)
+            and receiver(node.value).split(".")[0] == name
+        ):
+            return True
+        if isinstance(node, ast.Call) and any(k.arg == "out" and name in loaded(k.value) for k in node.keywords):
+            return True
+    return False
+
+
+def unread_actions(source: Source) -> Fault | None:
+    """Find an update that unpacks the actions of stored transitions, never reads them, and differentiates the highest value of an output."""
+    for file, scope in scopes(source):
+        lines = [n for n in inside(scope) if isinstance(n, ast.Assign)] if trains(scope) else []
+        for node in lines:
+            names = stored(node) if isinstance(node.targets[0], ast.Tuple) else {}
+            actions = [n for n in names if set(words(n)) & ACTIONS and not set(words(n)) & {"next", "new"}]
+            if len(names) <= RESULTS or len(actions) != 1 or not any(set(words(n)) & REWARDS for n in names):
+                continue
+            own = {id(x) for n in lines if actions[0] in stored(n) for x in ast.walk(n)}
+            if any(isinstance(n, ast.Name) and n.id == actions[0] and id(n) not in own for n in ast.walk(scope)):
+                continue
+            if (line := highest(scope)) is not None:
+                return (
+                    f"line {node.lineno} of {file} unpacks `{actions[0]}`, which nothing reads, and line {line} takes the highest value of a net's "
+                    "outputs, with their gradient",
+                    f"the values of the actions that were taken are meant: values.gather(1, {actions[0]})",
+                )
+    return None
+
+
+def highest(scope: Scope) -> int | None:
+    """Return the line in which an update takes the highest output of a net, outside of `no_grad()` and without `detach()`."""
+    calm = {
+        id(n)
+        for block in ast.walk(scope)
+        if isinstance(block, ast.With) and any("no_grad" in ast.unparse(i.context_expr) for i in block.items)
+        for n in ast.walk(block)
+    }
+    for node in inside(scope):
+        if not isinstance(node, ast.Assign) or id(node) in calm or "detach" in ast.unparse(node.value):
+            continue
+        for call in ast.walk(node.value):
+            of = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
+            if isinstance(of, ast.Call) and getattr(call.func, "attr", "") in HIGHEST and (call.args or call.keywords):  # type: ignore[attr-defined]
+                text = ast.unparse(of.func)
+                if not set(words(text)) & {"target", "tgt", "next", "old"} and not set(words(ast.unparse(of))) & {
+                    "next",
+                    "new",
+                }:
+                    return node.lineno
+    return None
