@@ -13,6 +13,7 @@ from trainworthy.core.gates.checks.learning import overfitted
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import Stage
+from trainworthy.recipes.distill.gates.own_divergence import least_at_teacher
 from trainworthy.recipes.shared.classifier import Classifier
 
 SAMPLES = 250
@@ -72,7 +73,6 @@ def agreement(classifier: Classifier, images: Tensor, logits: Tensor) -> float:
 
 NEAR = {"fp32": 1e-4}  # relative difference of a sample's loss from the formula
 COARSE = 5e-2  # the same in 16 bits
-OTHERS = 16  # random scores near the teacher's
 PAIRS = 8  # samples with a label, and as many without one
 
 
@@ -164,20 +164,12 @@ def judge_own_terms(stage: Stage, batch: dict, names: list[str], theirs: Tensor)
         terms = stage.loss(Answering(logits.float()), batch)
         return sum(float(v) for k, v in terms.items() if k in names)
 
-    draws = torch.Generator().manual_seed(0)
-    shifts = torch.randn(OTHERS, *theirs.shape, generator=draws, dtype=torch.float64).to(theirs) * 0.3 * theirs.std()
-    told = ", ".join(names)
+    terms = ", ".join(names)
     try:
-        least, others = value(theirs), [value(theirs + shift) for shift in shifts]
+        fault, measured = least_at_teacher(value, theirs)
     except (AttributeError, TypeError, RuntimeError):  # it reads more of the student than its scores
-        return "", f"{told}, not compared (they read more of the student than its scores)"
-    less = sum(not other > least for other in others)
-    if less:
-        return (
-            f"{told}: {less} of {OTHERS} scores near the teacher's give no more than the teacher's own ({min(others):.4g}, {least:.4g})",
-            told,
-        )
-    return "", f"{told}, least at the teacher's scores ({least:.2g}, near them {min(others):.2g} to {max(others):.2g})"
+        return "", f"{terms}, not compared (they read more of the student than its scores)"
+    return (f"{terms}: {fault}", terms) if fault else ("", f"{terms}, {measured}")
 
 
 def far(values: Tensor, of: Tensor) -> float:
