@@ -1,4 +1,4 @@
-"""`divergence` of distill/compress on losses of other forms, on two Whispers of two layers and 60 words."""
+"""`divergence` of distill/compress (two Whispers of two layers and 60 words) and distill/logits on losses of other forms."""
 
 import contextlib
 from types import SimpleNamespace
@@ -6,7 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn import functional as F
+from trainworthy.recipes.distill import logits as logits_recipe
 from trainworthy.recipes.distill.compress import Config
+from trainworthy.recipes.distill.gates import logits as pictures
 from trainworthy.recipes.distill.gates import token_forms
 from trainworthy.recipes.distill.gates.whisper import read
 from trainworthy.recipes.shared.whisper import Whisper
@@ -102,3 +104,49 @@ def test_losses_of_other_forms_are_let_through(more):
 )  # fmt: skip
 def test_mistakes_in_losses_of_other_forms_are_stopped(more, words):
     assert words in " ".join(compared(**more).wrong)
+
+
+def of_pictures(kl=None, ce=None, name="kl") -> tuple[list[str], list[str]]:
+    """What is wrong with a loss of distill/logits, and what was measured: 12 samples of 10 classes, every second one with a known label."""
+    cfg, draws = logits_recipe.Config(), torch.Generator().manual_seed(0)
+    ours, theirs = (2 * torch.randn(12, 10, generator=draws, dtype=torch.double) for _ in range(2))
+    batch = {"image": torch.zeros(12, 1), "label": torch.arange(12) % 10, "known": torch.arange(12) % 2 == 0}
+    kl = kl or (lambda ours, theirs: T**2 * F.kl_div(*soft(ours, theirs), reduction="sum", log_target=True))
+    ce = ce or (lambda ours, label, known: F.cross_entropy(ours[known], label[known], reduction="sum"))
+
+    def loss(model, batch, rows=slice(None)):
+        scores = model(batch["image"])[rows].double()
+        terms = (1 - cfg.weight) * ce(scores, batch["label"][rows], batch["known"][rows]), cfg.weight * kl(scores, theirs[rows])
+        return dict(zip(("ce", name), terms, strict=True))
+
+    stage, got, due = SimpleNamespace(loss=loss), {}, pictures._stated(cfg, batch, ours, theirs)
+    for i in range(12):
+        for k, v in loss(pictures.Answering(ours), batch, slice(i, i + 1)).items():
+            got.setdefault(k, []).append(float(v))
+    forms = pictures.other_forms(cfg, ours, theirs)
+    wrong, measured = pictures.evaluate_own_terms(stage, batch, got, due, forms, (ours, theirs), 1e-4)
+    near = {k: [right, *(forms.values() if k == "kl" else ())] for k, (right, _) in due.items()}
+    return [*wrong, *(k for k, of in near.items() if min(pictures.far(torch.tensor(got[k]), f) for f in of) > 1e-4)], measured
+
+
+def smoothed(ours, label, known):
+    return F.cross_entropy(ours[known], label[known], label_smoothing=0.1, reduction="sum")
+
+
+@pytest.mark.parametrize("more", [{}, {"kl": variation}, {"kl": best_of_teacher}, {"ce": smoothed}, {"kl": reverse, "name": "reverse_kl"}])
+def test_other_losses_of_pictures_are_let_through(more):
+    assert of_pictures(**more)[0] == []
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"kl": reverse}, "kl"),
+        ({"kl": lambda ours, theirs: F.kl_div(*soft(ours, 1.5 * theirs), reduction="sum", log_target=True)}, "times the teacher's"),
+        ({"kl": lambda ours, theirs: F.kl_div(*soft(ours, theirs), reduction="sum", log_target=True)}, "kl"),
+        ({"ce": lambda ours, label, known: smoothed(ours, label, known | True)}, "without a known label change the loss"),
+        ({"ce": lambda ours, label, known: smoothed(ours, (label + 1) % 10, known)}, "pushed away"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_other_losses_of_pictures_are_stopped(more, words):
+    assert words in " ".join(of_pictures(**more)[0])

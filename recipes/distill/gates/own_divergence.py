@@ -7,6 +7,7 @@ from torch import Tensor
 
 OTHERS = 16  # random scores near the teacher's
 SCALED = (0.5, 0.8, 1.25, 2.0)  # times the teacher's scores: a temperature on one side alone moves the least value there
+REVERSED = ("rev", "rkl")  # in a term's name: the divergence in the student's own expectation is meant (MiniLLM, Gu 2024)
 EQUAL = 1e-6  # relative rounding error; scores that are standardised (Sun 2024) give the same at every scale
 
 

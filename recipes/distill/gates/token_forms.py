@@ -15,11 +15,10 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.gates.causes import place_weights
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
-from trainworthy.recipes.distill.gates.own_divergence import least_at_teacher
+from trainworthy.recipes.distill.gates.own_divergence import REVERSED, least_at_teacher
 from trainworthy.recipes.shared import whisper
 
 SMOOTHINGS = (0.05, 0.1, 0.2)  # published values of label smoothing
-REVERSED = ("rev", "rkl")  # in a term's name: the divergence from the teacher's side is meant
 
 
 @dataclass
