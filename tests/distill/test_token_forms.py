@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 from trainworthy.recipes.distill import logits as logits_recipe
 from trainworthy.recipes.distill.compress import Config
 from trainworthy.recipes.distill.gates import logits as pictures
-from trainworthy.recipes.distill.gates import token_forms
+from trainworthy.recipes.distill.gates import token_forms, whisper
 from trainworthy.recipes.distill.gates.whisper import read
 from trainworthy.recipes.shared.whisper import Whisper
 from transformers import WhisperConfig, WhisperForConditionalGeneration
@@ -150,3 +151,21 @@ def test_other_losses_of_pictures_are_let_through(more):
 )  # fmt: skip
 def test_mistakes_in_other_losses_of_pictures_are_stopped(more, words):
     assert words in " ".join(of_pictures(**more)[0])
+
+
+@pytest.mark.parametrize(("shift", "start", "right", "others"), [(0, START, 1.0, False), (1, START, 0.0, False), (0, 1, 1.0, True)])
+def test_smoothed_words_pull_each_token_to_its_own(shift: int, start: int, right: float, others: bool):
+    """`head` of distill/whisper: no smoothed loss is near 0, also not at the teacher's own features."""
+    teacher = small(2)
+    batch = {"ids": torch.randint(4, 60, (3, 9)), "words": torch.tensor([9, 7, 5])}
+
+    def loss(model, batch):
+        ids, place = batch["ids"], torch.arange(1, batch["ids"].shape[1])
+        scored = (place >= start) & (place < batch["words"][:, None])
+        scores = teacher.logits(model(None), ids[:, :-1])[scored]
+        return {"ce": F.cross_entropy(scores, ids[:, 1:].roll(-shift, 1)[scored], label_smoothing=0.1, reduction="sum")}
+
+    stage = SimpleNamespace(model=nn.Identity(), frozen_modules={"teacher": teacher.model}, loss=loss)
+    run = SimpleNamespace(autocast=contextlib.nullcontext)
+    found = whisper._pulled(run, stage, batch, torch.randn(3, 50, 16), START)
+    assert found == (pytest.approx(right, abs=0.2), others)
