@@ -53,19 +53,27 @@ def copied(context: GateContext) -> Finding:
         same = [next((j for j in range(n) if _equal(ours[side, i], theirs[side, j])), None) for i in range(kept)]
         found.append(f"{side} {', '.join('no layer' if j is None else str(j) for j in same)} of {n}")
         needed.append(f"{side} {', '.join(map(str, even))}")
-        wrong += [side] * (same != even)
+        wrong += [side] * (not _spaced(same, even))
         unchanged += [f"the {side} lacks {n - kept} of {n} layers and is frozen"] * (kept < n and side not in learns)
     others = [k for k, v in theirs["", 0].items() if not torch.equal(v, ours["", 0].get(k, v.new_zeros(0)))]
     wrong += others
     rest = f"; {len(others)} other tensors are not the teacher's, e.g. {others[0]}" if others else ""
     return Finding(
         not wrong and not unchanged, "; ".join(["copied from layers: " + "; ".join(found) + rest, *unchanged]),
-        "; ".join(needed) + "; all other tensors equal the teacher's; a side that lacks layers trains",
+        "; ".join(needed) + ", or the layers next to them; all other tensors equal the teacher's; a side that lacks layers trains",
         "layers are initialised again, or were loaded under strict=False, so that nothing of the teacher is left\n"
         "the first layers were copied instead of evenly spaced ones from first to last\n"
         "embeddings, norms or convolutions were not copied", evidence={"found": found, "others": others[:20]},
         cause=f"{unchanged[0]}: what is left never learns to do without them" if unchanged and not wrong else "",
     )  # fmt: skip
+
+
+def _spaced(layers: list[int | None], even: list[int]) -> bool:
+    """Return whether layers are the evenly spaced ones, or each the one before or after it in growing order (every second layer, as in
+    DistilBERT). The first ones alone are not."""
+    if None in layers or layers == [*range(len(layers))] != even:
+        return False
+    return all(abs(a - b) <= 1 for a, b in zip(layers, even, strict=True)) and sorted({*layers}) == layers
 
 
 def _by_layer(tensors: dict[str, Tensor]) -> dict[tuple[str, int], dict[str, Tensor]]:
