@@ -135,12 +135,15 @@ def counted(context: GateContext) -> Finding:
 
     other = noise * theirs.norm(dim=-1, keepdim=True) / noise.norm(dim=-1, keepdim=True)
     equal, larger, small, astray = of(theirs), of(1.5 * theirs), of(0.1 * theirs), of(0.1 * other)
+    # A weight of 0 is a choice: squared error alone and cosine alone are published losses.
+    sized, turned = 0.05 * min(1.0, context.cfg.mse), min(0.6 * small, 0.5 * context.cfg.cosine)
+    unsized, unturned = sized > 0 and larger - equal < sized, turned > 0 and astray - small < turned
     wrong = []
     if abs(again - first) > 1e-3 * first:
         wrong.append(f"with other and more padding the loss is {again:.4f} instead of {first:.4f}")
-    if larger - equal < 0.05:
+    if unsized:
         wrong.append(f"features 1.5 times as large raise the loss by only {larger - equal:.3f}")
-    if astray - small < 0.6 * small:
+    if unturned:
         wrong.append(
             f"small features in a wrong direction have a loss of {astray:.3f}, in the right direction {small:.3f}"
         )
@@ -148,11 +151,11 @@ def counted(context: GateContext) -> Finding:
         not wrong, "; ".join(wrong) if wrong else
         f"padding changes the loss by {abs(again - first) / first:.0e}; loss of the teacher's own features {equal:.2f}, of 1.5 times them "
         f"{larger:.2f}, of a tenth {small:.2f}, of a tenth in another direction {astray:.2f}",
-        "padding changes nothing; 1.5 times the features cost at least 0.05 more; another direction costs at least 1.6 times as much",
+        f"padding changes nothing; 1.5 times the features cost at least {sized:.2g} more; another direction at least {turned:.2g} more",
         order_causes(
             (abs(again - first) > 1e-3 * first, "a term is not masked, or is divided by the whole length: silence is learnt"),
-            (larger - equal < 0.05, "the loss is cosine alone: the scale does not count"),
-            (astray - small < 0.6 * small, "the loss is squared error alone: direction hardly counts while features are small")),
+            (unsized, "the loss is cosine alone: the scale does not count"),
+            (unturned, "the loss is squared error alone: direction hardly counts while features are small")),
         evidence={"loss": first, "padded": again, "teacher": equal, "larger": larger, "small": small, "astray": astray},
         batch=batch,
     )  # fmt: skip
