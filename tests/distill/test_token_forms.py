@@ -117,7 +117,10 @@ def of_pictures(kl=None, ce=None, name="kl") -> tuple[list[str], list[str]]:
 
     def loss(model, batch, rows=slice(None)):
         scores = model(batch["image"])[rows].double()
-        terms = (1 - cfg.weight) * ce(scores, batch["label"][rows], batch["known"][rows]), cfg.weight * kl(scores, theirs[rows])
+        terms = (
+            (1 - cfg.weight) * ce(scores, batch["label"][rows], batch["known"][rows]),
+            cfg.weight * kl(scores, theirs[rows]),
+        )
         return dict(zip(("ce", name), terms, strict=True))
 
     stage, got, due = SimpleNamespace(loss=loss), {}, pictures._stated(cfg, batch, ours, theirs)
@@ -127,14 +130,19 @@ def of_pictures(kl=None, ce=None, name="kl") -> tuple[list[str], list[str]]:
     forms = pictures.other_forms(cfg, ours, theirs)
     wrong, measured = pictures.evaluate_own_terms(stage, batch, got, due, forms, (ours, theirs), 1e-4)
     near = {k: [right, *(forms.values() if k == "kl" else ())] for k, (right, _) in due.items()}
-    return [*wrong, *(k for k, of in near.items() if min(pictures.far(torch.tensor(got[k]), f) for f in of) > 1e-4)], measured
+    return [
+        *wrong,
+        *(k for k, of in near.items() if min(pictures.far(torch.tensor(got[k]), f) for f in of) > 1e-4),
+    ], measured
 
 
 def smoothed(ours, label, known):
     return F.cross_entropy(ours[known], label[known], label_smoothing=0.1, reduction="sum")
 
 
-@pytest.mark.parametrize("more", [{}, {"kl": variation}, {"kl": best_of_teacher}, {"ce": smoothed}, {"kl": reverse, "name": "reverse_kl"}])
+@pytest.mark.parametrize(
+    "more", [{}, {"kl": variation}, {"kl": best_of_teacher}, {"ce": smoothed}, {"kl": reverse, "name": "reverse_kl"}]
+)
 def test_other_losses_of_pictures_are_let_through(more):
     assert of_pictures(**more)[0] == []
 
@@ -153,7 +161,9 @@ def test_mistakes_in_other_losses_of_pictures_are_stopped(more, words):
     assert words in " ".join(of_pictures(**more)[0])
 
 
-@pytest.mark.parametrize(("shift", "start", "right", "others"), [(0, START, 1.0, False), (1, START, 0.0, False), (0, 1, 1.0, True)])
+@pytest.mark.parametrize(
+    ("shift", "start", "right", "others"), [(0, START, 1.0, False), (1, START, 0.0, False), (0, 1, 1.0, True)]
+)
 def test_smoothed_words_pull_each_token_to_its_own(shift: int, start: int, right: float, others: bool):
     """`head` of distill/whisper: no smoothed loss is near 0, also not at the teacher's own features."""
     teacher = small(2)

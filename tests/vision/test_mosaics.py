@@ -19,8 +19,13 @@ def test_boxes_of_several_pictures_must_cover_their_pixels():
     assert boxes._compare_pixels(batch(), rows) == ""
     assert boxes._compare_pixels(batch(moved=0.5), rows) == ""
     assert boxes._compare_pixels(batch(), []) == ""
+    faint = batch()
+    faint["image"][:, :, 18:] = 0.15 + 0.2 * (faint["image"][:, :, 18:] - 0.15)
+    assert boxes._compare_pixels(faint, rows) == ""  # mixup
     for wrong in (batch(moved=4), batch(of_each=2), batch(of_each=0.5)):
-        assert "10 of 10 samples of several pictures" in boxes._compare_pixels(wrong, rows)
+        assert "10 of 10 samples of several pictures do not match their rectangles" in boxes._compare_pixels(
+            wrong, rows
+        )
 
 
 class Drawn:
@@ -32,4 +37,6 @@ class Drawn:
 
 
 def test_samples_with_more_objects_than_their_picture_are_not_read_alone():
-    assert boxes.of_one_picture(Drawn([2, 7, 1, 3]), [torch.zeros(2), torch.zeros(2), torch.zeros(2), torch.zeros(3)]) == [0, 2, 3]
+    assert boxes.of_one_picture(
+        Drawn([2, 7, 1, 3]), [torch.zeros(2), torch.zeros(2), torch.zeros(2), torch.zeros(3)]
+    ) == [0, 2, 3]

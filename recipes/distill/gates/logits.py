@@ -171,7 +171,9 @@ def evaluate_own_labels(stage: Stage, batch: dict, names: list[str], logits: Ten
     with torch.enable_grad():
         total = sum(v for k, v in stage.loss(student, batch).items() if k in names)
         slope = torch.autograd.grad(total, student.logits)[0]
-    fault = place_weights.astray(slope, student.logits.detach(), batch["label"], batch["known"], ("samples", "samples without a known label"))
+    fault = place_weights.astray(
+        slope, student.logits.detach(), batch["label"], batch["known"], ("samples", "samples without a known label")
+    )
     return (f"{terms}: {fault}" if fault else ""), f"{terms}, which pulls each sample to its class"
 
 
@@ -193,10 +195,18 @@ def evaluate_own_terms(
         right, mistakes = due[term]
         values = torch.tensor(got.get(term, [0.0] * len(right)), dtype=torch.float64, device=right.device)
         known = (right, *mistakes.values(), *(forms.values() if soft else ()))
-        if not names or any(far(values, v) <= near for v in known) or (names == [term] and proportional(values, right, near)):
+        if (
+            not names
+            or any(far(values, v) <= near for v in known)
+            or (names == [term] and proportional(values, right, near))
+        ):
             continue
         del due[term]
-        fault, remark = evaluate_own_divergence(stage, batch, names, scores[1]) if soft else evaluate_own_labels(stage, batch, names, scores[0])
+        fault, remark = (
+            evaluate_own_divergence(stage, batch, names, scores[1])
+            if soft
+            else evaluate_own_labels(stage, batch, names, scores[0])
+        )
         faults += [fault] * bool(fault)
         measured.append(remark)
     return faults, measured

@@ -45,16 +45,25 @@ class Compared:
 
 def stated(stage: Stage, batch: dict, teacher: whisper.Whisper, cfg: Any) -> dict[str, Stated]:
     """Return both terms, from one recording after the other, without padding and in double precision."""
-    student, start, t = whisper.Whisper(stage.model, teacher.tokenizer, teacher.seconds), len(teacher.prompt), cfg.temperature
+    student, start, t = (
+        whisper.Whisper(stage.model, teacher.tokenizer, teacher.seconds),
+        len(teacher.prompt),
+        cfg.temperature,
+    )
     each: dict[str, list[Tensor]] = {}
     for mel, ids, n in zip(batch["mel"], batch["ids"], batch["words"].tolist(), strict=True):
         row = ids[None, :n]  # (1, n), no pad
-        ours, theirs = (to_double(one.logits(one.encode(mel[None]), row)[0, start - 1 : -1]) for one in (student, teacher))
+        ours, theirs = (
+            to_double(one.logits(one.encode(mel[None]), row)[0, start - 1 : -1]) for one in (student, teacher)
+        )
         values = _hard(ours, row[0, start:, None].cpu()) | _soft(ours, theirs, t)
         for name, value in values.items():
             each.setdefault(name, []).append(value.sum() / (n - start))
     rows = {k: torch.stack(v) for k, v in each.items()}
-    ce, kl = ({k.removeprefix(p): w * v for k, v in rows.items() if k.startswith(p)} for p, w in (("ce:", cfg.ce), ("kl:", cfg.kl)))
+    ce, kl = (
+        {k.removeprefix(p): w * v for k, v in rows.items() if k.startswith(p)}
+        for p, w in (("ce:", cfg.ce), ("kl:", cfg.kl))
+    )
     kl_mistakes = {k.removeprefix("wrong:"): cfg.kl * v for k, v in rows.items() if k.startswith("wrong:")}
     return {"ce": Stated(ce.pop(""), ce), "kl": Stated(kl.pop(""), kl, kl_mistakes)}
 
@@ -68,7 +77,9 @@ def _hard(ours: Tensor, words: Tensor) -> dict[str, Tensor]:
 
 def _soft(ours: Tensor, theirs: Tensor, t: float) -> dict[str, Tensor]:
     """Return the divergence of each token (L,) from scores (L, vocabulary), its published forms and its known mistakes."""
-    log_q, log_p, sharp_q, sharp_p = ((x / s).log_softmax(-1) for x, s in ((ours, t), (theirs, t), (ours, 1), (theirs, 1)))
+    log_q, log_p, sharp_q, sharp_p = (
+        (x / s).log_softmax(-1) for x, s in ((ours, t), (theirs, t), (ours, 1), (theirs, 1))
+    )
     middle = torch.logaddexp(log_p, log_q) - math.log(2)
 
     def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -85,8 +96,15 @@ def _soft(ours: Tensor, theirs: Tensor, t: float) -> dict[str, Tensor]:
 
 
 def compare(
-    run: Run, stage: Stage, batch: dict, due: dict[str, Stated], found: dict[str, float], each: list[dict[str, float]], *,
-    start: int, near: float
+    run: Run,
+    stage: Stage,
+    batch: dict,
+    due: dict[str, Stated],
+    found: dict[str, float],
+    each: list[dict[str, float]],
+    *,
+    start: int,
+    near: float,
 ) -> Compared:
     """Compare the terms of a batch, `found`, and of each of its recordings, with the formulas. `start`: tokens of the prompt."""
     out, counts = Compared(), to_double(batch["words"].cpu()) - start
@@ -117,7 +135,9 @@ def compare(
             continue
         alone = ((got * counts).sum() / counts.sum()).item()
         if abs(alone - value) > near * max(abs(alone), abs(value)):
-            out.wrong.append(f"{', '.join(names)} of a batch is {value:.4g} nats per token, of its recordings one by one {alone:.4g}")
+            out.wrong.append(
+                f"{', '.join(names)} of a batch is {value:.4g} nats per token, of its recordings one by one {alone:.4g}"
+            )
             out.causes.append("the term is a mean: return the SUM, core divides it")
             continue
         fault, remark = _does(run, stage, batch, names, start, soft=term == "kl")
@@ -157,7 +177,12 @@ def _does(run: Run, stage: Stage, batch: dict, names: list[str], start: int, *, 
         slope = place_weights.slopes(own, total)
         with own.register_forward_hook(keep("ours")), teacher.register_forward_hook(keep("theirs")):
             total()
-        if slope is None or "theirs" not in seen or slope.shape[1] != ids.shape[1] - 1 or slope.shape != seen["theirs"].shape:
+        if (
+            slope is None
+            or "theirs" not in seen
+            or slope.shape[1] != ids.shape[1] - 1
+            or slope.shape != seen["theirs"].shape
+        ):
             return "", f"{terms}: not compared (read from more than the scores of each token)"
         place = torch.arange(1, ids.shape[1], device=ids.device)
         scored = (place >= start) & (place < batch["words"][:, None])

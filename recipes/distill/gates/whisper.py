@@ -266,10 +266,16 @@ def head(context: GateContext) -> Finding:
     canvas = torch.where(speech(batch)[..., None], batch["features"], rest)
     nats = sum(read(run, stage, batch, lambda envelope: canvas).values())
     more, fault = "", ""
-    if nats > 0.5 and (pulled := _pulled(run, stage, batch, canvas, len(teacher.prompt))):  # smoothed labels: no loss is near 0
+    if nats > 0.5 and (
+        pulled := _pulled(run, stage, batch, canvas, len(teacher.prompt))
+    ):  # smoothed labels: no loss is near 0
         right, wrong = pulled
         fault = f"; {right:.1%} of the tokens are pulled to their word" + "; the prompt or pads change the loss" * wrong
-        more = "" if right < PULLED or wrong else f"; a form of the recipe's own, which pulls {right:.1%} of the tokens to their word"
+        more = (
+            ""
+            if right < PULLED or wrong
+            else f"; a form of the recipe's own, which pulls {right:.1%} of the tokens to their word"
+        )
     return Finding(
         nats <= 0.5 or bool(more), f"loss {nats:.2f} nats per token from the teacher's own features" + (more or fault),
         f"at most 0.5, or a loss that pulls {PULLED:.0%} of the tokens to their word and nothing else",

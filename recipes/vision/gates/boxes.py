@@ -145,21 +145,26 @@ def lie_on(context: GateContext) -> Finding:
 
 
 def _compare_pixels(batch: dict, rows: list[int]) -> str:
-    """Return what is wrong with the boxes of painted samples that show several pictures: bright pixels must be in boxes, and fill them."""
+    """Return what is wrong with the boxes of painted samples that show several pictures: bright pixels must be in boxes, and fill them. The
+    rectangles of pictures that are mixed (mixup) are less bright."""
     bad = []
     for i in rows:
-        grey, (y, x) = batch["image"][i].double().mean(0), (torch.arange(n) + 0.5 for n in batch["image"].shape[-2:])
-        bright = grey > (grey.max() + grey[grey > 0].min()) / 2
-        found = batch["boxes"][i][batch["labels"][i] >= 0].cpu()
-        inside = ((y[:, None] >= found[:, 1]) & (y[:, None] <= found[:, 3])).T[:, :, None] & (
-            (x[:, None] >= found[:, 0]) & (x[:, None] <= found[:, 2])
-        ).T[:, None]
-        covered = inside.any(0).to(bright.device)
-        if (bright & covered).sum() < AS_ONE * (bright | covered).sum():
+        grey, (y, x) = (
+            batch["image"][i].double().mean(0).cpu(),
+            (torch.arange(n) + 0.5 for n in batch["image"].shape[-2:]),
+        )
+        dark, found = grey[grey > 0].min(), batch["boxes"][i][batch["labels"][i] >= 0].cpu()
+        down, across = (
+            (at[None] >= found[:, k, None]) & (at[None] <= found[:, k + 2, None]) for k, at in ((1, y), (0, x))
+        )
+        covered = (down[:, :, None] & across[:, None]).any(0)
+        bright = [grey > dark + share * (grey.max() - dark) for share in (0.5, 0.05)]
+        if all((b & covered).sum() < AS_ONE * (b | covered).sum() for b in bright):
             bad.append(i)
     if len(bad) <= 0.1 * len(rows):
         return ""
-    return f"{len(bad)} of {len(rows)} samples of several pictures have bright pixels outside their boxes, or boxes without any"
+    return (f"{len(bad)} of {len(rows)} samples of several pictures do not match their rectangles: pixels are bright outside the boxes, or "
+            "dark inside")  # fmt: skip
 
 
 def _compare_rectangles(batch: dict, rows: list[int], key: str, side: int) -> tuple[str, float]:

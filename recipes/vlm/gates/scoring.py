@@ -132,8 +132,16 @@ def token_per_feature(context: GateContext) -> Finding:
         turned = (read(None) - own).norm(dim=-1)
     hit = [[i for i, p in enumerate(places) if m[p] > 1e-3 * m.max()] for m in moved]
     differ = (own[places] - own[places[0]]).norm(dim=-1).max()  # a mean over positions gives the same everywhere
-    if all(len(h) == len(places) for h in hit) and turned.max() <= ORDER * max(m.max() for m in moved) and differ > ORDER * own.norm():
-        return Finding(True, f"the projector reads all {n} features for each of {len(places)} embeddings, in any order", "one embedding each")
+    if (
+        all(len(h) == len(places) for h in hit)
+        and turned.max() <= ORDER * max(m.max() for m in moved)
+        and differ > ORDER * own.norm()
+    ):
+        return Finding(
+            True,
+            f"the projector reads all {n} features for each of {len(places)} embeddings, in any order",
+            "one embedding each",
+        )
     wrong = [
         f"feature {k} of {n} changes {len(h)} embeddings"
         for k, h in zip((0, n // 2, n - 1), hit, strict=True)
