@@ -29,11 +29,11 @@ def test_boxes_of_several_pictures_must_cover_their_pixels():
 
 
 class Drawn:
-    def __init__(self, shown: list[int]):
-        self.shown = shown
+    def __init__(self, objects: list[int]):
+        self.objects = objects
 
     def get(self, index: int, generator: None) -> dict:
-        return {"labels": torch.tensor([0] * self.shown[index] + [-1] * 8)}
+        return {"labels": torch.tensor([0] * self.objects[index] + [-1] * 8)}
 
 
 def test_samples_with_more_objects_than_their_picture_are_not_read_alone():

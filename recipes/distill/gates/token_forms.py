@@ -45,18 +45,14 @@ class Compared:
 
 def stated(stage: Stage, batch: dict, teacher: whisper.Whisper, cfg: Any) -> dict[str, Stated]:
     """Return both terms, from one recording after the other, without padding and in double precision."""
-    student, start, t = (
-        whisper.Whisper(stage.model, teacher.tokenizer, teacher.seconds),
-        len(teacher.prompt),
-        cfg.temperature,
-    )
+    student, start = whisper.Whisper(stage.model, teacher.tokenizer, teacher.seconds), len(teacher.prompt)
     each: dict[str, list[Tensor]] = {}
     for mel, ids, n in zip(batch["mel"], batch["ids"], batch["words"].tolist(), strict=True):
         row = ids[None, :n]  # (1, n), no pad
         ours, theirs = (
             to_double(one.logits(one.encode(mel[None]), row)[0, start - 1 : -1]) for one in (student, teacher)
         )
-        values = _hard(ours, row[0, start:, None].cpu()) | _soft(ours, theirs, t)
+        values = _hard(ours, row[0, start:, None].cpu()) | _soft(ours, theirs, cfg.temperature)
         for name, value in values.items():
             each.setdefault(name, []).append(value.sum() / (n - start))
     rows = {k: torch.stack(v) for k, v in each.items()}
@@ -116,29 +112,28 @@ def compare(
         names = own if term in missing else [term]
         got = torch.tensor([sum(row.get(k, 0.0) for k in names) for row in each], dtype=torch.float64)
         out.formula[term] = ((one.formula * counts).sum() / counts.sum()).item()
-        if _apart(got, one.formula) <= near:
-            out.remarks.append(f"{term} within {_apart(got, one.formula):.0e} of its formula")
+        value, alone = sum(found.get(k, 0.0) for k in names), ((got * counts).sum() / counts.sum()).item()
+        plain = f"{term} is {value:.4g} nats per token, by its formula {out.formula[term]:.4g}"
+        if abs(alone - value) > near * max(abs(alone), abs(value)):
+            out.wrong.append(f"{plain}; of its recordings one by one {alone:.4g}")
+            out.causes.append(
+                "recordings of a batch change each other's loss, or the term is a mean: return the SUM, core divides it"
+            )
+            continue
+        if _gap(got, one.formula) <= near:
+            out.remarks.append(f"{term} within {_gap(got, one.formula):.0e} of its formula")
             continue
         mistake = next((k for k, v in one.mistakes.items() if _proportional(got, v, near)), "")
         if mistake.endswith("exchanged") and any(r in k.lower() for k in names for r in REVERSED):
             out.remarks.append(f"{', '.join(names)}: the reverse divergence")
             continue
-        form = next((k for k, v in one.forms.items() if _apart(got, v) <= near), "")
+        form = next((k for k, v in one.forms.items() if _gap(got, v) <= near), "")
         if form:
             out.remarks.append(f"{', '.join(names)}: {form}")
             continue
-        value = sum(found.get(k, 0.0) for k in names)
-        plain = f"{term} is {value:.4g} nats per token, by its formula {out.formula[term]:.4g}"
         if mistake or not got.any() or _proportional(got, one.formula, near):
             out.wrong.append(plain)
             out.causes += [f"{term}: {mistake}"] if mistake else []
-            continue
-        alone = ((got * counts).sum() / counts.sum()).item()
-        if abs(alone - value) > near * max(abs(alone), abs(value)):
-            out.wrong.append(
-                f"{', '.join(names)} of a batch is {value:.4g} nats per token, of its recordings one by one {alone:.4g}"
-            )
-            out.causes.append("the term is a mean: return the SUM, core divides it")
             continue
         fault, remark = _does(run, stage, batch, names, start, soft=term == "kl")
         out.wrong += [f"{plain}; {fault}"] if fault else []
@@ -146,14 +141,14 @@ def compare(
     return out
 
 
-def _apart(got: Tensor, of: Tensor) -> float:
+def _gap(got: Tensor, of: Tensor) -> float:
     """Return the largest difference, relative to the largest value."""
     return ((got - of).abs().max() / of.abs().max().clamp_min(1e-6)).item()
 
 
 def _proportional(got: Tensor, of: Tensor, near: float) -> bool:
     factor = (got @ of) / (of @ of).clamp_min(1e-30)
-    return _apart(got, factor * of) <= near
+    return _gap(got, factor * of) <= near
 
 
 def _does(run: Run, stage: Stage, batch: dict, names: list[str], start: int, *, soft: bool) -> tuple[str, str]:
@@ -177,12 +172,8 @@ def _does(run: Run, stage: Stage, batch: dict, names: list[str], start: int, *, 
         slope = place_weights.slopes(own, total)
         with own.register_forward_hook(keep("ours")), teacher.register_forward_hook(keep("theirs")):
             total()
-        if (
-            slope is None
-            or "theirs" not in seen
-            or slope.shape[1] != ids.shape[1] - 1
-            or slope.shape != seen["theirs"].shape
-        ):
+        shape = seen["theirs"].shape if "theirs" in seen else None
+        if slope is None or slope.shape != shape or shape[1] != ids.shape[1] - 1:
             return "", f"{terms}: not compared (read from more than the scores of each token)"
         place = torch.arange(1, ids.shape[1], device=ids.device)
         scored = (place >= start) & (place < batch["words"][:, None])

@@ -115,9 +115,9 @@ def lie_on(context: GateContext) -> Finding:
         for path, draws in (("training", seed), ("evaluation", None)):
             now = fetch(same, list(range(PAINTED)), draws, run.device)
             batch = batch or now
-            shown = (now["labels"] >= 0).sum(1).tolist()  # a mosaic shows several: compared by their pixels
-            rows = [i for i in range(PAINTED) if shown[i] == 1 and rectangle(now["image"][i]) is not None]
-            several = [i for i in range(PAINTED) if shown[i] > 1]
+            objects = (now["labels"] >= 0).sum(1).tolist()  # a mosaic shows several: compared by their pixels
+            rows = [i for i in range(PAINTED) if objects[i] == 1 and rectangle(now["image"][i]) is not None]
+            several = [i for i in range(PAINTED) if objects[i] > 1]
             if fault := _compare_pixels(now, several):
                 wrong.append(f"{name}, {path} path: {fault}")
                 batch = now
