@@ -285,12 +285,13 @@ def head(context: GateContext) -> Finding:
 
 
 def _pulled(run: Run, stage: Stage, batch: dict, canvas: Tensor, start: int) -> tuple[float, bool] | None:
-    """Return (share of the text's tokens whose own score the loss raises most, whether another token changes the loss). None if the decoder's
+    """Return (share of the text's tokens whose own score the loss raises most, from equal scores; whether another token changes it). None if the decoder's
     scores cannot be read."""
     seen: list[Tensor] = []
 
     def keep(_module: torch.nn.Module, _args: tuple, out: Tensor) -> Tensor:
-        seen.append(out.detach().requires_grad_())
+        # Equal scores: smoothed labels lower the score of a word that is already likelier than its target.
+        seen.append(torch.zeros_like(out).requires_grad_())
         return seen[-1]
 
     decoder, ids = stage.frozen_modules["teacher"].proj_out, batch["ids"]
