@@ -285,8 +285,8 @@ def head(context: GateContext) -> Finding:
 
 
 def _pulled(run: Run, stage: Stage, batch: dict, canvas: Tensor, start: int) -> tuple[float, bool] | None:
-    """Return (share of the text's tokens whose own score the loss raises most, from equal scores; whether another token changes it). None if the decoder's
-    scores cannot be read."""
+    """Return (share of the text's tokens whose own score the loss raises most, where all scores are equal; whether another token changes
+    the loss). None if the decoder's scores cannot be read."""
     seen: list[Tensor] = []
 
     def keep(_module: torch.nn.Module, _args: tuple, out: Tensor) -> Tensor:
