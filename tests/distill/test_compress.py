@@ -12,6 +12,7 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.data import loader
 from trainworthy.recipes.distill.compress import Config, evenly, make_student
 from trainworthy.recipes.distill.data import transcripts
+from trainworthy.recipes.distill.gates import compress as gates
 from trainworthy.recipes.shared import speech, whisper
 from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizerFast
 
@@ -134,3 +135,12 @@ def test_recordings_of_ones_own_and_the_export(spoken: Path, launch):
     assert (len(model.model.encoder.layers), len(model.model.decoder.layers)) == (2, 2)
     ids = model.generate(mel.float(), max_new_tokens=12)
     assert tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(("layers", "even", "spaced"), [
+    ([0, 3], [0, 3], True), ([0, 2], [0, 3], True), ([1, 3], [0, 3], True), ([0, 2, 4, 6, 8, 10], [0, 2, 4, 7, 9, 11], True),
+    ([0, 1], [0, 3], False), ([0, 1, 2], [0, 2, 3], False), ([0, None], [0, 3], False), ([2, 3], [0, 3], False),
+    ([3, 0], [0, 3], False), ([0, 1, 2], [0, 1, 2], True), ([0], [0], True), ([0, 5, 6, 7], [0, 4, 7, 11], False),
+])  # fmt: skip
+def test_layers_next_to_evenly_spaced_ones(layers: list[int | None], even: list[int], spaced: bool):
+    assert gates._spaced(layers, even) is spaced

@@ -79,3 +79,26 @@ def test_another_error_that_counts_padding_is_stopped():
         lambda ours, b: robust(ours, {**b, "span": torch.full_like(b["span"], 30)}, functional.smooth_l1_loss)
     )
     assert "after the recording's end" in " ".join(found.causes)
+
+
+def named(ours, batch, rolled=0):
+    """Both terms of other forms and names: the absolute error, and the error of the differences between frames."""
+    mask, theirs = whisper.speech(batch).float(), batch["features"].roll(rolled, 1)
+    steps = (ours.diff(dim=1) - theirs.diff(dim=1)).square().mean(-1)
+    return {"l1": ((ours - theirs).abs().mean(-1) * mask).sum(), "delta": 0.1 * (steps * mask[:, 1:]).sum()}
+
+
+def test_terms_that_all_have_other_names_are_compared_together():
+    assert compared(named).wrong == []
+    assert "not least at the teacher's" in " ".join(compared(lambda ours, b: named(ours, b, rolled=1)).causes)
+
+
+def test_two_of_three_terms_may_have_other_names():
+    due = {k: formula.Statement({k: torch.ones(2)}, own=lambda k=k: f"{k} is wrong") for k in ("a", "b", "c")}
+    terms = {"a": torch.ones(2), "x": torch.full((2,), 3.0), "y": torch.zeros(2)}
+    got, whole, stated, own = formula.paired(terms, {k: v.sum() for k, v in terms.items()}, due)
+    assert (got["loss"].tolist(), whole["loss"], [*stated], own) == ([3, 3], 6, ["a", "loss"], [])
+    assert next(iter(stated["loss"].right.values())).tolist() == [2, 2]
+    assert stated["loss"].own() == "b is wrong"
+    due["b"].own = None  # a term that has one form alone may not be absent
+    assert formula.paired(terms, terms, due)[0]["b"].tolist() == [0, 0]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.nn import functional as F
-from trainworthy.recipes.distill.gates.logits import judge_own_terms, least_loss, other_share
+from trainworthy.recipes.distill.gates.logits import evaluate_own_divergence, least_loss, other_share
 from transformers import LlamaConfig
 
 from tests.helpers.commands import assert_refused
@@ -49,12 +49,12 @@ def test_own_terms_are_judged_by_where_they_are_least():
         return SimpleNamespace(loss=loss)
 
     names, batch = ["mse", "cosine"], {"image": torch.zeros(16, 1)}
-    fault, measured = judge_own_terms(stage(theirs), batch, names, theirs)
+    fault, measured = evaluate_own_divergence(stage(theirs), batch, names, theirs)
     assert not fault
     assert measured.startswith("mse, cosine, least at the teacher's scores")
-    fault, _ = judge_own_terms(stage(theirs.roll(1, 0)), batch, names, theirs)
+    fault, _ = evaluate_own_divergence(stage(theirs.roll(1, 0)), batch, names, theirs)
     assert "scores near the teacher's give no more than the teacher's own" in fault
-    fault, measured = judge_own_terms(stage(theirs, features=True), batch, names, theirs)
+    fault, measured = evaluate_own_divergence(stage(theirs, features=True), batch, names, theirs)
     assert not fault
     assert "not compared" in measured
 

@@ -2,7 +2,9 @@
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 from trainworthy.core.base import config
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.gates.checks import exported
 from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.recipes.shared import nuclei
 from trainworthy.recipes.vision import classify, detect, segment
@@ -20,10 +23,11 @@ from trainworthy.recipes.vision.data import masks, pasted
 from trainworthy.recipes.vision.data.masks import IGNORE
 from trainworthy.recipes.vision.evaluation import mask_expectations, segmentation
 from trainworthy.recipes.vision.gates import pictures
-from trainworthy.recipes.vision.models import hub_nets, zoo
+from trainworthy.recipes.vision.models import exporting, hub_nets, zoo
 
 from tests.helpers.commands import read
 from tests.helpers.pictures import write_masks
+from trainworthy import core
 
 NET = ("--preset", "full", "--model", "lraspp_mobilenet_v3_large", "--weights", "none", "--train.precision", "fp32", "--resize",
        "0", "--scale", "1", "--window", "64", "--step", "64", "--optim.layer-decay", "1", "--train.batch-size", "4",
@@ -521,3 +525,14 @@ def test_names_of_classes_as_windows_writes_them(tmp_path: Path):
         masks.load(
             masks.Source(path=str(tmp_path), val=str(tmp_path / "train" if (tmp_path / "train").is_dir() else tmp_path))
         )
+
+
+def test_a_metric_of_ones_own_is_no_metric_of_the_export():
+    """`export` compares the answers, and does not score them by another metric than the stage's."""
+    run, answers = SimpleNamespace(device="cpu"), [torch.eye(2)]
+    for name, own, known in (("iou", "iou", True), ("miou", "miou", True), ("dice", "miou", False)):
+        found = exporting.of_masks(run, ("background", "cell"), name)
+        stage = SimpleNamespace(exported=replace(found, score=lambda *_: 1.0), metric=core.Metric(name, "?", floor=0.0, ceiling=1.0),
+                                data={"val": None})  # fmt: skip
+        assert found.metric == own
+        assert bool(exported._scored(stage, {"val": [0]}, answers, answers)) is known

@@ -56,6 +56,8 @@ class Exported:
     ready: Callable[[Data, int], dict[str, Any]] | None = None
     """The same sample as `data.get(index, None)` returns it; the reader uses it unchanged. If answers differ, it
     separates wrong weights from a wrong preprocessing."""
+    metric: str = ""
+    """The metric that `score` computes, if a fork may have chosen another one for the stage: then answers are compared, not scored."""
 
 
 def query(reader: Path, folder: Path, samples: list[dict[str, Any]]) -> dict[str, list[Tensor]]:
@@ -216,7 +218,9 @@ class Scores(NamedTuple):
 def _scored(
     stage: Stage, some: dict[str, list[int]], ours: list[Tensor], theirs: list[Tensor] | None
 ) -> dict[str, Scores]:
-    """Compute the metric by split."""
+    """Compute the metric by split; nothing if `Exported.score` does not compute the stage's."""
+    if stage.exported.metric not in ("", stage.metric.name):
+        return {}
     found: dict[str, Scores] = {}
     start = 0
     for split, indices in some.items() if theirs else ():

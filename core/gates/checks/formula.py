@@ -169,21 +169,23 @@ def summed(s: Statement) -> Statement:
 
 
 def paired(got: dict, whole: dict, due: dict) -> tuple[dict, dict, dict, list[str]]:
-    """Match terms by name. If the loss uses other names, compare the sum of all terms with the sum of all formulas. One term in the place of
-    one that may have another form is compared with that."""
-    renamed = [k for k, s in due.items() if k not in got and s.own is not None], [k for k in got if k not in due]
-    if [len(names) for names in renamed] == [1, 1] and len(due) > 1:
-        (term,), (name,) = renamed
-        got, whole = ({term if k == name else k: v for k, v in terms.items()} for terms in (got, whole))
-    if missing := [k for k, s in due.items() if k not in got and not s.optional]:
-        if len(missing) < len(due):
-            zero = torch.zeros_like(next(iter(got.values())))
-            got, whole = got | dict.fromkeys(missing, zero), whole | dict.fromkeys(missing, zero.sum())
-        else:
-            all_of_it = sum(next(iter(s.right.values())) for s in due.values() if not s.optional)
-            own = next((s.own for s in due.values() if s.own is not None), None)
-            statement = Statement({"the sum of its terms": all_of_it}, own=own)
-            return {"loss": sum(got.values())}, {"loss": sum(whole.values())}, {"loss": statement}, []
+    """Match terms by name. One term in the place of one that may have another form is compared with that. If more terms have other names, their
+    sum is compared with the sum of the formulas that no name fits."""
+    free, extra = [k for k, s in due.items() if k not in got and s.own is not None], [k for k in got if k not in due]
+    if [len(free), len(extra)] == [1, 1] and len(due) > 1:
+        got, whole = ({free[0] if k == extra[0] else k: v for k, v in terms.items()} for terms in (got, whole))
+        extra = []
+    missing = [k for k, s in due.items() if k not in got and not s.optional]
+    if len(missing) == len(due) or (missing and extra and {*missing} <= {*free}):
+        kept = {k: s for k, s in due.items() if k in got}
+        own = [due[k].own for k in missing if due[k].own is not None]
+        right = {"the sum of its terms": sum(next(iter(due[k].right.values())) for k in missing)}
+        together = Statement(right, own=(lambda: next(filter(None, (check() for check in own)), "")) if own else None)
+        got, whole = ({**{k: terms[k] for k in kept}, "loss": sum(terms[k] for k in extra)} for terms in (got, whole))
+        return got, whole, {**kept, "loss": together}, []
+    if missing:
+        zero = torch.zeros_like(next(iter(got.values())))
+        got, whole = got | dict.fromkeys(missing, zero), whole | dict.fromkeys(missing, zero.sum())
     return got, whole, {k: s for k, s in due.items() if k in got}, [k for k in got if k not in due]
 
 

@@ -9,10 +9,12 @@ from trainworthy.core.base import seeds
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes import place_weights
 from trainworthy.core.gates.checks.learning import overfitted
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import Stage
+from trainworthy.recipes.distill.gates.own_divergence import REVERSED, least_at_teacher
 from trainworthy.recipes.shared.classifier import Classifier
 
 SAMPLES = 250
@@ -72,7 +74,6 @@ def agreement(classifier: Classifier, images: Tensor, logits: Tensor) -> float:
 
 NEAR = {"fp32": 1e-4}  # relative difference of a sample's loss from the formula
 COARSE = 5e-2  # the same in 16 bits
-OTHERS = 16  # random scores near the teacher's
 PAIRS = 8  # samples with a label, and as many without one
 
 
@@ -106,19 +107,10 @@ def divergence(classifier: Classifier) -> Gate:
             wrong.append(fault)
             causes.append("--labelled is not applied to the training split, or to its complement")
 
-        missing, own = [k for k in due if k not in got], [k for k in got if k not in due]
-        if len(missing) == len(own) == 1:
-            got[missing[0]] = got[own[0]]  # a fork's own name
-        forms, remarks = other_forms(cfg, logits, theirs), {}
-        if own and "kl" in missing:
-            values = torch.tensor(got.get("kl", [0.0]), dtype=torch.float64, device=logits.device)
-            right, mistakes = due["kl"]
-            known = (right, *mistakes.values(), *forms.values())
-            if all(far(values, v) > near for v in known):  # a loss of the recipe's own
-                del due["kl"]
-                with run.autocast():
-                    fault, remarks["of the recipe's own"] = judge_own_terms(stage, batch, own, theirs)
-                wrong += [fault] * bool(fault)
+        forms = other_forms(cfg, logits, theirs)
+        with run.autocast():
+            faults, own = evaluate_own_terms(stage, batch, got, due, forms, (logits, theirs), near)
+        wrong += faults
         for name, (right, mistakes) in due.items():
             values = torch.tensor(got.get(name, [0.0] * len(indices)), dtype=torch.float64, device=right.device)
             gaps[name] = far(values, right)
@@ -132,10 +124,11 @@ def divergence(classifier: Classifier) -> Gate:
                 causes += [f"{name}: {k}" for k, v in mistakes.items() if far(values, v) <= near]
         return Finding(
             not wrong, "; ".join(wrong) or f"{share:.1%} of the labels are known; {len(indices)} samples: "
-            + ", ".join([*(f"{k} within {v:.0e}" for k, v in gaps.items()), *(f"{k}: {v}" for k, v in remarks.items())]),
+            + ", ".join([*(f"{k} within {v:.0e}" for k, v in gaps.items()), *(f"of the recipe's own: {v}" for v in own)]),
             f"--labelled; within {near:g} of (1 - w) (-ln q(label)) if the label is known, and of w T^2 sum p (ln p - ln q); terms of the "
             "recipe's own in its place: least where the student's scores are the teacher's",
             "a term has another formula: check sums over classes, T^2, which distribution is softened, the weight of each term\n"
+            "the reverse divergence on purpose: name its term reverse_kl\n"
             "labels that are not known are used, or known ones are not\n"
             'on purpose: --gates.waive divergence --gates.because "..."',
             evidence={"gaps": gaps}, cause="; ".join(causes[:1]), batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},
@@ -156,7 +149,7 @@ class Answering(nn.Module):
 
 
 @torch.no_grad()
-def judge_own_terms(stage: Stage, batch: dict, names: list[str], theirs: Tensor) -> tuple[str, str]:
+def evaluate_own_divergence(stage: Stage, batch: dict, names: list[str], theirs: Tensor) -> tuple[str, str]:
     """Return (what is wrong, what was measured) for terms that replace the divergence (squared errors, cosines, their sum). Whatever their
     formula is, no scores near the teacher's, `theirs` (B, classes), may give less than the teacher's own."""
 
@@ -164,20 +157,64 @@ def judge_own_terms(stage: Stage, batch: dict, names: list[str], theirs: Tensor)
         terms = stage.loss(Answering(logits.float()), batch)
         return sum(float(v) for k, v in terms.items() if k in names)
 
-    draws = torch.Generator().manual_seed(0)
-    shifts = torch.randn(OTHERS, *theirs.shape, generator=draws, dtype=torch.float64).to(theirs) * 0.3 * theirs.std()
-    told = ", ".join(names)
+    terms = ", ".join(names)
     try:
-        least, others = value(theirs), [value(theirs + shift) for shift in shifts]
+        fault, measured = least_at_teacher(value, theirs)
     except (AttributeError, TypeError, RuntimeError):  # it reads more of the student than its scores
-        return "", f"{told}, not compared (they read more of the student than its scores)"
-    less = sum(not other > least for other in others)
-    if less:
-        return (
-            f"{told}: {less} of {OTHERS} scores near the teacher's give no more than the teacher's own ({min(others):.4g}, {least:.4g})",
-            told,
+        return "", f"{terms}, not compared (they read more of the student than its scores)"
+    return (f"{terms}: {fault}", terms) if fault else ("", f"{terms}, {measured}")
+
+
+def evaluate_own_labels(stage: Stage, batch: dict, names: list[str], logits: Tensor) -> tuple[str, str]:
+    """Return the same for a cross-entropy of another form (smoothed, focal): it must pull each sample with a known label to its class."""
+    student, terms = Answering(logits.float().to(batch["label"].device).requires_grad_()), ", ".join(names)
+    with torch.enable_grad():
+        total = sum(v for k, v in stage.loss(student, batch).items() if k in names)
+        slope = torch.autograd.grad(total, student.logits)[0]
+    fault = place_weights.astray(
+        slope, student.logits.detach(), batch["label"], batch["known"], ("samples", "samples without a known label")
+    )
+    return (f"{terms}: {fault}" if fault else ""), f"{terms}, which pulls each sample to its class"
+
+
+def evaluate_own_terms(
+    stage: Stage, batch: dict, got: dict, due: dict, forms: dict, scores: tuple[Tensor, Tensor], near: float
+) -> tuple[list[str], list[str]]:
+    """Return (faults, what was measured) of terms that equal no formula and no known mistake, and remove them from `due`. One term of
+    another name is compared with the one that is missing. `scores`: student's and teacher's."""
+    missing, own = [k for k in due if k not in got], [k for k in got if k not in due]
+    renamed = missing if len(missing) == len(own) == 1 else []
+    for term in renamed:
+        got[term] = got[own[0]]
+    if any(r in k.lower() for k in own for r in REVERSED):
+        forms["the reverse divergence"] = due["kl"][1]["teacher and student are exchanged"]
+    faults, measured = [], []
+    for term in tuple(due):
+        soft = term == "kl"
+        names = own if term in renamed or (soft and term in missing) else [term]
+        right, mistakes = due[term]
+        values = torch.tensor(got.get(term, [0.0] * len(right)), dtype=torch.float64, device=right.device)
+        known = (right, *mistakes.values(), *(forms.values() if soft else ()))
+        if (
+            not names
+            or any(far(values, v) <= near for v in known)
+            or (names == [term] and proportional(values, right, near))
+        ):
+            continue
+        del due[term]
+        fault, remark = (
+            evaluate_own_divergence(stage, batch, names, scores[1])
+            if soft
+            else evaluate_own_labels(stage, batch, names, scores[0])
         )
-    return "", f"{told}, least at the teacher's scores ({least:.2g}, near them {min(others):.2g} to {max(others):.2g})"
+        faults += [fault] * bool(fault)
+        measured.append(remark)
+    return faults, measured
+
+
+def proportional(values: Tensor, to: Tensor, near: float) -> bool:
+    """Return whether `values` are `to` times a factor."""
+    return far(values, (values @ to) / to.square().sum().clamp_min(1e-12) * to) <= near
 
 
 def far(values: Tensor, of: Tensor) -> float:
@@ -191,7 +228,9 @@ def other_forms(cfg: Any, logits: Tensor, theirs: Tensor) -> dict[str, Tensor]:
     log_q, log_p = (logits / t).log_softmax(1), (theirs / t).log_softmax(1)
     middle = ((log_p.exp() + log_q.exp()) / 2).log()
     squares = (logits - theirs).square()
+    chosen = -logits.log_softmax(1).gather(1, theirs.argmax(1, keepdim=True))[:, 0]
     return {
+        "cross-entropy with the teacher's most likely class": w * chosen,
         "cross-entropy with the teacher": -w * t**2 * (log_p.exp() * log_q).sum(1),  # its gradient is the divergence's
         "Jensen and Shannon's divergence": w * t**2 / 2 * ((log_p.exp() * (log_p - middle)).sum(1) + (log_q.exp() * (log_q - middle)).sum(1)),
         "squared difference of the scores, a sum": w * squares.sum(1),  # Ba & Caruana 2014

@@ -10,6 +10,7 @@ from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes.named import order_causes
 from trainworthy.core.gates.gate import GateContext, fetch
+from trainworthy.core.recipe.stage import Data
 from trainworthy.recipes.vision.data import boxes
 from trainworthy.recipes.vision.gates import placement
 
@@ -93,6 +94,11 @@ def rectangle(image: Tensor) -> Tensor | None:
     return torch.stack([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]).float()
 
 
+def of_one_picture(data: Data, labels: Sequence[Tensor]) -> list[int]:
+    """Return which samples show no more objects than their own picture has, whose `labels` are given; mosaics show more."""
+    return [i for i, own in enumerate(labels) if int((data.get(i, None)["labels"] >= 0).sum()) <= len(own)]
+
+
 def iou(a: Tensor, b: Tensor) -> float:
     return box_iou(a[None].float(), b[None].float()).item() if (a[2:] > a[:2]).all() else 0.0
 
@@ -109,9 +115,12 @@ def lie_on(context: GateContext) -> Finding:
         for path, draws in (("training", seed), ("evaluation", None)):
             now = fetch(same, list(range(PAINTED)), draws, run.device)
             batch = batch or now
-            rows = [
-                i for i in range(PAINTED) if (now["labels"][i] >= 0).any() and rectangle(now["image"][i]) is not None
-            ]
+            objects = (now["labels"] >= 0).sum(1).tolist()  # a mosaic shows several: compared by their pixels
+            rows = [i for i in range(PAINTED) if objects[i] == 1 and rectangle(now["image"][i]) is not None]
+            several = [i for i in range(PAINTED) if objects[i] > 1]
+            if fault := _compare_pixels(now, several):
+                wrong.append(f"{name}, {path} path: {fault}")
+                batch = now
             for key in ("boxes", "truth"):
                 fault, least = _compare_rectangles(now, rows, key, data.side)
                 measured += [least]
@@ -133,6 +142,29 @@ def lie_on(context: GateContext) -> Finding:
             ("normalised" in faults, "boxes are divided by the picture's size, but the net expects pixels")),
         batch=batch if wrong and not stored else None, cause=stored[0][1] if stored else "",
     )  # fmt: skip
+
+
+def _compare_pixels(batch: dict, rows: list[int]) -> str:
+    """Return what is wrong with the boxes of painted samples that show several pictures: bright pixels must be in boxes, and fill them. The
+    rectangles of pictures that are mixed (mixup) are less bright."""
+    bad = []
+    for i in rows:
+        grey, (y, x) = (
+            batch["image"][i].double().mean(0).cpu(),
+            (torch.arange(n) + 0.5 for n in batch["image"].shape[-2:]),
+        )
+        dark, found = grey[grey > 0].min(), batch["boxes"][i][batch["labels"][i] >= 0].cpu()
+        down, across = (
+            (at[None] >= found[:, k, None]) & (at[None] <= found[:, k + 2, None]) for k, at in ((1, y), (0, x))
+        )
+        covered = (down[:, :, None] & across[:, None]).any(0)
+        bright = [grey > dark + share * (grey.max() - dark) for share in (0.5, 0.05)]
+        if all((b & covered).sum() < AS_ONE * (b | covered).sum() for b in bright):
+            bad.append(i)
+    if len(bad) <= 0.1 * len(rows):
+        return ""
+    return (f"{len(bad)} of {len(rows)} samples of several pictures do not match their rectangles: pixels are bright outside the boxes, or "
+            "dark inside")  # fmt: skip
 
 
 def _compare_rectangles(batch: dict, rows: list[int], key: str, side: int) -> tuple[str, float]:

@@ -20,11 +20,21 @@ from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import boxes
 from trainworthy.recipes.vision.gates import answers, detection, pictures
-from trainworthy.recipes.vision.gates.boxes import MEANINGS, PAINTED, SAMPLES, Change, lie_on, painted, twin
+from trainworthy.recipes.vision.gates.boxes import (
+    MEANINGS,
+    PAINTED,
+    SAMPLES,
+    Change,
+    lie_on,
+    of_one_picture,
+    painted,
+    twin,
+)
 from trainworthy.recipes.vision.models import detectors
 
 NEAR_ONE = 0.999
 OVERFIT = 0.85  # mAP on eight memorised pictures that are read a little differently
+FEWEST = 4  # of these pictures, without mosaics
 DOUBLE = 0.75  # IoU from which two boxes of one class count as one object
 FULL = 10  # boxes per object
 CROWDED = 100  # objects in a picture above which the ground truth scores below 1: COCO's metric takes 100 boxes
@@ -200,9 +210,12 @@ def own_pixels(context: GateContext) -> Finding:
     if "loss" not in found:
         raise Skip("the training loop made no step (see overfit)")
     train, name, n = stage.data["train"], stage.metric.name, len(stage.data["train"].data.classes)
-    data = ByOtherHands(train, found["indices"], context.cfg.run.seed)
-    value = run.measure(stage, data)[name]
-    through = run.measure(stage, View(train, found["indices"], draws=context.cfg.run.seed))[name]
+    learnt = View(train, found["indices"], draws=context.cfg.run.seed)
+    alone = of_one_picture(learnt, [train.data.labels[train.rows[i]] for i in found["indices"]])
+    if len(alone) < FEWEST:
+        raise Skip("nearly every training sample shows objects of several pictures: none is memorised by itself")
+    data = View(ByOtherHands(train, found["indices"], context.cfg.run.seed), alone)
+    value, through = (run.measure(stage, part)[name] for part in (data, View(learnt, alone)))
     because = ""
     if value < OVERFIT:
         changes = {f"class ids {by:+d}: they are off by one": relabelled(by, n) for by in (1, -1)}

@@ -19,6 +19,7 @@ from trainworthy.recipes.vision.models import detectors
 
 RADIUS = 1.5  # FCOS: of a level's stride, how far from the centre of its object a location may be
 UNLIKELY = 0.1  # a class with a lower probability at its own object must be drawn there, also if its target is the overlap of the boxes
+TERMS = ("classification", "bbox_regression", "bbox_ctrness")  # torchvision's names
 MOST = 0.95  # share of the locations whose box must be drawn to its object's
 
 
@@ -72,7 +73,8 @@ def _draws(stage: Stage, batch: dict, term: str, places: list[Assigned]) -> str:
 
     output = {"classification": "cls_logits"}.get(term, term)
     with stage.model.net.head.register_forward_hook(keep), torch.enable_grad():
-        total = stage.loss(stage.model, batch)[term]
+        loss = stage.loss(stage.model, batch)
+        total = loss[term] if term in loss else sum(v for k, v in loss.items() if k not in TERMS)  # a fork's own names
         if len(seen) != 1 or output not in seen[0] or not total.requires_grad:
             return "the gradient of single locations cannot be read"
         slope = torch.autograd.grad(total, seen[0][output], allow_unused=True)[0]

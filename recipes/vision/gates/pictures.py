@@ -223,7 +223,8 @@ def scored(context: GateContext) -> Finding:
     train, val = stage.data["train"], stage.data["val"]
     seen = Voided(train, pick(train, min(SAMPLES, len(train)), seed))
     batch = fetch(seen, list(range(len(seen))), seed, run.device)
-    wrong = _learnt(stage, batch, n)
+    learnt = _learnt(stage, batch, n)
+    wrong = learnt or []
     held_out = Voided(val, different(val, SAMPLES, seed))
     truth = fetch(held_out, list(range(len(held_out))), None, run.device)
     name = stage.metric.name
@@ -269,7 +270,10 @@ def scored(context: GateContext) -> Finding:
         )
     if not wrong and getattr(val, "resize", 0):
         wrong += _unlike_stored(run, stage, val, n)
-    measured = f"the loss uses the class of each of {int((batch['mask'] != IGNORE).sum()):,} pixels and no void pixel; "
+    measured = (
+        "the loss reads more of the net than its output: not compared; " if learnt is None else
+        f"the loss uses the class of each of {int((batch['mask'] != IGNORE).sum()):,} pixels and no void pixel; "
+    )  # fmt: skip
     return Finding(
         not wrong, "; ".join(wrong) or measured + f"{name} {best:.3f} for the ground truth, {got:.3f} for the ground truth moved by {SHIFT} pixels",
         f"void ({IGNORE}) neither in the loss nor in the metric, every class learnt as itself, {name} {stage.metric.ceiling:g} for the "
@@ -308,12 +312,16 @@ def averaged(name: str, got: float, each: list[dict[str, float]]) -> str:
     return ""
 
 
-def _learnt(stage: Stage, batch: dict, n: int) -> list[str]:
-    """Return what is wrong with the pixels and classes in the loss."""
+def _learnt(stage: Stage, batch: dict, n: int) -> list[str] | None:
+    """Return what is wrong with the pixels and classes in the loss; None if it reads more of the net than its output."""
     mask, wrong = batch["mask"], []
     logits = torch.randn(len(mask), n, *mask.shape[1:], generator=torch.Generator().manual_seed(0)).to(mask.device)
     net = Said(0.1 * logits)
-    grad = torch.autograd.grad(sum(stage.loss(net, batch).values()), net.logits)[0]
+    try:
+        total = sum(stage.loss(net, batch).values())
+    except (AttributeError, TypeError):  # deep supervision: the loss reads more of the net than its output
+        return None
+    grad = torch.autograd.grad(total, net.logits)[0]
     touched, pulled, void = grad.abs().amax(1) > 0, (-grad).argmax(1), mask == IGNORE
     if touched[void].any():
         wrong.append(f"the loss learns from {int(touched[void].sum()):,} of {int(void.sum()):,} pixels of void")

@@ -105,7 +105,7 @@ def of_classes(run: core.Run) -> Exported:
         right = [int(a.argmax()) == int(data.peek(i, "label")) for a, i in zip(answers, indices, strict=True)]
         return sum(right) / len(right)
 
-    return Exported(READER, sample, make_answers(run, lambda model, images: model(images)), score, ready)
+    return Exported(READER, sample, make_answers(run, lambda model, images: model(images)), score, ready, "accuracy")
 
 
 def of_masks(run: core.Run, classes: Sequence[str], metric: str) -> Exported:
@@ -121,9 +121,10 @@ def of_masks(run: core.Run, classes: Sequence[str], metric: str) -> Exported:
             segmentation.counted(data.get(i, None)["mask"], a.argmax(0), n)
             for i, a in zip(indices, answers, strict=True)
         ]
-        return segmentation.scores(sum(counts), classes)[metric]
+        return segmentation.scores(sum(counts), classes)[known]
 
-    return Exported(READER, sample, make_answers(run, lambda model, images: model(images)), score, ready)
+    known = metric if metric in segmentation.scores(torch.eye(len(classes)), classes) else "miou"
+    return Exported(READER, sample, make_answers(run, lambda model, images: model(images)), score, ready, known)
 
 
 def of_boxes(run: core.Run, classes: Sequence[str], limits: dict[str, float]) -> Exported:
@@ -151,4 +152,4 @@ def of_boxes(run: core.Run, classes: Sequence[str], limits: dict[str, float]) ->
         truth = detection.listed(data.data, [data.rows[i] for i in indices])
         return detection.scores(torch.cat(found), truth, len(indices), classes)["map"]
 
-    return Exported(READER, sample, make_answers(run, answer), score, ready)
+    return Exported(READER, sample, make_answers(run, answer), score, ready, "map")

@@ -10,6 +10,7 @@ from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.vlm.data import questions, rows
 
 LOOKED_AT = 2000  # samples of a split whose rows are counted
+ORDER = 1e-3  # of the change by one feature: rounding, if the features' order does not matter
 EXACT = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}  # decoder options
 
 
@@ -96,15 +97,17 @@ def _answers(labels: Tensor) -> int:
 )
 def token_per_feature(context: GateContext) -> Finding:
     """Changes one feature of the encoder: exactly one of the language model's input embeddings must change. A reshape that should be a
-    transpose keeps the shape and mixes positions."""
+    transpose keeps the shape and mixes positions. A projector that reads all features at once (a resampler) must not depend on their order."""
     run, stage = context.look()
     model, data = stage.model, stage.data["train"]
     if not hasattr(model, "embedded"):
         raise Skip("the model gives no access to its embeddings (a complete model of the hub)")
-    batch, out, change = fetch(data, [0], None, run.device), [], [None]
+    batch, out, change, order = fetch(data, [0], None, run.device), [], [None], [None]
 
     def altered(_module: nn.Module, _args: tuple, features: Tensor) -> Tensor:
         out[:] = [features.shape]
+        if order[0] is not None:
+            return features[:, order[0]]
         if change[0] is not None:
             features = features.clone()
             features[0, change[0]] = features[0, change[0]] + 3 * features.std() * torch.randn(
@@ -125,7 +128,20 @@ def token_per_feature(context: GateContext) -> Finding:
         if n < 2 or len(places) < n:
             raise Skip("features do not have the shape (B, n, width), or the projector joins several of them")
         moved = [(read(k) - own).norm(dim=-1) for k in (0, n // 2, n - 1)]
+        change[0], order[0] = None, torch.arange(n - 1, -1, -1)
+        turned = (read(None) - own).norm(dim=-1)
     hit = [[i for i, p in enumerate(places) if m[p] > 1e-3 * m.max()] for m in moved]
+    differ = (own[places] - own[places[0]]).norm(dim=-1).max()  # a mean over positions gives the same everywhere
+    if (
+        all(len(h) == len(places) for h in hit)
+        and turned.max() <= ORDER * max(m.max() for m in moved)
+        and differ > ORDER * own.norm()
+    ):
+        return Finding(
+            True,
+            f"the projector reads all {n} features for each of {len(places)} embeddings, in any order",
+            "one embedding each",
+        )
     wrong = [
         f"feature {k} of {n} changes {len(h)} embeddings"
         for k, h in zip((0, n // 2, n - 1), hit, strict=True)

@@ -122,7 +122,9 @@ def rates(context: GateContext) -> Finding:
     share = {t: max(moved) for t, moved in found.share.items()}
     wrong = [f"group '{name}' holds several towers" for name in mixed]
     peaks = {t: {rate for tower, _, rate, _ in table if tower == t} for t in share}
-    if len(share) > 1 and len(set().union(*peaks.values())) == 1:
+    # LLaVA trains projector and language model at one rate in its second stage: the language model's
+    declared = getattr(context.cfg, "language_lr", 0.0) * (1 + 1e-6)
+    if len(share) > 1 and len(one := set().union(*peaks.values())) == 1 and max(one) > declared:
         wrong.append(f"one rate, {table[0][2]:g}, for {' and '.join(share)}, although only one of them is pretrained")
     wrong += [f"a step moves the {t} by {s:.1%} of its weights" for t, s in share.items() if s > FASTEST]
     wrong += [f"a step moves the {t} by only {s:.1e} of its weights" for t, s in share.items() if s < SLOWEST]
@@ -130,7 +132,7 @@ def rates(context: GateContext) -> Finding:
     measured += "; a step moves " + ", ".join(f"{t} {s:.2%}" for t, s in share.items()) + " of its weights"
     return Finding(
         not wrong, "; ".join([*wrong, measured] if wrong else [measured]),
-        f"one rate for each tower that trains; no step moves a tower by more than {FASTEST:.0%} of its weights",
+        f"one rate for each tower that trains, or that of --language-lr for all; no step moves a tower by more than {FASTEST:.0%} of its weights",
         "all towers are in one optimiser group\na new projector's rate is used on a pretrained language model\n"
         "a rate for LoRA adapters is used on full weights",
         evidence={"groups": [{"tower": t, "group": n, "peak_lr": r, "parameters": k} for t, n, r, k in table], "moved": share},
