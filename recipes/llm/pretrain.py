@@ -274,6 +274,7 @@ def pretrain(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> 
             initial_loss=first,
             loss_floor=pretrain_gates.floor,
             overfit_metric=lambda batch: pretrain_gates.overfit(batch, first),
+            overfit_longer=not ours,
             small_terms=("z",),
             gate_batch_size=16,  # a row is a hundred tokens and more
         ),

@@ -391,6 +391,18 @@ def test_any_architecture_from_its_configuration(folder: Path, tmp_path: Path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_the_tokenizer_is_the_same_beside_any_model(tmp_path: Path):
+    """AutoTokenizer goes by the model's type: for Qwen2 it builds that model's own class, which has an unknown token."""
+    from transformers import AutoTokenizer, Qwen2Config
+
+    made = documents.trained(["def spam(eggs): return eggs"] * 3, 300)
+    made.save_pretrained(tmp_path)
+    Qwen2Config(vocab_size=len(made)).save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    assert again.get_vocab() == made.get_vocab()
+    assert again("def  spam")["input_ids"] == made("def  spam")["input_ids"]
+
+
 def test_logits_that_are_capped_after_the_head(folder: Path, tmp_path: Path):
     """Gemma 2: a constant that is added before the cap would change the loss. It has no attention of PyTorch's."""
     from transformers import Gemma2Config

@@ -167,9 +167,9 @@ def trained(texts: list[str], vocabulary: int) -> Any:
         vocab_size=vocabulary, initial_alphabet=letters, special_tokens=[*SPECIAL], show_progress=False
     )
     one.train_from_iterator(texts, trainer)
-    found = PreTrainedTokenizerFast(
-        tokenizer_object=one, pad_token=PAD, bos_token=BOS, eos_token=EOS, clean_up_tokenization_spaces=False
-    )
+    # Without a written unk_token, AutoTokenizer adds one beside a Qwen2 model: an id that the model does not have
+    names = {"pad_token": PAD, "bos_token": BOS, "eos_token": EOS, "unk_token": None}
+    found = PreTrainedTokenizerFast(tokenizer_object=one, clean_up_tokenization_spaces=False, **names)
     found.chat_template = CHAT
     return found
 
