@@ -173,7 +173,7 @@ def test_a_mixture_that_no_experiment_fits_gets_no_cause(seed):
         }
 
     stage = SimpleNamespace(model=net, loss=loss)
-    run = SimpleNamespace(autocast=contextlib.nullcontext)
+    run = SimpleNamespace(autocast=contextlib.nullcontext, device=torch.device("cpu"))
     mixture = Mixture(run, stage, data, lambda some: data.collate([data.get(i, None) for i in some]), 1e-3)
     assert explain_mixed_samples(mixture, [0, 1, 2, 3], mean=False).startswith("no experiment explains it")
 
