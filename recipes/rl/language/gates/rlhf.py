@@ -338,13 +338,9 @@ def _stated(
         "the lower of the two errors is used": torch.min(free, kept),
         unclipped: free,
     }
-    return {"policy": _with_means(policy), "value": _with_means(larger)}
-
-
-def _with_means(forms: dict[str, Tensor]) -> dict[str, Tensor]:
-    return forms | {
-        "the loss is a mean over the tokens, but must be a sum (core divides)": forms[RIGHT] / len(forms[RIGHT])
-    }
+    mean = "the loss is a mean over the tokens, but must be a sum (core divides)"
+    found = {"policy": policy, "value": larger}
+    return {term: forms | {mean: forms[RIGHT] / len(new)} for term, forms in found.items()}
 
 
 def _own_form(run: Run, stage: Stage, term: str, model: nn.Module, batch: dict) -> str:
