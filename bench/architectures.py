@@ -72,13 +72,8 @@ def rows() -> dict[str, list[str]]:
         for recipe, more in ON_TEXT.items()
         for name in LANGUAGE
     }
-    for name in LANGUAGE:
-        found[f"llm/pretrain {name}"] = [
-            "llm/pretrain",
-            "--model",
-            name,
-            *["--attention", "eager"] * (name == "gpt-oss"),
-        ]
+    eager = {"gpt-oss": ["--attention", "eager"]}  # it has no other on a CPU
+    found |= {f"llm/pretrain {name}": ["llm/pretrain", "--model", name, *eager.get(name, [])] for name in LANGUAGE}
     found |= {f"rl/grpo {name}": [ON_SUMS[0], "--model", name, *WEIGHTS, *ON_SUMS[1:]] for name in LANGUAGE}
     found |= {f"vision/classify {net} (transformers)": ["vision/classify", "--model", net, "--weights", "none", "--optim.lr", "1e-3"]
               for net in HUB_NETS}  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.measures.source import FUNCTIONS, Source, inside, tail
-from trainworthy.guard.measures.splits import Scope, loaded, scopes, split_of, stored
+from trainworthy.guard.measures.splits import Scope, assigned, loaded, scopes, split_of, stored
 
 FITS = ("fit", "fit_transform")
 FITTED = ("Scaler", "PCA", "Vectorizer", "SVD", "PowerTransformer", "QuantileTransformer")
@@ -45,12 +45,7 @@ def statements(scope: Scope) -> Iterator[tuple[ast.stmt, set[str], set[str]]]:
 
 def built(node: ast.stmt) -> Iterator[str]:
     """Yield the names that a statement gives to new scalers: `x = StandardScaler()`, `x, y = MinMaxScaler(), MinMaxScaler()`."""
-    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
-        return
-    target, value = node.targets[0], node.value
-    several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)
-    pairs = zip(target.elts, value.elts, strict=True) if several else [(target, value)]  # type: ignore[attr-defined]
-    for name, call in pairs:
+    for name, call in assigned(node):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "fit":
             call = call.func.value  # StandardScaler().fit(rows)
         if isinstance(name, ast.Name) and isinstance(call, ast.Call) and tail(call.func).endswith(FITTED):

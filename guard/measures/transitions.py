@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.measures.source import Source, inside, words
-from trainworthy.guard.measures.splits import Scope, loaded, scopes, stored, trains
+from trainworthy.guard.measures.splits import Scope, assigned, loaded, scopes, stored, trains
 
 RESULTS = 3  # that a step of an environment returns, at least
 ACTIONS, REWARDS = {"action", "actions", "act", "acts"}, {"reward", "rewards", "rew", "rews"}
@@ -38,12 +38,7 @@ def receiver(call: ast.Call) -> str:
 
 def begun(node: ast.AST) -> Iterator[tuple[str, str]]:
     """Yield the names that a statement gives to the result of an environment's `reset()`, with the environment's."""
-    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
-        return
-    target, value = node.targets[0], node.value
-    several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)
-    pairs = zip(target.elts, value.elts, strict=True) if several else [(target, value)]  # type: ignore[attr-defined]
-    for one, made in pairs:
+    for one, made in assigned(node):
         one = one.elts[0] if isinstance(one, ast.Tuple) and one.elts else one  # observation, info = env.reset()
         calls = [n for n in ast.walk(made) if isinstance(n, ast.Call) and getattr(n.func, "attr", "") == "reset"]
         if isinstance(one, ast.Name) and len(calls) == 1:

@@ -185,7 +185,7 @@ def test_z_loss_shrinks_log_z_where_its_weight_lets_it_be_seen(folder: Path):
         data = stage.data["train"]
         batch = data.collate([data.get(i, None) for i in range(4)])
         found[weight] = pretrain_gates.felt(stage, batch, 5.0)
-    (logits, gradient), (_, plain) = found[0.01], found[0.0]
+    (logits, gradient, _), (_, plain, _) = found[0.01], found[0.0]
     asked = (batch["labels"][:, 1:] != packing.IGNORED).nonzero(as_tuple=True)
     logits, added = logits[:, :-1][asked], (gradient - plain)[:, :-1][asked]
     log_z = logits.logsumexp(-1, keepdim=True)

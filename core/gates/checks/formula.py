@@ -5,7 +5,7 @@ mistakes would give, so that a failure can name the mistake. `gate_of` makes the
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -166,6 +166,11 @@ def summed(s: Statement) -> Statement:
         return {k: v.float().flatten(1).sum(1) if v.ndim > 1 else v.float() for k, v in forms.items()}
 
     return Statement(rows(s.right), rows(s.wrong), s.optional, s.own)
+
+
+def term_of(terms: dict[str, Tensor], name: str, stated: Collection[str]) -> Tensor:
+    """Return a term of a loss, or the sum of those that no formula states by name: what `paired` compares in its place."""
+    return terms[name] if name in terms else sum(v for k, v in terms.items() if k not in stated)  # type: ignore[return-value]
 
 
 def paired(got: dict, whole: dict, due: dict) -> tuple[dict, dict, dict, list[str]]:

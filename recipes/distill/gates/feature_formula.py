@@ -64,8 +64,7 @@ def _slope(stage: Stage, batch: dict, term: str, canvas: Tensor) -> Tensor:
     """Return the gradient of a loss term with respect to the student's features (B, frames, width), where they are `canvas`."""
     leaf = canvas.clone().requires_grad_()
     with stage.model.register_forward_hook(lambda *_: leaf), torch.enable_grad():
-        terms = stage.loss(stage.model, batch)
-        total = terms[term] if term in terms else sum(v for k, v in terms.items() if k not in ("mse", "cosine"))
+        total = formula.term_of(stage.loss(stage.model, batch), term, ("mse", "cosine"))
         found = torch.autograd.grad(total, leaf, allow_unused=True)[0] if total.requires_grad else None
     return torch.zeros_like(canvas) if found is None else found
 

@@ -14,7 +14,7 @@ from trainworthy.core.gates.checks.learning import overfitted
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import Stage
-from trainworthy.recipes.distill.gates.own_divergence import REVERSED, least_at_teacher
+from trainworthy.recipes.distill.gates.own_divergence import REVERSED, far, least_at_teacher, proportional
 from trainworthy.recipes.shared.classifier import Classifier
 
 SAMPLES = 250
@@ -210,16 +210,6 @@ def evaluate_own_terms(
         faults += [fault] * bool(fault)
         measured.append(remark)
     return faults, measured
-
-
-def proportional(values: Tensor, to: Tensor, near: float) -> bool:
-    """Return whether `values` are `to` times a factor."""
-    return far(values, (values @ to) / to.square().sum().clamp_min(1e-12) * to) <= near
-
-
-def far(values: Tensor, of: Tensor) -> float:
-    """Return the largest difference, relative to the largest value."""
-    return ((values - of).abs().max() / of.abs().max().clamp_min(1e-12)).item()
 
 
 def other_forms(cfg: Any, logits: Tensor, theirs: Tensor) -> dict[str, Tensor]:

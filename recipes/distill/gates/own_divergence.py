@@ -30,3 +30,13 @@ def least_at_teacher(value: Callable[[Tensor], float], theirs: Tensor) -> tuple[
             fault = f"{factor:g} times the teacher's scores give less than the teacher's own"
             return f"{fault} ({other:.4g}, {least:.4g})", ""
     return "", f"least at the teacher's scores ({least:.2g}, near them {min(others):.2g} to {max(others):.2g})"
+
+
+def far(values: Tensor, of: Tensor) -> float:
+    """Return the largest difference, relative to the largest value."""
+    return ((values - of).abs().max() / of.abs().max().clamp_min(1e-12)).item()
+
+
+def proportional(values: Tensor, to: Tensor, near: float) -> bool:
+    """Return whether `values` are `to` times a factor."""
+    return far(values, (values @ to) / to.square().sum().clamp_min(1e-12) * to) <= near

@@ -15,7 +15,7 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.core.gates.causes import place_weights
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
-from trainworthy.recipes.distill.gates.own_divergence import REVERSED, least_at_teacher
+from trainworthy.recipes.distill.gates.own_divergence import REVERSED, far, least_at_teacher, proportional
 from trainworthy.recipes.shared import whisper
 
 SMOOTHINGS = (0.05, 0.1, 0.2)  # published values of label smoothing
@@ -120,18 +120,18 @@ def compare(
                 "recordings of a batch change each other's loss, or the term is a mean: return the SUM, core divides it"
             )
             continue
-        if _gap(got, one.formula) <= near:
-            out.remarks.append(f"{term} within {_gap(got, one.formula):.0e} of its formula")
+        if far(got, one.formula) <= near:
+            out.remarks.append(f"{term} within {far(got, one.formula):.0e} of its formula")
             continue
-        mistake = next((k for k, v in one.mistakes.items() if _proportional(got, v, near)), "")
+        mistake = next((k for k, v in one.mistakes.items() if proportional(got, v, near)), "")
         if mistake.endswith("exchanged") and any(r in k.lower() for k in names for r in REVERSED):
             out.remarks.append(f"{', '.join(names)}: the reverse divergence")
             continue
-        form = next((k for k, v in one.forms.items() if _gap(got, v) <= near), "")
+        form = next((k for k, v in one.forms.items() if far(got, v) <= near), "")
         if form:
             out.remarks.append(f"{', '.join(names)}: {form}")
             continue
-        if mistake or not got.any() or _proportional(got, one.formula, near):
+        if mistake or not got.any() or proportional(got, one.formula, near):
             out.wrong.append(plain)
             out.causes += [f"{term}: {mistake}"] if mistake else []
             continue
@@ -139,16 +139,6 @@ def compare(
         out.wrong += [f"{plain}; {fault}"] if fault else []
         out.remarks += [remark] if not fault else []
     return out
-
-
-def _gap(got: Tensor, of: Tensor) -> float:
-    """Return the largest difference, relative to the largest value."""
-    return ((got - of).abs().max() / of.abs().max().clamp_min(1e-6)).item()
-
-
-def _proportional(got: Tensor, of: Tensor, near: float) -> bool:
-    factor = (got @ of) / (of @ of).clamp_min(1e-30)
-    return _gap(got, factor * of) <= near
 
 
 def _does(run: Run, stage: Stage, batch: dict, names: list[str], start: int, *, soft: bool) -> tuple[str, str]:

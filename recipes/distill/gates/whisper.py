@@ -259,25 +259,27 @@ def head(context: GateContext) -> Finding:
     """Computes the stage's loss for the teacher's features: it shows errors in ids, shift and mask."""
     run, stage = context.build(Rehearsal(steps=1))
     data, seed = stage.data["train"], context.cfg.run.seed
-    teacher = whisper.load(context.cfg.data.teacher, context.cfg.data.seconds)
     batch = fetch(data, pick(data, 16, seed), seed, run.device)
     with evaluating(stage.model):
         rest = stage.model(torch.zeros_like(batch["envelope"]))
     canvas = torch.where(speech(batch)[..., None], batch["features"], rest)
     nats = sum(read(run, stage, batch, lambda envelope: canvas).values())
-    more, fault = "", ""
-    if nats > 0.5 and (
-        pulled := _pulled(run, stage, batch, canvas, len(teacher.prompt))
-    ):  # smoothed labels: no loss is near 0
-        right, wrong = pulled
-        fault = f"; {right:.1%} of the tokens are pulled to their word" + "; the prompt or pads change the loss" * wrong
-        more = (
-            ""
-            if right < PULLED or wrong
-            else f"; a form of the recipe's own, which pulls {right:.1%} of the tokens to their word"
-        )
+    low, remark = nats <= 0.5, ""
+    if not low:  # smoothed labels have no loss near 0
+        start = len(whisper.load(context.cfg.data.teacher, context.cfg.data.seconds).prompt)
+        pulled = _pulled(run, stage, batch, canvas, start)
+        if pulled:
+            right, others = pulled
+            low = right >= PULLED and not others
+            remark = (
+                f"; {right:.1%} of the tokens are pulled to their word"
+                + "; the prompt or pads change the loss" * others
+            )
+            remark = (
+                f"; a form of the recipe's own, which pulls {right:.1%} of the tokens to their word" if low else remark
+            )
     return Finding(
-        nats <= 0.5 or bool(more), f"loss {nats:.2f} nats per token from the teacher's own features" + (more or fault),
+        low, f"loss {nats:.2f} nats per token from the teacher's own features{remark}",
         f"at most 0.5, or a loss that pulls {PULLED:.0%} of the tokens to their word and nothing else",
         "labels are shifted twice, or not at all: the target is the token after the next, or the decoder's own input\n"
         "ids of another tokenizer, a start token twice, pads among the labels", evidence={"nats": nats}, batch=batch,

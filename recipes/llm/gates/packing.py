@@ -52,19 +52,18 @@ def heard(model: nn.Module, shift: float = 0.0) -> Iterator[list[Tensor]]:
         found.append(out + shift)
         return found[-1]
 
-    hooks = (model.register_forward_pre_hook(enter), model.register_forward_hook(leave),
-             model.get_output_embeddings().register_forward_hook(keep))  # fmt: skip
-    with hooks[0], hooks[1], hooks[2]:
+    head = model.get_output_embeddings()
+    with model.register_forward_pre_hook(enter), model.register_forward_hook(leave), head.register_forward_hook(keep):
         yield found
 
 
-def felt(stage: Stage, batch: dict, shift: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return (logits, gradient of the recipe's own loss with respect to them), (B, T, V) each. A head that is used again, for later tokens,
-    has logits of its own, which are left out."""
+def felt(stage: Stage, batch: dict, shift: float = 0.0) -> tuple[Tensor, Tensor, dict[str, float]]:
+    """Return (logits, gradient of the recipe's own loss with respect to them), (B, T, V) each, and the terms of that loss. A head that is
+    used again, for later tokens, has logits of its own, which are left out."""
     with heard(stage.model, shift) as logits:
-        total = sum(stage.loss(stage.model, batch).values())
-    (gradient,) = torch.autograd.grad(total, logits[:1])  # no gradient is left on the weights
-    return logits[0].detach(), gradient
+        terms = stage.loss(stage.model, batch)
+    (gradient,) = torch.autograd.grad(sum(terms.values()), logits[:1])  # no gradient is left on the weights
+    return logits[0].detach(), gradient, {name: value.item() for name, value in terms.items()}
 
 
 def some(data: Packed, seed: int) -> list[np.ndarray]:
@@ -106,7 +105,7 @@ def scored(context: GateContext) -> Finding:
     pulled_in: list[Tensor] = []
     for part in divided(batch, context):
         with run.autocast():
-            _, gradient = felt(stage, part)
+            _, gradient, _ = felt(stage, part)
         pulled_in.append(gradient.argmin(-1).masked_fill(gradient.abs().sum(-1) == 0, IGNORED))
         del gradient
     pulled, ids = torch.cat(pulled_in), batch["input_ids"]  # (B, T)

@@ -78,7 +78,7 @@ def _pulls(stage: Stage, batch: dict) -> str:
 
     def total() -> Tensor:
         terms = stage.loss(stage.model, batch)
-        return terms.get("ce", next(iter(terms.values())))
+        return formula.term_of(terms, "ce", ("ce", "z"))
 
     def plain() -> Tensor:
         return F.cross_entropy(
@@ -157,10 +157,9 @@ def z(weight: float) -> Gate:
         batch = packed(stage.data["train"], some(stage.data["train"], context.cfg.run.seed), run)
         sums, log_zs, penalty = torch.zeros(5, dtype=torch.float64), [], 0.0
         for part in divided(batch, context):
-            logits, gradient = (x.cpu() for x in felt(stage, part))
+            logits, gradient, terms = felt(stage, part)
+            logits, gradient, penalty = logits.cpu(), gradient.cpu(), penalty + terms.get("z", math.nan)
             shifted = felt(stage, part, SHIFT)[1].cpu()
-            with torch.no_grad(), run.autocast():
-                penalty += float(stage.loss(stage.model, part).get("z", math.nan))
             for places in (gradient.abs().sum(-1) > 0).nonzero().split(PLACES):
                 at = tuple(places.T)
                 p, log_z = to_double(logits[at]).softmax(-1), to_double(logits[at]).logsumexp(-1, keepdim=True)
@@ -175,9 +174,7 @@ def z(weight: float) -> Gate:
         both, dues, differences, off, plains = sums.tolist()
         added, gap, own, log_z = both / dues, (differences / dues) ** 0.5, (off / plains) ** 0.5, torch.cat(log_zs)
         value = weight * log_z.square().sum().item()
-        alone = (
-            abs(penalty - value) <= 1e-3 * value
-        )  # another loss of the classes (smoothing, a focus) has another gradient
+        alone = abs(penalty - value) <= 1e-3 * value  # smoothing or a focus changes the rest of the gradient
         ok = gap < 0.02 and (own < 1e-3 or alone)
         return Finding(
             ok,

@@ -73,8 +73,7 @@ def _draws(stage: Stage, batch: dict, term: str, places: list[Assigned]) -> str:
 
     output = {"classification": "cls_logits"}.get(term, term)
     with stage.model.net.head.register_forward_hook(keep), torch.enable_grad():
-        loss = stage.loss(stage.model, batch)
-        total = loss[term] if term in loss else sum(v for k, v in loss.items() if k not in TERMS)  # a fork's own names
+        total = formula.term_of(stage.loss(stage.model, batch), term, TERMS)
         if len(seen) != 1 or output not in seen[0] or not total.requires_grad:
             return "the gradient of single locations cannot be read"
         slope = torch.autograd.grad(total, seen[0][output], allow_unused=True)[0]

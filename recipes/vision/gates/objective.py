@@ -162,8 +162,7 @@ def _pulls_pixels(stage: Stage, batch: dict, term: str) -> str:
     their own classes; else ""."""
 
     def total() -> Tensor:
-        terms = stage.loss(stage.model, batch)
-        return terms[term] if term in terms else sum(v for k, v in terms.items() if k not in ("ce", "dice"))
+        return formula.term_of(stage.loss(stage.model, batch), term, ("ce", "dice"))
 
     mask, slope = batch["mask"], place_weights.slopes(stage.model, total)
     if slope is None or slope.ndim != 4 or slope.shape[-2:] != mask.shape[-2:]:
