@@ -174,6 +174,8 @@ class GateSettings:
     """Reason for the waiver; the report and the card show it."""
     remember: bool = True
     """Reuse passed gates of an identical recipe, data set and environment instead of running them again."""
+    jobs: int = 1
+    """Processes that run the gates in parallel, each on an accelerator or share of the cores of its own, with its own copy of the model."""
 
 
 @dataclass

@@ -6,6 +6,7 @@ Runs the gates without training.
   trainworthy check ./mine.py --only overfit,resume     some gates
   trainworthy check vlm/instruct --stage align          the gates of one stage
   trainworthy check ./mine.py --deep                    resume and accumulation in new processes, all data scanned
+  trainworthy check ./mine.py --gates.jobs 4            four gates at a time, in processes of their own
   trainworthy check ./mine.py --seeds 5                 five seeds in parallel: which gates fail at which seed
   trainworthy check ./mine.py --json                    folder and verdicts as JSON, also if a gate fails
   trainworthy check ./train.py                          a file that is no recipe and has a function factory(), which builds
@@ -15,6 +16,7 @@ The command never reuses remembered verdicts. Each seed of `--seeds` has its own
 gates.json and report.html. Several seeds show false alarms and misses that a single seed cannot show.
 `trainworthy check RECIPE --help` shows every setting. Exit codes: 0 passed, 2 bad usage or data, 3 a gate failed."""
 
+import contextlib
 import os
 import secrets
 import signal
@@ -29,7 +31,7 @@ from trainworthy.core.base.errors import DONE, GATE_FAILED, Interrupted
 from trainworthy.core.base.files import read_json
 from trainworthy.core.commands import open_recipe, prints_json, take_flag
 from trainworthy.core.report.plain import verdicts_of
-from trainworthy.core.session import multi_seed
+from trainworthy.core.session import gate_processes, multi_seed
 from trainworthy.core.session.checking import check_stages
 from trainworthy.core.session.session import Interrupts, open_session, reported, session_lock, write_start
 
@@ -48,7 +50,8 @@ def main(argv: list[str], found: dict[str, Any]) -> None:
     name = os.environ.pop("TRAINWORTHY_FOLDER", None)
     folder = Path(name) if name else None
     session = open_session(loaded, cfg, preset, rest, kind="checks", only=chosen, folder=folder)
-    with session_lock(session), Interrupts().handled(), reported(session):
+    page = contextlib.nullcontext() if gate_processes.is_helper() else reported(session)
+    with session_lock(session), Interrupts().handled(), page:
         write_start(session)
         try:
             check_stages(session, only=chosen, deep=deep, stage=stage or "")

@@ -18,6 +18,7 @@ from trainworthy.core.base.errors import Stop
 from trainworthy.core.base.files import write_whole
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.data.pictures import contact_sheet
+from trainworthy.core.gates.claims import Claims
 from trainworthy.core.gates.gate import Gate, GateContext
 from trainworthy.core.loop.run import Rehearsal
 from trainworthy.core.recipe.stage import categorical as categorical
@@ -40,24 +41,49 @@ def full_precision() -> Iterator[None]:
             kind.allow_tf32 = was
 
 
-def run_gates(gates: list[Gate], context: GateContext, *, known: dict[str, dict], console: Console) -> list[Verdict]:
-    """Run each gate in order, print its verdict at once and store a repro of each failure. Continue after a failure,
-    since the other verdicts help to find the cause."""
-    verdicts, cfg = [], context.cfg
+def run_gates(
+    gates: list[Gate], context: GateContext, *, known: dict[str, dict], console: Console, claims: Claims | None = None
+) -> list[Verdict]:
+    """Run each gate in order, print verdicts in that order as soon as they are there, and store a repro of each failure. Continue
+    after a failure, since the other verdicts help to find the cause. `claims`: other processes that take gates, too; the
+    main one returns the verdicts of all."""
     known = {one.id: known[one.id] for one in gates if one.lasting and one.id in known}
     all_known = bool(known) and all(one.id in known for one in gates if one.lasting)
     early: dict[str, Verdict] = {}  # gates that ran early, because another one failed
-    for i, one in enumerate(gates):
-        remembered = Verdict(**{**known[one.id], "seconds": 0.0}) if one.id in known else None
-        verdict = remembered or early.get(one.id) or _check_timed(one, context)
+    found: dict[str, Verdict] = {}
+    printed = 0
+
+    def show() -> None:
+        nonlocal printed
+        while printed < len(gates) and (verdict := found.get(gates[printed].id)):
+            printed += 1
+            if not all_known or verdict.verdict in ("fail", "waived"):
+                _show(verdict, console)
+
+    def work(i: int, one: Gate) -> Verdict:
+        verdict = Verdict(**{**known[one.id], "seconds": 0.0}) if one.id in known else None
+        verdict = verdict or early.get(one.id) or _check_timed(one, context)
         if verdict.verdict == "fail" and one.symptom:
             _explain(verdict, [g for g in gates[i + 1 :] if g.explains and g.id not in known], early, context)
         verdict.stage, verdict.reads = context.stage, list(one.reads)
-        if verdict.verdict == "fail" and one.id in cfg.gates.waive:
-            verdict.verdict, verdict.reason = "waived", cfg.gates.because
-        verdicts.append(verdict)
-        if not all_known or verdict.verdict in ("fail", "waived"):
-            _show(verdict, console)
+        if verdict.verdict == "fail" and one.id in context.cfg.gates.waive:
+            verdict.verdict, verdict.reason = "waived", context.cfg.gates.because
+        return verdict
+
+    for i, one in enumerate(gates):
+        if claims is None or claims.take(one.id):
+            found[one.id] = work(i, one)
+            if claims:
+                claims.put(found[one.id])
+        if claims and claims.main:
+            found |= {g.id: v for g in gates[printed : i + 1] if g.id not in found and (v := claims.get(g.id))}
+        show()
+    if claims and claims.main:
+        for i, one in enumerate(gates):
+            if one.id not in found:
+                found[one.id] = claims.wait(one.id) or work(i, one)
+                show()
+    verdicts = [found[one.id] for one in gates if one.id in found]
     if all_known and not any(v.blocks for v in verdicts):
         stamp = next(v.remembered for v in verdicts if v.remembered)
         again = ", ".join(one.id for one in gates if not one.lasting)
@@ -172,7 +198,13 @@ def _keep_repro(verdict: Verdict, finding: Finding, context: GateContext) -> Non
         save_file(tensors, folder / "batch.safetensors")
         _, stage = context.build(Rehearsal(steps=1))
         if stage.preview:
-            contact_sheet(stage.preview({k: v.cpu() for k, v in tensors.items()}), folder / "batch.png")
+            try:
+                contact_sheet(stage.preview({k: v.cpu() for k, v in tensors.items()}), folder / "batch.png")
+            except Exception as error:  # a preview is a fork's own code, and the verdict matters more
+                verdict.evidence = {
+                    **verdict.evidence,
+                    "no_picture": _cut(f"preview raised {type(error).__name__}: {error}"),
+                }
     command = ["check", *masking.words(context.argv), "--only", verdict.id]
     again = (
         f'command = [sys.executable, "-m", "trainworthy.launch", *{command!r}]\n'

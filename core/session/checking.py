@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -12,31 +13,37 @@ from trainworthy.core.base.files import read_json, write_whole
 from trainworthy.core.base.processes import agreed, kind_of
 from trainworthy.core.data import contents, inventory, neighbours, plain_pictures, turned
 from trainworthy.core.gates import order
+from trainworthy.core.gates.claims import Claims
 from trainworthy.core.loop import shard
 from trainworthy.core.loop.precision import precision
 from trainworthy.core.loop.weights import sketch
 from trainworthy.core.recipe import loading as recipes
 from trainworthy.core.recipe.stage import Stage
-from trainworthy.core.session import environment, gate_cache, stages
+from trainworthy.core.session import environment, gate_cache, gate_processes, stages
 from trainworthy.core.session.session import Session, explain_data_errors, together
 
 
 def check_stages(session: Session, *, only: tuple[str, ...], deep: bool, stage: str = "") -> None:
     """Write every stage's data report and run its gates, in order. A later stage starts from the one before, as its
     gates trained it on eight samples. Raises GateFailed before the full run. `stage`: only that one."""
-    with gates.quick_collections():
+    words = [w for flag, value in (("--only", ",".join(only)), ("--stage", stage)) if value for w in (flag, value)]
+    with gate_processes.shared(session, words + ["--deep"] * deep) as claims, gates.quick_collections():
         for spec, context in stages.contexts(session, deep=deep):
             if stage in ("", spec.name):
-                check_stage(session, spec, context, only)
+                check_stage(
+                    session, spec, context, only, claims=gate_processes.of_stage(claims, spec.name, context.folder)
+                )
             del context  # its stages would live while the next one is made
     if stage and stage not in (known := [p.name for p in stages.specs(session.recipe, session.cfg)]):
         raise config.unknown(f"stage '{stage}'", stage, known)
 
 
 def check_stage(
-    session: Session, spec: stages.StageSpec, context: gates.GateContext, only: tuple[str, ...], mark: str = ""
-) -> None:
-    """Write the data report of one stage, then run its gates. `mark` separates different starts with equal settings."""
+    session: Session, spec: stages.StageSpec, context: gates.GateContext, only: tuple[str, ...], mark: str = "",
+    claims: Claims | None = None,
+) -> None:  # fmt: skip
+    """Write the data report of one stage, then run its gates. `mark` separates different starts with equal settings. `claims`: other
+    processes run gates, too; a helper runs those that it gets, and its verdicts are in its claims."""
     s, cfg = session, spec.cfg
     _, stage = context.look()
     code = recipes.sources(s.recipe)
@@ -70,12 +77,17 @@ def check_stage(
         + "\n       on the whole model in each process; the gate `sharding` compares the sharded one with it, and `resume` saves "
         "its shards" * sharded
     )
-    verdicts = gates.run_gates(chosen, context, known=known, console=s.console)
+    if claims:
+        claims.sources = lambda: recipes.late(s.recipe, code)
+    began = time.monotonic()
+    verdicts = gates.run_gates(chosen, context, known=known, console=s.console, claims=claims)
     s.accelerator.free_memory()  # accelerate keeps every model that it wrapped
+    if claims and not claims.main:
+        return
     failed = [v for v in verdicts if v.blocks]
     if s.main:
         keep(s, spec, verdicts, enabled=True, fingerprint=mark)
-        late = (late if known else {}) | recipes.late(s.recipe, code)
+        late = (late if known else {}) | recipes.late(s.recipe, code) | (claims.others_sources if claims else {})
         environment.note_sources(s.folder, s.recipe, late)
         if not failed and not only:
             gate_cache.write(mark, verdicts, late)
@@ -87,7 +99,8 @@ def check_stage(
         passed, skipped, waived = (sum(v.verdict == k for v in verdicts) for k in ("pass", "skip", "waived"))
         extra = "".join(f", {n} {word}" for n, word in ((skipped, "skipped"), (waived, "waived")) if n)
         seconds = sum(v.seconds for v in verdicts)
-        s.console.say(f"       {passed} of {len(verdicts)} gates passed{extra}, {seconds:.1f} s")
+        wall = f" of work in {time.monotonic() - began:.1f} s" if claims else ""
+        s.console.say(f"       {passed} of {len(verdicts)} gates passed{extra}, {seconds:.1f} s{wall}")
 
 
 def _remembered(s: Session, cfg: config.Config, mark: str) -> tuple[str, dict, dict]:

@@ -82,7 +82,7 @@ def planned(verb: str, argv: list[str], given: str, own: tuple[str, ...] = ()) -
     cfg, _ = config.parse(loaded.module, rest[1:], prog=f"trainworthy {verb} {rest[0]}")
     settings_check.check_values(cfg, processes=int(n or 1))
     rest, _ = config.take(rest, "--run.seed")
-    threads = (cfg.run.threads or torch.get_num_threads()) * int(n or 1)
+    threads = (cfg.run.threads or torch.get_num_threads()) * max(int(n or 1), cfg.gates.jobs)
     plan = {"recipe": loaded.target, "argv": [*rest[1:], *own, *launcher], "seeds": _seeds(given, cfg.run.seed)}
     plan["each"] = int(n or 1)
     plan["at_once"] = len(devices(plan["each"])) or max(1, cores().allowed // threads)
