@@ -1,107 +1,24 @@
-"""vlm/instruct --model: models of the hub with their processors (LLaVA, Idefics3, Qwen2-VL), tiny, on pictures of one's own."""
+"""vlm/instruct --model: models of the hub with their processors (hub_models.py), tiny, on pictures of one's own."""
 
 from pathlib import Path
 
 import pytest
 import torch
+from trainworthy.core.base.errors import UserError
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.vlm.data import folders, rows
 from trainworthy.recipes.vlm.models import hub as whole
 from trainworthy.recipes.vlm.models import small_language_model
 
 from tests.helpers.commands import read
+from tests.vlm import hub_models
 from tests.vlm.test_instruct import answered, hub, refused, talked, used  # noqa: F401
-
-SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-# What llava-hf and HuggingFaceM4 ship, shortened: the first ends no answer.
-LLAVA = ("{% for m in messages %}{{ m['role'].upper() + ' : ' if m['role'] != 'system' else '' }}{% for c in m['content'] %}"
-         "{{ '<image> ' if c['type'] == 'image' else '' }}{% endfor %}{% for c in m['content'] %}{{ c['text'] + ' ' if "
-         "c['type'] == 'text' else '' }}{% endfor %}{% endfor %}{{ 'ASSISTANT :' if add_generation_prompt else '' }}")  # fmt: skip
-IDEFICS = ("<bos>{% for m in messages %}{{ m['role'] | capitalize }}{{ ':' if m['content'][0]['type'] == 'image' else ': ' }}"
-           "{% for c in m['content'] %}{{ '<image>' if c['type'] == 'image' else c['text'] }}{% endfor %}<end_of_utterance>\n"
-           "{% endfor %}{{ 'Assistant:' if add_generation_prompt else '' }}")  # fmt: skip
-
-
-def llava(folder: Path) -> None:
-    from transformers import (
-        CLIPImageProcessor,
-        CLIPVisionConfig,
-        LlamaConfig,
-        LlavaConfig,
-        LlavaForConditionalGeneration,
-        LlavaProcessor,
-    )
-
-    tokenizer = small_language_model.vocabulary()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>", "USER", "ASSISTANT", ":"]})
-    pictures = CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=32)
-    LlavaProcessor(pictures, tokenizer, patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1,
-                   chat_template=LLAVA).save_pretrained(folder)  # fmt: skip
-    text = LlamaConfig(vocab_size=len(tokenizer), **SMALL, bos_token_id=1, eos_token_id=2, pad_token_id=0)
-    LlavaForConditionalGeneration(LlavaConfig(
-        vision_config=CLIPVisionConfig(**SMALL, image_size=32, patch_size=8), text_config=text, vision_feature_layer=-1,
-        image_token_id=tokenizer.convert_tokens_to_ids("<image>"))).save_pretrained(folder)  # fmt: skip
-
-
-def idefics(folder: Path) -> None:
-    """Pictures above 32 pixels are cut into tiles, so that every size has another number of places."""
-    from transformers import (
-        Idefics3Config,
-        Idefics3ForConditionalGeneration,
-        Idefics3ImageProcessor,
-        Idefics3Processor,
-    )
-
-    tokenizer = small_language_model.vocabulary()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["User", "Assistant", ":", "<global-img>", "\n", *(
-        f"<row_{i + 1}_col_{j + 1}>" for i in range(6) for j in range(6))]})  # fmt: skip
-    pictures = Idefics3ImageProcessor(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
-    processor = Idefics3Processor(pictures, tokenizer, image_seq_len=4, chat_template=IDEFICS)
-    processor.save_pretrained(folder)
-    Idefics3ForConditionalGeneration(Idefics3Config(
-        vision_config={**SMALL, "image_size": 32, "patch_size": 8}, scale_factor=2, image_token_id=processor.image_token_id,
-        text_config={"model_type": "llama", **SMALL, "vocab_size": len(tokenizer), "bos_token_id": 1, "eos_token_id": 2,
-                     "pad_token_id": 0}, pad_token_id=0)).save_pretrained(folder)  # fmt: skip
-
-
-QWEN = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% for c in m['content'] %}"
-        "{{ '<|vision_start|><|image_pad|><|vision_end|>' if c['type'] == 'image' else c['text'] }}{% endfor %}"
-        "<|im_end|>\n{% endfor %}{{ '<|im_start|>assistant\n' if add_generation_prompt else '' }}")  # fmt: skip
-
-
-def qwen(folder: Path) -> None:
-    """Its projector is a part of the vision tower, and a picture has as many patches as it is large."""
-    from transformers import (
-        Qwen2VLConfig,
-        Qwen2VLForConditionalGeneration,
-        Qwen2VLImageProcessor,
-        Qwen2VLProcessor,
-        Qwen2VLVideoProcessor,
-    )
-
-    tokenizer = small_language_model.vocabulary()
-    marks = {name: f"<|{name}|>" for name in ("image_pad", "video_pad", "vision_start", "vision_end")}
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", *marks.values(), "system", "user",
-                                                                "assistant"]})  # fmt: skip
-    pictures = Qwen2VLImageProcessor(patch_size=8, size={"shortest_edge": 16 * 16, "longest_edge": 64 * 64})
-    Qwen2VLProcessor(pictures, tokenizer, Qwen2VLVideoProcessor(patch_size=8), chat_template=QWEN).save_pretrained(
-        folder
-    )
-    ids = {name: tokenizer.convert_tokens_to_ids(mark) for name, mark in marks.items()}
-    Qwen2VLForConditionalGeneration(Qwen2VLConfig(
-        text_config={**SMALL, "num_key_value_heads": 2, "vocab_size": len(tokenizer), "bos_token_id": 1, "eos_token_id": 2,
-                     "pad_token_id": 0, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}},
-        vision_config={"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2, "patch_size": 8},
-        image_token_id=ids["image_pad"], video_token_id=ids["video_pad"], vision_start_token_id=ids["vision_start"],
-        vision_end_token_id=ids["vision_end"])).save_pretrained(folder)  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("models")
-    for make in (llava, idefics, qwen):
-        torch.manual_seed(0)
-        make(home / make.__name__)
+    for make in hub_models.KINDS:
+        hub_models.written(make, home)
     return home
 
 
@@ -110,7 +27,10 @@ def data(model: Path, folder: Path, longest: int = 512) -> tuple[whole.Whole, wh
     return net, whole.Templated(folders.load(str(folder), "train"), str(model), takes=net.reads, longest=longest)
 
 
-@pytest.mark.parametrize("name", ["llava", "idefics", "qwen"])
+NAMES = [make.__name__ for make in hub_models.KINDS]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_rows_are_the_processors_own(name, models, talked):  # noqa: F811
     """Token by token what `apply_chat_template` makes of the conversation with its pictures; the answers alone are scored; a batch
     of several sizes has each row's own logits."""
@@ -125,11 +45,14 @@ def test_rows_are_the_processors_own(name, models, talked):  # noqa: F811
         made = found.processor.apply_chat_template(turns, tokenize=True, return_dict=True, return_tensors="pt")
         ids = (
             found.rows[i]["ids"]
-            .masked_fill(found.rows[i]["ids"] == rows.IMAGE, found.processor.image_token_id)
+            .masked_fill(found.rows[i]["ids"] == rows.IMAGE, whole.feature_id(found.processor))
             .tolist()
         )
-        ended = [t for t in ids if t != 2] if name == "llava" else ids  # the ends that its template has not
+        ended = [t for t in ids if t != 2] if name in ("llava", "llava_next") else ids  # the ends that its template has not
         assert ended == made["input_ids"][0].tolist()
+        if ended == ids:
+            with torch.no_grad():
+                assert torch.allclose(net(found.collate([found.get(i, None)])), net.net[0](**made).logits, atol=1e-5)
         labels = found.rows[i]["labels"]
         said = found.tokenizer.decode(labels[labels >= 0]).split()
         assert said == " ".join(f"{one.answer} {found.end}" for one in found.source.questions(i)).split()
@@ -154,7 +77,7 @@ def settings(model: Path, folder: Path, *more: str) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("name", "rank"), [("llava", 0), *(pytest.param(n, 2, marks=pytest.mark.verify) for n in ("idefics", "qwen"))]
+    ("name", "rank"), [("llava", 0), *(pytest.param(n, 2, marks=pytest.mark.verify) for n in NAMES[1:])]
 )
 def test_a_hub_model_trains_and_is_loaded_again(name, rank, models, talked, launch):  # noqa: F811
     """Its vision tower stays bit for bit, its projector and language model learn, and transformers alone reads what comes out."""
@@ -192,8 +115,7 @@ def test_a_hub_model_trains_and_is_loaded_again(name, rank, models, talked, laun
 GATES = "schema,data,wiring,schedule,dependency,evaluation,accumulation,loader,resume,init,towers,rates,image-tokens,answers"
 
 
-@pytest.mark.verify
-@pytest.mark.parametrize("name", ["llava", "idefics", "qwen"])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.verify] * (n != "gemma3")) for n in NAMES])
 def test_a_hub_model_proves_itself(name, models, talked, launch):  # noqa: F811
     done = launch("check", *settings(models / name, talked, "--align.epochs", "0"), "--only", GATES, HF_HUB_OFFLINE="1",
                   timeout=550)  # fmt: skip
@@ -207,3 +129,18 @@ def test_what_is_no_vision_language_model_is_told(hub, models, launch):  # noqa:
         "a file is missing",
         "processor_config.json",
     )
+
+
+def test_a_prefix_language_model_is_refused(models, talked, launch, tmp_path):  # noqa: F811
+    """PaliGemma's mask lets every token of a prefix see the others; in a conversation, those would be answers."""
+    folder = hub_models.written(hub_models.paligemma, tmp_path)
+    refused(launch("check", *settings(folder, talked), HF_HUB_OFFLINE="1"), "prefix language model", "token_type_ids")
+
+
+def test_a_processor_that_needs_another_package_names_it(models, monkeypatch):
+    def lacking(_name: str) -> None:
+        raise ImportError("Package `num2words` is required to run SmolVLM processor.\nInstall it with `pip install num2words`.")
+
+    monkeypatch.setattr(whole.AutoProcessor, "from_pretrained", lacking)
+    with pytest.raises(UserError, match="pip install num2words"):
+        whole.processor.__wrapped__(str(models / "smolvlm"))

@@ -30,6 +30,32 @@ def _through(stage: Stage, run: Run, batch: dict, module: nn.Module) -> Tensor:
     return kept[0].grad
 
 
+def _own_places(stage: Stage, run: Run, batch: dict, read: int) -> int:
+    """Return how many image positions hold vectors of the model's own, if the loss reads every other one: LLaVA-NeXT ends each line of
+    features with a learnt vector, and drops the features of padding. 0 if it does not, or for our own towers."""
+    if not hasattr(stage.model, "net"):
+        return 0
+    kept: list[Tensor] = []
+
+    def keep(_module: nn.Module, _args: tuple, kwargs: dict) -> None:
+        kept.append(kwargs["inputs_embeds"])
+        kept[0].retain_grad()
+
+    decoder = stage.model.language["decoder"]
+    try:
+        with (
+            decoder.register_forward_pre_hook(keep, with_kwargs=True),
+            evaluating(stage.model),
+            torch.enable_grad(),
+            run.autocast(),
+        ):
+            sum(stage.loss(stage.model, batch).values()).backward()
+    finally:
+        stage.model.zero_grad()
+    places = kept[0].grad[batch["ids"] == rows.IMAGE]
+    return len(places) - read if 0 < read < len(places) and (places.abs().amax(-1) > 0).all() else 0
+
+
 @gate(
     "image-tokens",
     rows="X4",
@@ -71,8 +97,11 @@ def image_tokens(context: GateContext) -> Finding:
     if not wrong:
         grad = _through(stage, run, batch, stage.model.projector).flatten(0, -2)
         read = int((grad.abs().amax(-1) > 0).sum())
-        if read != sum(found):
+        own = 0 if read == sum(found) else _own_places(stage, run, batch, read)
+        if read + own != sum(found):
             wrong.append(f"the loss reads {read} of {sum(found)} features of {len(found)} samples")
+        elif own:
+            cut.append(f"{own} of {sum(found)} positions of {len(found)} samples hold vectors of the model's own")
     complete = f"each feature has its position ({each} for the first picture) in all {looked:,} samples"
     return Finding(
         not wrong, "; ".join(wrong) or "; ".join([complete, *cut]),

@@ -24,7 +24,8 @@ class Watched:
     run: Run
     stage: Stage
     share: dict[str, list[float]] = field(default_factory=dict)
-    """For each tower and step, |change of the weights| / |initial weights|, frozen weights included."""
+    """For each tower and step, |change of the weights| / |initial weights|, frozen weights included. A tower whose weights are all 0 has
+    none."""
     training: list[bool] = field(default_factory=list)
     """Whether any module of the encoder was in train mode in a training forward pass."""
 
@@ -54,7 +55,8 @@ def watched(context: GateContext) -> Watched:
         def compare(*_) -> None:
             for tower, old in before.items():
                 new = _flat(mine[tower])
-                found.share.setdefault(tower, []).append(((new - old).norm() / size[tower].clamp_min(1e-12)).item())
+                if size[tower] > 0:
+                    found.share.setdefault(tower, []).append(((new - old).norm() / size[tower]).item())
                 before[tower] = new
 
         hooks = [stage.model.encoder.register_forward_pre_hook(look)]
@@ -129,7 +131,9 @@ def rates(context: GateContext) -> Finding:
     wrong += [f"a step moves the {t} by {s:.1%} of its weights" for t, s in share.items() if s > FASTEST]
     wrong += [f"a step moves the {t} by only {s:.1e} of its weights" for t, s in share.items() if s < SLOWEST]
     measured = ", ".join(f"{name} {rate:g} ({n:,})" for _, name, rate, n in table)
-    measured += "; a step moves " + ", ".join(f"{t} {s:.2%}" for t, s in share.items()) + " of its weights"
+    zero = sorted({tower for tower, *_ in table} - {*share})
+    measured += "; a step moves " + ", ".join(f"{t} {s:.2%}" for t, s in share.items()) + " of its weights" if share else ""
+    measured += f"; {' and '.join(zero)} starts at 0" if zero else ""
     return Finding(
         not wrong, "; ".join([*wrong, measured] if wrong else [measured]),
         f"one rate for each tower that trains, or that of --language-lr for all; no step moves a tower by more than {FASTEST:.0%} of its weights",

@@ -42,7 +42,7 @@ class Whole(nn.Module):
             raise UserError(f"--model {name} is not a vision-language model", got=str(error).partition("\n")[0][:200],
                             needed="one that transformers' AutoModelForImageTextToText loads") from None  # fmt: skip
         parts = towers(net, name)
-        head, decoder, self.image = net.get_output_embeddings(), parts["language"], processor(name).image_token_id
+        head, decoder, self.image = net.get_output_embeddings(), parts["language"], feature_id(processor(name))
         adapted = lora and language_models.adapted(decoder, lora, alpha=lora.lora_rank, task=None)
         adapted = None if adapted is decoder else adapted
         self.net = (net, adapted)  # in a tuple: its parts are registered below under the names of their towers
@@ -108,14 +108,29 @@ def locate(name: str) -> str:
 @cache
 def processor(name: str) -> Any:
     """Return its processor, which must be able to make rows."""
-    found = AutoProcessor.from_pretrained(locate(name))
+    try:
+        found = AutoProcessor.from_pretrained(locate(name))
+    except ImportError as error:  # SmolVLM's needs num2words
+        raise UserError(f"--model {name}: its processor needs another package", got=" ".join(str(error).split())[:300],
+                        next="install it, then the same command again") from None  # fmt: skip
     lacking = [what for what, there in (("a chat template", getattr(found, "chat_template", None)),
                ("an image token", getattr(found, "image_token", None))) if not there]  # fmt: skip
     if lacking:
         raise UserError(f"--model {name}: its processor has not {' nor '.join(lacking)}", got=type(found).__name__,
                         needed="one of a model that was trained on conversations",
                         next="put a chat_template.jinja into the model's folder")  # fmt: skip
+    picture = torch.zeros(3, 32, 32, dtype=torch.uint8)
+    given = found(text=[found.image_token], images=[[picture]], return_tensors="pt")
+    if "token_type_ids" in given and not given["token_type_ids"][given["input_ids"] == feature_id(found)].any():
+        raise UserError(f"--model {name} is a prefix language model, which reads question and picture in both directions",
+                        got=f"{type(found).__name__}, whose token_type_ids mark answers", needed="a model of conversations",
+                        cause="a conversation has several answers, and the first would see those after it")  # fmt: skip
     return found
+
+
+def feature_id(processor: Any) -> int:
+    """Return the id of the tokens that a picture's features replace. Gemma 3's template has another one: the start of a picture."""
+    return processor.image_token_ids[0]
 
 
 # ------------------------------------------------------------------------------------------------------------------ data
@@ -128,6 +143,7 @@ class Templated(Questions):
         self.source, self.name, self.takes, self.talks = source, name, takes, True
         self.processor, self.end, self.chat = processor(name), "", None
         self.tokenizer, self.token = self.processor.tokenizer, self.processor.image_token
+        self.feature = feature_id(self.processor)
         self.stands = lru_cache(100_000)(self._stands)
         self.fields = {"pixel_values": core.Field("input"), "labels": core.Field("target")}
         self.keep(longest)
@@ -157,7 +173,7 @@ class Templated(Questions):
         found = self.tokenizer(text, add_special_tokens=not (bos and text.startswith(bos)), return_offsets_mapping=True)
         ids = torch.tensor(found["input_ids"])
         answers = torch.tensor([b > a and scored[b - 1] for a, b in found["offset_mapping"]])
-        return {"ids": ids.masked_fill(ids == self.processor.image_token_id, IMAGE), "labels": ids.where(answers, IGNORE),
+        return {"ids": ids.masked_fill(ids == self.feature, IMAGE), "labels": ids.where(answers, IGNORE),
                 "segment": torch.ones_like(ids), "position": torch.arange(len(ids))}  # fmt: skip
 
     def pieces(self, index: int) -> list[tuple[str, bool]]:
@@ -199,7 +215,8 @@ class Templated(Questions):
         return tuple(one["replacement"] for one in found["text_replacement_offsets"][0])
 
     def places(self, index: int) -> int:
-        return sum(text.count(self.token) for text in self.stands(tuple(self.source.sizes(self.kept[index]))))
+        mark = self.tokenizer.convert_ids_to_tokens(self.feature)
+        return sum(text.count(mark) for text in self.stands(tuple(self.source.sizes(self.kept[index]))))
 
     def seen(self, index: int) -> dict[str, Tensor]:
         """Return the processor's image inputs and their shape; another sample's are cut or repeated to fit."""
