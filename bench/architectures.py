@@ -170,10 +170,11 @@ TAIL = """
 | `diffusion/pixel`, `flow`, `latent` | diffusers' UNet2DModel | their own nets |
 | `diffusion/text` | StableDiffusionPipeline: one text encoder, UNet2DConditionModel, AutoencoderKL | tested, tiny (`tests/diffusion/test_text.py`) |
 | `diffusion/text` | SDXL, SD3, FLUX | refused with exit code 2: two text encoders, or a transformer and a flow |
-| `vlm/instruct --model` | LLaVA, Idefics3 (SmolVLM's design), Qwen2-VL | 14 gates pass at tiny size (`tests/vlm/test_instruct_whole.py`) |
+| `vlm/instruct --model` | LLaVA, LLaVA-NeXT, LLaVA-OneVision, Idefics3, SmolVLM | 14 gates pass at tiny size (`tests/vlm/test_instruct_whole.py`) |
+| `vlm/instruct --model` | Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Gemma 3, InternVL, Mistral 3 | the same |
+| `vlm/instruct --model` | PaliGemma | refused (exit code 2): a prefix language model has no conversations |
 | `vlm/instruct --model` | encoder-decoders, models that see by cross-attention | refused (exit code 2): no separate vision and language parts |
-| `vlm/instruct --model` | Qwen2.5-VL, Gemma 3, PaliGemma | not tried |
-| `distill/whisper`, `distill/compress` | Whisper | tested at tiny size with one tokenizer; its published sizes not tried |
+| `distill/whisper`, `distill/compress` | Whisper with 80 or 128 mel bins (large-v3) | tested at tiny size; published sizes not tried |
 """
 
 

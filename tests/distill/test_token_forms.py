@@ -1,9 +1,11 @@
 """`divergence` of distill/compress (two Whispers of two layers and 60 words) and distill/logits on losses of other forms."""
 
 import contextlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import soundfile
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -12,8 +14,11 @@ from trainworthy.recipes.distill.compress import Config
 from trainworthy.recipes.distill.gates import logits as pictures
 from trainworthy.recipes.distill.gates import token_forms, whisper
 from trainworthy.recipes.distill.gates.whisper import read
+from trainworthy.recipes.shared import whisper as teachers
 from trainworthy.recipes.shared.whisper import Whisper
-from transformers import WhisperConfig, WhisperForConditionalGeneration
+from transformers import WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+
+from tests.helpers import hearing
 
 TOKENIZER = SimpleNamespace(convert_tokens_to_ids=lambda tags: [3] * len(tags))
 START, T = 2, Config().temperature
@@ -179,3 +184,20 @@ def test_smoothed_words_pull_each_token_to_its_own(shift: int, start: int, right
     run = SimpleNamespace(autocast=contextlib.nullcontext)
     found = whisper._pulled(run, stage, batch, torch.randn(3, 50, 16), START)
     assert found == (pytest.approx(right, abs=0.2), others)
+
+
+@pytest.mark.parametrize("mels", [80, 128])
+def test_teachers_with_their_own_number_of_mel_bins(mels: int, tmp_path: Path):
+    """large-v3 has 128. What it writes about stored features is what transformers writes about the recording."""
+    hearing.write(tmp_path, 3, mels)
+    teacher = teachers.load(str(tmp_path / "whisper"), hearing.SECONDS)
+    waves = [soundfile.read(path, dtype="float32")[0] for path in sorted((tmp_path / "recordings").glob("*.wav"))]
+    sound = WhisperFeatureExtractor(feature_size=mels, chunk_length=hearing.SECONDS)(
+        waves, sampling_rate=teachers.RATE, return_tensors="pt"
+    )
+    assert sound.input_features.shape[1] == mels
+    features = teacher.hear(waves)
+    with torch.no_grad():
+        own = teacher.model.model.encoder(sound.input_features).last_hidden_state
+    assert torch.allclose(features.float(), own, atol=1e-3)
+    assert all(teacher.write(features))

@@ -25,14 +25,14 @@ def tokenizer() -> WhisperTokenizerFast:
     return WhisperTokenizerFast(tokenizer_object=one)
 
 
-def model(words: WhisperTokenizerFast) -> WhisperForConditionalGeneration:
-    """Two layers on each side; it writes small letters and nothing else, which depend on what it hears."""
+def model(words: WhisperTokenizerFast, mels: int = 80) -> WhisperForConditionalGeneration:
+    """Two layers on each side; it writes small letters and nothing else, which depend on what it hears. `mels`: 128 in large-v3."""
     ids = {k: words.convert_tokens_to_ids(t) for k, t in zip(("end", "start", "plain"), SPECIAL, strict=True)}
     torch.manual_seed(0)
     config = WhisperConfig(
         vocab_size=ids["plain"] + 1 + TIMES, d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=1,
         decoder_attention_heads=1, encoder_ffn_dim=64, decoder_ffn_dim=64, init_std=0.2, bos_token_id=ids["end"],
-        eos_token_id=ids["end"], pad_token_id=ids["end"], decoder_start_token_id=ids["start"],
+        eos_token_id=ids["end"], pad_token_id=ids["end"], decoder_start_token_id=ids["start"], num_mel_bins=mels,
     )  # fmt: skip
     made = WhisperForConditionalGeneration(config)
     written = words.convert_tokens_to_ids([*"abcdefghijklmnopqrstuvwxyz", "\u0120a", "\u0120", SPECIAL[0]])
@@ -45,10 +45,10 @@ def model(words: WhisperTokenizerFast) -> WhisperForConditionalGeneration:
     return made
 
 
-def write(home: Path, n: int = 30) -> Path:
+def write(home: Path, n: int = 30, mels: int = 80) -> Path:
     """whisper/ and recordings/ (chirps, each of other pitches) in a folder that exists."""
     words = tokenizer()
-    model(words).save_pretrained(home / "whisper")
+    model(words, mels).save_pretrained(home / "whisper")
     words.save_pretrained(home / "whisper")
     folder = home / "recordings"
     folder.mkdir()

@@ -81,7 +81,16 @@ def llava_onevision(folder: Path) -> None:
 
 def idefics(folder: Path) -> None:
     """Pictures above 32 pixels are cut into tiles, so that every size has another number of places."""
-    tokenizer = vocabulary(["User", "Assistant", ":", "<global-img>", "\n", *(f"<row_{i + 1}_col_{j + 1}>" for i in range(6) for j in range(6))])
+    tokenizer = vocabulary(
+        [
+            "User",
+            "Assistant",
+            ":",
+            "<global-img>",
+            "\n",
+            *(f"<row_{i + 1}_col_{j + 1}>" for i in range(6) for j in range(6)),
+        ]
+    )
     pictures = t.Idefics3ImageProcessor(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
     processor = t.Idefics3Processor(pictures, tokenizer, image_seq_len=4, chat_template=IDEFICS)
     processor.save_pretrained(folder)
@@ -95,14 +104,18 @@ def smolvlm(folder: Path) -> None:
     tokenizer = vocabulary(["User", "Assistant", ":", "\n", "<end_of_utterance>", *rows], image_token="<image>",
                            fake_image_token="<fake_token_around_image>", global_image_token="<global-img>")  # fmt: skip
     pictures = t.SmolVLMImageProcessor(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
-    processor = t.SmolVLMProcessor(pictures, tokenizer, t.SmolVLMVideoProcessor(), image_seq_len=4, chat_template=IDEFICS)
+    processor = t.SmolVLMProcessor(
+        pictures, tokenizer, t.SmolVLMVideoProcessor(), image_seq_len=4, chat_template=IDEFICS
+    )
     processor.save_pretrained(folder)
     t.SmolVLMForConditionalGeneration(t.SmolVLMConfig(
         vision_config={**SMALL, "image_size": 32, "patch_size": 8}, scale_factor=2, image_token_id=processor.image_token_id,
         text_config={"model_type": "llama", **SMALL, **IDS, "vocab_size": len(tokenizer)}, pad_token_id=0)).save_pretrained(folder)  # fmt: skip
 
 
-def _qwen(folder: Path, kind: str, family: str, vision: dict[str, Any], rope: dict[str, Any], patch: int, **sizes: Any) -> None:
+def _qwen(
+    folder: Path, kind: str, family: str, vision: dict[str, Any], rope: dict[str, Any], patch: int, **sizes: Any
+) -> None:
     marks = {name: f"<|{name}|>" for name in ("image_pad", "video_pad", "vision_start", "vision_end")}
     tokenizer = vocabulary(["<|im_start|>", "<|im_end|>", *marks.values(), "system", "user", "assistant"])
     pictures = t.Qwen2VLImageProcessor(patch_size=patch, size={"shortest_edge": 16 * 16, "longest_edge": 64 * 64})
@@ -169,9 +182,13 @@ def internvl(folder: Path) -> None:
 
 def mistral3(folder: Path) -> None:
     """Every line of patches ends with a token of its own, and the last with another."""
-    tokenizer = vocabulary(["[IMG]", "[IMG_BREAK]", "[IMG_END]", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"])
+    tokenizer = vocabulary(
+        ["[IMG]", "[IMG_BREAK]", "[IMG_END]", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"]
+    )
     pictures = t.PixtralImageProcessor(size={"longest_edge": 32}, patch_size=8)
-    t.PixtralProcessor(pictures, tokenizer, patch_size=8, spatial_merge_size=2, chat_template=MISTRAL).save_pretrained(folder)
+    t.PixtralProcessor(pictures, tokenizer, patch_size=8, spatial_merge_size=2, chat_template=MISTRAL).save_pretrained(
+        folder
+    )
     t.Mistral3ForConditionalGeneration(t.Mistral3Config(
         vision_config={"model_type": "pixtral", **SMALL, "image_size": 32, "patch_size": 8, "head_dim": 16},
         text_config={"model_type": "mistral", **SMALL, **IDS, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": len(tokenizer)},
@@ -185,7 +202,14 @@ def paligemma(folder: Path) -> None:
     pictures.image_seq_length = 16
     template = GEMMA.replace("<start_of_image>", "<image>")
     t.PaliGemmaProcessor(pictures, tokenizer, chat_template=template).save_pretrained(folder)
-    text = {"model_type": "gemma", **SMALL, **IDS, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": len(tokenizer)}
+    text = {
+        "model_type": "gemma",
+        **SMALL,
+        **IDS,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "vocab_size": len(tokenizer),
+    }
     t.PaliGemmaForConditionalGeneration(t.PaliGemmaConfig(
         text_config=text, vision_config={"model_type": "siglip_vision_model", **SMALL, "image_size": 32, "patch_size": 8},
         image_token_index=tokenizer.image_token_id, projection_dim=32, hidden_size=32)).save_pretrained(folder)  # fmt: skip

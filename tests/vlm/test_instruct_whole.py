@@ -8,11 +8,11 @@ from trainworthy.core.base.errors import UserError
 from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.vlm.data import folders, rows
 from trainworthy.recipes.vlm.models import hub as whole
-from trainworthy.recipes.vlm.models import small_language_model
 
 from tests.helpers.commands import read
 from tests.vlm import hub_models
 from tests.vlm.test_instruct import answered, hub, refused, talked, used  # noqa: F401
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:
@@ -48,7 +48,9 @@ def test_rows_are_the_processors_own(name, models, talked):  # noqa: F811
             .masked_fill(found.rows[i]["ids"] == rows.IMAGE, whole.feature_id(found.processor))
             .tolist()
         )
-        ended = [t for t in ids if t != 2] if name in ("llava", "llava_next") else ids  # the ends that its template has not
+        ended = (
+            [t for t in ids if t != 2] if name in ("llava", "llava_next") else ids
+        )  # the ends that its template has not
         assert ended == made["input_ids"][0].tolist()
         if ended == ids:
             with torch.no_grad():
@@ -139,7 +141,9 @@ def test_a_prefix_language_model_is_refused(models, talked, launch, tmp_path):  
 
 def test_a_processor_that_needs_another_package_names_it(models, monkeypatch):
     def lacking(_name: str) -> None:
-        raise ImportError("Package `num2words` is required to run SmolVLM processor.\nInstall it with `pip install num2words`.")
+        raise ImportError(
+            "Package `num2words` is required to run SmolVLM processor.\nInstall it with `pip install num2words`."
+        )
 
     monkeypatch.setattr(whole.AutoProcessor, "from_pretrained", lacking)
     with pytest.raises(UserError, match="pip install num2words"):

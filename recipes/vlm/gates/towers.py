@@ -132,7 +132,9 @@ def rates(context: GateContext) -> Finding:
     wrong += [f"a step moves the {t} by only {s:.1e} of its weights" for t, s in share.items() if s < SLOWEST]
     measured = ", ".join(f"{name} {rate:g} ({n:,})" for _, name, rate, n in table)
     zero = sorted({tower for tower, *_ in table} - {*share})
-    measured += "; a step moves " + ", ".join(f"{t} {s:.2%}" for t, s in share.items()) + " of its weights" if share else ""
+    measured += (
+        "; a step moves " + ", ".join(f"{t} {s:.2%}" for t, s in share.items()) + " of its weights" if share else ""
+    )
     measured += f"; {' and '.join(zero)} starts at 0" if zero else ""
     return Finding(
         not wrong, "; ".join([*wrong, measured] if wrong else [measured]),
