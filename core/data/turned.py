@@ -82,7 +82,7 @@ class Pictures:
     """Some samples of a split, as a scan keeps them."""
 
     contents: Tensor
-    """(N, C, H, W), smoothed, centred, of unit norm."""
+    """(N, C, H, W), smoothed, of zero mean and unit norm, what stands out in the middle."""
     labels: Tensor
     indices: list[int]
     classes: list[str]
@@ -124,6 +124,7 @@ def exchanged(scan: inventory.Scan, data: Data, seed: int) -> Exchanged | None:
         changed = change(found.contents)
         if changed.shape != found.contents.shape:
             continue
+        changed = _middle(changed)
         near = found.nearest(changed, own=True)
         for a, b in ((a, b) for a in sure for b in sure if a < b):
             alike = found.alike(near, a, b)
@@ -154,7 +155,7 @@ def _pictures(scan: inventory.Scan, data: Data) -> Pictures | None:
         return None
     contents, rows = found
     indices = [scan.index(r) for r in rows]
-    return Pictures(contents, torch.tensor(labels)[rows], indices, list(classes), inputs[0], targets[0])
+    return Pictures(_middle(contents), torch.tensor(labels)[rows], indices, list(classes), inputs[0], targets[0])
 
 
 def _some(scan: inventory.Scan, data: Data, key: str) -> tuple[Tensor, list[int]] | None:
@@ -212,6 +213,20 @@ def _smooth(pictures: Tensor) -> Tensor:
     return centred / centred.flatten(1).norm(dim=1).clamp_min(1e-9)[:, None, None, None]
 
 
+def _middle(pictures: Tensor) -> Tensor:
+    """Move pictures (N, C, H, W) so that what differs from the background is in the middle: else a turn moves it to another place, where a
+    sample of another class may be nearest."""
+    weight = (pictures - pictures.flatten(2).median(2).values[..., None, None]).abs().sum(1)
+    for axis in (1, 2):
+        along, n = weight.sum(3 - axis), weight.shape[axis]
+        places = torch.arange(n, dtype=along.dtype)
+        by = ((n - 1) / 2 - (along * places).sum(1) / along.sum(1).clamp_min(1e-9)).round().long()
+        rows = (torch.arange(n) - by[:, None]) % n
+        rows = rows[:, None, :, None] if axis == 1 else rows[:, None, None, :]
+        pictures = pictures.gather(axis + 1, rows.expand_as(pictures))
+    return pictures
+
+
 def _made(found: Pictures, data: Data, change: Change, of: int, to: int, seed: int) -> float:
     """Return the share of draws of the class `of` that are nearest to one of `to`, and more like the changed sample than like the sample."""
     rows = (found.labels == of).nonzero().flatten().tolist()
@@ -222,6 +237,6 @@ def _made(found: Pictures, data: Data, change: Change, of: int, to: int, seed: i
             if int(sample[found.target]) == of and (x := pooled(sample[found.input])).shape == shape]  # fmt: skip
     if not kept:
         return 0.0
-    pictures, own = _smooth(torch.stack([x for _, x in kept])), found.contents[[row for row, _ in kept]]
-    changed = (pictures * (change(own) - own)).sum((1, 2, 3)) > 0
+    pictures, own = _middle(_smooth(torch.stack([x for _, x in kept]))), found.contents[[row for row, _ in kept]]
+    changed = (pictures * (_middle(change(own)) - own)).sum((1, 2, 3)) > 0
     return int(((found.nearest(pictures, own=False) == to) & changed).sum()) / DRAWS

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 from torchvision.transforms import v2
 from trainworthy.core.base.config import Config
 from trainworthy.core.data import inventory, turned
@@ -53,6 +54,25 @@ def test_digits_turned_by_any_angle_are_found():
 @pytest.mark.parametrize("augment", [None, affine(12), affine(45), v2.RandomHorizontalFlip(), v2.RandomErasing(0.5)])
 def test_changes_that_keep_the_classes_apart_are_quiet(augment):
     assert found(Augmented(augment)) is None
+
+
+class Enlarged(Augmented):
+    """Digits of 32 pixels, which are up to a pixel and a half beside the middle."""
+
+    def get(self, index, generator):
+        sample = super().get(index, generator)
+        large = F.interpolate(sample["image"][None], size=35, mode="bilinear", antialias=True)[0]
+        return sample | {"image": large[:, :32, 3:].expand(3, -1, -1)}
+
+
+@pytest.mark.parametrize("augment", [affine(12), affine(45)])
+def test_pictures_that_are_not_in_the_middle_are_quiet(augment):
+    """A 0 that is turned lies where a 2 is, and is still a 0."""
+    assert found(Enlarged(augment)) is None
+
+
+def test_digits_beside_the_middle_that_are_turned_are_found():
+    assert found(Enlarged(affine(180))).classes == ("6", "9")
 
 
 class Uneven(Augmented):
