@@ -82,7 +82,7 @@ def preprocessing(model: str, weights: str, image_size: int = 0) -> Preprocessin
                 crop = _side(found.crop_size) if getattr(found, "do_center_crop", False) and found.crop_size else resize
     else:
         config = _configuration(path)
-        side = getattr(config, "image_size", None) or 224
+        side = getattr(getattr(config, "vision_config", None) or config, "image_size", None) or 224
         crop = side if isinstance(side, int) else side[0]
         resize = round(crop * 256 / 224)
     if image_size < 0:
@@ -110,7 +110,8 @@ def classifier(model: str, weights: str, classes: Sequence[str], prepare: Prepro
         raise UserError(f"--model {model} does not classify pictures", got=f"a model of type {config.model_type}",
                         cause=other_recipes.that_read(path, "pictures"),
                         needed="resnet, convnext, vit, swin, efficientnet, dinov2, ..., or one of timm")  # fmt: skip
-    patch, side, own = (getattr(config, k, None) for k in ("patch_size", "image_size", "num_channels"))
+    sees = getattr(config, "vision_config", None) or config  # of CLIP
+    patch, side, own = (getattr(sees, k, None) for k in ("patch_size", "image_size", "num_channels"))
     if isinstance(patch, int) and prepare.crop % patch:
         raise UserError(f"{model} cannot be built for pictures of {prepare.crop} pixels", needed=f"a multiple of its patches of {patch}",
                         next=f"--image-size {max(1, round(prepare.crop / patch)) * patch}")  # fmt: skip
@@ -118,11 +119,8 @@ def classifier(model: str, weights: str, classes: Sequence[str], prepare: Prepro
         raise UserError(f"--model {model} does not read pictures of three colours", got=f"{own} channels", needed="3")
     other = isinstance(side, int) and side != prepare.crop
     if other and weights == "none":
-        config.image_size, other = prepare.crop, False
-    start = _started(Auto, config, path, model, weights)
-    for name, parameter in start.model.named_parameters():
-        if name.endswith("mask_token"):  # of pretraining; no classifier uses it
-            parameter.requires_grad_(False)
+        sees.image_size, other = prepare.crop, False
+    start = _started(Auto, config, path, model, weights, prepare.crop)
     takes = "interpolate_pos_encoding" in inspect.signature(start.model.forward).parameters
     net = Classifier(start.model, prepare, interpolated=other and takes)
     return start._replace(model=net)
@@ -136,10 +134,7 @@ def segmenter(model: str, weights: str, classes: Sequence[str]) -> Start:
     for head in ("use_auxiliary_head", "auxiliary_head"):  # a second head that only the library's own loss uses
         if hasattr(config, head):
             setattr(config, head, False)
-    start = _started(kind, config, path, model, weights)
-    for name, module in start.model.named_modules():
-        if name.endswith("swin.layernorm"):  # Swin's last norm, after the layers that masks are made from
-            module.requires_grad_(False)
+    start = _started(kind, config, path, model, weights, getattr(config, "image_size", None) or 64)
     mean, std = _normalisation(path, model) if weights != "none" else (MEAN, STD)
     return start._replace(model=Semantic(start.model, mean, std))
 
@@ -172,6 +167,9 @@ def _configuration(path: str, classes: Sequence[str] = ()) -> Any:
     count = {"num_labels": len(classes)} if _of_timm(Path(path)) and classes else {}
     try:
         config = AutoConfig.from_pretrained(path, **named, **count)
+        if classes:
+            config.num_labels = len(classes)  # a file may have another number of its own (PVT)
+            config.id2label, config.label2id = named["id2label"], named["label2id"]
         if classes and hasattr(config, "label_names"):  # timm's names of the classes, which a reader prefers
             config.label_names = list(classes)
         return config
@@ -186,20 +184,27 @@ def _without_timm(path: str, error: ImportError) -> UserError:
     )
 
 
-def _started(kind: Any, config: Any, path: str, model: str, weights: str) -> Start:
-    """Return the library's net of `config` with its weights and a head at zero, before it is wrapped as `net`; names are those after it."""
+def _started(kind: Any, config: Any, path: str, model: str, weights: str, side: Any) -> Start:
+    """Return the library's net of `config` with its weights and a head at zero, before it is wrapped as `net`; names are those after it.
+    What its answer does not depend on is frozen. `side`: of a picture that it can read."""
     try:
         net, missing = kind.from_config(config), []
     except ImportError as error:
         raise _without_timm(path, error) from None
+    if "pixel_values" not in inspect.signature(net.forward).parameters:
+        raise UserError(
+            f"--model {model} does not read pictures", got=type(net).__name__, needed="a net that takes pixel_values"
+        )
     if weights != "none":
         net, found = kind.from_pretrained(path, config=config, ignore_mismatched_sizes=True, dtype=torch.float32,
                                           output_loading_info=True)  # fmt: skip
         missing = sorted(found["missing_keys"])
-    head = _head(kind, config, net)
+    head, unused = _head(kind, config, net), _unused(kind, config, side)
     for name, parameter in net.named_parameters():
         if name in head:
             nn.init.zeros_(parameter)
+        if name in unused:
+            parameter.requires_grad_(False)
     state = net.state_dict()
     began = {
         k: v.clone() for k, v in state.items() if k not in (*head, *missing) and not k.endswith("num_batches_tracked")
@@ -259,6 +264,28 @@ def _head(kind: Any, config: Any, net: nn.Module) -> list[str]:
     with torch.device("meta"):
         shapes = {k: v.shape for k, v in kind.from_config(more).state_dict().items()}
     return [k for k, v in net.state_dict().items() if shapes[k] != v.shape]
+
+
+def _unused(kind: Any, config: Any, side: Any) -> set[str]:
+    """Return the parameters that the answer does not depend on: a mask token of pretraining, the last norm of a backbone whose earlier layers
+    are read."""
+    with torch.device("meta"):
+        net = kind.from_config(copy.deepcopy(config)).train()
+        pictures = torch.zeros(2, 3, *((side, side) if isinstance(side, int) else side))
+    try:
+        found = net(pixel_values=pictures)
+        (
+            found.logits.sum()
+            if "logits" in found
+            else found.class_queries_logits.sum() + found.masks_queries_logits.sum()
+        ).backward()
+    except Exception:  # an operation that needs values: what the known nets do not use
+        return {
+            n
+            for n, _ in net.named_parameters()
+            if n.endswith(("mask_token", "swin.layernorm.weight", "swin.layernorm.bias"))
+        }
+    return {n for n, p in net.named_parameters() if p.grad is None}
 
 
 def _normalisation(path: str, model: str) -> tuple[Sequence[float], Sequence[float]]:

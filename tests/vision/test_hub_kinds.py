@@ -1,0 +1,78 @@
+"""vision/classify and vision/segment on kinds of nets of transformers, by random weights from their configuration classes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as t
+from trainworthy.core.base.errors import UserError
+from trainworthy.recipes.vision.models import hub_nets
+
+CLASSES = ("a", "b", "c")
+TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def pvt() -> t.PvtConfig:
+    """Its file has a number of classes of its own."""
+    return t.PvtConfig(
+        image_size=64, depths=[1] * 4, hidden_sizes=[8, 16, 24, 32], num_attention_heads=[1, 2, 2, 4], num_labels=1000
+    )
+
+
+def clip() -> t.CLIPConfig:
+    """Its picture size is in the configuration of its vision tower."""
+    return t.CLIPConfig(
+        vision_config={**TINY, "image_size": 64, "patch_size": 8}, text_config={**TINY, "vocab_size": 50}
+    )
+
+
+def maskformer() -> t.MaskFormerConfig:
+    """The last norm of its backbone is after all layers that it reads."""
+    swin = t.MaskFormerSwinConfig(image_size=64, embed_dim=16, depths=[1] * 4, num_heads=[1, 2, 4, 8], window_size=4,
+                                  out_features=[f"stage{i}" for i in range(1, 5)])  # fmt: skip
+    detr = t.DetrConfig(d_model=32, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+                        encoder_ffn_dim=32, decoder_ffn_dim=32, num_queries=8)  # fmt: skip
+    return t.MaskFormerConfig(fpn_feature_size=32, mask_feature_size=32, backbone_config=swin, decoder_config=detr)
+
+
+def mobilenet() -> t.MobileNetV2Config:
+    """Its last convolution is for the classifier."""
+    return t.MobileNetV2Config(depth_multiplier=0.25, min_depth=8, finegrained_output=False)
+
+
+def trained(net: torch.nn.Module, fresh: tuple[str, ...], pictures: torch.Tensor) -> list[str]:
+    """Parameters that train and get no gradient, with a head that is no longer at zero."""
+    for name, parameter in net.named_parameters():
+        if name in fresh:
+            torch.nn.init.normal_(parameter)
+    net.train()(pictures).softmax(1)[:, 0].square().sum().backward()
+    return [n for n, p in net.named_parameters() if p.requires_grad and p.grad is None]
+
+
+@pytest.mark.parametrize("kind", [pvt, clip])
+@pytest.mark.parametrize("side", [0, 32])
+def test_classifiers_answer_for_the_users_classes_at_the_size_that_was_chosen(kind, side: int, tmp_path: Path):
+    kind().save_pretrained(tmp_path)
+    prepare = hub_nets.preprocessing(str(tmp_path), "none", side)
+    assert prepare.crop == (side or 64)
+    start = hub_nets.classifier(str(tmp_path), "none", CLASSES, prepare)
+    pictures = torch.rand(2, 3, prepare.crop, prepare.crop)
+    assert torch.equal(start.model.eval()(pictures), torch.zeros(2, 3))
+    assert trained(start.model, start.fresh, pictures) == []
+
+
+@pytest.mark.parametrize("kind", [maskformer, mobilenet])
+def test_what_a_segmenter_does_not_use_is_frozen(kind, tmp_path: Path):
+    kind().save_pretrained(tmp_path)
+    start = hub_nets.segmenter(str(tmp_path), "none", CLASSES)
+    pictures = torch.rand(2, 3, 64, 96)
+    assert torch.allclose(start.model.eval()(pictures).softmax(1), torch.tensor(1 / 3))
+    assert trained(start.model, start.fresh, pictures) == []
+    assert [n for n, p in start.model.named_parameters() if not p.requires_grad]
+
+
+def test_a_classifier_of_something_else_is_refused(tmp_path: Path):
+    """ImageGPT reads pictures as ids."""
+    t.ImageGPTConfig(n_embd=32, n_layer=1, n_head=2, vocab_size=50).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="does not read pictures"):
+        hub_nets.classifier(str(tmp_path), "none", CLASSES, hub_nets.preprocessing(str(tmp_path), "none", 32))
