@@ -25,9 +25,10 @@ BUGS = [
         "HARM",
         edits=(
             (
+                "        self.head = nn.Linear(widths[-1], n_classes)\n"
                 "        nn.init.zeros_(self.head.weight)  # every class equally likely: the first loss is ln N, no first steps lost\n"
                 "        nn.init.zeros_(self.head.bias)\n",
-                "",
+                "        self.head = nn.Linear(widths[-1], n_classes, bias=False)\n",
             ),
             (
                 "        return self.head(x.mean((2, 3)))  # (B, n_classes)\n",
