@@ -22,7 +22,7 @@ BUGS = [
         "model",
         "a cosine classifier, which is common for unbalanced classes",
         "without a temperature: logits are in [-1, 1], so no class ever gets a probability above 0.45",
-        "HARM",
+        "not measured; by argument: cosines in [-1, 1] give no class more than 0.45, so the loss stays above 0.8",
         edits=(
             (
                 "        self.head = nn.Linear(widths[-1], n_classes)\n"
@@ -42,7 +42,7 @@ BUGS = [
         "ema",
         "the average is needed where it is evaluated",
         "it is updated once per evaluation instead of once per step: with a decay of 0.999 it stays at the initial weights",
-        "HARM",
+        "not measured; by argument: 30 updates with a decay of 0.999 leave 97% of the initial weights in what is exported",
         edits=(
             (
                 '        if cfg.ema:\n            stage.state["ema"].update(stage.model)\n        if step.due(cfg.train.eval_every):\n',
@@ -57,7 +57,7 @@ BUGS = [
         "schedule",
         "the rate of the old script: halved every ten epochs",
         "`step.index` counts steps: after 200 of 1,900 steps the rate is a millionth of its peak",
-        "HARM",
+        "by argument: the sum of all rates is that of 20 steps; 480 steps on 256 samples ended at an accuracy of 0.20 in the gate tiny-data",
         edits=(
             (
                 "    for step in run.steps(stage):\n        run.update(stage, step.batches)\n",
@@ -106,7 +106,7 @@ BUGS = [
         "loss",
         "the KL divergence of the original paper is a sum",
         "its coefficient was tuned for a mean: it counts as many times as much as a latent has values",
-        "HARM",
+        "not measured; by argument: the divergence counts as many times as much as a latent has values, which collapses the posterior",
         edits=(
             (
                 '            "kl": cfg.vae.kl * posterior.kl().sum() / math.prod(shape),\n',
@@ -134,7 +134,7 @@ BUGS = [
         "loss",
         "the loss in chunks of 48 places, so that the whole vocabulary is never in memory at once",
         "whole chunks only: the last 31 of a row's 127 targets have no loss, and are counted",
-        "HARM",
+        "not measured; by argument: a quarter of all targets teach nothing, and the mean is divided by all",
         edits=(
             (
                 "        nll, log_z, scored = scores(model, batch)\n        terms = {",
@@ -168,7 +168,7 @@ BUGS = [
         "truncation",
         "memory: the trainer's own `max_length`",
         "a pair that is longer loses the end of its answers, and with it the end token",
-        "HARM",
+        "not measured; by argument: pairs of 65 to 96 tokens lose their last words, and the two answers may be equal then",
         edits=(
             (
                 "        max_length=None,  # what is too long is left out, never cut\n",
@@ -182,7 +182,7 @@ BUGS = [
         "target",
         "the critics' target without its sampling noise, which lowers the variance",
         "the density of a Gaussian is highest at its mean: the bonus is no estimate of the entropy but too low by half a nat",
-        "HARM",
+        "no clear harm in 80 iterations (10,240 steps) at one seed: return -802 and -1,069 at iterations 40 and 80, without the bug -869 and -946",
         edits=(
             (
                 '    action, log_prob = policy.sample(steps["next_observation"], noise)\n',
@@ -227,7 +227,7 @@ HEALTHY = [
         "augmentation",
         "random erasing (Zhong 2017) behind the usual augmentation",
         "the erased part of a digit is small, and only the training path erases",
-        "HARM",
+        "not trained to the end; a usual augmentation, quiet in the whole check",
         edits=(
             (
                 "            image = self.augment(image)  # torchvision draws from torch's global generator, which is seeded per sample\n",
@@ -241,7 +241,7 @@ HEALTHY = [
         "loss",
         "one sigmoid per class (Wightman 2021, ResNet strikes back), with smoothed targets",
         "a standard loss; the fork declares its first loss, N ln 2, and its floor",
-        "HARM",
+        "not trained to the end; published, and eight samples are memorised",
         edits=(
             (
                 '        return {"ce": F.cross_entropy(logits, batch["label"], label_smoothing=cfg.label_smoothing, reduction="sum")}\n',
@@ -266,8 +266,8 @@ HEALTHY = [
         edits=(
             (
                 "    steps: list[nn.Module] = [v2.RandomPhotometricDistort()]\n",
-                "    steps: list[nn.Module] = [v2.RandomPhotometricDistort(), v2.RandomAffine(0, translate=(0.1, 0.1), scale=(0.8, 1.2), fill=0.45),\n"
-                "                              v2.ClampBoundingBoxes()]\n",
+                "    moved = v2.RandomAffine(0, translate=(0.1, 0.1), scale=(0.8, 1.2), fill=0.45)\n"
+                "    steps: list[nn.Module] = [v2.RandomPhotometricDistort(), moved, v2.ClampBoundingBoxes()]\n",
             ),
         ),
     ),
