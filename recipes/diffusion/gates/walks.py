@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 Ask = Callable[[DiffusionPipeline, dict, nn.Module, int], Tensor]
 """(pipeline, a batch of one, the net that knows it, number of steps) -> the pipeline's picture (1, C, H, W) in [-1, 1]."""
+CLAMPED = 0.02  # share of entries at a bound; noise alone puts one entry of all there
 AWAY = 0.1  # of the schedule, from which a timestep is another one
 CALM = 0.05  # signal level below which an implied picture only magnifies the prediction's rounding
 
@@ -102,3 +103,13 @@ def other_timestep(process: Any, timestep: Tensor, alpha: Tensor, sigma: Tensor)
     i = int(away.abs().argmax())
     return (f"the net gets another timestep than that of its noise: {far.double().mean():.0%} of the inputs are over {AWAY:.0%} of the schedule "
             f"away, e.g. timestep {float(timestep[i]):.0f} with the noise of {int(own[i])}")  # fmt: skip
+
+
+def clamped(noisy: Tensor) -> str:
+    """Return that the net's inputs (B, C, H, W) are clamped, if many entries are exactly the smallest or the largest of all."""
+    low, high = noisy.min(), noisy.max()
+    share = ((noisy == low) | (noisy == high)).double().mean().item()
+    if share < CLAMPED:
+        return ""
+    return (f"the noisy inputs are clamped: {share:.0%} of their entries are exactly {low.item():g} or {high.item():g}. Noise has no bounds, and "
+            "the sampler's inputs have none")  # fmt: skip
