@@ -72,7 +72,7 @@ BUGS = [
         "augmentation",
         "cells have no up: rotate by any angle",
         "the corners that a rotation leaves empty are labelled 0, background, in picture and mask; not void",
-        "not measured; by argument: black corners are taught as background",
+        "no clear harm in 15 epochs at one seed: IoU 0.904, without the bug 0.901",
         edits=(
             (
                 "    steps += [v2.RandomCrop(cfg.window, pad_if_needed=True, fill=outside)]\n",
