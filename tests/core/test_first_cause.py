@@ -13,8 +13,9 @@ from trainworthy.core.gates.causes.resume import Watch, first_cause
 from trainworthy.core.gates.checks import evaluation
 from trainworthy.core.recipe.stage import Data, Field, View
 
+from tests.core.planted_rates import MATH, rate
 from tests.core.test_gates import PLANTS
-from tests.vision.planted_classify import INIT, ROWS, STAGES, staged
+from tests.vision.planted_classify import INIT, LOOP, ROWS, STAGES, UPDATE, staged
 
 CASES = {
     "labels-from-one": "labels count from 1: id 10 occurs and id 0 does not",
@@ -112,6 +113,18 @@ def test_the_planted_cause_is_the_first(plant, launch, fork):
     assert CASES[plant.id] in verdict["remedy"].splitlines()[0], verdict["remedy"]
 
 
+OBJECT = """    class Shift:
+        value = 0.0
+
+        def state_dict(self):
+            return {"value": self.value}
+
+    shift = Shift()
+    for step in run.steps(stage):
+        shift.value += 0.01
+        for b in step.batches:
+            b["image"] = b["image"] + shift.value
+"""
 OTHERS = {
     "metric-does-not-look": ("baseline", STAGES, staged("stage.evaluate = lambda model, data: {'accuracy': 1.0, 'loss': 0.0}"),
                              "the metric does not look at the answers: an untrained model has 1.00"),
@@ -120,10 +133,15 @@ OTHERS = {
     "own-generator": ("resume", INIT, INIT + "        self.own = torch.Generator().manual_seed(0)\n"
                       "        self.augment = lambda image: image + torch.rand((), generator=self.own)\n",
                       "it changes `own` of the training set, which no checkpoint holds"),
+    "own-object": ("resume", LOOP, OBJECT + UPDATE, "no checkpoint holds the local variable `shift` of train(): a Shift in another state"),
     "expensive-and-slow": ("overfit", STAGES, staged("stage.expect.gate_batch_size = 8\nfor one in stage.optimizers['main'].param_groups:\n"
                            "    one['lr'] /= 300"), "the rate is far too low for"),
     "dead-mean": ("dependency", STAGES, staged('sums = stage.loss\nstage.loss = lambda m, b: {k: v / len(b["label"]) for k, v in '
                                                "sums(m, b).items()}"), "the loss is a MEAN over the batch: return the SUM"),
+    "steps-taken-for-epochs": ("schedule", LOOP, rate("0.5 ** (step.index // 10)"),
+                               "train() sets the rate by a count of steps of its own: 0.5 of the peak at step 20, also in a run of twice"),
+    "cosine-of-four-processes": ("schedule", LOOP, rate("0.5 * (1 + math.cos(math.pi * min(4 * step.index, total) / total))", MATH),
+                                 "a scheduler of your own steps more than once per step"),
 }  # fmt: skip
 """Name -> (gate, old, new, first cause), of what other gates stop first."""
 

@@ -26,6 +26,10 @@ PLANTS = [
         ("before training",), harm="the teacher has a quarter of its weight, less at higher temperatures"),
     bug("labels-softened", "divergence", "C1", "F.cross_entropy(logits[known], ", "F.cross_entropy(logits[known] / temperature, ",
         ("ce: the scores are softened",), harm="the labels' term is flatter; the first loss is the same"),
+    bug("teacher-softened-twice", "divergence", "C1", "return teacher.logits(images * 2 - 1)\n",
+        "return teacher.logits(images * 2 - 1).softmax(1)\n", ("teacher's probabilities go through a second softmax",),
+        before=("tiny-data",), why="nearly equal targets teach little", source="the tenth set from outside",
+        harm="targets between 0.09 and 0.15 for every class"),
     bug("teacher-in-the-students-scale", "teacher", "V1", TAUGHT, "return soft(teacher.logits(images))\n",
         ("normalisation", "scale"),
         source="DST-05 Deci-AI/super-gradients PR#183", harm="targets of a half-blind teacher"),
@@ -56,5 +60,6 @@ RELATIVES = [
     "teacher-trains-too",
     "student-switched-with-its-teacher",
     "labels-softened",
+    "teacher-softened-twice",
     "exports-a-new-net",
 ]

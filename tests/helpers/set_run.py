@@ -1,6 +1,6 @@
 """Run cases of a set from outside through the gates, as their author would: fork the recipe, edit the fork, check it.
 
-    python -m tests.helpers.set_run [--set third|...|ninth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
+    python -m tests.helpers.set_run [--set third|...|tenth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
     python -m tests.helpers.set_run [--set ...] --train [--settings "..."] NAME     a run without gates, to measure harm
 
 Prints for each case: name, exit code (0 passed, 2 refused as bad usage or data, 3 a gate failed), the first failed gate and its first likely cause.
@@ -28,6 +28,8 @@ from tests.helpers import (
     seventh_set_heldout,
     sixth_set,
     sixth_set_heldout,
+    tenth_set,
+    tenth_set_heldout,
     third_set,
     third_set_heldout,
 )
@@ -45,6 +47,7 @@ SETS = {
     "seventh": {"open": seventh_set, "heldout": seventh_set_heldout},
     "eighth": {"open": eighth_set, "heldout": eighth_set_heldout},
     "ninth": {"open": ninth_set, "heldout": ninth_set_heldout},
+    "tenth": {"open": tenth_set, "heldout": tenth_set_heldout},
 }
 
 

@@ -125,3 +125,15 @@ def test_pictures_that_are_mirrored_alone_are_seen_at_every_seed():
                 images[i, :, :, :wide] = images[i, :, :, :wide].flip(-1)
         fault, _ = gates._compare_rectangles({**batch, "image": images}, list(range(len(data))), "boxes", 96)
         assert "not mirrored with their picture" in fault, seed
+
+
+@pytest.mark.parametrize(("dark", "bright"), [(0.205, 0.58), (0.16, 0.84), (0.1, 0.5)])
+def test_a_painted_rectangle_in_a_thin_grey_frame(dark: float, bright: float):
+    """A frame of 0.45, as RandomAffine fills, around a picture that was darkened before."""
+    image = torch.full((1, 3, 96, 96), 0.45)
+    image[..., 2:, 3:] = dark
+    image[..., 30:60, 20:50] = bright
+    for box, due in (([20.0, 30.0, 50.0, 60.0], True), ([46.0, 30.0, 76.0, 60.0], False)):
+        batch = {"image": image, "boxes": torch.tensor([[box]]), "labels": torch.zeros(1, 1), "scale": torch.ones(1, 2),
+                 "size": torch.full((1, 2), 96.0)}  # fmt: skip
+        assert (not gates._compare_rectangles(batch, [0], "boxes", 96)[0]) == due

@@ -45,8 +45,12 @@ class Watch:
             for step in own(of):
                 self.begun = self.begun or saved(of)
                 if step.index == self.at:
+                    held = {
+                        id(one)
+                        for one in (run, of, of.model, of.ema_model, *of.state.values(), *of.frozen_modules.values())
+                    }
                     self.kept = {
-                        **_variables(inspect.currentframe().f_back),
+                        **_variables(inspect.currentframe().f_back, held),
                         **_of_functions(loss, of),
                         **_of_objects(of),
                     }
@@ -129,12 +133,17 @@ def _entries(batches: list[dict]) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------- what no checkpoint holds
-def _variables(frame: Any) -> Place:
-    """Of the functions that iterate over the steps: their local variables."""
+def _variables(frame: Any, held: set[int]) -> Place:
+    """Of the functions that iterate over the steps: their local variables, and what objects with a `state_dict` hold that are not among those
+    of a checkpoint (`held`, by id)."""
     found: Place = {}
     while frame is not None and not frame.f_code.co_filename.startswith(CORE):
         name = frame.f_code.co_name
-        found |= _seen({f"the local variable `{k}` of {name}()": v for k, v in frame.f_locals.items()})
+        names = {k: f"the local variable `{k}` of {name}()" for k in frame.f_locals}
+        found |= _seen({names[k]: v for k, v in frame.f_locals.items()})
+        for k, v in frame.f_locals.items():
+            if id(v) not in held and not isinstance(v, (type, torch.optim.Optimizer)) and (state := _own_state(v)):
+                found[names[k]] = state, _called(v)
         frame = frame.f_back
     return found
 
@@ -230,6 +239,15 @@ def _state(value: Any, depth: int = DEPTH) -> Any:
     if depth and isinstance(value, torch.optim.Optimizer):
         return _whole({i: _state(s, depth - 1) for i, s in enumerate(value.state.values())}) or {}
     return None
+
+
+def _own_state(value: Any) -> dict[str, Any]:
+    """Return numbers of what an object's `state_dict()` holds: plain values, and tensors of its first level."""
+    state = getattr(value, "state_dict", None)
+    tree = state() if callable(state) else None
+    if not isinstance(tree, dict):
+        return {}
+    return dict(_plain(tree)) | {str(k): _state(v) for k, v in tree.items() if isinstance(v, Tensor)}
 
 
 def _whole(found: dict) -> dict | None:

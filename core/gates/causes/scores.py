@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+CROSS_ENTROPY = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
 LARGER = 10.0  # times the weights
 BOUND = 2.0  # times the range of scores that larger weights give, if nothing bounds it
 NEAR = 1.25  # times the lowest loss of a range of scores, from which that range explains the loss
@@ -32,6 +33,44 @@ class Scores(TorchFunctionMode):
             classes = isinstance(target, Tensor) and not target.is_floating_point()
             self.seen.append((scores.detach(), target.detach() if classes else None))
         return func(*args, **given)
+
+
+class Smoothed(TorchFunctionMode):
+    """Notes cross-entropies with smoothed labels while it is active. `ideal`: puts scores in the place of theirs that fit the smoothed
+    labels best (True), or a loss of 0 in the place of theirs (False)."""
+
+    def __init__(self, ideal: bool | None = None) -> None:
+        super().__init__()
+        self.ideal, self.found = ideal, False
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        given = kwargs or {}
+        if func is not F.cross_entropy:
+            return func(*args, **given)
+        given = dict(zip(CROSS_ENTROPY, args, strict=False)) | given
+        if not (smoothing := given.get("label_smoothing", 0.0)):
+            return func(**given)
+        if given["target"].is_floating_point() or given.get("weight") is not None:
+            return func(**given)
+        self.found = True
+        if self.ideal is None:
+            return func(**given)
+        scores, axis = given["input"], int(given["input"].dim() > 1)  # (C,), or (B, C, ...)
+        n, own = scores.shape[axis], given["target"].clamp(0, scores.shape[axis] - 1).unsqueeze(axis)
+        best = torch.full_like(scores, math.log(smoothing / n)).scatter(
+            axis, own, math.log(1 - smoothing + smoothing / n)
+        )
+        due = func(**given | {"input": best})
+        return due if self.ideal else 0 * due
+
+
+def smoothed_floor(loss: Callable[[], Tensor]) -> float:
+    """Return the part of `loss()` that smoothed labels leave at the best scores: the entropy of the smoothed labels, as the loss weighs it."""
+    both = []
+    for ideal in (True, False):
+        with Smoothed(ideal):
+            both.append(loss().item())
+    return both[0] - both[1]
 
 
 @contextlib.contextmanager

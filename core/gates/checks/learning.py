@@ -13,7 +13,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.causes.dependence import NO_EXPERIMENT, UNTRAINED, explain_answers_without_input
 from trainworthy.core.gates.causes.frozen import limits
-from trainworthy.core.gates.causes.scores import explain_bounded_scores
+from trainworthy.core.gates.causes.scores import Smoothed, explain_bounded_scores, smoothed_floor
 from trainworthy.core.gates.causes.weights import entries, explain_step_size, explain_unslowed, has_no_floor
 from trainworthy.core.gates.checks import class_means
 from trainworthy.core.gates.checks.batch_norm import layers
@@ -83,7 +83,10 @@ def _train_on_eight(
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.momentum = max(module.momentum or 0.0, 0.1)  # slower statistics need more steps (see batch-norm)
     with evaluating(stage.model):
-        found["initial"] = total_loss(run, stage, batch).item()
+        with Smoothed() as labels:
+            found["initial"] = total_loss(run, stage, batch).item()
+        if labels.found:  # by the loss itself, which the recipe need not have declared
+            floor = max(floor, smoothed_floor(lambda: total_loss(run, stage, batch)))
     untrained = max(found["initial"], _on(batch, due.initial_loss) or -math.inf)  # pretrained: starts lower
     found["needed_loss"], found["enough"] = (floor + share * abs(untrained - floor) for share in NEAR)
     started, before = time.monotonic(), entries(stage)

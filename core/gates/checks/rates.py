@@ -14,6 +14,7 @@ from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.data import loader
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes import own_rates
 from trainworthy.core.gates.gate import GateContext, fetch, own_size, pick, split_evenly, total_loss, train_set
 from trainworthy.core.gates.recorder import rehearsed, training_samples
 from trainworthy.core.loop import optim
@@ -49,10 +50,16 @@ class Seen:
     """Whether the loop makes its own samples. An iteration may then have several updates."""
     own: str = ""
     """Reason why the rates do not follow --optim.schedule, if they do not."""
+    losses: list[float] = field(default_factory=list)
 
     @property
     def peak(self) -> float:
         return max(max(rates) for _, _, rates in self.steps)
+
+    @property
+    def top(self) -> list[float]:
+        """Highest rate of each step, relative to the peak."""
+        return [max(rates) / _peak(self) for _, _, rates in self.steps]
 
     @property
     def mean(self) -> float:
@@ -60,16 +67,16 @@ class Seen:
         return sum(max(rates) for _, _, rates in self.steps) / len(self.steps)
 
 
-def _seen(context: GateContext) -> Seen:
-    """Record the rates of all optimiser steps in twenty iterations of `train()` on small batches, with the schedule
-    running and the gradient clipped almost to zero."""
+def _seen(context: GateContext, times: int = 1) -> Seen:
+    """Record the rates of all optimiser steps in twenty iterations of `train()` (`times` as many) on small batches, with the
+    schedule running and the gradient clipped almost to zero."""
 
     def rehearse() -> Seen:
         cfg = replace(
             context.cfg,
             optim=replace(context.cfg.optim, clip=CLIP if math.isfinite(context.cfg.optim.clip) else math.inf),
         )
-        units = FEW_UNITS if context.expect.gate_batch_size else UNITS
+        units = times * (FEW_UNITS if context.expect.gate_batch_size else UNITS)
         size = max(1 if context.expect.gate_batch_size else 8, context.accelerator.num_processes * cfg.train.accumulate)
         run, stage = context.build(Rehearsal(steps=units, batch_size=size), cfg)
         names = {id(o): name for name, o in stage.optimizers.items()}
@@ -85,11 +92,11 @@ def _seen(context: GateContext) -> Seen:
 
         with register_optimizer_step_pre_hook(keep):
             context.train(cfg, run, stage)
-        seen.made = "train" not in stage.data
+        seen.made, seen.losses = "train" not in stage.data, run.rehearsal.losses
         seen.own = stage.expect.schedule  # train() itself may declare it
         return seen
 
-    return context.once("rates", rehearse)
+    return context.once("rates" if times == 1 else f"rates of {times} times as many steps", rehearse)
 
 
 @gate(
@@ -107,6 +114,8 @@ def schedule(context: GateContext) -> Finding:
     own, settings = seen.own, context.cfg.optim
     wrong = _own_faults(seen) if own else _faults(seen, settings) + _length_faults(total, settings)
     turned, why = exchanged_betas(stage.optimizers)
+    if wrong and not (own or why):
+        why = own_rates.explain(seen.top, seen.units, seen.losses, total, lambda: _seen(context, 2).top)
     wrong += [turned] if turned else []
     loose = math.isfinite(settings.clip) and seen.longest > 1.05 * CLIP
     if loose:

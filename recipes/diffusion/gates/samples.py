@@ -128,7 +128,12 @@ def noise_process(
             drawn, due = (" ".join(f"{s:.0%}" for s in shares.tolist()) for shares in (spread, declared))
             why = f"timesteps are drawn from another distribution than declared: {drawn} in each quarter, not {due}"
         elif not undoes and wrong[worst] > EXACT:
-            why = opposite(shipped, aim)
+            levels = aim.timestep, aim.alpha, aim.sigma
+            why = (
+                walks.clamped(aim.noisy)
+                or opposite(shipped, aim)
+                or (walks.other_timestep(val.process, *levels) if alone else "")
+            )
         if aim.redrawn == 0 and alone:
             why = "each sample keeps one timestep in all epochs: get() draws it from the sample's number, not from its generator"
         return Finding(

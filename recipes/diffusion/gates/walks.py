@@ -7,12 +7,16 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
 from torch import Tensor, nn
 
 Ask = Callable[[DiffusionPipeline, dict, nn.Module, int], Tensor]
 """(pipeline, a batch of one, the net that knows it, number of steps) -> the pipeline's picture (1, C, H, W) in [-1, 1]."""
+CLAMPED = 0.02  # share of entries at a bound; noise alone puts one entry of all there
+AWAY = 0.1  # of the schedule, from which a timestep is another one
 CALM = 0.05  # signal level below which an implied picture only magnifies the prediction's rounding
 
 
@@ -82,3 +86,30 @@ def left_over(scheduler) -> float:
     if hasattr(scheduler, "alphas_cumprod"):
         return float(scheduler.alphas_cumprod[int(max(scheduler.timesteps.tolist()))]) ** 0.5
     return max(0.0, 1.0 - float(scheduler.sigmas.max()))
+
+
+def other_timestep(process: Any, timestep: Tensor, alpha: Tensor, sigma: Tensor) -> str:
+    """Return that the net is told another timestep than that of its noise, if most inputs have the level of one that is far away. `alpha`,
+    `sigma`: of the inputs, (B,), as measured."""
+    total = process.noise.num_train_timesteps
+    grid = torch.arange(1, total)
+    of_grid = torch.log(torch.stack(process.levels(grid)).double().clamp_min(1e-9))
+    level, known = torch.log((alpha / sigma).double().cpu().clamp(1e-9, 1e9)), of_grid[0] - of_grid[1]
+    own = grid[(level[:, None] - known).abs().argmin(1)]
+    away = (own - timestep.double().cpu()) / total
+    far = away.abs() > AWAY
+    if far.double().mean() < 0.5 or (away[far] > 0).double().mean() not in (0.0, 1.0):
+        return ""
+    i = int(away.abs().argmax())
+    return (f"the net gets another timestep than that of its noise: {far.double().mean():.0%} of the inputs are over {AWAY:.0%} of the schedule "
+            f"away, e.g. timestep {float(timestep[i]):.0f} with the noise of {int(own[i])}")  # fmt: skip
+
+
+def clamped(noisy: Tensor) -> str:
+    """Return that the net's inputs (B, C, H, W) are clamped, if many entries are exactly the smallest or the largest of all."""
+    low, high = noisy.min(), noisy.max()
+    share = ((noisy == low) | (noisy == high)).double().mean().item()
+    if share < CLAMPED:
+        return ""
+    return (f"the noisy inputs are clamped: {share:.0%} of their entries are exactly {low.item():g} or {high.item():g}. Noise has no bounds, and "
+            "the sampler's inputs have none")  # fmt: skip

@@ -248,6 +248,9 @@ def _stated(cfg: Any, batch: dict, logits: Tensor, theirs: Tensor) -> dict[str, 
     def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
         return (log_p.exp() * (log_p - log_q)).sum(1)
 
+    def again(scores: Tensor) -> Tensor:
+        return (scores.softmax(1) / t).log_softmax(1)
+
     def labelled(log_q: Tensor) -> Tensor:
         return -log_q.gather(1, batch["label"][:, None])[:, 0] * batch["known"]
 
@@ -263,6 +266,9 @@ def _stated(cfg: Any, batch: dict, logits: Tensor, theirs: Tensor) -> dict[str, 
                 "teacher and student are exchanged": w * t**2 * kl(log_q, log_p),
                 "the teacher's scores are not softened": w * t**2 * kl(theirs.log_softmax(1), log_q),
                 "the student's scores are not softened": w * t**2 * kl(log_p, logits.log_softmax(1)),
+                "the teacher's probabilities go through a second softmax, which needs its scores": w * t**2 * kl(again(theirs), log_q),
+                "the student's probabilities go through a second softmax, which needs its scores": w * t**2 * kl(log_p, again(logits)),
+                "probabilities of both go through a second softmax, which needs scores": w * t**2 * kl(again(theirs), again(logits)),
                 "the weights of the two terms are exchanged": (1 - w) * t**2 * kl(log_p, log_q)}),
     }  # fmt: skip
 

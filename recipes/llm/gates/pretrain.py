@@ -17,6 +17,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import place_weights
 from trainworthy.core.gates.causes.gradient import ratio
 from trainworthy.core.gates.causes.named import order_causes
+from trainworthy.core.gates.causes.scores import Scores
 from trainworthy.core.gates.checks import formula
 from trainworthy.core.gates.checks.export_weights import export_to
 from trainworthy.core.gates.gate import Gate, GateContext, fetch
@@ -29,6 +30,7 @@ from trainworthy.recipes.llm.gates.packing import causal, divided, document_span
 
 KEYS = ("input_ids", "labels", "position_ids")
 SHIFT = 10.0  # added to all logits: softmax does not change, log Z does
+OUTSIDE = "the loss changes the model's logits before the softmax (a cap, a temperature); the model and its export return them unchanged"
 PLACES = 64  # that are compared at once, in double precision
 BIGGEST = 300_000_000  # parameters; larger models are not written to disk for a gate
 
@@ -62,8 +64,18 @@ def stated(context: GateContext, stage: Stage, batch: dict) -> formula.Statement
     right["poly-1 (Leng 2022)"] = row(own + 1 - (-own).exp())
     terms = {"ce": formula.Statement(right, wrong, own=lambda: _pulls(stage, batch))}
     if weight := getattr(context.cfg, "z_loss", 0.0):
-        terms["z"] = formula.Statement({"z-loss": weight * row(log_z.square())}, optional=True)
+        changed = _changed_logits(stage, batch, out.logits[:, :-1])
+        wrong = {} if changed is None else {OUTSIDE: weight * row(changed.logsumexp(-1).square())}
+        terms["z"] = formula.Statement({"z-loss": weight * row(log_z.square())}, wrong, optional=True)
     return terms
+
+
+def _changed_logits(stage: Stage, batch: dict, logits: Tensor) -> Tensor | None:
+    """Return the logits (B, T - 1, V) that the loss takes the softmax of, if they are not those of the model."""
+    with Scores() as scores:
+        stage.loss(stage.model, batch)
+    found = next((s.float() for s, _ in scores.seen if s.shape == logits.shape), None)
+    return None if found is None or torch.allclose(found, logits.float(), 1e-4, 1e-4) else found
 
 
 def _pulls(stage: Stage, batch: dict) -> str:

@@ -15,6 +15,7 @@ from trainworthy.recipes.vision.data import boxes
 from trainworthy.recipes.vision.gates import placement
 
 PAINTED, SAMPLES = 32, 32
+BRIGHT = (0.5, 0.65, 0.8, 0.9)  # a grey frame around a darkened picture may be as bright as half of its rectangle
 AS_ONE = 0.6  # IoU of a box with the rectangle painted in it (healthy: at least 0.8, one pixel off along every edge)
 
 
@@ -84,12 +85,13 @@ MEANINGS: dict[str, Change] = {
 }  # fmt: skip
 
 
-def rectangle(image: Tensor) -> Tensor | None:
-    """Return the box (4,) of the bright pixels of a painted canvas, or None if there are none."""
+def rectangle(image: Tensor, share: float = 0.5) -> Tensor | None:
+    """Return the box (4,) of the bright pixels of a painted canvas, or None if there are none. `share`: brightness from which they are,
+    between the darkest and the brightest pixel."""
     grey = image.double().mean(0)
     if grey.max() - grey.min() < 0.15:
         return None
-    bright = grey > (grey.max() + grey[grey > 0].min()) / 2 if (grey > 0).any() else grey > 0
+    bright = grey > torch.lerp(grey[grey > 0].min(), grey.max(), share) if (grey > 0).any() else grey > 0
     rows, columns = (bright.any(d).nonzero().flatten() for d in (1, 0))
     return torch.stack([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]).float()
 
@@ -169,10 +171,16 @@ def _compare_pixels(batch: dict, rows: list[int]) -> str:
 
 def _compare_rectangles(batch: dict, rows: list[int], key: str, side: int) -> tuple[str, float]:
     """Return (what is wrong with the boxes of the painted pictures `rows`, the 10% quantile of their IoU)."""
-    seen = [(rectangle(batch["image"][i]), batch[key][i][batch["labels"][i] >= 0][0], batch["scale"][i], batch["size"][i])
-            for i in rows]  # fmt: skip
     onto = lambda b, scale: b * scale.repeat(2) if key == "truth" else b  # noqa: E731
-    close = torch.tensor([iou(onto(b, scale), r) for r, b, scale, _ in seen])
+    seen, close = [], []
+    for i in rows:
+        box, scale = batch[key][i][batch["labels"][i] >= 0][0], batch["scale"][i]
+        found = [rectangle(batch["image"][i], share) for share in BRIGHT]
+        overlaps = [iou(onto(box, scale), r) for r in found]
+        best = overlaps.index(max(overlaps))
+        seen.append((found[best], box, scale, batch["size"][i]))
+        close.append(overlaps[best])
+    close = torch.tensor(close)
     bad = [s for s, c in zip(seen, close, strict=True) if c < AS_ONE]
     if len(bad) <= 0.1 * len(seen):
         return "", float(close.quantile(0.1)) if len(close) else 1.0

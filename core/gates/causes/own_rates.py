@@ -1,0 +1,31 @@
+"""Causes of steps that a loop leaves out, and of rates that it sets by itself."""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+NEAR = 0.9  # fraction of the peak at the first step, from which on a rate has no warm-up
+
+
+def explain(rates: list[float], steps: int, losses: list[float], total: int, longer: Callable[[], list[float]]) -> str:
+    """Return the cause of steps other than scheduled, or an empty string. `rates`: those of the steps, relative to their peak; `steps`: due
+    ones; `losses`: of every update; `total`: steps of the full run; `longer()`: the rates of a run of twice the length."""
+    bad = next((i for i, loss in enumerate(losses, 1) if not math.isfinite(loss)), 0)
+    if bad:
+        return (f"the loss is {losses[bad - 1]:g} at update {bad}, so its step was left out (a division by zero, a logarithm of 0, "
+                "targets that grow with the net's own values, a rate that is too high)")  # fmt: skip
+    return counted(rates, longer(), total) if falls(rates, steps) else ""
+
+
+def falls(rates: list[float], steps: int) -> bool:
+    """Return whether the rates, relative to their peak, start there and fall, with one step in each of `steps` iterations."""
+    return len(rates) == steps and rates[0] >= NEAR > rates[-1] and not any(b > a for a, b in pairwise(rates))
+
+
+def counted(rates: list[float], longer: list[float], total: int) -> str:
+    """Return the cause if a run of twice the length, with the rates `longer`, falls by the same count of steps; empty if not."""
+    n = len(rates)
+    if len(longer) < n or any(abs(a - b) > 1e-6 for a, b in zip(rates, longer, strict=False)):
+        return ""
+    return (f"train() sets the rate by a count of steps of its own: {rates[-1]:.3g} of the peak at step {n}, also in a run of twice the "
+            f"length. The full run has {total:,} steps: are steps counted as epochs?")  # fmt: skip
