@@ -107,7 +107,7 @@ def hub_net(name: str, folder: Path) -> Path:
         "ConvNeXt": lambda: t.ConvNextConfig(hidden_sizes=[16, 24, 32, 48], depths=[1] * 4, image_size=32),
         "ViT": lambda: t.ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=32,
                                    patch_size=8),
-        "Swin": lambda: t.SwinConfig(image_size=32, patch_size=2, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=4),
+        "Swin": lambda: t.SwinConfig(image_size=32, patch_size=4, embed_dim=32, depths=[1, 1], num_heads=[2, 4], window_size=4),
         "EfficientNet": lambda: t.EfficientNetConfig(image_size=32, width_coefficient=0.25, depth_coefficient=0.3, hidden_dim=320),
         "DINOv2": lambda: t.Dinov2Config(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, image_size=32, patch_size=8),
     }[name]()  # fmt: skip
