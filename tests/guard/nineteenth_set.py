@@ -132,17 +132,12 @@ HEALTHY = [
 ]  # fmt: skip
 
 HARMFUL = {
-    "activity_sensors--plateau-mode",
-    "activity_sensors--rare-drawn-less",
     "digits_trainer--factor-is-rate",
     "digits_trainer--noise-in-place",
-    "fruit_a2c--entropy-sign",
-    "fruit_a2c--returns-appended",
     "fruit_a2c--returns-in-order",
     "house_numbers--columns-reshaped",
     "house_numbers--flipped",
     "house_numbers--last-head-only",
-    "molecules_mpnn--attributes-interleaved",
     "molecules_mpnn--no-offset",
     "photo_deblur--scheduler-per-batch",
     "shapes_multilabel--softmax-loss",

@@ -62,6 +62,10 @@ BUGS = [
          "    test_loader = DataLoader(sets[2], batch_size=256)\n",
          "    test_loader = DataLoader(sets[2], batch_size=256, shuffle=True)\n",
          "shuffled predictions are compared with labels in order"),
+    case("activity_sensors--weights-of-classes",
+         "WeightedRandomSampler(class_weights[y_train], ",
+         "WeightedRandomSampler(class_weights, ",
+         "one weight for each class in place of one for each window: the first six windows are drawn"),
     case("molecules_mpnn--offset-of-edges",
          "        offset += len(x)\n",
          "        offset += len(edge_attr) // 2\n",
@@ -76,6 +80,10 @@ BUGS = [
          "            log_probs.append(dist.log_prob(action))\n",
          "            log_probs.append(dist.log_prob(dist.sample()))\n",
          "the log-probability is that of another draw"),
+    case("fruit_a2c--mask-inverted",
+         "masks.append(torch.from_numpy(1 - done))",
+         "masks.append(torch.from_numpy(done))",
+         "only the last step of an episode is bootstrapped"),
     case("digits_trainer--buffers-not-averaged",
          "        for slow, fast in zip(self.module.buffers(), model.buffers()):\n"
          "            slow.copy_(fast)\n",
@@ -135,9 +143,11 @@ HEALTHY = [
 HARMFUL = {
     "activity_sensors--axes-viewed",
     "activity_sensors--test-shuffled",
+    "activity_sensors--weights-of-classes",
     "digits_trainer--average-per-epoch",
     "digits_trainer--buffers-not-averaged",
     "fruit_a2c--log-prob-of-another",
+    "fruit_a2c--mask-inverted",
     "house_numbers--labels-from-test",
     "molecules_mpnn--offset-of-edges",
     "molecules_mpnn--scaled-twice",
@@ -148,7 +158,6 @@ HARMFUL = {
     "roman_transformer--no-causal-mask",
     "roman_transformer--positions-of-batch",
     "roman_transformer--targets-not-shifted",
-    "shapes_multilabel--last-tag-only",
     "shapes_multilabel--sigmoid-twice",
 }
 
