@@ -121,7 +121,9 @@ def test_a_bug_of_the_later_sets_is_stopped(case: ScriptPatch, tmp_path: Path) -
 
 @pytest.mark.verify
 @pytest.mark.parametrize(
-    "path", sorted({p.path for p in (*LATER, *eighteenth_set_heldout.BUGS, *nineteenth_set_heldout.BUGS)}), ids=lambda path: path.stem
+    "path",
+    sorted({p.path for p in (*LATER, *eighteenth_set_heldout.BUGS, *nineteenth_set_heldout.BUGS)}),
+    ids=lambda path: path.stem,
 )
 def test_a_healthy_script_of_the_later_sets_is_quiet(path: Path, tmp_path: Path) -> None:
     assert not [v.id for v in guard(path.read_text(), tmp_path)[0].values() if v.blocks]

@@ -121,7 +121,9 @@ def main():
             optimizer.step()
         val_f1 = f1_score(y_val, predict(model, val_loader), average="macro")
         scheduler.step(val_f1)
-        print(f"epoch {epoch + 1}: loss {loss.item():.3f}, val f1 {val_f1:.3f}, lr {optimizer.param_groups[0]['lr']:.5f}")
+        print(
+            f"epoch {epoch + 1}: loss {loss.item():.3f}, val f1 {val_f1:.3f}, lr {optimizer.param_groups[0]['lr']:.5f}"
+        )
         if stopper.step(val_f1, model):
             break
 
