@@ -300,6 +300,10 @@ def gradients(seen: Observer) -> dict:
             causes.append("zero_grad() is missing, or is not called between step() and the next backward()")
         if g.empty >= max(2, 0.5 * looked) and not g.closure and not beside_the_graph(seen, g, groups):
             flat = g.flat >= min(CLOSE, looked)
+            if g.last_live and g.empty == looked - g.last_live:
+                wrong.append(f"from step {g.last_live + 1} of {looked} on every gradient was exactly zero")
+                causes.append("the outputs do not depend on the weights any more: dead activations, often of a ReLU at the end of the model")
+                continue
             wrong.append(
                 f"at {g.empty} of {looked} steps {'every gradient was exactly zero' if flat else 'there was no gradient'}"
             )

@@ -147,6 +147,8 @@ class Group:
     empty: int = 0
     flat: int = 0
     """Of these: steps whose parameters had gradients, all of them exactly zero."""
+    last_live: int = 0
+    """Number of the last step whose parameters had a gradient other than zero."""
     twice: int = 0
     zero: set[int] = field(default_factory=set)
     """Parameters whose gradient was exactly zero at every one of the first steps."""
