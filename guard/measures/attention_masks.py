@@ -49,8 +49,8 @@ class Masks:
                     "True for padding")  # fmt: skip
         if self.turned >= CALLS and not self.kept:
             return (f"the attention mask hides all tokens but one id in all {self.turned} calls with padding",
-                    "the mask is inverted: key_padding_mask of torch's layers wants True for padding; attn_mask of scaled_dot_product_attention wants "
-                    "True for what may be read")  # fmt: skip
+                    "the mask is inverted: key_padding_mask of torch's layers wants True for padding; attn_mask of "
+                    "scaled_dot_product_attention wants True for what may be read")  # fmt: skip
         return None
 
 

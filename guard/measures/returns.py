@@ -105,4 +105,9 @@ def redrawn(source: Source) -> Fault | None:
 
 def draws(node: ast.AST) -> bool:
     """Return whether an expression is `distribution.sample()`."""
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sample" and not node.args
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "sample"
+        and not node.args
+    )

@@ -97,6 +97,8 @@ class Updates:
                 self._last += [(p, p._version) for p in self._live(group)]
         for group in self.groups.values():
             group.backwards += 1
+            if group.reached < CLOSE:
+                group.reached += bool(self._live(group))
             if self._scaler is not None:
                 group.scaled, group.unscaled = True, False
         for one in self.recent:

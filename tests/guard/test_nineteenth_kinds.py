@@ -7,6 +7,8 @@ from trainworthy.guard.checks import names
 from trainworthy.guard.checks.schedules import falls_to
 from trainworthy.guard.measures.attention_masks import Masks
 from trainworthy.guard.measures.graphs import Graphs
+from trainworthy.guard.measures.missing_gradients import swept, without
+from trainworthy.guard.measures.records import Group
 
 from tests.conftest import patched
 from tests.guard import nineteenth_set, nineteenth_set_heldout
@@ -92,7 +94,9 @@ def test_names_reads_the_order_of_returns(name, tmp_path):
 
 def test_a_factor_that_is_a_rate_after_the_warm_up():
     def factors(after, warm_up=20, hold=0):
-        return [(k + 1) / warm_up if k < warm_up else 1.0 if k < warm_up + hold else after(k - warm_up) for k in range(200)]
+        return [
+            (k + 1) / warm_up if k < warm_up else 1.0 if k < warm_up + hold else after(k - warm_up) for k in range(200)
+        ]
 
     assert falls_to(factors(lambda k: 3e-3 * (1 - k / 180)), 3e-3) == 20
     assert not falls_to(factors(lambda k: 1 - k / 180), 3e-3)
@@ -132,3 +136,13 @@ def test_guard_names_the_cause(id, tmp_path):
     verdicts, output, _ = guard(script_of(PLANTED[id]), tmp_path, **{"--only": check})
     assert verdicts[check].blocks, output
     assert cause in output
+
+
+@pytest.mark.parametrize(("steps", "empty", "reached", "cause"), [
+    (40, 40, 10, "zero_grad() is called between"), (40, 40, 0, "another model"), (40, 30, 0, "zero_grad() is called between"),
+])  # fmt: skip
+def test_steps_without_a_gradient_have_two_causes(steps, empty, reached, cause):
+    group = Group(lambda: None, set(), set())
+    group.steps, group.empty, group.reached = steps, empty, reached
+    assert cause in without(group, flat=False)
+    assert swept(group) == (reached > 0)
