@@ -92,6 +92,39 @@ def test_names_reads_the_order_of_returns(name, tmp_path):
     assert cause in (found.get("cause") or "")
 
 
+HEADS = """
+def train(model, criterion, optimizer, loader):
+    for x, targets in loader:
+        optimizer.zero_grad()
+        loss = 0
+        for k, logits in enumerate(model(x)):
+            loss = loss + criterion(logits, targets[:, k])
+        loss.backward()
+        optimizer.step()
+
+
+train(None, None, None, None)
+"""
+SUM = "loss = loss + criterion(logits, targets[:, k])"
+SUMS = {
+    "healthy": (SUM, False),
+    "added in place": ("loss += criterion(logits, targets[:, k])", False),
+    "replaced": ("loss = criterion(logits, targets[:, k])", True),
+    "a refinement": ("x = model(x)\n            loss = criterion(x, targets[:, k])", False),
+    "one of them": ("if k == 2:\n                loss = criterion(logits, targets[:, k])", False),
+    "each by itself": ("loss = criterion(logits, targets[:, k])\n            loss.backward(retain_graph=True)", False),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_names_reads_a_loss_that_is_replaced_in_a_loop(name, tmp_path):
+    line, wrong = SUMS[name]
+    (tmp_path / "train.py").write_text(patched(HEADS, (SUM, line)))
+    found = names.check(tmp_path / "train.py")
+    assert found["ok"] is not wrong, found
+    assert ("`loss += ...` is meant" in (found.get("cause") or "")) == wrong
+
+
 def test_a_factor_that_is_a_rate_after_the_warm_up():
     def factors(after, warm_up=20, hold=0):
         return [
