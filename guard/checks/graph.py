@@ -10,6 +10,7 @@ from trainworthy.guard.checks.invariants import listed, moved_now, names, steppe
 from trainworthy.guard.checks.objectives import dropped_terms, unrestored
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.hooks.parameters import parameters_of
+from trainworthy.guard.measures.missing_gradients import swept, without
 from trainworthy.guard.measures.records import CLOSE, Group, pretrained
 from trainworthy.guard.observing.observer import Observer
 
@@ -23,6 +24,8 @@ def wiring(seen: Observer) -> dict:
     groups = stepped(seen)
     if not groups:
         return unmoved_by_hand(seen)
+    if any(swept(g) for g in groups):
+        return skip("wiring", "all gradients are set to zero before the step")
     owned = {id(p) for g in seen.groups.values() for p in g.parameters}
     called = names(modules := tops())
     wrong, causes = [], []
@@ -300,13 +303,16 @@ def gradients(seen: Observer) -> dict:
             causes.append("zero_grad() is missing, or is not called between step() and the next backward()")
         if g.empty >= max(2, 0.5 * looked) and not g.closure and not beside_the_graph(seen, g, groups):
             flat = g.flat >= min(CLOSE, looked)
+            if g.last_live and g.empty == looked - g.last_live:
+                wrong.append(f"from step {g.last_live + 1} of {looked} on every gradient was exactly zero")
+                causes.append(
+                    "the outputs do not depend on the weights any more: dead activations, often of a ReLU at the end of the model"
+                )
+                continue
             wrong.append(
                 f"at {g.empty} of {looked} steps {'every gradient was exactly zero' if flat else 'there was no gradient'}"
             )
-            causes.append(
-                ("factors of one product that all start at zero, or a mask that is always 0; or " if flat else "")
-                + "zero_grad() is called between backward() and step(), or step() before backward()"
-            )
+            causes.append(without(g, flat))
         if g.silent == min(g.steps, CLOSE) >= 4 and not g.received & moved_ids(seen, g):
             wrong.append(f"the loss is exactly 0 and has no gradient at the first {g.silent} steps: nothing is learnt")
             causes.append("all labels are ignored, all rewards are equal, or a mask removes every term")

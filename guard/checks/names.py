@@ -7,7 +7,16 @@ from pathlib import Path
 
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.checks.results import finding, skip
-from trainworthy.guard.measures import backtracking, refitted, reshaped_pairs, splits, transitions, twice
+from trainworthy.guard.measures import (
+    backtracking,
+    refitted,
+    reshaped_pairs,
+    returns,
+    splits,
+    summed_losses,
+    transitions,
+    twice,
+)
 from trainworthy.guard.measures.caches import Caches
 from trainworthy.guard.measures.source import (
     FUNCTIONS,
@@ -44,6 +53,9 @@ def check(script: Path) -> dict:
         lambda: twice.same_input(source),
         lambda: transitions.first_kept(source),
         lambda: transitions.unread_actions(source),
+        lambda: returns.wrong_order(source),
+        lambda: returns.redrawn(source),
+        lambda: summed_losses.replaced(source),
         lambda: turned_sign(source),
         lambda: Caches(source, [row[1:] for row in calls.reached]).fault(),
     )

@@ -35,7 +35,7 @@ def samples(seen: Observer) -> dict:
         return skip("samples", "no DataLoader feeds the loop")
     rehearsed = seen.control is not None  # after a real run nothing is drawn or read again
     checks = (same_order, workers, never, collated, both_splits)[: 5 if rehearsed else 2]
-    found = [sampler_weights(train), seen.evidence.lookups.fault(), seen.evidence.stored.fault()]
+    found = [sampler_weights(train), seen.evidence.lookups.fault(), seen.evidence.stored.fault(), seen.graphs.fault()]
     found = [fault for fault in (*found, *(check(seen, train) for check in checks)) if fault]
     if found:
         return finding("samples", "; ".join(what for what, _ in found), "\n".join(cause for _, cause in found))

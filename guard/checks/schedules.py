@@ -282,15 +282,34 @@ def squared(one: Any) -> tuple[str, str] | None:
     if type(one.it).__name__ != "LambdaLR" or not factors or not 0 < base < 0.3:
         return None
     try:
-        peak = max(float(f(k)) for f in factors for k in range(FACTORS))
+        rows = [[float(f(k)) for k in range(FACTORS)] for f in factors]
     except Exception:
         return None
+    if (at := next((k for row in rows if (k := falls_to(row, base))), 0)) and len(rows) == 1:
+        before, after = rows[0][at - 1], rows[0][at]
+        return (
+            f"the factor of LambdaLR rises to {before:.3g} and is {after:.3g} at the next step, as much times the base rate {base:.3g}: the rate "
+            f"falls to {base * after:.2g}",
+            "after the warm-up the function returns a rate where a factor of the base rate is meant",
+        )
+    peak = max(map(max, rows))
     if abs(peak - base) > 1e-6 * base:
         return None
     return (
         f"the largest factor of LambdaLR is {peak:.3g}, the base rate itself: the rate is never above its square, {base * peak:.2g}",
         "the function returns a rate where a factor of the base rate is meant (1 at its peak)",
     )
+
+
+def falls_to(factors: list[float], base: float) -> int:
+    """Return the step at which factors that were rising to about 1 are multiplied by the base rate; 0: there is none. Steps of a decay by
+    tenths come after equal factors."""
+    for k in range(2, len(factors) - 1):
+        before, at, after = factors[k - 1 : k + 2]
+        rising = 0.5 < before <= 1.001 and before > factors[k - 2]
+        if rising and abs(at / base - 1) < 0.05 and abs(at / base - before) < 0.1 and 0 < after <= 1.001 * at:
+            return k
+    return 0
 
 
 def spent(one: Any, rates: list[float]) -> dict | None:

@@ -99,6 +99,16 @@ def layers(seen: Any) -> None:
         def run(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0):
                 seen.drops += 1
+            if not seen.busy:
+                seen.attended(kwargs.get("attn_mask", args[3] if len(args) > 3 else None), keeps=True)
+            return original(*args, **kwargs)
+
+        return run
+
+    def padded(original: Callable) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not seen.busy:
+                seen.attended(kwargs.get("key_padding_mask"), keeps=False)
             return original(*args, **kwargs)
 
         return run
@@ -135,6 +145,7 @@ def layers(seen: Any) -> None:
     for name in DROPOUTS:
         replace(F, name, dropout)
     replace(F, "scaled_dot_product_attention", attention)
+    replace(F, "multi_head_attention_forward", padded)
 
 
 def sequences(seen: Any) -> None:

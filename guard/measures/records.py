@@ -147,6 +147,10 @@ class Group:
     empty: int = 0
     flat: int = 0
     """Of these: steps whose parameters had gradients, all of them exactly zero."""
+    reached: int = 0
+    """`backward()` calls, of the first ones, after which its parameters had a gradient other than zero."""
+    last_live: int = 0
+    """Number of the last step whose parameters had a gradient other than zero."""
     twice: int = 0
     zero: set[int] = field(default_factory=set)
     """Parameters whose gradient was exactly zero at every one of the first steps."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from trainworthy.guard.hooks.addresses import address_of, home_of
 from trainworthy.guard.hooks.functions import COMPARED
+from trainworthy.guard.measures.attention_masks import Masks
 from trainworthy.guard.measures.float_targets import BINARY, SEARCHED, same
 from trainworthy.guard.measures.mixing import weigh
 from trainworthy.guard.measures.records import CLOSE, current, on_gradient, point
@@ -98,6 +99,13 @@ class Losses:
     def compared(self, name: str, tensors: tuple) -> None:
         """A loss function of several tensors was called."""
         self.evidence.compared(name, tensors, any(x.requires_grad for x in tensors if isinstance(x, Tensor)))
+
+    def attended(self, mask: Any, *, keeps: bool) -> None:
+        """Torch's attention got a mask in training."""
+        masks = getattr(self.evidence, "masks", None)
+        if mask is not None and self.last_root is not None and torch.is_grad_enabled() and isinstance(masks, Masks):
+            with contextlib.suppress(Exception):
+                masks.keys(mask, self.last_root[1:], keeps=keeps)
 
     def log_softmax(self, out: Any) -> None:
         """Logarithms of probabilities were computed, outside of a loss function."""

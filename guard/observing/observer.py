@@ -21,6 +21,7 @@ from trainworthy.guard.hooks.parameters import named_parameters_of, parameters_o
 from trainworthy.guard.measures import records
 from trainworthy.guard.measures.collapse import Collapse
 from trainworthy.guard.measures.float_targets import Fits, beside
+from trainworthy.guard.measures.graphs import Graphs
 from trainworthy.guard.measures.indexing import Indexed
 from trainworthy.guard.measures.pairing import Pairing
 from trainworthy.guard.measures.records import CLOSE, NORMS, Group, Pass, Sched, bare, class_target, current, used
@@ -86,7 +87,7 @@ class Observer(Updates, Losses):
         self.seeds: dict[tuple, tuple[int, int]] = {}  # seed -> backward() calls before, how often after another one
         self.evidence = Evidence()
         self.fits, self.pairing, self.rows, self.collapse = Fits(), Pairing(), Rows(), Collapse()
-        self.soft, self.drawn_weights, self.indexed = Soft(), Drawn(), Indexed()
+        self.soft, self.drawn_weights, self.indexed, self.graphs = Soft(), Drawn(), Indexed(), Graphs()
         self.restart: Any = None  # a restart.Restart, if one is rehearsed
         self.shifted: tuple | None = None  # a model's call whose targets are the next tokens, and these
         self.scrambled = ""  # a view() that mixes places and channels
@@ -246,6 +247,7 @@ class Observer(Updates, Losses):
         if grad and self.control is not None and self.first_call is self.last_root:
             self.pairing.root(args, kwargs)
             self.indexed.root(args, kwargs)
+            self.graphs.call(args, kwargs)
         if grad and self.control is not None and module.training:
             with contextlib.suppress(Exception):
                 size = getattr(self.recent[-1].loader, "batch_size", None) if self.recent else None

@@ -97,6 +97,8 @@ class Updates:
                 self._last += [(p, p._version) for p in self._live(group)]
         for group in self.groups.values():
             group.backwards += 1
+            if group.reached < CLOSE:
+                group.reached += bool(self._live(group))
             if self._scaler is not None:
                 group.scaled, group.unscaled = True, False
         for one in self.recent:
@@ -223,6 +225,7 @@ class Updates:
             group.empty += not self._live(group) and self._lossy()
         group.stale += group.consumed and group.backwards > 0
         group.probe = self._live(group)
+        group.last_live = group.steps + 1 if group.probe else group.last_live
         marks = [values(p).detach().flatten()[:64].clone() for p in group.probe]  # a loop may set gradients itself
         same = len(marks) == len(group.marks) and all(map(torch.equal, marks, group.marks))
         group.twice += group.consumed and group.backwards == 0 and same

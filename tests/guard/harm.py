@@ -1,4 +1,4 @@
-"""Harm of the bugs of the fifth to tenth, the twelfth, the fourteenth to the eighteenth, the hosted and the trainer set: each script is run whole,
+"""Harm of the bugs of the fifth to tenth, the twelfth, the fourteenth to the nineteenth, the hosted and the trainer set: each script is run whole,
 unchanged and with every patch, at two seeds.
 
 `python -m tests.guard.harm [SCRIPT | ID ...]` prints one line for each run: id, seed, final number, seconds.
@@ -28,6 +28,8 @@ from tests.guard import (
     fourteenth_set_heldout,
     hosted_set,
     hosted_set_heldout,
+    nineteenth_set,
+    nineteenth_set_heldout,
     ninth_set,
     ninth_set_heldout,
     seventeenth_set,
@@ -68,6 +70,8 @@ SETS = (
     seventeenth_set_heldout,
     eighteenth_set,
     eighteenth_set_heldout,
+    nineteenth_set,
+    nineteenth_set_heldout,
     hosted_set,
     hosted_set_heldout,
     trainer_set,

@@ -1,4 +1,4 @@
-"""The integrity of seven sets: each change fits its script in one place, and the changed script compiles."""
+"""The integrity of eight sets: each change fits its script in one place, and the changed script compiles."""
 
 import hashlib
 import zlib
@@ -14,6 +14,8 @@ from tests.guard import (
     eighth_set_heldout,
     hosted_set,
     hosted_set_heldout,
+    nineteenth_set,
+    nineteenth_set_heldout,
     ninth_set,
     ninth_set_heldout,
     seventeenth_set,
@@ -33,6 +35,7 @@ SETS = {
     53: (sixteenth_set, sixteenth_set_heldout),
     52: (seventeenth_set, seventeenth_set_heldout),
     48: (eighteenth_set, eighteenth_set_heldout),
+    50: (nineteenth_set, nineteenth_set_heldout),
     54: (trainer_set, trainer_set_heldout),
 }
 """Number of its cases -> halves."""
@@ -53,6 +56,7 @@ DIGEST: dict[int, Callable[[bytes], int]] = {
     53: last_byte,
     52: last_byte,
     48: last_byte,
+    50: last_byte,
     54: last_byte,
 }
 """Number of its cases -> what puts an id into the open half (even) or into the closed one (odd)."""
@@ -106,7 +110,7 @@ STOPPED = {
 """Bug of the seventeenth or the eighteenth set -> the check that fails."""
 
 
-LATER = (*seventeenth_set.BUGS, *eighteenth_set.BUGS)
+LATER = (*seventeenth_set.BUGS, *eighteenth_set.BUGS, *nineteenth_set.BUGS)
 
 
 @pytest.mark.verify
@@ -117,7 +121,9 @@ def test_a_bug_of_the_later_sets_is_stopped(case: ScriptPatch, tmp_path: Path) -
 
 @pytest.mark.verify
 @pytest.mark.parametrize(
-    "path", sorted({p.path for p in (*LATER, *eighteenth_set_heldout.BUGS)}), ids=lambda path: path.stem
+    "path",
+    sorted({p.path for p in (*LATER, *eighteenth_set_heldout.BUGS, *nineteenth_set_heldout.BUGS)}),
+    ids=lambda path: path.stem,
 )
 def test_a_healthy_script_of_the_later_sets_is_quiet(path: Path, tmp_path: Path) -> None:
     assert not [v.id for v in guard(path.read_text(), tmp_path)[0].values() if v.blocks]
