@@ -77,7 +77,7 @@ def check_stage(
         + "\n       on the whole model in each process; the gate `sharding` compares the sharded one with it, and `resume` saves "
         "its shards" * sharded
     )
-    if claims:
+    if claims:  # a helper's passes are remembered with ours
         claims.sources = lambda: recipes.late(s.recipe, code)
     began = time.monotonic()
     verdicts = gates.run_gates(chosen, context, known=known, console=s.console, claims=claims)
@@ -96,11 +96,14 @@ def check_stage(
     if failed:
         raise _failed(s, context, failed, of=len(verdicts))
     if not all(v.remembered for one, v in zip(chosen, verdicts, strict=True) if one.lasting):
-        passed, skipped, waived = (sum(v.verdict == k for v in verdicts) for k in ("pass", "skip", "waived"))
-        extra = "".join(f", {n} {word}" for n, word in ((skipped, "skipped"), (waived, "waived")) if n)
-        seconds = sum(v.seconds for v in verdicts)
         wall = f" of work in {time.monotonic() - began:.1f} s" if claims else ""
-        s.console.say(f"       {passed} of {len(verdicts)} gates passed{extra}, {seconds:.1f} s{wall}")
+        s.console.say(f"       {_counted(verdicts)}{wall}")
+
+
+def _counted(verdicts: list[gates.Verdict]) -> str:
+    passed, skipped, waived = (sum(v.verdict == k for v in verdicts) for k in ("pass", "skip", "waived"))
+    extra = "".join(f", {n} {word}" for n, word in ((skipped, "skipped"), (waived, "waived")) if n)
+    return f"{passed} of {len(verdicts)} gates passed{extra}, {sum(v.seconds for v in verdicts):.1f} s"
 
 
 def _remembered(s: Session, cfg: config.Config, mark: str) -> tuple[str, dict, dict]:

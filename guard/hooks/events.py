@@ -44,6 +44,7 @@ def install(seen: Any, *, losses: bool = True) -> None:
         for part in (
             functions.losses,
             functions.layers,
+            functions.attention,
             functions.sequences,
             functions.differences,
             functions.likelihoods,

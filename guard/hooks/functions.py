@@ -95,24 +95,6 @@ def layers(seen: Any) -> None:
 
         return run
 
-    def attention(original: Callable) -> Callable:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0):
-                seen.drops += 1
-            if not seen.busy:
-                seen.attended(kwargs.get("attn_mask", args[3] if len(args) > 3 else None), keeps=True)
-            return original(*args, **kwargs)
-
-        return run
-
-    def padded(original: Callable) -> Callable:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if not seen.busy:
-                seen.attended(kwargs.get("key_padding_mask"), keeps=False)
-            return original(*args, **kwargs)
-
-        return run
-
     def made(original: Callable) -> Callable:
         def __init__(self: nn.Module, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
@@ -144,7 +126,28 @@ def layers(seen: Any) -> None:
         replace(owner, "sigmoid", sigmoid)
     for name in DROPOUTS:
         replace(F, name, dropout)
-    replace(F, "scaled_dot_product_attention", attention)
+
+
+def attention(seen: Any) -> None:
+    def masked(original: Callable) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0):
+                seen.drops += 1
+            if not seen.busy:
+                seen.attended(kwargs.get("attn_mask", args[3] if len(args) > 3 else None), keeps=True)
+            return original(*args, **kwargs)
+
+        return run
+
+    def padded(original: Callable) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not seen.busy:
+                seen.attended(kwargs.get("key_padding_mask"), keeps=False)
+            return original(*args, **kwargs)
+
+        return run
+
+    replace(F, "scaled_dot_product_attention", masked)
     replace(F, "multi_head_attention_forward", padded)
 
 

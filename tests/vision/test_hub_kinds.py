@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers as t
 from trainworthy.core.base.errors import UserError
+from trainworthy.recipes.vision.gates import pictures
 from trainworthy.recipes.vision.models import hub_nets
 
 CLASSES = ("a", "b", "c")
@@ -40,12 +41,12 @@ def mobilenet() -> t.MobileNetV2Config:
     return t.MobileNetV2Config(depth_multiplier=0.25, min_depth=8, finegrained_output=False)
 
 
-def trained(net: torch.nn.Module, fresh: tuple[str, ...], pictures: torch.Tensor) -> list[str]:
+def trained(net: torch.nn.Module, fresh: tuple[str, ...], images: torch.Tensor) -> list[str]:
     """Parameters that train and get no gradient, with a head that is no longer at zero."""
     for name, parameter in net.named_parameters():
         if name in fresh:
             torch.nn.init.normal_(parameter)
-    net.train()(pictures).softmax(1)[:, 0].square().sum().backward()
+    net.train()(images).softmax(1)[:, 0].square().sum().backward()
     return [n for n, p in net.named_parameters() if p.requires_grad and p.grad is None]
 
 
@@ -56,18 +57,18 @@ def test_classifiers_answer_for_the_users_classes_at_the_size_that_was_chosen(ki
     prepare = hub_nets.preprocessing(str(tmp_path), "none", side)
     assert prepare.crop == (side or 64)
     start = hub_nets.classifier(str(tmp_path), "none", CLASSES, prepare)
-    pictures = torch.rand(2, 3, prepare.crop, prepare.crop)
-    assert torch.equal(start.model.eval()(pictures), torch.zeros(2, 3))
-    assert trained(start.model, start.fresh, pictures) == []
+    images = torch.rand(2, 3, prepare.crop, prepare.crop)
+    assert torch.equal(start.model.eval()(images), torch.zeros(2, 3))
+    assert trained(start.model, start.fresh, images) == []
 
 
 @pytest.mark.parametrize("kind", [maskformer, mobilenet])
 def test_what_a_segmenter_does_not_use_is_frozen(kind, tmp_path: Path):
     kind().save_pretrained(tmp_path)
     start = hub_nets.segmenter(str(tmp_path), "none", CLASSES)
-    pictures = torch.rand(2, 3, 64, 96)
-    assert torch.allclose(start.model.eval()(pictures).softmax(1), torch.tensor(1 / 3))
-    assert trained(start.model, start.fresh, pictures) == []
+    images = torch.rand(2, 3, 64, 96)
+    assert torch.allclose(start.model.eval()(images).softmax(1), torch.tensor(1 / 3))
+    assert trained(start.model, start.fresh, images) == []
     assert [n for n, p in start.model.named_parameters() if not p.requires_grad]
 
 
@@ -76,3 +77,12 @@ def test_a_classifier_of_something_else_is_refused(tmp_path: Path):
     t.ImageGPTConfig(n_embd=32, n_layer=1, n_head=2, vocab_size=50).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="does not read pictures"):
         hub_nets.classifier(str(tmp_path), "none", CLASSES, hub_nets.preprocessing(str(tmp_path), "none", 32))
+
+
+def test_the_first_input_is_that_of_the_first_layer_that_gets_one(tmp_path: Path):
+    """Swin's table of relative positions is a layer with weights that gets nothing."""
+    t.SwinConfig(
+        image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=4
+    ).save_pretrained(tmp_path)
+    start = hub_nets.classifier(str(tmp_path), "none", CLASSES, hub_nets.preprocessing(str(tmp_path), "none", 32))
+    assert pictures._first_input(start.model, torch.rand(2, 3, 32, 32)).shape == (2, 3, 32, 32)

@@ -82,11 +82,7 @@ def _train_on_eight(
     for module in stage.model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.momentum = max(module.momentum or 0.0, 0.1)  # slower statistics need more steps (see batch-norm)
-    with evaluating(stage.model):
-        with Smoothed() as labels:
-            found["initial"] = total_loss(run, stage, batch).item()
-        if labels.found:  # by the loss itself, which the recipe need not have declared
-            floor = max(floor, smoothed_floor(lambda: total_loss(run, stage, batch)))
+    found["initial"], floor = _start_and_floor(run, stage, batch, floor)
     untrained = max(found["initial"], _on(batch, due.initial_loss) or -math.inf)  # pretrained: starts lower
     found["needed_loss"], found["enough"] = (floor + share * abs(untrained - floor) for share in NEAR)
     started, before = time.monotonic(), entries(stage)
@@ -94,6 +90,16 @@ def _train_on_eight(
     found.update(batch=batch, seconds=time.monotonic() - started)
     found["step_size"] = explain_step_size(before, entries(stage), found.get("steps", 0))
     return run, stage, found
+
+
+def _start_and_floor(run: Run, stage: Stage, batch: dict, declared: float) -> tuple[float, float]:
+    """Return the loss now, and the floor: the declared one, or that of labels which the loss smooths, whatever the recipe declares."""
+    with evaluating(stage.model):
+        with Smoothed() as labels:
+            initial = total_loss(run, stage, batch).item()
+        return initial, max(
+            declared, smoothed_floor(lambda: total_loss(run, stage, batch))
+        ) if labels.found else declared
 
 
 def _micro_batches(context: GateContext, samples: int) -> list[int]:

@@ -395,11 +395,18 @@ def scale(context: GateContext) -> Finding:
 
 
 def _first_input(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the input of the first module that has weights."""
+    """Return the input of the first module that has weights and gets a tensor (Swin's table of positions gets none)."""
     kept: list[Tensor] = []
+
+    def keep(_module: nn.Module, args: tuple, kwargs: dict) -> None:
+        kept.extend(x.detach() for x in [*args, *kwargs.values()][:1] if isinstance(x, Tensor))
+
     leaves = [m for m in model.modules() if any(True for _ in m.parameters(recurse=False)) and not list(m.children())]
-    keep = (m.register_forward_pre_hook(lambda _, args: kept.append(args[0].detach())) for m in leaves)
-    with hooked(keep), evaluating(model), torch.no_grad():
+    with (
+        hooked(m.register_forward_pre_hook(keep, with_kwargs=True) for m in leaves),
+        evaluating(model),
+        torch.no_grad(),
+    ):
         model(images)
     return kept[0]
 
