@@ -2,6 +2,7 @@
 of their published chat templates. One token is one word, so templates have spaces where the published ones have none."""
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -216,8 +217,10 @@ def paligemma(folder: Path) -> None:
 
 
 KINDS: tuple[Callable[[Path], None], ...] = (
-    llava, llava_next, llava_onevision, idefics, smolvlm, qwen, qwen2_5, qwen3, gemma3, internvl, mistral3,
+    llava, llava_next, llava_onevision, idefics, *([smolvlm] if find_spec("num2words") else []), qwen, qwen2_5, qwen3, gemma3, internvl,
+    mistral3,
 )  # fmt: skip
+"""Without the package num2words there is no SmolVLM."""
 
 
 def written(make: Callable[[Path], None], home: Path) -> Path:

@@ -147,4 +147,4 @@ def test_a_processor_that_needs_another_package_names_it(models, monkeypatch):
 
     monkeypatch.setattr(whole.AutoProcessor, "from_pretrained", lacking)
     with pytest.raises(UserError, match="pip install num2words"):
-        whole.processor.__wrapped__(str(models / "smolvlm"))
+        whole.processor.__wrapped__(str(models / "idefics"))
