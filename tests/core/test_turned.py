@@ -75,6 +75,25 @@ def test_digits_beside_the_middle_that_are_turned_are_found():
     assert found(Enlarged(affine(180))).classes == ("6", "9")
 
 
+class Placed(Augmented):
+    """A spot on the left or on the right."""
+
+    def __init__(self, augment=None):
+        super().__init__(augment)
+        draws = torch.Generator().manual_seed(0)
+        self.labels = torch.arange(400) % 2
+        self.images = torch.zeros(400, 1, 28, 28, dtype=torch.uint8)
+        for image, label in zip(self.images, self.labels.tolist(), strict=True):
+            y, x = torch.randint(0, 20, (), generator=draws), torch.randint(0, 6, (), generator=draws) + 14 * label
+            image[0, y : y + 8, x : x + 8] = torch.randint(100, 255, (8, 8), generator=draws)
+        self.fields["label"] = Field("target", classes=["left", "right"])
+
+
+def test_classes_that_differ_in_a_place_are_compared_where_they_are():
+    assert found(Placed(v2.RandomHorizontalFlip())).classes == ("left", "right")
+    assert found(Placed(v2.RandomVerticalFlip())) is None
+
+
 class Uneven(Augmented):
     """Digits of which some are many and others few."""
 
