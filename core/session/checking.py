@@ -108,7 +108,7 @@ def _counted(verdicts: list[gates.Verdict]) -> str:
 
 def _remembered(s: Session, cfg: config.Config, mark: str) -> tuple[str, dict, dict]:
     """Return rank 0's `mark`, the verdicts that are stored under it, and the sources that were imported late then."""
-    use_cache = cfg.gates.remember and s.folder.parent.name != "checks"
+    use_cache = cfg.gates.remember and s.folder.parent.name != "checks" and not gate_processes.is_helper()
     known, late = gate_cache.read(mark) if use_cache else ({}, {})
     known = known if recipes.unchanged(s.recipe, late) else {}
     return *agreed(s.accelerator, (mark, known)), late

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -14,6 +15,7 @@ from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates.claims import Claims
 from trainworthy.core.gates.gate import Gate
 from trainworthy.core.gates.runner import run_gates
+from trainworthy.core.session import checking, gate_processes
 
 from tests.conftest import Done
 from tests.core.test_explained import context, gate
@@ -150,6 +152,17 @@ def test_a_verdict_arrives_with_sources_and_evidence(tmp_path: Path):
     assert (tmp_path / "main" / "gates" / "bad" / "repro.py").is_file()
 
 
+def test_a_helper_reads_no_remembered_verdicts(monkeypatch):
+    """Its folder is none of `checks`, and a check runs every gate."""
+    monkeypatch.setattr(checking.gate_cache, "read", lambda _mark: ({"schema": {}}, {}))
+    monkeypatch.setattr(checking.recipes, "unchanged", lambda *_: True)
+    session = SimpleNamespace(folder=Path("one/two"), recipe=None, accelerator=SimpleNamespace(num_processes=1))
+    cfg = SimpleNamespace(gates=SimpleNamespace(remember=True))
+    assert checking._remembered(session, cfg, "mark") == ("mark", {"schema": {}}, {})
+    monkeypatch.setenv(gate_processes.FOLDER, "three")
+    assert checking._remembered(session, cfg, "mark") == ("mark", {}, {})
+
+
 @pytest.mark.verify
 @pytest.mark.parametrize("recipe", ["vision/classify", "rl/dqn", "distill/logits"])
 def test_whole_checks_agree(recipe: str, launch: Callable[..., Done], tmp_path: Path):
@@ -158,5 +171,6 @@ def test_whole_checks_agree(recipe: str, launch: Callable[..., Done], tmp_path: 
         done = launch("check", recipe, "--gates.jobs", jobs, "--run.out", f"runs-{jobs}")
         assert done.returncode == 0, done.stdout + done.stderr
         (folder,) = tmp_path.glob(f"runs-{jobs}/*/checks/*/")
+        assert not any(v["remembered"] for v in rows(folder).values())  # the first check has written its passes
         found.append({k: (v["verdict"], v["measured"], v["reason"]) for k, v in rows(folder).items()})
     assert found[0] == found[1]
