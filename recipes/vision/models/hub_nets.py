@@ -82,7 +82,7 @@ def preprocessing(model: str, weights: str, image_size: int = 0) -> Preprocessin
                 crop = _side(found.crop_size) if getattr(found, "do_center_crop", False) and found.crop_size else resize
     else:
         config = _configuration(path)
-        side = getattr(getattr(config, "vision_config", None) or config, "image_size", None) or 224
+        side = getattr(_seeing(config), "image_size", None) or 224
         crop = side if isinstance(side, int) else side[0]
         resize = round(crop * 256 / 224)
     if image_size < 0:
@@ -110,7 +110,7 @@ def classifier(model: str, weights: str, classes: Sequence[str], prepare: Prepro
         raise UserError(f"--model {model} does not classify pictures", got=f"a model of type {config.model_type}",
                         cause=other_recipes.that_read(path, "pictures"),
                         needed="resnet, convnext, vit, swin, efficientnet, dinov2, ..., or one of timm")  # fmt: skip
-    sees = getattr(config, "vision_config", None) or config  # of CLIP
+    sees = _seeing(config)
     patch, side, own = (getattr(sees, k, None) for k in ("patch_size", "image_size", "num_channels"))
     if isinstance(patch, int) and prepare.crop % patch:
         raise UserError(f"{model} cannot be built for pictures of {prepare.crop} pixels", needed=f"a multiple of its patches of {patch}",
@@ -163,12 +163,10 @@ def _configuration(path: str, classes: Sequence[str] = ()) -> Any:
     from transformers import AutoConfig
 
     named = {"id2label": dict(enumerate(classes)), "label2id": {c: i for i, c in enumerate(classes)}} if classes else {}
-    # A configuration of timm keeps its file's own number otherwise
-    count = {"num_labels": len(classes)} if _of_timm(Path(path)) and classes else {}
     try:
-        config = AutoConfig.from_pretrained(path, **named, **count)
+        config = AutoConfig.from_pretrained(path, **named)
         if classes:
-            config.num_labels = len(classes)  # a file may have another number of its own (PVT)
+            config.num_labels = len(classes)  # a file may have another number of its own (PVT, timm)
             config.id2label, config.label2id = named["id2label"], named["label2id"]
         if classes and hasattr(config, "label_names"):  # timm's names of the classes, which a reader prefers
             config.label_names = list(classes)
@@ -199,7 +197,8 @@ def _started(kind: Any, config: Any, path: str, model: str, weights: str, side: 
         net, found = kind.from_pretrained(path, config=config, ignore_mismatched_sizes=True, dtype=torch.float32,
                                           output_loading_info=True)  # fmt: skip
         missing = sorted(found["missing_keys"])
-    head, unused = _head(kind, config, net), _unused(kind, config, side)
+    larger = _larger(kind, config)
+    head, unused = _head(larger, net), _unused(larger, side)
     for name, parameter in net.named_parameters():
         if name in head:
             nn.init.zeros_(parameter)
@@ -257,23 +256,31 @@ def _kind(config: Any, model: str) -> Any:
                     needed=f"semantic segmentation (segformer, beit, dpt, upernet, ...) or {', '.join(QUERIES)}")  # fmt: skip
 
 
-def _head(kind: Any, config: Any, net: nn.Module) -> list[str]:
-    """Return the tensors that depend on the number of classes, found with a net that has one class more."""
+def _seeing(config: Any) -> Any:
+    """Return the part of a configuration that is about pictures: CLIP's is of two towers."""
+    return getattr(config, "vision_config", None) or config
+
+
+def _larger(kind: Any, config: Any) -> nn.Module:
+    """Return the same net without memory, with one class more."""
     more = copy.deepcopy(config)
     more.num_labels = config.num_labels + 1
     with torch.device("meta"):
-        shapes = {k: v.shape for k, v in kind.from_config(more).state_dict().items()}
+        return kind.from_config(more)
+
+
+def _head(larger: nn.Module, net: nn.Module) -> list[str]:
+    """Return the tensors that depend on the number of classes."""
+    shapes = {k: v.shape for k, v in larger.state_dict().items()}
     return [k for k, v in net.state_dict().items() if shapes[k] != v.shape]
 
 
-def _unused(kind: Any, config: Any, side: Any) -> set[str]:
-    """Return the parameters that the answer does not depend on: a mask token of pretraining, the last norm of a backbone whose earlier layers
-    are read."""
-    with torch.device("meta"):
-        net = kind.from_config(copy.deepcopy(config)).train()
-        pictures = torch.zeros(2, 3, *((side, side) if isinstance(side, int) else side))
+def _unused(net: nn.Module, side: Any) -> set[str]:
+    """Return the parameters of a net without memory that its answer does not depend on: a mask token of pretraining, the last norm of a
+    backbone whose earlier layers are read."""
+    pictures = torch.zeros(2, 3, *((side, side) if isinstance(side, int) else side), device="meta")
     try:
-        found = net(pixel_values=pictures)
+        found = net.train()(pixel_values=pictures)
         (
             found.logits.sum()
             if "logits" in found

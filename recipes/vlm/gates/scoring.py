@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext, fetch, pick
@@ -22,12 +23,17 @@ def _through(stage: Stage, run: Run, batch: dict, module: nn.Module) -> Tensor:
         kept.append(out)
         out.retain_grad()
 
+    _differentiate(stage, run, batch, module.register_forward_hook(keep))
+    return kept[0].grad
+
+
+def _differentiate(stage: Stage, run: Run, batch: dict, hook: RemovableHandle) -> None:
+    """Call backward() on the loss of a batch under a hook; the parameters keep no gradient."""
     try:
-        with module.register_forward_hook(keep), evaluating(stage.model), torch.enable_grad(), run.autocast():
+        with hook, evaluating(stage.model), torch.enable_grad(), run.autocast():
             sum(stage.loss(stage.model, batch).values()).backward()
     finally:
         stage.model.zero_grad()
-    return kept[0].grad
 
 
 def _own_places(stage: Stage, run: Run, batch: dict, read: int) -> int:
@@ -42,16 +48,7 @@ def _own_places(stage: Stage, run: Run, batch: dict, read: int) -> int:
         kept[0].retain_grad()
 
     decoder = stage.model.language["decoder"]
-    try:
-        with (
-            decoder.register_forward_pre_hook(keep, with_kwargs=True),
-            evaluating(stage.model),
-            torch.enable_grad(),
-            run.autocast(),
-        ):
-            sum(stage.loss(stage.model, batch).values()).backward()
-    finally:
-        stage.model.zero_grad()
+    _differentiate(stage, run, batch, decoder.register_forward_pre_hook(keep, with_kwargs=True))
     places = kept[0].grad[batch["ids"] == rows.IMAGE]
     return len(places) - read if 0 < read < len(places) and (places.abs().amax(-1) > 0).all() else 0
 
