@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sysconfig
 import time
 import traceback
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ from trainworthy.core.loop.run import Rehearsal
 from trainworthy.core.recipe.stage import categorical as categorical
 
 LONGEST = 600  # characters of an exception in a verdict
+LIBRARIES = (*sorted({sysconfig.get_path(k) for k in ("stdlib", "purelib", "platlib")}), str(Path(__file__).resolve().parents[1]))
+"""Folders whose lines are not the user's: Python's, installed packages', the core's."""
 
 
 @contextlib.contextmanager
@@ -51,6 +54,7 @@ def run_gates(
     all_known = bool(known) and all(one.id in known for one in gates if one.lasting)
     early: dict[str, Verdict] = {}  # gates that ran early, because another one failed
     found: dict[str, Verdict] = {}
+    raised: dict[str, str] = {}  # an exception, and the first gate that it ended
     printed = 0
 
     def show() -> None:
@@ -58,12 +62,13 @@ def run_gates(
         while printed < len(gates) and (verdict := found.get(gates[printed].id)):
             printed += 1
             if not all_known or verdict.verdict in ("fail", "waived"):
-                _show(verdict, console)
+                first = raised.setdefault(verdict.measured, verdict.id) if _raised(verdict) else verdict.id
+                _show(verdict, console, as_in="" if first == verdict.id else first)
 
     def work(i: int, one: Gate) -> Verdict:
         verdict = Verdict(**{**known[one.id], "seconds": 0.0}) if one.id in known else None
         verdict = verdict or early.get(one.id) or _check_timed(one, context)
-        if verdict.verdict == "fail" and one.symptom:
+        if verdict.verdict == "fail" and one.symptom and not _raised(verdict):
             _explain(verdict, [g for g in gates[i + 1 :] if g.explains and g.id not in known], early, context)
         verdict.stage, verdict.reads = context.stage, list(one.reads)
         if verdict.verdict == "fail" and one.id in context.cfg.gates.waive:
@@ -137,7 +142,6 @@ def _check(one: Gate, context: GateContext) -> Verdict:
     except Exception as error:
         if world > 1:
             raise  # other ranks wait in a collective, so the launcher must end them
-        frame = traceback.extract_tb(error.__traceback__)[-1]
         held = context.once("stale", lambda: _stale(context))
         if held and context.memo.setdefault("stale in", one.id) != one.id:
             skipped = f"the optimiser holds parameters of another model (see {context.memo['stale in']})"
@@ -148,7 +152,7 @@ def _check(one: Gate, context: GateContext) -> Verdict:
             "build it last, over the very model that is trained", evidence={"error": _cut(f"{type(error).__name__}: {error}")},
         ) if held else Finding(
             False, _cut(f"raised {type(error).__name__}: {error}"), "no exception",
-            f"{frame.filename}:{frame.lineno}: {frame.line}",
+            _where(error),
             evidence={"traceback": [_cut(line, 10) for line in traceback.format_exception(error)]},
         )  # fmt: skip
     worst = 0 if not finding.ok else 1 if skipped else 2
@@ -171,6 +175,18 @@ def _check(one: Gate, context: GateContext) -> Verdict:
     if not ok and context.accelerator.is_main_process:
         _keep_repro(verdict, finding, context)
     return verdict
+
+
+def _raised(verdict: Verdict) -> bool:
+    return verdict.verdict == "fail" and "traceback" in verdict.evidence
+
+
+def _where(error: Exception) -> str:
+    """Return the line of the user's code that raised, and below it the line of a library where it ended."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith(LIBRARIES)]
+    shown = [own[-1], frames[-1]] if own and own[-1] is not frames[-1] else [frames[-1]]
+    return "\n".join(f"{f.filename}:{f.lineno}: {f.line}" for f in shown)
 
 
 def _cut(text: str, times: int = 1) -> str:
@@ -221,12 +237,16 @@ def _keep_repro(verdict: Verdict, finding: Finding, context: GateContext) -> Non
     )
 
 
-def _show(v: Verdict, console: Console) -> None:
+def _show(v: Verdict, console: Console, *, as_in: str = "") -> None:
+    """Print a verdict. `as_in`: the gate that the same exception ended before."""
     mark = {"pass": "pass", "fail": "FAIL", "skip": "skip", "waived": "waived"}[v.verdict]
     style = {"pass": "green", "fail": "bold red", "skip": "yellow", "waived": "yellow"}[v.verdict]
     tail = f"passed on {v.remembered}" if v.remembered else f"{v.seconds:.1f} s"
-    said = (v.measured or v.reason).replace("\n", "\\n")  # a text of the data may have several lines
+    said = f"raised what `{as_in}` raised" if as_in else v.measured or v.reason
+    said = said.replace("\n", "\\n")  # a text of the data may have several lines
     console.say(f"  {mark:<6} {v.id:<13} {said}  [{tail}]", style=style)
+    if as_in:
+        return
     if v.verdict in ("fail", "waived"):
         console.say(f"         {'needed':<13} {v.needed}")
     if v.verdict == "fail":

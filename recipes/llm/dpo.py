@@ -122,7 +122,7 @@ def make_trainer(cfg: Config, run: core.Run, path: str):
     from trl import DPOConfig, DPOTrainer
 
     loading.score_what_counts()
-    model = loading.load(path, loading.kept_in(cfg.lora_rank, run.precision))
+    model = loading.load(path, loading.kept_in(cfg.lora_rank, run.precision), dropout=False)
     model = loading.adapted(loading.attend(model, cfg.attention, run.device), cfg, exact=True)
     args = DPOConfig(
         output_dir=tempfile.gettempdir(),  # core saves, the trainer writes nothing
@@ -279,7 +279,7 @@ def dpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
             loss_floor=preference.floor(trainer, cfg),
             floor_known=preference.known_floor(trainer),
             new_parameters=new,
-            frozen=("base_model.",) if cfg.lora_rank else (),
+            frozen=loading.frozen(trainer.model, cfg),
             solvable_without_input="both answers are given, and which of them is preferred can be learnt without the prompt",
             range_test="how far the policy is from its reference decides, not one batch",
             overfit_steps=60,

@@ -258,7 +258,7 @@ def reward(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> co
             initial_loss=reward_gates.first_loss if untrained and not hosted.own_loss(trainer) else None,
             floor_known=not hosted.own_loss(trainer),
             new_parameters=new,
-            frozen=("base_model.model.model.", f"{head}original_module.") if cfg.lora_rank else (),
+            frozen=("base_model.model.model.", f"{head}original_module.") if cfg.lora_rank else trainer.model.fixed,
             solvable_without_input="both answers are given, and which of them is preferred can be learnt without the prompt",
             overfit_steps=60,
             overfit_longer=cfg.data.path != "docstrings",

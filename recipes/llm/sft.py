@@ -269,7 +269,7 @@ def sft(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core.
         evaluate_while_training=evaluate_loss if names[0] == "perplexity" else None,
         intervals=seen.intervals,
         metric=metrics.metric(names[0], question, len(tokenizer)),
-        expect=core.Expect(new_parameters=new, frozen=("base_model.",) if cfg.lora_rank else (), overfit_steps=40, gate_batch_size=2,
+        expect=core.Expect(new_parameters=new, frozen=loading.frozen(trainer.model, cfg), overfit_steps=40, gate_batch_size=2,
                            overfit_longer=cfg.data.path != "docstrings", loss_floor=objective.floor(trainer),
                            floor_known=not hosted.own_loss(trainer)),
         pretrained=loading.from_file(trainer.model, path),

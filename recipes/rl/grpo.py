@@ -31,7 +31,7 @@ from trainworthy.recipes.rl.language.data import problems
 from trainworthy.recipes.rl.language.evaluation import held_out
 from trainworthy.recipes.rl.language.gates import grpo as gates
 from trainworthy.recipes.rl.language.gates import grpo_monitors
-from trainworthy.recipes.shared import hub
+from trainworthy.recipes.shared import hub, language_models
 
 from trainworthy import core
 
@@ -112,7 +112,7 @@ def full() -> Config:
 
 
 # ----------------------------------------------------------------------------------------------------------------- data
-def read(cfg: Config, asker: problems.Asker, rows: tuple, context: int) -> dict[str, problems.Problems]:
+def read(cfg: Config, asker: problems.Asker, rows: tuple, context: float) -> dict[str, problems.Problems]:
     """The questions to learn from and those held out, without what is too long."""
     data = {}
     *splits, bad = rows
@@ -134,7 +134,7 @@ def make_trainer(cfg: Config, run: core.Run, path: str, asker: problems.Asker, r
     from trl import GRPOConfig, GRPOTrainer
 
     loading.score_what_counts()
-    model = loading.load(path, loading.kept_in(cfg.lora_rank, run.precision))
+    model = loading.load(path, loading.kept_in(cfg.lora_rank, run.precision), dropout=False)
     loading.attend(model, cfg.attention, run.device)
     ends = model.generation_config.eos_token_id
     model.generation_config.eos_token_id = asker.ends  # the trainer ends answers where the model declares their end
@@ -193,7 +193,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         trainer = hosted.built(lambda: make_trainer(cfg, run, path, asker, reward))
     trainer.optimizer = core.make_optimizer(trainer.model, cfg.optim)
     controller = kl_control.adapted(trainer, cfg) if cfg.target_kl else None
-    data = read(cfg, asker, rows, trainer.model.config.max_position_embeddings)
+    data = read(cfg, asker, rows, language_models.context(trainer.model.config))
     seen = metrics.Seen()
     start: dict[str, Tensor] = {}  # the trained weights of --init-from, before training
     stream = Stream(len(data["questions"]), cfg.run.seed, order=data["questions"].order)
@@ -283,7 +283,7 @@ def grpo(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         metric=scorer.metric(),
         expect=core.Expect(
             new_parameters=new,
-            frozen=("base_model.",) if cfg.lora_rank else (),
+            frozen=loading.frozen(trainer.model, cfg),
             loss_may_rise="the samples are the policy's own, and advantages sum to nothing",
             schedule="several updates per iteration" if cfg.num_iterations > 1 else "",
             gate_batch_size=8,

@@ -182,9 +182,9 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
     path = models.locate(cfg.model, cfg.pretrained)
     tokenizer, lm = models.tokenizer(path), models.load(path, language_models.kept_in(cfg.lora_rank, run.precision))
     lm = language_models.adapted(models.attend(lm, cfg.attention, run.device), cfg, exact=True)
-    if cfg.data.tokens + cfg.max_new_tokens > lm.config.max_position_embeddings:
+    if cfg.data.tokens + cfg.max_new_tokens > (context := language_models.context(lm.config)):
         raise UserError("prompts and completions are longer than what the model reads", needed=f"--data.tokens + --max-new-tokens <= "
-                        f"{lm.config.max_position_embeddings}", got=f"{cfg.data.tokens} + {cfg.max_new_tokens}")  # fmt: skip
+                        f"{context}", got=f"{cfg.data.tokens} + {cfg.max_new_tokens}")  # fmt: skip
     if cfg.rollout_batch_size % cfg.train.batch_size:
         raise UserError("a rollout is not cut evenly into minibatches", got=f"{cfg.rollout_batch_size} by {cfg.train.batch_size}",
                         needed="--train.batch-size that divides --rollout-batch-size")  # fmt: skip
@@ -256,7 +256,7 @@ def rlhf(cfg: Config, run: core.Run, previous: core.Stage | None = None) -> core
         on_start=lambda: reference.load_state_dict(policy.state_dict()),
         frozen_modules={"reference": reference, **rewards.nets(reward)},
         expect=core.Expect(loss_may_rise="its targets move with the policy", small_terms=("value",), new_parameters=("head.", *new),
-                           frozen=("lm.base_model.",) if cfg.lora_rank else (), gate_batch_size=8),
+                           frozen=tuple(f"lm.{n}" for n in language_models.frozen(lm, cfg)), gate_batch_size=8),
         pretrained=from_file(lm, path),
         baselines=baselines,
         preview=preview,

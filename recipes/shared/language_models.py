@@ -5,6 +5,7 @@ are in llm/models/loading.py.
 """
 
 import json
+import math
 import os
 import re
 import warnings
@@ -74,9 +75,7 @@ def load(path: str, dtype: torch.dtype, *, dropout: bool = True, **how: Any) -> 
 
     model, _ = read(AutoModelForCausalLM, path, dtype, len(tokenizer(path)), **how)
     if not dropout:
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
+        _without_dropout(model)
     return model
 
 
@@ -91,7 +90,26 @@ def read(kind: Any, path: str, dtype: torch.dtype, tokens: int = 0, **how: Any) 
     if model.get_input_embeddings().num_embeddings < tokens and not planning.active:
         model.rows_added = tokens - model.get_input_embeddings().num_embeddings
         model.resize_token_embeddings(tokens)
+    with torch.device("meta"):  # loading forgets which parameters the architecture never trains, such as the bias of ERNIE's router
+        model.fixed = tuple(n for n, p in type(model)(model.config).named_parameters() if not p.requires_grad)
+    for name in model.fixed:
+        model.get_parameter(name).requires_grad_(False)
     return model, found["missing_keys"]
+
+
+def _without_dropout(model: nn.Module) -> None:
+    """Set every probability of dropout to 0: of its own modules, and of those that a block keeps as a number (`attention_dropout`)."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if isinstance(value, float) and name.endswith(("dropout", "layerdrop")):
+                setattr(module, name, 0.0)
+
+
+def context(config: Any) -> float:
+    """Return how many tokens a model of this configuration reads at once; infinite where it says nothing (Mamba, BLOOM)."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
 def log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -156,6 +174,11 @@ def rate_notes(lora: LoRA, peak: float, usual: str = "1e-5 to 2e-5") -> dict[str
         "adapters": f"scaled by {scale:.3g} (--lora-alpha {lora.lora_alpha:g}, rank {lora.lora_rank}); usual: 1 or 2, an alpha of once or twice "
         f"the rank (--lora-alpha {2 * lora.lora_rank})"
     }
+
+
+def frozen(model: nn.Module, lora: LoRA) -> tuple[str, ...]:
+    """Return name prefixes of what does not train on purpose: the base model under adapters, else what its architecture never trains."""
+    return ("base_model.",) if lora.lora_rank else model.fixed
 
 
 def _idle(lora: LoRA) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.verdict import Finding, Verdict
 from trainworthy.core.gates import runner
@@ -14,7 +15,7 @@ from trainworthy.core.gates.gate import Gate
 def context(folder: Path) -> SimpleNamespace:
     """As much of a context as the runner itself reads."""
     return SimpleNamespace(accelerator=SimpleNamespace(num_processes=1, is_main_process=True), folder=folder, argv=["mine.py"], again=None,
-                           put_away=lambda: None, cfg=SimpleNamespace(gates=SimpleNamespace(waive=(), because="")), stage="")  # fmt: skip
+                           once=lambda _key, _make: 0, put_away=lambda: None, cfg=SimpleNamespace(gates=SimpleNamespace(waive=(), because="")), stage="")  # fmt: skip
 
 
 def gate(id: str, ok: bool, ran: list[str], **marks: bool) -> Gate:
@@ -39,6 +40,24 @@ def test_a_failed_symptom_names_the_first_gate_that_explains_it(tmp_path: Path, 
     assert found[0].evidence["explained_by"] == "formula"
     assert "loss cause" in found[0].remedy
     assert "formula cause" in capsys.readouterr().out
+
+
+def test_an_exception_is_printed_once_with_the_users_line(tmp_path: Path, capsys):
+    """A loss that raises ends most gates. The causes are the user's own line, then the library's; nothing else is run to explain it."""
+    ran: list[str] = []
+
+    def check(_context) -> Finding:
+        return Finding(bool(torch.nn.functional.cross_entropy(torch.zeros(2, 3), torch.zeros(2, 1).long())), "", "")
+
+    gates = [Gate("first", "C1", "", check), Gate("second", "C1", "", check, symptom=True), gate("other", False, ran, explains=True)]
+    found = runner.run_gates(gates, context(tmp_path), known={}, console=Console())
+    own, library = found[0].remedy.splitlines()
+    assert own.startswith(__file__) and "cross_entropy" in own
+    assert "functional.py" in library
+    shown = capsys.readouterr().out
+    assert shown.count(own) == 1, shown
+    assert "raised what `first` raised" in shown
+    assert "explained_by" not in found[1].evidence
 
 
 def test_a_measured_cause_comes_before_a_list(tmp_path: Path):

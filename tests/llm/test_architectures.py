@@ -1,13 +1,18 @@
 """The page of architectures, and what mixtures of experts need."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
+import transformers as t
 from trainworthy.recipes.llm.models import loading
+from trainworthy.recipes.shared import language_models
 
 from bench import architectures
+from tests.helpers import language
+from tests.helpers.commands import assert_refused
 
 
 def test_the_page_is_what_the_command_writes():
@@ -50,3 +55,61 @@ def test_answers_of_any_length_are_generated_whole(tmp_path: Path, launch):
     done = launch("check", "llm/sft", "--model", str(net), *architectures.WEIGHTS, *settings, "--only", "overfit")
     assert done.returncode == 0, done.shown
     assert "cut by" not in done.stdout
+
+
+def saved(config: t.PretrainedConfig, folder: Path) -> Path:
+    """A folder of the hub with random weights."""
+    torch.manual_seed(0)
+    t.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    language.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def mamba() -> t.MambaConfig:
+    return t.MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=1, state_size=8, time_step_rank=4, eos_token_id=2)
+
+
+def test_a_model_without_attention_is_read(tmp_path: Path):
+    """It has no limit of positions, no heads, and no position ids that could separate packed texts."""
+    model = loading.load(str(saved(mamba(), tmp_path)), torch.float32)
+    assert language_models.context(model.config) == math.inf
+    assert language_models.context(t.GPT2Config(n_positions=640)) == 640, "by its own name"
+    assert loading.flops(model, 640) == loading.flops(model, 64), "no attention"
+    assert "MambaForCausalLM takes no position ids" in loading.without_positions(model)
+    assert not loading.without_positions(language.model())
+
+
+def test_packed_texts_of_a_model_without_positions_are_stopped_with_the_cause(tmp_path: Path, launch):
+    net = saved(mamba(), tmp_path / "net")
+    done = launch("check", "llm/pretrain", "--model", str(net), "--attention", "eager", "--only", "isolation")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "likely causes MambaForCausalLM takes no position ids" in done.stdout
+
+
+def test_a_kind_without_a_head_for_rewards_is_refused(tmp_path: Path, launch):
+    net = saved(t.GraniteConfig(vocab_size=300, tie_word_embeddings=False, max_position_embeddings=512, **language.SIZES), tmp_path / "net")
+    done = launch("check", "llm/reward", "--model", str(net), "--data.max-length", "512", "--data.held-out", "16")
+    assert_refused(done, "no sequence classifier of this kind", "granite", "llm/dpo")
+
+
+def test_dropout_that_a_block_keeps_as_a_number_is_off_where_forwards_are_compared(tmp_path: Path):
+    """OPT drops by functions, whose probability is no module's."""
+    config = t.OPTConfig(vocab_size=300, hidden_size=32, ffn_dim=64, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=32,
+                         dropout=0.5, attention_dropout=0.5, layerdrop=0.5)  # fmt: skip
+    model = loading.load(str(saved(config, tmp_path)), torch.float32, dropout=False).train()
+    ids = torch.arange(20)[None]
+    assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_what_an_architecture_never_trains_stays_frozen(tmp_path: Path, launch):
+    """Loading makes the bias of ERNIE's router trainable: no gradient reaches it."""
+    config = t.Ernie4_5_MoeConfig(vocab_size=300, moe_num_experts=4, moe_k=2, moe_intermediate_size=48, tie_word_embeddings=False,
+                                  pad_token_id=2, eos_token_id=2, bos_token_id=1, **language.SIZES)  # fmt: skip
+    net = saved(config, tmp_path / "net")
+    model = loading.load(str(net), torch.float32)
+    assert model.fixed
+    assert all(n.endswith("e_score_correction_bias") for n in model.fixed)
+    assert not any(model.get_parameter(n).requires_grad for n in model.fixed)
+    settings = architectures.ON_TEXT["llm/sft"]
+    done = launch("check", "llm/sft", "--model", str(net), *architectures.WEIGHTS, *settings, "--only", "wiring")
+    assert done.returncode == 0, done.stdout + done.stderr

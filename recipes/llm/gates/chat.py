@@ -202,7 +202,7 @@ def isolation(context: GateContext) -> Finding:
         not wrong,
         "; ".join(wrong) or f"with sample 1 exchanged or left out, the states of sample 3 are equal on {', '.join(gaps)} ({worst:.1e})",
         f"at most {limit:g} of the change of the exchanged sample's own states",
-        "position ids do not restart with each sample, or are not passed to the model\n"
+        f"{loading.without_positions(net)}position ids do not restart with each sample, or are not passed to the model\n"
         "an attention mask of ones is passed: samples are then no longer separated by their position ids\n"
         "the attention backend or the architecture ignores position ids: use another (OPT, Falcon and Bloom always leak)",
         evidence={"gaps": gaps}, batch={k: v for k, v in batch.items() if isinstance(v, Tensor)},

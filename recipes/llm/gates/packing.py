@@ -268,7 +268,7 @@ def isolation(context: GateContext) -> Finding:
         not wrong,
         "; ".join(wrong) or f"with document 1 exchanged or left out, the logits of document 2 are equal on {', '.join(gaps)} ({worst:.1e})",
         f"at most {limit:g} of the change of the exchanged document's own logits",
-        "position ids do not restart with each document, or are not passed to the model\n"
+        f"{loading.without_positions(model)}position ids do not restart with each document, or are not passed to the model\n"
         "an attention mask of ones, or a cache, is passed: documents are then no longer separated by their position ids\n"
         "the attention backend or the architecture ignores position ids: use another (OPT, Falcon and Bloom always leak)",
         evidence={"gaps": gaps}, batch=rows["both"],

@@ -2,7 +2,7 @@
 recipes/shared/language_models.py."""
 
 import copy
-import math
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -22,6 +22,7 @@ from trainworthy.recipes.shared.language_models import backends as backends
 from trainworthy.recipes.shared.language_models import complete_export as complete_export
 from trainworthy.recipes.shared.language_models import export as export
 from trainworthy.recipes.shared.language_models import exported as exported
+from trainworthy.recipes.shared.language_models import frozen as frozen
 from trainworthy.recipes.shared.language_models import generate as generate
 from trainworthy.recipes.shared.language_models import kept_in as kept_in
 from trainworthy.recipes.shared.language_models import load as load
@@ -70,7 +71,7 @@ def context(path: str) -> float:
     """Tokens that the model was made to read at once; infinite where its configuration says nothing."""
     from transformers import AutoConfig
 
-    return getattr(AutoConfig.from_pretrained(path), "max_position_embeddings", None) or math.inf
+    return language_models.context(AutoConfig.from_pretrained(path))
 
 
 def fits(path: str, max_length: int) -> None:
@@ -95,6 +96,13 @@ def scoring_tokenizer(path: str, chat_template: str = "", eos_token: str = "") -
     return found
 
 
+def without_positions(model: nn.Module) -> str:
+    """The likely cause, with its line's end, of a leak between packed texts in a model that takes no position ids; else empty."""
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        return ""
+    return f"{type(model).__name__} takes no position ids, and so cannot separate texts that share a row\n"
+
+
 def ends_with(model: nn.Module, ends: list[int]) -> None:
     """What is exported stops where a turn ends: `generate` reads these ids from the model's own files."""
     known = model.generation_config.eos_token_id
@@ -105,8 +113,12 @@ def ends_with(model: nn.Module, ends: list[int]) -> None:
 
 def scorer(path: str, dtype: torch.dtype, tokens: Any = None) -> nn.Module:
     """The model with a head of one number in place of its words, fp32, on the CPU. A new one is zero: every text the same."""
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoConfig, AutoModelForSequenceClassification
 
+    if type(config := AutoConfig.from_pretrained(path)) not in AutoModelForSequenceClassification._model_mapping:
+        raise core.UserError(f"{path}: transformers has no sequence classifier of this kind, whose head would be the reward's",
+                             got=f"a model of type {config.model_type}", needed="llama, qwen3, gemma3, mistral, phi3, gpt_oss, ...",
+                             next="--model with one of another kind; llm/dpo learns preferences without a reward model")  # fmt: skip
     tokens = tokens or scoring_tokenizer(path)
     model, missing = language_models.read(AutoModelForSequenceClassification, path, dtype, len(tokens), num_labels=1)
     model.config.get_text_config().pad_token_id = tokens.pad_token_id
@@ -181,7 +193,7 @@ def exchanged(model: nn.Module, other: dict[str, torch.Tensor]) -> Iterator[None
 
 def fitted(config: Any, cfg: Any) -> Any:
     """The configuration of `--model` for rows of `--data.context` tokens: it has as many positions, or `--rope` scales those it has."""
-    own, rows = config.max_position_embeddings, cfg.data.context
+    own, rows = language_models.context(config), cfg.data.context
     if cfg.rope != "default":
         if any(isinstance(v, dict) for v in (getattr(config, "rope_parameters", None) or {"": {}}).values()):
             raise core.UserError(f"--rope {cfg.rope}: not for --model {cfg.model}", got=f"rope_parameters {config.rope_parameters}",
@@ -209,12 +221,11 @@ def extend(config: Any, rope: str, learnt: int) -> None:
 def flops(model: nn.Module, context: int) -> float:
     """Floating-point operations that a trained token costs: six for each weight that multiplies, 12 x layers x width x context for
     attention over a whole row (PaLM, Chowdhery 2022, appendix B). Rows of short packed documents need less."""
-    config, embedding = model.config, model.get_input_embeddings().weight
+    config, embedding = model.config.get_text_config(), model.get_input_embeddings().weight
     tied = model.get_output_embeddings().weight is embedding
     weights = sum(p.numel() for p in model.parameters()) - (0 if tied else embedding.numel())
-    width = config.num_attention_heads * (
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    )
+    heads = getattr(config, "num_attention_heads", 0)  # Mamba and RWKV have none
+    width = heads and heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
     return 6 * weights + 12 * config.num_hidden_layers * width * context
 
 

@@ -39,7 +39,7 @@ class Scorer:
         else:
             (found,) = self.chat.rows(row)
         most = max(len(self._ids(found, key)) for key in ANSWERS if key in found)
-        context = self.model.config.get_text_config().max_position_embeddings
+        context = language_models.context(self.model.config)
         if most > context:
             raise formats.BadRow("longer than the model's context", f"{most} tokens, {context} positions")
         return {"row": row, **found}

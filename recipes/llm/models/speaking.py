@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from trainworthy.recipes.llm.data import conversations, files, formats, pairs, templates
 from trainworthy.recipes.llm.models import loading
-from trainworthy.recipes.shared import hub
+from trainworthy.recipes.shared import hub, language_models
 
 from trainworthy import core
 
@@ -73,10 +73,10 @@ class Speaker:
 
     def too_long(self, turns: Turns, tools: Any = None) -> str:
         """Why these turns leave no room for an answer; empty: they do."""
-        context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        context = language_models.context(self.model.config)
         n = len(self.ids(turns, tools))
         return f"{n} tokens, and {self.most} for the answer, are more than the model's context of {context}" if (
-            context and n + self.most > context) else ""  # fmt: skip
+            n + self.most > context) else ""  # fmt: skip
 
     def read(self, file: Path) -> list[dict[str, Any]]:
         """Rows of a file as turns that end with a question (`messages`, `tools`; `prompt` where that is all a row has). All that is
@@ -176,8 +176,8 @@ def loaded(cfg: Any, export: Path, *, base: str = "") -> tuple[nn.Module, dict[s
 
 def limit(cfg: Any, how: dict[str, Any], model: nn.Module) -> int:
     """Most tokens of an answer: as the export says, as the run was set, or what half of the context has room for."""
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2 * UNSAID
-    return how.get("max_new_tokens") or getattr(cfg, "max_new_tokens", 0) or min(UNSAID, context // 2)
+    half = language_models.context(model.config) // 2
+    return how.get("max_new_tokens") or getattr(cfg, "max_new_tokens", 0) or int(min(UNSAID, half))
 
 
 def chatting(cfg: Any, export: Path, system: str) -> Speaker:

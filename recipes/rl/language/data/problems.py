@@ -338,7 +338,7 @@ def asker_of(folder: Path, source: Source) -> Asker:
     return Asker(tokenizer, source, read(source)[0] if source.shots else [])
 
 
-def usable(rows: list[dict[str, str]], asker: Asker, name: str, *, context: int, new: int) -> tuple[list[dict], str]:
+def usable(rows: list[dict[str, str]], asker: Asker, name: str, *, context: float, new: int) -> tuple[list[dict], str]:
     """Return (rows whose prompt fits, a note on the others). Long prompts are not cut, because a cut prompt is another question."""
     source = asker.source
     most = min(source.max_prompt, context - new)
