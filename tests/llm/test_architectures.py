@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as t
+from safetensors.torch import load_file, save_file
 from trainworthy.recipes.llm.models import loading
 from trainworthy.recipes.shared import language_models
 
@@ -112,4 +113,38 @@ def test_what_an_architecture_never_trains_stays_frozen(tmp_path: Path, launch):
     assert not any(model.get_parameter(n).requires_grad for n in model.fixed)
     settings = architectures.ON_TEXT["llm/sft"]
     done = launch("check", "llm/sft", "--model", str(net), *architectures.WEIGHTS, *settings, "--only", "wiring")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def mixtral() -> t.MixtralConfig:
+    return t.MixtralConfig(vocab_size=300, num_local_experts=4, num_experts_per_tok=2, tie_word_embeddings=False, **language.SIZES)
+
+
+def pythia() -> t.GPTNeoXConfig:
+    sizes = {k: v for k, v in language.SIZES.items() if k != "num_key_value_heads"}
+    return t.GPTNeoXConfig(vocab_size=300, max_position_embeddings=640, tie_word_embeddings=False, eos_token_id=2, **sizes)
+
+
+@pytest.mark.parametrize("config", [mixtral, pythia])
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_a_file_with_other_names_is_read(config, lora_rank: int, tmp_path: Path):
+    """Mixtral's file says block_sparse_moe.experts.0.w1, Pythia's embed_out. A tensor that it lacks is not made up."""
+    net = saved(config(), tmp_path)
+    model = loading.adapted(loading.load(str(net), torch.float32), loading.LoRA(lora_rank=lora_rank))
+    own = {n: p for n, p in model.named_parameters() if "lora_" not in n}
+    found = loading.from_file(model, str(net))
+    assert found.keys() == own.keys()
+    assert all(torch.equal(found[n], p) for n, p in own.items())
+    file = net / "model.safetensors"
+    tensors = load_file(file)
+    del tensors[next(k for k in tensors if k.endswith(("layernorm.weight",)))]
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert len(loading.from_file(model, str(net))) == len(own) - 1
+
+
+@pytest.mark.parametrize("config", [mixtral, pythia])
+def test_such_a_model_passes_init(config, tmp_path: Path, launch):
+    settings = architectures.ON_TEXT["llm/sft"]
+    net = saved(config(), tmp_path / "net")
+    done = launch("check", "llm/sft", "--model", str(net), *architectures.WEIGHTS, *settings, "--only", "init")
     assert done.returncode == 0, done.stdout + done.stderr

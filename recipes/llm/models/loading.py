@@ -144,37 +144,33 @@ def score_what_counts() -> None:
 
 
 def from_file(model: nn.Module, path: str) -> dict[str, torch.Tensor]:
-    """What the file at `path` says of the weights of `model`, by the model's own names: read apart from `from_pretrained`. Rows of
-    tokens that were added after pretraining are the model's: the file says nothing of them."""
+    """What the file at `path` says of the weights of `model`, by the model's own names: read apart from `from_pretrained`, unless the file
+    has other names (Pythia, mixtures of experts), which transformers translates. Rows of tokens that were added after pretraining are
+    the model's: the file says nothing of them."""
     from safetensors.torch import load_file
 
-    if not Path(path).is_dir():
+    folder = Path(path)
+    if not folder.is_dir():
         from huggingface_hub import snapshot_download
 
-        path = snapshot_download(path, local_files_only=True, allow_patterns="*.safetensors")
-    tensors = {k: v for file in sorted(Path(path).glob("*.safetensors")) for k, v in load_file(file).items()}
-    tensors |= _experts(tensors)
+        folder = Path(snapshot_download(path, local_files_only=True, allow_patterns="*.safetensors"))
+    tensors = {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
     names = {
         name.removeprefix("base_model.model.").replace(".base_layer", ""): name for name, _ in model.named_parameters()
     }
+    if tensors.keys() - names.keys() and any(n not in tensors for n in names if not ("lora_" in n or n.startswith("score."))):
+        tensors = _translated(model, path)
     found = {own: tensors[name] for name, own in names.items() if name in tensors}
     rows, own = model.get_input_embeddings().num_embeddings, dict(model.named_parameters())
     short = {n: t for n, t in found.items() if len(t) < len(own[n]) == rows}
     return found | {n: torch.cat([t, own[n].detach()[len(t) :].to(t)]) for n, t in short.items()}
 
 
-def _experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Mixtures of experts have one file entry per expert and one parameter for all of them: (experts, out, in), gate above up."""
-    found: dict[str, torch.Tensor] = {}
-    for first in [n for n in tensors if n.endswith(".experts.0.down_proj.weight")]:
-        home = first.removesuffix("0.down_proj.weight")
-        n = sum(k.startswith(home) and k.endswith(".down_proj.weight") for k in tensors)
-        each = {k: [tensors[f"{home}{i}.{k}_proj.weight"] for i in range(n)] for k in ("gate", "up", "down")}
-        found[f"{home}gate_up_proj"] = torch.stack(
-            [torch.cat(pair) for pair in zip(each["gate"], each["up"], strict=True)]
-        )
-        found[f"{home}down_proj"] = torch.stack(each["down"])
-    return found
+def _translated(model: nn.Module, path: str) -> dict[str, torch.Tensor]:
+    """The weights of a file by the names of the architecture, without those that it lacks."""
+    bare = model.get_base_model() if hasattr(model, "peft_config") else model
+    read, found = type(bare).from_pretrained(path, dtype="auto", output_loading_info=True)
+    return {n: t.detach() for n, t in read.named_parameters() if n not in found["missing_keys"]}
 
 
 @contextmanager
