@@ -148,7 +148,7 @@ class UNet(nn.Module):
 def make_model(cfg: Config, data: masks.Annotated) -> zoo.Start:
     """The net above, or another's: images (B, C, H, W) in [0, 1] -> (B, n_classes, H, W)."""
     if hub_nets.named(cfg.model):
-        return hub_nets.segmenter(cfg.model, cfg.weights, data.classes)
+        return hub_nets.segmenter(cfg.model, cfg.weights, data.classes, cfg.window)
     if cfg.model != "small":
         return zoo.segmenter(cfg.model, cfg.weights, len(data.classes))
     zoo.check_weights(cfg.model, cfg.weights)

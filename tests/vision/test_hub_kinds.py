@@ -86,3 +86,28 @@ def test_the_first_input_is_that_of_the_first_layer_that_gets_one(tmp_path: Path
     ).save_pretrained(tmp_path)
     start = hub_nets.classifier(str(tmp_path), "none", CLASSES, hub_nets.preprocessing(str(tmp_path), "none", 32))
     assert pictures._first_input(start.model, torch.rand(2, 3, 32, 32)).shape == (2, 3, 32, 32)
+
+
+def eomt(side: int) -> t.EomtConfig:
+    """Its positions are of one picture size."""
+    return t.EomtConfig(image_size=side, patch_size=8, num_blocks=1, num_upscale_blocks=1, num_queries=8, hidden_size=32,
+                        num_hidden_layers=2, num_attention_heads=2)  # fmt: skip
+
+
+def test_a_segmenter_of_one_picture_size_is_built_for_the_window(tmp_path: Path):
+    config = eomt(32)
+    config.save_pretrained(tmp_path)
+    start = hub_nets.segmenter(str(tmp_path), "none", CLASSES, 64)
+    assert start.model(torch.rand(2, 3, 64, 64)).shape == (2, len(CLASSES), 64, 64)
+    t.EomtForUniversalSegmentation(config).save_pretrained(tmp_path)
+    t.SegformerImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    hub_nets.segmenter(str(tmp_path), "DEFAULT", CLASSES, 32)
+    with pytest.raises(UserError, match="does not read windows of 64 pixels") as caught:
+        hub_nets.segmenter(str(tmp_path), "DEFAULT", CLASSES, 64)
+    assert "--window 32" in str(caught.value)
+
+
+def test_eomt_of_dinov3_is_a_segmenter(tmp_path: Path):
+    t.EomtDinov3Config(image_size=64, patch_size=8, num_blocks=1, num_upscale_blocks=1, num_queries=8, **TINY).save_pretrained(tmp_path)
+    start = hub_nets.segmenter(str(tmp_path), "none", CLASSES, 64)
+    assert not trained(start.model, start[2], torch.rand(2, 3, 64, 64))

@@ -20,7 +20,7 @@ from trainworthy.core import UserError
 from trainworthy.recipes.shared import hub, other_recipes
 from trainworthy.recipes.vision.models.zoo import NAMES, SEGMENTERS, Normalised, Preprocessing, Start
 
-QUERIES = ("mask2former", "maskformer", "eomt")
+QUERIES = ("mask2former", "maskformer", "eomt", "eomt_dinov3")
 LEAST = 1e-6  # lower limit of a class's share at a pixel, so that its logarithm is finite
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
 
@@ -126,17 +126,33 @@ def classifier(model: str, weights: str, classes: Sequence[str], prepare: Prepro
     return start._replace(model=net)
 
 
-def segmenter(model: str, weights: str, classes: Sequence[str]) -> Start:
-    """Return a segmentation net in the same way."""
+def segmenter(model: str, weights: str, classes: Sequence[str], window: int = 64) -> Start:
+    """Return a segmentation net in the same way, for windows of that many pixels."""
     path = _located(model, weights)
     config = _configuration(path, classes)
     kind = _kind(config, model)
     for head in ("use_auxiliary_head", "auxiliary_head"):  # a second head that only the library's own loss uses
         if hasattr(config, head):
             setattr(config, head, False)
-    start = _started(kind, config, path, model, weights, getattr(config, "image_size", None) or 64)
+    side = getattr(config, "image_size", None)
+    if side is not None and weights == "none":
+        config.image_size = side = window
+    start = _started(kind, config, path, model, weights, window)
+    if side not in (None, window):
+        _reads(start.model, model, side, window)
     mean, std = _normalisation(path, model) if weights != "none" else (MEAN, STD)
     return start._replace(model=Semantic(start.model, mean, std))
+
+
+@torch.no_grad()
+def _reads(net: nn.Module, model: str, side: Any, window: int) -> None:
+    """Check that a net whose positions were learnt for pictures of `side` pixels reads windows of another size."""
+    try:
+        net(pixel_values=torch.zeros(1, 3, window, window))
+    except RuntimeError as error:
+        own = side if isinstance(side, int) else max(side)
+        raise UserError(f"--model {model} does not read windows of {window} pixels", got=str(error).splitlines()[0],
+                        needed=f"windows of {own} pixels, for which its positions were learnt", next=f"--window {own}") from None  # fmt: skip
 
 
 def _located(model: str, weights: str) -> str:
