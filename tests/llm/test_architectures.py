@@ -11,8 +11,10 @@ from safetensors.torch import load_file, save_file
 from trainworthy.recipes.llm.models import loading
 from trainworthy.recipes.shared import language_models
 
+from trainworthy import core
+
 from bench import architectures
-from tests.helpers import language
+from tests.helpers import language, tiny_language_models
 from tests.helpers.commands import assert_refused
 
 
@@ -148,3 +150,31 @@ def test_such_a_model_passes_init(config, tmp_path: Path, launch):
     net = saved(config(), tmp_path / "net")
     done = launch("check", "llm/sft", "--model", str(net), *architectures.WEIGHTS, *settings, "--only", "init")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", tiny_language_models.KINDS)
+def test_every_kind_is_read_as_its_file_says(kind: str, tmp_path: Path):
+    """The weights are the file's, nothing is drawn in training, padding on the right changes nothing, and a reward head starts at zero or is
+    refused."""
+    net = str(tiny_language_models.write(kind, tmp_path))
+    model = loading.load(net, torch.float32, dropout=False).train()
+    own, found = dict(model.named_parameters()), loading.from_file(model, net)
+    assert found.keys() == own.keys()
+    assert all(torch.equal(found[n], p) for n, p in own.items())
+    assert language_models.context(model.config) in (640, math.inf)
+    assert loading.flops(model, 64) > 6 * model.get_output_embeddings().weight.numel()
+    ids = torch.arange(40).view(2, 20) + 3
+    mask = torch.ones_like(ids)
+    mask[0, 12:] = 0
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        alone = model(input_ids=ids[:1, :12], attention_mask=mask[:1, :12], use_cache=False).logits
+        if kind != "phimoe":  # its router draws experts in training
+            assert torch.equal(logits, model(input_ids=ids, attention_mask=mask, use_cache=False).logits)
+            assert (logits[0, :12] - alone[0]).abs().max() < 1e-4 * alone.abs().max()
+    try:
+        scorer = loading.scorer(net, torch.float32)
+    except core.UserError as error:
+        assert "no sequence classifier of this kind" in str(error)
+    else:
+        assert scorer(input_ids=ids, attention_mask=mask).logits.tolist() == [[0.0], [0.0]]
