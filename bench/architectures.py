@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.helpers import language  # noqa: E402
+from tests.helpers import language, tiny_language_models  # noqa: E402
 from tests.llm import chat_models  # noqa: E402
 
 PAGE, KEPT = ROOT / "docs" / "architectures.md", Path(__file__).with_suffix(".json")
@@ -47,6 +47,10 @@ LANGUAGE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "DeepSeek-V3": ("DeepseekV3Config", "", LATENT | {"num_key_value_heads": 4}),
 }
 """Name: its configuration class, the chat template of TRL that belongs to it (empty: ChatML), and settings beside those of `language.SIZES`."""
+KINDS = {"GPT-2": "gpt2", "Pythia": "gpt_neox", "OPT": "opt", "Phi-2": "phi", "Gemma 2": "gemma2", "Granite": "granite", "StableLM 2": "stablelm",
+         "Mixtral": "mixtral", "OLMoE": "olmoe", "Qwen2 MoE": "qwen2_moe", "ERNIE 4.5 MoE": "ernie4_5_moe", "Qwen3-Next": "qwen3_next",
+         "Mamba": "mamba", "Jamba": "jamba", "Falcon-H1": "falcon_h1", "Nemotron-H": "nemotron_h", "LFM2": "lfm2"}  # fmt: skip
+"""Further ones, by their type in transformers (`tests/helpers/tiny_language_models.py`), on llm/sft alone."""
 ON_TEXT = {
     "llm/sft": ("--data.held-out", "8", "--data.max-length", "512", "--train.batch-size", "4"),
     "llm/dpo": ("--data.held-out", "16", "--data.max-length", "512", "--train.batch-size", "4"),
@@ -72,6 +76,7 @@ def rows() -> dict[str, list[str]]:
         for recipe, more in ON_TEXT.items()
         for name in LANGUAGE
     }
+    found |= {f"llm/sft {name}": ["llm/sft", "--model", name, *WEIGHTS, *ON_TEXT["llm/sft"]] for name in KINDS}
     eager = {"gpt-oss": ["--attention", "eager"]}  # it has no other on a CPU
     found |= {f"llm/pretrain {name}": ["llm/pretrain", "--model", name, *eager.get(name, [])] for name in LANGUAGE}
     found |= {f"rl/grpo {name}": [ON_SUMS[0], "--model", name, *WEIGHTS, *ON_SUMS[1:]] for name in LANGUAGE}
@@ -97,6 +102,11 @@ def written(name: str, folder: Path) -> Path:
     return folder
 
 
+def kind(name: str, folder: Path) -> Path:
+    """The folder of a further language model."""
+    return tiny_language_models.write(KINDS[name], folder)
+
+
 def hub_net(name: str, folder: Path) -> Path:
     """The folder of an image classifier of transformers with random weights."""
     import torch
@@ -120,8 +130,8 @@ def hub_net(name: str, folder: Path) -> Path:
 def measured(argv: list[str]) -> dict[str, Any]:
     """What `trainworthy check` says of one row."""
     with tempfile.TemporaryDirectory() as home:
-        if argv[2] in (*LANGUAGE, *HUB_NETS):
-            write = written if argv[2] in LANGUAGE else hub_net
+        writers = dict.fromkeys(LANGUAGE, written) | dict.fromkeys(HUB_NETS, hub_net) | dict.fromkeys(KINDS, kind)
+        if write := writers.get(argv[2]):
             argv = [*argv[:2], str(write(argv[2], Path(home) / "model")), *argv[3:]]
         (Path(home) / "rewards.py").write_text(REWARD)
         started = time.monotonic()
