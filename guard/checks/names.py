@@ -9,6 +9,7 @@ from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.measures import (
     backtracking,
+    best_start,
     refitted,
     reshaped_pairs,
     returns,
@@ -56,6 +57,7 @@ def check(script: Path) -> dict:
         lambda: returns.wrong_order(source),
         lambda: returns.redrawn(source),
         lambda: summed_losses.replaced(source),
+        lambda: best_start.unbeatable(source),
         lambda: turned_sign(source),
         lambda: Caches(source, [row[1:] for row in calls.reached]).fault(),
     )

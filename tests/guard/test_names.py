@@ -336,3 +336,23 @@ def test_a_sum_that_replaces(tmp_path, line, wrong):
         f"def train(self, loss, aux, f, x, y):\n    {line}\n    return loss\n\n\nprint(train(1, 2, 3, 4, 5, 6))\n"
     )
     assert bool(names.check(script).get("cause")) == wrong
+
+
+@pytest.mark.parametrize(("start", "test", "wrong"), [
+    ("best_loss = 0.0", "loss < best_loss", True), ("best_loss, at = 0, 1", "best_loss > loss", True),
+    ("best_loss = -float('inf')", "loss < best_loss", True), ("best_loss = 1e9", "loss > best_loss", True),
+    ("best_loss = float('inf')", "loss < best_loss", False), ("best_loss = -math.inf", "loss > best_loss", False),
+    ("best_loss = 0.0", "loss > best_loss", False), ("best_loss = None", "loss < best_loss", False),
+    ("best_loss = 10", "loss < best_loss", False)])  # fmt: skip
+def test_a_best_value_that_nothing_beats(tmp_path, start, test, wrong):
+    script = tmp_path / "train.py"
+    script.write_text(f"import math\n\n{start}\nfor loss in (0.5, 0.4):\n    if {test}:\n        best_loss = loss\n        print('saved', math.pi)\n")
+    assert bool(names.check(script).get("cause")) == wrong
+
+
+def test_a_score_that_is_to_fall_from_0_or_begins_again_for_each_fold(tmp_path):
+    """A log-likelihood or a change may be below 0, and a second start leaves open which of them holds."""
+    for lines in ("best = 0\nfor delta in (-1, -2):\n    if delta < best:\n        best = delta\n",
+                  "best_loss = 0\nbest_loss = 9\nfor loss in (1, 2):\n    if loss < best_loss:\n        best_loss = loss\n"):  # fmt: skip
+        (tmp_path / "train.py").write_text(lines + "print(1)\n")
+        assert not names.check(tmp_path / "train.py").get("cause"), lines
