@@ -144,6 +144,7 @@ def plan(
         row = asdict(one) | {"activations": rest, "gates": gates(whole), "fits": None, "change": []}
         phase = getattr(cfg, phases[index]) if index < len(phases) else cfg.train
         row["disk"] = (cfg.run.keep_checkpoints + 1) * one.checkpoint + cfg.run.keep_best * one.best
+        row["gate_processes"] = cfg.gates.jobs
         row["batch"] = phase.batch_size
         row["shard"] = cfg.run.shard if processes > 1 else "none"
         row["exchanged"] = spread.exchanged(whole, processes, row["shard"])
@@ -276,6 +277,7 @@ def show(found: dict[str, Any]) -> None:
             cache = f", of it keys and values {gb(s['cache'])}" if s["cache"] else ""
             print(f"       evaluation of one batch: {gb(s['evaluation'])}{cache}")
         whole = ", the whole model in each process" if s["shard"] != "none" else ""
+        whole += f", in each of {s['gate_processes']} processes (--gates.jobs)" if s["gate_processes"] > 1 else ""
         print(f"       gates: at most about {gb(s['gates'])}{whole}; they compute about as much as {s['gate_flops'] / s['flops']:,.3g} "
               f"steps, {duration(s['gate_seconds'])} on one device")  # fmt: skip
         show_memory(s, found["memory_gb"])

@@ -87,7 +87,7 @@ def test_what_does_not_fit_gets_settings_that_help(tmp_path):
 
 @pytest.mark.verify
 def test_the_command_prints_each_kind_as_text_and_json(tmp_path, capsys):
-    words = ["plan", "vision/classify", "--preset", "full", "--device", "A100", "--samples", "75750", "--json"]
+    words = ["plan", "vision/classify", "--preset", "full", "--device", "A100", "--samples", "75750", "--gates.jobs", "2", "--json"]
     done = trainworthy(*words, cwd=tmp_path, code=0)
     assert not list(tmp_path.iterdir())
     found = json.loads(done.stdout)
@@ -104,6 +104,7 @@ def test_the_command_prints_each_kind_as_text_and_json(tmp_path, capsys):
         "fits into 80 GB",
         "5,918 steps",
         "A100, 40%",
+        "in each of 2 processes (--gates.jobs)",
         "not on this machine")  # fmt: skip
 
 
