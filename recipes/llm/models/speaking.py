@@ -176,7 +176,7 @@ def loaded(cfg: Any, export: Path, *, base: str = "") -> tuple[nn.Module, dict[s
 
 def limit(cfg: Any, how: dict[str, Any], model: nn.Module) -> int:
     """Most tokens of an answer: as the export says, as the run was set, or what half of the context has room for."""
-    half = language_models.context(model.config) // 2
+    half = language_models.context(model.config) / 2
     return how.get("max_new_tokens") or getattr(cfg, "max_new_tokens", 0) or int(min(UNSAID, half))
 
 
