@@ -180,6 +180,13 @@ TAIL = """
 | `diffusion/pixel`, `flow`, `latent` | diffusers' UNet2DModel | their own nets |
 | `diffusion/text` | StableDiffusionPipeline: one text encoder, UNet2DConditionModel, AutoencoderKL | tested, tiny (`tests/diffusion/test_text.py`) |
 | `diffusion/text` | SDXL, SD3, FLUX | refused with exit code 2: two text encoders, or a transformer and a flow |
+| `llm/sft`, `dpo`, `reward`, `rl/grpo`, `rl/rlhf` | 54 kinds of transformers | read as their files say (`tests/llm/test_architectures.py`) |
+| `llm/sft` | Llama 4 | its forward raises under TRL's fused head |
+| `llm/pretrain` | Mamba, RWKV and other recurrent models | `isolation` stops them: they take no position ids, so documents that share a row mix |
+| `vision/segment --model` | SegFormer, Mask2Former, MaskFormer, EoMT, MobileNetV2 | tested, tiny (`tests/vision/`) |
+| `vision/segment --model` | BEiT, Data2Vec, DPT, UPerNet, MobileViT | built and trained one step, tiny, by hand on 2026-11-29 |
+| `vision/segment --model` | OneFormer | refused (exit code 2): it needs a task as text |
+| `vision/classify --model` | 25 further kinds of transformers | start even, train whole (`make verify`) |
 | `vlm/instruct --model` | LLaVA, LLaVA-NeXT, LLaVA-OneVision, Idefics3, SmolVLM | 14 gates pass at tiny size (`tests/vlm/test_instruct_whole.py`) |
 | `vlm/instruct --model` | Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Gemma 3, InternVL, Mistral 3 | the same |
 | `vlm/instruct --model` | PaliGemma | refused (exit code 2): a prefix language model has no conversations |

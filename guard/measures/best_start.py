@@ -17,7 +17,9 @@ def unbeatable(source: Source) -> Fault | None:
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 several = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
-                for one, value in zip(target.elts, node.value.elts, strict=False) if several else [(target, node.value)]:
+                for one, value in (
+                    zip(target.elts, node.value.elts, strict=False) if several else [(target, node.value)]
+                ):
                     starts.setdefault(tail(one), []).append((file, node.lineno, number(value)))
     for file, node in source.nodes:
         if not isinstance(node, ast.If) or not (found := replaced(node)):
@@ -60,7 +62,12 @@ def number(node: ast.expr) -> float | None:
         return float(node.value)
     if isinstance(node, ast.Attribute) and node.attr.lower() in ("inf", "infinity"):
         return math.inf
-    if isinstance(node, ast.Call) and tail(node.func) == "float" and len(node.args) == 1 and isinstance(node.args[0], ast.Constant):
+    if (
+        isinstance(node, ast.Call)
+        and tail(node.func) == "float"
+        and len(node.args) == 1
+        and isinstance(node.args[0], ast.Constant)
+    ):
         try:
             return float(node.args[0].value)
         except (TypeError, ValueError):

@@ -33,6 +33,8 @@ def _kind(path: Path) -> str:
     names = {p.name for p in files}
     if "tokenizer.json" in names or "tokenizer_config.json" in names:
         return READERS[0][0]
+    if "config.json" in names:  # another model's
+        return ""
     kinds = {"texts": TEXTS, "pictures": PICTURES, "sounds": SOUNDS}
     found = Counter(k for p in files for k, endings in kinds.items() if p.suffix.lower() in endings)
     return found.most_common(1)[0][0] if found else ""

@@ -14,8 +14,10 @@ from trainworthy.core.gates.gate import Gate
 
 def context(folder: Path) -> SimpleNamespace:
     """As much of a context as the runner itself reads."""
-    return SimpleNamespace(accelerator=SimpleNamespace(num_processes=1, is_main_process=True), folder=folder, argv=["mine.py"], again=None,
-                           once=lambda _key, _make: 0, put_away=lambda: None, cfg=SimpleNamespace(gates=SimpleNamespace(waive=(), because="")), stage="")  # fmt: skip
+    alone = SimpleNamespace(num_processes=1, is_main_process=True)
+    cfg = SimpleNamespace(gates=SimpleNamespace(waive=(), because=""))
+    return SimpleNamespace(accelerator=alone, cfg=cfg, folder=folder, argv=["mine.py"], again=None, stage="",
+                           once=lambda _key, _make: 0, put_away=lambda: None)  # fmt: skip
 
 
 def gate(id: str, ok: bool, ran: list[str], **marks: bool) -> Gate:
@@ -49,10 +51,15 @@ def test_an_exception_is_printed_once_with_the_users_line(tmp_path: Path, capsys
     def check(_context) -> Finding:
         return Finding(bool(torch.nn.functional.cross_entropy(torch.zeros(2, 3), torch.zeros(2, 1).long())), "", "")
 
-    gates = [Gate("first", "C1", "", check), Gate("second", "C1", "", check, symptom=True), gate("other", False, ran, explains=True)]
+    gates = [
+        Gate("first", "C1", "", check),
+        Gate("second", "C1", "", check, symptom=True),
+        gate("other", False, ran, explains=True),
+    ]
     found = runner.run_gates(gates, context(tmp_path), known={}, console=Console())
     own, library = found[0].remedy.splitlines()
-    assert own.startswith(__file__) and "cross_entropy" in own
+    assert own.startswith(__file__)
+    assert "cross_entropy" in own
     assert "functional.py" in library
     shown = capsys.readouterr().out
     assert shown.count(own) == 1, shown

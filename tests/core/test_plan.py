@@ -87,7 +87,19 @@ def test_what_does_not_fit_gets_settings_that_help(tmp_path):
 
 @pytest.mark.verify
 def test_the_command_prints_each_kind_as_text_and_json(tmp_path, capsys):
-    words = ["plan", "vision/classify", "--preset", "full", "--device", "A100", "--samples", "75750", "--gates.jobs", "2", "--json"]
+    words = [
+        "plan",
+        "vision/classify",
+        "--preset",
+        "full",
+        "--device",
+        "A100",
+        "--samples",
+        "75750",
+        "--gates.jobs",
+        "2",
+        "--json",
+    ]
     done = trainworthy(*words, cwd=tmp_path, code=0)
     assert not list(tmp_path.iterdir())
     found = json.loads(done.stdout)

@@ -346,7 +346,9 @@ def test_a_sum_that_replaces(tmp_path, line, wrong):
     ("best_loss = 10", "loss < best_loss", False)])  # fmt: skip
 def test_a_best_value_that_nothing_beats(tmp_path, start, test, wrong):
     script = tmp_path / "train.py"
-    script.write_text(f"import math\n\n{start}\nfor loss in (0.5, 0.4):\n    if {test}:\n        best_loss = loss\n        print('saved', math.pi)\n")
+    script.write_text(
+        f"import math\n\n{start}\nfor loss in (0.5, 0.4):\n    if {test}:\n        best_loss = loss\n        print('saved', math.pi)\n"
+    )
     assert bool(names.check(script).get("cause")) == wrong
 
 

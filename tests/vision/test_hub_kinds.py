@@ -8,6 +8,7 @@ import transformers as t
 from trainworthy.core.base.errors import UserError
 from trainworthy.recipes.vision.gates import pictures
 from trainworthy.recipes.vision.models import hub_nets
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 CLASSES = ("a", "b", "c")
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -108,6 +109,73 @@ def test_a_segmenter_of_one_picture_size_is_built_for_the_window(tmp_path: Path)
 
 
 def test_eomt_of_dinov3_is_a_segmenter(tmp_path: Path):
-    t.EomtDinov3Config(image_size=64, patch_size=8, num_blocks=1, num_upscale_blocks=1, num_queries=8, **TINY).save_pretrained(tmp_path)
+    t.EomtDinov3Config(
+        image_size=64, patch_size=8, num_blocks=1, num_upscale_blocks=1, num_queries=8, **TINY
+    ).save_pretrained(tmp_path)
     start = hub_nets.segmenter(str(tmp_path), "none", CLASSES, 64)
     assert not trained(start.model, start[2], torch.rand(2, 3, 64, 64))
+
+
+CLASSIFIERS = [
+    "bit",
+    "clip",
+    "cvt",
+    "data2vec-vision",
+    "efficientnet",
+    "focalnet",
+    "hgnet_v2",
+    "hiera",
+    "ijepa",
+    "mobilenet_v1",
+    "mobilenet_v2",
+    "mobilevit",
+    "mobilevitv2",
+    "poolformer",
+    "pvt",
+    "pvt_v2",
+    "regnet",
+    "resnet",
+    "segformer",
+    "siglip",
+    "swiftformer",
+    "swinv2",
+    "textnet",
+    "vit",
+    "vit_msn",
+]
+SMALL = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 64}
+
+
+@pytest.mark.verify
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_every_classifier_starts_even_and_trains_whole(kind: str, tmp_path: Path):
+    """At the sizes of its own configuration where these are lists: three classes are equally likely, then every parameter gets a gradient."""
+    config = CONFIG_MAPPING[kind]()
+    for part in (config, getattr(config, "vision_config", None)):
+        for name, size in SMALL.items():
+            if isinstance(getattr(part, name, None), int):
+                setattr(part, name, size)
+        if getattr(part, "patch_size", None) in (14, 32):
+            part.patch_size = 8
+    config.save_pretrained(tmp_path)
+    prepare = hub_nets.preprocessing(str(tmp_path), "none", 0)
+    start = hub_nets.classifier(str(tmp_path), "none", CLASSES, prepare)
+    images = torch.rand(2, 3, prepare.crop, prepare.crop)
+    with torch.no_grad():
+        assert start.model.eval()(images).abs().max() == 0
+    assert not trained(start.model, start.fresh, images)
+
+
+def test_a_net_that_reads_patches_is_refused(tmp_path: Path):
+    t.Siglip2Config(
+        vision_config={**TINY, "num_patches": 16, "patch_size": 4}, text_config={**TINY, "vocab_size": 50}
+    ).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="does not read pictures"):
+        hub_nets.classifier(str(tmp_path), "none", CLASSES, hub_nets.preprocessing(str(tmp_path), "none", 32))
+
+
+def test_a_model_that_is_no_classifier_is_not_called_texts(tmp_path: Path):
+    t.DINOv3ViTConfig(**TINY).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="does not classify pictures") as caught:
+        hub_nets.classifier(str(tmp_path), "none", CLASSES, hub_nets.preprocessing(str(tmp_path), "none", 32))
+    assert "texts in" not in str(caught.value)

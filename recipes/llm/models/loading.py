@@ -158,7 +158,9 @@ def from_file(model: nn.Module, path: str) -> dict[str, torch.Tensor]:
     names = {
         name.removeprefix("base_model.model.").replace(".base_layer", ""): name for name, _ in model.named_parameters()
     }
-    if tensors.keys() - names.keys() and any(n not in tensors for n in names if not ("lora_" in n or n.startswith("score."))):
+    if tensors.keys() - names.keys() and any(
+        n not in tensors for n in names if not ("lora_" in n or n.startswith("score."))
+    ):
         tensors = _translated(model, path)
     found = {own: tensors[name] for name, own in names.items() if name in tensors}
     rows, own = model.get_input_embeddings().num_embeddings, dict(model.named_parameters())

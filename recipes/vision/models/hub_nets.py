@@ -205,9 +205,12 @@ def _started(kind: Any, config: Any, path: str, model: str, weights: str, side: 
         net, missing = kind.from_config(config), []
     except ImportError as error:
         raise _without_timm(path, error) from None
-    if "pixel_values" not in inspect.signature(net.forward).parameters:
+    takes = inspect.signature(net.forward).parameters
+    if "pixel_values" not in takes or "spatial_shapes" in takes:  # SigLIP 2 reads patches that its processor made
         raise UserError(
-            f"--model {model} does not read pictures", got=type(net).__name__, needed="a net that takes pixel_values"
+            f"--model {model} does not read pictures",
+            got=type(net).__name__,
+            needed="a net that takes pixel_values (B, 3, H, W)",
         )
     if weights != "none":
         net, found = kind.from_pretrained(path, config=config, ignore_mismatched_sizes=True, dtype=torch.float32,
