@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch  # noqa: F401  before any fork: a rehearsal then starts with it
-from trainworthy.core.base.console import Console
+from trainworthy.core.base.console import Console, list_names
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.verdict import Kind, Verdict
 from trainworthy.core.gates.runner import _show
 from trainworthy.guard.checks import (
     ending,
     interventions,
-    invariants,
     names,
     oracle,
     progress,
@@ -323,7 +322,7 @@ class Guard:
         held = watch.record.get("written", [])
         summary = f"{len(held)} files written went to a scratch folder"
         if different:
-            summary = f"changed in the working directory during the rehearsals: {invariants.listed(different)}"
+            summary = f"changed in the working directory during the rehearsals: {list_names(different, 3)}"
         self._verdict(finding("files", summary))
 
 

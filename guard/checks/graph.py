@@ -5,8 +5,9 @@ import re
 
 import torch
 from torch import nn
+from trainworthy.core.base.console import list_names
 from trainworthy.core.base.doubles import to_double
-from trainworthy.guard.checks.invariants import listed, moved_now, names, stepped, tops
+from trainworthy.guard.checks.invariants import moved_now, names, stepped, tops
 from trainworthy.guard.checks.objectives import dropped_terms, unrestored
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.hooks.parameters import parameters_of
@@ -33,7 +34,7 @@ def wiring(seen: Observer) -> dict:
     lost = [(i, p) for i, p in missing if fault(seen, i, modules, owned)]
     if lost:
         lost_names = [called.get(i, f"a parameter {tuple(p.shape)} of no module") for i, p in lost]
-        wrong.append(f"{len(lost)} tensors get gradients and are in no optimiser: {listed(lost_names)}")
+        wrong.append(f"{len(lost)} tensors get gradients and are in no optimiser: {list_names(lost_names, 3)}")
         causes.append(
             "the optimiser was built before these were added, replaced or unfrozen, or over a part of the model; "
             "or their modules are kept in a list or dict, not in a ModuleList"
@@ -46,7 +47,7 @@ def wiring(seen: Observer) -> dict:
     if flat := zeroed(seen, groups):
         wrong.append(
             f"the gradient of {len(flat)} tensors is exactly zero at each of the first {CLOSE} steps: "
-            f"{listed([called.get(i, '?') for i in flat])}"
+            f"{list_names([called.get(i, '?') for i in flat], 3)}"
         )
         causes.append(
             "a loss with the weight 0 in the sum, factors of one product that all start at zero, a mask that is always 0, dead activations"
@@ -55,7 +56,7 @@ def wiring(seen: Observer) -> dict:
         wrong += called_twice
         causes.append("copied code: a layer is called in place of its neighbour")
     if unmoved := [called.get(i, "?") for g in groups for i in standing(g)]:
-        wrong.append(f"{len(unmoved)} tensors get a gradient and do not move: {listed(unmoved)}")
+        wrong.append(f"{len(unmoved)} tensors get a gradient and do not move: {list_names(unmoved, 3)}")
         causes.append("updates are lost to rounding (weights in bf16 or fp16 without an fp32 copy), or a zero rate")
     for text, cause in untrained(seen, modules):
         wrong.append(text)
@@ -78,18 +79,20 @@ def without_gradients(
         cause = "the optimiser holds a copy of the model's parameters, or of a model that was replaced afterwards"
         return [(f"none of the {len(dead)} tensors in the optimiser ever got a gradient", cause)]
     if lost:
-        return [(f"{len(dead)} tensors in an optimiser never got a gradient: {listed(dead)}", "")] * bool(dead)
+        return [(f"{len(dead)} tensors in an optimiser never got a gradient: {list_names(dead, 3)}", "")] * bool(dead)
     if text := shut(seen, groups, missing):
         return [(text, "the optimiser was built over a part that was frozen or replaced afterwards")]
     if dead and cut:
         held = f"{share:.0%} of what the optimiser holds"
-        text = f"{len(dead)} tensors ({held}) never got a gradient although their modules ran: {listed(dead)}"
+        text = f"{len(dead)} tensors ({held}) never got a gradient although their modules ran: {list_names(dead, 3)}"
         return [(text, "a detach(), no_grad(), argmax or .data cuts the graph above them")]
     if places := [name for name in dead if POSITIONS.fullmatch(name.rpartition(".")[2])]:
         cause = "their sum with the input is not assigned (x + self.pos_embed): the model does not know the order of its tokens"
-        return [(f"the positions {listed(places)} never got a gradient, although the optimiser holds them", cause)]
+        return [
+            (f"the positions {list_names(places, 3)} never got a gradient, although the optimiser holds them", cause)
+        ]
     if dead and seen.fits.shared >= CLOSE:
-        text = f"one output is compared with two entries of the batch, and {len(dead)} tensors never got a gradient: {listed(dead)}"
+        text = f"one output is compared with two entries of the batch, and {len(dead)} tensors never got a gradient: {list_names(dead, 3)}"
         return [(text, "copied code: a loss reads another output than its own")]
     return []
 
@@ -102,7 +105,7 @@ def untrained(seen: Observer, modules: list[nn.Module]) -> list[tuple[str, str]]
         measured = f"{state} is called step by step, each time with the same state"
         found.append((measured, "its new state is thrown away (output, _ = rnn(x, hidden)): pass it to the next step"))
     if plain := drawn_constants(seen, modules):
-        measured = f"a random tensor that is no Parameter and no buffer is used as a weight: {listed(plain)}"
+        measured = f"a random tensor that is no Parameter and no buffer is used as a weight: {list_names(plain, 3)}"
         cause = "it is neither trained nor saved: make it an nn.Parameter, or a buffer if it must not change"
         found.append((measured, cause))
     if anew := seen.evidence.made_anew.fault():

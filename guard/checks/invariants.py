@@ -36,11 +36,6 @@ def names(modules: list[nn.Module]) -> dict[int, str]:
     return found
 
 
-def listed(what: list[str], n: int = 3) -> str:
-    """Format a few names."""
-    return ", ".join(what[:n]) + (f" and {len(what) - n} more" if len(what) > n else "")
-
-
 def finite(seen: Observer) -> dict:
     """Find non-finite losses or gradients in the first steps."""
     bad = seen.nonfinite

@@ -9,7 +9,7 @@ from typing import Any
 from trainworthy.guard.checks.invariants import stepped
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.measures.records import CLOSE
-from trainworthy.guard.measures.scheduler_calls import counts, has_step, length_argument, options_of
+from trainworthy.guard.measures.scheduler_calls import calls_of_step, counts, length_argument, options_of
 from trainworthy.guard.observing.observer import Observer
 
 TURN = 0.75  # of an epoch: a cosine that is over before was not made for steps
@@ -126,7 +126,7 @@ def uncalled(seen: Observer, one: Any, train: list) -> dict | None:
     several, mine = len(train) > 1, owner(seen, one)
     kind = type(one.it).__name__
     constant = not one.at and several and mine is not None and len(set(mine.rates)) <= 1
-    constant = constant and not child(seen, one.it) and not has_step(*one.place)
+    constant = constant and not child(seen, one.it) and not calls_of_step(*one.place)
     if constant and len(train) > 2:
         return finding(
             "schedule", f"{kind} was never stepped in {len(train) - 1} epochs", "scheduler.step() is missing"

@@ -61,8 +61,22 @@ def harmless(method: Callable) -> Callable:
     return run
 
 
+def passed_to(part: str, event: str) -> Callable:
+    """Return an event of `Evidence` that one of its parts gets as it is."""
+    return harmless(lambda self, *args: getattr(getattr(self, part), event)(*args))
+
+
 class Evidence:
     """Gets these events from `observer.Observer`."""
+
+    pack = passed_to("packed", "pack")
+    squashed = passed_to("multi_hot", "sigmoid")
+    looked_up = passed_to("lookups", "look")
+    drew = passed_to("regression", "drew")
+    derived = passed_to("penalties", "gradient")
+    normalized = passed_to("penalties", "normalized")
+    environments = passed_to("credit", "install")
+    log_prob = passed_to("credit", "log_prob")
 
     def __init__(self) -> None:
         self.open, self.error, self.backwards = True, "", 0
@@ -208,21 +222,6 @@ class Evidence:
         (self.multi_hot.target if exclusive else self.multi_hot.steps)(target)
 
     @harmless
-    def pack(self, given: Tensor, batch_first: bool, out: Any) -> None:
-        """Note padded rows that were packed."""
-        self.packed.pack(given, batch_first, out)
-
-    @harmless
-    def squashed(self, given: Tensor) -> None:
-        """Record the inputs of a sigmoid in an evaluation."""
-        self.multi_hot.sigmoid(given)
-
-    @harmless
-    def looked_up(self, ids: Tensor, table: Tensor) -> None:
-        """Note tokens that are looked up in training."""
-        self.lookups.look(ids, table)
-
-    @harmless
     def compared(self, name: str, tensors: tuple, grad: bool) -> None:
         """Note which entries of the batch a loss function compares."""
         found = tuple(self.sources.get(address_of(x), -1) for x in tensors if isinstance(x, Tensor))
@@ -251,21 +250,6 @@ class Evidence:
             pair = (prediction, target) if prediction.requires_grad else (target, prediction)
             self.bootstrapped.compared(*pair, self.credit)
             self.same_rows.compared(*pair)
-
-    @harmless
-    def drew(self, out: Tensor) -> None:
-        """Note noise that the script drew."""
-        self.regression.drew(out)
-
-    @harmless
-    def derived(self, found: Any) -> None:
-        """Record gradients that become part of a loss (a gradient penalty)."""
-        self.penalties.gradient(found)
-
-    @harmless
-    def normalized(self, x: Tensor, dim: Any) -> None:
-        """Note normalised embeddings."""
-        self.penalties.normalized(x, dim)
 
     @harmless
     def similar(self, logits: Tensor) -> None:
@@ -300,11 +284,6 @@ class Evidence:
         if given is not None and len(given) == len(out) and len(self.batches):
             self.mixing.logarithms(out, given, self.batches)
 
-    @harmless
-    def log_prob(self, out: Tensor, root: tuple | None, value: Any) -> None:
-        """Note the log-probability of a policy's actions."""
-        self.credit.log_prob(out, root, value)
-
     # --- gradients and steps
 
     @harmless
@@ -312,11 +291,6 @@ class Evidence:
         """Note the weights after a step."""
         if group.steps < 2 * CLOSE:
             self.starts[id(group)] = probe(group)
-
-    @harmless
-    def environments(self, replace: Callable) -> None:
-        """Record the steps of environments."""
-        self.credit.install(replace)
 
     @harmless
     def look(self, roots: list[Tensor]) -> None:
