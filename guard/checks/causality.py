@@ -41,6 +41,13 @@ class Again:
         except Exception:
             return None
 
+    def answers(self, *values: Tensor) -> list[Tensor] | None:
+        """Return the outputs for the input itself, then for `values`; None where the model is random or cannot be called."""
+        first, *others = (self(x) for x in (self.place, self.place, *values))
+        if first is None or any(y is None for y in others) or not torch.equal(first, others[0]):
+            return None
+        return [first, *others[1:]]
+
 
 def replaced(given: Any, old: Tensor, new: Tensor) -> Any:
     """Return arguments with one tensor in place of another."""
@@ -126,9 +133,9 @@ def sees_the_same_place(seen: Any) -> bool | None:
         if half:
             other = permuted(ids, axis, half)
             other.narrow(axis, half, 1).copy_(ids.narrow(axis, half, 1).roll(1, 1 - axis))
-            first, again, changed = call(ids), call(ids), call(other)
-            if first is None or again is None or changed is None or not torch.equal(first, again):
+            if (answers := call.answers(other)) is None:
                 return None
+            first, changed = answers
             difference = (changed - first).narrow(axis, half, 1).abs().float().mean()
             found.append(float(difference) > SEEN * float(first.float().std()))
     return all(found) if found else None
@@ -155,10 +162,9 @@ def packed_copy(seen: Any) -> tuple[str, str] | None:
     other[:, place] = ids[:, place].roll(1)
     if torch.equal(other, ids):
         return None
-    call = Again(module, args, kwargs, ids, at_place)
-    first, again, changed = call(ids), call(ids), call(other)
-    if first is None or again is None or changed is None or not torch.equal(first, again):
+    if (answers := Again(module, args, kwargs, ids, at_place).answers(other)) is None:
         return None
+    first, changed = answers
     moved = float((changed - first).abs().float().mean()) / max(float(first.float().std()), 1e-12)
     if moved < SEEN:
         return None
@@ -343,10 +349,11 @@ def orderless(seen: Any) -> dict | None:
         return None
     call = Again(module, args, kwargs, ids, lambda out: scores_of(out, ids))
     order = torch.randperm(ids.shape[1], generator=torch.Generator().manual_seed(0)).to(ids.device)
-    first, again, moved, changed = (call(x) for x in (ids, ids, ids[:, order], permuted(ids, 1, ids.shape[1] // 2)))
-    if first is None or again is None or moved is None or changed is None or not torch.equal(first, again):
+    half = ids.shape[1] // 2
+    if (answers := call.answers(ids[:, order], permuted(ids, 1, half))) is None:
         return None
-    half, spread = ids.shape[1] // 2, float(first.float().std())
+    first, moved, changed = answers
+    spread = float(first.float().std())
     context = float((changed - first)[:, :half].float().abs().mean())
     left = float((moved - first[:, order]).float().abs().mean())
     measured = f"scores change by {left / max(spread, 1e-12):.2g} of their spread when the tokens change places and nothing else"

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from trainworthy.core.base.console import list_names
 from trainworthy.core.base.doubles import to_double
-from trainworthy.guard.checks.invariants import moved_now, names, stepped, tops
+from trainworthy.guard.checks.invariants import moved_now, names, stepped, tops, with_and_without
 from trainworthy.guard.checks.objectives import dropped_terms, unrestored
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.hooks.parameters import parameters_of
@@ -74,7 +74,7 @@ def without_gradients(
 ) -> list[tuple[str, str]]:
     """Find tensors in an optimiser that never got a gradient. `missing`: parameters with gradients that are in none; `lost`: whether that is
     a mistake."""
-    dead, share, cut = unreached(seen, groups, called)
+    dead, share, cut = unreached(seen, called)
     if dead and share > 0.999:
         cause = "the optimiser holds a copy of the model's parameters, or of a model that was replaced afterwards"
         return [(f"none of the {len(dead)} tensors in the optimiser ever got a gradient", cause)]
@@ -195,21 +195,20 @@ def fault(seen: Observer, i: int, modules: list[nn.Module], owned: set[int]) -> 
     return any(id(p) in owned for m in inside for p in parameters_of(m))
 
 
-def unreached(seen: Observer, groups: list[Group], called: dict[int, str]) -> tuple[list[str], float, bool]:
+def unreached(seen: Observer, called: dict[int, str]) -> tuple[list[str], float, bool]:
     """Return parameters in an optimiser that never got a gradient: names, their fraction, and whether a cut graph
     explains it."""
-    received = {i for g in groups for i in g.received} | seen.leaves.keys()  # zeroed counts as reached: see gradients
-    trained = [p for g in groups if g.steps >= 3 for p in g.parameters if p.requires_grad]
-    dead = [p for p in trained if id(p) not in received]
-    share = sum(p.numel() for p in dead) / max(1, sum(p.numel() for p in trained))
+    trained, dead = with_and_without(seen, 3)
+    total, dead_ids = max(1, sum(p.numel() for p in trained)), {id(p) for p in dead}
     ran = {id(p): order for m, order, _ in seen.called.values() for p in parameters_of(m, recurse=False)}
     whole = {
         id(p) for m, _, _ in seen.called.values() if next(m.children(), None) for p in parameters_of(m, recurse=False)
     }
     rows = [ran[id(p)] for p in dead if id(p) in ran and id(p) not in whole]  # a token of a whole model may go unused
-    live = [ran[id(p)] for p in trained if id(p) in received and id(p) in ran]
-    cut = bool(rows) and (not live or min(rows) < min(live) or _share_of(dead, ran, trained) > 0.5)
-    return [called.get(id(p), f"a tensor {tuple(p.shape)}") for p in dead], share, cut
+    live = [ran[id(p)] for p in trained if id(p) not in dead_ids and id(p) in ran]
+    part = sum(p.numel() for p in dead if id(p) in ran) / total
+    cut = bool(rows) and (not live or min(rows) < min(live) or part > 0.5)
+    return [called.get(id(p), f"a tensor {tuple(p.shape)}") for p in dead], sum(p.numel() for p in dead) / total, cut
 
 
 def zeroed(seen: Observer, groups: list[Group]) -> list[int]:
@@ -245,10 +244,6 @@ def twins(seen: Observer) -> list[str]:
                 if len(twice) == 1 and len(never) == 1:
                     found.append(f"{path + '.' if path else ''}{twice[0]} is called twice and {never[0]} never")
     return found[:2]
-
-
-def _share_of(dead: list, ran: dict[int, int], trained: list) -> float:
-    return sum(p.numel() for p in dead if id(p) in ran) / max(1, sum(p.numel() for p in trained))
 
 
 def unmoved(group: Group, rows: list[float]) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trainworthy.core.base.verdict import Kind, Verdict
+from trainworthy.core.base.verdict import Fault, Kind, Verdict
 
 CHECKS = {
     "finite": ("losses and gradients stay finite", "losses and gradients are finite"),
@@ -110,6 +110,12 @@ ENDED = "the script ended"
 def finding(id: str, measured: str, cause: str = "", **evidence: Any) -> dict:
     """Return a check's result; `cause` makes it a failure."""
     return {"id": id, "ok": not cause, "measured": measured, "cause": cause, "evidence": evidence}
+
+
+def joined(id: str, faults: list[Fault], healthy: str, **evidence: Any) -> dict:
+    """Return one result of several faults; `healthy`: what was measured if there are none."""
+    causes = "\n".join(cause for _, cause in faults if cause)
+    return finding(id, "; ".join(what for what, _ in faults) or healthy, causes, **evidence)
 
 
 def skip(id: str, why: str) -> dict:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 from torch.utils.data.sampler import SequentialSampler
-from trainworthy.guard.checks.results import finding, skip
+from trainworthy.guard.checks.results import finding, joined, skip
 from trainworthy.guard.measures import clocks, columns, neighbours, overlapping_windows, repeated_rows, token_pairs
 from trainworthy.guard.measures.alignment import turned_apart
 from trainworthy.guard.measures.collating import mispaired
@@ -38,7 +38,7 @@ def samples(seen: Observer) -> dict:
     found = [sampler_weights(train), seen.evidence.lookups.fault(), seen.evidence.stored.fault(), seen.graphs.fault()]
     found = [fault for fault in (*found, *(check(seen, train) for check in checks)) if fault]
     if found:
-        return finding("samples", "; ".join(what for what, _ in found), "\n".join(cause for _, cause in found))
+        return joined("samples", found, "")
     loader = train[0].loader
     size = "a stream" if isinstance(loader.dataset, IterableDataset) else f"{len(loader.dataset):,} samples"
     again = [p for p in train if p.loader is loader and p.order]
