@@ -62,8 +62,7 @@ class Guard:
         """Run the rehearsals, print their verdicts and return the outcome of the first one."""
         watch = self._rehearse(self._plan("watch"))
         self._usable(watch)
-        record = watch.record
-        r = record
+        r = watch.record
         self.console.say(
             f"watch  {r['steps']} optimiser steps, {r['evaluations']} evaluation{'s' * (r['evaluations'] != 1)}, "
             f"{r['passes']} passes over loaders; stopped: {r['why']}  [{watch.seconds:.1f} s]"

@@ -5,7 +5,6 @@ rate of every step go to step_metrics.jsonl. `tests/guard/test_guard.py` measure
 """
 
 import gc
-import secrets
 import sys
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from trainworthy.core.base.errors import Stop
+from trainworthy.core.base.files import stamp
 from trainworthy.core.base.verdict import Verdict
 from trainworthy.core.monitoring.metrics import MetricsTracker
 from trainworthy.guard.checks import run_checks
@@ -285,4 +285,4 @@ def summary(found: list[Verdict]) -> str:
 
 def folder_of(name: str) -> Path:
     """Return a new folder for a watched run."""
-    return Path("runs") / f"watch-{name}" / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    return Path("runs") / f"watch-{name}" / stamp()

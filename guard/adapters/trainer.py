@@ -15,6 +15,7 @@ from trainworthy.core.loop.run import Run, Step
 from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, View
 from trainworthy.guard.adapters.class_weights import class_weights, total_weight
 from trainworthy.guard.adapters.objective import smoothing_floor
+from trainworthy.guard.adapters.script_stage import peak
 from trainworthy.guard.adapters.subject import Subject
 from trainworthy.guard.adapters.trainer_gates import GATES, reachable
 from transformers import EvalPrediction, Trainer
@@ -126,8 +127,7 @@ def _stage(factory: Callable[[], Trainer], start: dict[str, float]) -> Hosted:
     trainer = built(factory)
     optimizer = quiet(trainer)
     for group in optimizer.param_groups:
-        # OneCycleLR and CyclicLR begin far below their peak
-        group["peak_lr"] = max(group["lr"], group.get("initial_lr", 0.0), group.get("max_lr", 0.0))
+        group["peak_lr"] = peak(group)
     if trainer.lr_scheduler is not None:
         _hold(trainer.lr_scheduler)
     name = (trainer.args.metric_for_best_model or "loss").removeprefix("eval_")

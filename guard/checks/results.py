@@ -1,5 +1,6 @@
 """The checks of `guard`: what each is called and what it needs, and the form of a result."""
 
+from collections import Counter
 from typing import Any
 
 from trainworthy.core.base.verdict import Fault, Kind, Verdict
@@ -121,6 +122,12 @@ def joined(id: str, faults: list[Fault], healthy: str, **evidence: Any) -> dict:
 def skip(id: str, why: str) -> dict:
     """Return the result of a check that does not apply."""
     return {"id": id, "skip": why}
+
+
+def counted(verdicts: list[Verdict]) -> str:
+    """Return how many of each kind there are."""
+    kinds = Counter(v.verdict for v in verdicts)
+    return ", ".join(f"{kinds[kind]} {kind}" for kind in ("pass", "fail", "skip", "waived") if kinds[kind])
 
 
 def verdict(found: dict, failed: Kind, seconds: float = 0.0, reason: str = "") -> Verdict:
