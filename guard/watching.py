@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from trainworthy.core.base.errors import Stop
-from trainworthy.core.base.files import stamp
 from trainworthy.core.base.verdict import Verdict
 from trainworthy.core.monitoring.metrics import MetricsTracker
 from trainworthy.guard.checks import run_checks
@@ -133,9 +132,9 @@ class Light(Observer):
         if self.close:
             super().before_step(it, closure)
 
-    def clip(self, parameters: list[Tensor], limit: Any) -> None:
+    def clip(self, parameters: list[Tensor]) -> None:
         if self.close:  # it reads gradients, for which an accelerator would have to wait
-            super().clip(parameters, limit)
+            super().clip(parameters)
 
     def step(self, it: torch.optim.Optimizer) -> None:
         if id(it) not in self.groups:
@@ -281,8 +280,3 @@ def summary(found: list[Verdict]) -> str:
     counts = Counter(v.verdict for v in found)
     failed = f"{counts['advice']} checks failed" if counts["advice"] else "no check failed"
     return f"{failed}, {counts['pass']} passed, {counts['skip']} skipped"
-
-
-def folder_of(name: str) -> Path:
-    """Return a new folder for a watched run."""
-    return Path("runs") / f"watch-{name}" / stamp()

@@ -118,7 +118,7 @@ def _place(every: list[Piece]) -> None:
         for name in piece.gives:
             makers.setdefault((piece.scope, name), []).append(piece)
     for piece in every:  # nn.init.zeros_(model.head.weight): code that changes an object belongs to it
-        if not piece.gives and not piece.root and not _is_return(piece):
+        if not piece.gives and not piece.root and not isinstance(piece.nodes[0], ast.Return):
             for name in piece.takes:
                 owners = makers.get((piece.scope, name), [])
                 if owners and not isinstance(owners[0].nodes[0], (ast.Import, ast.ImportFrom)):
@@ -180,10 +180,6 @@ def _is_hosted(call: ast.Call) -> bool:
 
 def _is_def(node: ast.AST) -> bool:
     return isinstance(node, (ast.FunctionDef, ast.ClassDef))
-
-
-def _is_return(piece: Piece) -> bool:
-    return isinstance(piece.nodes[0], ast.Return)
 
 
 def _targets(node: ast.AST) -> list[str]:

@@ -10,6 +10,7 @@ from trainworthy.core.base.files import write_whole
 from trainworthy.core.report.bands import healthy
 from trainworthy.core.report.charts import curves
 from trainworthy.core.report.data_section import data_section
+from trainworthy.core.report.evidence import verdict_table
 from trainworthy.core.report.folder import read
 from trainworthy.core.report.html import esc, section, tag
 from trainworthy.core.report.sections import (
@@ -19,7 +20,6 @@ from trainworthy.core.report.sections import (
     gate_section,
     hero,
     inputs,
-    monitor_section,
     name_of,
     next_steps,
     predictions,
@@ -45,7 +45,11 @@ def write(folder: Path) -> Path:
         ("What next", next_steps(f), ""),
         ("Earlier stages", earlier(f), "The stages that this one started from. Each has its own page."),
         ("Curves", curves(f), band.words(f) if band and band.unlike and f.steps else ""),
-        ("Monitors", monitor_section(f), "What was watched while it trained."),
+        (
+            "Monitors",
+            verdict_table(f, f.monitors, of="Monitor") if f.monitors else "",
+            "What was watched while it trained.",
+        ),
         ("Gates", gate_section(f), f"Checks that had to pass before the full run. Together {seconds:.1f} s."),
         ("What the net saw", inputs(f), "Decoded from the tensors that go into the net."),
         ("Predictions on a fixed batch over time", predictions(f), best),

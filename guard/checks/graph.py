@@ -80,7 +80,7 @@ def without_gradients(
         return [(f"none of the {len(dead)} tensors in the optimiser ever got a gradient", cause)]
     if lost:
         return [(f"{len(dead)} tensors in an optimiser never got a gradient: {list_names(dead, 3)}", "")] * bool(dead)
-    if text := shut(seen, groups, missing):
+    if text := shut(groups, missing):
         return [(text, "the optimiser was built over a part that was frozen or replaced afterwards")]
     if dead and cut:
         held = f"{share:.0%} of what the optimiser holds"
@@ -151,7 +151,7 @@ def whole_passes(seen: Observer) -> int:
     return sum(p.ended and not p.was_cut and p.backwards >= 4 and p.got == p.length for p in seen.passes)
 
 
-def shut(seen: Observer, groups: list[Group], missing: list) -> str:
+def shut(groups: list[Group], missing: list) -> str:
     """Return whether an optimiser holds frozen tensors alone, while others get gradients and are in no optimiser."""
     for g in groups:
         if (
@@ -311,7 +311,9 @@ def gradients(seen: Observer) -> dict:
                 f"at {g.empty} of {looked} steps {'every gradient was exactly zero' if flat else 'there was no gradient'}"
             )
             causes.append(without(g, flat))
-        if g.silent == min(g.steps, CLOSE) >= 4 and not g.received & moved_ids(seen, g):
+        if g.silent == min(g.steps, CLOSE) >= 4 and not any(
+            id(p) in g.received and moved_now(seen, p) for p in g.parameters
+        ):
             wrong.append(f"the loss is exactly 0 and has no gradient at the first {g.silent} steps: nothing is learnt")
             causes.append("all labels are ignored, all rewards are equal, or a mask removes every term")
         if g.twice >= max(2, 0.3 * looked):
@@ -358,11 +360,6 @@ def beside_the_graph(seen: Observer, group: Group, groups: list[Group]) -> bool:
     every parameter (Pyro), those of a fixed model, too. What should get gradients is found by `wiring`."""
     alone = len(group.parameters) == 1 and id(group.parameters[0]) not in seen.leaves
     return alone and any(g is not group and g.empty < 0.5 * g.steps for g in groups)
-
-
-def moved_ids(seen: Observer, group: Group) -> set[int]:
-    """Return the ids of an optimiser's parameters that have changed since training began."""
-    return {id(p) for p in group.parameters if moved_now(seen, p)}
 
 
 def short_window(windows: list[int]) -> str:

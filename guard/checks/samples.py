@@ -100,17 +100,13 @@ def never(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
     else:
         return None  # each epoch draws others: all of them may come
     drawn |= epoch
-    if len(drawn) <= 0.75 * total and not _others_draw(seen, loader):
+    split_by_samplers = any(p.loader is not loader and p.loader.dataset is loader.dataset for p in seen.passes)
+    if len(drawn) <= 0.75 * total and not split_by_samplers:
         return (
             f"{count} epochs draw {len(drawn):,} of {total:,} samples: {total - len(drawn):,} are never seen",
             f"the sampler {type(sampler).__name__} leaves them out",
         )
     return None
-
-
-def _others_draw(seen: Observer, loader: DataLoader) -> bool:
-    """Return whether another loader reads the same data set (a split by samplers)."""
-    return any(p.loader is not loader and p.loader.dataset is loader.dataset for p in seen.passes)
 
 
 def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:

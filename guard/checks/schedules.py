@@ -205,7 +205,7 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
                 "it was made for one step per batch",
             )
         warming = warm_up_of_steps(seen, one, mine, length) if slow and mine is not None else None
-        return zeroed(seen, one, mine) or warming or f"{kind}: {len(one.at)} steps in {seen.steps} updates"
+        return zeroed(one, mine) or warming or f"{kind}: {len(one.at)} steps in {seen.steps} updates"
     rates = mine.rates if mine is not None else []
     # Else the rehearsal's time was over in the first epoch
     whole = not train[0].was_cut and (train[0].ended or several)
@@ -242,7 +242,7 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
     return f"{kind}: one step per update, rate {after[0] if after else rates[-1] if rates else 0:.3g} after an epoch"
 
 
-def zeroed(seen: Observer, one: Any, mine: Any) -> dict | None:
+def zeroed(one: Any, mine: Any) -> dict | None:
     """Find a scheduler that multiplies the rate by zero: it stands for no schedule, and ends the training."""
     if mine is None or getattr(one.it, "gamma", None) != 0:
         return None

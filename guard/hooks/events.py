@@ -129,8 +129,7 @@ def _gradients(seen: Any) -> None:
     def clip(original: Callable) -> Callable:
         def run(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value"))
-            seen.clip(parameters, limit)
+            seen.clip(parameters)
             return original(parameters, *args, **kwargs)
 
         return run
@@ -173,7 +172,7 @@ def _optimizers(seen: Any) -> None:
 
     patches.change(hook, unhook)
     scaler = torch.amp.GradScaler
-    before(scaler, "step", lambda one, optimizer, *_, **__: seen.scaler_step(one, optimizer))
+    before(scaler, "step", lambda *_, **__: seen.scaler_step())
     after(scaler, "unscale_", lambda _, one, optimizer: seen.unscale(optimizer))
     after(scaler, "scale", scale)
 

@@ -339,7 +339,8 @@ class Evidence:
         owned = {id(p) for p in group.parameters}
         sums: dict[tuple[int, int, str], list[float]] = {}
         for critic, maker, attached, total, size in pulls:
-            mine, its = (_owns(owned, seen.roots.get(i)) for i in (critic, maker))
+            models = (seen.roots.get(i) for i in (critic, maker))
+            mine, its = (m is not None and any(id(p) in owned for p in parameters_of(m)) for m in models)
             kind = ""
             if mine and not its:
                 kind = "fake" if maker else "real"
@@ -368,7 +369,3 @@ def bounded(x: Tensor) -> tuple[float, float] | None:
 def probe(group: Group) -> Tensor:
     """Return some values of an optimiser's first parameters."""
     return torch.cat([to_double(p.detach().flatten()[:64]) for p in group.parameters[:3]])
-
-
-def _owns(owned: set[int], module: nn.Module | None) -> bool:
-    return module is not None and any(id(p) in owned for p in parameters_of(module))

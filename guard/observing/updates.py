@@ -148,7 +148,7 @@ class Updates:
         """Return up to three parameters with a non-zero gradient, from a few candidates."""
         return list(islice(filter(alive, group.parameters[:40]), 3))
 
-    def clip(self, parameters: list[Tensor], limit: Any) -> None:
+    def clip(self, parameters: list[Tensor]) -> None:
         live = [p for p in parameters if p.grad is not None]
         ids = {id(p) for p in parameters}
         for group in self.groups.values():
@@ -188,7 +188,7 @@ class Updates:
         if group:
             group.unscaled = True
 
-    def scaler_step(self, scaler: Any, it: Any) -> None:
+    def scaler_step(self) -> None:
         self._last = []  # a skipped step is the scaler's own decision
         self.since_step = True
 
