@@ -14,6 +14,7 @@ from trainworthy.core.base.modes import in_mode
 from trainworthy.core.base.seeds import kept_draws
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.hooks.parameters import parameters_of
+from trainworthy.guard.hooks.trees import first_float, floats, tensors
 from trainworthy.guard.measures import interleaved
 from trainworthy.guard.measures import rows as sample_rows
 from trainworthy.guard.measures.logits import classes_last
@@ -72,7 +73,7 @@ def follows_only_the_past(module: nn.Module, args: tuple, kwargs: dict, x: Tenso
     """Return whether an output follows the input at its own and at earlier places, and at no later one."""
 
     def same_shape(out: Any) -> Tensor | None:
-        return next((y for y in tree_leaves(out) if isinstance(y, Tensor) and y.shape == x.shape), None)
+        return next((y for y in tensors(out) if y.shape == x.shape), None)
 
     call = Again(module, args, kwargs, x, same_shape)
     for axis in (1, 0) if x.dim() > 2 else (1,):
@@ -102,11 +103,11 @@ def follows_own_place(call: Again, axis: int, place: int) -> bool:
 
 def scores_of(out: Any, ids: Tensor) -> Tensor | None:
     """Return a model's outputs for each token, (*ids.shape, C), also if it has them as (B, C, T)."""
-    found = [y for y in tree_leaves(out) if isinstance(y, Tensor) and y.is_floating_point() and y.dim() > 1
+    leaves = floats(out)
+    found = [y for y in leaves if y.dim() > 1
              and y.numel() % ids.numel() == 0 and y.shape[-1] == y.numel() // ids.numel() > 1]  # fmt: skip
     if found:
         return found[0].reshape(*ids.shape, -1)
-    leaves = (y for y in tree_leaves(out) if isinstance(y, Tensor) and y.is_floating_point())
     return next((z for y in leaves if (z := classes_last(y, ids)) is not None), None)
 
 
@@ -153,7 +154,7 @@ def packed_copy(seen: Any) -> tuple[str, str] | None:
         return None
 
     def at_place(out: Any) -> Tensor | None:
-        found = [y for y in tree_leaves(out) if isinstance(y, Tensor) and y.is_floating_point()]
+        found = floats(out)
         flat = next((y[start : start + count] for y in found if y.dim() == 2 and len(y) == int(sizes.sum())), None)
         padded = (y[:, place] for y in found if y.dim() == 3 and len(y) == len(ids) and y.shape[1] > place)
         return flat if flat is not None else next(padded, None)
@@ -237,7 +238,7 @@ def ignores_places(seen: Any) -> dict | None:
     if seen.fits.root is None:
         return None
     module, args, kwargs = seen.fits.root
-    x = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()), None)
+    x = first_float(args, kwargs)
     if x is None or x.dim() != 3 or x.shape[1] < 4 or len(x) < 4:
         return None
     grad = gradient(module, (args, kwargs), x, tree_leaves)
@@ -304,7 +305,7 @@ def drawn_alike(
             args, kwargs = replaced(given, x, value)
             with kept_draws(), in_mode(inner, training=True), torch.no_grad():
                 torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
-                outs.append([y.clone() for y in tree_leaves(inner(*args, **kwargs)) if isinstance(y, Tensor)])
+                outs.append([y.clone() for y in tensors(inner(*args, **kwargs))])
     except Exception:
         return None
     return outs

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.doubles import to_double
+from trainworthy.guard.hooks.trees import tensors
 from trainworthy.guard.measures.policy_rewards import Credit
 
 CALLS, ROWS = 256, 16  # losses that are read; rows of a batch, at least
@@ -35,7 +35,7 @@ class Bootstrapped:
         """Note a model's call on many observations."""
         if not credit.where or self.calls >= CALLS or given.dim() != 2 or len(given) < ROWS:
             return
-        found = [y for y in tree_leaves(out) if isinstance(y, Tensor) and y.dim() in (1, 2) and len(y) == len(given)]
+        found = [y for y in tensors(out) if y.dim() in (1, 2) and len(y) == len(given)]
         self.outputs += [(given.detach(), y.detach(), y.grad_fn) for y in found[:1]]
 
     def compared(self, prediction: Tensor, target: Tensor, credit: Credit) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.measures.spaced import spaced, tensors
+from trainworthy.guard.measures.spaced import as_tensors, spaced
 
 WINDOWS, LEAST = 600, 30  # windows that are read, needed
 STEPS = 8  # of a window
@@ -24,7 +24,7 @@ Rows = list[tuple[tuple[float, ...], ...]]
 
 def series(sample: Any) -> Tensor | None:
     """Return the entries of a sample that have as many steps as its first series, side by side (steps, columns)."""
-    found = [x.double().reshape(len(x), -1) for x in tensors(sample) if x.dim() in (1, 2) and len(x) >= STEPS]
+    found = [x.double().reshape(len(x), -1) for x in as_tensors(sample) if x.dim() in (1, 2) and len(x) >= STEPS]
     alike = [x for x in found if len(x) == len(found[0])]
     joined = torch.cat(alike, 1) if alike else torch.zeros(0, 0)
     return joined if 2 <= joined.shape[1] <= VALUES and len(joined) <= READ // LEAST else None

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from trainworthy.guard.measures import missing_codes
-from trainworthy.guard.measures.spaced import spaced, tensors
+from trainworthy.guard.measures.spaced import as_tensors, spaced
 
 MOST, WIDTH = 20_000, 64  # rows; entries of a row
 CODES = (5, 200)
@@ -30,7 +30,7 @@ def read(data: Any, limit: float) -> tuple[Columns, bool]:
 
 def numbers(sample: Any) -> list[Tensor] | None:
     """Return the entries of a row as vectors; None of pictures."""
-    found = tensors(sample)
+    found = as_tensors(sample)
     return None if sum(x.numel() for x in found) > 4 * WIDTH else [x.flatten() for x in found]
 
 

@@ -15,7 +15,7 @@ from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.verdict import Fault
 from trainworthy.core.data.alike import nearest
 from trainworthy.guard.measures import class_numbers
-from trainworthy.guard.measures.spaced import spaced, tensors
+from trainworthy.guard.measures.spaced import as_tensors, spaced
 
 MOST, READ = 1500, 600  # most samples that are read of training, of an evaluation
 LEAST = 200
@@ -31,7 +31,7 @@ UNSEEN = 0.3  # least share of an evaluation's samples whose class is not in tra
 
 def sample(one: Any) -> tuple[Tensor, Tensor] | None:
     """Return the input and the target (a class or a number) of a sample that has one of each. A text becomes counts of its words."""
-    leaves = tensors(one)
+    leaves = as_tensors(one)
     if len(leaves) != 2 or leaves[0].numel() < 4 or leaves[1].numel() != 1:
         return None
     x, y = leaves[0], leaves[1].flatten()[0]

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from torch.utils.data import DataLoader
-from trainworthy.guard.measures.spaced import spaced, tensors
+from trainworthy.guard.measures.spaced import as_tensors, spaced
 
 MOST = 20_000  # rows of training
 READ = 2000  # of an evaluation
@@ -22,7 +22,7 @@ Row = tuple[int, float]
 
 def row_of(sample: Any) -> Row | None:
     """Return content and class of a row of numbers; None of anything else."""
-    parts = tensors(sample)
+    parts = as_tensors(sample)
     numbers = [x.flatten() for x in parts if x.is_floating_point() and x.numel() > 1]
     labels = [float(x) for x in parts if x.numel() == 1]
     if len(labels) != 1 or labels[0] != int(labels[0]) or not NUMBERS <= sum(map(len, numbers)) <= WIDEST:

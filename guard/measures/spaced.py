@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 Item = TypeVar("Item")
 
 
-def tensors(sample: Any) -> list[Tensor]:
+def as_tensors(sample: Any) -> list[Tensor]:
     """Return the numbers, arrays and tensors of a sample as tensors on the host."""
     found = (x for x in tree_leaves(sample) if isinstance(x, (Tensor, int, float)) or hasattr(x, "dtype"))
     return [torch.as_tensor(x).detach().cpu() for x in found]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from trainworthy.guard.hooks.trees import tensors
 
 LOOKS, TRIES = 4, 64  # a weight that grows from 0 shows nothing at first
 FORMS = {"log-variance": lambda s: (s / 2).exp() / 2, "log-deviation": torch.exp, "deviation": torch.ones_like,
@@ -31,7 +31,7 @@ class Latent:
 
     def root(self, out: Any) -> None:
         """Keep the outputs if two of them may be mean and variance of a code."""
-        leaves = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad and x.dim() > 1]
+        leaves = [x for x in tensors(out) if x.requires_grad and x.dim() > 1]
         shapes = [tuple(x.shape) for x in leaves]
         self.outputs = leaves if 3 <= len(leaves) <= 5 and len(set(shapes)) < len(shapes) else []
 

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.hooks.addresses import address_of, home_of
 from trainworthy.guard.hooks.parameters import parameters_of
+from trainworthy.guard.hooks.trees import floats
 from trainworthy.guard.measures.advantages import Values
 from trainworthy.guard.measures.attention_masks import Masks
 from trainworthy.guard.measures.bootstrapping import Bootstrapped
@@ -155,7 +156,7 @@ class Evidence:
             self.latent.root(out)
             self.loss_terms.root(out)
         given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
-        first = next((x for x in tree_leaves(out) if isinstance(x, Tensor) and x.is_floating_point()), None)
+        first = next(iter(floats(out)), None)
         if given is None or first is None:
             return
         if grad:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from trainworthy.guard.hooks.addresses import address_of, home_of
 from trainworthy.guard.hooks.functions import COMPARED
+from trainworthy.guard.hooks.trees import tensors
 from trainworthy.guard.measures.attention_masks import Masks
 from trainworthy.guard.measures.float_targets import BINARY, SEARCHED, same
 from trainworthy.guard.measures.mixing import weigh
@@ -195,7 +196,7 @@ class Losses:
 
     def differentiated(self, inputs: Any) -> None:
         """`torch.autograd.grad` was called for `inputs`."""
-        self.input_differentiated([x for x in tree_leaves(inputs) if isinstance(x, Tensor)])
+        self.input_differentiated(tensors(inputs))
 
     def input_differentiated(self, inputs: list[Tensor]) -> None:
         """Note a class loss that is differentiated by something with as many rows as there are targets."""

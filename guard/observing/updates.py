@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from trainworthy.guard.hooks.parameters import parameters_of
+from trainworthy.guard.hooks.trees import floats, tensors
 from trainworthy.guard.measures.records import (
     CLOSE,
     EPOCHS,
@@ -118,7 +118,7 @@ class Updates:
             self.gaps.trained(given)
         if row[2]:
             self.dropping.add(row[0])
-        outs = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.grad_fn is not None][:8]
+        outs = [x for x in tensors(out) if x.grad_fn is not None][:8]
         if row[1] or self.control is None or not outs or len(self.undecided) >= UNDECIDED:
             return
         reached: list[bool] = []
@@ -129,7 +129,7 @@ class Updates:
     def unloaded(self, module: nn.Module, given: tuple, grad: bool) -> None:
         """Note the inputs of a loop without a loader: of training batches, and of calls on a whole split. Of few columns an evaluation may
         show more than training had (a function that is drawn beyond its data)."""
-        x = next((a for a in tree_leaves(given) if isinstance(a, Tensor) and a.is_floating_point()), None)
+        x = next(iter(floats(given)), None)
         if self.control is None or x is None or x.dim() < 2 or not len(x) or x[0].numel() < COLUMNS:
             return
         kind = "train" if grad and module.training else "eval" if len(self.gaps) - 1 in self.gaps.large else ""
