@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.hooks.trees import tensors
+from trainworthy.guard.measures.autograd import nodes
 from trainworthy.guard.measures.policy_rewards import Credit
 
 CALLS, ROWS = 256, 16  # losses that are read; rows of a batch, at least
@@ -48,7 +49,7 @@ class Bootstrapped:
         ):
             return
         self.calls += 1
-        below = set(nodes(prediction))
+        below = set(nodes(prediction.grad_fn, most=NODES, nearest=True))
         states = next((x for x, _, node in reversed(self.outputs) if node is not None and node in below), None)
         if states is None or len(states) != len(target):
             return
@@ -95,17 +96,6 @@ def length(credit: Credit, env: int, step: int, row: int) -> int:
     """Return how many steps an episode had that ended at a step."""
     before = next((t for t in range(step - 1, -1, -1) if credit.ends[env][t][row]), -1)
     return step - before
-
-
-def nodes(x: Tensor) -> Iterator[Any]:
-    """Yield the nodes of a graph from a tensor on, the nearest first."""
-    todo, done = [x.grad_fn], set()
-    while todo and len(done) < NODES:
-        one = todo.pop(0)
-        if one is not None and one not in done:
-            done.add(one)
-            yield one
-            todo += [n for n, _ in one.next_functions]
 
 
 def candidates(outputs: list[Tensor]) -> Iterator[Tensor]:

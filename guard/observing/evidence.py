@@ -19,6 +19,7 @@ from trainworthy.guard.hooks.parameters import parameters_of
 from trainworthy.guard.hooks.trees import floats
 from trainworthy.guard.measures.advantages import Values
 from trainworthy.guard.measures.attention_masks import Masks
+from trainworthy.guard.measures.autograd import beyond
 from trainworthy.guard.measures.bootstrapping import Bootstrapped
 from trainworthy.guard.measures.broadcasting import Outer
 from trainworthy.guard.measures.class_conditions import Conditions
@@ -361,9 +362,7 @@ VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "Unsqu
 
 def bounded(x: Tensor) -> tuple[float, float] | None:
     """Return the range of the function whose values these are, if it has one."""
-    node = x.grad_fn
-    while node is not None and node.name() in VIEWS:
-        node = node.next_functions[0][0]
+    node = beyond(x.grad_fn, VIEWS)
     return BOUNDED.get(node.name()) if node is not None else None
 
 

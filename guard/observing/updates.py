@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.guard.hooks.parameters import parameters_of
 from trainworthy.guard.hooks.trees import floats, tensors
+from trainworthy.guard.measures.autograd import nodes
 from trainworthy.guard.measures.records import (
     CLOSE,
     EPOCHS,
@@ -69,13 +70,8 @@ class Updates:
 
     def _walk(self, roots: list[Tensor]) -> None:
         """Record every leaf of the graph that requires a gradient."""
-        stack, done = [t.grad_fn for t in roots if t.grad_fn is not None], set()
         plain = []
-        while stack:
-            node = stack.pop()
-            if node in done:
-                continue
-            done.add(node)
+        for node in nodes(*(t.grad_fn for t in roots)):
             leaf = getattr(node, "variable", None)
             if isinstance(leaf, nn.Parameter):
                 self.leaves[id(leaf)] = (leaf, self.leaves.get(id(leaf), (leaf, 0))[1] + 1)
@@ -84,7 +80,6 @@ class Updates:
                 plain.append(leaf)
                 kept = self.others.get(id(leaf))
                 self.others[id(leaf)] = (leaf, kept[1] + 1, kept[2]) if kept else (leaf, 1, leaf._version)
-            stack.extend(n for n, _ in node.next_functions if n is not None)
         self.input_differentiated(plain)
 
     def backward(self) -> None:
