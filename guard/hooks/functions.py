@@ -70,10 +70,10 @@ def layers(seen: Any) -> None:
         if training and p:
             caller: Any = inspect.currentframe().f_back.f_back  # type: ignore[union-attr]
             seen.drops += not always_on(caller.f_code, caller.f_lasti)
-            seen.dropout_called(p, caller)
+            seen.evidence.shares.called(p, caller)
 
     def made(_: None, module: nn.Module, *__: Any, **___: Any) -> None:
-        seen.dropout_made(getattr(module, "p", getattr(module, "dropout", None)), inspect.currentframe())
+        seen.evidence.shares.layer(getattr(module, "p", getattr(module, "dropout", None)), inspect.currentframe())
 
     def embedding(input: Any, weight: Any, *_: Any, **__: Any) -> None:
         if torch.is_grad_enabled() and not seen.busy:

@@ -158,14 +158,6 @@ class Losses:
             last, count = self.seeds.get(seed, (-1, 0))
             self.seeds[seed] = (self.backwards, count + (last != self.backwards))
 
-    def dropout_made(self, p: Any, frame: Any) -> None:
-        """The script made a layer that drops a share."""
-        self.evidence.shares.layer(p, frame)
-
-    def dropout_called(self, p: Any, frame: Any) -> None:
-        """A share was dropped in training."""
-        self.evidence.shares.called(p, frame)
-
     def log_prob(self, out: Any, value: Any) -> None:
         """A distribution's log-probability was taken."""
         if isinstance(out, Tensor):
