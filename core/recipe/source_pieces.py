@@ -67,16 +67,15 @@ class Piece:
 def pieces(source: str) -> dict[str, Piece]:
     """Return {key: piece} of a recipe's source, in source order. Raises SyntaxError."""
     tree, lines, found = ast.parse(source), source.splitlines(), {}
-    listed = {n.id for s in tree.body if "STAGES" in _targets(s) for n in ast.walk(s) if isinstance(n, ast.Name)}
+    stages = [n for s in tree.body if "STAGES" in _targets(s) for n in ast.walk(s) if isinstance(n, ast.Name)]
+    listed = {n.id for n in stages}
 
     def add(node: ast.AST, key: str, scope: str = "", root: str = "", also: tuple[str, ...] = ()) -> None:
         piece = found.setdefault(key, Piece(key, scope, root, also))
         piece.nodes.append(node)
         piece.text += "\n".join([*lines[_first_line(node) - 1 : node.end_lineno], ""])
         names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
-        inner = {
-            a.arg for n in ast.walk(node) if isinstance(n, (ast.FunctionDef, ast.Lambda)) for a in _arguments(n.args)
-        }
+        inner = {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
         stores = {n.id for n in names if isinstance(n.ctx, ast.Store)}
         piece.takes |= (
             {n.id for n in names if isinstance(n.ctx, ast.Load)} - inner - (stores if _is_def(node) else set())
@@ -87,7 +86,7 @@ def pieces(source: str) -> dict[str, Piece]:
             piece.gives |= {node.name} if _is_def(node) else stores
 
     makers = [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and _stage_call(n)]
-    for name in (n for s in tree.body if "STAGES" in _targets(s) for n in ast.walk(s) if isinstance(n, ast.Name)):
+    for name in stages:
         name.id = "stage" if name.id in makers[:1] else name.id  # a fork may use another name
     for node in _statements(tree.body):
         if isinstance(node, ast.FunctionDef) and node.name in (*listed, *makers):
@@ -195,7 +194,3 @@ def _name(node: ast.stmt) -> str:
 
 def _first_line(node: ast.AST) -> int:
     return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-
-
-def _arguments(n: ast.arguments) -> list[ast.arg]:
-    return [*n.posonlyargs, *n.args, *n.kwonlyargs, *filter(None, (n.vararg, n.kwarg))]
