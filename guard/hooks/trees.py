@@ -11,7 +11,6 @@ def tensors(tree: Any) -> list[Tensor]:
 
 
 def floats(tree: Any) -> list[Tensor]:
-    """Return the floating-point tensors."""
     return [x for x in tensors(tree) if x.is_floating_point()]
 
 
