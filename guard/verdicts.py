@@ -7,6 +7,7 @@ import shlex
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch  # noqa: F401  before any fork: a rehearsal then starts with it
 from trainworthy.core.base.console import Console, list_names
@@ -296,12 +297,9 @@ class Guard:
             return self._verdict(skip("resume", why))
         path = saves[-1]["path"].removeprefix(str(self.work / "watch" / "scratch"))
         words = self.values["--restart"].replace("{checkpoint}", path).replace("{folder}", os.path.dirname(path))
-        original = self.target
-        self.target = dataclasses.replace(original, argv=[*original.argv, *shlex.split(words)])
-        try:
+        target = dataclasses.replace(self.target, argv=[*self.target.argv, *shlex.split(words)])
+        with mock.patch.object(self, "target", target):
             again = self._rehearse(self._plan("restart", steps=1, seconds=0.0, evaluate=False))
-        finally:
-            self.target = original
         found = restart.check(watch.record, again.record, words)
         return self._verdict(found, time.monotonic() - began)
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 import torch
@@ -223,11 +224,8 @@ def _smoothed(trainer: Trainer) -> float:
 def _measured(trainer: Trainer, data: Data, indices: Iterable[int]) -> dict[str, float]:
     """Run `trainer.evaluate` on some samples; return its numbers without timings."""
     rows = [_source(data).row(data.get(i, None)) for i in indices]
-    own, trainer.eval_dataset = trainer.eval_dataset, {"some": Dataset.from_list(rows)}
-    try:
+    with mock.patch.object(trainer, "eval_dataset", {"some": Dataset.from_list(rows)}):
         found = trainer.evaluate("some")  # by name, because TRL would prepare a data set argument again
-    finally:
-        trainer.eval_dataset = own
     return {k.removeprefix("eval_"): float(v) for k, v in found.items() if k.startswith("eval_") and "per_second" not in k
             and not k.endswith(("runtime", "num_tokens")) and isinstance(v, (int, float))}  # fmt: skip
 
