@@ -15,7 +15,7 @@ if __name__ == "core":  # `python -m core.launch` in a checkout
 # isort: off
 if TYPE_CHECKING:  # the same names, for type checkers and editors; tests/core/test_types.py compares both
     from trainworthy.core.base.config import Config as Config, Loader as Loader, Optim as Optim, Phase as Phase, Train as Train
-    from trainworthy.core.base.errors import GateFailed as GateFailed, TrainworthyWarning as TrainworthyWarning, UserError as UserError
+    from trainworthy.core.base.errors import GateFailed as GateFailed, UserError as UserError
     from trainworthy.core.base.verdict import Finding as Finding, Skip as Skip, Verdict as Verdict
     from trainworthy.core.data.assets import fetch_member as fetch_member
     from trainworthy.core.data.texts import load_exclusions as load_exclusions
@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # the same names, for type checkers and editors; tests/core/t
 
 _EXPORTS = {
     "base.config": ("Config", "Loader", "Optim", "Phase", "Train"),
-    "base.errors": ("GateFailed", "UserError", "TrainworthyWarning"),
+    "base.errors": ("GateFailed", "UserError"),
     "base.verdict": ("Finding", "Skip", "Verdict"),
     "recipe.figures": ("Matrix", "Points", "Tile"),
     "recipe.stage": ("Data", "Expect", "Field", "Metric", "Probe", "Stage", "View"),

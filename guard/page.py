@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainworthy.core.report import PAGE, STYLE
+from trainworthy.core.report import html
 from trainworthy.core.report.evidence import verdict_table
 from trainworthy.core.report.folder import read
 from trainworthy.core.report.html import esc, note, section, table, tag
@@ -27,18 +27,11 @@ def page(folder: Path, verdicts: list[dict[str, Any]], more: dict[str, Any]) -> 
     watched = more.get("watched", {})
     script = Path(more.get("script", "")).name
     title = f"{script}: {len(failed)} of {len(verdicts)} checks failed" if failed else f"{script}: no check failed"
-    hero = tag(
-        "header",
-        tag(
-            "div",
-            tag("p", esc(f"trainworthy {more.get('command', 'guard')} · {folder.name}"), class_="eyebrow")
-            + tag("h1", esc(title)),
-        ),
-        class_="hero",
-    )
+    hero = tag("p", esc(f"trainworthy {more.get('command', 'guard')} · {folder.name}"), class_="eyebrow")
+    hero += tag("h1", esc(title))
     rows = [[esc(name), esc(watched.get(k, ""))] for k, name in NAMES.items()]
-    body = section("Checks", verdict_table(read(folder), verdicts, of="Check"), f"Together {more.get('seconds', 0)} s.")
     record = read(folder)
+    body = section("Checks", verdict_table(record, verdicts, of="Check"), f"Together {more.get('seconds', 0)} s.")
     if record.steps:  # a real run that was watched
         from trainworthy.core.report.charts import curves
 
@@ -50,7 +43,7 @@ def page(folder: Path, verdicts: list[dict[str, Any]], more: dict[str, Any]) -> 
         f" Written outside it: {', '.join(lost[:10])}" if lost else ""
     )
     body += section("Files", note(words)) if "written" in watched else ""
-    return PAGE.format(title=esc(title), style=STYLE, hero=hero, nav="", body=body, name=esc(folder.name))
+    return html.page(title, tag("header", tag("div", hero), class_="hero"), body, folder.name)
 
 
 def write(out: Path, verdicts: list[Any], **more: Any) -> Path:

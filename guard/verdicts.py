@@ -7,16 +7,16 @@ import shlex
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch  # noqa: F401  before any fork: a rehearsal then starts with it
-from trainworthy.core.base.console import Console
+from trainworthy.core.base.console import Console, list_names
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.base.verdict import Kind, Verdict
 from trainworthy.core.gates.runner import _show
 from trainworthy.guard.checks import (
     ending,
     interventions,
-    invariants,
     names,
     oracle,
     progress,
@@ -63,8 +63,7 @@ class Guard:
         """Run the rehearsals, print their verdicts and return the outcome of the first one."""
         watch = self._rehearse(self._plan("watch"))
         self._usable(watch)
-        record = watch.record
-        r = record
+        r = watch.record
         self.console.say(
             f"watch  {r['steps']} optimiser steps, {r['evaluations']} evaluation{'s' * (r['evaluations'] != 1)}, "
             f"{r['passes']} passes over loaders; stopped: {r['why']}  [{watch.seconds:.1f} s]"
@@ -298,12 +297,9 @@ class Guard:
             return self._verdict(skip("resume", why))
         path = saves[-1]["path"].removeprefix(str(self.work / "watch" / "scratch"))
         words = self.values["--restart"].replace("{checkpoint}", path).replace("{folder}", os.path.dirname(path))
-        original = self.target
-        self.target = dataclasses.replace(original, argv=[*original.argv, *shlex.split(words)])
-        try:
+        target = dataclasses.replace(self.target, argv=[*self.target.argv, *shlex.split(words)])
+        with mock.patch.object(self, "target", target):
             again = self._rehearse(self._plan("restart", steps=1, seconds=0.0, evaluate=False))
-        finally:
-            self.target = original
         found = restart.check(watch.record, again.record, words)
         return self._verdict(found, time.monotonic() - began)
 
@@ -323,7 +319,7 @@ class Guard:
         held = watch.record.get("written", [])
         summary = f"{len(held)} files written went to a scratch folder"
         if different:
-            summary = f"changed in the working directory during the rehearsals: {invariants.listed(different)}"
+            summary = f"changed in the working directory during the rehearsals: {list_names(different, 3)}"
         self._verdict(finding("files", summary))
 
 

@@ -5,7 +5,6 @@ rate of every step go to step_metrics.jsonl. `tests/guard/test_guard.py` measure
 """
 
 import gc
-import secrets
 import sys
 import time
 from collections import Counter
@@ -133,9 +132,9 @@ class Light(Observer):
         if self.close:
             super().before_step(it, closure)
 
-    def clip(self, parameters: list[Tensor], limit: Any) -> None:
+    def clip(self, parameters: list[Tensor]) -> None:
         if self.close:  # it reads gradients, for which an accelerator would have to wait
-            super().clip(parameters, limit)
+            super().clip(parameters)
 
     def step(self, it: torch.optim.Optimizer) -> None:
         if id(it) not in self.groups:
@@ -281,8 +280,3 @@ def summary(found: list[Verdict]) -> str:
     counts = Counter(v.verdict for v in found)
     failed = f"{counts['advice']} checks failed" if counts["advice"] else "no check failed"
     return f"{failed}, {counts['pass']} passed, {counts['skip']} skipped"
-
-
-def folder_of(name: str) -> Path:
-    """Return a new folder for a watched run."""
-    return Path("runs") / f"watch-{name}" / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
+from unittest import mock
 
 import torch
 from datasets import Dataset
@@ -233,9 +234,9 @@ def built(factory: Callable[[], Trainer]) -> Trainer:
             dropped.append((kwargs["desc"], len(rows), len(kept)))
         return kept
 
-    Dataset.filter = noted
     try:
-        trainer = factory()
+        with mock.patch.object(Dataset, "filter", noted):
+            trainer = factory()
         trainer.dropped_rows = dropped
         return trainer
     except (ValueError, NotImplementedError) as error:
@@ -246,7 +247,6 @@ def built(factory: Callable[[], Trainer]) -> Trainer:
             ) from None
         raise
     finally:
-        Dataset.filter = own
         logging.set_verbosity(level)
         if not bars:
             enable_progress_bars()
@@ -303,11 +303,8 @@ def items_of(trainer: Trainer, batch: dict | list[dict]) -> Tensor | None:
     """Return the scored tokens of this process's batch, as the trainer counts them over all processes."""
     if trainer.accelerator.num_processes == 1:
         return trainer._get_num_items_in_batch([batch], trainer.args.device)
-    across, trainer.args.average_tokens_across_devices = trainer.args.average_tokens_across_devices, False
-    try:
+    with mock.patch.object(trainer.args, "average_tokens_across_devices", False):
         return trainer._get_num_items_in_batch([batch], trainer.args.device)
-    finally:
-        trainer.args.average_tokens_across_devices = across
 
 
 class _Core:

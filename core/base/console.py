@@ -124,6 +124,11 @@ def table(rows: list[tuple[str, ...]], *, indent: int = 2) -> str:
     return "\n".join(lines)
 
 
+def list_names(names: list[str], n: int = 4) -> str:
+    """Return the first names, and the number of further ones."""
+    return ", ".join(names[:n]) + (f" and {len(names) - n} more" if len(names) > n else "")
+
+
 def last_line(text: str) -> str:
     """Return the last line of an output that is not blank; "" if there is none."""
     return next((row for row in reversed(text.splitlines()) if row.strip()), "")

@@ -19,10 +19,6 @@ class Signalled(BaseException):
     does not catch it."""
 
 
-class TrainworthyWarning(UserWarning):
-    """A warning of this package; our own tests turn it into an error."""
-
-
 class Stop(Exception):
     """A planned end of the process: `exit_code` and one message, never a traceback."""
 

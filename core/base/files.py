@@ -3,8 +3,15 @@ one, never a part."""
 
 import json
 import os
+import secrets
+import time
 from pathlib import Path
 from typing import Any
+
+
+def stamp() -> str:
+    """Return a name for a new folder: the time, and what keeps two of one second apart."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def read_json(path: Path, kind: type = dict) -> Any:

@@ -112,18 +112,18 @@ def _ask(query: str) -> list[list[str]]:
 
 def _smi(*words: str) -> str:
     """Return nvidia-smi's output; empty if it fails (a machine with the tool but no driver)."""
-    try:
-        done = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    return _output("nvidia-smi", *words, seconds=10) or ""
 
 
 def git(folder: Path, *words: str) -> str | None:
     """Return the output of a git command; None if it fails, or if this machine has no git."""
+    return _output("git", "-C", str(folder), *words)
+
+
+def _output(*command: str, seconds: float | None = None) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True)
-    except OSError:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+    except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
 

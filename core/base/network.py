@@ -75,7 +75,8 @@ def refusal(what: str, error: BaseException, settings: dict[str, Any]) -> UserEr
     """Build the error that `what` cannot be downloaded. It names the settings with hub names, and how to get their
     files."""
     texts = {name: value for name, value in config.flat(settings).items() if isinstance(value, str)}
-    names = sorted((masking.flag(name), value) for name, value in texts.items() if _is_hub_name(value))
+    texts = {k: v for k, v in texts.items() if HUB.fullmatch(v) and not Path(v.removeprefix("hub:")).exists()}
+    names = sorted((masking.flag(name), value) for name, value in texts.items())
     given = ", ".join(f"{flag} {value}" for flag, value in names)
     how = []
     for flag, value in names:
@@ -92,7 +93,3 @@ def refusal(what: str, error: BaseException, settings: dict[str, Any]) -> UserEr
         next="where there is a network: " + ("\n                ".join(how) or "fetch the files, then give their folder")
         + "\n                (from the cache alone: HF_HUB_OFFLINE=1)",
     )  # fmt: skip
-
-
-def _is_hub_name(value: str) -> bool:
-    return HUB.fullmatch(value) is not None and not Path(value.removeprefix("hub:")).exists()

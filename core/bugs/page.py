@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.bugs.outcomes import Row
-from trainworthy.core.report import PAGE, STYLE
-from trainworthy.core.report.html import card, esc, note, section, table, tag
+from trainworthy.core.report.html import card, esc, note, page, section, table, tag
 from trainworthy.core.report.intervals import wilson
 
 RULES = {
@@ -128,8 +127,7 @@ def write(home: Path, found: dict[str, Any]) -> Path:
     body = (_mutants(found, mutants) if mutants else "") + (_cases(found, cases) if cases else "")
     header = tag("header", tag("div", hero), class_="hero alone")
     path = home / "bugs.html"
-    text = PAGE.format(title=title, style=STYLE, hero=header, nav="", body=body, name="trainworthy bugs")
-    path.write_text(text, encoding="utf-8")
+    path.write_text(page(title, header, body, "trainworthy bugs"), encoding="utf-8")
     return path
 
 

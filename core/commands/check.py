@@ -18,17 +18,15 @@ gates.json and report.html. Several seeds show false alarms and misses that a si
 
 import contextlib
 import os
-import secrets
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import DONE, GATE_FAILED, Interrupted
-from trainworthy.core.base.files import read_json
+from trainworthy.core.base.files import read_json, stamp
 from trainworthy.core.commands import open_recipe, prints_json, take_flag
 from trainworthy.core.report.plain import verdicts_of
 from trainworthy.core.session import gate_processes, multi_seed
@@ -69,9 +67,9 @@ def seeds(argv: list[str], given: str, found: dict[str, Any]) -> None:
         rest, value = config.take(rest, flag)
         own += [flag, value] if value else []
     plan, runs = multi_seed.planned("check", rest, given, tuple(own))
-    home, stamp = runs / "checks", f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    home, name = runs / "checks", stamp()
     multi_seed.made(home)
-    jobs = [multi_seed.job_of("check", plan, seed, home / f"{stamp}-seed-{seed}") for seed in plan["seeds"]]
+    jobs = [multi_seed.job_of("check", plan, seed, home / f"{name}-seed-{seed}") for seed in plan["seeds"]]
     console = Console()
     console.say(multi_seed.title(plan, home))
     with multi_seed.signals() as arrived:

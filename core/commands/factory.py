@@ -2,14 +2,13 @@
 
 import ast
 import runpy
-import secrets
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base import config
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.files import stamp
 from trainworthy.core.commands import prints_json
 from trainworthy.core.recipe.registry import is_recipe
 
@@ -40,8 +39,7 @@ def main(argv: list[str], found: dict[str, Any]) -> None:
     if values["--seed"] is not None and not values["--seed"].isdigit():
         raise UserError("--seed needs a number", got=values["--seed"])
     path = Path(script).resolve()
-    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    out = Path(values["--out"] or Path("runs") / f"check-{path.stem}" / stamp)
+    out = Path(values["--out"] or Path("runs") / f"check-{path.stem}" / stamp())
     sys.argv = [str(path)]
     sys.path.append(str(path.parent))  # it may import neighbouring files; last, so that they shadow nothing
     from trainworthy.core.report.plain import verdicts_of

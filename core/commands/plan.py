@@ -191,7 +191,8 @@ def at_hand(recipe: Any, cfg: Any) -> tuple[Any, list[str]]:
     tiny, replaced = recipe.module.tiny(), []
     data, other = getattr(cfg, "data", None), getattr(tiny, "data", None)
     path = getattr(data, "path", None)
-    if is_dataclass(data) and path is not None and str(path) != str(other.path) and not _here(str(path)):
+    here = Path(str(path).removeprefix("hub:")).expanduser().exists()
+    if is_dataclass(data) and path is not None and str(path) != str(other.path) and not here:
         texts = {f.name: getattr(other, f.name) for f in fields(data) if isinstance(getattr(data, f.name), (str, Path))}
         cfg = replace(cfg, data=replace(data, **texts))
         replaced.append(f"--data.path {path}: not on this machine; batches are made from {other.path}")
@@ -201,10 +202,6 @@ def at_hand(recipe: Any, cfg: Any) -> tuple[Any, list[str]]:
             cfg = replace(cfg, **{f.name: getattr(tiny, f.name)})
             replaced.append(f"{masking.flag(f.name)} {value}: not on this machine; the preset tiny's in its place")
     return cfg, replaced
-
-
-def _here(path: str) -> bool:
-    return Path(path.removeprefix("hub:")).expanduser().exists()
 
 
 def changes(

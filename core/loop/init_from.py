@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from trainworthy.core.base.console import list_names
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.data.assets import sha256
 from trainworthy.core.loop.checkpoint import MANIFEST
@@ -73,11 +74,6 @@ class Start:
             if names:
                 text += f"\n       {what}: {list_names(names)}"
         return text
-
-
-def list_names(names: list[str], n: int = 4) -> str:
-    """Return the first names, and the number of further ones."""
-    return ", ".join(names[:n]) + (f" and {len(names) - n} more" if len(names) > n else "")
 
 
 def locate(path: Path) -> Path:

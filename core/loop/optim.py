@@ -65,7 +65,6 @@ def layer_rates(names: Iterable[str], decay: float) -> dict[str, float]:
 
 
 def layer_of(name: str) -> str:
-    """Return the layer of a parameter, from its name."""
     numbered = re.match(r"[^\d]*\d[^.]*(?=\.)", name)
     return numbered.group() if numbered else name.rpartition(".")[0] or name
 

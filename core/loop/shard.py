@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from trainworthy.core.base import config
 from trainworthy.core.base.dtensor import is_sharded, like, local
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.data.loader import cut
 from trainworthy.core.loop import checkpoint
 from trainworthy.core.loop.weights import frozen_digest, weights
 from trainworthy.core.recipe.stage import Stage
@@ -191,7 +192,7 @@ def even_cut(n: int, rank: int, world: int, size: int) -> list[int]:
     if n // world < count:
         raise UserError("a sharded model needs more samples for an evaluation", got=f"{n} over {world} processes",
                         needed="a batch for each process: more samples, or --train.eval-batch-size 2 or more")  # fmt: skip
-    return [mine // count + (i < mine % count) for i in range(count)]
+    return cut(mine, count)
 
 
 # ----------------------------------------------------------------------------------------------------------- whole again
@@ -362,10 +363,10 @@ def optimizer_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> 
     """Return an optimiser's state dict of whole tensors, cut as its parameters are."""
     params = [p for g in optimizer.param_groups for p in g["params"]]
 
-    def cut(i: int, value: Any) -> Any:
+    def of_parameter(i: int, value: Any) -> Any:
         return like(value, params[i]) if isinstance(value, Tensor) and value.shape == params[i].shape else value
 
-    return {**state, "state": {i: {k: cut(i, v) for k, v in of.items()} for i, of in state["state"].items()}}
+    return {**state, "state": {i: {k: of_parameter(i, v) for k, v in of.items()} for i, of in state["state"].items()}}
 
 
 def stateful_state(state: Any, own: Any) -> Any:

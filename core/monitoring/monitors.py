@@ -102,17 +102,17 @@ def _tiny_data(gates: list[dict[str, Any]]) -> tuple[int, float | None]:
 # ------------------------------------------------------------------------------------------------------------- verdicts
 def check_rows(steps: list[dict[str, Any]], settings: dict[str, Any], *, total: int, small_terms: tuple[str, ...] = (),
           loss_may_rise: str = "", gap: "Gap | None" = None,
-          no_gap: str = "the run did not finish") -> "list[Verdict]":  # fmt: skip
+          no_gap: str = "the run did not finish") -> list[Verdict]:  # fmt: skip
     """Run every monitor on the rows of step_metrics.jsonl and the settings of args.json."""
     rows = [r for r in steps if math.isfinite(float(r["step/loss"]))]
     live = Live(settings["train"]["batch_size"], total)
     ends = [live.see(r["step"], r["step/loss"]) for r in rows]
     return [
-        *(_skip(loss_may_rise, SPIKES, COLLAPSE, PLATEAU) if loss_may_rise else
+        *([_skip(loss_may_rise, one) for one in (SPIKES, COLLAPSE, PLATEAU)] if loss_may_rise else
           (spikes(live), collapse(live, "collapse" in ends, "diverged" in ends), plateau(rows))),
         clipped(rows, settings["optim"], total),
         terms(rows, small_terms),
-        gap.verdict() if gap else _skip(no_gap, GAPS)[0],
+        gap.verdict() if gap else _skip(no_gap, GAPS),
     ]  # fmt: skip
 
 
@@ -125,19 +125,19 @@ GAPS = ("gap", "C19", "training and validation samples score alike")
 NORMS = ("batch-norm", "V7", "batch norm gives the same result with running and with batch statistics")
 
 
-def _skip(reason: str, *which: tuple[str, str, str]) -> "list[Verdict]":
-    return [verdict(one, "skip", reason=reason) for one in which]
+def _skip(reason: str, which: tuple[str, str, str]) -> Verdict:
+    return verdict(which, "skip", reason=reason)
 
 
 def verdict(which: tuple[str, str, str], kind: str, measured: str = "", needed: str = "", remedy: str = "", *,
-             reason: str = "", **evidence: Any) -> "Verdict":  # fmt: skip
+             reason: str = "", **evidence: Any) -> Verdict:  # fmt: skip
     return Verdict(*which, kind, measured, needed, remedy, 0.0, reason, evidence=evidence)
 
 
-def spikes(live: Live) -> "Verdict":
+def spikes(live: Live) -> Verdict:
     """Report how often the loss spiked, at which steps, and whether it recovered."""
     if live.steps < WINDOW * live.size:
-        return _skip(f"needs {WINDOW * live.size} steps", SPIKES)[0]
+        return _skip(f"needs {WINDOW * live.size} steps", SPIKES)
     n, open_ = len(live.spikes), len(live.spikes) > len(live.back)
     where = ", ".join(map(str, live.spikes[:5])) + (", ..." if n > 5 else "")
     return verdict(
@@ -149,10 +149,10 @@ def spikes(live: Live) -> "Verdict":
     )  # fmt: skip
 
 
-def collapse(live: Live, collapsed: bool, diverged: bool = False) -> "Verdict":
+def collapse(live: Live, collapsed: bool, diverged: bool = False) -> Verdict:
     """Report whether the loss returned to the untrained level, or rose far above it, and stayed there."""
     if math.isnan(live.first):
-        return _skip("no block of steps", COLLAPSE)[0]
+        return _skip("no block of steps", COLLAPSE)
     measured = f"untrained {live.first:.3g}, best {live.best:.3g}"
     if collapsed:
         measured += f", back at the untrained level since step {live.lost_since}"
@@ -165,17 +165,17 @@ def collapse(live: Live, collapsed: bool, diverged: bool = False) -> "Verdict":
     )  # fmt: skip
 
 
-def plateau(rows: list[dict[str, Any]]) -> "Verdict":
+def plateau(rows: list[dict[str, Any]]) -> Verdict:
     """Detect a peak rate that is too high: the loss falls while the rate rises, stays or rises at the peak, and falls
     again with the rate. Unless all three hold, it reports nothing."""
     loss = np.array([float(r["step/loss"]) for r in rows])
     rate = np.array([max(v for k, v in r.items() if k.split("/")[:2] == ["step", "lr"]) for r in rows])
     if len(rows) < 40:
-        return _skip("fewer than 40 steps", PLATEAU)[0]
+        return _skip("fewer than 40 steps", PLATEAU)
     top = int(np.argmax(rate >= 0.98 * rate.max()))
     high = np.flatnonzero(rate[top:] >= 0.8 * rate.max()) + top
     if top < 20 or len(high) < 20:
-        return _skip("fewer than 20 steps of warm-up or at the peak", PLATEAU)[0]
+        return _skip("fewer than 20 steps of warm-up or at the peak", PLATEAU)
     block = max(5, top // 5)
     error = float(np.std(np.diff(loss[: high[-1]]))) / math.sqrt(2 * block)  # standard error of a block's mean
     means = loss[: top // block * block].reshape(-1, block).mean(1)
@@ -192,15 +192,15 @@ def plateau(rows: list[dict[str, Any]]) -> "Verdict":
     )  # fmt: skip
 
 
-def clipped(rows: list[dict[str, Any]], settings: dict[str, Any], total: int) -> "Verdict":
+def clipped(rows: list[dict[str, Any]], settings: dict[str, Any], total: int) -> Verdict:
     """Report the fraction of steps after the warmup with a gradient norm above the limit."""
     limit = float(settings["clip"])
     if not math.isfinite(limit):
-        return _skip("clipping is off", CLIPPED)[0]
+        return _skip("clipping is off", CLIPPED)
     after = [r for r in rows if r["step"] > settings["warmup"] * total]
     norms = [float(r["step/grad_norm"]) for r in after if "step/grad_norm" in r]
     if len(norms) < 20:
-        return _skip("fewer than 20 steps after the warm-up", CLIPPED)[0]
+        return _skip("fewer than 20 steps after the warm-up", CLIPPED)
     share, high = float(np.mean(np.array(norms) > limit)), float(np.quantile(norms, 0.9))
     odd = share > 0.8 or max(norms) < 0.1 * limit  # the limit was probably set for another loss
     return verdict(
@@ -212,14 +212,14 @@ def clipped(rows: list[dict[str, Any]], settings: dict[str, Any], total: int) ->
     )  # fmt: skip
 
 
-def terms(rows: list[dict[str, Any]], small: tuple[str, ...]) -> "Verdict":
+def terms(rows: list[dict[str, Any]], small: tuple[str, ...]) -> Verdict:
     """Report each term's fraction of the loss over the last tenth of the run. A term that has fallen to a tenth of its own first values is
     small because it was learnt."""
     own = {"step/loss", "step/grad_norm", "step/samples_per_sec", "step/lr"}
     last = rows[-1] if rows else {}
     names = [k for k in last if k.startswith("step/") and k.count("/") == 1 and k not in own]
     if not names:
-        return _skip("one term", TERMS)[0]
+        return _skip("one term", TERMS)
     tenth = max(1, len(rows) // 10)
     before, sizes = (
         {k.removeprefix("step/"): float(np.mean([abs(float(r[k])) for r in part if k in r] or [0.0])) for k in names}
@@ -254,7 +254,7 @@ class Gap:
             return 0.0
         return 2 * math.sqrt(sum(v * (1 - v) for v in both) / self.samples)
 
-    def verdict(self) -> "Verdict":
+    def verdict(self) -> Verdict:
         """Report how far validation is behind training, as a fraction of the range from chance to the ceiling."""
         return _compare(
             GAPS, self.metric, self.val, self.train,
@@ -273,7 +273,7 @@ class Norms:
     running: float
     by_batch: float
 
-    def verdict(self) -> "Verdict":
+    def verdict(self) -> Verdict:
         """Report how far the evaluation is behind training's batch statistics, as a fraction of the range from chance
         to the ceiling."""
         return _compare(
@@ -291,7 +291,7 @@ def _compare(
     measured: str,
     remedy: str,
     noise: float = 0.0,
-) -> "Verdict":
+) -> Verdict:
     """Give advice if `value` is behind `other` by more than the fraction `GAP` of the range from chance to the
     ceiling, and by more than `noise`, in the metric's unit."""
     span = abs(metric.ceiling - metric.floor)
@@ -310,25 +310,25 @@ class Monitor:
     id: str
     rows: str
     title: str
-    check: "Callable[[list[dict[str, float]]], Finding]"
+    check: Callable[[list[dict[str, float]]], Finding]
     """Rows of epoch_metrics (`epoch`, `step`, `train/...`, `val/...`), at least one -> finding; advice if it is not ok.
     The report recommends first the fallback in evidence["fallback"]. A cause in evidence["stop"] stops the run at this
     evaluation (exit 4)."""
 
 
-def monitor(id: str, *, rows: str, title: str) -> "Callable[[Callable[[list[dict]], Finding]], Monitor]":
+def monitor(id: str, *, rows: str, title: str) -> Callable[[Callable[[list[dict]], Finding]], Monitor]:
     """Turn a function of the evaluations so far into a monitor."""
     return lambda check: Monitor(id, rows, title, check)
 
 
-def _own(one: Monitor, history: list[dict[str, float]]) -> "Verdict":
+def _own(one: Monitor, history: list[dict[str, float]]) -> Verdict:
     which = (one.id, one.rows, one.title)
     if not history:
-        return _skip("no evaluation yet", which)[0]
+        return _skip("no evaluation yet", which)
     try:
         found = one.check(history)
     except Skip as reason:
-        return _skip(str(reason), which)[0]
+        return _skip(str(reason), which)
     except Exception as error:  # an error in a fork's monitor must not lose the trained weights
         raised = f"raised {type(error).__name__}: {error}"
         return verdict(which, "advice", raised, "a finding", "fix the monitor; nothing else is lost")
@@ -345,7 +345,7 @@ def asks_to_stop(one: Monitor, history: list[dict[str, float]]) -> str:
             f"  next:         {verdict.remedy}")  # fmt: skip
 
 
-def of(run: "Run", stage: Stage, gap: Gap | None = None, norms: Norms | None = None) -> "list[Verdict]":
+def of(run: "Run", stage: Stage, gap: Gap | None = None, norms: Norms | None = None) -> list[Verdict]:
     """Run every monitor on the current files of a run."""
     own = [_own(one, run.journal.history) for one in stage.monitors] + ([norms.verdict()] if norms else [])
     for v in own:
@@ -358,7 +358,7 @@ def of(run: "Run", stage: Stage, gap: Gap | None = None, norms: Norms | None = N
     )  # fmt: skip
 
 
-def write(run: "Run", found: "list[Verdict]") -> None:
+def write(run: "Run", found: list[Verdict]) -> None:
     """Write monitors.json, and print a line for each monitor with advice."""
     found_as_json = json.dumps({"monitors": [asdict(v) for v in found]}, indent=1, default=str)
     write_whole(run.folder / "monitors.json", found_as_json)

@@ -67,16 +67,15 @@ class Piece:
 def pieces(source: str) -> dict[str, Piece]:
     """Return {key: piece} of a recipe's source, in source order. Raises SyntaxError."""
     tree, lines, found = ast.parse(source), source.splitlines(), {}
-    listed = {n.id for s in tree.body if "STAGES" in _targets(s) for n in ast.walk(s) if isinstance(n, ast.Name)}
+    stages = [n for s in tree.body if "STAGES" in _targets(s) for n in ast.walk(s) if isinstance(n, ast.Name)]
+    listed = {n.id for n in stages}
 
     def add(node: ast.AST, key: str, scope: str = "", root: str = "", also: tuple[str, ...] = ()) -> None:
         piece = found.setdefault(key, Piece(key, scope, root, also))
         piece.nodes.append(node)
         piece.text += "\n".join([*lines[_first_line(node) - 1 : node.end_lineno], ""])
         names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
-        inner = {
-            a.arg for n in ast.walk(node) if isinstance(n, (ast.FunctionDef, ast.Lambda)) for a in _arguments(n.args)
-        }
+        inner = {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
         stores = {n.id for n in names if isinstance(n.ctx, ast.Store)}
         piece.takes |= (
             {n.id for n in names if isinstance(n.ctx, ast.Load)} - inner - (stores if _is_def(node) else set())
@@ -87,7 +86,7 @@ def pieces(source: str) -> dict[str, Piece]:
             piece.gives |= {node.name} if _is_def(node) else stores
 
     makers = [n.name for n in tree.body if isinstance(n, ast.FunctionDef) and _stage_call(n)]
-    for name in (n for s in tree.body if "STAGES" in _targets(s) for n in ast.walk(s) if isinstance(n, ast.Name)):
+    for name in stages:
         name.id = "stage" if name.id in makers[:1] else name.id  # a fork may use another name
     for node in _statements(tree.body):
         if isinstance(node, ast.FunctionDef) and node.name in (*listed, *makers):
@@ -118,7 +117,7 @@ def _place(every: list[Piece]) -> None:
         for name in piece.gives:
             makers.setdefault((piece.scope, name), []).append(piece)
     for piece in every:  # nn.init.zeros_(model.head.weight): code that changes an object belongs to it
-        if not piece.gives and not piece.root and not _is_return(piece):
+        if not piece.gives and not piece.root and not isinstance(piece.nodes[0], ast.Return):
             for name in piece.takes:
                 owners = makers.get((piece.scope, name), [])
                 if owners and not isinstance(owners[0].nodes[0], (ast.Import, ast.ImportFrom)):
@@ -182,10 +181,6 @@ def _is_def(node: ast.AST) -> bool:
     return isinstance(node, (ast.FunctionDef, ast.ClassDef))
 
 
-def _is_return(piece: Piece) -> bool:
-    return isinstance(piece.nodes[0], ast.Return)
-
-
 def _targets(node: ast.AST) -> list[str]:
     """Return the targets of an assignment, as written."""
     if isinstance(node, ast.Assign):
@@ -199,7 +194,3 @@ def _name(node: ast.stmt) -> str:
 
 def _first_line(node: ast.AST) -> int:
     return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-
-
-def _arguments(n: ast.arguments) -> list[ast.arg]:
-    return [*n.posonlyargs, *n.args, *n.kwonlyargs, *filter(None, (n.vararg, n.kwarg))]

@@ -10,8 +10,9 @@ from trainworthy.core.base.files import write_whole
 from trainworthy.core.report.bands import healthy
 from trainworthy.core.report.charts import curves
 from trainworthy.core.report.data_section import data_section
+from trainworthy.core.report.evidence import verdict_table
 from trainworthy.core.report.folder import read
-from trainworthy.core.report.html import esc, section, tag
+from trainworthy.core.report.html import page, section, tag
 from trainworthy.core.report.sections import (
     earlier,
     figures,
@@ -19,7 +20,6 @@ from trainworthy.core.report.sections import (
     gate_section,
     hero,
     inputs,
-    monitor_section,
     name_of,
     next_steps,
     predictions,
@@ -27,8 +27,6 @@ from trainworthy.core.report.sections import (
     verdict,
 )
 from trainworthy.core.report.setup_section import environment_section, settings_section
-
-STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
 
 
 def write(folder: Path) -> Path:
@@ -45,7 +43,11 @@ def write(folder: Path) -> Path:
         ("What next", next_steps(f), ""),
         ("Earlier stages", earlier(f), "The stages that this one started from. Each has its own page."),
         ("Curves", curves(f), band.words(f) if band and band.unlike and f.steps else ""),
-        ("Monitors", monitor_section(f), "What was watched while it trained."),
+        (
+            "Monitors",
+            verdict_table(f, f.monitors, of="Monitor") if f.monitors else "",
+            "What was watched while it trained.",
+        ),
         ("Gates", gate_section(f), f"Checks that had to pass before the full run. Together {seconds:.1f} s."),
         ("What the net saw", inputs(f), "Decoded from the tensors that go into the net."),
         ("Predictions on a fixed batch over time", predictions(f), best),
@@ -58,28 +60,7 @@ def write(folder: Path) -> Path:
     body = "".join(section(*p) for p in parts)
     links = re.findall(r'<section id="([^"]+)"><h2>([^<]+)</h2>', body)
     nav = tag("nav", "".join(tag("a", title, href="#" + anchor) for anchor, title in links), aria_label="Sections")
-    title = esc(f"{name_of(f)}: {verdict(f)[1]}")
-    page = PAGE.format(title=title, style=STYLE, hero=hero(f), nav=nav, body=body, name=esc(f.path.absolute().name))
     path = f.path / "report.html"
-    write_whole(path, page)
+    title = f"{name_of(f)}: {verdict(f)[1]}"
+    write_whole(path, page(title, hero(f), body, f.path.absolute().name, nav=nav))
     return path
-
-
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<a class="skip" href="#main">Skip to the results</a>
-{hero}
-{nav}
-<main id="main">{body}</main>
-<footer>Trainworthy · {name}</footer>
-</body>
-</html>
-"""

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,3 +108,29 @@ def pill(kind: str, text: str) -> str:
 
 def code(command: str) -> str:
     return tag("pre", tag("code", esc(command)), class_="command")
+
+
+def page(title: str, hero: str, body: str, name: str, *, nav: str = "") -> str:
+    """A whole page; `name` is in its footer."""
+    return PAGE.format(title=esc(title), style=STYLE, hero=hero, nav=nav, body=body, name=esc(name))
+
+
+STYLE = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<a class="skip" href="#main">Skip to the results</a>
+{hero}
+{nav}
+<main id="main">{body}</main>
+<footer>Trainworthy · {name}</footer>
+</body>
+</html>
+"""

@@ -201,11 +201,6 @@ def gate_section(f: Folder) -> str:
     return tag("p", "This run was started with --gates.no-enabled.", class_="card") if f.gates else ""
 
 
-def monitor_section(f: Folder) -> str:
-    """Monitors, with the same verdicts; advice never blocks."""
-    return verdict_table(f, f.monitors, of="Monitor") if f.monitors else ""
-
-
 def tiles(f: Folder, split: str) -> list[tuple[bytes | None, str]]:
     """(PNG, caption) of each tile saved for `split`."""
     folder = f.path / "previews" / split

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.core.base.files import write_whole
-from trainworthy.core.report import PAGE, STYLE, intervals
+from trainworthy.core.report import html, intervals
 from trainworthy.core.report.charts import Chart, chart_card, smooth
 from trainworthy.core.report.folder import Folder, read, series
 from trainworthy.core.report.groups import NAME, QUARTERS, card, collect, gates_in_words, rows, sentence, title
@@ -28,8 +28,7 @@ def page_without_scores(folder: Path, found: dict[str, Any]) -> str:
     hero += tag("h1", f"No score from {n} seeds")
     body = section("Each seed", _each(folder, found))
     body += section("Gates", _gates(found["gates"]), gates_in_words(found)) if found["gates"] else ""
-    return PAGE.format(title=esc(f"{name}: no score"), style=STYLE, hero=tag("header", tag("div", hero), class_="hero"), nav="", body=body,
-                       name=esc(folder.absolute().name))  # fmt: skip
+    return html.page(f"{name}: no score", tag("header", tag("div", hero), class_="hero"), body, folder.absolute().name)
 
 
 def _each(folder: Path, found: dict[str, Any]) -> str:
@@ -69,9 +68,7 @@ def page(folder: Path, found: dict[str, Any]) -> str:
     body += section("Numbers", tag("div", numbers, class_="card"))
     body += section("Gates", _gates(found["gates"]), gates_in_words(found))
     body += section("Each seed", _each(folder, found))
-    return PAGE.format(
-        title=esc(heading), style=STYLE, hero=header, nav="", body=body, name=esc(folder.absolute().name)
-    )
+    return html.page(heading, header, body, folder.absolute().name)
 
 
 def _gates(found: dict[str, dict[str, str]]) -> str:

@@ -5,10 +5,10 @@ It does not import torch, because the `trainworthy` command uses it before it st
 """
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
+import yaml
 from trainworthy.core.base.errors import UserError
 
 ENGINES = {
@@ -77,12 +77,19 @@ class Setup:
     def __init__(self, file: Path):
         if not file.is_file():
             raise UserError(f"no accelerate config {file}", next="accelerate config --config_file FILE")
-        self.file, self._text = file, file.read_text()
+        self.file = file
+        try:  # BaseLoader leaves every value as it is written: `NO` is no truth value
+            self._values = yaml.load(file.read_text(), yaml.BaseLoader)
+        except yaml.YAMLError:
+            self._values = None
+        if not isinstance(self._values, dict):
+            raise UserError(f"{file} is no accelerate config", next="accelerate config --config_file FILE")
         kinds = [(self._read("distributed_type") or "NO").upper()]
         if kinds == ["FSDP"]:
-            settings = {k: self._read(k, indent=r"\s+") for k in FSDP_SETTINGS}
+            own = self._values.get("fsdp_config") or {}
+            settings = {k: own.get(k) for k in FSDP_SETTINGS}
             refuse_fsdp(settings, f"{file}: distributed_type FSDP", self._read("num_processes"))
-        kinds += ["PARALLELISM_CONFIG"] * bool(re.search(r"^parallelism_config:\s*($|\{\s*\w)", self._text, re.M))
+        kinds += ["PARALLELISM_CONFIG"] * bool(self._values.get("parallelism_config"))
         refuse(kinds, (self._read("mixed_precision") or "no").lower(), f"{file}: distributed_type {kinds[0]}")
         self.processes, self.machines = self._read("num_processes"), int(self._read("num_machines") or 1)
         needed = ("machine_rank", "main_process_ip", "main_process_port", "num_processes")
@@ -99,7 +106,6 @@ class Setup:
         return (f"machine {self.rank} of {self.machines}, {processes} processes in all: meeting at {self.address}:{self.port} "
                 "(each machine runs the same command with its own machine_rank)")  # fmt: skip
 
-    def _read(self, name: str, *, indent: str = "") -> str | None:
-        """Return the value of a line; `indent`: pattern of the space before it, for values inside a section."""
-        found = re.search(rf"^{indent}{name}:[ \t]*['\"]?([^'\"\s#]+)", self._text, re.M)
-        return None if found is None or found.group(1) in ("null", "~") else found.group(1)
+    def _read(self, name: str) -> str | None:
+        found = self._values.get(name)
+        return None if found in ("", "null", "~") else found

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import os
-import secrets
 import shlex
 import signal
 import subprocess
@@ -19,7 +18,7 @@ import torch
 from trainworthy.core.base import config, interrupts, masking, settings_check
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import DONE, INTERRUPTED, SIGNALS, Interrupted, UserError
-from trainworthy.core.base.files import write_whole
+from trainworthy.core.base.files import stamp, write_whole
 from trainworthy.core.base.machine import cores
 from trainworthy.core.monitoring import board
 from trainworthy.core.recipe import loading
@@ -53,7 +52,7 @@ def run(argv: list[str], given: str, *, with_board: bool, found: dict[str, Any])
     """Run `trainworthy run RECIPE --seeds 5` (or 0,1,2): a group folder with a run folder per seed. Exits with the
     worst code. The content of the group's page is put into `found`."""
     plan, home = planned("run", argv, given)
-    folder = home / f"seeds-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    folder = home / f"seeds-{stamp()}"
     made(folder)
     write_whole(folder / NAME, json.dumps({**plan, "argv": masking.words(plan["argv"])}, indent=1))
     _run(folder, plan, force=False, with_board=with_board, found=found)

@@ -123,7 +123,7 @@ def finish(s: Session, run: Run, stage: Stage, whole: Callable[[], Stage]) -> di
         "recipe": s.recipe.id, **_about(run, stage), "warning": warning,
         "reported": {"weights": cfg.run.export, "step": chosen_step, metric.name: final[metric.name]},
         "metrics": final, "test": tested and {"samples": len(test), "metrics": tested}, "intervals": intervals,
-        "baselines": baselines, "figures": {k: _plain_figure(v) for k, v in figures.items()},
+        "baselines": baselines, "figures": {k: [*map(asdict, v)] if isinstance(v, list) else asdict(v) for k, v in figures.items()},
     }  # fmt: skip
     # written last: this file marks the run as finished
     write_whole(s.folder / "summary.json", json.dumps(summary, indent=1, default=_plain))
@@ -203,11 +203,6 @@ def _on_training_samples(run: Run, stage: Stage, held_out: float) -> tuple[monit
 def _ignorant(baseline: str) -> bool:
     """Return whether this baseline ignores the input, so that any trained model must beat it."""
     return any(word in baseline.lower() for word in ("input zeroed", "untrained", "random", "majority"))
-
-
-def _plain_figure(figure: Any) -> Any:
-    """Return the part of a figure that summary.json can hold."""
-    return [asdict(tile) for tile in figure] if isinstance(figure, list) else asdict(figure)
 
 
 def _plain(value: Any) -> Any:

@@ -3,11 +3,9 @@
 import contextlib
 import json
 import os
-import secrets
 import shlex
 import shutil
 import signal
-import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +19,7 @@ from trainworthy.core import gates, report
 from trainworthy.core.base import config, interrupts, masking, network, settings_check
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import SIGNALS, Interrupted, Signalled, Stop, UserError
-from trainworthy.core.base.files import write_whole
+from trainworthy.core.base.files import stamp, write_whole
 from trainworthy.core.base.locks import held
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.data import contents as hashed
@@ -96,9 +94,7 @@ def open_session(loaded: recipes.Recipe, cfg: config.Config, preset: str, argv: 
     if not kind and folder is None:  # a resumed run may continue on any device
         memory_check.refuse(loaded, cfg, preset, accelerator)
     if folder is None:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        folder = cfg.run.out / loaded.slug / kind / f"{stamp}-{secrets.token_hex(2)}"
-        folder = agreed(accelerator, folder)
+        folder = agreed(accelerator, cfg.run.out / loaded.slug / kind / stamp())
     problem = None
     if accelerator.is_main_process:
         try:

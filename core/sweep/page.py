@@ -6,9 +6,9 @@ from typing import Any
 
 from trainworthy.core.base.as_json import finite
 from trainworthy.core.base.files import write_whole
-from trainworthy.core.report import PAGE, STYLE, intervals
+from trainworthy.core.report import intervals
 from trainworthy.core.report.charts import Chart, chart_card, plain_powers
-from trainworthy.core.report.html import code, esc, note, num, section, table, tag
+from trainworthy.core.report.html import code, esc, note, num, page, section, table, tag
 from trainworthy.core.sweep.findings import Findings, Row, comparison, describe, rows_with
 from trainworthy.core.sweep.space import Range
 
@@ -34,9 +34,8 @@ def write(home: Path, recipe: str, f: Findings, lines: list[str], command: str) 
     body += section("Conclusions", tag("div", found, class_="card") if conclusions else "")
     lead = "Infeasible: a gate failed, or the run stopped itself. Such a trial has no score."
     body += section("Trials", tag("div", _trials(f), class_="card"), lead)
-    page = PAGE.format(title=esc(title), style=STYLE, hero=header, nav="", body=body, name=esc(home.name))
     path = home / "report.html"
-    write_whole(path, page)  # several processes write it
+    write_whole(path, page(title, header, body, home.name))  # several processes write it
     write_whole(home / "result.json", json.dumps(finite(plain(f, lines, command)), indent=1, default=str))
     return path
 

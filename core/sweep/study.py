@@ -117,9 +117,9 @@ def open_study(where: str, name: str, declared: dict[str, Any], space: Space) ->
             sampler=sampler(space, trials=declared["trials"], bayes=declared["bayes"]),
         )  # fmt: skip
         before = study.user_attrs.get(DECLARED)
+    except UserError:
+        raise
     except Exception as error:  # of any database's driver
-        if isinstance(error, (KeyboardInterrupt, UserError)):
-            raise
         raise UserError(f"the study in {where} cannot be opened", got=f"{type(error).__name__}: {str(error).splitlines()[0][:200]}",
                         needed="a file or database that Optuna wrote, or a new name", next="another --storage, or another --name",
                         ) from None  # fmt: skip

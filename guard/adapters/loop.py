@@ -28,7 +28,7 @@ from trainworthy.core.recipe.stage import Expect
 from trainworthy.guard.adapters.feeding import drive
 from trainworthy.guard.adapters.loop_observer import Watcher, declared, modules, named, parameters
 from trainworthy.guard.checks import interventions, invariants, run_checks
-from trainworthy.guard.checks.results import CHECKS, OF_SCRIPTS, finding, skip
+from trainworthy.guard.checks.results import CHECKS, OF_SCRIPTS, counted, finding, skip
 from trainworthy.guard.hooks import events
 from trainworthy.guard.observing.observer import Observer
 from trainworthy.guard.rehearsals.child import uncompiled
@@ -185,11 +185,8 @@ class LoopGuard(Guard):
         if self.written:
             self._sum_up(watch, time.monotonic() - began)
         else:
-            counts = {
-                kind: sum(v.verdict == kind for v in self.verdicts) for kind in ("pass", "fail", "skip", "waived")
-            }
-            counted = ", ".join(f"{n} {kind}" for kind, n in counts.items() if n)
-            self.console.say(f"       {counted} of {len(self.verdicts)} checks, {time.monotonic() - began:.1f} s")
+            count = counted(self.verdicts)
+            self.console.say(f"       {count} of {len(self.verdicts)} checks, {time.monotonic() - began:.1f} s")
         return self.verdicts
 
     def _usable(self, watch: Outcome) -> None:
@@ -365,13 +362,6 @@ def _hold_back(seen: Watcher, scratch: Path) -> None:
     """Leave torch.compile out, and write what the loop saves with torch.save to a scratch folder: a rehearsal must not
     replace a good checkpoint."""
     box = Sandbox(scratch)
-
-    def saved(original: Callable) -> Callable:
-        return lambda obj, f, *a, **k: original(obj, box.writing(f) if isinstance(f, (str, Path)) else f, *a, **k)
-
-    def loaded(original: Callable) -> Callable:
-        return lambda f, *a, **k: original(box.reading(f) if isinstance(f, (str, Path)) else f, *a, **k)
-
-    events.replace(torch, "save", saved)
-    events.replace(torch, "load", loaded)
+    events.replace(torch, "save", box.saving)
+    events.replace(torch, "load", box.loading)
     events.replace(torch, "compile", lambda _: uncompiled(seen))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from trainworthy.core.base.console import list_names
 from trainworthy.core.base.errors import UserError
 from trainworthy.guard.checks import invariants
 from trainworthy.guard.checks.results import finding
@@ -124,7 +125,7 @@ def by_hand(seen: Watcher, loop: "Loop") -> dict | None:
             "the loss is computed by other models, or cut off by detach() or no_grad()",
         )
     cause = "p = p - lr * p.grad makes a new tensor: p -= lr * p.grad, under torch.no_grad(); or no step is made at all"
-    text = f"{len(unchanged)} of {len(rows)} tensors get a gradient and never move: {invariants.listed(unchanged)}"
+    text = f"{len(unchanged)} of {len(rows)} tensors get a gradient and never move: {list_names(unchanged, 3)}"
     return finding("wiring", text if unchanged else f"{len(rows)} tensors get gradients and move, without an optimiser",
                               cause if unchanged else "")  # fmt: skip
 
@@ -157,8 +158,8 @@ def frozen(seen: Watcher, loop: "Loop") -> dict | None:
         for name, p in rows.items()
         if name not in mine and not p.requires_grad and not invariants.moved_now(seen, p)
     ]
-    wrong = [f"{len(moved)} of {len(mine)} tensors declared frozen moved: {invariants.listed(moved)}"] * bool(moved)
-    wrong += [f"{len(others)} tensors are frozen and not declared: {invariants.listed(others)}"] * bool(others)
+    wrong = [f"{len(moved)} of {len(mine)} tensors declared frozen moved: {list_names(moved, 3)}"] * bool(moved)
+    wrong += [f"{len(others)} tensors are frozen and not declared: {list_names(others, 3)}"] * bool(others)
     causes = ["requires_grad was switched on again, or freezing has no effect: p.requires_grad_(False)"] * bool(moved)
     causes += ["a prefix is missing in expect.frozen, or too much was frozen"] * bool(others)
     return finding(

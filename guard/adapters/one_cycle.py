@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from unittest import mock
 
 from torch.optim.lr_scheduler import OneCycleLR
 
@@ -24,8 +25,5 @@ def keep_last_rate(epoch: int, passes: Callable[[], int]) -> Iterator[None]:
             return [group["lr"] for group in self.optimizer.param_groups]
         return own(self)
 
-    OneCycleLR.get_lr = get_lr  # type: ignore[method-assign]  # a loop keeps its scheduler to itself
-    try:
+    with mock.patch.object(OneCycleLR, "get_lr", get_lr):  # a loop keeps its scheduler to itself
         yield
-    finally:
-        OneCycleLR.get_lr = own  # type: ignore[method-assign]

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.loop.run import Rehearsal
 from trainworthy.guard.adapters.script_stage import _ScriptStage
+from trainworthy.guard.hooks.trees import tensors
 
 SAMPLES = 16
 
@@ -46,7 +46,7 @@ def inputs(model: nn.Module) -> Iterator[list[list[Tensor]]]:
 
     def note(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         if torch.is_grad_enabled():
-            seen.append([x.detach().clone() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)])
+            seen.append([x.detach().clone() for x in tensors((args, kwargs))])
 
     with model.register_forward_pre_hook(note, with_kwargs=True):
         yield seen

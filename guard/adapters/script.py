@@ -28,6 +28,7 @@ from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.guard.adapters import adapted, loop, observed, script_stage
 from trainworthy.guard.adapters.script_stage import Script as Script
 from trainworthy.guard.adapters.subject import Subject
+from trainworthy.guard.checks.results import counted
 from trainworthy.guard.hooks import patches
 
 if TYPE_CHECKING:
@@ -180,9 +181,7 @@ def _prove(
     if written:
         gates.write(folder / "gates.json", verdicts, enabled=True)
         (folder / "data.json").write_text(json.dumps(report, indent=1))
-    counted = {kind: sum(v.verdict == kind for v in verdicts) for kind in ("pass", "fail", "skip", "waived")}
-    summary = ", ".join(f"{n} {kind}" for kind, n in counted.items() if n)
-    console.say(f"       {summary} of {len(verdicts)} gates, {sum(v.seconds for v in verdicts):.1f} s")
+    console.say(f"       {counted(verdicts)} of {len(verdicts)} gates, {sum(v.seconds for v in verdicts):.1f} s")
     return verdicts
 
 

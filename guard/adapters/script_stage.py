@@ -225,7 +225,7 @@ def settings(script: Script, seed: int) -> config.Config:
     size = script.train.batch_size if isinstance(script.train, DataLoader) else script.batch_size
     return config.Config(
         train=config.Train(batch_size=max(size or 1, script.accumulate), accumulate=script.accumulate),
-        optim=config.Optim(clip=float("inf"), schedule="constant", warmup=0.0, lr=max(map(_peak, script.optimizer.param_groups))),
+        optim=config.Optim(clip=float("inf"), schedule="constant", warmup=0.0, lr=max(map(peak, script.optimizer.param_groups))),
         run=config.RunSettings(seed=seed),
     )  # fmt: skip
 
@@ -281,7 +281,7 @@ def make_stage(factory: Callable[[], Script], folder: Path, found: Objective, ru
     seeds.seed_all(seeds.derive(run.cfg.run.seed, "build"))
     script = factory()
     for group in script.optimizer.param_groups:
-        group["peak_lr"] = _peak(group)
+        group["peak_lr"] = peak(group)
         group["params"] = [p for p in group["params"] if p.requires_grad]  # torch skips the others
     data = {"train": samples(script, script.train, fixed=True), "val": samples(script, script.val, fixed=False)}
     for one in data.values():
@@ -337,7 +337,7 @@ class _OwnCheckpoint:
         self.script.load(Path(state["path"]))  # type: ignore[misc]  # given with `save`
 
 
-def _peak(group: dict) -> float:
+def peak(group: dict) -> float:
     """Return the highest rate of a parameter group. torch's schedulers store it; the current rate may be 0 in a
     warmup."""
     return max(group["lr"], group.get("initial_lr", 0.0), group.get("max_lr", 0.0))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from trainworthy.core.loop.run import Run, Step
 from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, View
 from trainworthy.guard.adapters.class_weights import class_weights, total_weight
 from trainworthy.guard.adapters.objective import smoothing_floor
+from trainworthy.guard.adapters.script_stage import peak
 from trainworthy.guard.adapters.subject import Subject
 from trainworthy.guard.adapters.trainer_gates import GATES, reachable
 from transformers import EvalPrediction, Trainer
@@ -126,8 +128,7 @@ def _stage(factory: Callable[[], Trainer], start: dict[str, float]) -> Hosted:
     trainer = built(factory)
     optimizer = quiet(trainer)
     for group in optimizer.param_groups:
-        # OneCycleLR and CyclicLR begin far below their peak
-        group["peak_lr"] = max(group["lr"], group.get("initial_lr", 0.0), group.get("max_lr", 0.0))
+        group["peak_lr"] = peak(group)
     if trainer.lr_scheduler is not None:
         _hold(trainer.lr_scheduler)
     name = (trainer.args.metric_for_best_model or "loss").removeprefix("eval_")
@@ -223,11 +224,8 @@ def _smoothed(trainer: Trainer) -> float:
 def _measured(trainer: Trainer, data: Data, indices: Iterable[int]) -> dict[str, float]:
     """Run `trainer.evaluate` on some samples; return its numbers without timings."""
     rows = [_source(data).row(data.get(i, None)) for i in indices]
-    own, trainer.eval_dataset = trainer.eval_dataset, {"some": Dataset.from_list(rows)}
-    try:
+    with mock.patch.object(trainer, "eval_dataset", {"some": Dataset.from_list(rows)}):
         found = trainer.evaluate("some")  # by name, because TRL would prepare a data set argument again
-    finally:
-        trainer.eval_dataset = own
     return {k.removeprefix("eval_"): float(v) for k, v in found.items() if k.startswith("eval_") and "per_second" not in k
             and not k.endswith(("runtime", "num_tokens")) and isinstance(v, (int, float))}  # fmt: skip
 

@@ -16,11 +16,6 @@ ROWS, FEW = 64, 8  # FEW: of which the loss is computed
 MOST_DROPPED = 0.1  # of the rows; the few longest prompts of a data set may be dropped on purpose
 
 
-def _adapted(trainer: Trainer) -> bool:
-    """Whether the trainer's reference is its own model with the adapter switched off."""
-    return getattr(trainer, "ref_model", trainer) is None and hasattr(trainer.model, "disable_adapter")
-
-
 def _rows(data: Any) -> list[dict]:
     chosen = data.representative(min(ROWS, len(data)))
     return [data.row(data.get(i, None)) for i in chosen]
@@ -111,7 +106,8 @@ def _dropped(trainer: Trainer) -> tuple[str, str] | None:
 def reference(context: GateContext) -> Finding:
     """Compare the model without its adapter before and after four rehearsed steps, on a batch of the validation set."""
     _, before = context.look()
-    if not _adapted(before.trainer):  # type: ignore[attr-defined]
+    trainer = before.trainer  # type: ignore[attr-defined]
+    if getattr(trainer, "ref_model", trainer) is not None or not hasattr(trainer.model, "disable_adapter"):
         raise Skip("no reference that is the model without its adapter")
     _, after, _ = rehearsed(context)
     data = before.data["val"]

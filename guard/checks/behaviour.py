@@ -2,8 +2,9 @@
 
 import torch
 from torch import nn
+from trainworthy.core.base.console import list_names
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.checks.invariants import listed, moved_now, names, stepped, tops
+from trainworthy.guard.checks.invariants import moved_now, names, stepped, tops
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.hooks import initial_weights
 from trainworthy.guard.hooks.parameters import named_parameters_of, parameters_of
@@ -43,13 +44,15 @@ def frozen(seen: Observer) -> dict:
         if id(p) in g.frozen and id(p) in g.received and moved_now(seen, p)
     ]
     if thawed:
-        wrong.append(f"{len(thawed)} tensors were frozen when the optimiser was built, and train: {listed(thawed)}")
+        wrong.append(
+            f"{len(thawed)} tensors were frozen when the optimiser was built, and train: {list_names(thawed, 3)}"
+        )
         causes.append(
             "something sets requires_grad back to True (the model's own train() or init), or the freezing comes after the optimiser was built"
         )
     moved = [called.get(i, "?") for g in groups for i in g.frozen_moved]
     if moved:
-        wrong.append(f"{len(moved)} frozen tensors moved at step(): {listed(moved)}")
+        wrong.append(f"{len(moved)} frozen tensors moved at step(): {list_names(moved, 3)}")
         causes.append("the optimiser still holds their gradient or momentum: leave frozen parameters out of it")
     received = {i for g in groups for i in g.received}
     for measure in (initial_weights.frozen_base, initial_weights.frozen_head):

@@ -14,6 +14,7 @@ from trainworthy.core.base.modes import in_mode
 from trainworthy.core.base.seeds import kept_draws
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.hooks.parameters import parameters_of
+from trainworthy.guard.hooks.trees import first_float, floats, tensors
 from trainworthy.guard.measures import interleaved
 from trainworthy.guard.measures import rows as sample_rows
 from trainworthy.guard.measures.logits import classes_last
@@ -41,6 +42,13 @@ class Again:
         except Exception:
             return None
 
+    def answers(self, *values: Tensor) -> list[Tensor] | None:
+        """Return the outputs for the input itself, then for `values`; None where the model is random or cannot be called."""
+        first, *others = (self(x) for x in (self.place, self.place, *values))
+        if first is None or any(y is None for y in others) or not torch.equal(first, others[0]):
+            return None
+        return [first, *others[1:]]
+
 
 def replaced(given: Any, old: Tensor, new: Tensor) -> Any:
     """Return arguments with one tensor in place of another."""
@@ -65,7 +73,7 @@ def follows_only_the_past(module: nn.Module, args: tuple, kwargs: dict, x: Tenso
     """Return whether an output follows the input at its own and at earlier places, and at no later one."""
 
     def same_shape(out: Any) -> Tensor | None:
-        return next((y for y in tree_leaves(out) if isinstance(y, Tensor) and y.shape == x.shape), None)
+        return next((y for y in tensors(out) if y.shape == x.shape), None)
 
     call = Again(module, args, kwargs, x, same_shape)
     for axis in (1, 0) if x.dim() > 2 else (1,):
@@ -95,11 +103,11 @@ def follows_own_place(call: Again, axis: int, place: int) -> bool:
 
 def scores_of(out: Any, ids: Tensor) -> Tensor | None:
     """Return a model's outputs for each token, (*ids.shape, C), also if it has them as (B, C, T)."""
-    found = [y for y in tree_leaves(out) if isinstance(y, Tensor) and y.is_floating_point() and y.dim() > 1
+    leaves = floats(out)
+    found = [y for y in leaves if y.dim() > 1
              and y.numel() % ids.numel() == 0 and y.shape[-1] == y.numel() // ids.numel() > 1]  # fmt: skip
     if found:
         return found[0].reshape(*ids.shape, -1)
-    leaves = (y for y in tree_leaves(out) if isinstance(y, Tensor) and y.is_floating_point())
     return next((z for y in leaves if (z := classes_last(y, ids)) is not None), None)
 
 
@@ -126,9 +134,9 @@ def sees_the_same_place(seen: Any) -> bool | None:
         if half:
             other = permuted(ids, axis, half)
             other.narrow(axis, half, 1).copy_(ids.narrow(axis, half, 1).roll(1, 1 - axis))
-            first, again, changed = call(ids), call(ids), call(other)
-            if first is None or again is None or changed is None or not torch.equal(first, again):
+            if (answers := call.answers(other)) is None:
                 return None
+            first, changed = answers
             difference = (changed - first).narrow(axis, half, 1).abs().float().mean()
             found.append(float(difference) > SEEN * float(first.float().std()))
     return all(found) if found else None
@@ -146,7 +154,7 @@ def packed_copy(seen: Any) -> tuple[str, str] | None:
         return None
 
     def at_place(out: Any) -> Tensor | None:
-        found = [y for y in tree_leaves(out) if isinstance(y, Tensor) and y.is_floating_point()]
+        found = floats(out)
         flat = next((y[start : start + count] for y in found if y.dim() == 2 and len(y) == int(sizes.sum())), None)
         padded = (y[:, place] for y in found if y.dim() == 3 and len(y) == len(ids) and y.shape[1] > place)
         return flat if flat is not None else next(padded, None)
@@ -155,10 +163,9 @@ def packed_copy(seen: Any) -> tuple[str, str] | None:
     other[:, place] = ids[:, place].roll(1)
     if torch.equal(other, ids):
         return None
-    call = Again(module, args, kwargs, ids, at_place)
-    first, again, changed = call(ids), call(ids), call(other)
-    if first is None or again is None or changed is None or not torch.equal(first, again):
+    if (answers := Again(module, args, kwargs, ids, at_place).answers(other)) is None:
         return None
+    first, changed = answers
     moved = float((changed - first).abs().float().mean()) / max(float(first.float().std()), 1e-12)
     if moved < SEEN:
         return None
@@ -231,7 +238,7 @@ def ignores_places(seen: Any) -> dict | None:
     if seen.fits.root is None:
         return None
     module, args, kwargs = seen.fits.root
-    x = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()), None)
+    x = first_float(args, kwargs)
     if x is None or x.dim() != 3 or x.shape[1] < 4 or len(x) < 4:
         return None
     grad = gradient(module, (args, kwargs), x, tree_leaves)
@@ -298,7 +305,7 @@ def drawn_alike(
             args, kwargs = replaced(given, x, value)
             with kept_draws(), in_mode(inner, training=True), torch.no_grad():
                 torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
-                outs.append([y.clone() for y in tree_leaves(inner(*args, **kwargs)) if isinstance(y, Tensor)])
+                outs.append([y.clone() for y in tensors(inner(*args, **kwargs))])
     except Exception:
         return None
     return outs
@@ -343,10 +350,11 @@ def orderless(seen: Any) -> dict | None:
         return None
     call = Again(module, args, kwargs, ids, lambda out: scores_of(out, ids))
     order = torch.randperm(ids.shape[1], generator=torch.Generator().manual_seed(0)).to(ids.device)
-    first, again, moved, changed = (call(x) for x in (ids, ids, ids[:, order], permuted(ids, 1, ids.shape[1] // 2)))
-    if first is None or again is None or moved is None or changed is None or not torch.equal(first, again):
+    half = ids.shape[1] // 2
+    if (answers := call.answers(ids[:, order], permuted(ids, 1, half))) is None:
         return None
-    half, spread = ids.shape[1] // 2, float(first.float().std())
+    first, moved, changed = answers
+    spread = float(first.float().std())
     context = float((changed - first)[:, :half].float().abs().mean())
     left = float((moved - first[:, order]).float().abs().mean())
     measured = f"scores change by {left / max(spread, 1e-12):.2g} of their spread when the tokens change places and nothing else"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.checks import behaviour
-from trainworthy.guard.checks.results import ENDED, finding, skip
+from trainworthy.guard.checks.results import ENDED, finding, joined, skip
 from trainworthy.guard.hooks.parameters import parameters_of
 from trainworthy.guard.measures import averages, best_weights, row_invariants, token_pairs
 from trainworthy.guard.measures.records import Group
@@ -22,11 +22,10 @@ EMPTY = 4  # steps in a row without a gradient
 def check(seen: Following) -> dict:
     """Join the faults that are seen in a whole script."""
     faults = [fault for find in FINDERS if (fault := find(seen))]
-    if faults:
-        return finding("ending", "; ".join(what for what, _ in faults), "\n".join(cause for _, cause in faults))
     sources = len({(e.kind, e.source) for e in seen.evaluations})
-    return finding(
+    return joined(
         "ending",
+        faults,
         f"followed to its end: {length(seen)}; evaluations: {len(seen.evaluations)}, sources of their data: {sources}, "
         f"states loaded: {sum(not one.path for one in seen.loads)}",
     )

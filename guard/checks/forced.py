@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.checks.causality import arguments, gradient
+from trainworthy.guard.hooks.trees import tensors
 
 # Names of what a decoder is forced with
 ANSWERS = re.compile(r"(?i)target|label|tgt|trg|truth|future|^y$|^y_|_y$|^dec")
@@ -47,6 +47,6 @@ def outputs(target: Tensor, count: int) -> Callable[[Any], list[Tensor]]:
     """Return what picks the first `count` steps of the outputs that are compared with a target."""
 
     def pick(out: Any) -> list[Tensor]:
-        return [y[:, :count] for y in tree_leaves(out) if isinstance(y, Tensor) and y.shape == target.shape]
+        return [y[:, :count] for y in tensors(out) if y.shape == target.shape]
 
     return pick

@@ -5,8 +5,9 @@ import re
 
 import torch
 from torch import nn
+from trainworthy.core.base.console import list_names
 from trainworthy.core.base.doubles import to_double
-from trainworthy.guard.checks.invariants import listed, moved_now, names, stepped, tops
+from trainworthy.guard.checks.invariants import moved_now, names, stepped, tops, with_and_without
 from trainworthy.guard.checks.objectives import dropped_terms, unrestored
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.hooks.parameters import parameters_of
@@ -33,7 +34,7 @@ def wiring(seen: Observer) -> dict:
     lost = [(i, p) for i, p in missing if fault(seen, i, modules, owned)]
     if lost:
         lost_names = [called.get(i, f"a parameter {tuple(p.shape)} of no module") for i, p in lost]
-        wrong.append(f"{len(lost)} tensors get gradients and are in no optimiser: {listed(lost_names)}")
+        wrong.append(f"{len(lost)} tensors get gradients and are in no optimiser: {list_names(lost_names, 3)}")
         causes.append(
             "the optimiser was built before these were added, replaced or unfrozen, or over a part of the model; "
             "or their modules are kept in a list or dict, not in a ModuleList"
@@ -46,7 +47,7 @@ def wiring(seen: Observer) -> dict:
     if flat := zeroed(seen, groups):
         wrong.append(
             f"the gradient of {len(flat)} tensors is exactly zero at each of the first {CLOSE} steps: "
-            f"{listed([called.get(i, '?') for i in flat])}"
+            f"{list_names([called.get(i, '?') for i in flat], 3)}"
         )
         causes.append(
             "a loss with the weight 0 in the sum, factors of one product that all start at zero, a mask that is always 0, dead activations"
@@ -55,7 +56,7 @@ def wiring(seen: Observer) -> dict:
         wrong += called_twice
         causes.append("copied code: a layer is called in place of its neighbour")
     if unmoved := [called.get(i, "?") for g in groups for i in standing(g)]:
-        wrong.append(f"{len(unmoved)} tensors get a gradient and do not move: {listed(unmoved)}")
+        wrong.append(f"{len(unmoved)} tensors get a gradient and do not move: {list_names(unmoved, 3)}")
         causes.append("updates are lost to rounding (weights in bf16 or fp16 without an fp32 copy), or a zero rate")
     for text, cause in untrained(seen, modules):
         wrong.append(text)
@@ -73,23 +74,25 @@ def without_gradients(
 ) -> list[tuple[str, str]]:
     """Find tensors in an optimiser that never got a gradient. `missing`: parameters with gradients that are in none; `lost`: whether that is
     a mistake."""
-    dead, share, cut = unreached(seen, groups, called)
+    dead, share, cut = unreached(seen, called)
     if dead and share > 0.999:
         cause = "the optimiser holds a copy of the model's parameters, or of a model that was replaced afterwards"
         return [(f"none of the {len(dead)} tensors in the optimiser ever got a gradient", cause)]
     if lost:
-        return [(f"{len(dead)} tensors in an optimiser never got a gradient: {listed(dead)}", "")] * bool(dead)
-    if text := shut(seen, groups, missing):
+        return [(f"{len(dead)} tensors in an optimiser never got a gradient: {list_names(dead, 3)}", "")] * bool(dead)
+    if text := shut(groups, missing):
         return [(text, "the optimiser was built over a part that was frozen or replaced afterwards")]
     if dead and cut:
         held = f"{share:.0%} of what the optimiser holds"
-        text = f"{len(dead)} tensors ({held}) never got a gradient although their modules ran: {listed(dead)}"
+        text = f"{len(dead)} tensors ({held}) never got a gradient although their modules ran: {list_names(dead, 3)}"
         return [(text, "a detach(), no_grad(), argmax or .data cuts the graph above them")]
     if places := [name for name in dead if POSITIONS.fullmatch(name.rpartition(".")[2])]:
         cause = "their sum with the input is not assigned (x + self.pos_embed): the model does not know the order of its tokens"
-        return [(f"the positions {listed(places)} never got a gradient, although the optimiser holds them", cause)]
+        return [
+            (f"the positions {list_names(places, 3)} never got a gradient, although the optimiser holds them", cause)
+        ]
     if dead and seen.fits.shared >= CLOSE:
-        text = f"one output is compared with two entries of the batch, and {len(dead)} tensors never got a gradient: {listed(dead)}"
+        text = f"one output is compared with two entries of the batch, and {len(dead)} tensors never got a gradient: {list_names(dead, 3)}"
         return [(text, "copied code: a loss reads another output than its own")]
     return []
 
@@ -102,7 +105,7 @@ def untrained(seen: Observer, modules: list[nn.Module]) -> list[tuple[str, str]]
         measured = f"{state} is called step by step, each time with the same state"
         found.append((measured, "its new state is thrown away (output, _ = rnn(x, hidden)): pass it to the next step"))
     if plain := drawn_constants(seen, modules):
-        measured = f"a random tensor that is no Parameter and no buffer is used as a weight: {listed(plain)}"
+        measured = f"a random tensor that is no Parameter and no buffer is used as a weight: {list_names(plain, 3)}"
         cause = "it is neither trained nor saved: make it an nn.Parameter, or a buffer if it must not change"
         found.append((measured, cause))
     if anew := seen.evidence.made_anew.fault():
@@ -148,7 +151,7 @@ def whole_passes(seen: Observer) -> int:
     return sum(p.ended and not p.was_cut and p.backwards >= 4 and p.got == p.length for p in seen.passes)
 
 
-def shut(seen: Observer, groups: list[Group], missing: list) -> str:
+def shut(groups: list[Group], missing: list) -> str:
     """Return whether an optimiser holds frozen tensors alone, while others get gradients and are in no optimiser."""
     for g in groups:
         if (
@@ -192,21 +195,20 @@ def fault(seen: Observer, i: int, modules: list[nn.Module], owned: set[int]) -> 
     return any(id(p) in owned for m in inside for p in parameters_of(m))
 
 
-def unreached(seen: Observer, groups: list[Group], called: dict[int, str]) -> tuple[list[str], float, bool]:
+def unreached(seen: Observer, called: dict[int, str]) -> tuple[list[str], float, bool]:
     """Return parameters in an optimiser that never got a gradient: names, their fraction, and whether a cut graph
     explains it."""
-    received = {i for g in groups for i in g.received} | seen.leaves.keys()  # zeroed counts as reached: see gradients
-    trained = [p for g in groups if g.steps >= 3 for p in g.parameters if p.requires_grad]
-    dead = [p for p in trained if id(p) not in received]
-    share = sum(p.numel() for p in dead) / max(1, sum(p.numel() for p in trained))
+    trained, dead = with_and_without(seen, 3)
+    total, dead_ids = max(1, sum(p.numel() for p in trained)), {id(p) for p in dead}
     ran = {id(p): order for m, order, _ in seen.called.values() for p in parameters_of(m, recurse=False)}
     whole = {
         id(p) for m, _, _ in seen.called.values() if next(m.children(), None) for p in parameters_of(m, recurse=False)
     }
     rows = [ran[id(p)] for p in dead if id(p) in ran and id(p) not in whole]  # a token of a whole model may go unused
-    live = [ran[id(p)] for p in trained if id(p) in received and id(p) in ran]
-    cut = bool(rows) and (not live or min(rows) < min(live) or _share_of(dead, ran, trained) > 0.5)
-    return [called.get(id(p), f"a tensor {tuple(p.shape)}") for p in dead], share, cut
+    live = [ran[id(p)] for p in trained if id(p) not in dead_ids and id(p) in ran]
+    part = sum(p.numel() for p in dead if id(p) in ran) / total
+    cut = bool(rows) and (not live or min(rows) < min(live) or part > 0.5)
+    return [called.get(id(p), f"a tensor {tuple(p.shape)}") for p in dead], sum(p.numel() for p in dead) / total, cut
 
 
 def zeroed(seen: Observer, groups: list[Group]) -> list[int]:
@@ -242,10 +244,6 @@ def twins(seen: Observer) -> list[str]:
                 if len(twice) == 1 and len(never) == 1:
                     found.append(f"{path + '.' if path else ''}{twice[0]} is called twice and {never[0]} never")
     return found[:2]
-
-
-def _share_of(dead: list, ran: dict[int, int], trained: list) -> float:
-    return sum(p.numel() for p in dead if id(p) in ran) / max(1, sum(p.numel() for p in trained))
 
 
 def unmoved(group: Group, rows: list[float]) -> bool:
@@ -313,7 +311,9 @@ def gradients(seen: Observer) -> dict:
                 f"at {g.empty} of {looked} steps {'every gradient was exactly zero' if flat else 'there was no gradient'}"
             )
             causes.append(without(g, flat))
-        if g.silent == min(g.steps, CLOSE) >= 4 and not g.received & moved_ids(seen, g):
+        if g.silent == min(g.steps, CLOSE) >= 4 and not any(
+            id(p) in g.received and moved_now(seen, p) for p in g.parameters
+        ):
             wrong.append(f"the loss is exactly 0 and has no gradient at the first {g.silent} steps: nothing is learnt")
             causes.append("all labels are ignored, all rewards are equal, or a mask removes every term")
         if g.twice >= max(2, 0.3 * looked):
@@ -360,11 +360,6 @@ def beside_the_graph(seen: Observer, group: Group, groups: list[Group]) -> bool:
     every parameter (Pyro), those of a fixed model, too. What should get gradients is found by `wiring`."""
     alone = len(group.parameters) == 1 and id(group.parameters[0]) not in seen.leaves
     return alone and any(g is not group and g.empty < 0.5 * g.steps for g in groups)
-
-
-def moved_ids(seen: Observer, group: Group) -> set[int]:
-    """Return the ids of an optimiser's parameters that have changed since training began."""
-    return {id(p) for p in group.parameters if moved_now(seen, p)}
 
 
 def short_window(windows: list[int]) -> str:

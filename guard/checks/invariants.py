@@ -36,9 +36,11 @@ def names(modules: list[nn.Module]) -> dict[int, str]:
     return found
 
 
-def listed(what: list[str], n: int = 3) -> str:
-    """Format a few names."""
-    return ", ".join(what[:n]) + (f" and {len(what) - n} more" if len(what) > n else "")
+def with_and_without(seen: Observer, steps: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the tensors of optimisers with at least so many steps, and those of them that never got a gradient. One of zero counts."""
+    received = {i for g in stepped(seen) for i in g.received} | seen.leaves.keys()
+    trained = [p for g in stepped(seen) if g.steps >= steps for p in g.parameters if p.requires_grad]
+    return trained, [p for p in trained if id(p) not in received]
 
 
 def finite(seen: Observer) -> dict:

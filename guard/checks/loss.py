@@ -36,19 +36,10 @@ SHIFTS = {
 def targets(seen: Observer) -> dict:
     """Find class targets that are constant, ignored or shifted, batches of one class, and predictions paired with every
     target."""
-    if fault := seen.evidence.outer.fault() or seen.evidence.multi_hot.fault():
-        return finding("targets", *fault)
-    for check in (
-        objectives.exchanged,
-        objectives.copied,
-        objectives.mixed,
-        objectives.text_along_batch,
-        objectives.read_apart,
-        causality.packed_copy,
-    ):
-        if fault := check(seen):
-            return finding("targets", *fault)
-    if fault := pairing.check(seen.pairing) or indexing.check(seen.indexed):
+    found = seen.evidence.outer.fault() or seen.evidence.multi_hot.fault()
+    found = found or objectives.exchanged(seen) or objectives.copied(seen) or objectives.mixed(seen)
+    found = found or objectives.text_along_batch(seen) or objectives.read_apart(seen) or causality.packed_copy(seen)
+    if fault := found or pairing.check(seen.pairing) or indexing.check(seen.indexed):
         return finding("targets", *fault)
     rows = [r for r in seen.calls if r.get("n")]
     if not rows and seen.labels and seen.labels[0]["distinct"] + seen.labels[-1]["distinct"]:
@@ -66,17 +57,10 @@ def targets(seen: Observer) -> dict:
         return finding("targets", *fault)
     if not rows:
         return binary_targets([r for r in seen.calls if "low" in r], own=seen.fits.own)
-    for found in (
-        supervision.class_weights,
-        supervision.masked_elsewhere,
-        supervision.one_of_two,
-        supervision.padding_scored,
-    ):
-        if fault := found(rows):
-            return finding("targets", *fault)
-    if fault := lost(rows, "calls of the loss") or shifted(rows, seen) or one_class(rows) or positive_first(rows):
-        return finding("targets", *fault)
-    if fault := ignored_token(rows):
+    found = supervision.class_weights(rows) or supervision.masked_elsewhere(rows)
+    found = found or supervision.one_of_two(rows) or supervision.padding_scored(rows)
+    found = found or lost(rows, "calls of the loss") or shifted(rows, seen) or one_class(rows)
+    if fault := found or positive_first(rows) or ignored_token(rows):
         return finding("targets", *fault)
     distinct = set().union(*(r["distinct"] for r in rows))
     sizes = [r["scored"] for r in rows]

@@ -8,9 +8,9 @@ from trainworthy.core.base.correlation import spearman
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.checks import forced
 from trainworthy.guard.checks.causality import follows_only_the_past
-from trainworthy.guard.checks.invariants import names, stepped, tops
+from trainworthy.guard.checks.invariants import names, tops, with_and_without
 from trainworthy.guard.checks.policies import advantages
-from trainworthy.guard.checks.results import finding, skip
+from trainworthy.guard.checks.results import finding, joined, skip
 from trainworthy.guard.hooks.parameters import parameters_of
 from trainworthy.guard.measures import class_conditions, collapse, loss_terms, penalties, policy_rewards, variational
 from trainworthy.guard.measures.regression import unexplained_share
@@ -28,17 +28,12 @@ def direction(seen: Any) -> dict:
     penalty = penalties.penalty(one.penalties) or penalties.embeddings(one.penalties)
     rows += [(penalty, ""), (one.bootstrapped.fault(), ""), loss_terms.check(one.loss_terms), collapse.check(seen)]
     rows += [(advantages(seen), ""), (one.same_rows.fault(), "")]
-    wrong, measured = [], []
-    for fault, text in rows:
-        wrong += [fault] if fault else []
-        measured += [text] if text else []
-    if wrong:
-        return finding("direction", "; ".join(w for w, _ in wrong), "\n".join(c for _, c in wrong))
-    if not measured:
+    faults, measured = [fault for fault, _ in rows if fault], [text for _, text in rows if text]
+    if not faults and not measured:
         return skip(
             "direction", "no adversary, no attack on inputs, no policy of a gymnasium environment, no variational code"
         )
-    return finding("direction", "; ".join(measured))
+    return joined("direction", faults, "; ".join(measured))
 
 
 def attacks(seen: Any) -> tuple[Fault | None, str]:
@@ -181,15 +176,8 @@ def mixed(seen: Any) -> Fault | None:
 def dropped_terms(seen: Any) -> Fault | None:
     """Find losses that a model returns, that never reach backward(), with parameters that train by nothing else."""
     called = names(tops())
-    received = {i for g in stepped(seen) for i in g.received} | seen.leaves.keys()
     ran = {id(p) for m, _, _ in seen.called.values() for p in parameters_of(m, recurse=False)}
-    dead = [
-        called.get(id(p), "?")
-        for g in stepped(seen)
-        if g.steps >= 8
-        for p in g.parameters
-        if p.requires_grad and id(p) not in received and id(p) in ran
-    ]
+    dead = [called.get(id(p), "?") for p in with_and_without(seen, 8)[1] if id(p) in ran]
     lost = [key for (_, key), (times, got) in seen.evidence.terms.items() if times >= 8 and not got]
     if dead and lost:
         return (

@@ -31,24 +31,39 @@ class Oracle:
         """Return what a model is made to answer in place of `out`."""
         one = seen.recent[-1] if seen.recent else None
         if one is None or one.backwards or torch.is_grad_enabled() or not seen.steps:
+            self.unanswered()
             return out
-        self.rounds += [] if seen.steps in self.rounds else [seen.steps]
-        right = self.rounds.index(seen.steps) % 2 == 0
-        new = {"right": right, "round": seen.steps, "calls": 0, "answered": 0, "rows": 0, "classes": []}
-        row = self.passes.setdefault(id(one), {**new, "output_span": [], "pass": one})
+        row = self.passes.setdefault(id(one), {"calls": 0, "answered": 0, "rows": 0, "output_span": [], "pass": one})
         row["calls"] += 1
         scored = out.get("logits") if isinstance(out, Mapping) else out
-        target = wanted(used(one.recent, given), scored, seen.places)
-        if target is None:
+        answer = self.made(seen, row, used(one.recent, given), scored)
+        if answer is None:
+            self.unanswered()
             return out
         row["answered"] += 1
-        row["rows"] += len(target)
-        row["classes"] = sorted({*row["classes"], *target.flatten()[:4096].unique().tolist()})[:8]
-        answer = saying(scored, target, right=row["right"])
+        row["rows"] += len(answer)
         if isinstance(out, Mapping):
             out["logits"] = answer  # type: ignore[index]
             return out
         return answer
+
+    def unanswered(self) -> None:
+        """The model was called on something else than an evaluation's known samples."""
+
+    def made(self, seen: Any, row: dict[str, Any], batch: Any, out: Any) -> Tensor | None:
+        """Return right or wrong answers to a batch, by turns; None if its targets are not known."""
+        self.rounds += [] if seen.steps in self.rounds else [seen.steps]
+        right = self.rounds.index(seen.steps) % 2 == 0
+        row |= {
+            "right": row.get("right", right),
+            "round": row.get("round", seen.steps),
+            "classes": row.get("classes", []),
+        }
+        target = wanted(batch, out, seen.places)
+        if target is None:
+            return None
+        row["classes"] = sorted({*row["classes"], *target.flatten()[:4096].unique().tolist()})[:8]
+        return saying(out, target, right=row["right"])
 
     def ended(self, one: Any, span: list[int]) -> None:
         """An evaluation has ended: what is printed from here to the next batch is its result."""

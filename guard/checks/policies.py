@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from trainworthy.guard.checks.invariants import names, stepped, tops
+from trainworthy.guard.checks.invariants import names, tops, with_and_without
 from trainworthy.guard.hooks.parameters import parameters_of
 from trainworthy.guard.measures.advantages import Sums
 
@@ -34,8 +34,6 @@ def advantages(seen: Any) -> tuple[str, str] | None:
 def untaught(seen: Any) -> list[str]:
     """Return the names of tensors in an optimiser that never got a gradient although their modules ran in training."""
     called = names(tops())
-    received = {i for g in stepped(seen) for i in g.received} | seen.leaves.keys()
     ran = {id(p) for m, _, graded in seen.called.values() if graded for p in parameters_of(m, recurse=False)}
-    found = [p for g in stepped(seen) if g.steps >= STEPS for p in g.parameters if p.requires_grad]
-    dead = [called.get(id(p), "a tensor") for p in found if id(p) not in received and id(p) in ran]
+    dead = [called.get(id(p), "a tensor") for p in with_and_without(seen, STEPS)[1] if id(p) in ran]
     return dead if len(dead) > 1 else []

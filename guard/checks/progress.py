@@ -237,8 +237,7 @@ def scored(found: dict[str, Series]) -> dict[str, Series]:
 def improved(ended: "Outcome") -> str:
     """Return what got better from its first value to its last ones; empty if nothing did."""
     for one in scored(series(ended.output)).values():
-        scale = 100 if one.kind in BOUNDED and max(map(abs, one.values)) > 1.5 else 1
-        row = Row(one, [x / scale for x in one.values], [one.values[0] / scale] * len(one.values))
+        row = Row(one, one.shares, one.shares[:1] * len(one.values))
         if len(one.values) >= READINGS and all(map(math.isfinite, one.values)) and row.gain > row.margin:
             last = fmean(row.trained[-max(1, len(row.trained) // 3) :])
             return f"{one.name} {row.trained[0]:.3g} -> {last:.3g}, printed {len(one.values)} times"

@@ -1,8 +1,9 @@
 """The checks of `guard`: what each is called and what it needs, and the form of a result."""
 
+from collections import Counter
 from typing import Any
 
-from trainworthy.core.base.verdict import Kind, Verdict
+from trainworthy.core.base.verdict import Fault, Kind, Verdict
 
 CHECKS = {
     "finite": ("losses and gradients stay finite", "losses and gradients are finite"),
@@ -112,9 +113,21 @@ def finding(id: str, measured: str, cause: str = "", **evidence: Any) -> dict:
     return {"id": id, "ok": not cause, "measured": measured, "cause": cause, "evidence": evidence}
 
 
+def joined(id: str, faults: list[Fault], healthy: str, **evidence: Any) -> dict:
+    """Return one result of several faults; `healthy`: what was measured if there are none."""
+    causes = "\n".join(cause for _, cause in faults if cause)
+    return finding(id, "; ".join(what for what, _ in faults) or healthy, causes, **evidence)
+
+
 def skip(id: str, why: str) -> dict:
     """Return the result of a check that does not apply."""
     return {"id": id, "skip": why}
+
+
+def counted(verdicts: list[Verdict]) -> str:
+    """Return how many of each kind there are."""
+    kinds = Counter(v.verdict for v in verdicts)
+    return ", ".join(f"{kinds[kind]} {kind}" for kind in ("pass", "fail", "skip", "waived") if kinds[kind])
 
 
 def verdict(found: dict, failed: Kind, seconds: float = 0.0, reason: str = "") -> Verdict:

@@ -5,7 +5,7 @@ error must be near zero. Where it is not, the evaluation compares the answers wi
 order that the loader has shuffled. A second run with the answers of other samples shows what the same score is then.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from trainworthy.guard.checks.oracle import ROWS, Oracle, saying, wanted
 from trainworthy.guard.checks.results import ENDED
 from trainworthy.guard.measures.float_targets import BINARY
-from trainworthy.guard.measures.printed_scores import BOUNDED, Series, printed_between, series
-from trainworthy.guard.measures.records import used, written
+from trainworthy.guard.measures.printed_scores import Series, printed_between, series
+from trainworthy.guard.measures.records import written
 
 if TYPE_CHECKING:
     from trainworthy.guard.rehearsals.rehearsal import Outcome
@@ -39,35 +39,20 @@ class Answers(Oracle):
         self.place, self.right, self.numbers = place, right, numbers
         self.mixed = False  # since the last step, the model was also called on something that was not answered
 
-    def answer(self, seen: Any, given: tuple, out: Any) -> Any:
-        """Return what a model is made to answer in place of `out`."""
-        one = seen.recent[-1] if seen.recent else None
-        if one is None or one.backwards or torch.is_grad_enabled() or not seen.steps or self.place is None:
-            self.close()
-            return out
-        row = self.passes.setdefault(
-            id(one), {"calls": 0, "answered": 0, "rows": 0, "varied": False, "output_span": [], "pass": one}
-        )
-        row["calls"] += 1
-        scored = out.get("logits") if isinstance(out, Mapping) else out
-        answer = self._answer(used(one.recent, given), scored)
-        if answer is None:
-            self.close()
-            return out
-        row["answered"] += 1
-        row["rows"] += len(answer)
-        row["varied"] |= bool((answer != answer[:1]).any())  # zeros in the place of unknown targets are no answers
-        if isinstance(out, Mapping):
-            out["logits"] = answer  # type: ignore[index]
-            return out
+    def made(self, seen: Any, row: dict[str, Any], batch: Any, out: Any) -> Tensor | None:
+        answer = None if self.place is None else self._answer(batch, out, self.place)
+        varied = answer is not None and bool(
+            (answer != answer[:1]).any()
+        )  # zeros in the place of unknown targets are no answers
+        row["varied"] = row.get("varied", False) or varied
         return answer
 
-    def _answer(self, batch: Any, out: Any) -> Tensor | None:
-        target = None if self.numbers else wanted(batch, out, {self.place: 1})  # type: ignore[dict-item]
+    def _answer(self, batch: Any, out: Any, place: int) -> Tensor | None:
+        target = None if self.numbers else wanted(batch, out, {place: 1})
         if target is not None:
             return saying(out, self._mine(target), right=True)
         leaves = tree_leaves(batch) if batch is not None else []
-        y = leaves[self.place] if self.numbers and self.place < len(leaves) else None  # type: ignore[operator,index]
+        y = leaves[place] if self.numbers and place < len(leaves) else None
         if not isinstance(y, Tensor) or not isinstance(out, Tensor) or not y.is_floating_point():
             return None
         fits = out.is_floating_point() and y.dim() and out.dim() and len(y) == len(out) and y.numel() == out.numel()
@@ -80,8 +65,8 @@ class Answers(Oracle):
             torch.randperm(len(target), generator=torch.Generator().manual_seed(len(target))).to(target.device)
         ]
 
-    def close(self) -> None:
-        """The model was called on something that is not answered: what is printed from here on may be its result."""
+    def unanswered(self) -> None:
+        """What is printed from here on may be the result of what was not answered."""
         for row in self.passes.values():
             if row["output_span"] and row["output_span"][1] < 0:
                 row["output_span"][1] = written()
@@ -127,7 +112,7 @@ def printed(one: "Outcome") -> dict[str, Series]:
 
 def first(one: Series) -> float:
     """Return a score's first value: until then, nothing of the run depends on an evaluation."""
-    return one.values[0] / (100 if one.kind in BOUNDED and max(map(abs, one.values)) > 1.5 else 1)
+    return one.shares[0]
 
 
 def check(ended: "Outcome", rehearse: "Callable[[str], Outcome]") -> tuple[str, str] | None:

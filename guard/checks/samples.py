@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 from torch.utils.data.sampler import SequentialSampler
-from trainworthy.guard.checks.results import finding, skip
+from trainworthy.guard.checks.results import finding, joined, skip
+from trainworthy.guard.hooks.trees import tensors
 from trainworthy.guard.measures import clocks, columns, neighbours, overlapping_windows, repeated_rows, token_pairs
 from trainworthy.guard.measures.alignment import turned_apart
 from trainworthy.guard.measures.collating import mispaired
@@ -38,7 +39,7 @@ def samples(seen: Observer) -> dict:
     found = [sampler_weights(train), seen.evidence.lookups.fault(), seen.evidence.stored.fault(), seen.graphs.fault()]
     found = [fault for fault in (*found, *(check(seen, train) for check in checks)) if fault]
     if found:
-        return finding("samples", "; ".join(what for what, _ in found), "\n".join(cause for _, cause in found))
+        return joined("samples", found, "")
     loader = train[0].loader
     size = "a stream" if isinstance(loader.dataset, IterableDataset) else f"{len(loader.dataset):,} samples"
     again = [p for p in train if p.loader is loader and p.order]
@@ -100,17 +101,13 @@ def never(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
     else:
         return None  # each epoch draws others: all of them may come
     drawn |= epoch
-    if len(drawn) <= 0.75 * total and not _others_draw(seen, loader):
+    split_by_samplers = any(p.loader is not loader and p.loader.dataset is loader.dataset for p in seen.passes)
+    if len(drawn) <= 0.75 * total and not split_by_samplers:
         return (
             f"{count} epochs draw {len(drawn):,} of {total:,} samples: {total - len(drawn):,} are never seen",
             f"the sampler {type(sampler).__name__} leaves them out",
         )
     return None
-
-
-def _others_draw(seen: Observer, loader: DataLoader) -> bool:
-    """Return whether another loader reads the same data set (a split by samplers)."""
-    return any(p.loader is not loader and p.loader.dataset is loader.dataset for p in seen.passes)
 
 
 def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
@@ -191,7 +188,7 @@ def partners(
         for i in range(0, len(data), max(1, len(data) // 200)):
             if time.monotonic() > limit:
                 break
-            leaves = [x for x in tree_leaves(data[i]) if isinstance(x, Tensor) and x.numel() >= 8]
+            leaves = [x for x in tensors(data[i]) if x.numel() >= 8]
             total += 1
             counts.update(k for k, x in enumerate(leaves) if k and x.shape == leaves[0].shape and x.dtype == leaves[0].dtype
                           and hash(x.detach().cpu().numpy().tobytes()) in mine)  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 from trainworthy.guard.checks.invariants import stepped
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.measures.records import CLOSE
-from trainworthy.guard.measures.scheduler_calls import counts, has_step, length_argument, options_of
+from trainworthy.guard.measures.scheduler_calls import calls_of_step, counts, length_argument, options_of
 from trainworthy.guard.observing.observer import Observer
 
 TURN = 0.75  # of an epoch: a cosine that is over before was not made for steps
@@ -126,7 +126,7 @@ def uncalled(seen: Observer, one: Any, train: list) -> dict | None:
     several, mine = len(train) > 1, owner(seen, one)
     kind = type(one.it).__name__
     constant = not one.at and several and mine is not None and len(set(mine.rates)) <= 1
-    constant = constant and not child(seen, one.it) and not has_step(*one.place)
+    constant = constant and not child(seen, one.it) and not calls_of_step(*one.place)
     if constant and len(train) > 2:
         return finding(
             "schedule", f"{kind} was never stepped in {len(train) - 1} epochs", "scheduler.step() is missing"
@@ -205,7 +205,7 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
                 "it was made for one step per batch",
             )
         warming = warm_up_of_steps(seen, one, mine, length) if slow and mine is not None else None
-        return zeroed(seen, one, mine) or warming or f"{kind}: {len(one.at)} steps in {seen.steps} updates"
+        return zeroed(one, mine) or warming or f"{kind}: {len(one.at)} steps in {seen.steps} updates"
     rates = mine.rates if mine is not None else []
     # Else the rehearsal's time was over in the first epoch
     whole = not train[0].was_cut and (train[0].ended or several)
@@ -242,7 +242,7 @@ def pace(seen: Observer, one: Any, train: list, length: int) -> dict | str:
     return f"{kind}: one step per update, rate {after[0] if after else rates[-1] if rates else 0:.3g} after an epoch"
 
 
-def zeroed(seen: Observer, one: Any, mine: Any) -> dict | None:
+def zeroed(one: Any, mine: Any) -> dict | None:
     """Find a scheduler that multiplies the rate by zero: it stands for no schedule, and ends the training."""
     if mine is None or getattr(one.it, "gamma", None) != 0:
         return None

@@ -23,11 +23,9 @@ The script runs in child processes that stop by themselves. Its output files go 
 Exit codes: 0 passed, 2 the script cannot be rehearsed, 3 a check failed."""
 
 import os
-import secrets
 import shutil
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,7 @@ from typing import Any
 from trainworthy.core.base.as_json import results
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import GATE_FAILED, UserError
+from trainworthy.core.base.files import stamp
 from trainworthy.core.commands import take_flag
 
 FLAGS = {"--only": "", "--waive": "", "--because": "", "--steps": "40", "--seconds": "6", "--load-seconds": "600",
@@ -132,8 +131,7 @@ def run(argv: list[str], found: dict[str, Any]) -> None:
         target.batches = (*target.batches, *own.values["--batches"].split(","))
     console = Console()
     name = target.module or target.path.stem
-    stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    out = Path(own.values["--out"] or Path("runs") / f"guard-{name.rpartition('.')[2]}" / stamp)
+    out = Path(own.values["--out"] or Path("runs") / f"guard-{name.rpartition('.')[2]}" / stamp())
     console.say(f"guard  {target.path.name} {' '.join(target.argv)}".rstrip())
     work = Path(tempfile.mkdtemp(prefix="tw-"))
     try:

@@ -13,8 +13,10 @@ import contextlib
 import multiprocessing
 import signal
 import sys
+from pathlib import Path
 
 from trainworthy.core.base.errors import USAGE, UserError
+from trainworthy.core.base.files import stamp
 
 
 class _Plain:
@@ -47,10 +49,10 @@ def main(argv: list[str]) -> None:
     from trainworthy.guard.rehearsals import rehearsal, running
 
     target = rehearsal.locate(words, command="watch")
-    from trainworthy.guard.watching import folder_of, summary, watch
+    from trainworthy.guard.watching import summary, watch
 
     name = (target.module or target.path.stem).rpartition(".")[2]
-    out = folder_of(name).absolute()
+    out = (Path("runs") / f"watch-{name}" / stamp()).absolute()
     print(f"watch  {target.path.name} {' '.join(target.argv)} into {out}", file=sys.stderr)
     tell = lambda text: print(text, file=sys.stderr)  # noqa: E731
     target.batches = ()

@@ -15,9 +15,9 @@ LONG = 4096  # entries of an attribute that is no part of a batch
 class Shell:
     """What such a batch is without its values."""
 
-    def __init__(self, batch: UserDict):
-        self.cls, self.keys = type(batch), tuple(batch.data)
-        self.rest = {k: v for k, v in vars(batch).items() if k != "data"}
+    def __init__(self, batch: Any):
+        self.cls, self.keys = type(batch), tuple(values_of(batch))
+        self.rest = {k: v for k, v in vars(batch).items() if k != "data"} if isinstance(batch, UserDict) else {}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Shell) and (self.cls, self.keys) == (other.cls, other.keys)
@@ -28,33 +28,16 @@ class Shell:
     def __repr__(self) -> str:
         return f"{self.cls.__name__}{self.keys}"
 
-    def filled(self, values: Any) -> UserDict:
-        """Return a batch of this kind with other values."""
-        batch = self.cls.__new__(self.cls)
-        vars(batch).update(self.rest, data=dict(zip(self.keys, values, strict=True)))
-        return batch
-
-
-class Frame:
-    """What an object is without the values of its attributes."""
-
-    def __init__(self, batch: Any):
-        self.cls, self.keys = type(batch), tuple(vars(batch))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Frame) and (self.cls, self.keys) == (other.cls, other.keys)
-
-    def __hash__(self) -> int:
-        return hash((self.cls, self.keys))
-
-    def __repr__(self) -> str:
-        return f"{self.cls.__name__}{self.keys}"
-
     def filled(self, values: Any) -> Any:
-        """Return an object of this kind with other values."""
-        batch = self.cls.__new__(self.cls)
-        vars(batch).update(zip(self.keys, values, strict=True))
+        """Return a batch of this kind with other values."""
+        batch, own = self.cls.__new__(self.cls), dict(zip(self.keys, values, strict=True))
+        vars(batch).update(self.rest | {"data": own} if isinstance(batch, UserDict) else own)
         return batch
+
+
+def values_of(batch: Any) -> dict:
+    """Return the entries of a dictionary, or the attributes of another object."""
+    return batch.data if isinstance(batch, UserDict) else vars(batch)
 
 
 def holds_tensors(x: Any) -> bool:
@@ -75,21 +58,16 @@ def opened(batch: Any) -> Any:
     """Return the batch; `tree_leaves` finds the tensors in it, until the patches are removed."""
     for _ in range(4):  # one in another
         leaves = tree_leaves(batch)
-        closed = {type(x) for x in leaves if isinstance(x, UserDict)}
+        closed = {type(x) for x in leaves if isinstance(x, UserDict) or holds_tensors(x)}
         for cls in closed:
             name = f"{cls.__module__}.{cls.__qualname__}"
             register_pytree_node(
-                cls, lambda x: (list(x.data.values()), Shell(x)), lambda v, s: s.filled(v), serialized_type_name=name
+                cls,
+                lambda x: (list(values_of(x).values()), Shell(x)),
+                lambda v, s: s.filled(v),
+                serialized_type_name=name,
             )
             undo_with(lambda cls=cls: closing(cls))
-        objects = {type(x) for x in leaves if not isinstance(x, UserDict) and holds_tensors(x)}
-        for cls in objects:
-            name = f"{cls.__module__}.{cls.__qualname__}"
-            register_pytree_node(
-                cls, lambda x: (list(vars(x).values()), Frame(x)), lambda v, s: s.filled(v), serialized_type_name=name
-            )
-            undo_with(lambda cls=cls: closing(cls))
-        closed |= objects
         if not closed:
             break
     return batch

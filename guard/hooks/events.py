@@ -7,7 +7,6 @@ torch.nn.functional import cross_entropy` must import the patched function.
 """
 
 import inspect
-import linecache
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,10 +19,11 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as loading
 from trainworthy.core.base.errors import UserError
 from trainworthy.guard.hooks import functions, initial_weights, patches
-from trainworthy.guard.hooks.patches import imported_by_name
+from trainworthy.guard.hooks.patches import after, before, imported_by_name
 from trainworthy.guard.hooks.patches import remove as remove
 from trainworthy.guard.hooks.patches import replace as replace
 from trainworthy.guard.hooks.shield import Shield, recorders
+from trainworthy.guard.hooks.streams import line_of
 
 _depth = threading.local()
 
@@ -61,16 +61,8 @@ def _data(seen: Any) -> None:
 
         return __iter__
 
-    def index(original: Callable) -> Callable:
-        def _next_index(self: Any) -> Any:
-            found = original(self)
-            seen.index(self, found)
-            return found
-
-        return _next_index
-
     replace(DataLoader, "__iter__", iterate)
-    replace(loading._BaseDataLoaderIter, "_next_index", index)
+    after(loading._BaseDataLoaderIter, "_next_index", lambda found, source: seen.index(source, found))
 
 
 class Batches:
@@ -137,8 +129,7 @@ def _gradients(seen: Any) -> None:
     def clip(original: Callable) -> Callable:
         def run(parameters: Any, *args: Any, **kwargs: Any) -> Any:
             parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-            limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value"))
-            seen.clip(parameters, limit)
+            seen.clip(parameters)
             return original(parameters, *args, **kwargs)
 
         return run
@@ -162,38 +153,11 @@ def _gradients(seen: Any) -> None:
 
 
 def _optimizers(seen: Any) -> None:
-    def made(original: Callable) -> Callable:
-        def __init__(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            seen.built(self)
+    def scale(_: Any, scaler: Any, *__: Any, **___: Any) -> None:
+        if scaler.is_enabled():
+            seen.scaled(float(scaler.get_scale()))
 
-        return __init__
-
-    def scaler_step(original: Callable) -> Callable:
-        def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            seen.scaler_step(self, optimizer)
-            return original(self, optimizer, *args, **kwargs)
-
-        return step
-
-    def unscale(original: Callable) -> Callable:
-        def unscale_(self: Any, optimizer: Any) -> Any:
-            out = original(self, optimizer)
-            seen.unscale(optimizer)
-            return out
-
-        return unscale_
-
-    def scale(original: Callable) -> Callable:
-        def run(self: Any, outputs: Any) -> Any:
-            out = original(self, outputs)
-            if self.is_enabled():
-                seen.scaled(float(self.get_scale()))
-            return out
-
-        return run
-
-    replace(torch.optim.Optimizer, "__init__", made)
+    after(torch.optim.Optimizer, "__init__", lambda _, optimizer, *__, **___: seen.built(optimizer))
     handles: list[Any] = []
 
     def hook() -> None:
@@ -208,15 +172,9 @@ def _optimizers(seen: Any) -> None:
 
     patches.change(hook, unhook)
     scaler = torch.amp.GradScaler
-    replace(scaler, "step", scaler_step)
-    replace(scaler, "unscale_", unscale)
-    replace(scaler, "scale", scale)
-
-
-def written(patch: Any) -> str:
-    """Return the line of the script that called the patched function whose frame is `patch`."""
-    frame = patch.f_back
-    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    before(scaler, "step", lambda *_, **__: seen.scaler_step())
+    after(scaler, "unscale_", lambda _, one, optimizer: seen.unscale(optimizer))
+    after(scaler, "scale", scale)
 
 
 def _schedules(seen: Any) -> None:
@@ -230,7 +188,7 @@ def _schedules(seen: Any) -> None:
             if not inside:
                 waits = isinstance(self, schedulers.ReduceLROnPlateau)
                 if waits:
-                    seen.plateau(self, written(inspect.currentframe()))
+                    seen.plateau(self, line_of(inspect.currentframe()))
                 seen.schedule(self, placed=not waits and bool(args or kwargs))
             return out
 
@@ -256,14 +214,9 @@ def _schedules(seen: Any) -> None:
 
 
 def _states(seen: Any) -> None:
-    def state(original: Callable) -> Callable:
-        def state_dict(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            out = original(self, *args, **kwargs)
-            if not args and "destination" not in kwargs:
-                seen.state(self, out)
-            return out
-
-        return state_dict
+    def state(out: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if not args and "destination" not in kwargs:
+            seen.state(module, out)
 
     def load(original: Callable) -> Callable:
         def load_state_dict(self: nn.Module, state: Any, *args: Any, **kwargs: Any) -> Any:
@@ -274,20 +227,8 @@ def _states(seen: Any) -> None:
 
         return load_state_dict
 
-    def read(original: Callable) -> Callable:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            out = original(*args, **kwargs)
-            seen.read(out)
-            return out
-
-        return run
-
-    def save(original: Callable) -> Callable:
-        def run(obj: Any, *args: Any, **kwargs: Any) -> Any:
-            seen.save(obj, args[0] if args else kwargs.get("f"))
-            return original(obj, *args, **kwargs)
-
-        return run
+    def save(obj: Any, *args: Any, **kwargs: Any) -> None:
+        seen.save(obj, args[0] if args else kwargs.get("f"))
 
     def update_bn(original: Callable) -> Callable:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -299,8 +240,8 @@ def _states(seen: Any) -> None:
 
         return run
 
-    replace(nn.Module, "state_dict", state)
+    after(nn.Module, "state_dict", state)
     replace(nn.Module, "load_state_dict", load)
-    replace(torch, "save", save)
-    replace(torch, "load", read)
+    before(torch, "save", save)
+    after(torch, "load", lambda out, *_, **__: seen.read(out))
     replace(torch.optim.swa_utils, "update_bn", update_bn)

@@ -1,13 +1,12 @@
 """Remembers which weights were drawn at random: frozen ones that still are as they were drawn teach nothing."""
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from trainworthy.guard.hooks.parameters import named_parameters_of, parameters_of
-from trainworthy.guard.hooks.patches import replace
+from trainworthy.guard.hooks.patches import after
 
 DRAWS = ("normal_", "uniform_")
 VALUES = 16
@@ -34,17 +33,8 @@ class Drawn:
 
 def install(one: Drawn) -> None:
     """Watch the two methods of tensors that `torch.nn.init` calls."""
-
-    def draw(original: Callable) -> Callable:
-        def run(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-            out = original(self, *args, **kwargs)
-            one.note(self)
-            return out
-
-        return run
-
     for name in DRAWS:
-        replace(torch.Tensor, name, draw)
+        after(torch.Tensor, name, lambda _, x, *__, **___: one.note(x))
 
 
 def split(model: nn.Module) -> bool:

@@ -37,6 +37,33 @@ def replace(owner: Any, name: str, make: Callable[[Callable], Callable]) -> None
     _made.append((owner, name, original, wrapped))
 
 
+def before(owner: Any, name: str, report: Callable) -> None:
+    """Call `report` with the arguments of `owner.name` before each of its calls, until `remove`."""
+
+    def reporting(original: Callable) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            report(*args, **kwargs)
+            return original(*args, **kwargs)
+
+        return run
+
+    replace(owner, name, reporting)
+
+
+def after(owner: Any, name: str, report: Callable) -> None:
+    """Call `report` with the result and the arguments of `owner.name` after each of its calls, until `remove`."""
+
+    def reporting(original: Callable) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            out = original(*args, **kwargs)
+            report(out, *args, **kwargs)
+            return out
+
+        return run
+
+    replace(owner, name, reporting)
+
+
 def undo_with(*steps: Callable[[], None]) -> None:
     """Let `remove` call these, too."""
     _undo.extend(steps)

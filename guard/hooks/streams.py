@@ -152,4 +152,4 @@ def stream(function: Any, seen: Any, in_for: set[str]) -> Any:
 
 def line_of(frame: Any) -> str:
     """Return the line of code that called a function, by the function's frame."""
-    return linecache.getline(frame.f_back.f_code.co_filename, frame.f_back.f_lineno)
+    return linecache.getline(frame.f_back.f_code.co_filename, frame.f_back.f_lineno).strip()

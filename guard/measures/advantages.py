@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from trainworthy.guard.hooks.trees import floats
 from trainworthy.guard.measures.policy_rewards import Credit
 
 ROWS = 4096
@@ -35,9 +35,7 @@ class Values:
             return
         rows = given.detach().float().cpu().numpy()
         rows = rows.reshape(-1, rows.shape[-1]) if rows.ndim > 1 else rows[None]
-        found = [
-            y for y in tree_leaves(out) if isinstance(y, Tensor) and y.is_floating_point() and y.numel() == len(rows)
-        ]
+        found = [y for y in floats(out) if y.numel() == len(rows)]
         mine = self.of.setdefault(id(module), {}) if len(found) == 1 else {}
         if len(found) != 1 or len(mine) >= ROWS:
             return

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 from trainworthy.core.base.doubles import to_double
+from trainworthy.guard.hooks.trees import tensors
 
 SAMPLES, LEAST = 128, 32
 CLEAR = 0.3  # by how much more of a picture's variance another flip or turn of its mask explains
@@ -77,7 +77,7 @@ def scores(loader: DataLoader, limit: float) -> Tensor:
 
 def picture_and_mask(sample: Any) -> tuple[Tensor, Tensor] | None:
     """Return the channels (C, H, W) and the foreground (H, W) of a sample, if it has both."""
-    leaves = [x for x in tree_leaves(sample) if isinstance(x, Tensor) and x.dim() >= 2 and min(x.shape[-2:]) >= 8]
+    leaves = [x for x in tensors(sample) if x.dim() >= 2 and min(x.shape[-2:]) >= 8]
     if len(leaves) != 2 or leaves[0].shape[-2:] != leaves[1].shape[-2:]:
         return None
     picture, mask = to_double(leaves[0]), to_double(leaves[1])

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from trainworthy.guard.hooks.trees import tensors
 
 CALLS = 3  # calls with padding that must agree
 DIFFERENT = 5  # ids at hidden places: padding is one id
@@ -36,7 +36,7 @@ class Masks:
         if not isinstance(mask, Tensor) or self.seen >= MOST or (hidden := hidden_keys(mask, keeps=keeps)) is None:
             return
         self.seen += 1
-        ids = [x for x in tree_leaves(given) if isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 2]
+        ids = [x for x in tensors(given) if x.dtype == torch.int64 and x.dim() == 2]
         found = [of_tokens(x, hidden) for x in ids if x.shape == hidden.shape]
         found += [of_tokens(x.t(), hidden) for x in ids if x.shape != hidden.shape and x.t().shape == hidden.shape]
         self.kept += any(right for right, _ in found)

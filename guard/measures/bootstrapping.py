@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.doubles import to_double
+from trainworthy.guard.hooks.trees import tensors
+from trainworthy.guard.measures.autograd import nodes
 from trainworthy.guard.measures.policy_rewards import Credit
 
 CALLS, ROWS = 256, 16  # losses that are read; rows of a batch, at least
@@ -35,7 +36,7 @@ class Bootstrapped:
         """Note a model's call on many observations."""
         if not credit.where or self.calls >= CALLS or given.dim() != 2 or len(given) < ROWS:
             return
-        found = [y for y in tree_leaves(out) if isinstance(y, Tensor) and y.dim() in (1, 2) and len(y) == len(given)]
+        found = [y for y in tensors(out) if y.dim() in (1, 2) and len(y) == len(given)]
         self.outputs += [(given.detach(), y.detach(), y.grad_fn) for y in found[:1]]
 
     def compared(self, prediction: Tensor, target: Tensor, credit: Credit) -> None:
@@ -48,7 +49,7 @@ class Bootstrapped:
         ):
             return
         self.calls += 1
-        below = set(nodes(prediction))
+        below = set(nodes(prediction.grad_fn, most=NODES, nearest=True))
         states = next((x for x, _, node in reversed(self.outputs) if node is not None and node in below), None)
         if states is None or len(states) != len(target):
             return
@@ -95,17 +96,6 @@ def length(credit: Credit, env: int, step: int, row: int) -> int:
     """Return how many steps an episode had that ended at a step."""
     before = next((t for t in range(step - 1, -1, -1) if credit.ends[env][t][row]), -1)
     return step - before
-
-
-def nodes(x: Tensor) -> Iterator[Any]:
-    """Yield the nodes of a graph from a tensor on, the nearest first."""
-    todo, done = [x.grad_fn], set()
-    while todo and len(done) < NODES:
-        one = todo.pop(0)
-        if one is not None and one not in done:
-            done.add(one)
-            yield one
-            todo += [n for n, _ in one.next_functions]
 
 
 def candidates(outputs: list[Tensor]) -> Iterator[Tensor]:

@@ -4,7 +4,6 @@ A matrix of all pairs is often meant (ranking, radial bases, distances). It is a
 matrix and `backward()` there are sums, products, powers and clamps, but no layer, no logarithm, no selection of pairs.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.hooks.addresses import home_of
+from trainworthy.guard.measures.autograd import nodes
 
 LOOKS = 24  # backward() calls whose graph is read
 FEWEST = 4  # least number of samples
@@ -58,7 +58,7 @@ class Outer:
         if self.looks >= LOOKS or loss.numel() != 1 or loss.grad_fn is None:
             return
         self.looks += 1
-        for node in between(loss.grad_fn):
+        for node in nodes(loss.grad_fn, most=NODES, only=PLAIN):
             text = noted.get(node) or product(node, loss)
             if text:
                 self.found.append(text)
@@ -91,18 +91,6 @@ def sum_of_two(x: Tensor) -> bool:
         return False
     sizes = torch.linalg.svdvals(part)
     return bool(sizes[2] < 1e-5 * sizes[0])
-
-
-def between(node: Any) -> Iterator[Any]:
-    """Yield the nodes from a loss down to the first that is no plain operation."""
-    todo, done = [node], set()
-    while todo and len(done) < NODES:
-        one = todo.pop()
-        if one in done or one.name() not in PLAIN:
-            continue
-        done.add(one)
-        yield one
-        todo += [n for n, _ in one.next_functions if n is not None]
 
 
 def product(node: Any, loss: Tensor) -> str:

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from trainworthy.guard.hooks.addresses import address_of
 from trainworthy.guard.hooks.parameters import parameters_of
+from trainworthy.guard.hooks.trees import tensors
 
 CALLS = 400
 ENOUGH, SHARE = 8, 0.4  # critic's calls with other labels; with the same ones in its own step there may be as many
@@ -37,7 +37,7 @@ class Conditions:
         if theirs and own:
             self._note((id(module), maker), own, theirs)
         elif theirs:
-            scores = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.dim() == 2 and x.shape[1] > 1]
+            scores = [x for x in tensors(out) if x.dim() == 2 and x.shape[1] > 1]
             self.heads = {address_of(x): (id(module), maker, theirs) for x in scores}
         if not maker:
             self.given[id(module)] = own

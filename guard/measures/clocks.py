@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.measures.spaced import spaced
+from trainworthy.guard.measures.spaced import as_tensors, spaced
 
 WINDOWS, LEAST = 600, 30  # windows that are read, needed
 STEPS = 8  # of a window
@@ -25,10 +24,7 @@ Rows = list[tuple[tuple[float, ...], ...]]
 
 def series(sample: Any) -> Tensor | None:
     """Return the entries of a sample that have as many steps as its first series, side by side (steps, columns)."""
-    found = [
-        torch.as_tensor(x).detach().cpu() for x in tree_leaves(sample) if isinstance(x, Tensor) or hasattr(x, "dtype")
-    ]
-    found = [x.double().reshape(len(x), -1) for x in found if x.dim() in (1, 2) and len(x) >= STEPS]
+    found = [x.double().reshape(len(x), -1) for x in as_tensors(sample) if x.dim() in (1, 2) and len(x) >= STEPS]
     alike = [x for x in found if len(x) == len(found[0])]
     joined = torch.cat(alike, 1) if alike else torch.zeros(0, 0)
     return joined if 2 <= joined.shape[1] <= VALUES and len(joined) <= READ // LEAST else None
@@ -55,21 +51,19 @@ def states(x: Tensor, columns: list[int]) -> Rows:
     return [tuple(tuple(step) for step in one) for one in x[:, :, columns].round(decimals=3).add(0.0).tolist()]
 
 
-def successors(rows: Rows) -> dict[tuple[float, ...], tuple[float, ...]] | None:
-    """Return which state follows each one, if that is always the same, and the states make one circle."""
+def circle(rows: Rows) -> list[tuple[float, ...]] | None:
+    """Return the states in their order, if each is always followed by the same one, and they make one circle."""
     following: dict[tuple[float, ...], tuple[float, ...]] = {}
     for row in rows:
         for a, b in pairwise(row):
             if following.setdefault(a, b) != b:
                 return None
-    if not 4 <= len(following) <= STATES or set(following) != set(following.values()):
+    if not 4 <= len(following) <= STATES:
         return None
-    start = state = next(iter(following))
-    for count in range(1, len(following) + 1):
-        state = following[state]
-        if state == start:
-            return following if count == len(following) else None
-    return None
+    found = [next(iter(following))]
+    while (state := following.get(found[-1])) not in (None, found[0]) and len(found) < len(following):
+        found.append(state)
+    return found if state == found[0] and len(found) == len(following) else None
 
 
 def check(train: Any, others: list[Any], limit: float) -> Fault | None:
@@ -81,11 +75,11 @@ def check(train: Any, others: list[Any], limit: float) -> Fault | None:
     for n in range(len(few), 0, -1) if fast else ():  # without the slowest (the month) until they are one circle
         slow = few[:n]
         rows = states(mine, slow)
-        if (following := successors(rows)) is not None:
+        if (known := circle(rows)) is not None:
             break
     else:
         return None
-    order = {state: i for i, state in enumerate(circle(following))}
+    order = {state: i for i, state in enumerate(known)}
     at = torch.tensor([[order[s] for s in row] for row in rows])
     for data in others:
         theirs = windows(data, limit)
@@ -98,14 +92,6 @@ def check(train: Any, others: list[Any], limit: float) -> Fault | None:
             ):
                 return found
     return None
-
-
-def circle(following: dict[tuple[float, ...], tuple[float, ...]]) -> list[tuple[float, ...]]:
-    """Return the states in their order."""
-    found = [next(iter(following))]
-    while (state := following[found[-1]]) != found[0]:
-        found.append(state)
-    return found
 
 
 def late(mine: Tensor, at: Tensor, theirs: Tensor, there: Tensor, count: int) -> Fault | None:

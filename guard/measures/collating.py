@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, default_collate
+from trainworthy.guard.hooks.trees import tensors
 
 SAMPLES, FEWEST = 12, 4
 SHARE = 0.25  # of the rows whose entries are those of different samples
@@ -27,8 +27,8 @@ def mispaired(loader: DataLoader, limit: float) -> tuple[str, str] | None:
         items.append(data[i])
         if time.monotonic() > limit:
             return None
-    together = [x for x in tree_leaves(collate(copy.deepcopy(items))) if isinstance(x, Tensor)]
-    single = [[x for x in tree_leaves(collate([copy.deepcopy(one)])) if isinstance(x, Tensor)] for one in items]
+    together = tensors(collate(copy.deepcopy(items)))
+    single = [tensors(collate([copy.deepcopy(one)])) for one in items]
     if n < FEWEST or any(len(x) != len(together) for x in single):
         return None
     if any(x.shape == (n,) and torch.equal(x.double().sort().values, torch.arange(n).double()) for x in together):

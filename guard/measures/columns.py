@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from trainworthy.guard.measures import missing_codes
-from trainworthy.guard.measures.spaced import spaced
+from trainworthy.guard.measures.spaced import as_tensors, spaced
 
 MOST, WIDTH = 20_000, 64  # rows; entries of a row
 CODES = (5, 200)
@@ -31,10 +30,8 @@ def read(data: Any, limit: float) -> tuple[Columns, bool]:
 
 def numbers(sample: Any) -> list[Tensor] | None:
     """Return the entries of a row as vectors; None of pictures."""
-    found = [
-        torch.as_tensor(x) for x in tree_leaves(sample) if isinstance(x, (Tensor, int, float)) or hasattr(x, "dtype")
-    ]
-    return None if sum(x.numel() for x in found) > 4 * WIDTH else [x.detach().cpu().flatten() for x in found]
+    found = as_tensors(sample)
+    return None if sum(x.numel() for x in found) > 4 * WIDTH else [x.flatten() for x in found]
 
 
 def check(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None:

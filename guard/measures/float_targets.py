@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.hooks.addresses import address_of, home_of
+from trainworthy.guard.hooks.trees import floats, tensors
 
 CALLS = 2000
 SEARCHED = 10**6  # larger targets are not searched for in the batch
@@ -48,7 +49,7 @@ class Fits:
 
     def answered(self, out: Any) -> None:
         """Record what a model returned in training."""
-        self.homes = {home_of(x) for x in tree_leaves(out) if isinstance(x, Tensor)}
+        self.homes = {home_of(x) for x in tensors(out)}
 
     def note(self, name: str, prediction: Tensor, target: Tensor, out: Any, root: tuple | None, step: int) -> None:
         """Record one loss with gradients; `out`: its value."""
@@ -66,7 +67,7 @@ class Fits:
             return
         self.calls += 1
         self.direct += home_of(prediction) in self.homes
-        given = [x for x in tree_leaves(root[1:]) if isinstance(x, Tensor) and x.dim()]
+        given = [x for x in tensors(root[1:]) if x.dim()]
         place = self._place(target.detach(), given) if target.numel() <= SEARCHED else None
         if place is None:
             return
@@ -206,10 +207,10 @@ def output_target_correlation(pairs: list[tuple[Tensor, Tensor]]) -> list[float]
 
 def beside(out: Any, leaves: Iterable[Any], given: tuple) -> tuple[Tensor, Tensor] | None:
     """Return a model's only output and the float entry of the batch of its size, unless that is the model's own input."""
-    found = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.is_floating_point() and x.dim()]
+    found = [x for x in floats(out) if x.dim()]
     if len(found) != 1 or found[0].numel() > 4096:
         return None
-    homes = {address_of(x) for x in tree_leaves(given) if isinstance(x, Tensor)}
+    homes = {address_of(x) for x in tensors(given)}
     fitting = [x for x in leaves if isinstance(x, Tensor) and x.is_floating_point() and x.numel() == found[0].numel()]
     fitting = [x for x in fitting if address_of(x) not in homes and x.dim() and len(x) == len(found[0])]
     return (found[0].detach(), fitting[0].detach()) if len(fitting) == 1 else None

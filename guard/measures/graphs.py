@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from trainworthy.guard.hooks.trees import tensors
 
 CALLS = 4  # calls of a model that must agree
 GRAPHS = 4  # of a batch, at least
@@ -24,7 +24,7 @@ class Graphs:
 
     def call(self, args: tuple, kwargs: dict) -> None:
         """Note the edges of a model's call."""
-        leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        leaves = tensors((args, kwargs))
         whole = [x for x in leaves if x.dtype == torch.int64]
         edges = [x for x in whole if x.dim() == 2 and x.shape[0] == 2 and x.shape[1] > 2]
         if self.read >= MOST or len(edges) != 1:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from trainworthy.core.data.alike import nearest
 from trainworthy.guard.hooks.addresses import address_of, home_of
+from trainworthy.guard.hooks.trees import tensors
 from trainworthy.guard.measures.records import own_frames
 
 STEPS = 12  # optimiser steps that are read
@@ -43,7 +43,7 @@ class Indexed:
         """Note the inputs of a model's call in training."""
         self.calls += 1
         if len(self.steps) < STEPS and self.calls == 1:
-            self.given = [x.detach() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dim()][:4]
+            self.given = [x.detach() for x in tensors((args, kwargs)) if x.dim()][:4]
 
     def step(self) -> None:
         """An optimiser made a step."""

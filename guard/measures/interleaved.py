@@ -5,6 +5,7 @@ such pictures are smoother both down and across; right ones become rougher.
 """
 
 from torch import Tensor
+from trainworthy.guard.hooks.trees import first_float
 
 CHANNELS, SIDE, SAMPLES = (2, 4), 8, 8
 # Noise gives 1, right pictures less; stripes of the channels' period give much in one direction alone
@@ -37,7 +38,7 @@ def fault(call: tuple | None) -> tuple[str, str] | None:
     if call is None:
         return None
     _, args, kwargs = call
-    x = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()), None)
+    x = first_float(args, kwargs)
     if x is None or (rougher := interleaved(x)) < DOWN:
         return None
     return (

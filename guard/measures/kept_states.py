@@ -3,8 +3,8 @@
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from trainworthy.guard.hooks.addresses import address_of
+from trainworthy.guard.hooks.trees import tensors
 
 CELLS = (nn.RNNCell, nn.GRUCell, nn.LSTMCell)
 STEPS = 4  # calls between two backward() from which on they are steps of one series
@@ -26,7 +26,7 @@ class States:
         if window != self.window:
             self.close()
             self.window = window
-        state = [x for x in tree_leaves(given[1:]) if isinstance(x, Tensor)]
+        state = tensors(given[1:])
         computed = bool(state) and all(x.grad_fn is not None for x in state)
         if not computed or not one_step(module, given[0]):
             return

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from torch import Tensor
+from trainworthy.guard.measures.autograd import nodes
 
 NODES = 4000
 GRAPHS = 2
@@ -30,21 +31,16 @@ class LogScales:
             return
         self.graphs += 1
         users: dict[Any, list[Any]] = {}
-        stack, done = [root.grad_fn], set()
+        found = list(nodes(root.grad_fn, most=NODES))
         single: list[Any] = []
-        while stack and len(done) < NODES:
-            node = stack.pop()
-            if node in done:
-                continue
-            done.add(node)
+        for node in found:
             leaf = getattr(node, "variable", None)
             if leaf is not None and leaf.numel() == 1:
                 single.append(node)
             for below, _ in node.next_functions:
                 if below is not None:
                     users.setdefault(below, []).append(node)
-                    stack.append(below)
-        for node in single if len(done) < NODES else ():
+        for node in single if len(found) < NODES else ():
             self.first.setdefault(id(node.variable), float(node.variable.detach()))
             self.used.setdefault(id(node.variable), set()).update(after(node, users))
 

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 from trainworthy.core.base.verdict import Fault
+from trainworthy.guard.measures.autograd import beyond
 from trainworthy.guard.measures.contrasts import Contrasts, of_unit_vectors
 from trainworthy.guard.measures.records import VIEWS
 
@@ -35,8 +36,7 @@ class Logits:
             old = tuple(int(n) for n in node._saved_self_sym_sizes)  # type: ignore[attr-defined]
             if len(old) >= 3 and old[1] == scores.shape[1] != old[-1]:
                 self.mixed, self.old = self.mixed + 1, old
-        while node.name() in TURNED:  # the loss of the other direction
-            node = node.next_functions[0][0]
+        node = beyond(node, TURNED)  # the loss of the other direction
         if node.name() == "MmBackward0" and scores.shape[1] >= MANY:
             self.cosines += of_unit_vectors(node)
             self.classes = scores.shape[1]

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
-from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.doubles import to_double
+from trainworthy.guard.hooks.trees import tensors
 
 LOOKS = 8  # backward() calls that are looked at
 SUMS = {"AddBackward0": (1.0, 1.0), "SubBackward0": (1.0, -1.0)}
@@ -33,7 +33,7 @@ class Terms:
 
     def root(self, out: Any) -> None:
         """Note a model's outputs in training."""
-        found = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad and x.dim()]
+        found = [x for x in tensors(out) if x.requires_grad and x.dim()]
         self.outputs = [*self.outputs, *found[:1]][-2:]
 
     def look(self, loss: Tensor, batch: list[Tensor]) -> None:

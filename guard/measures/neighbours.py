@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.verdict import Fault
 from trainworthy.core.data.alike import nearest
 from trainworthy.guard.measures import class_numbers
-from trainworthy.guard.measures.spaced import spaced
+from trainworthy.guard.measures.spaced import as_tensors, spaced
 
 MOST, READ = 1500, 600  # most samples that are read of training, of an evaluation
 LEAST = 200
@@ -32,12 +31,10 @@ UNSEEN = 0.3  # least share of an evaluation's samples whose class is not in tra
 
 def sample(one: Any) -> tuple[Tensor, Tensor] | None:
     """Return the input and the target (a class or a number) of a sample that has one of each. A text becomes counts of its words."""
-    leaves = [
-        torch.as_tensor(x) for x in tree_leaves(one) if isinstance(x, (Tensor, int, float)) or hasattr(x, "dtype")
-    ]
+    leaves = as_tensors(one)
     if len(leaves) != 2 or leaves[0].numel() < 4 or leaves[1].numel() != 1:
         return None
-    x, y = leaves[0].detach().cpu(), leaves[1].detach().cpu().flatten()[0]
+    x, y = leaves[0], leaves[1].flatten()[0]
     if x.dim() == 3 and min(x.shape[1:]) > SIDE:
         x = F.adaptive_avg_pool2d(x.float(), SIDE)
     if x.dtype == torch.int64 and x.dim() == 1:

@@ -3,6 +3,7 @@
 import math
 
 from torch import Tensor
+from trainworthy.guard.measures.autograd import beyond
 
 LAST = {
     "SigmoidBackward0": ("sigmoid", 0.0, 1.0),
@@ -26,9 +27,7 @@ class OutputRanges:
         self.shares: dict[str, list[float]] = {}  # by the name of the last operation
 
     def note(self, prediction: Tensor, target: Tensor) -> None:
-        node = prediction.grad_fn
-        while node is not None and node.name() in SHAPES and node.next_functions:
-            node = node.next_functions[0][0]
+        node = beyond(prediction.grad_fn, SHAPES)
         if node is None or node.name() not in LAST or not target.numel():
             return
         _, low, high = LAST[node.name()]

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from trainworthy.guard.hooks.addresses import address_of
+from trainworthy.guard.hooks.trees import tensors
 
 
 class Packed:
@@ -34,9 +34,7 @@ class Packed:
         if found is None or self.call is not None or self.shifted:
             return
         _, rows, sizes = found
-        for ids in (
-            x for x in tree_leaves(root[1:]) if isinstance(x, Tensor) and x.dtype == torch.int64 and x.dim() == 2
-        ):
+        for ids in (x for x in tensors(root[1:]) if x.dtype == torch.int64 and x.dim() == 2):
             if len(ids) == len(rows) and len(rows) > 1:
                 self.shifted = fits(ids, rows, sizes, 1)
                 if not self.shifted and fits(ids, rows, sizes, 0):

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.doubles import to_double
+from trainworthy.guard.hooks.trees import tensors
 
 LOOKS = 24  # calls of losses that are compared
 ROWS, WIDTH = 4096, 4096  # of a batch; entries of a row that are read
@@ -33,7 +33,7 @@ class Pairing:
     def root(self, args: tuple, kwargs: dict) -> None:
         """Note the inputs of a model's call with gradients."""
         if self.looks < LOOKS and len(self.given) < 8:
-            self.given += [x.detach() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dim() > 1][:4]
+            self.given += [x.detach() for x in tensors((args, kwargs)) if x.dim() > 1][:4]
 
     def loss(self, name: str, target: Tensor, batches: Iterable[Any], step: int) -> None:
         """Compare one call of a loss with the last batches."""
@@ -42,7 +42,7 @@ class Pairing:
         self.looks += 1
         self.looked.add(step)
         for batch in batches:
-            found = self._compare(target.detach(), [x for x in tree_leaves(batch) if isinstance(x, Tensor)])
+            found = self._compare(target.detach(), tensors(batch))
             if found is None:
                 continue
             row = self.steps.setdefault(step, [0, 0])

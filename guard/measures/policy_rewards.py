@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.hooks.addresses import address_of
+from trainworthy.guard.hooks.trees import floats, tensors
 from trainworthy.guard.measures.records import on_gradient
 from trainworthy.guard.measures.regression import unexplained_share
 
@@ -112,7 +112,7 @@ class Credit:
         """Note a log-probability that will be differentiated, of actions `value` in observations that are known."""
         if not self.where or root is None or not out.requires_grad or len(self.known) >= ROWS:
             return
-        x = next((v for v in tree_leaves(root[1:]) if isinstance(v, Tensor) and v.is_floating_point()), None)
+        x = next(iter(floats(root[1:])), None)
         if x is None or not x.dim():
             return
         single = not out.dim()
@@ -151,8 +151,8 @@ class Credit:
         if not self.where or len(self.values) > 64 or not given.dim() or len(given) < 16:
             return
         home = address_of(given)
-        for y in tree_leaves(out):
-            if isinstance(y, Tensor) and y.requires_grad and y.numel() == len(given):
+        for y in tensors(out):
+            if y.requires_grad and y.numel() == len(given):
                 found = to_double(y.detach().flatten())
 
                 def pulled(grad: Tensor, v: Tensor = found) -> None:
@@ -164,7 +164,7 @@ class Credit:
         """Note a critic's value of one observation: the only output of one number beside a policy's."""
         if not self.where or len(self.guesses) >= ROWS or given.dim() > 2 or (given.dim() == 2 and len(given) > 1):
             return
-        single = [y for y in tree_leaves(out) if isinstance(y, Tensor) and y.requires_grad and y.numel() == 1]
+        single = [y for y in tensors(out) if y.requires_grad and y.numel() == 1]
         place = self.where.get(np.ascontiguousarray(given.detach().float().cpu().numpy().reshape(-1)).tobytes())
         if len(single) == 1 and place:
             self.guesses[place] = float(single[0].detach())

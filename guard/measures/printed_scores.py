@@ -59,6 +59,12 @@ class Series:
     """Named as that of a validation or test set."""
     values: list[float] = field(default_factory=list)
 
+    @property
+    def shares(self) -> list[float]:
+        """The values, percent of a score from 0 to 1 as shares."""
+        percent = self.kind in BOUNDED and max(map(abs, self.values)) > 1.5
+        return [x / 100 for x in self.values] if percent else self.values
+
 
 def series(output: str) -> dict[str, Series]:
     """Return the numbers under a known name by the text before them in their line, its digits left out."""

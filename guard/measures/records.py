@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 from trainworthy.core.base.clock import now
 from trainworthy.guard import HOME
 from trainworthy.guard.hooks.addresses import home_of
+from trainworthy.guard.hooks.trees import tensors
 
 CLOSE = 8  # backward passes, steps and calls of each phase that are measured in detail
 NORMS = (nn.modules.batchnorm._BatchNorm,)
@@ -123,7 +123,7 @@ class Gaps(list[list[Call]]):
 
 def samples_of(given: tuple) -> int:
     """Return the length of the first tensor in a call's arguments."""
-    return next((len(x) for x in tree_leaves(given) if isinstance(x, Tensor) and x.dim()), 0)
+    return next((len(x) for x in tensors(given) if x.dim()), 0)
 
 
 @dataclass
@@ -209,11 +209,11 @@ def spots(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def fingerprint(batch: Any) -> int:
     """Return a number that is equal for equal batches."""
-    tensors = [x.detach().cpu().contiguous() for x in tree_leaves(batch) if isinstance(x, Tensor) and x.numel()]
+    found = [x.detach().cpu().contiguous() for x in tensors(batch) if x.numel()]
     whole = hashlib.blake2b(digest_size=7)
-    for x in tensors[:8]:
+    for x in found[:8]:
         whole.update(str(tuple(x.shape)).encode() + x.flatten()[:16384].view(torch.uint8).numpy().tobytes())
-    return int.from_bytes(whole.digest(), "big") if tensors else 0
+    return int.from_bytes(whole.digest(), "big") if found else 0
 
 
 EPOCHS = re.compile(r"(?i)(n|num|max|total|train)?_?(train|training)?_?epochs")
@@ -319,27 +319,21 @@ def class_target(batch: Any, out: Any) -> Tensor | None:
     logits = logits_of(out)
     if logits is None:
         return None
-    found = [
-        x
-        for x in tree_leaves(batch)
-        if isinstance(x, Tensor) and x.dtype == torch.int64 and x.shape == logits.shape[:1]
-    ]
+    found = [x for x in tensors(batch) if x.dtype == torch.int64 and x.shape == logits.shape[:1]]
     found = [x for x in found if len(x) and int(x.min()) >= 0 and int(x.max()) < logits.shape[1]]
     return found[-1].to(logits.device) if found else None
 
 
 def used(batches: deque, given: tuple) -> Any:
     """Return the batch whose tensors a model was called with; None if it used none of them unchanged."""
-    tensors = [x for x in tree_leaves(given) if isinstance(x, Tensor)]
-    homes = {home_of(x) for x in tensors}
+    inputs = tensors(given)
+    homes = {home_of(x) for x in inputs}
     for batch in reversed(batches):
-        for x in tree_leaves(batch):
-            if isinstance(x, Tensor) and home_of(x) in homes:
-                return batch
+        if any(home_of(x) in homes for x in tensors(batch)):
+            return batch
     for batch in reversed(batches):  # a copy, on another device or of another type
-        for x in tree_leaves(batch):
-            if isinstance(x, Tensor) and any(x.shape == t.shape and bool((x.to(t) == t).all()) for t in tensors):
-                return batch
+        if any(x.shape == t.shape and bool((x.to(t) == t).all()) for x in tensors(batch) for t in inputs):
+            return batch
     return None
 
 

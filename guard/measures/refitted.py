@@ -7,8 +7,8 @@ import ast
 from collections.abc import Iterator
 
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.measures.source import FUNCTIONS, Source, inside, tail
-from trainworthy.guard.measures.splits import Scope, assigned, loaded, scopes, split_of, stored
+from trainworthy.guard.measures.source import FUNCTIONS, Source, assigned, inside, tail
+from trainworthy.guard.measures.splits import Scope, loaded, scopes, split_of, stored
 
 FITS = ("fit", "fit_transform")
 FITTED = ("Scaler", "PCA", "Vectorizer", "SVD", "PowerTransformer", "QuantileTransformer")

@@ -7,12 +7,8 @@ all copies of training rows, and the classes are of equal size, as they are afte
 from collections import Counter
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
-from trainworthy.guard.measures.spaced import spaced
+from trainworthy.guard.measures.spaced import as_tensors, spaced
 
 MOST = 20_000  # rows of training
 READ = 2000  # of an evaluation
@@ -26,10 +22,8 @@ Row = tuple[int, float]
 
 def row_of(sample: Any) -> Row | None:
     """Return content and class of a row of numbers; None of anything else."""
-    parts = [
-        torch.as_tensor(x) for x in tree_leaves(sample) if isinstance(x, (Tensor, np.ndarray, np.generic, int, float))
-    ]
-    numbers = [x.detach().cpu().flatten() for x in parts if x.is_floating_point() and x.numel() > 1]
+    parts = as_tensors(sample)
+    numbers = [x.flatten() for x in parts if x.is_floating_point() and x.numel() > 1]
     labels = [float(x) for x in parts if x.numel() == 1]
     if len(labels) != 1 or labels[0] != int(labels[0]) or not NUMBERS <= sum(map(len, numbers)) <= WIDEST:
         return None

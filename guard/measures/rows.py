@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from trainworthy.core.base.modes import in_mode
 from trainworthy.core.base.seeds import kept_draws
 from trainworthy.guard.hooks.addresses import home_of
 from trainworthy.guard.hooks.parameters import parameters_of
+from trainworthy.guard.hooks.trees import floats, tensors
 from trainworthy.guard.measures.records import NORMS, bare
 
 LOOKS, ENOUGH = 16, 4  # model calls whose inputs are read; of these, how many must agree
@@ -36,7 +37,7 @@ class Rows:
 
     def root(self, module: nn.Module, args: tuple, kwargs: dict, batches: Iterable[list], size: int) -> None:
         """Note a model's call in training. `batches`: entries of the last batches; `size`: samples in one."""
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dim()]
+        given = [x for x in tensors((args, kwargs)) if x.dim()]
         if self.looks < LOOKS:
             self.looks += 1
             leaves = [x for batch in batches for x in batch if isinstance(x, Tensor) and x.dim() > 1 and len(x) > 2]
@@ -141,7 +142,7 @@ def halved(module: nn.Module, args: tuple, kwargs: dict, size: int) -> float | N
 
 def outputs(out: Any, size: int) -> list[Tensor]:
     """Return a model's outputs that have a row for each sample, the first of them alone if there are several."""
-    found = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.is_floating_point() and x.dim()]
+    found = [x for x in floats(out) if x.dim()]
     return [x.float() for x in found if len(x) == size][:1]
 
 

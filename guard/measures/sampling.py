@@ -9,10 +9,10 @@ from collections import deque
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.correlation import spearman
 from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.hooks.addresses import address_of
+from trainworthy.guard.hooks.trees import tensors
 
 CALLS = 64  # training calls that are read
 ENTRIES = 32  # least size of a sample
@@ -38,7 +38,7 @@ class Sampling:
 
     def call(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """Record a model's call on samples (N, ...) with one time for each, or one for all."""
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        given = tensors((args, kwargs))
         x = next((v for v in given if v.is_floating_point() and v.dim() > 1 and v[0].numel() >= ENTRIES), None)
         if x is None or not self.draws:
             return

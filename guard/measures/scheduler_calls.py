@@ -43,11 +43,6 @@ def settled(test: ast.AST) -> bool:
     return bool(held) and all(held) and not any(isinstance(n, ast.Call) for n in ast.walk(test))
 
 
-def has_step(file: str, line: int) -> bool:
-    """Whether the script calls `step()` of what is assigned in that line: in a branch that this rehearsal has not taken."""
-    return bool(calls_of_step(file, line))
-
-
 def syntax(file: str) -> list[ast.AST]:
     """Return the nodes of a file's syntax tree; none if it cannot be read."""
     try:

@@ -199,6 +199,16 @@ def ordered(node: ast.BinOp) -> ast.BinOp:
     return ast.BinOp(left, node.op, right)
 
 
+def assigned(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
+    """Return (target, value) of a statement with one target; `x, y = a(), b()` has two."""
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+        return []
+    target, value = node.targets[0], node.value
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        return list(zip(target.elts, value.elts, strict=True))
+    return [(target, value)]
+
+
 def symmetric(function: Function, first: str, second: str) -> bool:
     """Return whether a function of straight lines gives the same for exchanged parameters, as an accuracy or an overlap does."""
     found = []
@@ -208,15 +218,7 @@ def symmetric(function: Function, first: str, second: str) -> bool:
             if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant):
                 continue
             again = ast.parse(ast.unparse(line)).body[0] if not isinstance(line, ast.Return) else line
-            if isinstance(again, ast.Assign) and len(again.targets) == 1:
-                target, value = again.targets[0], again.value
-                pairs = [(target, value)]
-                if (
-                    isinstance(target, ast.Tuple)
-                    and isinstance(value, ast.Tuple)
-                    and len(target.elts) == len(value.elts)
-                ):
-                    pairs = list(zip(target.elts, value.elts, strict=True))
+            if pairs := assigned(again):
                 if not all(isinstance(t, ast.Name) for t, _ in pairs):
                     return False
                 values |= {t.id: Normal(values).visit(v) for t, v in pairs}  # type: ignore[attr-defined]

@@ -4,9 +4,18 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import IterableDataset
 
 Item = TypeVar("Item")
+
+
+def as_tensors(sample: Any) -> list[Tensor]:
+    """Return the numbers, arrays and tensors of a sample as tensors on the host."""
+    found = (x for x in tree_leaves(sample) if isinstance(x, (Tensor, int, float)) or hasattr(x, "dtype"))
+    return [torch.as_tensor(x).detach().cpu() for x in found]
 
 
 def spaced(

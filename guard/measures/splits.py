@@ -55,16 +55,6 @@ def stored(node: ast.AST) -> dict[str, int]:
     return {n.id: n.lineno for n in names}
 
 
-def assigned(node: ast.AST) -> list[tuple[ast.expr, ast.expr]]:
-    """Return (target, value) of a statement with one target; `x, y = a(), b()` has two."""
-    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
-        return []
-    target, value = node.targets[0], node.value
-    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-        return list(zip(target.elts, value.elts, strict=True))
-    return [(target, value)]
-
-
 def loaded(node: ast.AST) -> set[str]:
     """Return the names that a node reads."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import WeightedRandomSampler
 from trainworthy.core.base.correlation import pearson
 from trainworthy.core.base.verdict import Fault
+from trainworthy.guard.hooks.trees import tensors
 
 MANY = 500  # samples without any label, after which labels are not just rare
 ROWS = 500  # soft targets that are compared with labels
@@ -31,7 +31,7 @@ class Soft:
         if target.dim() != 2 or not 3 <= target.shape[1] <= 1000 or len(self.rows) >= 64:
             return
         n, classes = target.shape
-        found = [x for x in tree_leaves(batch) if isinstance(x, Tensor) and x.dtype == torch.int64 and x.shape == (n,)]
+        found = [x for x in tensors(batch) if x.dtype == torch.int64 and x.shape == (n,)]
         found = [x for x in found if n and int(x.min()) >= 0 and int(x.max()) < classes]
         if len(found) == 1 and self.classes in (0, classes):
             self.classes = classes

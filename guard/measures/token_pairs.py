@@ -5,11 +5,8 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_leaves
-from trainworthy.guard.measures.spaced import spaced
+from trainworthy.guard.measures.spaced import as_tensors, spaced
 
 TEXTS, OTHERS = 4000, 1000  # that are read of training and of an evaluation
 PAIRS = 1000  # neighbouring tokens that two sources must have to be compared
@@ -57,6 +54,5 @@ def check(train: Any, others: list[Any], limit: float) -> tuple[str, str] | None
 
 def tokens_of(sample: Any) -> list[int] | None:
     """Return the longest row of whole numbers of a sample; None if it has none."""
-    leaves = [torch.as_tensor(x) for x in tree_leaves(sample) if isinstance(x, (Tensor, np.ndarray))]
-    rows = [x for x in leaves if x.dim() == 1 and x.dtype in (torch.int64, torch.int32) and len(x) > 1]
+    rows = [x for x in as_tensors(sample) if x.dim() == 1 and x.dtype in (torch.int64, torch.int32) and len(x) > 1]
     return max(rows, key=len).tolist() if rows else None

@@ -71,7 +71,8 @@ def told_apart(trainer: Any) -> tuple[str, str] | None:
     alone = sum(e[0][0] == sign != e[1][0] for e in ends)
     bodies = {e[0][1] for e in ends if e[0][0] == sign}
     text = "" if sign is None else decode([sign]).strip()
-    wordlike = any(c.isalnum() for c in text.strip("<|>[]")) and not _special(sign, tokenizer)
+    special = sign in (getattr(tokenizer, "all_special_ids", None) or ())
+    wordlike = any(c.isalnum() for c in text.strip("<|>[]")) and not special
     if alone < ALIKE * len(ends) or len(bodies) < ANSWERS or wordlike:
         return None
     return (f"in {alone} of {len(ends)} pairs the chosen answer ends with {text!r}, and the rejected one does not",
@@ -109,10 +110,6 @@ def _last(ids: list[int], tokenizer: Any) -> tuple[int | None, tuple]:
     if ids and ids[-1] == end:
         ids = ids[:-1]
     return (ids[-1], tuple(ids[-4:-1])) if ids else (None, ())
-
-
-def _special(token: Any, tokenizer: Any) -> bool:
-    return token in (getattr(tokenizer, "all_special_ids", None) or ())
 
 
 def misplaced(trainer: Any) -> tuple[str, str] | None:

@@ -4,8 +4,8 @@ import ast
 from collections.abc import Iterator
 
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.measures.source import Source, inside, words
-from trainworthy.guard.measures.splits import Scope, assigned, loaded, scopes, stored, trains
+from trainworthy.guard.measures.source import Source, assigned, inside, words
+from trainworthy.guard.measures.splits import Scope, loaded, scopes, stored, trains
 
 RESULTS = 3  # that a step of an environment returns, at least
 ACTIONS, REWARDS = {"action", "actions", "act", "acts"}, {"reward", "rewards", "rew", "rews"}

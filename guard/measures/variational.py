@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from trainworthy.guard.hooks.trees import tensors
 
 LOOKS, TRIES = 4, 64  # a weight that grows from 0 shows nothing at first
 FORMS = {"log-variance": lambda s: (s / 2).exp() / 2, "log-deviation": torch.exp, "deviation": torch.ones_like,
@@ -31,7 +31,7 @@ class Latent:
 
     def root(self, out: Any) -> None:
         """Keep the outputs if two of them may be mean and variance of a code."""
-        leaves = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad and x.dim() > 1]
+        leaves = [x for x in tensors(out) if x.requires_grad and x.dim() > 1]
         shapes = [tuple(x.shape) for x in leaves]
         self.outputs = leaves if 3 <= len(leaves) <= 5 and len(set(shapes)) < len(shapes) else []
 
@@ -119,36 +119,34 @@ def unusual(by_mean: Tensor, by_spread: Tensor, *, spread: Tensor, form: str) ->
     return "wider" if float(noise.abs().median()) > WIDER * MEDIAN else ""
 
 
+FAULTS = {
+    "free": (
+        "the KL term has no gradient for the variance",
+        "exp() is missing at the log-variance, so it cancels: nothing keeps the variance from shrinking to 0",
+    ),
+    "one-sided": ("the KL term pushes the log-variance up, whatever it is", "the term exp(log-variance) is missing"),
+    "negative": (
+        "the KL term has the wrong sign: its gradient drives means away from 0 and variances away from 1",
+        "it is -0.5 * sum(1 + log-variance - mean**2 - exp(log-variance)), and is added to the loss",
+    ),
+    "wider": (
+        "codes are drawn with a larger deviation than the one whose KL term is in the loss",
+        "exp(log-variance) is used as the deviation: exp(0.5 * log-variance) is meant",
+    ),
+    "one sign": (
+        "the noise of the codes is never negative",
+        "it is uniform (torch.rand, rand_like) where normal noise is meant (torch.randn, randn_like)",
+    ),
+    "averaged": (
+        "the reconstruction is a mean over samples and pixels, and the KL term a sum over samples and codes",
+        "reduction='sum' is missing at the reconstruction: the KL term outweighs it and the code becomes empty",
+    ),
+}
+
+
 def check(one: Latent) -> tuple[tuple[str, str] | None, str]:
     """Return what is wrong with the KL term, and what was found."""
     if len(one.found) < 2 or len(set(one.found)) > 1:
         return None, ""
-    what = one.found[0]
-    if what == "free":
-        return (
-            "the KL term has no gradient for the variance",
-            "exp() is missing at the log-variance, so it cancels: nothing keeps the variance from shrinking to 0",
-        ), ""
-    if what == "one-sided":
-        return ("the KL term pushes the log-variance up, whatever it is", "the term exp(log-variance) is missing"), ""
-    if what == "negative":
-        return (
-            "the KL term has the wrong sign: its gradient drives means away from 0 and variances away from 1",
-            "it is -0.5 * sum(1 + log-variance - mean**2 - exp(log-variance)), and is added to the loss",
-        ), ""
-    if what == "wider":
-        return (
-            "codes are drawn with a larger deviation than the one whose KL term is in the loss",
-            "exp(log-variance) is used as the deviation: exp(0.5 * log-variance) is meant",
-        ), ""
-    if what == "one sign":
-        return (
-            "the noise of the codes is never negative",
-            "it is uniform (torch.rand, rand_like) where normal noise is meant (torch.randn, randn_like)",
-        ), ""
-    if what == "averaged":
-        return (
-            "the reconstruction is a mean over samples and pixels, and the KL term a sum over samples and codes",
-            "reduction='sum' is missing at the reconstruction: the KL term outweighs it and the code becomes empty",
-        ), ""
-    return None, "the KL term's gradients are those of theory"
+    fault = FAULTS.get(one.found[0])
+    return fault, "" if fault else "the KL term's gradients are those of theory"

@@ -16,8 +16,10 @@ from torch.utils._pytree import tree_leaves
 from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.hooks.addresses import address_of, home_of
 from trainworthy.guard.hooks.parameters import parameters_of
+from trainworthy.guard.hooks.trees import floats
 from trainworthy.guard.measures.advantages import Values
 from trainworthy.guard.measures.attention_masks import Masks
+from trainworthy.guard.measures.autograd import beyond
 from trainworthy.guard.measures.bootstrapping import Bootstrapped
 from trainworthy.guard.measures.broadcasting import Outer
 from trainworthy.guard.measures.class_conditions import Conditions
@@ -61,8 +63,22 @@ def harmless(method: Callable) -> Callable:
     return run
 
 
+def passed_to(part: str, event: str) -> Callable:
+    """Return an event of `Evidence` that one of its parts gets as it is."""
+    return harmless(lambda self, *args: getattr(getattr(self, part), event)(*args))
+
+
 class Evidence:
     """Gets these events from `observer.Observer`."""
+
+    pack = passed_to("packed", "pack")
+    squashed = passed_to("multi_hot", "sigmoid")
+    looked_up = passed_to("lookups", "look")
+    drew = passed_to("regression", "drew")
+    derived = passed_to("penalties", "gradient")
+    normalized = passed_to("penalties", "normalized")
+    environments = passed_to("credit", "install")
+    log_prob = passed_to("credit", "log_prob")
 
     def __init__(self) -> None:
         self.open, self.error, self.backwards = True, "", 0
@@ -141,7 +157,7 @@ class Evidence:
             self.latent.root(out)
             self.loss_terms.root(out)
         given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
-        first = next((x for x in tree_leaves(out) if isinstance(x, Tensor) and x.is_floating_point()), None)
+        first = next(iter(floats(out)), None)
         if given is None or first is None:
             return
         if grad:
@@ -208,21 +224,6 @@ class Evidence:
         (self.multi_hot.target if exclusive else self.multi_hot.steps)(target)
 
     @harmless
-    def pack(self, given: Tensor, batch_first: bool, out: Any) -> None:
-        """Note padded rows that were packed."""
-        self.packed.pack(given, batch_first, out)
-
-    @harmless
-    def squashed(self, given: Tensor) -> None:
-        """Record the inputs of a sigmoid in an evaluation."""
-        self.multi_hot.sigmoid(given)
-
-    @harmless
-    def looked_up(self, ids: Tensor, table: Tensor) -> None:
-        """Note tokens that are looked up in training."""
-        self.lookups.look(ids, table)
-
-    @harmless
     def compared(self, name: str, tensors: tuple, grad: bool) -> None:
         """Note which entries of the batch a loss function compares."""
         found = tuple(self.sources.get(address_of(x), -1) for x in tensors if isinstance(x, Tensor))
@@ -251,21 +252,6 @@ class Evidence:
             pair = (prediction, target) if prediction.requires_grad else (target, prediction)
             self.bootstrapped.compared(*pair, self.credit)
             self.same_rows.compared(*pair)
-
-    @harmless
-    def drew(self, out: Tensor) -> None:
-        """Note noise that the script drew."""
-        self.regression.drew(out)
-
-    @harmless
-    def derived(self, found: Any) -> None:
-        """Record gradients that become part of a loss (a gradient penalty)."""
-        self.penalties.gradient(found)
-
-    @harmless
-    def normalized(self, x: Tensor, dim: Any) -> None:
-        """Note normalised embeddings."""
-        self.penalties.normalized(x, dim)
 
     @harmless
     def similar(self, logits: Tensor) -> None:
@@ -300,11 +286,6 @@ class Evidence:
         if given is not None and len(given) == len(out) and len(self.batches):
             self.mixing.logarithms(out, given, self.batches)
 
-    @harmless
-    def log_prob(self, out: Tensor, root: tuple | None, value: Any) -> None:
-        """Note the log-probability of a policy's actions."""
-        self.credit.log_prob(out, root, value)
-
     # --- gradients and steps
 
     @harmless
@@ -312,11 +293,6 @@ class Evidence:
         """Note the weights after a step."""
         if group.steps < 2 * CLOSE:
             self.starts[id(group)] = probe(group)
-
-    @harmless
-    def environments(self, replace: Callable) -> None:
-        """Record the steps of environments."""
-        self.credit.install(replace)
 
     @harmless
     def look(self, roots: list[Tensor]) -> None:
@@ -365,7 +341,8 @@ class Evidence:
         owned = {id(p) for p in group.parameters}
         sums: dict[tuple[int, int, str], list[float]] = {}
         for critic, maker, attached, total, size in pulls:
-            mine, its = (_owns(owned, seen.roots.get(i)) for i in (critic, maker))
+            models = (seen.roots.get(i) for i in (critic, maker))
+            mine, its = (m is not None and any(id(p) in owned for p in parameters_of(m)) for m in models)
             kind = ""
             if mine and not its:
                 kind = "fake" if maker else "real"
@@ -385,16 +362,10 @@ VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "Unsqu
 
 def bounded(x: Tensor) -> tuple[float, float] | None:
     """Return the range of the function whose values these are, if it has one."""
-    node = x.grad_fn
-    while node is not None and node.name() in VIEWS:
-        node = node.next_functions[0][0]
+    node = beyond(x.grad_fn, VIEWS)
     return BOUNDED.get(node.name()) if node is not None else None
 
 
 def probe(group: Group) -> Tensor:
     """Return some values of an optimiser's first parameters."""
     return torch.cat([to_double(p.detach().flatten()[:64]) for p in group.parameters[:3]])
-
-
-def _owns(owned: set[int], module: nn.Module | None) -> bool:
-    return module is not None and any(id(p) in owned for p in parameters_of(module))

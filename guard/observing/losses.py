@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from trainworthy.guard.hooks.addresses import address_of, home_of
 from trainworthy.guard.hooks.functions import COMPARED
+from trainworthy.guard.hooks.trees import tensors
 from trainworthy.guard.measures.attention_masks import Masks
 from trainworthy.guard.measures.float_targets import BINARY, SEARCHED, same
 from trainworthy.guard.measures.mixing import weigh
@@ -157,14 +158,6 @@ class Losses:
             last, count = self.seeds.get(seed, (-1, 0))
             self.seeds[seed] = (self.backwards, count + (last != self.backwards))
 
-    def dropout_made(self, p: Any, frame: Any) -> None:
-        """The script made a layer that drops a share."""
-        self.evidence.shares.layer(p, frame)
-
-    def dropout_called(self, p: Any, frame: Any) -> None:
-        """A share was dropped in training."""
-        self.evidence.shares.called(p, frame)
-
     def log_prob(self, out: Any, value: Any) -> None:
         """A distribution's log-probability was taken."""
         if isinstance(out, Tensor):
@@ -195,7 +188,7 @@ class Losses:
 
     def differentiated(self, inputs: Any) -> None:
         """`torch.autograd.grad` was called for `inputs`."""
-        self.input_differentiated([x for x in tree_leaves(inputs) if isinstance(x, Tensor)])
+        self.input_differentiated(tensors(inputs))
 
     def input_differentiated(self, inputs: list[Tensor]) -> None:
         """Note a class loss that is differentiated by something with as many rows as there are targets."""

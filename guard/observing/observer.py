@@ -18,6 +18,7 @@ from trainworthy.guard.hooks.addresses import address_of
 from trainworthy.guard.hooks.batches import opened
 from trainworthy.guard.hooks.initial_weights import Drawn
 from trainworthy.guard.hooks.parameters import named_parameters_of, parameters_of
+from trainworthy.guard.hooks.trees import first_float, tensors
 from trainworthy.guard.measures import records
 from trainworthy.guard.measures.collapse import Collapse
 from trainworthy.guard.measures.float_targets import Fits, beside
@@ -207,7 +208,7 @@ class Observer(Updates, Losses):
 
     def _note_inputs(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """Note models whose inputs have a gradient, and the first training call with two inputs of one shape."""
-        if any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves((args, kwargs))):
+        if any(x.requires_grad for x in tensors((args, kwargs))):
             self.downstream.add(id(module))
         elif self.control is not None:
             self.first_call = self.last_root
@@ -268,7 +269,7 @@ class Observer(Updates, Losses):
         if one is None or one.calls > 40:
             return self.unloaded(module, (args, kwargs), grad) if one is None else None
         kind = "train" if one.backwards or (grad and not one.no_grad_calls) else "eval"
-        x = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.is_floating_point()), None)
+        x = first_float(args, kwargs)
         if x is not None:
             self.inputs[kind].setdefault(id(module), Measures()).read(x)
         if not grad or kind == "eval":

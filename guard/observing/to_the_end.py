@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from trainworthy.guard.hooks.parameters import parameters_of
 from trainworthy.guard.hooks.streams import Generated
+from trainworthy.guard.hooks.trees import floats, tensors
 from trainworthy.guard.measures.averages import Trail
 from trainworthy.guard.measures.best_weights import Rounds
 from trainworthy.guard.measures.records import alive, class_target, fingerprint, pretrained, used
@@ -147,7 +148,7 @@ class Following(Observer):
 
     def _input(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         one = self.recent[-1] if self.recent else None
-        x = next((x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.is_floating_point()), None)
+        x = next(iter(floats((args, kwargs))), None)
         if torch.is_grad_enabled():
             self.now = None
             self.rounds.training()
@@ -160,9 +161,7 @@ class Following(Observer):
             self.now = None
             return
         rows.calls += 1
-        tokens = next(
-            (x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dtype == torch.int64), None
-        )
+        tokens = next((x for x in tensors((args, kwargs)) if x.dtype == torch.int64), None)
         if tokens is not None and tokens.dim() == 2 and tokens.shape[1] >= 4:
             rows.read(tokens)
         if x is not None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from trainworthy.guard.hooks.parameters import parameters_of
+from trainworthy.guard.hooks.trees import floats, tensors
+from trainworthy.guard.measures.autograd import nodes
 from trainworthy.guard.measures.records import (
     CLOSE,
     EPOCHS,
@@ -69,13 +70,8 @@ class Updates:
 
     def _walk(self, roots: list[Tensor]) -> None:
         """Record every leaf of the graph that requires a gradient."""
-        stack, done = [t.grad_fn for t in roots if t.grad_fn is not None], set()
         plain = []
-        while stack:
-            node = stack.pop()
-            if node in done:
-                continue
-            done.add(node)
+        for node in nodes(*(t.grad_fn for t in roots)):
             leaf = getattr(node, "variable", None)
             if isinstance(leaf, nn.Parameter):
                 self.leaves[id(leaf)] = (leaf, self.leaves.get(id(leaf), (leaf, 0))[1] + 1)
@@ -84,7 +80,6 @@ class Updates:
                 plain.append(leaf)
                 kept = self.others.get(id(leaf))
                 self.others[id(leaf)] = (leaf, kept[1] + 1, kept[2]) if kept else (leaf, 1, leaf._version)
-            stack.extend(n for n, _ in node.next_functions if n is not None)
         self.input_differentiated(plain)
 
     def backward(self) -> None:
@@ -118,7 +113,7 @@ class Updates:
             self.gaps.trained(given)
         if row[2]:
             self.dropping.add(row[0])
-        outs = [x for x in tree_leaves(out) if isinstance(x, Tensor) and x.grad_fn is not None][:8]
+        outs = [x for x in tensors(out) if x.grad_fn is not None][:8]
         if row[1] or self.control is None or not outs or len(self.undecided) >= UNDECIDED:
             return
         reached: list[bool] = []
@@ -129,7 +124,7 @@ class Updates:
     def unloaded(self, module: nn.Module, given: tuple, grad: bool) -> None:
         """Note the inputs of a loop without a loader: of training batches, and of calls on a whole split. Of few columns an evaluation may
         show more than training had (a function that is drawn beyond its data)."""
-        x = next((a for a in tree_leaves(given) if isinstance(a, Tensor) and a.is_floating_point()), None)
+        x = next(iter(floats(given)), None)
         if self.control is None or x is None or x.dim() < 2 or not len(x) or x[0].numel() < COLUMNS:
             return
         kind = "train" if grad and module.training else "eval" if len(self.gaps) - 1 in self.gaps.large else ""
@@ -148,7 +143,7 @@ class Updates:
         """Return up to three parameters with a non-zero gradient, from a few candidates."""
         return list(islice(filter(alive, group.parameters[:40]), 3))
 
-    def clip(self, parameters: list[Tensor], limit: Any) -> None:
+    def clip(self, parameters: list[Tensor]) -> None:
         live = [p for p in parameters if p.grad is not None]
         ids = {id(p) for p in parameters}
         for group in self.groups.values():
@@ -188,7 +183,7 @@ class Updates:
         if group:
             group.unscaled = True
 
-    def scaler_step(self, scaler: Any, it: Any) -> None:
+    def scaler_step(self) -> None:
         self._last = []  # a skipped step is the scaler's own decision
         self.since_step = True
 

@@ -221,15 +221,7 @@ class Sandbox:
         """torch.save writes in C++ when it is given a name; so does safetensors."""
         import torch
 
-        save, load = torch.save, torch.load
-
-        def saved(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            return save(obj, self.writing(f) if isinstance(f, (str, os.PathLike)) else f, *args, **kwargs)
-
-        def loaded(f: Any, *args: Any, **kwargs: Any) -> Any:
-            return load(self.reading(f) if isinstance(f, (str, os.PathLike)) else f, *args, **kwargs)
-
-        torch.save, torch.load = saved, loaded
+        torch.save, torch.load = self.saving(torch.save), self.loading(torch.load)
         after_import("tokenizers", self._tokenizers)
         try:
             import safetensors.torch as st
@@ -238,6 +230,18 @@ class Sandbox:
         keep, take = st.save_file, st.load_file
         st.save_file = lambda tensors, filename, *a, **k: keep(tensors, self.writing(filename), *a, **k)
         st.load_file = lambda filename, *a, **k: take(self.reading(filename), *a, **k)
+
+    def saving(self, save: Callable) -> Callable:
+        """Return torch.save for files in the scratch folder."""
+        return lambda obj, f, *args, **kwargs: save(
+            obj, self.writing(f) if isinstance(f, (str, os.PathLike)) else f, *args, **kwargs
+        )
+
+    def loading(self, load: Callable) -> Callable:
+        """Return torch.load, which finds these files."""
+        return lambda f, *args, **kwargs: load(
+            self.reading(f) if isinstance(f, (str, os.PathLike)) else f, *args, **kwargs
+        )
 
     def _tokenizers(self, module: Any) -> None:
         """Their files are opened in Rust; the class's own namespace takes no assignment, so its dict is changed."""

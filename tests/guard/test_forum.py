@@ -90,7 +90,7 @@ def scheduled(rates: list[float], gamma: float) -> dict | None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=gamma)
     one: Any = SimpleNamespace(it=scheduler)
-    return zeroed(one, one, SimpleNamespace(rates=rates))
+    return zeroed(one, SimpleNamespace(rates=rates))
 
 
 def test_a_rate_that_a_scheduler_multiplies_by_zero_is_found() -> None:

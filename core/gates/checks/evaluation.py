@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -53,11 +54,8 @@ def evaluation(context: GateContext) -> Finding:
 
     def measure(seed: int, size: int) -> dict[str, float]:
         seeds.seed_global(seed)
-        kept, run.cfg.train.eval_batch_size = run.cfg.train.eval_batch_size, size
-        try:
+        with mock.patch.object(run.cfg.train, "eval_batch_size", size):
             return run.measure(stage, view)
-        finally:
-            run.cfg.train.eval_batch_size = kept
 
     size = run.cfg.train.eval_batch_size
     other = max(3, len(view) // 5 - 2)  # 48 of 250: an unusual batch size, with an incomplete last batch

@@ -75,7 +75,6 @@ def paired(trained: dict[str, Tensor], files: dict[str, tuple[str, Tensor]]) -> 
 
 
 def difference(a: Tensor, b: Tensor) -> float:
-    """Relative difference."""
     a, b = a.double().cpu(), b.double().cpu()
     return ((a - b).norm() / b.norm().clamp_min(1e-12)).item()
 

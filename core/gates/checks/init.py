@@ -3,11 +3,12 @@
 from collections.abc import Collection
 from itertools import takewhile
 
+from trainworthy.core.base.console import list_names
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.gates.recorder import rehearsed
-from trainworthy.core.loop.init_from import list_names, match
+from trainworthy.core.loop.init_from import match
 
 NEEDED = 0.9
 

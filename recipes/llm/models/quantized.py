@@ -10,11 +10,11 @@ import importlib.util
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from trainworthy.core.base.console import list_names
 from trainworthy.core.base.verdict import Finding
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.gates.recorder import rehearsed
-from trainworthy.core.loop.init_from import list_names
 from trainworthy.recipes.llm.models import loading
 
 from trainworthy import core
