@@ -83,11 +83,16 @@ def test_a_model_without_attention_is_read(tmp_path: Path):
     assert not loading.without_positions(language.model())
 
 
-def test_packed_texts_of_a_model_without_positions_are_stopped_with_the_cause(tmp_path: Path, launch):
-    net = saved(mamba(), tmp_path / "net")
+@pytest.mark.parametrize(
+    ("kind", "words"), [("mamba", "MambaForCausalLM takes no position ids"), ("opt", "OPTForCausalLM mixes texts")]
+)
+def test_packed_texts_of_a_model_that_mixes_them_are_stopped_with_the_cause(
+    kind: str, words: str, tmp_path: Path, launch
+):
+    net = tiny_language_models.write(kind, tmp_path / "net")
     done = launch("check", "llm/pretrain", "--model", str(net), "--attention", "eager", "--only", "isolation")
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "likely causes MambaForCausalLM takes no position ids" in done.stdout
+    assert f"likely causes {words}" in done.stdout
 
 
 def test_a_kind_without_a_head_for_rewards_is_refused(tmp_path: Path, launch):

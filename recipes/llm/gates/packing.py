@@ -220,10 +220,8 @@ def isolation(context: GateContext) -> Finding:
     because an untrained one gives the same output for any input."""
     run, stage, _ = rehearsed(context)
     data, model = stage.data["train"], stage.model
-    half = data.context // 2
-    own = sorted(data.documents[:400], key=len)[-3:]
-    first, other, second = (np.resize(d, n) for d, n in zip(own, (half, half, half - 3), strict=True))
-    other[0], wrong, gaps = first[0], [], {}
+    half, wrong, gaps = data.context // 2, [], {}
+    first, other, second = _three(data)
     rows = {name: packed(data, docs, run) for name, docs in
             (("both", [first, second]), ("changed", [other, second]), ("alone", [second]))}  # fmt: skip
     if len(rows["both"]["input_ids"]) != 1:
@@ -268,11 +266,37 @@ def isolation(context: GateContext) -> Finding:
         not wrong,
         "; ".join(wrong) or f"with document 1 exchanged or left out, the logits of document 2 are equal on {', '.join(gaps)} ({worst:.1e})",
         f"at most {limit:g} of the change of the exchanged document's own logits",
-        f"{loading.without_positions(model)}position ids do not restart with each document, or are not passed to the model\n"
+        f"{mixed(model, data, run) if wrong else ''}position ids do not restart with each document, or are not passed to the model\n"
         "an attention mask of ones, or a cache, is passed: documents are then no longer separated by their position ids\n"
         "the attention backend or the architecture ignores position ids: use another (OPT, Falcon and Bloom always leak)",
         evidence={"gaps": gaps}, batch=rows["both"],
     )  # fmt: skip
+
+
+def _three(data: Packed) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return two texts of half a row that begin alike, and one that fits behind either."""
+    half, longest = data.context // 2, sorted(data.documents[:400], key=len)[-3:]
+    first, other, second = (np.resize(d, n) for d, n in zip(longest, (half, half, half - 3), strict=True))
+    other[0] = first[0]
+    return first, other, second
+
+
+def mixed(model: nn.Module, data: Packed, run: Run) -> str:
+    """Return the likely cause, with its line's end, where the architecture itself mixes texts that share a row: called directly, with position
+    ids that restart. Empty where it does not."""
+    if cause := loading.without_positions(model):
+        return cause
+    first, other, second = _three(data)
+    places = torch.cat([torch.arange(len(first)), torch.arange(len(second))])[None].to(run.device)
+    logits = []
+    with evaluating(model), run.autocast():
+        for before in (first, other):
+            ids = torch.from_numpy(np.concatenate([before, second]).astype(np.int64))[None].to(run.device)
+            logits.append(model(input_ids=ids, position_ids=places, use_cache=False).logits[0].float())
+    change = (logits[0] - logits[1]).abs()
+    if change[len(first) :].max() <= 5e-2 * change[: len(first)].max():
+        return ""
+    return f"{type(model).__name__} mixes texts that share a row even where its position ids restart: its layers do not read them\n"
 
 
 def _place(row: Tensor, document: np.ndarray) -> int:

@@ -26,7 +26,17 @@ from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.llm.data.packing import IGNORED, Packed
 from trainworthy.recipes.llm.gates import numerics
-from trainworthy.recipes.llm.gates.packing import causal, divided, document_spans, felt, isolation, packed, scored, some
+from trainworthy.recipes.llm.gates.packing import (
+    causal,
+    divided,
+    document_spans,
+    felt,
+    isolation,
+    mixed,
+    packed,
+    scored,
+    some,
+)
 
 KEYS = ("input_ids", "labels", "position_ids")
 SHIFT = 10.0  # added to all logits: softmax does not change, log Z does
@@ -251,7 +261,8 @@ def perplexity(context: GateContext) -> Finding:
     ]
     off += [left_out({f.get("bits_per_byte", math.nan) for f in got.values()}, rows, limit)] if wrong else []
     off += [averaged_rows(run, stage, some, got[1], limit)] if wrong and steady else []
-    why = next((f"{cause}\n" for cause in off if cause), "")
+    why = mixed(model, data, run) if wrong else ""
+    why = why or next((f"{cause}\n" for cause in off if cause), "")
     return Finding(
         not wrong, "; ".join(wrong) or f"{measured} on {len(documents)} documents of {tokens} tokens, equal to those token by token",
         f"equal within {limit:g} for every batch size",
