@@ -226,7 +226,7 @@ def isolation(context: GateContext) -> Finding:
             (("both", [first, second]), ("changed", [other, second]), ("alone", [second]))}  # fmt: skip
     if len(rows["both"]["input_ids"]) != 1:
         raise Skip("two documents of half a row each are not packed into one row, so nothing has to be isolated")
-    used, limit = model.config._attn_implementation, 1e-3 if run.precision == "fp32" else 5e-2
+    used, limit = model.config._attn_implementation, _limit(run)
     for backend in loading.backends(model, run.device):
         model.set_attn_implementation(backend)
         seen: dict[str, dict[str, Tensor]] = {}
@@ -273,6 +273,10 @@ def isolation(context: GateContext) -> Finding:
     )  # fmt: skip
 
 
+def _limit(run: Run) -> float:
+    return 1e-3 if run.precision == "fp32" else 5e-2
+
+
 def _three(data: Packed) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return two texts of half a row that begin alike, and one that fits behind either."""
     half, longest = data.context // 2, sorted(data.documents[:400], key=len)[-3:]
@@ -294,7 +298,7 @@ def mixed(model: nn.Module, data: Packed, run: Run) -> str:
             ids = torch.from_numpy(np.concatenate([before, second]).astype(np.int64))[None].to(run.device)
             logits.append(model(input_ids=ids, position_ids=places, use_cache=False).logits[0].float())
     change = (logits[0] - logits[1]).abs()
-    if change[len(first) :].max() <= 5e-2 * change[: len(first)].max():
+    if change[len(first) :].max() <= _limit(run) * change[: len(first)].max():
         return ""
     return f"{type(model).__name__} mixes texts that share a row even where its position ids restart: its layers do not read them\n"
 
