@@ -65,7 +65,9 @@ def palette_masks(root: Path) -> tuple[str, ...]:
         image.save(split / "images" / f"{i:03}.jpg", quality=92)
         indexed = mask.convert("P")
         indexed.putdata(list(mask.getdata()))
-        indexed.putpalette([0, 0, 0, 220, 20, 60, 0, 120, 255])
+        indexed.putpalette(
+            [0, 0, 0, 220, 20, 60, 0, 120, 255, *[90] * 756, 224, 224, 192]
+        )  # shorter: 255 would be cut to 2 bits
         indexed.save(split / "masks" / f"{i:03}.png")
     (root / "classes.txt").write_text("background\nround\nother")
     return ("--data.path", str(root))
