@@ -133,6 +133,7 @@ def noise_process(
                 walks.clamped(aim.noisy)
                 or opposite(shipped, aim)
                 or (walks.other_timestep(val.process, *levels) if alone else "")
+                or MIXED * bool(stage.expect.batch_dependence)
             )
         if aim.redrawn == 0 and alone:
             why = "each sample keeps one timestep in all epochs: get() draws it from the sample's number, not from its generator"
@@ -238,6 +239,7 @@ def trained(context: GateContext) -> tuple[Run, Stage, Seen]:
     return context.once("diffusion short run", rehearse)
 
 
+MIXED = "other samples of the batch are part of a sample's error: return what they add as a term of its own, {'mse': ..., 'contrast': ...}"
 MOST = 0.5  # share of samples without a class, above which most steps teach a net that nobody samples alone (0.1 to 0.2 is usual)
 
 
