@@ -179,7 +179,7 @@ HEALTHY = [
         "vision/classify",
         "own data",
         "two classes by colour, three quarters of one, photos as backgrounds",
-        "right: 240 JPEG files of different sizes, five of them saved twice",
+        "right: 240 JPEG files of different sizes, seven of them saved twice",
         "by argument: the colours are far from each other, and no augmentation changes the hue",
         data=ripeness,
         argv=("--train.epochs", "20", "--train.batch-size", "16", "--image-size", "32"),

@@ -382,12 +382,9 @@ def leakage(context: GateContext) -> Finding:
 
 def _first_pair(stage: Stage, pairs: list) -> str:
     """Return the names of the first pair of a validation and a training sample, where the data set names them."""
-    names = (
-        [stage.data[split].source_name(i) for split, i in zip(("val", "train"), pairs[0], strict=True)]
-        if pairs
-        else [None]
-    )
-    return "" if None in names else "; the first pair: {}, in training {}".format(*names)
+    data = (stage.data["val"], stage.data["train"])
+    named_by = [[one.source_name(i) for one, i in zip(data, pair, strict=True)] for pair in pairs[:1]]
+    return "".join("; the first pair: {}, in training {}".format(*names) for names in named_by if None not in names)
 
 
 def _in_test(overlaps: dict[str, dict]) -> tuple[list[str], list[str]]:
