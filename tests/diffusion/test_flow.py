@@ -104,9 +104,25 @@ def test_the_target_is_read_from_the_quadratic_terms_alone(weight: float):
         apart = 1 - torch.nn.functional.cosine_similarity(prediction.flatten(1), target.flatten(1))
         return {"mse": (prediction - target).square().sum(), "direction": weight * apart.sum()}
 
-    (first, second), _, terms, others = objective.slopes_of(loss, {"noisy": target})
+    basis = torch.stack([target.flatten(1), torch.ones_like(target).flatten(1)], 2).double()
+    (first, second), _, terms, others = objective.slopes_of(loss, {"noisy": target}, basis)
     assert (terms, others) == (("mse",), ("direction",))
     assert torch.allclose(-first / (second - first), target, atol=1e-5)
+
+
+@pytest.mark.parametrize(("weight", "of"), [(-0.05, 1.0), (0.5, 1.0), (0.1, 0.0)])
+def test_a_second_quadratic_term_of_another_target_is_left_out(weight: float, of: float):
+    """Away from another sample's velocity (Stoica 2025), to it, and a penalty on predictions."""
+    image, noise = torch.randn(2, 4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    target, other = noise - image, (noise - image).roll(1, 0)
+
+    def loss(net, batch):
+        prediction = net(batch["noisy"], torch.zeros(4)).sample
+        return {"mse": (prediction - target).square().sum(), "more": weight * (prediction - of * other).square().sum()}
+
+    basis = torch.stack([image.flatten(1), noise.flatten(1)], 2).double()
+    _, _, terms, others = objective.slopes_of(loss, {"noisy": target}, basis)
+    assert (terms, others) == (("mse",), ("more",))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from trainworthy.recipes.diffusion.gates import own_weights
 from trainworthy.recipes.diffusion.gates.objective import level_error, published_weights
 
 LOSS = "(process.weights(t) * error)"
@@ -71,3 +72,27 @@ def test_the_error_of_a_fitted_level_is_that_of_its_draws(more: float):
     error = level_error(basis, noisy, alpha, sigma)
     measured = (alpha / sigma / (0.2 / 0.98)).log().std().item()
     assert error.median().item() == pytest.approx(measured if more < 1 else 0.0, rel=0.15, abs=1e-5)
+
+
+@pytest.mark.parametrize("scale", [-0.6, 0.8, 1.29])
+def test_published_levels_of_a_flow_are_known(scale: float):
+    u = torch.rand(1920, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = 1000 * (1 - u - scale * ((torch.pi / 2 * u).cos().square() - 1 + u)).sort().values
+    distance, name = own_weights.published_levels(values, torch.arange(1, 1921) / 1920, 1000)
+    assert distance < 0.04, name
+    assert "mode sampling" in name
+
+
+@pytest.mark.parametrize("mean", [-1.0, -0.5, 0.4, 1.0])
+def test_another_mean_of_a_flows_levels_is_no_published_distribution(mean: float):
+    draws = torch.randn(1920, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = 1000 * (mean + draws).sigmoid().sort().values
+    assert own_weights.published_levels(values, torch.arange(1, 1921) / 1920, 1000)[0] > 0.06
+
+
+def test_the_declared_weights_times_a_number_are_a_rate():
+    due = torch.tensor([0.2, 1.0, 3.0])
+    assert torch.allclose(own_weights.scaled(0.95 * due, due)[0], 0.95 * due)
+    assert own_weights.scaled(0.95 * due, due)[1] == "the declared ones times 0.95"
+    for weight in (due, 40 * due, due.flip(0), due * torch.tensor([1.0, 1.0, 1.1])):
+        assert torch.equal(own_weights.scaled(weight, due)[0], due)

@@ -1,6 +1,6 @@
 """Run cases of a set from outside through the gates, as their author would: fork the recipe, edit the fork, check it.
 
-    python -m tests.helpers.set_run [--set third|...|tenth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
+    python -m tests.helpers.set_run [--set third|...|eleventh] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
     python -m tests.helpers.set_run [--set ...] --train [--settings "..."] NAME     a run without gates, to measure harm
 
 Prints for each case: name, exit code (0 passed, 2 refused as bad usage or data, 3 a gate failed), the first failed gate and its first likely cause.
@@ -18,6 +18,8 @@ from pathlib import Path
 from tests.helpers import (
     eighth_set,
     eighth_set_heldout,
+    eleventh_set,
+    eleventh_set_heldout,
     fifth_set,
     fifth_set_heldout,
     fourth_set,
@@ -48,6 +50,7 @@ SETS = {
     "eighth": {"open": eighth_set, "heldout": eighth_set_heldout},
     "ninth": {"open": ninth_set, "heldout": ninth_set_heldout},
     "tenth": {"open": tenth_set, "heldout": tenth_set_heldout},
+    "eleventh": {"open": eleventh_set, "heldout": eleventh_set_heldout},
 }
 
 

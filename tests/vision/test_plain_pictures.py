@@ -58,3 +58,25 @@ def test_what_looks_alike_is_no_copy_and_what_was_copied_is_one(kind, passes, wo
     done = launch("check", "vision/segment", "--data.path", "set", "--only", "leakage,scored", code=0 if passes else 3)
     assert "FAIL   scored" not in done.stdout
     holds(done.stdout, *words)
+
+
+def test_a_few_pictures_that_were_saved_again_are_named(tmp_path: Path, launch):
+    rng = np.random.default_rng(0)
+    for label in ("left", "right"):
+        for i in range(40):
+            picture = np.kron(rng.integers(0, 255, (8, 8, 3)), np.ones((8, 8, 1))).astype(np.uint8)
+            file = tmp_path / "set" / ("val" if i % 4 == 0 else "train") / label / f"{i}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(picture).save(file)
+            if label == "left" and i in (0, 4):
+                Image.fromarray(picture).save(tmp_path / "set" / f"{i} (1).jpg", quality=70)
+    for i in (0, 4):
+        (tmp_path / "set" / f"{i} (1).jpg").rename(tmp_path / "set" / "train" / "left" / f"{i} (1).jpg")
+    done = launch("check", "vision/classify", "--data.path", "set", "--image-size", "32", "--only", "leakage", code=3)
+    holds(
+        done.stdout,
+        "2 near duplicates of 20",
+        "left/0.png, in training",
+        "left/0 (1).jpg",
+        "likely causes a few samples were saved again",
+    )

@@ -357,18 +357,20 @@ def leakage(context: GateContext) -> Finding:
     repeat, remark = repeat_naturally(found)
     natural, why = alike_naturally(text or {}, near, n)
     measured += remark + why + plain.remark
+    pairs = found["exact_pairs"] or [p[:2] for p in (text or found)["near_pairs"]]
+    measured += _first_pair(stage, pairs)
     tested, remarks = _in_test(context.data_report["overlaps"])
     measured += "".join(f"; {remark}" for remark in (*tested, *remarks))
     if tested and not (cause or shared or found["exact"] > plain.blank or near > allowed):
         cause = "the test set shares samples with another split: draw it before the others, or remove what it shares"
     limit = f"{texts.KNOWN:.0%} of its rare chunks" if text else f"similarity {found.get('limit', alike.NEAR)}"
-    pairs = found["exact_pairs"] or [p[:2] for p in (text or found)["near_pairs"]]
     batch = fetch(stage.data["val"], [v for v, _ in pairs], None, run.device) if pairs else None
     return Finding(
         (found["exact"] == plain.blank or repeat or plain.natural) and (near <= allowed or by_key or natural or plain.natural)
         and not (shared or tested or cause), measured,
         f"0 exact duplicates, at most {allowed} near ones ({limit}), no group or series in two splits",
         named.order_causes(
+            (found["exact"] < near <= n // 10, "a few samples were saved again: keep one of each pair, or put both into one split"),
             (near > found["exact"], "data were augmented or duplicated before they were split"),
             (found["exact"] >= near, "the training loader reads the unsplit data"),
             (False, "frames, tiles or sentences of one source were split sample by sample: split by group"),
@@ -376,6 +378,13 @@ def leakage(context: GateContext) -> Finding:
         evidence=found, batch=batch,
         cause=cause,
     )  # fmt: skip
+
+
+def _first_pair(stage: Stage, pairs: list) -> str:
+    """Return the names of the first pair of a validation and a training sample, where the data set names them."""
+    data = (stage.data["val"], stage.data["train"])
+    named_by = [[one.source_name(i) for one, i in zip(data, pair, strict=True)] for pair in pairs[:1]]
+    return "".join("; the first pair: {}, in training {}".format(*names) for names in named_by if None not in names)
 
 
 def _in_test(overlaps: dict[str, dict]) -> tuple[list[str], list[str]]:

@@ -21,6 +21,7 @@ REDRAWN = 32  # samples that are drawn twice
 FEW = 4  # samples drawn from an exported pipeline
 HALVED = 26  # bisections: a millionth of the range
 EXCESS = 0.25  # of the noise: input perturbation adds 0.1
+OWN = 0.3  # share of a target that its own picture and noise may leave: clipped and perturbed ones leave some
 CLEAR = 0.99  # share of the entries of a prediction whose gradient must have the sign of the error
 
 
@@ -61,7 +62,7 @@ class Objective:
     terms: tuple[str, ...] = ()
     """The loss's terms that target and weight were measured from."""
     others: tuple[str, ...] = ()
-    """Its other terms: they are not quadratic in the prediction (a cosine), so their gradient names no target."""
+    """Its other terms: they are not quadratic in the prediction (a cosine), or draw away from another sample, so their gradient names no target."""
     quadratic: bool = True
     """Whether these terms are quadratic in the prediction; Huber's loss and the absolute error are not."""
     redrawn: float = 1.0
@@ -104,15 +105,15 @@ def objective(context: GateContext) -> Objective:
         run, stage = context.build(Rehearsal(steps=1))
         data = stage.data["train"]
         batch = fetch(data, pick(data, min(LEVELS, len(data)), context.cfg.run.seed), context.cfg.run.seed, run.device)
-        slopes, net, terms, others = slopes_of(stage.loss, batch)
+        clean = batch[clean_key(data)]
+        basis = to_double(torch.stack([clean.flatten(1), batch["noise"].flatten(1)], 2))  # (B, CHW, 2)
+        slopes, net, terms, others = slopes_of(stage.loss, batch, basis)
         steep = slopes[1] - slopes[0]
         target = torch.where(steep > 0, -slopes[0] / steep, 0.0)
-        clean = batch[clean_key(data)]
         searched = None if others else searched_target(stage.loss, batch, clean)
         if searched is not None:
             target, steep = searched
         weight = steep.flatten(1).mean(1) * steep[0].numel() / 2
-        basis = to_double(torch.stack([clean.flatten(1), batch["noise"].flatten(1)], 2))  # (B, CHW, 2)
 
         def fitted(y: Tensor) -> tuple[Tensor, Tensor]:
             found = torch.linalg.lstsq(basis, to_double(y.flatten(1)[..., None])).solution[..., 0]
@@ -149,9 +150,13 @@ def redrawn(loss: Callable, data: Data, seed: int, device: torch.device) -> floa
     return (nets[0].timestep != nets[1].timestep).float().mean().item()
 
 
-def slopes_of(loss: Callable, batch: dict) -> tuple[list[Tensor], Constant, tuple[str, ...], tuple[str, ...]]:
+def slopes_of(
+    loss: Callable, batch: dict, basis: Tensor
+) -> tuple[list[Tensor], Constant, tuple[str, ...], tuple[str, ...]]:
     """Return (gradients of the quadratic terms at the predictions 0 and 1, the last net, names of these terms, of the others). A term is
-    quadratic if its gradients at 0, 1 and 2 are on a line. If none is, all terms count."""
+    quadratic if its gradients at 0, 1 and 2 are on a line. If none is, all terms count. Of several quadratic terms those count that draw to a
+    sum of the sample's own picture and noise (the `basis`, (B, CHW, 2)), if there are any: contrastive flow matching (Stoica 2025) has a term
+    that draws away from another sample's velocity."""
     gradients: dict[str, list[Tensor]] = {}
     for value in (0.0, 1.0, 2.0):
         net = Constant(value)
@@ -165,8 +170,21 @@ def slopes_of(loss: Callable, batch: dict) -> tuple[list[Tensor], Constant, tupl
         return (third - 2 * second + first).abs().max() <= 1e-3 * torch.stack(gradients[name]).abs().max()
 
     terms = tuple(filter(is_quadratic, gradients)) or tuple(gradients)
+    if len(terms) > 1:
+        terms = tuple(name for name in terms if draws_to_its_own(*gradients[name][:2], basis)) or terms
     others = tuple(name for name in gradients if name not in terms)
     return [sum(gradients[name][i] for name in terms) for i in (0, 1)], net, terms, others
+
+
+def draws_to_its_own(first: Tensor, second: Tensor, basis: Tensor) -> bool:
+    """Return whether a quadratic term with these gradients (B, C, H, W) at the predictions 0 and 1 draws predictions, not away, and to a
+    sum of the `basis` (B, CHW, 2) of each sample."""
+    steep = to_double((second - first).flatten(1))
+    if (steep < 0).any() or not (steep > 0).any():
+        return False
+    target = torch.where(steep > 0, -to_double(first.flatten(1)) / steep.clamp_min(1e-12), 0.0)[..., None]
+    left = target - basis @ torch.linalg.lstsq(basis, target).solution
+    return bool(left.norm() <= OWN * target.norm()) and bool(target.any())
 
 
 def searched_target(loss: Callable, batch: dict, clean: Tensor) -> tuple[Tensor, Tensor] | None:

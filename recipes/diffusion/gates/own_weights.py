@@ -13,6 +13,8 @@ from trainworthy.recipes.diffusion.gates.objective import Objective
 JUMP = 0.1  # of the largest weight: how far two neighbouring levels' may be from each other
 ROUGH = 0.02  # share of the neighbours that may be further
 LEAST = 0.01  # a quarter of the levels must have this share of the largest quarter's weight
+MODES = (-1.0, -0.75, -0.5, -0.25, 0.25, 0.5, 0.75, 0.8, 1.0, 1.25, 1.29, 1.5, 1.75)
+"""Scales of mode sampling, those of the paper among them."""
 DRAW_NOISE = ("DDPM", "Ancestral", "LCM", "TCD", "SDE")
 """In the names of diffusers' samplers that draw noise at every step."""
 
@@ -35,6 +37,15 @@ def astray(aim: Objective, wrong: dict[str, Tensor]) -> str:
     return ""
 
 
+def scaled(weight: Tensor, expected: Tensor) -> tuple[Tensor, str]:
+    """Return (expected weights (B,), "" or what they are): measured ones may be the declared ones times a number, which is a rate."""
+    factor = (weight / expected.clamp_min(0.01)).median()
+    apart = (weight - factor * expected).abs() / (factor * expected).clamp_min(0.01)
+    if not 0.1 <= factor <= 10 or (factor - 1).abs() <= 0.02 or apart.max() > 0.02:
+        return expected, ""
+    return factor * expected, f"the declared ones times {factor:.3g}"
+
+
 def logit_normal(values: Tensor, drawn: Tensor, timesteps: int) -> tuple[float, str]:
     """Return (the distance of a distribution to the logit-normal one with its own quartiles, its name). `values`: timesteps in order;
     `drawn`: shares that are at most so large."""
@@ -47,6 +58,22 @@ def logit_normal(values: Tensor, drawn: Tensor, timesteps: int) -> tuple[float, 
     ends = torch.logit((values + 1).clamp_max(timesteps - 0.5) / timesteps)
     distance = (drawn - torch.special.ndtr((ends - middle) / deviation)).abs().max().item()
     return distance, f"logit-normal of mean {middle:.2g} and deviation {deviation:.2g} (Esser 2024)"
+
+
+def published_levels(values: Tensor, drawn: Tensor, timesteps: int) -> tuple[float, str]:
+    """Return (the distance of a flow's noise levels to the nearest published distribution, its name). All but one are symmetric, so none is near a
+    logit-normal one of another mean. `values`: timesteps in order; `drawn`: shares that are at most so large."""
+    level, even = values.double() / timesteps, torch.linspace(0, 1, 10_001, dtype=torch.float64)
+    shares = {"beta of 1.5 and 1 (Black 2024)": level**1.5, "cosmap (Esser 2024)": 1 - 2 / math.pi * (1 / level - 1).atan(),
+              "U-shaped of 4 (Lee 2024)": (4 * level - 2).sinh() / 2 / math.sinh(2) + 0.5}  # fmt: skip
+    for scale in MODES:
+        reached = 1 - even - scale * ((math.pi / 2 * even).cos().square() - 1 + even)
+        shares[f"mode sampling of scale {scale:g} (Esser 2024)"] = torch.searchsorted(
+            reached.flip(0).contiguous(), level, right=True
+        ) / len(even)
+    distances = {name: (drawn - share).abs().max().item() for name, share in shares.items()}
+    name = min(distances, key=distances.get)
+    return distances[name], name
 
 
 def drawing_sampler(stage: Stage) -> str:

@@ -133,6 +133,7 @@ def noise_process(
                 walks.clamped(aim.noisy)
                 or opposite(shipped, aim)
                 or (walks.other_timestep(val.process, *levels) if alone else "")
+                or MIXED * bool(stage.expect.batch_dependence)
             )
         if aim.redrawn == 0 and alone:
             why = "each sample keeps one timestep in all epochs: get() draws it from the sample's number, not from its generator"
@@ -238,6 +239,7 @@ def trained(context: GateContext) -> tuple[Run, Stage, Seen]:
     return context.once("diffusion short run", rehearse)
 
 
+MIXED = "other samples of the batch are part of a sample's error: return what they add as a term of its own, {'mse': ..., 'contrast': ...}"
 MOST = 0.5  # share of samples without a class, above which most steps teach a net that nobody samples alone (0.1 to 0.2 is usual)
 
 
@@ -358,15 +360,20 @@ def weighting(context: GateContext) -> Finding:
     - The loss of each of 16 single samples, after sixty steps of train(), with that weight times the mean square error. Of a loss that
       is not quadratic in the error (Huber's) only weights are compared, up to a common factor. So are other published weights, and a
       fork's own (own_weights.py).
-    - The distribution of the net's timesteps with the declared one (Kolmogorov-Smirnov), with an even one (Liu 2022), or of a diffusion
-      with a logit-normal one (Esser 2024)."""
+    - The distribution of the net's timesteps with the declared one (Kolmogorov-Smirnov), with an even one (Liu 2022), of a diffusion with a
+      logit-normal one (Esser 2024), or of a flow with other published ones."""
     aim, noise = objective(context), context.look()[1].data["train"].process.noise
     expected = within_error(aim, lambda snr: declared_weights(noise, aim.kind, snr))
-    gap, named, fault = _relative(aim.weight, expected), "", ""
+    expected, named = own_weights.scaled(aim.weight, expected)
+    gap, fault = _relative(aim.weight, expected), ""
     if gap.max() > 0.02:
         named = published_weights(aim.weight, aim.kind, (aim.alpha / aim.sigma).square())
         fault = "" if named else own_weights.astray(aim, _mistaken_weights(aim, noise, expected))
-        named, expected = ("", expected) if fault else (named or "a form of their own", aim.weight)
+        named, expected = (
+            ("", expected)
+            if fault
+            else (f"{named or 'a form of their own'} up to a factor, not the declared ones", aim.weight)
+        )
     if not aim.quadratic:  # Huber's loss: weights are compared up to a common factor, values are not
         expected = expected * (aim.weight / expected.clamp_min(0.01)).median()
     apart_from, of = _by_formula(context, aim, expected) if aim.quadratic else (0.0, 0)
@@ -385,16 +392,17 @@ def weighting(context: GateContext) -> Finding:
     )
     if distance > limit >= even:
         distance, evenly = even, " (uniform, not the declared ones)"
-    elif distance > limit and not hasattr(noise, "logit_mean"):
-        found, name = own_weights.logit_normal(values, drawn, noise.num_train_timesteps)
+    elif distance > limit:
+        known = own_weights.published_levels if hasattr(noise, "logit_mean") else own_weights.logit_normal
+        found, name = known(values, drawn, noise.num_train_timesteps)
         distance, evenly = (found, f" ({name}, not the declared ones)") if found <= limit else (distance, evenly)
     return Finding(
         gap[i].item() <= 0.02 and distance <= limit and apart_from <= 0.02,
-        f"target: {aim.kind}; {f'weights: {named} up to a factor, not the declared ones; ' * bool(named)}weights differ by at most "
+        f"target: {aim.kind}; {f'weights: {named}; ' * bool(named)}weights differ by at most "
         f"{gap[i]:.1%} (t {t[i]:.0f}: {aim.weight[i]:.3f}, due {expected[i]:.3f}); {compared}; "
         f"the distribution of {n:,} timesteps{evenly} by at most {distance:.3f}"
         + f"; the weights are those of {fault}" * bool(fault)
-        + (f"; not compared, as they are not quadratic: {', '.join(aim.others)}" if aim.others else ""),
+        + (f"; not compared, as they name no target of their sample: {', '.join(aim.others)}" if aim.others else ""),
         f"at most 2% at every level and for every sample; at most {limit:.3f} for the distribution",
         order_causes(
             (gap[i].item() > 0.02, "the weight is that of another prediction type: min(SNR, gamma) over SNR is min-SNR for the noise, "
