@@ -53,7 +53,7 @@ PERTURBED = """        more = 0.1 * torch.randn(image.shape, generator=generator
 
 
 @pytest.mark.parametrize(
-    ("loss", "code"), [(LOSS, 0), pytest.param("((1 + process.alpha[t]) * error)", 3, marks=pytest.mark.verify)]
+    ("loss", "code"), [(LOSS, 0), pytest.param("(process.weights(t.flip(0)) * error)", 3, marks=pytest.mark.verify)]
 )
 def test_a_perturbed_input_is_quiet_and_hides_no_wrong_weight(launch, fork, loss: str, code: int):
     """Ning 2023: levels that are fitted to such an input are not exact, and weights were compared with those of the fit."""
