@@ -17,15 +17,17 @@ def verdict_table(f: Folder, verdicts: list[dict[str, Any]], *, of: str = "Gate"
     """One row per verdict. Causes and evidence of a verdict that is no pass follow at full width."""
     head = "".join(tag("th", h, scope="col") for h in ("Verdict", of, "Measured", "Needed", "Cost"))
     rows, several = [], len({v.get("stage") for v in verdicts}) > 1
+    raised: dict[str, str] = {}  # an exception, and the first gate that it ended
     for v in verdicts:
         kind = KIND.get(v["verdict"], "warn")
         name = f"{v['stage']} · {v['id']}" if several else v["id"]
         title = f"{tag('span', esc(name), class_='id')} {tag('span', esc(v['rows']), class_='dim')}{tag('p', esc(v['title']))}"
         why = tag("p", esc(f"{v['verdict']}: {v['reason']}"), class_="warn") if v["reason"] else ""
+        first = raised.setdefault(v["measured"], name) if "traceback" in (v.get("evidence") or {}) else name
         broken, findings = v["verdict"] in ("fail", "waived", "advice"), evidence(f, v)
-        measured = (
-            tag("p", esc(v["measured"])) + why + ("" if broken else details("Evidence", findings) if findings else "")
-        )
+        broken = broken and first == name
+        text = v["measured"] if first == name else f"raised what {first} raised"
+        measured = tag("p", esc(text)) + why + ("" if broken else details("Evidence", findings) if findings else "")
         cost = f"passed on {v['remembered']}" if v.get("remembered") else f"{v['seconds']:.1f} s"
         cells = "".join(tag("td", c) for c in (title, measured, esc(v["needed"]), esc(cost)))
         rows.append(tag("tr", tag("th", tag("span", esc(v["verdict"]), class_=f"pill {kind}"), scope="row") + cells))
@@ -118,7 +120,12 @@ def _shares(_f: Folder, _v: dict[str, Any], gradient: dict[str, float], loss: di
     return "".join(bars([(k, x, "other") for k, x in s.items()], high=1.0, caption=t) for t, s in each.items())
 
 
+def _traceback(_f: Folder, _v: dict[str, Any], lines: list[str]) -> str:
+    return tag("pre", esc("".join(lines)), tabindex="0")
+
+
 DRAWN = [
+    (("traceback",), _traceback),
     (("curve",), _curve),
     (("rates", "losses"), _range_test),
     (("gradient", "loss"), _shares),

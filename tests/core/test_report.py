@@ -364,6 +364,19 @@ def test_a_failed_gate_is_the_headline_with_causes_and_the_next_command(folder: 
     assert "the batch that overfit used" in text
 
 
+def test_an_exception_that_ends_many_gates_has_one_card(folder: Path):
+    gates = json.loads((folder / "gates.json").read_text())
+    for verdict in gates["gates"]:
+        verdict.update(verdict="fail", measured="raised ValueError: <no>", remedy='mine.py:7: f("<x>")',
+                       evidence={"traceback": ["Traceback:\n", '  File "mine.py", line 7\n']})  # fmt: skip
+    put(folder / "gates.json", gates)
+    text = page(folder)
+    assert text.count("raised ValueError: &lt;no&gt;") == 1
+    assert text.count("raised what schema raised") == len(gates["gates"]) - 1
+    assert text.count("Likely causes, in order") == 1
+    assert "Traceback:\n  File &quot;mine.py&quot;, line 7" in text, "as lines of text"
+
+
 def test_an_interrupted_run_says_so_and_how_to_resume(folder: Path):
     (folder / "summary.json").unlink()
     best = folder / "checkpoints" / "main" / "best_val_accuracy"
