@@ -90,9 +90,8 @@ def read(kind: Any, path: str, dtype: torch.dtype, tokens: int = 0, **how: Any) 
     if model.get_input_embeddings().num_embeddings < tokens and not planning.active:
         model.rows_added = tokens - model.get_input_embeddings().num_embeddings
         model.resize_token_embeddings(tokens)
-    with torch.device(
-        "meta"
-    ):  # loading forgets which parameters the architecture never trains, such as the bias of ERNIE's router
+    # Loading forgets which parameters the architecture never trains, such as the bias of ERNIE's router.
+    with torch.device("meta"):
         model.fixed = tuple(n for n, p in type(model)(model.config).named_parameters() if not p.requires_grad)
     for name in model.fixed:
         model.get_parameter(name).requires_grad_(False)
