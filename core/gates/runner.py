@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import sysconfig
 import time
 import traceback
@@ -25,9 +26,9 @@ from trainworthy.core.loop.run import Rehearsal
 from trainworthy.core.recipe.stage import categorical as categorical
 
 LONGEST = 600  # characters of an exception in a verdict
-LIBRARIES = (
-    *sorted({sysconfig.get_path(k) for k in ("stdlib", "purelib", "platlib")}),
-    str(Path(__file__).resolve().parents[1]),
+LIBRARIES = tuple(
+    f"{Path(p)}{os.sep}"
+    for p in (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), Path(__file__).resolve().parents[1])
 )
 """Folders whose lines are not the user's: Python's, installed packages', the core's."""
 
