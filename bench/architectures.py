@@ -182,7 +182,7 @@ TAIL = """
 | `diffusion/text` | SDXL, SD3, FLUX | refused with exit code 2: two text encoders, or a transformer and a flow |
 | `llm/sft`, `dpo`, `reward`, `rl/grpo`, `rl/rlhf` | 54 kinds of transformers | read as their files say (`tests/llm/test_architectures.py`) |
 | `llm/sft` | Llama 4 | its forward raises under TRL's fused head |
-| `llm/pretrain` | BLOOM, MPT, OPT, Mamba, RWKV, Bamba, Jamba, Qwen3-Next | stopped by `isolation`: they do not read position ids |
+| `llm/pretrain` | BLOOM, MPT, OPT, Mamba, RWKV, Bamba, Jamba, Qwen3-Next | mix the documents of a row (`isolation`): `--data.no-packing` |
 | `vision/segment --model` | SegFormer, Mask2Former, MaskFormer, EoMT, MobileNetV2 | tested, tiny (`tests/vision/`) |
 | `vision/segment --model` | BEiT, Data2Vec, DPT, UPerNet, MobileViT | built and trained one step, tiny, by hand on 2026-11-29 |
 | `vision/segment --model` | OneFormer | refused (exit code 2): it needs a task as text |

@@ -95,7 +95,7 @@ def read(cfg: Config) -> tuple[documents.Corpus, dict[str, Packed]]:
     """The corpus and its packed splits. Training reads each token once; evaluation overlaps windows, so most tokens have context before them."""
     corpus = documents.read(cfg.data, streaming.sample if cfg.data.streaming else None)
     corpus, test = documents.with_test(corpus, cfg.data)
-    how = {"context": cfg.data.context, "tokenizer": corpus.tokenizer, "sizes": corpus.sizes}
+    how = {"context": cfg.data.context, "packing": cfg.data.packing, "tokenizer": corpus.tokenizer, "sizes": corpus.sizes}  # fmt: skip
     train_data = streaming.rows(corpus, cfg.data, **how)
     val_data = Packed(corpus.val, stride=cfg.data.stride, **how)
     train_data.notes |= corpus.notes

@@ -93,6 +93,11 @@ def test_packed_texts_of_a_model_that_mixes_them_are_stopped_with_the_cause(
     done = launch("check", "llm/pretrain", "--model", str(net), "--attention", "eager", "--only", "isolation")
     assert done.returncode == 3, done.stdout + done.stderr
     assert f"likely causes {words}" in done.stdout
+    assert "--data.no-packing gives each a row of its own" in done.stdout
+    more = ("--data.no-packing", "--only", "scored,isolation,perplexity")
+    done = launch("check", "llm/pretrain", "--model", str(net), "--attention", "eager", *more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 of 3 gates passed, 1 skipped" in done.stdout
 
 
 def test_a_kind_without_a_head_for_rewards_is_refused(tmp_path: Path, launch):

@@ -234,6 +234,19 @@ def test_rows_hold_the_documents_and_nothing_between_them(folder: Path):
     assert got == due
 
 
+def test_without_packing_each_window_has_its_own_row(folder: Path):
+    corpus = documents.read(settings(folder).data)
+    how = {"context": 32, "stride": 31, "tokenizer": corpus.tokenizer, "sizes": corpus.sizes}
+    data, together = packing.Packed(corpus.train, packing=False, **how), packing.Packed(corpus.train, **how)
+    assert len(data) == len(data.windows) > len(together)
+    assert len(data.among(corpus.train[:5])) == len(packing.windows([len(d) for d in corpus.train[:5]], 32, 31))
+    pairs = [Counter(zip(*(s[k].tolist()[i : 31 + i] for k, i in (("input_ids", 0), ("labels", 1))), strict=True))
+             for s in (d.get(i, None) for d in (data, together) for i in range(len(d)))]  # fmt: skip
+    scored = [{p: n for p, n in one.items() if p[1] != packing.IGNORED} for one in pairs]
+    each = [sum((Counter(one) for one in part), Counter()) for part in (scored[: len(data)], scored[len(data) :])]
+    assert each[0] == each[1], "the same targets after the same tokens"
+
+
 def test_bytes_are_those_of_the_texts(folder: Path):
     """Whatever the letters; a text that spells a special token is read as it is spelled."""
     corpus = documents.read(settings(folder).data)
@@ -506,6 +519,7 @@ def test_a_folder_that_is_not_there_or_has_no_texts(path: str, words: tuple[str,
 @pytest.mark.parametrize(("argv", "words"), [
     (("--data.path", "nowhere"), ("no such file or folder",)),
     (("--attention", "flex_attention"), ("--attention flex_attention", "no backward on this device")),
+    (("--data.streaming", "--data.no-packing"), ("--data.no-packing is for texts that are read at once",)),
     pytest.param(("--data.stride", "128"), ("--data.stride", "1 to 127", "next:         --data.stride 64"), marks=pytest.mark.verify),
     pytest.param(("--model", "nowhere"), ("--model nowhere: no such folder",), marks=pytest.mark.verify),
     pytest.param(("--hidden-size", "20", "--num-attention-heads", "4"), ("--hidden-size does not fit",), marks=pytest.mark.verify),

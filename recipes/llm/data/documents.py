@@ -50,6 +50,9 @@ class Source:
     """Tokens of a row, the context of the model. Longer documents are cut into windows; every token is predicted once."""
     stride: int = 64
     """Distance between the starts of a longer document's validation windows: a token has at least context - stride tokens before it."""
+    packing: bool = True
+    """Put several documents into a row. `--data.no-packing` gives each document, or each window of a longer one, a row of its own:
+    for architectures that mix the documents of a row (Mamba, RWKV, Jamba, OPT, ...)."""
     max_bad: float = 0.01
     """Share of documents that may be empty or no valid UTF-8; they are left out, counted and named."""
     streaming: bool = False
@@ -67,6 +70,10 @@ class Source:
         if self.streaming and self.val:
             raise core.UserError("--data.val is for texts that are read at once", got=f"--data.val {self.val} --data.streaming",
                                  needed="a validation split of the data set")  # fmt: skip
+        if self.streaming and not self.packing:
+            raise core.UserError(
+                "--data.no-packing is for texts that are read at once", got="--data.streaming", needed="--data.packing"
+            )
         if self.rows and not self.streaming:
             raise core.UserError("--data.rows is for streams", got=self.rows, needed="--data.streaming")
         if self.context < SHORTEST:

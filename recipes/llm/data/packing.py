@@ -60,26 +60,23 @@ def best_fit(lengths: list[int], room: int) -> list[list[int]]:
 
 
 @lru_cache(8)
-def _laid_out(lengths: tuple[int, ...], context: int, stride: int) -> tuple[list[Window], list[list[int]]]:
+def _laid_out(
+    lengths: tuple[int, ...], context: int, stride: int, packing: bool
+) -> tuple[list[Window], list[list[int]]]:
     """(windows, rows of their indices), found once per process."""
     found = windows(list(lengths), context, stride)
-    return found, best_fit([w.end - w.start for w in found], context)
+    return found, best_fit([w.end - w.start for w in found], context) if packing else [[i] for i in range(len(found))]
 
 
 class Packed(core.Data):
     """Rows of packed documents: ids, labels and positions, (context,) each."""
 
     def __init__(self, documents: list[np.ndarray], *, context: int, stride: int, tokenizer: Any, sizes: np.ndarray,
-                 some: list[Window] | None = None):  # fmt: skip
-        self.documents, self.context, self.stride, self.tokenizer, self.sizes = (
-            documents,
-            context,
-            stride,
-            tokenizer,
-            sizes,
-        )
+                 packing: bool = True, some: list[Window] | None = None):  # fmt: skip
+        self.documents, self.context, self.stride, self.packing = documents, context, stride, packing
+        self.tokenizer, self.sizes = tokenizer, sizes
         if some is None:
-            self.windows, self.rows = _laid_out(tuple(map(len, documents)), context, stride)
+            self.windows, self.rows = _laid_out(tuple(map(len, documents)), context, stride, packing)
         else:
             self.windows, self.rows = some, best_fit([w.end - w.start for w in some], context)
         self.fields = {"input_ids": core.Field("input", low=0, high=len(sizes) - 1), "text": core.Field("source"),
@@ -88,15 +85,16 @@ class Packed(core.Data):
         full = sum(w.end - w.start for w in self.windows) / max(1, len(self.rows) * context)
         cut = sum(len(d) > context for d in documents)
         self.notes = {
-            "packed": f"{len(documents):,} documents in {len(self.rows):,} rows of {context}, {full:.1%} full; {scored:,} tokens "
+            "packed"
+            if packing
+            else "not packed": f"{len(documents):,} documents in {len(self.rows):,} rows of {context}, {full:.1%} full; {scored:,} tokens "
             f"asked for, none lost; {cut:,} documents are longer than a row: read in windows {stride} apart"
         }
 
     def among(self, documents: list[np.ndarray]) -> "Packed":
         """Return other documents, packed in the same way."""
-        return type(self)(
-            documents, context=self.context, stride=self.stride, tokenizer=self.tokenizer, sizes=self.sizes
-        )
+        return type(self)(documents, context=self.context, stride=self.stride, tokenizer=self.tokenizer, sizes=self.sizes,
+                          packing=self.packing)  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.rows)

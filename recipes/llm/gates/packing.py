@@ -18,6 +18,8 @@ from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.llm.data.packing import IGNORED, Packed
 from trainworthy.recipes.llm.models import loading
 
+OWN_ROWS = " (--data.no-packing gives each a row of its own)\n"
+
 DOCUMENTS, PARTS = 12, 3  # whole documents that are checked, and most rows that a long one may fill
 
 
@@ -289,7 +291,7 @@ def mixed(model: nn.Module, data: Packed, run: Run) -> str:
     """Return the likely cause, with its line's end, where the architecture itself mixes texts that share a row: called directly, with position
     ids that restart. Empty where it does not."""
     if cause := loading.without_positions(model):
-        return cause
+        return cause.replace("\n", OWN_ROWS)
     first, other, second = _three(data)
     places = torch.cat([torch.arange(len(first)), torch.arange(len(second))])[None].to(run.device)
     logits = []
@@ -300,7 +302,7 @@ def mixed(model: nn.Module, data: Packed, run: Run) -> str:
     change = (logits[0] - logits[1]).abs()
     if change[len(first) :].max() <= _limit(run) * change[: len(first)].max():
         return ""
-    return f"{type(model).__name__} mixes texts that share a row even where its position ids restart: its layers do not read them\n"
+    return f"{type(model).__name__} mixes texts that share a row even where its position ids restart: its layers do not read them{OWN_ROWS}"
 
 
 def _place(row: Tensor, document: np.ndarray) -> int:
