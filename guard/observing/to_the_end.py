@@ -15,6 +15,7 @@ from trainworthy.guard.hooks.streams import Generated
 from trainworthy.guard.hooks.trees import floats, tensors
 from trainworthy.guard.measures.averages import Trail
 from trainworthy.guard.measures.best_weights import Rounds
+from trainworthy.guard.measures.dropped_shares import Shares
 from trainworthy.guard.measures.records import alive, class_target, fingerprint, pretrained, used
 from trainworthy.guard.measures.row_invariants import Invariants
 from trainworthy.guard.measures.sampling import Sampling
@@ -26,10 +27,10 @@ TOKENS = 60_000
 
 
 class Quiet:
-    """Replaces the records of a rehearsal that is not followed: only sampling is recorded."""
+    """Replaces the records of a rehearsal that is not followed: only sampling and what dropout drops are recorded."""
 
     def __init__(self) -> None:
-        self.sampling = Sampling()
+        self.sampling, self.shares = Sampling(), Shares()
 
     def drew(self, out: Tensor) -> None:
         """Note noise that the script drew."""

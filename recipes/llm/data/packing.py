@@ -61,7 +61,7 @@ def best_fit(lengths: list[int], room: int) -> list[list[int]]:
 
 @lru_cache(8)
 def _laid_out(
-    lengths: tuple[int, ...], context: int, stride: int, packing: bool
+    lengths: tuple[int, ...], context: int, stride: int, packing: bool = True
 ) -> tuple[list[Window], list[list[int]]]:
     """(windows, rows of their indices), found once per process."""
     found = windows(list(lengths), context, stride)
