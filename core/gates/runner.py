@@ -189,8 +189,8 @@ def _where(error: Exception) -> str:
     """Return the line of the user's code that raised, and below it the line of a library where it ended."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not f.filename.startswith(LIBRARIES)]
-    shown = [own[-1], frames[-1]] if own and own[-1] is not frames[-1] else [frames[-1]]
-    return "\n".join(f"{f.filename}:{f.lineno}: {f.line}" for f in shown)
+    places = dict.fromkeys(f"{f.filename}:{f.lineno}: {f.line}" for f in (*own[-1:], frames[-1]))
+    return "\n".join(places)
 
 
 def _cut(text: str, times: int = 1) -> str:

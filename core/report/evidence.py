@@ -24,9 +24,9 @@ def verdict_table(f: Folder, verdicts: list[dict[str, Any]], *, of: str = "Gate"
         title = f"{tag('span', esc(name), class_='id')} {tag('span', esc(v['rows']), class_='dim')}{tag('p', esc(v['title']))}"
         why = tag("p", esc(f"{v['verdict']}: {v['reason']}"), class_="warn") if v["reason"] else ""
         first = raised.setdefault(v["measured"], name) if "traceback" in (v.get("evidence") or {}) else name
-        broken, findings = v["verdict"] in ("fail", "waived", "advice"), evidence(f, v)
-        broken = broken and first == name
-        text = v["measured"] if first == name else f"raised what {first} raised"
+        repeated, findings = first != name, evidence(f, v)
+        broken = v["verdict"] in ("fail", "waived", "advice") and not repeated
+        text = f"raised what {first} raised" if repeated else v["measured"]
         measured = tag("p", esc(text)) + why + ("" if broken else details("Evidence", findings) if findings else "")
         cost = f"passed on {v['remembered']}" if v.get("remembered") else f"{v['seconds']:.1f} s"
         cells = "".join(tag("td", c) for c in (title, measured, esc(v["needed"]), esc(cost)))

@@ -86,8 +86,8 @@ class Setup:
             raise UserError(f"{file} is no accelerate config", next="accelerate config --config_file FILE")
         kinds = [(self._read("distributed_type") or "NO").upper()]
         if kinds == ["FSDP"]:
-            own = self._values.get("fsdp_config") or {}
-            settings = {k: own.get(k) for k in FSDP_SETTINGS}
+            own = self._values.get("fsdp_config")
+            settings = {k: _value(own, k) if isinstance(own, dict) else None for k in FSDP_SETTINGS}
             refuse_fsdp(settings, f"{file}: distributed_type FSDP", self._read("num_processes"))
         kinds += ["PARALLELISM_CONFIG"] * bool(self._values.get("parallelism_config"))
         refuse(kinds, (self._read("mixed_precision") or "no").lower(), f"{file}: distributed_type {kinds[0]}")
@@ -107,5 +107,10 @@ class Setup:
                 "(each machine runs the same command with its own machine_rank)")  # fmt: skip
 
     def _read(self, name: str) -> str | None:
-        found = self._values.get(name)
-        return None if found in ("", "null", "~") else found
+        return _value(self._values, name)
+
+
+def _value(settings: dict, name: str) -> str | None:
+    """Return a setting as it is written; None if it is missing or null."""
+    found = settings.get(name)
+    return None if found in ("", "null", "~") else found

@@ -48,6 +48,7 @@ def test_an_engine_that_does_not_train_here_is_refused_before_anything_starts(
         ("fsdp_version: 2\n  fsdp_reshard_after_forward: false", ("-n 2 --shard grad",)),
         ("fsdp_sharding_strategy: SHARD_GRAD_OP\n  fsdp_reshard_after_forward: true", ("-n 2 --shard grad",)),
         ("fsdp_sharding_strategy: 3", ("-n 2 --shard none",)),
+        ("fsdp_sharding_strategy: null\n  fsdp_reshard_after_forward: false", ("-n 2 --shard grad",)),
         (
             "fsdp_sharding_strategy: HYBRID_SHARD\n  fsdp_offload_params: true",
             ("fsdp_offload_params", "hybrid sharding"),

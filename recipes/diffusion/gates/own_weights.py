@@ -40,8 +40,8 @@ def astray(aim: Objective, wrong: dict[str, Tensor]) -> str:
 def scaled(weight: Tensor, expected: Tensor) -> tuple[Tensor, str]:
     """Return (expected weights (B,), "" or what they are): measured ones may be the declared ones times a number, which is a rate."""
     factor = (weight / expected.clamp_min(0.01)).median()
-    apart = (weight - factor * expected).abs() / (factor * expected).clamp_min(0.01)
-    if not 0.1 <= factor <= 10 or (factor - 1).abs() <= 0.02 or apart.max() > 0.02:
+    difference = (weight - factor * expected).abs() / (factor * expected).clamp_min(0.01)
+    if not 0.1 <= factor <= 10 or (factor - 1).abs() <= 0.02 or difference.max() > 0.02:
         return expected, ""
     return factor * expected, f"the declared ones times {factor:.3g}"
 

@@ -369,11 +369,8 @@ def weighting(context: GateContext) -> Finding:
     if gap.max() > 0.02:
         named = published_weights(aim.weight, aim.kind, (aim.alpha / aim.sigma).square())
         fault = "" if named else own_weights.astray(aim, _mistaken_weights(aim, noise, expected))
-        named, expected = (
-            ("", expected)
-            if fault
-            else (f"{named or 'a form of their own'} up to a factor, not the declared ones", aim.weight)
-        )
+        if not fault:
+            named, expected = f"{named or 'a form of their own'} up to a factor, not the declared ones", aim.weight
     if not aim.quadratic:  # Huber's loss: weights are compared up to a common factor, values are not
         expected = expected * (aim.weight / expected.clamp_min(0.01)).median()
     apart_from, of = _by_formula(context, aim, expected) if aim.quadratic else (0.0, 0)

@@ -84,10 +84,9 @@ class Packed(core.Data):
         scored = sum(w.end - w.scored for w in self.windows)
         full = sum(w.end - w.start for w in self.windows) / max(1, len(self.rows) * context)
         cut = sum(len(d) > context for d in documents)
+        kind = "packed" if packing else "not packed"
         self.notes = {
-            "packed"
-            if packing
-            else "not packed": f"{len(documents):,} documents in {len(self.rows):,} rows of {context}, {full:.1%} full; {scored:,} tokens "
+            kind: f"{len(documents):,} documents in {len(self.rows):,} rows of {context}, {full:.1%} full; {scored:,} tokens "
             f"asked for, none lost; {cut:,} documents are longer than a row: read in windows {stride} apart"
         }
 
