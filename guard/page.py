@@ -7,10 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from trainworthy.core.base.verdict import Verdict
 from trainworthy.core.report import html
 from trainworthy.core.report.evidence import verdict_table
 from trainworthy.core.report.folder import read
 from trainworthy.core.report.html import esc, note, section, table, tag
+from trainworthy.guard.checks.results import leading
 
 NAMES = {
     "steps": "optimiser steps",
@@ -29,6 +31,9 @@ def page(folder: Path, verdicts: list[dict[str, Any]], more: dict[str, Any]) -> 
     title = f"{script}: {len(failed)} of {len(verdicts)} checks failed" if failed else f"{script}: no check failed"
     hero = tag("p", esc(f"trainworthy {more.get('command', 'guard')} · {folder.name}"), class_="eyebrow")
     hero += tag("h1", esc(title))
+    if stopped := [Verdict(**v) for v in failed if v["verdict"] == "fail"]:
+        first = leading(stopped)
+        hero += tag("p", esc(f"Likely cause ({first.id}): {first.remedy.splitlines()[0]}"))
     rows = [[esc(name), esc(watched.get(k, ""))] for k, name in NAMES.items()]
     record = read(folder)
     body = section("Checks", verdict_table(record, verdicts, of="Check"), f"Together {more.get('seconds', 0)} s.")

@@ -24,7 +24,7 @@ from trainworthy.guard.checks import (
     restart,
     right_answers,
 )
-from trainworthy.guard.checks.results import CHECKS, LEARNING, finding, skip, verdict
+from trainworthy.guard.checks.results import CHECKS, LEARNING, finding, leading, skip, verdict
 from trainworthy.guard.measures import printed_scores
 from trainworthy.guard.rehearsals import rehearsal, sandbox
 from trainworthy.guard.rehearsals.control import Plan
@@ -107,9 +107,10 @@ class Guard:
                 f"       not tested: whether the loop learns ({', '.join(LEARNING)}): {learning[0].reason}"
             )
         if failed:
-            self.console.say(
-                f"stopped: {len(failed)} of {len(self.verdicts)} checks failed, first: {failed[0].id}", style="bold red"
-            )
+            first = leading(failed)
+            many = f"{len(failed)} of {len(self.verdicts)} checks failed"
+            self.console.say(f"stopped: {many}{', see first' if len(failed) > 1 else ''}: {first.id}", style="bold red")
+            self.console.say(f"  likely cause: {first.remedy.splitlines()[0]}")
         self.console.say(f"  evidence:     {path}")
 
     def _plan(self, name: str, **more: Any) -> Plan:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 import statistics
 import subprocess
@@ -60,8 +61,8 @@ def gates_of(home: Path, recipe: str, fixed: list[str], built: dict[str, Any], c
             )
         failed = ""
         if done.returncode == GATE_FAILED:
-            named = [w for w in (done.stdout + done.stderr).splitlines() if "gates failed, first:" in w]
-            failed = named[-1].split("first: ")[-1].strip() if named else "a gate"
+            named = re.findall(r"\d+ of \d+ gates failed(?:, see first)?: (.+)", done.stdout + done.stderr)
+            failed = named[-1].strip() if named else "a gate"
         path.write_text(json.dumps({"structure": built, "failed": failed}))
         return failed
 

@@ -230,7 +230,7 @@ def ignores_samples(seen: Any) -> dict | None:
     without = int((grad.flatten(1) == 0).all(1).sum())
     measured = f"{len(x) - without} of {len(x)} samples of the input reach the outputs"
     cause = SELECTED if without > 0.8 * len(x) else ""
-    return finding("dependency", measured, DEAD if without == len(x) else cause)
+    return finding("dependency", measured, DEAD if without == len(x) else cause, symptom=without == len(x))
 
 
 def ignores_places(seen: Any) -> dict | None:

@@ -293,7 +293,7 @@ def gradients(seen: Observer) -> dict:
     if not groups:
         idle = never_stepped(seen)
         return finding("gradients", *idle) if idle else skip("gradients", "no optimiser of torch.optim made a step")
-    wrong, causes = [], []
+    wrong, causes, missing = [], [], 0
     for g in groups:
         looked = g.steps
         if g.stale >= max(2, 0.5 * (looked - 1)):
@@ -301,6 +301,7 @@ def gradients(seen: Observer) -> dict:
             causes.append("zero_grad() is missing, or is not called between step() and the next backward()")
         if g.empty >= max(2, 0.5 * looked) and not g.closure and not beside_the_graph(seen, g, groups):
             flat = g.flat >= min(CLOSE, looked)
+            missing += 1
             if g.last_live and g.empty == looked - g.last_live:
                 wrong.append(f"from step {g.last_live + 1} of {looked} on every gradient was exactly zero")
                 causes.append(
@@ -314,6 +315,7 @@ def gradients(seen: Observer) -> dict:
         if g.silent == min(g.steps, CLOSE) >= 4 and not any(
             id(p) in g.received and moved_now(seen, p) for p in g.parameters
         ):
+            missing += 1
             wrong.append(f"the loss is exactly 0 and has no gradient at the first {g.silent} steps: nothing is learnt")
             causes.append("all labels are ignored, all rewards are equal, or a mask removes every term")
         if g.twice >= max(2, 0.3 * looked):
@@ -337,7 +339,10 @@ def gradients(seen: Observer) -> dict:
             "zero_grad() is called for every batch and step() is not (a step outside the loop, or every k batches)"
         )
     count = f"{seen.backwards} backward() calls, {seen.steps} steps, each with its own gradients"
-    return finding("gradients", "; ".join(wrong) or count, "\n".join(causes), windows=[g.windows[:12] for g in groups])
+    windows = [g.windows[:12] for g in groups]
+    return finding(
+        "gradients", "; ".join(wrong) or count, "\n".join(causes), windows=windows, symptom=missing == len(wrong) > 0
+    )
 
 
 def never_stepped(seen: Observer) -> tuple[str, str] | None:
@@ -386,5 +391,6 @@ def clipping(seen: Observer) -> dict:
     }
     for state, (what, cause) in words.items():
         if calls.count(state) > 0.5 * len(calls):
-            return finding("clipping", f"{what} at {calls.count(state)} of {len(calls)} calls", cause)
+            measured = f"{what} at {calls.count(state)} of {len(calls)} calls"
+            return finding("clipping", measured, cause, symptom=state == "empty")
     return finding("clipping", f"{len(calls)} calls, between backward() and step()")

@@ -104,6 +104,9 @@ OF_SCRIPTS = ("names", "ending", "progress", "later", "resume", "ranks", "files"
 """Checks of a whole script, which a `Loop` has not."""
 
 
+SYMPTOMS = ("finite", "learning", "signal", "overfit", "metric", "ending", "progress")
+"""Checks that fail for many reasons. A failure of another check with `symptom` in its evidence is no more specific."""
+
 ENDED = "the script ended"
 """Why a rehearsal ended, where nothing cut it."""
 
@@ -122,6 +125,14 @@ def joined(id: str, faults: list[Fault], healthy: str, **evidence: Any) -> dict:
 def skip(id: str, why: str) -> dict:
     """Return the result of a check that does not apply."""
     return {"id": id, "skip": why}
+
+
+def leading(failed: list[Verdict]) -> Verdict:
+    """Return the failed check that is nearest to the fault: one that names a line of the source, else the first that is no symptom.
+    Missing gradients are a symptom, too, and nearer to the fault than a model that does not learn."""
+    common = [v for v in failed if v.id not in SYMPTOMS]
+    specific = [v for v in common if not v.evidence.get("symptom")]
+    return next((v for v in specific if v.id == "names"), (specific or common or failed)[0])
 
 
 def counted(verdicts: list[Verdict]) -> str:

@@ -60,7 +60,7 @@ HALF_B = [
 
 NAMED = {
     "time_sequence--zero_before_step": "zero_grad() is called between",
-    "siamese--typo_branch": "in place of another one",
+    "siamese--typo_branch": "see first: names\n  likely cause: self.forward_once(input2) is meant",
     "unet--dice_sign": "sign of a term",
     "ctc--view": "where permute()",
     "seq2seq_attn--tf_leak": "shift by one",

@@ -36,12 +36,13 @@ def cases(name: str, half: str, kind: str) -> list[tuple[str, str, str]]:
 
 
 def first_failure(said: str) -> tuple[str, str]:
-    """(the first failed check with what it measured, its first likely cause) as printed."""
+    """(the first failed check with what it measured, its first likely cause) as printed. The last lines may name another check."""
     lines = said.splitlines()
     for i, line in enumerate(lines):
         if re.match(r"\s*FAIL\b", line):
             cause = next((x.partition("likely causes")[2].strip() for x in lines[i:] if "likely cause" in x), "")
-            return " ".join(line.split())[:160], cause[:200]
+            last = next((x.partition("likely cause:")[2].strip() for x in reversed(lines) if "likely cause:" in x), cause)
+            return " ".join(line.split())[:160], last[:200]
     return "-", "-"
 
 

@@ -99,6 +99,13 @@ def _seen(context: GateContext, times: int = 1) -> Seen:
     return context.once("rates" if times == 1 else f"rates of {times} times as many steps", rehearse)
 
 
+def off_schedule(context: GateContext) -> str:
+    """Return how the rate of rehearsed steps differs from the schedule; empty if it does not."""
+    seen = _seen(context)
+    faults = _own_faults(seen) if seen.own else _faults(seen, context.cfg.optim)
+    return f"the rate is not the schedule's: {faults[0]} (`schedule`)" if faults else ""
+
+
 @gate(
     "schedule",
     rows="C9 C11",

@@ -21,6 +21,7 @@ from trainworthy.core.gates.causes.named import explain_silent_steps, order_caus
 from trainworthy.core.gates.causes.resume import Watch, first_cause, saved
 from trainworthy.core.gates.causes.unheard import explain_unheard
 from trainworthy.core.gates.causes.unregistered import hidden_parameters, reached
+from trainworthy.core.gates.checks.rates import off_schedule
 from trainworthy.core.gates.fingerprints import fingerprints
 from trainworthy.core.gates.gate import GateContext, fetch, pick, total_loss
 from trainworthy.core.gates.recorder import STEPS, Record, rehearsal_plan, rehearsed, training_samples
@@ -123,7 +124,8 @@ def wiring(context: GateContext) -> Finding:
                   "groups": groups, "frozen_moved": record.frozen_moved[:20]},
         cause=(IDLE if idle and record.steppers else "")
               or _measured_causes(record, fault=bool(fault and not causes), untouched=bool(untouched)) or kept or falls
-              or (HIDDEN if hidden else "") or (_unheard(run, stage, untouched) if untouched and context.accelerator.num_processes == 1 else ""),
+              or (HIDDEN if hidden else "") or (_unheard(run, stage, untouched) if untouched and context.accelerator.num_processes == 1 else "")
+              or (off_schedule(context) if unmoved else ""),
     )  # fmt: skip
 
 
