@@ -140,6 +140,12 @@ def _metric_lags(metric: Metric, found: dict) -> bool:
     return value is not None and found["loss"] <= found["enough"] and metric.better(found["goal"], value)
 
 
+def not_memorised(context: GateContext) -> bool:
+    """Return whether the loss of eight fixed samples stays above what right answers have."""
+    found = overfitted(context)[2]
+    return "loss" in found and found["loss"] > found["enough"]
+
+
 def _falls(found: dict) -> bool:
     """Return whether the last third of the steps closed a fifth of the remaining distance."""
     losses = [loss for _, loss, _ in found["curve"]]
@@ -188,7 +194,7 @@ def overfit(context: GateContext) -> Finding:
         )
         remedy = f"answers are right or nearly, but their scores are too small: {reason}\n{remedy}"
     elif not closed and _falls(found):
-        remedy += "\nthe loss still falls at the last step: the weights were never trained, or the rate is low for this net (--optim.lr)"
+        remedy = f"the loss still falls at the last step: the weights were never trained, or the rate is low for this net (--optim.lr)\n{remedy}"
     if not closed and (limit := limits(dict(stage.model.named_parameters()))):
         remedy += f"\n{limit}"
     name, sign = used.name, ">=" if used.higher_is_better else "<="

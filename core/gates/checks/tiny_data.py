@@ -1,5 +1,4 @@
-"""Tiny-data gate: the model learns a few hundred samples, and scores above chance on unseen ones. The null model is in
-null_model.py."""
+"""Tiny-data gate: the model learns a few hundred samples, and scores above chance on unseen ones (null_model.py)."""
 
 import math
 import statistics
@@ -15,6 +14,7 @@ from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.checks import paths
+from trainworthy.core.gates.checks.learning import not_memorised
 from trainworthy.core.gates.checks.null_model import CLEAR, FASTER, MANY, Retrained, distinct, reaches
 from trainworthy.core.gates.gate import GateContext, categorical, fetch, pick, total_loss, train_set
 from trainworthy.core.loop.run import Rehearsal, Run, evaluating
@@ -288,7 +288,7 @@ def tiny_data(context: GateContext) -> Finding:
         late = f"last third of {30 * times} epochs: {'a plateau' if gain <= allowed else 'still better'} ({gain:+.3f})"
         measured += f"; {late} at {carried.own:.3f}"
         needed += f"; a plateau: no gain above {allowed:.3f} within the last third"
-    remedy = _why_not_learnt(learnt, carried, retrained)
+    remedy = "" if ok else _why_not_learnt(learnt, carried, retrained, partial(not_memorised, context))
     if lost := _lost_in_test(found):
         remedy = f"{TEST_LOST}\n{remedy}"
     if found["behind"]:
@@ -366,13 +366,14 @@ def _in_time(found: dict, whole: dict) -> dict:
     return ended
 
 
-def _why_not_learnt(learnt: Skill, carried: Skill, retrained: Retrained | None) -> str:
-    """Likely causes. The second training decides which comes first: right labels are learnt faster than shuffled
-    ones."""
-    shuffled = (
-        "labels shuffled before the split, or read in another order than their inputs: they do not belong together\n"
-    )
+def _why_not_learnt(learnt: Skill, carried: Skill, retrained: Retrained | None, hardly: Callable[[], bool]) -> str:
+    """Likely causes. The second training decides which comes first: a net that memorises (`hardly`: it does not) learns right labels faster."""
+    shuffled = "labels shuffled before the split, or in another order than their inputs: they do not belong together\n"
     val = "val is read differently: another order of classes, other labels, scale or transform"
+    if retrained and not retrained.belongs and hardly():
+        return (
+            f"eight fixed samples are not memorised either: see `overfit`, often the rate is far off\n{shuffled}{val}"
+        )
     if retrained and not retrained.belongs:
         return (f"{shuffled.strip()} (permuted inputs are learnt as fast: {retrained})\nthe rate is far off, or the schedule of a "
                 "short run never leaves its warm-up\nthe augmentation leaves nothing of the input\n" + val)  # fmt: skip
