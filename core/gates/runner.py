@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-import os
-import sysconfig
 import time
 import traceback
 from collections.abc import Iterator
@@ -18,6 +16,7 @@ from trainworthy.core.base import masking
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import Stop
 from trainworthy.core.base.files import write_whole
+from trainworthy.core.base.origin import frames
 from trainworthy.core.base.verdict import Finding, Skip, Verdict
 from trainworthy.core.data.pictures import contact_sheet
 from trainworthy.core.gates.claims import Claims
@@ -26,11 +25,6 @@ from trainworthy.core.loop.run import Rehearsal
 from trainworthy.core.recipe.stage import categorical as categorical
 
 LONGEST = 600  # characters of an exception in a verdict
-LIBRARIES = tuple(
-    f"{Path(p)}{os.sep}"
-    for p in (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), Path(__file__).resolve().parents[1])
-)
-"""Folders whose lines are not the user's: Python's, installed packages', the core's."""
 
 
 @contextlib.contextmanager
@@ -187,9 +181,7 @@ def _raised(verdict: Verdict) -> bool:
 
 def _where(error: Exception) -> str:
     """Return the line of the user's code that raised, and below it the line of a library where it ended."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(LIBRARIES)]
-    places = dict.fromkeys(f"{f.filename}:{f.lineno}: {f.line}" for f in (*own[-1:], frames[-1]))
+    places = dict.fromkeys(f"{f.filename}:{f.lineno}: {f.line}" for f in frames(error))
     return "\n".join(places)
 
 

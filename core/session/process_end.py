@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from trainworthy.core.base.errors import DISK_FULL, DONE, INTERRUPTED, STOPPED_ITSELF, USAGE, Stop, not_permitted
+from trainworthy.core.base.origin import frames
 from trainworthy.core.loop import checkpoint_survey
 from trainworthy.core.session import nodes, stopped_processes
 
@@ -115,7 +116,7 @@ def is_connection(error: Exception) -> bool:
 
 
 def _location(error: BaseException) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+    frame = frames(error)[0]
     return f"{frame.filename}:{frame.lineno}"
 
 
