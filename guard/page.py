@@ -12,7 +12,7 @@ from trainworthy.core.report import html
 from trainworthy.core.report.evidence import verdict_table
 from trainworthy.core.report.folder import read
 from trainworthy.core.report.html import esc, note, section, table, tag
-from trainworthy.guard.checks.results import leading
+from trainworthy.guard.checks.results import nearest
 
 NAMES = {
     "steps": "optimiser steps",
@@ -32,7 +32,7 @@ def page(folder: Path, verdicts: list[dict[str, Any]], more: dict[str, Any]) -> 
     hero = tag("p", esc(f"trainworthy {more.get('command', 'guard')} · {folder.name}"), class_="eyebrow")
     hero += tag("h1", esc(title))
     if stopped := [Verdict(**v) for v in failed if v["verdict"] == "fail"]:
-        first = leading(stopped)
+        first = nearest(stopped)
         hero += tag("p", esc(f"Likely cause ({first.id}): {first.remedy.splitlines()[0]}"))
     rows = [[esc(name), esc(watched.get(k, ""))] for k, name in NAMES.items()]
     record = read(folder)

@@ -12,7 +12,7 @@ from unittest import mock
 import torch  # noqa: F401  before any fork: a rehearsal then starts with it
 from trainworthy.core.base.console import Console, list_names
 from trainworthy.core.base.errors import UserError
-from trainworthy.core.base.verdict import Kind, Verdict
+from trainworthy.core.base.verdict import Kind, Verdict, closing
 from trainworthy.core.gates.runner import _show
 from trainworthy.guard.checks import (
     ending,
@@ -24,7 +24,7 @@ from trainworthy.guard.checks import (
     restart,
     right_answers,
 )
-from trainworthy.guard.checks.results import CHECKS, LEARNING, finding, leading, skip, verdict
+from trainworthy.guard.checks.results import CHECKS, LEARNING, finding, nearest, skip, verdict
 from trainworthy.guard.measures import printed_scores
 from trainworthy.guard.rehearsals import rehearsal, sandbox
 from trainworthy.guard.rehearsals.control import Plan
@@ -107,10 +107,9 @@ class Guard:
                 f"       not tested: whether the loop learns ({', '.join(LEARNING)}): {learning[0].reason}"
             )
         if failed:
-            first = leading(failed)
-            many = f"{len(failed)} of {len(self.verdicts)} checks failed"
-            self.console.say(f"stopped: {many}{', see first' if len(failed) > 1 else ''}: {first.id}", style="bold red")
-            self.console.say(f"  likely cause: {first.remedy.splitlines()[0]}")
+            self.console.say(
+                f"stopped: {closing(nearest(failed), len(failed), len(self.verdicts), 'checks')}", style="bold red"
+            )
         self.console.say(f"  evidence:     {path}")
 
     def _plan(self, name: str, **more: Any) -> Plan:

@@ -55,3 +55,19 @@ class Verdict:
     @property
     def blocks(self) -> bool:
         return self.verdict == "fail"
+
+
+def leading(failed: list[Verdict]) -> Verdict:
+    """Return the failed gate to look at first: the first whose cause was measured, or else the first."""
+    return next((v for v in failed if v.cause or "explained_by" in v.evidence), failed[0])
+
+
+def closing(first: Verdict, failed: int, of: int, kind: str = "gates") -> str:
+    """Return two lines: how many of `kind` failed, which is to be looked at first, and its cause."""
+    row = f" ({first.rows})" if first.rows else ""
+    explained = f", explained by {first.evidence['explained_by']}" if "explained_by" in first.evidence else ""
+    label = "raised at:   " if "traceback" in first.evidence else "likely cause:"
+    return (
+        f"{failed} of {of} {kind} failed{', see first' if failed > 1 else ''}: {first.id}{row}{explained}\n"
+        f"  {label} {(first.remedy or 'not known').splitlines()[0]}"
+    )

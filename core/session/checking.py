@@ -11,6 +11,7 @@ from trainworthy.core.base import config, masking
 from trainworthy.core.base.errors import GateFailed, UserError
 from trainworthy.core.base.files import read_json, write_whole
 from trainworthy.core.base.processes import agreed, kind_of
+from trainworthy.core.base.verdict import closing, leading
 from trainworthy.core.data import contents, inventory, neighbours, plain_pictures, turned
 from trainworthy.core.gates import order
 from trainworthy.core.gates.claims import Claims
@@ -116,13 +117,11 @@ def _remembered(s: Session, cfg: config.Config, mark: str) -> tuple[str, dict, d
 
 def _failed(s: Session, context: gates.GateContext, failed: list[gates.Verdict], *, of: int) -> GateFailed:
     """Return the error of a stage whose gates failed: the first gate, its evidence, the command that runs it again."""
-    first = next((v for v in failed if v.cause or "explained_by" in v.evidence), failed[0])
-    explained = f", explained by {first.evidence['explained_by']}" if "explained_by" in first.evidence else ""
+    first = leading(failed)
     checked = ["check", *s.argv, *context.argv[len(s.argv) :], "--only", first.id]
     again = ["trainworthy", *(["resume", str(s.folder)] if s.recipe.fallbacks else masking.words(checked))]
     return GateFailed(
-        f"{len(failed)} of {of} gates failed{', see first' if len(failed) > 1 else ''}: {first.id} ({first.rows}){explained}\n"
-        f"  {'raised at:   ' if 'traceback' in first.evidence else 'likely cause:'} {(first.remedy or 'not known').splitlines()[0]}\n"
+        f"{closing(first, len(failed), of)}\n"
         f"  evidence:     {s.folder / 'report.html'} and {context.folder / 'gates' / first.id}/\n"
         f"  try again:    {shlex.join(again)}"
     )

@@ -20,7 +20,7 @@ from trainworthy.core import gates
 from trainworthy.core.base import config, seeds
 from trainworthy.core.base.console import Console
 from trainworthy.core.base.errors import GateFailed, UserError
-from trainworthy.core.base.verdict import Verdict
+from trainworthy.core.base.verdict import Verdict, closing, leading
 from trainworthy.core.data import inventory
 from trainworthy.core.gates import order
 from trainworthy.core.gates.gate import GateContext
@@ -28,7 +28,7 @@ from trainworthy.core.loop.run import Rehearsal, Run
 from trainworthy.guard.adapters import adapted, loop, observed, script_stage
 from trainworthy.guard.adapters.script_stage import Script as Script
 from trainworthy.guard.adapters.subject import Subject
-from trainworthy.guard.checks.results import counted
+from trainworthy.guard.checks.results import counted, nearest
 from trainworthy.guard.hooks import patches
 
 if TYPE_CHECKING:
@@ -118,9 +118,8 @@ def check(
             verdicts = _prove(factory, built, only, waive, seed, where, written=folder is not None)
     result = Result(verdicts, where if folder is not None else None)
     if raises and result.failed:
-        raise GateFailed(
-            f"{len(result.failed)} of {len(verdicts)} {'checks' if own else 'gates'} failed\n\n{result.table(result.failed)}"
-        )
+        first, kind = (nearest(result.failed), "checks") if own else (leading(result.failed), "gates")
+        raise GateFailed(f"{closing(first, len(result.failed), len(verdicts), kind)}\n\n{result.table(result.failed)}")
     return result
 
 

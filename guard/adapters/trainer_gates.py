@@ -26,6 +26,7 @@ def _rows(data: Any) -> list[dict]:
     rows="C4 C12",
     title="the metric is higher for the right answers than for wrong ones",
     reads="data evaluate metric",
+    explains=True,
 )
 def answers(context: GateContext) -> Finding:
     """Give `compute_metrics` the labels as predictions, and then those of other classes or samples."""
@@ -67,6 +68,7 @@ def reachable(trainer: Trainer, batch: dict, name: str, goal: float) -> float:
     rows="C5 C7",
     title="labels fit the tokens: not shifted twice, ends learnt, one vocabulary",
     reads="data loss",
+    explains=True,
 )
 def tokens(context: GateContext) -> Finding:
     """Read batches of both sets, and what the model gets of one of them."""
@@ -102,7 +104,13 @@ def _dropped(trainer: Trainer) -> tuple[str, str] | None:
     return None
 
 
-@gate("reference", rows="C9", title="the reference model does not train", reads="model loss optimizers train")
+@gate(
+    "reference",
+    rows="C9",
+    title="the reference model does not train",
+    reads="model loss optimizers train",
+    explains=True,
+)
 def reference(context: GateContext) -> Finding:
     """Compare the model without its adapter before and after four rehearsed steps, on a batch of the validation set."""
     _, before = context.look()
@@ -127,7 +135,7 @@ def reference(context: GateContext) -> Finding:
     )  # fmt: skip
 
 
-@gate("head", rows="C9", title="a frozen last layer was trained before", reads="model")
+@gate("head", rows="C9", title="a frozen last layer was trained before", reads="model", explains=True)
 def head(context: GateContext) -> Finding:
     """Look for a last layer that is frozen as it was drawn: a bias of zeros, weights of the configured deviation."""
     stage = context.peek()

@@ -127,7 +127,7 @@ def skip(id: str, why: str) -> dict:
     return {"id": id, "skip": why}
 
 
-def leading(failed: list[Verdict]) -> Verdict:
+def nearest(failed: list[Verdict]) -> Verdict:
     """Return the failed check that is nearest to the fault: one that names a line of the source, else the first that is no symptom.
     Missing gradients are a symptom, too, and nearer to the fault than a model that does not learn."""
     common = [v for v in failed if v.id not in SYMPTOMS]

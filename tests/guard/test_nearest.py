@@ -2,7 +2,7 @@
 
 import pytest
 from trainworthy.core.base.verdict import Verdict
-from trainworthy.guard.checks.results import finding, leading, verdict
+from trainworthy.guard.checks.results import finding, nearest, verdict
 
 NONE = finding("gradients", "at 9 of 9 steps there was no gradient", "zero_grad() between", symptom=True)
 STALE = finding(
@@ -25,4 +25,4 @@ def failures(*found: dict | str) -> list[Verdict]:
     ([NONE, "overfit"], "gradients"),
 ])  # fmt: skip
 def test_a_symptom_does_not_lead(found: list, first: str):
-    assert leading(failures(*found)).id == first
+    assert nearest(failures(*found)).id == first
