@@ -240,14 +240,14 @@ def overlap(train: Scan, val: Scan) -> dict[str, Any]:
     (cosine), by text, by group. `compared`: how many of either, for exact and for near content."""
     pairs = dict(hashed.shared(val.seen, train.seen)) | dict(hashed.shared(val.every, train.every))
     exact = sorted(pairs.items())
-    alike = val.every.raw == train.every.raw
-    most = (val.every, train.every) if alike else (val.seen, train.seen)
+    most = (val.every, train.every) if val.every.raw == train.every.raw else (val.seen, train.seen)
     near = [len(s.kept) if s.contents is not None else len(s.indices) if s.texts else 0 for s in (val, train)]
-    out: dict[str, Any] = {"exact": len(exact), "exact_pairs": exact[:20], "near": None, "near_pairs": [], "groups": {},
+    repeated = round(hashed.expected_copies(val.every, train.every), 1)
+    out: dict[str, Any] = {"exact": len(exact), "exact_pairs": exact[:20], "by_repeats": repeated, "near": None, "near_pairs": [], "groups": {},
                            "compared": {"exact": [len(c.indices) for c in most], "near": near,
                                         "of": [val.total, train.total]}}  # fmt: skip
     if exact and val.short and train.short and not train.every.raw:
-        out["expected"] = round(hashed.expected_copies(val.every, train.every), 1)
+        out["expected"] = repeated
         out["lengths"] = hashed.median_lengths(val.indices, list(val.sizes.values()), {i for i, _ in exact})
     if (best := _nearest(val, train)) is not None:
         score, at = best

@@ -123,6 +123,14 @@ def test_copies_of_all_lengths_were_duplicated(lengths: list[float], natural: bo
     assert repeats.repeat_naturally(found)[0] == natural
 
 
+@pytest.mark.parametrize(
+    ("copies", "expected", "repeated"), [(92, 90.0, True), (92, 0.0, False), (390, 385.0, False), (300, 90.0, False)]
+)
+def test_a_random_split_of_repeated_samples_is_named(copies: int, expected: float, repeated: bool):
+    found = {"compared": {"exact": (400, 1600)}, "exact": copies, "by_repeats": expected}
+    assert repeats.repeated_before(found).startswith("samples were repeated before the split") == repeated
+
+
 # ------------------------------------------------------------------------------------------- gates that need many samples
 def test_a_narrow_result_on_more_samples_is_repeated_on_as_many(monkeypatch: pytest.MonkeyPatch):
     """Users and products need samples of their own: on 256 nothing carries over."""

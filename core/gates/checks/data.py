@@ -22,7 +22,7 @@ from trainworthy.core.data import (
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.checks import paths
-from trainworthy.core.gates.checks.repeats import alike_naturally, repeat_naturally
+from trainworthy.core.gates.checks.repeats import alike_naturally, repeat_naturally, repeated_before
 from trainworthy.core.gates.gate import GateContext, fetch, own_size, pick, split_evenly, train_set
 from trainworthy.core.gates.recorder import training_samples
 from trainworthy.core.loop.run import Run, evaluating
@@ -325,9 +325,9 @@ def _compared(compared: dict[str, list[int]], exact: int, near: int) -> str:
 
 @gate("leakage", rows="C6", title="no validation sample is also in the training set", reads="data", lasting=False)
 def leakage(context: GateContext) -> Finding:
-    """Finds exact and near duplicates by content or by text (core/data/texts.py), and group ids in two splits.
-    Tolerates a few near duplicates, since two people do write the same digit, exact ones of short texts that repeat in training as often,
-    and near ones of texts that are as near to each other in training. Texts with a group field are compared by group alone."""
+    """Finds exact and near duplicates by content or by text (core/data/texts.py), and group ids in two splits. Tolerates a few near
+    ones, since two people do write the same digit, exact ones of short texts that repeat in training as often, and near ones of texts
+    that are as near to each other in training. Texts with a group field are compared by group alone."""
     run, stage = context.look()
     train_set(stage)
     found = context.data_report["overlap"]
@@ -346,8 +346,7 @@ def leakage(context: GateContext) -> Finding:
             f" (the closest has {text['closest']:.0%} of its rare chunks of {texts.MIN}+ words in one training text)"
         )
     by_key = text and found["groups"]  # the group field defines what one source is
-    if shared:
-        measured += "; shared groups " + ", ".join(f"{k}: {' '.join(v[:5])}" for k, v in shared.items())
+    measured += "; shared groups " * bool(shared) + ", ".join(f"{k}: {' '.join(v[:5])}" for k, v in shared.items())
     series, cause = found.get("series"), ""
     if series and series["torn"]:
         measured += f"; names form series, and {series['nearest']:,} of {series['of']:,} validation samples are nearest to one of their own series"
@@ -375,8 +374,7 @@ def leakage(context: GateContext) -> Finding:
             (found["exact"] >= near, "the training loader reads the unsplit data"),
             (False, "frames, tiles or sentences of one source were split sample by sample: split by group"),
             (False, "the pairs in the report are no copies, only alike: --gates.waive leakage --gates.because 'REASON'")),
-        evidence=found, batch=batch,
-        cause=cause,
+        evidence=found, batch=batch, cause=cause or repeated_before(found),
     )  # fmt: skip
 
 

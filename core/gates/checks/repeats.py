@@ -5,6 +5,10 @@ import math
 REPEATED = 0.05  # share of a validation set that may also be in training, where short texts repeat by chance
 REPEATED_SHORT = 0.5  # the same, where the copies are the shortest samples
 SHORTEST = 0.67  # median length of the copies over that of the other samples
+FEWEST, WHOLE = (
+    5,
+    0.95,
+)  # expected copies, and the share of a validation set that a split of repeated samples hardly reaches
 ALIKE = 0.15
 """Share of a validation set that may be near training texts, where training texts are as near to each other."""
 
@@ -20,6 +24,15 @@ def repeat_naturally(found: dict) -> tuple[bool, str]:
     if shortest := copies <= SHORTEST * others:
         remark += f", and the copies are the shortest samples (median length {copies:g}, of the others {others:g})"
     return _by_chance(found["exact"], expected, (REPEATED_SHORT if shortest else REPEATED) * n), remark
+
+
+def repeated_before(found: dict) -> str:
+    """Return the cause of exact copies if training samples repeat so often that a random split of them has as many; else empty."""
+    n, expected = found["compared"]["exact"][0], found["by_repeats"]
+    if expected < FEWEST or found["exact"] > WHOLE * n or abs(found["exact"] - expected) > 3 * math.sqrt(expected):
+        return ""
+    return (f"samples were repeated before the split (a rare class multiplied, a file read twice): {expected / n:.0%} of the training samples "
+            "have a copy in training, too. Split first, then repeat training samples")  # fmt: skip
 
 
 def alike_naturally(text: dict, near: int, n: int) -> tuple[bool, str]:
