@@ -9,6 +9,8 @@ import numpy as np
 from torch import Tensor
 from trainworthy.core.data import texts
 
+SAME_EXTREMES = 0.05  # of the range, within which extremes are those that the moments lead to
+
 
 class Stats:
     """Running shape, dtype, range and moments of one field."""
@@ -104,3 +106,24 @@ def histogram(targets: list, classes: list[str] | None) -> dict[str, Any]:
 def class_field(*splits: dict[str, dict[str, Any]]) -> str | None:
     """Return the first target that is a class in every split. `splits`: reports by field. Answers in text may repeat in one split only."""
     return next((k for k in splits[0] if all(fields[k].get("classes") for fields in splits)), None)
+
+
+def rescaled(train: dict[str, Any], val: dict[str, Any]) -> bool:
+    """Return whether pictures of two splits are the same kind on two scales: the linear map of each channel that takes the moments of one
+    to those of the other takes the extremes, too. Darker or flatter pictures keep their extremes, or have other ones."""
+    if any(len(one.get("shape", {}).get("median", ())) != 3 or 0 in one["std"] for one in (train, val)):
+        return False
+    pairs = zip(train["mean"], train["std"], val["mean"], val["std"], strict=True)
+    if all(abs(mt - mv) < st / 2 and 2 / 3 < sv / st < 1.5 for mt, st, mv, sv in pairs):
+        return False
+    return _leads_to(train, val) or _leads_to(val, train)
+
+
+def _leads_to(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether the map of the moments takes the extremes of `one`, which all channels share, to those of `other`."""
+    maps = [
+        (so / s, mo - m * so / s)
+        for m, s, mo, so in zip(one["mean"], one["std"], other["mean"], other["std"], strict=True)
+    ]
+    low, high = (pick(one[k] * scale + shift for scale, shift in maps) for k, pick in (("min", min), ("max", max)))
+    return max(abs(low - other["min"]), abs(high - other["max"])) < SAME_EXTREMES * (other["max"] - other["min"])

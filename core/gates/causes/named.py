@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from trainworthy.core.base import seeds
 from trainworthy.core.base.modes import hooked, in_mode
+from trainworthy.core.data.field_statistics import rescaled
 from trainworthy.core.gates.causes.gradient import MOST
 from trainworthy.core.recipe.stage import Field
 
@@ -76,6 +77,9 @@ def explain_split_scales(train: dict[str, Any], val: dict[str, Any], spec: Field
     for factor, how in ((BYTE, f"not divided by {BYTE}"), (1 / BYTE, f"divided by {BYTE} once more")):
         if abs(ratio / factor - 1) < 0.2:
             return f"validation inputs are {how} (spread {ratio:.3g} times that of training)"
+    if rescaled(train, val) and (train["min"] < 0) != (val["min"] < 0):
+        names = ("training", "validation") if train["min"] < 0 else ("validation", "training")
+        return "{} inputs are normalised (they have negative values), and {} inputs are not".format(*names)
     return "the splits are read by different code, or are different data: validation inputs are on another scale"
 
 

@@ -19,6 +19,7 @@ from trainworthy.core.data import (
     texts,
     turned,
 )
+from trainworthy.core.data.field_statistics import rescaled
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes import named
 from trainworthy.core.gates.checks import paths
@@ -253,8 +254,8 @@ def _unused(spec: Field, found: dict) -> list[str]:
 
 
 def _splits_differ(scans: dict[str, inventory.Scan], stage: Stage) -> list[tuple[str, str]]:
-    """Compare the inputs of the splits: means within one standard deviation, spreads within a factor of three. Return faults, each
-    with the cause that its numbers name."""
+    """Compare the inputs of the splits: means within one standard deviation, spreads within a factor of three, pictures on one scale.
+    Return faults, each with the cause that its numbers name."""
     wrong = []
     if not {"train", "val"} <= scans.keys():
         return wrong
@@ -263,7 +264,7 @@ def _splits_differ(scans: dict[str, inventory.Scan], stage: Stage) -> list[tuple
         if t["role"] != "input" or "mean" not in t or "mean" not in v or len(t["mean"]) != len(v["mean"]):
             continue
         for mt, st, mv, sv in zip(t["mean"], t["std"], v["mean"], v["std"], strict=True):
-            if st > 0 and (abs(mt - mv) > st or not st / 3 <= sv <= 3 * st):
+            if (st > 0 and (abs(mt - mv) > st or not st / 3 <= sv <= 3 * st)) or rescaled(t, v):
                 fault = f"'{key}' has another scale in val: mean {mv:.3g}, std {sv:.3g}; in train mean {mt:.3g}, std {st:.3g}"
                 wrong.append((fault, named.explain_split_scales(t, v, stage.data["train"].fields[key])))
                 break
