@@ -61,6 +61,8 @@ class Hosted(Stage):
     then has no training set."""
     passes: int = 1
     """Optimiser steps on the samples of one such iteration."""
+    epochs: float = 1.0
+    """Epochs of the trainer's own run, which rehearsals do not train."""
 
 
 LIBRARIES = ("transformers.", "trl.")

@@ -126,6 +126,7 @@ def _weights(trainer: Trainer, rows: Rows) -> Tensor | None:
 
 def _stage(factory: Callable[[], Trainer], start: dict[str, float]) -> Hosted:
     trainer = built(factory)
+    epochs = trainer.args.num_train_epochs
     optimizer = quiet(trainer)
     for group in optimizer.param_groups:
         group["peak_lr"] = peak(group)
@@ -167,6 +168,7 @@ def _stage(factory: Callable[[], Trainer], start: dict[str, float]) -> Hosted:
         ),
         trainer=trainer,
         own_rates=True,
+        epochs=epochs,
         gates=list(GATES),
     )
 

@@ -1,14 +1,17 @@
-"""Gates that only trainers of transformers and TRL have: the metric, the tokens, a reference model without its adapter, a frozen head."""
+"""Gates that only trainers of transformers and TRL have: the metric, the tokens, a reference model without its adapter, a frozen head, the
+rate over the run."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from datasets import Dataset
 from torch import Tensor
+from trainworthy.core.adapters.hosted import Hosted
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates.gate import GateContext, gate
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import evaluating
+from trainworthy.guard.adapters import trainer_rates
 from trainworthy.guard.measures import trainer_columns, trainer_scores, trainer_tokens
 from transformers import Trainer
 
@@ -146,4 +149,18 @@ def head(context: GateContext) -> Finding:
     return Finding(not cause, measured, "a last layer that trains, or that was loaded", cause)
 
 
-GATES = [answers, tokens, reference, head]
+@gate("rates", rows="C9 C11", title="the learning rate over the whole run", reads="optimizers")
+def rates(context: GateContext) -> Finding:
+    """Step the trainer's scheduler through the whole run, without training."""
+    stage = cast(Hosted, context.peek())
+    found, total = trainer_rates.over_the_run(stage.trainer, stage.epochs)
+    measured, cause = trainer_rates.fault(found, total, own=stage.trainer.lr_scheduler is None) or (
+        f"{total:,} steps",
+        "",
+    )
+    return Finding(
+        not cause, measured, "a peak within the first 60% of the run, and no half of the run at next to nothing", cause
+    )
+
+
+GATES = [answers, tokens, reference, head, rates]
