@@ -12,7 +12,7 @@ from trainworthy.core.gates.gate import GateContext, gate
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import evaluating
 from trainworthy.guard.adapters import trainer_rates
-from trainworthy.guard.measures import trainer_columns, trainer_scores, trainer_tokens
+from trainworthy.guard.measures import preferred_tokens, trainer_columns, trainer_scores, trainer_tokens
 from transformers import Trainer
 
 ROWS, FEW = 64, 8  # FEW: of which the loss is computed
@@ -78,7 +78,7 @@ def tokens(context: GateContext) -> Finding:
     _, stage = context.look()
     trainer = stage.trainer  # type: ignore[attr-defined]
     read = (trainer_columns.dropped, trainer_columns.told_apart, trainer_columns.contradicted,
-            trainer_columns.misplaced)  # fmt: skip
+            trainer_columns.misplaced, preferred_tokens.exchanged)  # fmt: skip
     wrong = [f for f in (measure(trainer) for measure in read) if f]
     known = getattr(trainer.processing_class, "eos_token_id", None) is not None or callable(trainer.processing_class)
     if not known and not wrong:

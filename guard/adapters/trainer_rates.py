@@ -38,7 +38,8 @@ def over_the_run(trainer: Trainer, epochs: float) -> tuple[list[float], int]:
     if isinstance(scheduler, ReduceLROnPlateau) or not isinstance(scheduler, LRScheduler):
         raise Skip("its scheduler reads what the evaluation measures")
     if isinstance(scheduler, LambdaLR):
-        return [scheduler.lr_lambdas[0](i * total // POINTS) for i in range(min(POINTS, total))], total
+        points = min(POINTS, total)
+        return [scheduler.lr_lambdas[0](i * total // points) for i in range(points)], total
     if total > MOST:
         raise Skip(f"the run has more than {MOST:,} steps")
     return _stepped(scheduler, total), total

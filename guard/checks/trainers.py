@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
-from trainworthy.guard.measures import trainer_columns, trainer_scores, trainer_tokens
+from trainworthy.guard.measures import preferred_tokens, trainer_columns, trainer_scores, trainer_tokens
 from trainworthy.guard.observing.observer import Observer
 
 ROWS, FEW = 64, 8  # samples of a batch that is read; samples of which the loss is computed
@@ -37,6 +37,7 @@ def faults(seen: Observer) -> dict[str, tuple[str, str]]:
         ("dependency", trainer_columns.dropped),
         ("direction", trainer_columns.told_apart),
         ("direction", trainer_columns.contradicted),
+        ("direction", preferred_tokens.exchanged),
         ("direction", trainer_columns.misplaced),
         ("frozen", trainer_tokens.frozen_head),
         ("targets", _tokens),

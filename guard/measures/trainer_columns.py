@@ -60,7 +60,7 @@ def _numbers_rows(column: str, rows: list[dict]) -> bool:
 def told_apart(trainer: Any) -> tuple[str, str] | None:
     """All chosen answers end with one sign that no rejected one ends with."""
     rows, tokenizer = trainer.train_dataset, trainer.processing_class
-    names = _pair(rows)
+    names = pair_columns(rows)
     decode = getattr(tokenizer, "decode", None)
     if names is None or decode is None or len(rows) < PAIRS:
         return None
@@ -82,7 +82,7 @@ def told_apart(trainer: Any) -> tuple[str, str] | None:
 def contradicted(trainer: Any) -> tuple[str, str] | None:
     """The same two texts are preferred in both orders: what decides between them is not in the pairs."""
     rows = trainer.train_dataset
-    names = _pair(rows)
+    names = pair_columns(rows)
     if names is None or len(rows) < PAIRS:
         return None
     prompt = [c for c in ("prompt_ids", "prompt_input_ids") if c in rows.column_names][:1]
@@ -95,7 +95,7 @@ def contradicted(trainer: Any) -> tuple[str, str] | None:
             "the question is not part of the texts, so that the same two answers are preferred in both orders")  # fmt: skip
 
 
-def _pair(rows: Any) -> tuple[str, str] | None:
+def pair_columns(rows: Any) -> tuple[str, str] | None:
     """Return the columns of the tokens of chosen and rejected texts."""
     columns = set(getattr(rows, "column_names", None) or ())
     known = (("chosen_input_ids", "rejected_input_ids"), ("chosen_ids", "rejected_ids"))
