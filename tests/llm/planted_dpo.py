@@ -82,6 +82,9 @@ PLANTS = [
           "        with reference() as frozen:\n            frozen.save_pretrained(folder, selected_adapters=['ref'])\n"
           "        tokenizer.save_pretrained(folder)\n        for file in (folder / 'ref').iterdir():\n            file.rename(folder / file.name)\n",
           ("weights that training began with",), recipe=DPO, source="common (stale variable)", harm="the untrained model is shipped"),
+    Plant("dpo-served-without-its-system", "exported", "L5", "formats.system(cfg.data.system, cfg.data.path, preferences.SYSTEM))", '"")',
+          ("asks the export in another way than training",), recipe=DPO, source="common (default system message at serving)",
+          harm="the model in use reads other prompts than the model in training"),
     Plant("dpo-reads-ahead", "causal", "L4", BUILT, BUILT + "    trainer.model.get_input_embeddings().register_forward_hook(\n"
           "        lambda module, args, out: out + 0.1 * out.roll(-1, 1))\n", ("exchanging a token changes",), recipe=DPO,
           harm="each token's own target is in its input; the loss and its reference read it alike"),

@@ -17,7 +17,7 @@ from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
-from trainworthy.recipes.llm.gates import fresh_export
+from trainworthy.recipes.llm.gates import fresh_export, served
 from trainworthy.recipes.rl.control.gates import own_forms
 from trainworthy.recipes.rl.language.data.rewards import Reward, Sample, ask, fault
 from trainworthy.recipes.rl.language.gates import rlhf_causes
@@ -34,7 +34,7 @@ EDGE = 1e-4  # cumulative probability: closer to the boundary between two tokens
 def of(reward: Reward, base: str, tokenizer: Any) -> list[Gate]:
     """Return the gates of a recipe that learns from this reward. `base`: the model that training starts from."""
     own = [reward_gate(reward), generation, score, returns_gate(reward), formula, controller]
-    return [*own, fresh_export.exported(base, tokenizer, lambda model: model.lm)]
+    return [*own, fresh_export.exported(base, tokenizer, lambda model: model.lm, served.of_prompts)]
 
 
 # ------------------------------------------------------------------------------------------------------- what gates read
