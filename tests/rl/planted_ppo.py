@@ -136,7 +136,8 @@ PLANTS = [
     plant("rl-returns-along-another-axis", "returns", "R5", "rollout[k].flatten() / size", "rollout[k].T.flatten() / size",
           ("belong to other steps", "flattened"), before=("targets", "probe-limit"), why="no probe's value is learnt, either",
           source="hill-a/stable-baselines#123", harm="the critic learns the returns of other states"),
-    plant("rl-one-buffer-of-observations", "returns", "R4", "    steps = []\n    for t in range(cfg.num_steps):\n        observation = envs.observation.to(run.device)\n",
+    plant("rl-one-buffer-of-observations", "returns", "R4",
+          "    steps = []\n    for t in range(cfg.num_steps):\n        observation = envs.observation.to(run.device)\n",
           "    steps, observation = [], torch.empty_like(envs.observation, device=run.device)\n    for t in range(cfg.num_steps):\n"
           "        observation.copy_(envs.observation)\n", ("views of one buffer",), before=("targets", "probe-both", "probe-action"),
           why="no probe is learnt, either", source="openai/baselines#418", harm="all steps of a rollout learn from its last observation"),

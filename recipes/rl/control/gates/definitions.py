@@ -47,6 +47,9 @@ def mistakes_of_dqn(cfg: Any, unit: float) -> dict[str, dict[str, Any]]:
         "`double` is not applied" if cfg.double else "the online net chooses the action, although `double` is off": {
             "double": not cfg.double
         },
+        "the action is chosen at the present observation, and evaluated at the one that follows": {
+            "choice": "observation"
+        },
         "a truncated episode is treated as terminated: its bootstrapped value is missing": {"ends": "done"},
         "a terminated episode is treated as truncated: it is bootstrapped": {"ends": "truncated"},
         "the target bootstraps from the state before the last action, not from the state after it": {
@@ -234,7 +237,7 @@ def dqn(cfg: Any, seen: "Seen") -> Compared:
     size = seen.target.returns.rms.item()
 
     def targets(t: int, i: int, *, size: float = size, n: int = cfg.n_step, double: bool = cfg.double, late: int = 1,
-                ends: str = "terminated", state: str = "next_observation") -> float | None:  # fmt: skip
+                ends: str = "terminated", state: str = "next_observation", choice: str = "") -> float | None:  # fmt: skip
         total = 0.0
         for k in range(n):
             if t + k >= len(reward):
@@ -246,7 +249,8 @@ def dqn(cfg: Any, seen: "Seen") -> Compared:
             return total
         after = steps[state][t + k, i][None]
         worth = outputs(seen.target, after, seen.target)[0]
-        liked = outputs(seen.model, after, seen.model)[0] if double else worth
+        read = steps[choice][t, i][None] if choice else after
+        liked = outputs(seen.model, read, seen.model)[0] if double else worth
         near = liked >= liked.max() - 1e-6 * liked.abs().max()  # two actions may have equal values up to rounding
         return total + cfg.gamma ** (k + late) * size * worth[near].max().item()
 
