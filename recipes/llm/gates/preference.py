@@ -21,7 +21,7 @@ from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Data, Metric, Probe, Stage, View
 from trainworthy.recipes.llm.data.pairs import Chat, plain_tokens
 from trainworthy.recipes.llm.evaluation.calibration import preferred
-from trainworthy.recipes.llm.gates import turned_pairs
+from trainworthy.recipes.llm.gates import marks, turned_pairs
 from trainworthy.recipes.llm.gates.chat import reference
 
 PAIRS = 2
@@ -313,17 +313,22 @@ def sides(context: GateContext) -> Finding:
 
 
 def lengths(chat: Chat) -> Gate:
-    title = "the preferred answer is not simply the longer one"
+    title = "the preferred answer is not simply the longer one, or the one with a mark"
 
     @gate("lengths", rows="R1", title=title, reads="data")
     def check(context: GateContext) -> Finding:
-        """Counts the pairs that the number of tokens alone would rank correctly, and the answers that end at one number of tokens."""
+        """Counts the pairs that the number of tokens alone would rank correctly, those that a single mark would (a full stop, a quote), and
+        the answers that end at one number of tokens."""
         _, stage = context.look()
         data, cause = stage.data["train"], ""
         pairs = [data.get(i, None) for i in pick(data, 1000, context.cfg.run.seed)]
         sizes = {k: plain_tokens(tuple(r[k] for r in pairs), chat) for k in ("chosen", "rejected")}
         share = preferred(torch.tensor([a - b for a, b in zip(*sizes.values(), strict=True)]))
         measured = f"the preferred answer has more tokens in {share:.1%} of {len(pairs)} training pairs"
+        if mark := marks.given_away((r["chosen"], r["rejected"]) for r in pairs):
+            side, character, n, of = mark
+            measured += f"; the {side} answer has more {character!r} than the other in {n} of the {of} pairs whose numbers differ"
+            cause = f"one mark decides, whatever the answers say: the {side} one has more {character!r}. Write both answers in one form"
         for name, found in sizes.items():
             if cut := cut_at([r[name] for r in pairs], found):
                 measured += f"; {cut[1]} {name} answers have {cut[0]} tokens, the most of all"
@@ -333,7 +338,8 @@ def lengths(chat: Chat) -> Gate:
                 )
         return Finding(
             1 - ONE_SIDED < share < ONE_SIDED and not cause, measured,
-            f"between {1 - ONE_SIDED:.0%} and {ONE_SIDED:.0%}; otherwise counting tokens solves the task; no answers that end at a limit",
+            f"between {1 - ONE_SIDED:.0%} and {ONE_SIDED:.0%}; otherwise counting tokens solves the task; no mark that "
+            "decides; no answers that end at a limit",
             "rejected answers are cut, or come from another model with another length limit\n"
             "use pairs of nearly equal length, or leave out the longest\n"
             "if raters were asked for length: --gates.waive lengths --gates.because ...",
