@@ -100,11 +100,11 @@ def relation(scans: dict[str, Scan], data: Data) -> dict[str, dict[str, float]] 
     any order (`chance`), and the standard error of the first."""
     target = categorical(data)
     n = len(data.fields[target].classes or ()) if target else 0
-    splits = {name: _labelled(scans[name], target, n) for name in ("train", "val")} if n > 1 else {}
-    if not splits or any(found is None for found in splits.values()):
-        return None
-    out = {}
-    for name, (samples, labels) in splits.items():
+    out: dict[str, dict[str, float]] = {}
+    for name in ("train", "val"):
+        if target is None or n < 2 or (found := _labelled(scans[name], target, n)) is None:
+            return None
+        samples, labels = found
         own = _votes(samples, samples, labels, n, same=True).gather(1, labels[:, None])[:, 0]
         chance = (labels.bincount(minlength=n).double() / len(labels)).square().sum().item()
         out[name] = {"own": own.mean().item(), "chance": chance, "error": own.std().item() / math.sqrt(len(own))}
