@@ -28,6 +28,7 @@ SURE = 5.0  # standard errors between the two
 # excess which the other split may have left
 RELATED, LOST = 0.25, 0.15
 HALF = 0.5  # the same, where a training has failed already
+FARTHER = 1.5  # times the other split's distance to the nearest samples; beyond, the splits are not compared
 
 
 @dataclass
@@ -97,7 +98,7 @@ def scattered(clear: Tensor, voted: Tensor, labels: Tensor) -> bool:
 
 def relation(scans: dict[str, Scan], data: Data) -> dict[str, dict[str, float]] | None:
     """Return for `train` and `val` how often a sample's nearest samples of the same split have its label (`own`), how often they would in
-    any order (`chance`), and the standard error of the first."""
+    any order (`chance`), the standard error of the first, and the mean distance of these samples (`far`, 1 minus the cosine)."""
     target = categorical(data)
     n = len(data.fields[target].classes or ()) if target else 0
     out: dict[str, dict[str, float]] = {}
@@ -107,7 +108,13 @@ def relation(scans: dict[str, Scan], data: Data) -> dict[str, dict[str, float]] 
         samples, labels = found
         own = _votes(samples, samples, labels, n, same=True).gather(1, labels[:, None])[:, 0]
         chance = (labels.bincount(minlength=n).double() / len(labels)).square().sum().item()
-        out[name] = {"own": own.mean().item(), "chance": chance, "error": own.std().item() / math.sqrt(len(own))}
+        far = 1 - (samples @ samples.T).fill_diagonal_(-math.inf).topk(NEAREST).values.mean().item()
+        out[name] = {
+            "own": own.mean().item(),
+            "chance": chance,
+            "error": own.std().item() / math.sqrt(len(own)),
+            "far": far,
+        }
     return out
 
 
@@ -118,6 +125,8 @@ def lost(report: dict[str, Any], most: float) -> tuple[str, str]:
     for name, other in (("train", "val"), ("val", "train")) if report.get("label_relation") else ():
         here, there = (report["label_relation"][k] for k in (name, other))
         usual = there["own"] - there["chance"]
+        if here["far"] > FARTHER * there["far"]:
+            continue  # bursts of one scene are near each other in one split alone
         if (
             usual >= RELATED * (1 - there["chance"])
             and here["own"] - here["chance"] + SURE * here["error"] <= most * usual
