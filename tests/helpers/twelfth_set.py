@@ -69,7 +69,7 @@ BUGS = [
         "settings",
         "the two coefficients, copied from another script's positional arguments",
         "0.5 is the entropy's and 0.01 the value's",
-        "to be measured",
+        "none measured: return 500, as without it (seed 0)",
         argv=("--ent-coef", "0.5", "--vf-coef", "0.01"),
     ),
     Case(
@@ -78,7 +78,7 @@ BUGS = [
         "target",
         "double Q-learning: the online network selects the action",
         "it selects for the present observation, and the target network evaluates that action in the following one",
-        "to be measured",
+        "by argument: the target is not the value of the best next action",
         edits=(
             (
                 '    best = (policy(rows["following"]) if cfg.double else worth).argmax(-1, keepdim=True)\n',
@@ -92,7 +92,7 @@ BUGS = [
         "loss",
         "the Gaussian's own log-density",
         "it is that of the number before tanh: the slope is missing",
-        "to be measured",
+        "by argument: the entropy of another distribution is rewarded",
         edits=(
             (
                 "        return u.tanh(), (log_normal - log_slope).sum(-1)\n",
@@ -185,7 +185,7 @@ BUGS = [
         "settings",
         "one step of the sampler, as published for distilled flows",
         "this one is not distilled: a single step gives the mean of all pictures of a class",
-        "to be measured",
+        "by argument: one step leads to the mean of the pictures of a class",
         argv=("--sampling.num-inference-steps", "1"),
     ),
     Case(

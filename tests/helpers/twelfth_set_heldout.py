@@ -30,7 +30,7 @@ BUGS = [
         "augmentation",
         "torchvision's RandomResizedCrop with its defaults, as in its ImageNet script",
         "a crop of 8% of the area, enlarged: most of a digit is outside of the picture",
-        "to be measured",
+        "accuracy 0.977 to 0.981 in the last epochs, without the bug 0.990 (seed 0)",
         edits=(
             (
                 (
