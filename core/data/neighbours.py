@@ -6,7 +6,9 @@ contradict them as often. No model is trained.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +24,11 @@ COVERED = 0.4  # share of either split's samples that must have a clear vote
 OFTEN, RARE = 0.15, 0.1  # share of contradicted labels: in training at least, in the held-out data at most
 TIMES = 3  # and by so much more often in training
 SURE = 5.0  # standard errors between the two
+# How much likelier than by chance, of what is possible, a label must be among the nearest samples of one split, and the most of that
+# excess which the other split may have left
+RELATED, LOST = 0.25, 0.15
+HALF = 0.5  # the same, where a training has failed already
+FARTHER = 1.5  # times the other split's distance to the nearest samples; beyond, the splits are not compared
 
 
 @dataclass
@@ -87,6 +94,63 @@ def scattered(clear: Tensor, voted: Tensor, labels: Tensor) -> bool:
     left = wrong - (torch.zeros_like(seen, dtype=wrong.dtype).index_add_(0, kind, wrong) / seen)[kind]
     beside = (left[1:] * left[:-1]).sum() / left.square().sum().clamp_min(1e-12)  # correlation of neighbours
     return bool(beside * math.sqrt(len(left)) < SURE)
+
+
+def relation(scans: dict[str, Scan], data: Data) -> dict[str, dict[str, float]] | None:
+    """Return for `train` and `val` how often a sample's nearest samples of the same split have its label (`own`), how often they would in
+    any order (`chance`), the standard error of the first, and the mean distance of these samples (`far`, 1 minus the cosine)."""
+    target = categorical(data)
+    n = len(data.fields[target].classes or ()) if target else 0
+    out: dict[str, dict[str, float]] = {}
+    for name in ("train", "val"):
+        if target is None or n < 2 or (found := _labelled(scans[name], target, n)) is None:
+            return None
+        samples, labels = found
+        own = _votes(samples, samples, labels, n, same=True).gather(1, labels[:, None])[:, 0]
+        chance = (labels.bincount(minlength=n).double() / len(labels)).square().sum().item()
+        far = 1 - (samples @ samples.T).fill_diagonal_(-math.inf).topk(NEAREST).values.mean().item()
+        out[name] = {
+            "own": own.mean().item(),
+            "chance": chance,
+            "error": own.std().item() / math.sqrt(len(own)),
+            "far": far,
+        }
+    return out
+
+
+def lost(report: dict[str, Any], most: float) -> tuple[str, str]:
+    """Return (what was measured, the cause) of labels that are hardly likelier among the nearest samples of a split than anywhere, with at
+    most a share of `most` of the excess that the other split has; empty texts if there are none. Labels that are wrong at random in half
+    of the rows, on purpose, keep a quarter of that excess."""
+    for name, other in (("train", "val"), ("val", "train")) if report.get("label_relation") else ():
+        here, there = (report["label_relation"][k] for k in (name, other))
+        usual = there["own"] - there["chance"]
+        if here["far"] > FARTHER * there["far"]:
+            continue  # bursts of one scene are near each other in one split alone
+        if (
+            usual >= RELATED * (1 - there["chance"])
+            and here["own"] - here["chance"] + SURE * here["error"] <= most * usual
+        ):
+            return (
+                f"{name}: the samples most like a sample have its label in {here['own']:.1%}, by chance {here['chance']:.1%}; in {other} "
+                f"in {there['own']:.0%}",
+                f"labels of {name} are not those of its samples: one of the two was sorted, shuffled, filtered or joined without the other",
+            )
+    return "", ""
+
+
+def weaker(report: dict[str, Any]) -> str:
+    """Return that labels of one split have lost most of their relation to the samples, for a training that has already failed; else ""."""
+    measured, cause = lost(report, HALF)
+    return f"{cause} ({measured})" if cause else ""
+
+
+def faults(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (fault, cause) of what a data report has of labels and their neighbours."""
+    if (fault := lost(report, LOST))[0]:
+        yield fault
+    elif (found := report.get("contradicted_labels")) and not found["scattered"]:
+        yield Contradicted(**found).words(), CAUSE
 
 
 def _labelled(scan: Scan, target: str, n: int) -> tuple[Tensor, Tensor] | None:

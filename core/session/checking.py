@@ -162,6 +162,8 @@ def report_data(s: Session, context: gates.GateContext, stage: Stage, base: str)
             context.data_report["plain_pictures"] = asdict(plain)
         if "val" in context.scans and (wrong := neighbours.contradicted(context.scans, stage.data["train"])):
             context.data_report["contradicted_labels"] = asdict(wrong)
+        if "val" in context.scans:
+            context.data_report["label_relation"] = neighbours.relation(context.scans, stage.data["train"])
     for scan in context.scans.values():  # compared, and not read again
         scan.contents = scan.columns = None
     if s.main:

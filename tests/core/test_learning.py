@@ -371,6 +371,12 @@ def test_the_cause_that_was_planted_is_named_first(name: str):
     assert cause in found.remedy.splitlines()[0], found.remedy
 
 
+def test_a_rate_that_is_far_too_high_is_the_first_cause_of_tiny_data():
+    found = verdict(script(lr=1.0), "tiny-data")
+    assert found.verdict == "fail"
+    assert found.remedy.startswith("the rate is far too high: at 0.0333 times the rate"), found.remedy
+
+
 def test_an_optimiser_over_another_model_is_named_once():
     with contextlib.redirect_stdout(io.StringIO()):
         result = trainworthy.check(of_a_copy, raises=False)

@@ -89,6 +89,15 @@ def test_labels_of_other_rows_contradict_their_neighbours(seed: int):
     )
 
 
+def test_labels_that_lost_their_samples_have_no_relation_to_neighbours():
+    def lost(**how) -> str:
+        return neighbours.lost({"label_relation": neighbours.relation(*split(0, **how))}, neighbours.LOST)[0]
+
+    assert lost(one_off=1.0).startswith("train: ")
+    for healthy in ({}, {"drawn": 0.5}, {"one_off": 0.4}, {"noise": 0.5}):
+        assert not lost(**healthy), healthy
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_enlarged_thumbnails_lack_the_detail_of_the_originals(seed: int):
     images, labels = digits.load()

@@ -1,6 +1,6 @@
 """Run cases of a set from outside through the gates, as their author would: fork the recipe, edit the fork, check it.
 
-    python -m tests.helpers.set_run [--set third|...|eleventh] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
+    python -m tests.helpers.set_run [--set third|...|twelfth] [--half open|heldout|both] [--kind bugs|healthy|both] [--out FOLDER] [NAME ...]
     python -m tests.helpers.set_run [--set ...] --train [--settings "..."] NAME     a run without gates, to measure harm
 
 Prints for each case: name, exit code (0 passed, 2 refused as bad usage or data, 3 a gate failed), the first failed gate and its first likely cause.
@@ -34,6 +34,8 @@ from tests.helpers import (
     tenth_set_heldout,
     third_set,
     third_set_heldout,
+    twelfth_set,
+    twelfth_set_heldout,
 )
 from tests.helpers.set_cases import ROOT, Case, edited
 
@@ -51,6 +53,7 @@ SETS = {
     "ninth": {"open": ninth_set, "heldout": ninth_set_heldout},
     "tenth": {"open": tenth_set, "heldout": tenth_set_heldout},
     "eleventh": {"open": eleventh_set, "heldout": eleventh_set_heldout},
+    "twelfth": {"open": twelfth_set, "heldout": twelfth_set_heldout},
 }
 
 

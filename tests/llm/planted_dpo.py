@@ -75,10 +75,16 @@ PLANTS = [
     Plant("dpo-pairs-interleaved", "preference", "L9", ".sum(1).chunk(2))", ".sum(1).view(-1, 2).unbind(1))",
           ("the evaluation's log-probability",), recipe=DPO, before=("overfit",), why="answers to different prompts are compared",
           source="common (concatenated against interleaved pairs)", harm="held-out accuracy compares two chosen answers"),
+    Plant("dpo-margin-adds-the-reference", "preference", "L9", "(chosen - ref_chosen) - (rejected - ref_rejected)",
+          "(chosen - ref_chosen) - (rejected + ref_rejected)", ("no difference of the two answers",), recipe=DPO,
+          before=("overfit", "tiny-data"), source="common (brackets)", harm="the reported accuracy is another number's; any answer is preferred"),
     Plant("dpo-exports-the-reference", "exported", "C18", "        loading.export(trainer.model, tokenizer, folder)\n",
           "        with reference() as frozen:\n            frozen.save_pretrained(folder, selected_adapters=['ref'])\n"
           "        tokenizer.save_pretrained(folder)\n        for file in (folder / 'ref').iterdir():\n            file.rename(folder / file.name)\n",
           ("weights that training began with",), recipe=DPO, source="common (stale variable)", harm="the untrained model is shipped"),
+    Plant("dpo-served-without-its-system", "exported", "L5", "formats.system(cfg.data.system, cfg.data.path, preferences.SYSTEM))", '"")',
+          ("asks the export in another way than training",), recipe=DPO, source="common (default system message at serving)",
+          harm="the model in use reads other prompts than the model in training"),
     Plant("dpo-reads-ahead", "causal", "L4", BUILT, BUILT + "    trainer.model.get_input_embeddings().register_forward_hook(\n"
           "        lambda module, args, out: out + 0.1 * out.roll(-1, 1))\n", ("exchanging a token changes",), recipe=DPO,
           harm="each token's own target is in its input; the loss and its reference read it alike"),

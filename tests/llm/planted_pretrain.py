@@ -77,5 +77,9 @@ PLANTS = [
     bug("bias-that-is-not-exported", "export", "L5", MODEL,
         MODEL.replace("    return", "    model.lm_head.bias = nn.Parameter(log_p.clone())\n    return"), ("drops", "bias"),
         harm="the exported model lacks what it was trained with"),
+    bug("queries-and-keys-from-zero", "wiring", "C3", "        nn.init.zeros_(block.mlp.down_proj.weight)\n",
+        "        nn.init.zeros_(block.mlp.down_proj.weight)\n        nn.init.zeros_(block.self_attn.q_proj.weight)\n"
+        "        nn.init.zeros_(block.self_attn.k_proj.weight)\n", ("start at zero and are multiplied by each other",),
+        source="common (zero initialisation of both factors)", harm="attention is a mean for ever: no token is found by its content"),
 ]  # fmt: skip
 RELATIVES = [p.id for p in PLANTS if p.id not in ("labels-cross-documents", "z-as-a-mean")]

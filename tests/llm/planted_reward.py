@@ -85,5 +85,9 @@ PLANTS = [
     Plant("reward-length-only", "lengths", "R1", ROWS,
           '        rows = [{**r, "rejected": r["chosen"][: len(r["chosen"]) // 2]} for r in rows]\n' + ROWS,
           ("more tokens in", "counting tokens"), recipe=REWARD, source="R1", harm="a policy trained on it talks without end"),
+    Plant("reward-a-mark-decides", "lengths", "R1", ROWS,
+          '        rows = [{**r, "chosen": r["chosen"] + "!"} for r in rows]\n' + ROWS,
+          ("one mark decides", "has more '!'"), recipe=REWARD, source="common (sides from two sources)",
+          harm="the model learns the mark, and nothing of the answers"),
 ]  # fmt: skip
 RELATIVES = [p.id for p in PLANTS]  # each builds a language model several times; test_reward has them on a small one

@@ -133,6 +133,14 @@ PLANTS = [
           harm="decided before it knows"),
     plant("rl-no-lambda", "returns", "R5", "gamma * lam * ~done", "gamma * ~done", ("lambda is missing",),
           harm="advantages full of noise; the probes' lambda of 1 hides it"),
+    plant("rl-returns-along-another-axis", "returns", "R5", "rollout[k].flatten() / size", "rollout[k].T.flatten() / size",
+          ("belong to other steps", "flattened"), before=("targets", "probe-limit"), why="no probe's value is learnt, either",
+          source="hill-a/stable-baselines#123", harm="the critic learns the returns of other states"),
+    plant("rl-one-buffer-of-observations", "returns", "R4",
+          "    steps = []\n    for t in range(cfg.num_steps):\n        observation = envs.observation.to(run.device)\n",
+          "    steps, observation = [], torch.empty_like(envs.observation, device=run.device)\n    for t in range(cfg.num_steps):\n"
+          "        observation.copy_(envs.observation)\n", ("views of one buffer",), before=("targets", "probe-both", "probe-action"),
+          why="no probe is learnt, either", source="openai/baselines#418", harm="all steps of a rollout learn from its last observation"),
     plant("rl-log-probabilities-anew", "returns", "R5", "            yield batch\n",
           '            with torch.no_grad():\n                outputs = policy.outputs(batch["observation"])\n'
           '                batch["log_prob"] = policy.head.log_prob(outputs, batch["action"])\n            yield batch\n',

@@ -53,6 +53,12 @@ PLANTS = [
     plant("rlhf-not-whitened", "returns", "R3", '"advantage": whitened(rollout["advantage"], rollout["valid"])',
           '"advantage": rollout["advantage"]', ("not at all",), source="R3",
           harm="the size of the rewards is the size of the step"),
+    plant("rlhf-whitened-within-each-answer", "returns", "R3",
+          WHITE + "    return (x - some.mean()) / (some.std() + 1e-8) * valid\n",
+          "    n = valid.sum(1, keepdim=True)\n    centred = (x - (x * valid).sum(1, keepdim=True) / n) * valid\n"
+          "    return centred / ((centred.square().sum(1, keepdim=True) / n).sqrt() + 1e-8)\n",
+          ("within each answer", "no answer is better than another"), source="common (axis of a mean)",
+          harm="the reward of a completion is in its mean, which is subtracted"),
     plant("rlhf-padding-learnt-from", "formula", "R3", LOSS, '"policy": -gain.sum()', ("padding is part of the loss",), source="R3",
           harm="what stands after the end is learnt, too, where anything else lets it"),
     plant("rlhf-value-clipped-against-itself", "formula", "R3", NEAR,

@@ -7,7 +7,7 @@ import torch
 from trainworthy.core.base.errors import Stop, UserError
 from trainworthy.recipes.rl import rlhf
 from trainworthy.recipes.rl.language.data import prompts, rewards
-from trainworthy.recipes.rl.language.gates.rlhf import estimates
+from trainworthy.recipes.rl.language.gates.rlhf_causes import estimates
 from trainworthy.recipes.rl.language.kl_control import Controller, Watch
 
 from tests.helpers import language, odd_rewards

@@ -36,12 +36,15 @@ class Mixture:
     def loss(self, indices: Sequence[int], targets: Sequence[int] | None = None) -> float:
         return float(self.total(indices, targets))
 
-    def total(self, indices: Sequence[int], targets: Sequence[int] | None = None, *, graph: bool = False) -> Any:
-        """Sum of the loss terms of these samples; `targets`: the samples whose targets they get."""
+    def total(
+        self, indices: Sequence[int], targets: Sequence[int] | None = None, *, entry: str = "", graph: bool = False
+    ) -> Any:
+        """Sum of the loss terms of these samples; `targets`: the samples whose targets they get, or whose `entry`."""
         batch = self.read(indices)
         if targets is not None:
             others = self.read(targets)
-            batch |= {k: others[k] for k, f in self.data.fields.items() if f.role == "target" and k in others}
+            keys = [entry] if entry else [k for k, f in self.data.fields.items() if f.role == "target" and k in others]
+            batch |= {k: others[k] for k in keys}
         with evaluating(self.stage.model), torch.set_grad_enabled(graph), self.run.autocast():
             return sum(self.stage.loss(self.stage.model, batch).values())
 
@@ -158,7 +161,28 @@ def _in_the_loss(m: Mixture, indices: Sequence[int]) -> str:
         if all(m.same(*both) for both in fits):
             return (f"a broadcast of (B, 1) with (B,) in the loss: that of three samples is {of} of all pairs, each sample with each "
                     "other ({:.4g} and {:.4g})".format(*fits[0]))  # fmt: skip
-    return _other_answers(m, indices)
+    return _other_answers(m, indices) or _other_entries(m, indices)
+
+
+def _other_entries(m: Mixture, indices: Sequence[int]) -> str:
+    """Whether an entry of one sample is part of the loss of others: if it alone is exchanged, the gradients of their answers change."""
+    others = (indices[1], *indices[1:])  # the first sample gets the entry of the second
+    batch = m.read(indices)
+    read = {k for k, f in m.data.fields.items() if f.role == "input"}  # another input changes the model's answer, too
+    for entry in (
+        k for k, v in batch.items() if isinstance(v, Tensor) and v.shape[:1] == (len(indices),) and k not in read
+    ):
+        try:
+            own, exchanged = _answer_gradients(m, indices), _answer_gradients(m, indices, others, entry)
+        except (ValueError, RuntimeError, IndexError):
+            continue
+        if own is None or exchanged is None or own.shape != exchanged.shape:
+            return ""
+        moved = sum(_gap(a, b) > MOVED for a, b in zip(own[1:], exchanged[1:], strict=True))
+        if moved:
+            return (f"the loss of a sample reads the entry '{entry}' of others: with another one for the first of {len(indices)} samples, the "
+                    f"gradients of {moved} other samples' answers change, although the model gives each sample its own")  # fmt: skip
+    return ""
 
 
 def _other_answers(m: Mixture, indices: Sequence[int]) -> str:
@@ -181,7 +205,9 @@ def _other_answers(m: Mixture, indices: Sequence[int]) -> str:
             "output otherwise than the targets")  # fmt: skip
 
 
-def _answer_gradients(m: Mixture, indices: Sequence[int], targets: Sequence[int] | None = None) -> Tensor | None:
+def _answer_gradients(
+    m: Mixture, indices: Sequence[int], targets: Sequence[int] | None = None, entry: str = ""
+) -> Tensor | None:
     """Gradient of the loss with respect to the model's first output that has an axis of samples, which becomes the first axis."""
     outputs: list[Tensor] = []
 
@@ -189,7 +215,7 @@ def _answer_gradients(m: Mixture, indices: Sequence[int], targets: Sequence[int]
         outputs.extend(x for x in tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad)
 
     with hooked([m.stage.model.register_forward_hook(keep)]):
-        total = m.total(indices, targets, graph=True)
+        total = m.total(indices, targets, entry=entry, graph=True)
     for out in outputs:
         axes = [d for d, size in enumerate(out.shape[:2]) if size == len(indices)]
         if axes and total.requires_grad:

@@ -49,6 +49,20 @@ def named(model: nn.Module, total: Callable[[], Tensor], due: Callable[[], Tenso
     return _pattern(weight.cpu(), loss.cpu(), own.cpu(), sample)
 
 
+def left_out(model: nn.Module, total: Callable[[], Tensor], of: float, part: float) -> str:
+    """Return that places (pixels, tokens) have the weight 0 in a loss of equal outputs, if this explains why it is only a `part` of what is
+    due. `of`: the number that the loss is divided by."""
+    slope = slopes(model, total)
+    if slope is None or slope.ndim < 3 or (classes := _axis_of_classes(slope)) is None:
+        return ""
+    size = slope.abs().amax(classes)
+    live = int((size > DEAD * size.max()).sum())
+    if not 0 < live < of or abs(live / of - part) > 0.1 * part:
+        return ""
+    return (f"{1 - live / of:.0%} of the places that the loss is divided by get no gradient, although all outputs are equal: their weight is "
+            "0, whatever is predicted there")  # fmt: skip
+
+
 def _pattern(weight: Tensor, loss: Tensor, own: Tensor, sample: Tensor) -> str:
     """Weights, cross-entropies, classes and samples of places, (P,) each."""
     dead = weight.abs() < DEAD * weight.abs().max()

@@ -7,6 +7,30 @@ import torch
 from torch import nn
 
 ROUNDING = 1e-6  # relative change of a loss that is none
+ALONE = 4  # tensors that are changed one by one
+
+
+def _saddle(losses: Callable[[], dict[str, float]], chosen: dict[str, nn.Parameter], first: dict[str, float]) -> str:
+    """Return that parameters start at zero where none of them alone, and all of them together, change the loss; else "". Each is then
+    multiplied by another, and the gradient of all stays zero. The parameters keep their new values."""
+    zero = {n: p for n, p in chosen.items() if not p.any()}
+    draws = torch.Generator().manual_seed(0)
+
+    def same() -> bool:
+        return all(abs(v - first[k]) <= ROUNDING * abs(first[k]) for k, v in losses().items())
+
+    for alone in list(zero.items())[:ALONE] if len(zero) > 1 else ():
+        alone[1].data.copy_(0.1 * torch.randn(alone[1].shape, generator=draws))
+        if not same():
+            return ""
+        alone[1].data.zero_()
+    for p in zero.values():
+        p.data.copy_(0.1 * torch.randn(p.shape, generator=draws))
+    if len(zero) < 2 or same():
+        return ""
+    names = ", ".join(list(zero)[:2])
+    return (f"{len(zero)} tensors start at zero and are multiplied by each other ({names}): one alone changes nothing, so none ever gets a "
+            "gradient; start one of each pair at random values")  # fmt: skip
 
 
 def explain_unheard(model: nn.Module, losses: Callable[[], dict[str, float]], names: Collection[str]) -> str:
@@ -24,6 +48,10 @@ def explain_unheard(model: nn.Module, losses: Callable[[], dict[str, float]], na
     draws = torch.Generator().manual_seed(0)
     try:
         first = losses()
+        if why := _saddle(losses, chosen, first):
+            return why
+        for n, p in chosen.items():
+            p.data.copy_(kept[n])
         for p in chosen.values():
             noise = torch.randn(p.shape, generator=draws).to(p)
             p.data.add_(noise * (p.detach().float().std(unbiased=False).item() or 1.0))

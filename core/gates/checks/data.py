@@ -146,8 +146,7 @@ def inventory_gate(context: GateContext) -> Finding:
     if pair := context.data_report.get("exchanged_classes"):
         faults.append((turned.Exchanged(**pair).words(), turned.Exchanged(**pair).cause()))
     against = neighbours.Contradicted(**k) if (k := context.data_report.get("contradicted_labels")) else None
-    if against and not against.scattered:
-        faults.append((against.words(), neighbours.CAUSE))
+    faults += neighbours.faults(context.data_report)
     if change := context.data_report.get("foreign_change"):
         faults.append((turned.Foreign(**change).words(), turned.Foreign(**change).cause()))
     faults += [(named, "class ids built for each split: build one list of classes, use it in all")

@@ -6,7 +6,7 @@ from itertools import combinations
 
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
-from trainworthy.core.gates.causes import named
+from trainworthy.core.gates.causes import named, place_weights
 from trainworthy.core.gates.causes.gradient import ratio
 from trainworthy.core.gates.causes.scores import noted_ranges
 from trainworthy.core.gates.gate import GateContext, fetch, loss_of_parts, pick, split_evenly, total_loss, train_set
@@ -64,6 +64,10 @@ def initial_loss(context: GateContext) -> Finding:
             of_half = total_loss(run, stage, half).item()
         why = named.explain_uniform_outputs(measured, of_half, expected, n)
     equal = bool(ranges) and max(ranges) <= EQUAL
+    if wrong and not why and equal:
+        batch = fetch(data, parts[0], context.cfg.run.seed, run.device)
+        of = max(float(v) for v in stage.counts(batch).values())
+        why = place_weights.left_out(stage.model, lambda: total_loss(run, stage, batch), of, measured / expected)
     if wrong and not why and equal:
         known = named.compared_by_a_gate(stage.gates, measured, expected)
         wrong = not known

@@ -218,6 +218,8 @@ def _opposed(context: GateContext, metric: Metric, found: dict) -> str:
     value, lowest = found["metric"], metric.floor - 0.5 * (found["goal"] - metric.floor)
     if value is None or not metric.better(found["goal"], value):
         return ""
+    if found["initial"] == 0:
+        return f"the loss of these {len(found['indices'])} samples is 0 before training: a mask leaves none of them to learn from"
     targets = [k for k, f in stage.data["train"].fields.items() if f.role == "target"] * (run.world == 1)
     with evaluating(stage.model):
         why = named.explain_unread_places(lambda b: total_loss(run, stage, b), found["batch"], targets)

@@ -12,7 +12,9 @@ from typing import Any
 from trainworthy.core.base import seeds
 from trainworthy.core.base.processes import agreed
 from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.data import neighbours
 from trainworthy.core.gates import gate
+from trainworthy.core.gates.causes import not_learnt
 from trainworthy.core.gates.checks import paths
 from trainworthy.core.gates.checks.learning import not_memorised
 from trainworthy.core.gates.checks.null_model import CLEAR, FASTER, MANY, Retrained, distinct, reaches
@@ -185,10 +187,10 @@ class Subset:
 
 
 def _train_on_few(context: GateContext, *, n: int, steps: int, batch: int, every: int, patient: bool = False,
-                  seed: int | None = None) -> dict:  # fmt: skip
+                  seed: int | None = None, rate: float = 1.0) -> dict:  # fmt: skip
     """Run the recipe's own `train()`, with its draws, rates and schedule, on `n` samples, and compute the held-out
     metric every `every` steps. Stop early once that metric has covered a third of the range from measured chance to the ceiling,
-    unless `patient`. `seed` selects the samples."""
+    unless `patient`. `seed` selects the samples; `rate` is a factor of the learning rate."""
     started = time.process_time()
     subset = Subset(context, n, every, context.cfg.run.seed if seed is None else seed)
     if not context.deep:
@@ -206,6 +208,7 @@ def _train_on_few(context: GateContext, *, n: int, steps: int, batch: int, every
         return agreed(context.accelerator, not context.deep and (ended or not found["in_time"]))
 
     run, stage = context.build(Rehearsal(steps=steps, samples=subset.learn, batch_size=batch, watch=watch))
+    not_learnt.rescale(stage, rate)
     found["losses"].append(subset.loss(run, stage))
     context.train(context.cfg, run, stage)
     found |= subset.scores(run, stage)
@@ -288,7 +291,11 @@ def tiny_data(context: GateContext) -> Finding:
         late = f"last third of {30 * times} epochs: {'a plateau' if gain <= allowed else 'still better'} ({gain:+.3f})"
         measured += f"; {late} at {carried.own:.3f}"
         needed += f"; a plateau: no gain above {allowed:.3f} within the last third"
-    remedy = "" if ok else _why_not_learnt(learnt, carried, retrained, partial(not_memorised, context))
+    remedy, known = "" if ok else not_learnt.why(learnt, carried, retrained, partial(not_memorised, context)), ""
+    if not ok and not context.deep and world == 1:
+        known = neighbours.weaker(context.data_report) or not_learnt.by_rate(
+            found, lambda rate: go(1, n=n, patient=True, rate=rate)
+        )
     if lost := _lost_in_test(found):
         remedy = f"{TEST_LOST}\n{remedy}"
     if found["behind"]:
@@ -298,7 +305,7 @@ def tiny_data(context: GateContext) -> Finding:
         measured, remedy = "; ".join([*(e.words(names) for e in wrong), measured]), f"{paths.REMEDY}\n{remedy}"
     return Finding(
         ok and not found["behind"] and not wrong and not lost, measured, needed, remedy,
-        evidence=_plain(found, again=again, retrained=retrained),
+        evidence=_plain(found, again=again, retrained=retrained), cause=known,
         batch=fetch(probe.data["val"], pick(probe.data["val"], 16, cfg.run.seed), None, context.accelerator.device),
     )  # fmt: skip
 
@@ -364,27 +371,6 @@ def _in_time(found: dict, whole: dict) -> dict:
             f"no result after {found['steps']} steps in {SECONDS:.0f} s: run `trainworthy check --deep --only tiny-data`, which has no time limit"
         )
     return ended
-
-
-def _why_not_learnt(learnt: Skill, carried: Skill, retrained: Retrained | None, hardly: Callable[[], bool]) -> str:
-    """Likely causes. The second training decides which comes first: a net that memorises (`hardly`: it does not) learns right labels faster."""
-    shuffled = "labels shuffled before the split, or in another order than their inputs: they do not belong together\n"
-    val = "val is read differently: another order of classes, other labels, scale or transform"
-    if retrained and not retrained.belongs and hardly():
-        return (
-            f"eight fixed samples are not memorised either: see `overfit`, often the rate is far off\n{shuffled}{val}"
-        )
-    if retrained and not retrained.belongs:
-        return (f"{shuffled.strip()} (permuted inputs are learnt as fast: {retrained})\nthe rate is far off, or the schedule of a "
-                "short run never leaves its warm-up\nthe augmentation leaves nothing of the input\n" + val)  # fmt: skip
-    if learnt.clear and not carried.clear:
-        return (f"the labels belong to their inputs (permuted ones are learnt more slowly: {retrained}), but what is learnt "
-                f"does not carry to unseen samples (an absurd generalisation gap): {val}\n"
-                "too few samples to learn this from scratch: more data or augmentation, a smaller or pretrained model")  # fmt: skip
-    if not learnt.clear:
-        return "the rate is far off, or the schedule of a short run never leaves its warm-up\n" + shuffled + (
-            "the augmentation leaves nothing of the input")  # fmt: skip
-    return "more epochs are needed than the schedule gives, or the rate is too low"
 
 
 def _late_gain(curve: list[float], metric: Metric) -> tuple[float, float]:

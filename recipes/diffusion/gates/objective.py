@@ -271,8 +271,12 @@ class Knowing(nn.Module):
         alpha, sigma, of_image, of_noise = level.unbind(0)
         sigma = torch.where(sigma.abs() < 1e-3, 1e-3, sigma)
         self.alpha = alpha.abs().median().item()
-        picture = self.pictures[[self.row.get(c, len(self.row)) for c in class_labels.tolist()]]
+        picture = self.answer(sample, alpha, sigma, class_labels)
         return SimpleNamespace(sample=of_image * picture + of_noise * (sample - alpha * picture) / sigma)
+
+    def answer(self, sample: Tensor, alpha: Tensor, sigma: Tensor, class_labels: Tensor) -> Tensor:
+        """Return the clean pictures."""
+        return self.pictures[[self.row.get(c, len(self.row)) for c in class_labels.tolist()]]
 
 
 def undone(scheduler, prediction: Tensor, t: float, noisy: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Stage, View
-from trainworthy.recipes.diffusion.gates import own_weights, walks
+from trainworthy.recipes.diffusion.gates import few_steps, own_weights, walks
 from trainworthy.recipes.diffusion.gates.averages import ema
 from trainworthy.recipes.diffusion.gates.objective import (
     FEW,
@@ -45,6 +45,7 @@ EXACT = 0.02  # rms error of a picture in [-1, 1] recovered in one step
 WALKED = 0.05  # the same along the trajectory of an exported pipeline, at levels between those that were measured
 LEFT = 0.1  # signal left at the noisiest level: cosine 0%, linear with 1,000 steps 0.6%, Stable Diffusion 6.8%, linear with 250 steps 28%
 REVERSED = 32  # noise levels at which the negative of the target is inverted
+OTHER_IDS = 0.9  # share of the samples whose class id in training is not their own
 MANY = 64  # most captions whose picture the answering net knows; there may be as many captions as pictures
 KNOWN = 200  # real pictures that the classifier is evaluated on
 SHORT = 60  # training steps after which a net denoises a little
@@ -120,6 +121,10 @@ def noise_process(
         below = val.process.noise.below(torch.arange(1, 4) * total / 4)
         declared = torch.cat([below.new_zeros(1), below, below.new_ones(1)]).diff()
         alone, spread_ok = seen.distinct >= 0.5, (spread >= 0.4 * declared).all() and seen.timesteps.max() <= total
+        wide = few_steps.kept(aim, shipped, steps)
+        narrow = (
+            wide is not None and wide < few_steps.LEAST and wrong[worst] <= EXACT
+        )  # else the recipe has a convention of its own
         recognised, blended = guided(classifier, one, ones.get("label"), context.cfg.sampling.guidance_scale)
         along = f"; along the exported pipeline's trajectory {way.worst:.1e}, at its end {way.end:.1e}" if way else ""
         floor = 0.75 * stage.metric.ceiling * recognised
@@ -135,20 +140,25 @@ def noise_process(
                 or (walks.other_timestep(val.process, *levels) if alone else "")
                 or MIXED * bool(stage.expect.batch_dependence)
             )
+        if known < floor and sum(seen.hidden) > OTHER_IDS * max(1, len(seen.hidden)):
+            why = "training gives the net other class ids than those of the samples, with which samples are requested"
         if aim.redrawn == 0 and alone:
             why = "each sample keeps one timestep in all epochs: get() draws it from the sample's number, not from its generator"
         return Finding(
-            undoes and known >= floor and not strays and alone and bool(spread_ok) and left <= LEFT and aim.redrawn > 0 and not blended,
+            undoes and known >= floor and not strays and alone and bool(spread_ok) and left <= LEFT and aim.redrawn > 0
+            and not blended and not narrow,
             f"target: {aim.kind}, inverted in one step by {type(shipped).__name__} to an rms error of at most {wrong[worst]:.1e} "
             f"(t {t[worst]:.0f}){along}; its noisiest level keeps {left:.1%} of the signal; "
             f"samples of a net that knows the answer: {stage.metric.name} {known:.2f} "
             f"(of the pictures it knows: {recognised:.2f}); the evaluation does not use {strays} of the export's timesteps; "
             f"{aim.redrawn:.0%} of the samples get another timestep in the next epoch; {seen.distinct:.0%} of a batch's timesteps differ, "
-            f"{' '.join(f'{s:.0%}' for s in spread.tolist())} in each quarter of {total}",
+            f"{' '.join(f'{s:.0%}' for s in spread.tolist())} in each quarter of {total}"
+            + f"; {steps} steps keep {wide:.0%} of the data's deviation" * (wide is not None),
             f"rms at most {WALKED:g} along the exported pipeline's trajectory (if it cannot be run, {EXACT:g} at every level); at "
             f"most {LEFT:.0%} of the signal left where sampling begins; {stage.metric.name} at least {floor:.2f}; the same scheduler "
             "in evaluation and export; a timestep for each sample, at least "
-            f"{' '.join(f'{0.4 * s:.0%}' for s in declared.tolist())} in each quarter of the sampler's schedule",
+            f"{' '.join(f'{0.4 * s:.0%}' for s in declared.tolist())} in each quarter of the sampler's schedule; steps that keep "
+            f"{few_steps.LEAST:.0%} of the deviation",
             order_causes(
                 (not alone, "one timestep for the whole batch, or a constant"),
                 (not undoes or bool(strays), "the sampler is not built from the training scheduler's config: another schedule, shift, "
@@ -159,7 +169,7 @@ def noise_process(
                  "--noise.num-train-timesteps belong together (linear needs 1,000 timesteps)")),
             evidence={"kind": aim.kind, "levels": t, "rms": wrong, "known": known, "quarters": spread.tolist(), "left": left,
                       "walk": way and {"worst": way.worst, "end": way.end, "met": sorted(way.met)}},
-            cause=why or blended,
+            cause=why or blended or few_steps.CAUSE.format(steps) * narrow,
         )  # fmt: skip
 
     return check

@@ -18,6 +18,7 @@ from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.monitoring.monitors import Monitor, monitor
 from trainworthy.core.recipe.stage import Stage
 from trainworthy.recipes.llm.data.pairs import Chat
+from trainworthy.recipes.llm.gates import served
 from trainworthy.recipes.llm.gates.chat import answered, reference, some, state_slopes
 
 ALONG = 0.5  # cosine of gradients: a smoothed target and a z-loss add a little of another direction
@@ -178,6 +179,8 @@ def exported(
             stage.export(Path(folder))
             loaded = load(Path(folder)).eval()
             whole, missing = log_probs(loaded, torch.device("cpu")), unended(loaded, chat)
+            asked = served.of_chat(chat, [s["prompt"] for s in samples])
+            other = served.otherwise(context, stage.model, Path(folder), asked)
         with evaluating(stage.model), run.autocast():
             trained = log_probs(stage.model, run.device)
             if untrained is None:
@@ -189,14 +192,14 @@ def exported(
         limit = 0.01 if run.precision == "fp32" else 0.05  # relative to the rounding of the model in memory
         on = f"; `generate` of the export does not stop at {', '.join(map(repr, missing))}" if missing else ""
         return Finding(
-            gap <= limit and not missing, f"log-probabilities of {len(trained)} tokens differ by {gap:.1%} of the change by "
-            f"{'the adapters' if untrained is None else 'training'}{on}",
-            f"at most {limit:.0%}; generation_config.json of the export names each token that ends a turn",
+            gap <= limit and not missing and not other, f"log-probabilities of {len(trained)} tokens differ by {gap:.1%} of the change by "
+            f"{'the adapters' if untrained is None else 'training'}{on}{f'; {other}' if other else ''}",
+            f"at most {limit:.0%}; generation_config.json of the export names each token that ends a turn{served.NEEDED}",
             ("generation_config.json names other end tokens than the chat template writes: a server continues after the answer\n"
              if missing else "") + "adapters of a base in four bits are merged into the weights of its file, or packed into four bits again\n"
             "adapters are merged twice, at another scale, or into another model\n"
             "the export is a newly built model, has other weights than the trained ones, or only a part of them",
-            evidence={"gap": gap},
+            evidence={"gap": gap}, cause=served.CAUSE if other and gap <= limit and not missing else "",
         )  # fmt: skip
 
     return check

@@ -21,6 +21,7 @@ from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Data, Metric, Probe, Stage, View
 from trainworthy.recipes.llm.data.pairs import Chat, plain_tokens
 from trainworthy.recipes.llm.evaluation.calibration import preferred
+from trainworthy.recipes.llm.gates import marks, turned_pairs
 from trainworthy.recipes.llm.gates.chat import reference
 
 PAIRS = 2
@@ -237,19 +238,21 @@ def preference(chat: Chat, cfg: Any) -> Gate:
             if stage is start:  # in the training mode: policy and reference must not differ by dropout
                 training_modes(stage)
                 moved = lost(stage, batch) - got
-        metrics = run.measure(learnt, data)
+        metrics, rough = run.measure(learnt, data), 1e-3 if run.precision == "fp32" else 5e-2
         due_of = dict(zip(("chosen", "rejected"), read(learnt.model, None)[0].mean(0).tolist(), strict=True))
         evaluated = {k: abs(metrics[k] - v) / max(1.0, abs(v)) for k, v in due_of.items() if k in metrics}
-        if off := [k for k, gap in evaluated.items() if gap > (1e-3 if run.precision == "fp32" else 5e-2)]:
+        if off := [k for k, gap in evaluated.items() if gap > rough]:
             measured.append(
                 f"the evaluation's log-probability of {off[0]} answers is {metrics[off[0]]:.4f}, computed alone {due_of[off[0]]:.4f}"
             )
+        one_way, unturned = turned_pairs.astray(run, learnt, data, metrics, rough)
+        measured += [one_way] * bool(one_way)
         # Sums of log-probabilities have a rounding error of about 1e-5; an attention mask that was not passed changed a loss by 2.4e-4.
         limit = 1e-4 if run.precision == "fp32" else 5e-2
         if abs(moved) > limit:
             measured.append(f"in train mode {moved:+.4f}")
         return Finding(
-            max(*gaps, abs(moved)) <= limit and not off, "; ".join(measured),
+            max(*gaps, abs(moved)) <= limit and not off and not one_way, "; ".join(measured),
             f"{named(weights)} at beta {cfg.beta:g}, within {limit:g}{begins(untrained(start.trainer, cfg))}",
             "the reference is another model: loaded again by name, left at zero, or not taken after --init-from\n"
             "the reference is trained, or follows the policy\n"
@@ -259,7 +262,7 @@ def preference(chat: Chat, cfg: Any) -> Gate:
             "the evaluation reads each token's probability at another position than the loss",
             evidence={"gaps": gaps, "in_train_mode": moved, "shown": measured},
             cause="the loss is right, the evaluation is not: it reads log-probabilities at other positions, or counts other tokens"
-            if off and max(*gaps, abs(moved)) <= limit else "",
+            if off and max(*gaps, abs(moved)) <= limit else unturned,
         )  # fmt: skip
 
     return check
@@ -310,17 +313,22 @@ def sides(context: GateContext) -> Finding:
 
 
 def lengths(chat: Chat) -> Gate:
-    title = "the preferred answer is not simply the longer one"
+    title = "the preferred answer is not simply the longer one, or the one with a mark"
 
     @gate("lengths", rows="R1", title=title, reads="data")
     def check(context: GateContext) -> Finding:
-        """Counts the pairs that the number of tokens alone would rank correctly, and the answers that end at one number of tokens."""
+        """Counts the pairs that the number of tokens alone would rank correctly, those that a single mark would (a full stop, a quote), and
+        the answers that end at one number of tokens."""
         _, stage = context.look()
         data, cause = stage.data["train"], ""
         pairs = [data.get(i, None) for i in pick(data, 1000, context.cfg.run.seed)]
         sizes = {k: plain_tokens(tuple(r[k] for r in pairs), chat) for k in ("chosen", "rejected")}
         share = preferred(torch.tensor([a - b for a, b in zip(*sizes.values(), strict=True)]))
         measured = f"the preferred answer has more tokens in {share:.1%} of {len(pairs)} training pairs"
+        if mark := marks.given_away((r["chosen"], r["rejected"]) for r in pairs):
+            side, character, n, of = mark
+            measured += f"; the {side} answer has more {character!r} than the other in {n} of the {of} pairs whose numbers differ"
+            cause = f"one mark decides, whatever the answers say: the {side} one has more {character!r}. Write both answers in one form"
         for name, found in sizes.items():
             if cut := cut_at([r[name] for r in pairs], found):
                 measured += f"; {cut[1]} {name} answers have {cut[0]} tokens, the most of all"
@@ -330,7 +338,8 @@ def lengths(chat: Chat) -> Gate:
                 )
         return Finding(
             1 - ONE_SIDED < share < ONE_SIDED and not cause, measured,
-            f"between {1 - ONE_SIDED:.0%} and {ONE_SIDED:.0%}; otherwise counting tokens solves the task; no answers that end at a limit",
+            f"between {1 - ONE_SIDED:.0%} and {ONE_SIDED:.0%}; otherwise counting tokens solves the task; no mark that "
+            "decides; no answers that end at a limit",
             "rejected answers are cut, or come from another model with another length limit\n"
             "use pairs of nearly equal length, or leave out the longest\n"
             "if raters were asked for length: --gates.waive lengths --gates.because ...",

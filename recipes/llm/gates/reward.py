@@ -25,7 +25,7 @@ from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.monitoring.monitors import monitor
 from trainworthy.core.recipe.stage import Metric, Stage, View
 from trainworthy.recipes.llm.data.pairs import Chat
-from trainworthy.recipes.llm.gates import preference
+from trainworthy.recipes.llm.gates import preference, turned_pairs
 from trainworthy.recipes.llm.gates.chat import backbone, felt, quoting, reference, rows, rows_of, some
 
 FIRST_LOSS = math.log(2)  # all answers have the same reward
@@ -182,16 +182,22 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
                     both.append((batch, due))
             strayed.append(_astray(run, stage, both) if max(gaps.values()) > limit else "")
         margins = rewards[:, 0] - rewards[:, 1]
-        measured = run.measure(learnt, data).get("margin", math.nan)
+        metrics = run.measure(learnt, data)
+        measured = metrics.get("margin", math.nan)
+        one_way, unturned = turned_pairs.astray(run, learnt, data, metrics, limit)
         gaps["evaluation"] = abs(measured - margins.mean().item()) / max(1.0, abs(margins.mean().item()))
         listed.append(
             f"margins {', '.join(f'{m:+.2f}' for m in margins.tolist())}; the evaluation's mean margin {measured:+.3f}"
         )
         shifted = all(same) and not varied  # the same margin for every pair
         own = not any(strayed) and not shifted and gaps["evaluation"] <= limit and max(gaps.values()) > limit
-        listed += ["a form of its own, which prefers the chosen answers"] * own + sorted({w for w in strayed if w})
+        listed += (
+            [one_way] * bool(one_way)
+            + ["a form of its own, which prefers the chosen answers"] * own
+            + sorted({w for w in strayed if w})
+        )
         return Finding(
-            own or all(gap <= limit for gap in gaps.values()), "; ".join(listed),
+            (own or all(gap <= limit for gap in gaps.values())) and not one_way, "; ".join(listed),
             f"-log sigmoid(chosen - rejected{' - margin of the pair' * varied}), within {limit:g}, or another loss that prefers the chosen "
             "answer; the margin changes its sign if the answers are exchanged",
             "the reward depends on the padding, its side or the other answers of the batch\n"
@@ -200,7 +206,7 @@ def bradley_terry(chat: Chat, cfg: Any) -> Gate:
             "the loss has a margin, is averaged over tokens, or is another one",
             evidence={"gaps": gaps},
             cause=f"the loss has a margin: {same[0]:g} for every pair, so rewards are no log-odds (margins that differ from pair to pair, "
-                  "in a field of the data, are compared with the formula)" if shifted else "",
+                  "in a field of the data, are compared with the formula)" if shifted else unturned,
         )  # fmt: skip
 
     return check

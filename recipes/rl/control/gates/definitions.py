@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from trainworthy.recipes.rl.control.gates import formulas
+from trainworthy.recipes.rl.control.gates import formulas, misplaced
 
 if TYPE_CHECKING:
     from trainworthy.recipes.rl.control.gates.recording import Seen
@@ -46,6 +46,9 @@ def mistakes_of_dqn(cfg: Any, unit: float) -> dict[str, dict[str, Any]]:
         "the return has one step, although `n_step` is larger": {"n": 1},
         "`double` is not applied" if cfg.double else "the online net chooses the action, although `double` is off": {
             "double": not cfg.double
+        },
+        "the action is chosen at the present observation, and evaluated at the one that follows": {
+            "choice": "observation"
         },
         "a truncated episode is treated as terminated: its bootstrapped value is missing": {"ends": "done"},
         "a terminated episode is treated as truncated: it is bootstrapped": {"ends": "truncated"},
@@ -130,10 +133,11 @@ def measured(compared: "Compared") -> str:
     return causes[0].splitlines()[0] if causes else ""
 
 
-def unplayed(places: list[list[tuple[int, int]]]) -> Compared:
+def unplayed(seen: "Seen", rows: dict[str, Tensor], places: list[list[tuple[int, int]]]) -> Compared:
     """Return the rows that no environment produced."""
     share = sum(not p for p in places) / max(len(places), 1)
-    return {"observations and actions": (share, CAUSES["played"])}
+    known = misplaced.of_rows(rows, seen.steps) if share else ""
+    return {"observations and actions": (share, f"{known}\n{CAUSES['played']}" if known else CAUSES["played"])}
 
 
 @torch.no_grad()
@@ -149,7 +153,7 @@ def ppo(cfg: Any, seen: "Seen") -> Compared:
     rows, places = rows_of(seen)
     first = seen.iteration.index(1)
     places = [[(t, i) for t, i in some if t >= first] for some in places]
-    out = unplayed(places)
+    out = unplayed(seen, rows, places)
     if out["observations and actions"][0]:
         return out
     device = next(seen.model.parameters()).device
@@ -201,6 +205,10 @@ def _ppo_values(cfg: Any, seen: "Seen", net: nn.Module, places: list, rows: dict
     if returned > 1e-3 * scale and not known:
         mistakes = mistakes_of_gae(cfg, over, [[False] * len(row) for row in over])
         known = next((name for name, how in mistakes.items() if far(all_due(**how)) <= 1e-3 * scale), "")
+    if returned > 1e-3 * scale and not known:
+        played = range(seen.iteration.index(1), len(reward))
+        every = torch.tensor([[estimate(t, i) + v for i, v in enumerate(value[t])] for t in played])
+        known = misplaced.of_numbers("returns", [r * size for r in rows["return"].tolist()], every)
     out = {
         "returns": (returned / scale, f"{known}\n{CAUSES['estimate']}" if known else CAUSES["estimate"]),
         "values of the rollout": (stored / scale, CAUSES["values"]),
@@ -221,7 +229,7 @@ def dqn(cfg: Any, seen: "Seen") -> Compared:
     """The sum of n discounted rewards of an episode, plus the target network's value of the action that the online network (double DQN) or
     the target network itself selects."""
     rows, places = rows_of(seen)
-    out = unplayed(places)
+    out = unplayed(seen, rows, places)
     if out["observations and actions"][0]:
         return out
     steps = seen.steps
@@ -229,7 +237,7 @@ def dqn(cfg: Any, seen: "Seen") -> Compared:
     size = seen.target.returns.rms.item()
 
     def targets(t: int, i: int, *, size: float = size, n: int = cfg.n_step, double: bool = cfg.double, late: int = 1,
-                ends: str = "terminated", state: str = "next_observation") -> float | None:  # fmt: skip
+                ends: str = "terminated", state: str = "next_observation", choice: str = "") -> float | None:  # fmt: skip
         total = 0.0
         for k in range(n):
             if t + k >= len(reward):
@@ -241,7 +249,8 @@ def dqn(cfg: Any, seen: "Seen") -> Compared:
             return total
         after = steps[state][t + k, i][None]
         worth = outputs(seen.target, after, seen.target)[0]
-        liked = outputs(seen.model, after, seen.model)[0] if double else worth
+        read = steps[choice][t, i][None] if choice else after
+        liked = outputs(seen.model, read, seen.model)[0] if double else worth
         near = liked >= liked.max() - 1e-6 * liked.abs().max()  # two actions may have equal values up to rounding
         return total + cfg.gamma ** (k + late) * size * worth[near].max().item()
 
@@ -318,7 +327,7 @@ def sac(cfg: Any, seen: "Seen") -> Compared:
     """The reward plus the lower target critic's value of a newly drawn action, minus the temperature times its log-probability (Haarnoja
     2018, equations 3 and 5). Of more than two critics, the lowest of a subset is as right (REDQ, Chen 2021)."""
     rows, places = rows_of(seen)
-    out = unplayed(places)
+    out = unplayed(seen, rows, places)
     if out["observations and actions"][0]:
         return out
     observation, action, log_prob = (t.cpu() for t in seen.sampled)

@@ -49,9 +49,35 @@ def formula_gate(formula: Callable | None) -> Gate:
         if it draws every sample along its advantage, or to its target (own_forms.py)."""
         if formula is None:
             raise Skip("there is no formula for this objective (`formula=` of gates.Subject)")
-        return stated_by.finding(seen(context).run, *compared(context, formula), (ON_PURPOSE,))
+        found = stated_by.finding(seen(context).run, *compared(context, formula), (ON_PURPOSE,))
+        if not found.ok and (ignored := _ignored(context, formula)):
+            found.cause = f"the loss never reads `{ignored}`, on which its formula depends: it is the same with other samples' entries"
+        return found
 
     return check
+
+
+def _ignored(context: GateContext, formula: Callable) -> str:
+    """Return the first entry of a batch that changes the formula and not the loss; empty if there is none."""
+    found, draws = seen(context), torch.Generator().manual_seed(context.cfg.run.seed)
+    run, stage, model = found.run, found.stage, found.stage.model.eval()
+
+    def terms(one: dict) -> Tensor:
+        with torch.no_grad(), run.autocast():
+            return torch.stack([v.float() for v in stage.loss(model, one).values()])
+
+    before = terms(found.batch)
+    for key, value in found.batch.items():
+        if not isinstance(value, Tensor) or len(value) < 2 or torch.equal(other := _other(value, draws), value):
+            continue
+        if not torch.equal(terms(found.batch | {key: other}), before):
+            continue
+        with torch.no_grad(), run.autocast():
+            due = [_stated(formula, context.cfg, model, one, {}) for one in (found.batch, found.batch | {key: other})]
+        declared = [[next(iter(statement.right.values())) for statement in one.values()] for one in due]
+        if not all(map(torch.equal, *declared)):
+            return key
+    return ""
 
 
 def compared(context: GateContext, formula: Callable) -> tuple[stated_by.Comparison, dict]:

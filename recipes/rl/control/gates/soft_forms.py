@@ -12,6 +12,8 @@ from trainworthy.recipes.rl.control.gates.formulas import critics
 from trainworthy.recipes.rl.control.gates.own_forms import ALONG, CLEAR, gradient
 
 TRADE = 0.05  # of the temperature: how far from it the weight of the log-probability may be
+UNHEARD = 1e-4  # share of the policy's gradient below which it is rounding
+UNREAD = "the values of its actions give the policy no gradient: the critics value the stored actions, or the new ones without a graph"
 LEFT = 0.1  # share of the policy's gradient that values and log-probability need not explain
 
 
@@ -69,6 +71,8 @@ def policy(loss: Callable[[dict], Tensor], model: nn.Module, batch: dict) -> str
         return "the policy gets no gradient from it"
     left = ((mine - basis @ found).norm() / mine.norm()).item()
     log_p, low, high = found.tolist()
+    if (basis[:, 1:] @ found[1:]).norm() < UNHEARD * mine.norm():
+        return UNREAD
     if left > LEFT:
         return f"{left:.0%} of its gradient is neither that of the values nor that of the log-probability"
     if low + high >= 0:

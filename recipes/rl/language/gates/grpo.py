@@ -36,7 +36,7 @@ def gates(s: Subject, base: str) -> list[Gate]:
         formula_gate(s),
         prompts(s),
         accuracy(s),
-        fresh_export.exported(base, s.asker.tokenizer),
+        fresh_export.exported(base, s.asker.tokenizer, prompts=s.asked),
     ]
 
 

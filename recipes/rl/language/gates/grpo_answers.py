@@ -13,6 +13,8 @@ from trainworthy.core.base.modes import in_mode
 from trainworthy.core.gates.gate import GateContext
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Run, evaluating
+from trainworthy.core.recipe.stage import Stage
+from trainworthy.recipes.llm.gates import served
 from trainworthy.recipes.rl.language.data.problems import Asker, Reward
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
@@ -32,6 +34,11 @@ class Subject:
     asker: Asker
     reward: Reward
     """The declared reward function."""
+
+    def asked(self, stage: Stage) -> list[served.Asked]:
+        """Return some questions as a user gives them, and their tokens in training."""
+        rows = stage.data["questions"].rows[: served.SOME]
+        return served.of_texts([(row["prompt"], self.asker.ids(row["prompt"])) for row in rows])
 
 
 @dataclass

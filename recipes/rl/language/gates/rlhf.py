@@ -17,9 +17,10 @@ from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.optim import exact
 from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Stage
-from trainworthy.recipes.llm.gates import fresh_export
+from trainworthy.recipes.llm.gates import fresh_export, served
 from trainworthy.recipes.rl.control.gates import own_forms
 from trainworthy.recipes.rl.language.data.rewards import Reward, Sample, ask, fault
+from trainworthy.recipes.rl.language.gates import rlhf_causes
 from trainworthy.recipes.rl.language.gates.rlhf_recording import Iteration, made
 from trainworthy.recipes.rl.language.kl_control import BOUND
 from trainworthy.recipes.rl.language.models.policy import Writer, own
@@ -33,7 +34,7 @@ EDGE = 1e-4  # cumulative probability: closer to the boundary between two tokens
 def of(reward: Reward, base: str, tokenizer: Any) -> list[Gate]:
     """Return the gates of a recipe that learns from this reward. `base`: the model that training starts from."""
     own = [reward_gate(reward), generation, score, returns_gate(reward), formula, controller]
-    return [*own, fresh_export.exported(base, tokenizer, lambda model: model.lm)]
+    return [*own, fresh_export.exported(base, tokenizer, lambda model: model.lm, served.of_prompts)]
 
 
 # ------------------------------------------------------------------------------------------------------- what gates read
@@ -199,13 +200,6 @@ def score(context: GateContext) -> Finding:
     )  # fmt: skip
 
 
-def estimates(reward: list[float], value: list[float], gamma: float, lam: float) -> list[float]:
-    """Return advantages by their definition: discounted sums of one-step errors (Schulman 2016, equation 16)."""
-    after = [*value[1:], 0.0]
-    errors = [r + gamma * w - v for r, v, w in zip(reward, value, after, strict=True)]
-    return [sum((gamma * lam) ** (u - t) * errors[u] for u in range(t, len(errors))) for t in range(len(errors))]
-
-
 def returns_gate(reward: Reward) -> Gate:
     title = "token rewards are the final reward minus the KL penalty; advantages are whitened over answers"
 
@@ -218,11 +212,11 @@ def returns_gate(reward: Reward) -> Gate:
         cfg, start, prompts = context.cfg, context.look()[1].model, stage.data["prompts"]
         prompt_texts = {tuple(ids): text for ids, text in zip(prompts.ids, prompts.texts, strict=True)}
         lengths = known(stage)
-        limit, wrong, measured = 5e-3 if run.precision == "fp32" else 0.2, [], []
+        limit, wrong, measured, cause = 5e-3 if run.precision == "fp32" else 0.2, [], [], ""
         for k, one in enumerate(iterations):
             batch, size, spent = whole(one), one.model.returns.rms.item(), []
             gaps = {"returns": 0.0, "advantages": 0.0}
-            rows, scale = [], 1e-9
+            rows, answers, scale = [], [], 1e-9
             for row in range(len(batch["response"])):
                 prompt, answer = unpadded(batch, row, one.model.eos, lengths)
                 with run.autocast():
@@ -233,10 +227,11 @@ def returns_gate(reward: Reward) -> Gate:
                 paid = (-one.kl_coef * kl).tolist()
                 paid[-1] += got
                 values = (value * size).tolist()
-                due = torch.tensor(estimates(paid, values, cfg.gamma, cfg.gae_lambda), device=run.device)
+                due = torch.tensor(rlhf_causes.estimates(paid, values, cfg.gamma, cfg.gae_lambda), device=run.device)
                 rows.append(due)
                 spent.append(kl.sum().item())
                 back = exact(batch["return"][row, : len(due)]) * size
+                answers.append(rlhf_causes.Answer(kl.tolist(), got, values, back.tolist()))
                 gaps["returns"] = max(gaps["returns"], (back - due - value * size).abs().max().item())
                 scale = max(scale, (due + value * size).abs().max().item())
             every = run.gather(torch.cat(rows))
@@ -247,6 +242,11 @@ def returns_gate(reward: Reward) -> Gate:
                 )
             kl = run.gather(torch.tensor(spent, device=run.device)).mean().item()
             gaps["returns"] /= scale
+            if gaps["returns"] > limit:
+                cause = cause or rlhf_causes.of_returns(answers, one.kl_coef, cfg.gamma, cfg.gae_lambda, limit * scale)
+            elif gaps["advantages"] > limit:
+                seen = [exact(batch["advantage"][row, : len(due)]) for row, due in enumerate(rows)]
+                cause = cause or rlhf_causes.of_advantages(rows, seen, every, limit)
             gaps["the KL that the controller gets"] = abs(one.kl - kl) / max(1.0, abs(kl))
             wrong += [
                 f"iteration {k + 1}: {name} differ by up to {v:.2g}" for name, v in gaps.items() if not v <= limit
@@ -260,7 +260,7 @@ def returns_gate(reward: Reward) -> Gate:
             "the KL also counts padding or the prompt, or is to another model than the initial one (a reference that follows the policy)\n"
             "the reward is added at another token than the last, or is that of other texts (with the prompt)\n"
             "advantages are whitened over padding, or not at all; or a sum reaches over the end of an answer",
-            evidence={"shown": measured},
+            evidence={"shown": measured}, cause=cause,
         )  # fmt: skip
 
     return check
