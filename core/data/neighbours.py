@@ -27,6 +27,7 @@ SURE = 5.0  # standard errors between the two
 # How much likelier than by chance, of what is possible, a label must be among the nearest samples of one split, and the most of that
 # excess which the other split may have left
 RELATED, LOST = 0.25, 0.15
+PAIRED = 100  # samples of a split whose class has another one there
 HALF = 0.5  # the same, where a training has failed already
 FARTHER = 1.5  # times the other split's distance to the nearest samples; beyond, the splits are not compared
 
@@ -97,8 +98,9 @@ def scattered(clear: Tensor, voted: Tensor, labels: Tensor) -> bool:
 
 
 def relation(scans: dict[str, Scan], data: Data) -> dict[str, dict[str, float]] | None:
-    """Return for `train` and `val` how often a sample's nearest samples of the same split have its label (`own`), how often they would in
-    any order (`chance`), the standard error of the first, and the mean distance of these samples (`far`, 1 minus the cosine)."""
+    """Return for `train` and `val` how often a sample's nearest samples of the same split have its label, of as many as its class has
+    (`own`), how often they would in any order (`chance`), the standard error of the first, and the mean distance of these samples (`far`,
+    1 minus the cosine). None if hardly a class has two samples in a split."""
     target = categorical(data)
     n = len(data.fields[target].classes or ()) if target else 0
     out: dict[str, dict[str, float]] = {}
@@ -106,7 +108,11 @@ def relation(scans: dict[str, Scan], data: Data) -> dict[str, dict[str, float]] 
         if target is None or n < 2 or (found := _labelled(scans[name], target, n)) is None:
             return None
         samples, labels = found
-        own = _votes(samples, samples, labels, n, same=True).gather(1, labels[:, None])[:, 0]
+        others = labels.bincount(minlength=n)[labels] - 1
+        possible = others.clamp(max=NEAREST).double() / NEAREST
+        own = (_votes(samples, samples, labels, n, same=True).gather(1, labels[:, None])[:, 0] / possible)[others > 0]
+        if len(own) < PAIRED:
+            return None
         chance = (labels.bincount(minlength=n).double() / len(labels)).square().sum().item()
         far = 1 - (samples @ samples.T).fill_diagonal_(-math.inf).topk(NEAREST).values.mean().item()
         out[name] = {

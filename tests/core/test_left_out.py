@@ -98,6 +98,24 @@ def test_labels_that_lost_their_samples_have_no_relation_to_neighbours():
         assert not lost(**healthy), healthy
 
 
+@pytest.mark.parametrize(("each", "compared"), [(1, False), (2, True), (5, True)])
+def test_few_samples_of_each_of_many_classes_are_not_lost_labels(each: int, compared: bool):
+    """150 kinds of pictures, twelve of each in training: few of each in validation leave the nearest samples to other classes."""
+    draw = torch.Generator().manual_seed(0)
+    kinds = torch.rand(150, 12, 12, generator=draw)
+    names = [str(i) for i in range(150)]
+
+    def of(count: int) -> Images:
+        labels = torch.arange(150).repeat(count)
+        pictures = 0.8 * kinds[labels] + 0.2 * torch.rand(len(labels), 12, 12, generator=draw)
+        return Images((255 * pictures).byte()[:, None], labels, names)
+
+    data = {"train": of(12), "val": of(each)}
+    found = neighbours.relation({name: scan(name, one) for name, one in data.items()}, data["train"])
+    assert bool(found) == compared
+    assert not neighbours.lost({"label_relation": found}, neighbours.HALF)[0]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_enlarged_thumbnails_lack_the_detail_of_the_originals(seed: int):
     images, labels = digits.load()
