@@ -9,7 +9,7 @@ from diffusers import DDIMScheduler
 from diffusers.training_utils import compute_density_for_timestep_sampling
 from torch import Tensor
 from trainworthy.recipes.diffusion.flow import Noised
-from trainworthy.recipes.diffusion.gates import objective, samples
+from trainworthy.recipes.diffusion.gates import objective, samples, weighting
 from trainworthy.recipes.diffusion.models import pipeline
 from trainworthy.recipes.diffusion.models.flow_noise import Noise, Process
 from trainworthy.recipes.diffusion.models.noise import Noise as Betas
@@ -43,7 +43,7 @@ def test_levels_are_drawn_as_declared(where: str):
     else:
         drawn = torch.stack([data.get(i, generator if where == "training" else None)["timestep"] for i in range(n)])
     gap = (torch.arange(1, n + 1) / n - noise.below(drawn.sort().values)).abs().max().item()
-    assert gap < samples.DRAWN / math.sqrt(n)
+    assert gap < weighting.DRAWN / math.sqrt(n)
 
 
 def pictures(n: int) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,5 @@
-"""Gates of class-conditional diffusion: the sampler inverts the training target (DF4), EMA (DF2), dropped classes (DF5), weight and
-frequency of timesteps (DF7), two samplers agree (DF6); and monitors of sample quality (DF1, DF6).
+"""Gates of class-conditional diffusion: the sampler inverts the training target (DF4), EMA (DF2), dropped classes (DF5), two samplers agree
+(DF6); and monitors of sample quality (DF1, DF6). weighting.py has that on the weight and frequency of timesteps (DF7).
 
 The gates measure the objective from the loss itself. They pass the output of a constant net to the loss and take its gradient at three
 constants. A term whose gradients are on a line is quadratic: the gradient's zero is the target at that timestep, and its slope is the
@@ -11,21 +11,19 @@ import itertools
 import math
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from diffusers import DiffusionPipeline
-from torch import Tensor, nn
+from torch import Tensor
 from trainworthy.core.base.doubles import to_double
 from trainworthy.core.base.verdict import Finding, Skip
 from trainworthy.core.gates import gate
 from trainworthy.core.gates.causes.named import order_causes
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
-from trainworthy.core.loop.run import Rehearsal, Run, evaluating
+from trainworthy.core.loop.run import Rehearsal, evaluating
 from trainworthy.core.monitoring.monitors import monitor
-from trainworthy.core.recipe.stage import Stage, View
+from trainworthy.core.recipe.stage import View
 from trainworthy.recipes.diffusion.gates import few_steps, own_weights, walks
 from trainworthy.recipes.diffusion.gates.averages import ema
 from trainworthy.recipes.diffusion.gates.objective import (
@@ -36,10 +34,11 @@ from trainworthy.recipes.diffusion.gates.objective import (
     clean_key,
     condition_field,
     objective,
-    published_weights,
     undone,
     walk,
 )
+from trainworthy.recipes.diffusion.gates.short_run import SHORT, trained, watched
+from trainworthy.recipes.diffusion.gates.weighting import MIXED, weighting
 
 EXACT = 0.02  # rms error of a picture in [-1, 1] recovered in one step
 WALKED = 0.05  # the same along the trajectory of an exported pipeline, at levels between those that were measured
@@ -48,9 +47,6 @@ REVERSED = 32  # noise levels at which the negative of the target is inverted
 OTHER_IDS = 0.9  # share of the samples whose class id in training is not their own
 MANY = 64  # most captions whose picture the answering net knows; there may be as many captions as pictures
 KNOWN = 200  # real pictures that the classifier is evaluated on
-SHORT = 60  # training steps after which a net denoises a little
-LEVEL = 1e-4  # standard error of a noise level, above which the input holds more than picture and noise
-DRAWN = 2.5  # limit of the largest distance between distribution functions times sqrt(n): exceeded by chance 7 times in a million
 EARLY = 0.05  # rms between two samplers after SHORT steps: 0.015 healthy, 0.133 with clipping at guidance 2
 LATE = 0.25  # the same at the end of a run
 BRIGHT = 0.06  # difference of means, pictures in [-1, 1]
@@ -200,56 +196,6 @@ def guided(
                    f"answer show their class, at 1 {clean:.0%} do")  # fmt: skip
 
 
-@dataclass
-class Seen:
-    """The net's inputs in a few steps of train()."""
-
-    timesteps: Tensor = field(default_factory=lambda: torch.zeros(0))
-    hidden: list[bool] = field(default_factory=list)
-    """For each sample: does the net get another class than the sample's?"""
-    null: set[int] = field(default_factory=set)
-    """The values that it gets instead."""
-    distinct: float = 1.0
-    """Number of different timesteps in a batch over its size, at the worst step."""
-
-
-def watched(context: GateContext) -> Seen:
-    """Return the net's inputs in a short run of train()."""
-    return trained(context)[2]
-
-
-def trained(context: GateContext) -> tuple[Run, Stage, Seen]:
-    """Run train() for SHORT steps; return (run, stage, the net's inputs)."""
-
-    def rehearse() -> tuple[Run, Stage, Seen]:
-        run, stage = context.build(Rehearsal(steps=SHORT, batch_size=max(32, context.accelerator.num_processes)))
-        own, seen, key = stage.loss, Seen(), condition_field(stage.data["train"])[0]
-
-        def loss(model: nn.Module, batch: dict) -> dict[str, Tensor]:
-            def note(_: nn.Module, args: tuple, kwargs: dict) -> None:
-                t = kwargs.get("timestep", args[1] if len(args) > 1 else None)
-                given = kwargs.get("class_labels", args[2] if len(args) > 2 else None)
-                t = torch.as_tensor(t).expand(len(batch[key])).cpu()
-                seen.timesteps = torch.cat([seen.timesteps, t.float()])
-                if len(t) >= 8:
-                    seen.distinct = min(seen.distinct, len(t.unique()) / len(t))
-                if given is not None:
-                    other = (given != batch[key]).tolist()
-                    seen.hidden += other
-                    seen.null |= {c for c, o in zip(given.tolist(), other, strict=True) if o}
-
-            with stage.model.register_forward_pre_hook(note, with_kwargs=True):
-                return own(model, batch)
-
-        stage.loss = loss
-        context.train(context.cfg, run, stage)
-        stage.loss = own
-        return run, stage, seen
-
-    return context.once("diffusion short run", rehearse)
-
-
-MIXED = "other samples of the batch are part of a sample's error: return what they add as a term of its own, {'mse': ..., 'contrast': ...}"
 MOST = 0.5  # share of samples without a class, above which most steps teach a net that nobody samples alone (0.1 to 0.2 is usual)
 
 
@@ -296,131 +242,6 @@ def hidden_class(context: GateContext) -> Finding:
             (share == 0 or abs(share - due) > slack, "the drop mask is drawn but not applied to the net's input"),
             (bool(seen.null) and null < classes, "the null class is a real class")),
         evidence={"hidden": share, "null": sorted(seen.null), "with": losses[0], "without": losses[1], "apart": difference},
-    )  # fmt: skip
-
-
-def declared_weights(noise, kind: str, snr: Tensor) -> Tensor:
-    """Return the declared weight of the mean square error for this prediction type at these signal-to-noise ratios.
-
-    Hang 2023: min(SNR, gamma) is the weight of the picture's error. An error of 1 in the noise is one of 1 / SNR in the picture; in the
-    velocity, 1 / (SNR + 1). Stated here independently of the recipe. The weight is 1 if no gamma is declared (a flow)."""
-    gamma = getattr(noise, "snr_gamma", math.inf)
-    if not math.isfinite(gamma):
-        return torch.ones_like(snr)
-    per = {"noise": snr, "velocity": snr + 1}.get(kind, torch.ones_like(snr))
-    return torch.minimum(snr, torch.full_like(snr, gamma)) / per
-
-
-def _mistaken_weights(aim: Objective, noise, expected: Tensor) -> dict[str, Tensor]:
-    """Return {known mistake: the weights (B,) that it gives}, where no declared or published ones fit."""
-    snr, at = (aim.alpha / aim.sigma).square(), aim.timestep.double()
-    found = {f"min-SNR of {k}": snr.clamp_max(gamma) / per for k, per in (("the noise", snr), ("the velocity", snr + 1), ("the picture", 1))
-             for gamma in {5.0, min(getattr(noise, "snr_gamma", 5.0), 1e6)}}  # fmt: skip
-    order = at.argsort()
-    last = noise.num_train_timesteps - (not aim.timestep.is_floating_point())
-    turned = np.interp((last - at).cpu(), at[order].cpu(), expected[order].cpu().double())
-    return found | {"the declared ones of the reversed schedule": torch.from_numpy(turned).to(expected)}
-
-
-def _relative(weight: Tensor, expected: Tensor) -> Tensor:
-    return ((weight - expected).abs() / expected.clamp_min(0.01)).cpu()
-
-
-def within_error(aim: Objective, weights: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the weights (B,) that are due: the measured one where it is due at a signal-to-noise ratio within four standard errors of the
-    fitted one."""
-    snr, factor = (aim.alpha / aim.sigma).square(), (8 * aim.level_error.clamp_max(1)).exp()
-    low, high = torch.stack([weights(snr / factor), weights(snr * factor)]).aminmax(dim=0)
-    return torch.where((aim.level_error > LEVEL) & (aim.weight >= low) & (aim.weight <= high), aim.weight, weights(snr))
-
-
-def _by_formula(context: GateContext, aim: Objective, weight: Tensor) -> tuple[float, int]:
-    """Return (largest relative difference between a sample's loss and weight * mean((prediction - target)^2), number of samples), for
-    the net after sixty steps of train(), one sample per batch."""
-    _, stage, _ = trained(context)
-    net, count, worst, outputs = stage.model, min(16, len(aim.timestep)), 0.0, []
-    with (
-        net.register_forward_hook(lambda _, args, out: outputs.append(to_double(out.sample.detach()))),
-        evaluating(net),
-        torch.no_grad(),
-    ):
-        for i in range(count):
-            one = {k: v[i : i + 1] if isinstance(v, Tensor) else v for k, v in aim.batch.items()}
-            found = stage.loss(net, one)
-            loss = sum(found[name] for name in aim.terms).item()
-            error = (outputs[-1][0] - to_double(aim.target[i])).square().mean().item()
-            due = weight[i].item() * error
-            worst = max(worst, abs(loss - due) / max(abs(due), 1e-4))
-    return worst, count
-
-
-@gate(
-    "weighting",
-    rows="DF7",
-    title="each timestep has the declared weight and frequency",
-    reads="data model loss counts train",
-    explains=True,
-    compares_loss=True,
-)
-def weighting(context: GateContext) -> Finding:
-    """Compares weights and timesteps with their declaration:
-
-    - The loss's curvature at 512 noise levels with the declared weight (min-SNR for a diffusion, 1 for a flow). Prediction type and SNR
-      are measured from the target and the noisy pictures.
-    - The loss of each of 16 single samples, after sixty steps of train(), with that weight times the mean square error. Of a loss that
-      is not quadratic in the error (Huber's) only weights are compared, up to a common factor. So are other published weights, and a
-      fork's own (own_weights.py).
-    - The distribution of the net's timesteps with the declared one (Kolmogorov-Smirnov), with an even one (Liu 2022), of a diffusion with a
-      logit-normal one (Esser 2024), or of a flow with other published ones."""
-    aim, noise = objective(context), context.look()[1].data["train"].process.noise
-    expected = within_error(aim, lambda snr: declared_weights(noise, aim.kind, snr))
-    expected, named = own_weights.scaled(aim.weight, expected)
-    gap, fault = _relative(aim.weight, expected), ""
-    if gap.max() > 0.02:
-        named = published_weights(aim.weight, aim.kind, (aim.alpha / aim.sigma).square())
-        fault = "" if named else own_weights.astray(aim, _mistaken_weights(aim, noise, expected))
-        if not fault:
-            named, expected = f"{named or 'a form of their own'} up to a factor, not the declared ones", aim.weight
-    if not aim.quadratic:  # Huber's loss: weights are compared up to a common factor, values are not
-        expected = expected * (aim.weight / expected.clamp_min(0.01)).median()
-    apart_from, of = _by_formula(context, aim, expected) if aim.quadratic else (0.0, 0)
-    compared = (
-        f"the losses of {of} single samples by at most {apart_from:.1%}"
-        if of
-        else "the loss is not quadratic in the error"
-    )
-    gap = _relative(aim.weight, expected)
-    t, i = aim.timestep.tolist(), int(gap.argmax())
-    values, counts = watched(context).timesteps.unique(return_counts=True)
-    n = int(counts.sum())
-    drawn, limit, evenly = counts.cumsum(0) / n, DRAWN / math.sqrt(n), ""
-    distance, even = (
-        (drawn - due).abs().max().item() for due in (noise.below(values), values / noise.num_train_timesteps)
-    )
-    if distance > limit >= even:
-        distance, evenly = even, " (uniform, not the declared ones)"
-    elif distance > limit:
-        known = own_weights.published_levels if hasattr(noise, "logit_mean") else own_weights.logit_normal
-        found, name = known(values, drawn, noise.num_train_timesteps)
-        distance, evenly = (found, f" ({name}, not the declared ones)") if found <= limit else (distance, evenly)
-    return Finding(
-        gap[i].item() <= 0.02 and distance <= limit and apart_from <= 0.02,
-        f"target: {aim.kind}; {f'weights: {named}; ' * bool(named)}weights differ by at most "
-        f"{gap[i]:.1%} (t {t[i]:.0f}: {aim.weight[i]:.3f}, due {expected[i]:.3f}); {compared}; "
-        f"the distribution of {n:,} timesteps{evenly} by at most {distance:.3f}"
-        + f"; the weights are those of {fault}" * bool(fault)
-        + (f"; not compared, as they name no target of their sample: {', '.join(aim.others)}" if aim.others else ""),
-        f"at most 2% at every level and for every sample; at most {limit:.3f} for the distribution",
-        order_causes(
-            (gap[i].item() > 0.02, "the weight is that of another prediction type: min(SNR, gamma) over SNR is min-SNR for the noise, "
-             "over SNR + 1 for the velocity"),
-            (apart_from > 0.02, "the weight belongs to another sample's timestep, or to the reversed schedule"),
-            (distance > limit, "timesteps are drawn from another distribution than declared: another mean or deviation"))
-        + "\n"
-        "on purpose: --noise.snr-gamma inf (a diffusion), --noise.logit-mean and --noise.logit-std (a flow); weights or timesteps that no "
-        'setting declares: state them in `Noise.weights` or `Noise.below`, or --gates.waive weighting --gates.because "..."',
-        cause=f"the weights are those of {fault}" if fault else "",
-        evidence={"kind": aim.kind, "levels": t, "weights": aim.weight.tolist(), "expected": expected.tolist(), "apart": distance},
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from trainworthy.core.gates import gate
 from trainworthy.core.gates.gate import Gate, GateContext, fetch, pick
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.monitoring.monitors import monitor
-from trainworthy.recipes.diffusion.gates import latent, samples, walks
+from trainworthy.recipes.diffusion.gates import latent, samples, short_run, walks
 from trainworthy.recipes.diffusion.gates.averages import ema
 from trainworthy.recipes.diffusion.gates.objective import Knowing
 from trainworthy.recipes.shared.classifier import Classifier
@@ -33,7 +33,7 @@ ALIKE = 0.01  # rms difference of images in [-1, 1]
 def prompt(context: GateContext) -> Finding:
     """Compares, after sixty steps of train(), the hidden states of the export's own text encoder with the net's conditions, for captions and
     for the empty one. Then it compares latents from the same noise, with guidance, between pipeline and predict()."""
-    run, stage, _ = samples.trained(context)
+    run, stage, _ = short_run.trained(context)
     val, sampling = stage.data["val"], context.cfg.sampling
     batch = fetch(val, pick(val, min(FEW, len(val)), context.cfg.run.seed), None, run.device)
     texts = [val.captions[i] for i in batch["caption_ids"].tolist()]
