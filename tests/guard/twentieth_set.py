@@ -2,7 +2,8 @@
 
 Written by someone who had read no check. Eight scripts in the form of pytorch/examples, CleanRL, awd-lstm-lm, torchvision's references,
 MONAI's tutorials, SASRec, the LTSF repositories and SupContrast. Halves: the last hexadecimal digit of the SHA-256 sum of the id; odd ones are
-in twentieth_set_heldout.py. HARMFUL: the last number of the script is clearly worse at seed 0.
+in twentieth_set_heldout.py. HARMFUL: the last number of the script is clearly worse at seed 0 (of 15 bugs
+measured, of the others assumed); `test-item-in-history` makes it better, 0.95 in place of 0.69, and untrue.
 """
 
 from tests.helpers.patches import cases_of
@@ -150,7 +151,21 @@ HEALTHY = [
          "a linear projection"),
 ]  # fmt: skip
 
-HARMFUL: set[str] = set()
+HARMFUL = {
+    "espcn_photos--flipped-apart",
+    "espcn_photos--small-from-uncropped",
+    "espcn_photos--viewed-not-shuffled",
+    "ppo_cartpole--action-drawn-again",
+    "ppo_cartpole--advantages-in-order",
+    "ppo_cartpole--ratio-inverted",
+    "sasrec_sessions--always-last-item",
+    "sasrec_sessions--filled-from-left",
+    "spheres_unet3d--last-window-missing",
+    "spheres_unet3d--metric-not-reset",
+    "spheres_unet3d--turned-about-other-axes",
+    "supcon_digits--optimiser-of-encoder",
+    "supcon_digits--temperature-multiplied",
+}
 
 HONEST: dict[str, str] = {}
 

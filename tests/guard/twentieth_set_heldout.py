@@ -164,7 +164,22 @@ HEALTHY = [
          "no labels in the first stage"),
 ]  # fmt: skip
 
-HARMFUL: set[str] = set()
+HARMFUL = {
+    "awd_lstm--batch-first-logits",
+    "awd_lstm--batchify-in-rows",
+    "awd_lstm--rate-not-restored",
+    "espcn_photos--nearest-in-training",
+    "forecast_exp--known-hours-predicted",
+    "forecast_exp--reshaped-not-permuted",
+    "forecast_exp--target-not-scaled",
+    "ppo_cartpole--done-of-this-step",
+    "reference_digits--last-module-only",
+    "reference_digits--test-not-normalised",
+    "sasrec_sessions--input-is-target",
+    "sasrec_sessions--test-item-in-history",
+    "spheres_unet3d--dice-of-logits",
+    "supcon_digits--views-interleaved",
+}
 
 HONEST: dict[str, str] = {}
 
