@@ -10,7 +10,7 @@ from trainworthy.guard.hooks import initial_weights
 from trainworthy.guard.hooks.parameters import named_parameters_of, parameters_of
 from trainworthy.guard.measures.averages import share_left
 from trainworthy.guard.measures.records import DROPS, NORMS
-from trainworthy.guard.measures.scales import DIFFERENT, SCALE, fault, goes_on
+from trainworthy.guard.measures.scales import DIFFERENT, SCALE, begins_otherwise, fault, goes_on
 from trainworthy.guard.observing.observer import Observer, kept_by_reference
 
 
@@ -308,7 +308,8 @@ def scales(seen: Observer, both: set[int]) -> dict:
         )
         ratio = 1.9 if ours.dim == 4 else SCALE  # images of one kind have one scale; a time series may drift
         far = spread > ratio * min(std_a, std_b) or abs(mean_a - mean_b) > 2 * spread
-        if far and not goes_on(ours, theirs):
+        read = [(p.loader, p.got) for p in seen.passes if p.calls and not p.backwards]
+        if far and not goes_on(ours, theirs) and not begins_otherwise(read, ours.dim):
             other = measured
         if other:
             return finding("evaluated", other, DIFFERENT)
