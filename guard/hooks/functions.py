@@ -82,6 +82,11 @@ def layers(seen: Any) -> None:
     def sigmoid(input: Any, *_: Any, **__: Any) -> None:
         if not torch.is_grad_enabled() and not seen.busy:
             seen.evidence.squashed(input)
+            seen.evidence.decided(input)
+
+    def argmax(input: Any, *_: Any, **__: Any) -> None:
+        if not torch.is_grad_enabled() and not seen.busy:
+            seen.evidence.decided(input)
 
     for cls in (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention):
         after(cls, "__init__", made)
@@ -89,6 +94,8 @@ def layers(seen: Any) -> None:
     before(F, "embedding", embedding)
     for owner in (torch, torch.Tensor, F):
         before(owner, "sigmoid", sigmoid)
+    for owner in (torch, torch.Tensor):
+        before(owner, "argmax", argmax)
     for name in DROPOUTS:
         before(F, name, dropout)
 

@@ -54,7 +54,9 @@ def passed(value: ast.AST, parts: dict[str, int]) -> int:
     names = [parts.get(tail(a), 0) for a in value.args]
     if isinstance(value.func, ast.Attribute) and tail(value.func) in ("to", "cuda", "float", "contiguous", "detach"):
         return parts.get(tail(value.func.value), 0)
-    return names[0] if len(names) == 1 and isinstance(value.func, (ast.Name, ast.Attribute)) and model(value.func) else 0
+    return (
+        names[0] if len(names) == 1 and isinstance(value.func, (ast.Name, ast.Attribute)) and model(value.func) else 0
+    )
 
 
 def model(called: ast.expr) -> bool:

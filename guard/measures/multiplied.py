@@ -17,19 +17,32 @@ def temperature(source: Source) -> Fault | None:
         for name, value in settings(node):
             if isinstance(value, ast.Constant) and type(value.value) in (int, float):
                 numbers.setdefault(name, []).append(float(value.value))
-            elif any(isinstance(n, ast.Call) and tail(n.func) in ("Parameter", "ones", "tensor", "exp") for n in ast.walk(value)):
+            elif any(
+                isinstance(n, ast.Call) and tail(n.func) in ("Parameter", "ones", "tensor", "exp")
+                for n in ast.walk(value)
+            ):
                 learnt.add(name)
     for file, scope in source.nodes:
         if not isinstance(scope, (*FUNCTIONS, ast.Module)):
             continue
-        local = {n.targets[0].id: n.value for n in ast.walk(scope) if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)}
+        local = {
+            n.targets[0].id: n.value
+            for n in ast.walk(scope)
+            if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)
+        }
         for node in ast.walk(scope):
             if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):
                 continue
             for scores, scale in ((node.left, node.right), (node.right, node.left)):
                 name = tail(scale)
                 given = numbers.get(name, [])
-                if NAMES & set(words(name)) and given and name not in learnt and all(0 < x < 1 for x in given) and product(scores, local):
+                if (
+                    NAMES & set(words(name))
+                    and given
+                    and name not in learnt
+                    and all(0 < x < 1 for x in given)
+                    and product(scores, local)
+                ):
                     return (
                         f"line {node.lineno} of {file} multiplies similarities by `{ast.unparse(scale)}`, which is {given[0]:g}",
                         f"similarities are divided by a temperature: `/ {ast.unparse(scale)}` makes the softmax over them sharp",

@@ -26,7 +26,11 @@ def metric(source: Source) -> Fault | None:
         for loop in (n for n in own if isinstance(n, ast.For)) if made else ():
             if not any(isinstance(n, (ast.For, ast.While)) for n in ast.walk(loop) if n is not loop):
                 continue  # it is computed over the batches of one pass
-            again = {n.targets[0].id for n in ast.walk(loop) if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)}
+            again = {
+                n.targets[0].id
+                for n in ast.walk(loop)
+                if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)
+            }
             for call in (n for n in ast.walk(loop) if isinstance(n, ast.Call) and tail(n.func) in RESULTS):
                 name = tail(call.func.value) if isinstance(call.func, ast.Attribute) else ""
                 if name in made and name not in again and made[name] < loop.lineno and not within_pass(loop, call):

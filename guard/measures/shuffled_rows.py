@@ -30,7 +30,7 @@ def apart(source: Source) -> Fault | None:
                     base = tail(n.value)
                     if rows and base not in rows and not ordered(nodes, base, cut, {*orders, name}):
                         return (
-                            f"line {n.lineno} of {file} takes the rows `{cut}` of `{base}`, and `{rows[0]}` gets the rows `{name}`, which are shuffled",
+                            f"line {n.lineno} of {file} takes the rows `{cut}` of `{base}`, and of `{rows[0]}` the rows `{name}`, which are shuffled",
                             f"`{base}[{name}]` is meant: each row is joined with that of another sample",
                         )
     return None
@@ -39,7 +39,12 @@ def apart(source: Source) -> Fault | None:
 def shuffled(nodes: list[ast.AST]) -> Iterator[str]:
     """Yield the names of shuffled indices."""
     for n in nodes:
-        if isinstance(n, ast.Call) and tail(n.func) == "shuffle" and len(n.args) == 1 and isinstance(n.args[0], ast.Name):
+        if (
+            isinstance(n, ast.Call)
+            and tail(n.func) == "shuffle"
+            and len(n.args) == 1
+            and isinstance(n.args[0], ast.Name)
+        ):
             yield n.args[0].id
         if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name):
             calls = [c for c in ast.walk(n.value) if isinstance(c, ast.Call) and tail(c.func) in DRAWN]
@@ -54,9 +59,14 @@ def batches(loop: ast.AST, orders: set[str]) -> Iterator[tuple[str, str]]:
         if not isinstance(n, ast.Assign) or len(n.targets) != 1 or not isinstance(n.targets[0], ast.Name):
             continue
         value = n.value
-        if isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Slice) and tail(value.value) in orders:
-            if value.slice.lower is not None and value.slice.upper is not None:
-                yield n.targets[0].id, ast.unparse(value.slice)
+        if (
+            not isinstance(value, ast.Subscript)
+            or not isinstance(value.slice, ast.Slice)
+            or tail(value.value) not in orders
+        ):
+            continue
+        if value.slice.lower is not None and value.slice.upper is not None:
+            yield n.targets[0].id, ast.unparse(value.slice)
 
 
 def first(index: ast.AST) -> ast.AST:
@@ -74,7 +84,7 @@ def ordered(nodes: list[ast.AST], base: str, cut: str, indices: set[str]) -> boo
             named = {tail(t) for one in targets for t in ast.walk(one)}
             if base in named and indices & {tail(x) for x in ast.walk(n.value)}:
                 return True
-        if isinstance(n, ast.Call) and tail(n.func) in ("append", "extend") and isinstance(n.func, ast.Attribute):
-            if tail(n.func.value) == base:
-                return True
+        grown = isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in ("append", "extend")
+        if grown and tail(n.func.value) == base:  # type: ignore[attr-defined]
+            return True
     return False

@@ -32,6 +32,7 @@ from trainworthy.guard.measures.made_anew import MadeAnew
 from trainworthy.guard.measures.mixing import Mixing
 from trainworthy.guard.measures.multi_hot import MultiHot
 from trainworthy.guard.measures.output_ranges import OutputRanges
+from trainworthy.guard.measures.overlaps import Overlaps
 from trainworthy.guard.measures.packed import Packed
 from trainworthy.guard.measures.penalties import Penalties
 from trainworthy.guard.measures.policy_rewards import Credit
@@ -40,6 +41,7 @@ from trainworthy.guard.measures.regression import Regression
 from trainworthy.guard.measures.same_rows import SameRows
 from trainworthy.guard.measures.stored_samples import Stored
 from trainworthy.guard.measures.targets import fits
+from trainworthy.guard.measures.undefined import Undefined
 from trainworthy.guard.measures.unknown_tokens import Lookups
 from trainworthy.guard.measures.variational import Latent
 
@@ -73,6 +75,8 @@ class Evidence:
 
     pack = passed_to("packed", "pack")
     squashed = passed_to("multi_hot", "sigmoid")
+    criterion = passed_to("overlaps", "called")
+    decided = passed_to("undefined", "read")
     looked_up = passed_to("lookups", "look")
     drew = passed_to("regression", "drew")
     derived = passed_to("penalties", "gradient")
@@ -107,14 +111,14 @@ class Evidence:
         self.windows: dict[int, tuple[int, list[Tensor]]] = {}
         self.restored, self.unrestored = 0, 0
         self.regression, self.output_ranges, self.packed = Regression(), OutputRanges(), Packed()
-        self.mixing = Mixing()
+        self.mixing, self.undefined = Mixing(), Undefined()
         self.credit, self.values = Credit(), Values()
         self.latent, self.penalties = Latent(), Penalties()
         self.outer, self.shares = Outer(), Shares()
         self.bootstrapped, self.same_rows = Bootstrapped(), SameRows()
         self.loss_terms, self.conditions = Terms(), Conditions()
         self.multi_hot, self.lookups, self.log_scales = MultiHot(), Lookups(), LogScales()
-        self.stored, self.logits = Stored(), Logits()
+        self.stored, self.logits, self.overlaps = Stored(), Logits(), Overlaps()
         self.store = self.stored.note
         self.texts: list[Tensor] = []  # batches of tokens, time last
         self.turned: Counter = Counter()  # binary losses whose target has the gradient, and not their input
