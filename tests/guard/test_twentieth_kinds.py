@@ -1,11 +1,14 @@
 """Kinds of mistakes that the twentieth set showed: rows by a slice of shuffled indices, parts read as if they alternated, a temperature that
 multiplies, a metric that is never reset, a next item that is the present one, overlap losses of logits, NaN in an evaluation."""
 
+import time
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 from trainworthy.guard.checks import names
+from trainworthy.guard.measures import restored
 from trainworthy.guard.measures.overlaps import Overlaps
 from trainworthy.guard.measures.scales import begins_otherwise
 from trainworthy.guard.measures.undefined import Undefined
@@ -215,8 +218,32 @@ def test_a_loader_that_begins_with_flat_pictures(rising, otherwise):
     assert begins_otherwise([(loader, 2)], 4) is otherwise
 
 
+def smooth(size):
+    """A picture (1, size, size) without a symmetry."""
+    return nn.functional.interpolate(torch.rand(1, 1, 5, 5, generator=DRAW), size=size, mode="bicubic")[0]
+
+
+@pytest.mark.parametrize(("flips", "evaluated_too", "wrong"), [
+    ("neither", False, False), ("both", False, False), ("input", False, True), ("input", True, False),
+])  # fmt: skip
+def test_pictures_and_their_larger_versions(flips, evaluated_too, wrong):
+    def loader(flips):
+        pairs = []
+        for k in range(64):
+            large = smooth(32)
+            small = nn.functional.avg_pool2d(large, 2) + 0.02 * torch.randn(1, 16, 16, generator=DRAW)
+            if k % 2 and flips != "neither":
+                small, large = small.flip(-1), large.flip(-1) if flips == "both" else large
+            pairs.append((small, large))
+        return DataLoader([*pairs, (torch.zeros(1, 16, 16), torch.zeros(1, 32, 32))], 8)
+
+    found = restored.apart(loader(flips), {1: loader(flips if evaluated_too else "neither")}, time.monotonic() + 60)
+    assert (found is not None) == wrong
+
+
 PLANTED = {p.id: p for half in (twentieth_set, twentieth_set_heldout) for p in half.BUGS}
 CASES = {
+    "espcn_photos--flipped-apart": ("samples", "one draw for both"),
     "spheres_unet3d--dice-of-logits": ("loss-input", "an overlap is computed from probabilities"),
     "spheres_unet3d--last-window-missing": ("finite", "0 is divided by 0"),
 }
