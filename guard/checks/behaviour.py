@@ -210,6 +210,9 @@ def lags(seen: Observer) -> bool:
 def evaluated(seen: Observer) -> dict:
     """Check that the evaluated model, including running statistics, has changed since training began, and that its
     inputs have the scale of training's."""
+    generates = any(hasattr(m, "generate") and hasattr(m, "config") for m in seen.roots.values())
+    if not generates and (turned := seen.evidence.padded_rows.turned()):
+        return finding("evaluated", *turned)
     received = {i for g in seen.groups.values() for i in g.received} | seen.leaves.keys()
     trained = {
         i for i in {i for _, i, _ in seen.grad_modes} if any(id(p) in received for p in parameters_of(seen.roots[i]))

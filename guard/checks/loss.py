@@ -37,7 +37,7 @@ SHIFTS = {
 def targets(seen: Observer) -> dict:
     """Find class targets that are constant, ignored or shifted, batches of one class, and predictions paired with every
     target."""
-    found = seen.evidence.outer.fault() or seen.evidence.multi_hot.fault()
+    found = seen.evidence.outer.fault() or seen.evidence.multi_hot.fault() or seen.evidence.padded_rows.repeated()
     found = found or objectives.exchanged(seen) or objectives.copied(seen) or objectives.mixed(seen)
     found = found or objectives.text_along_batch(seen) or objectives.read_apart(seen) or causality.packed_copy(seen)
     if fault := found or pairing.check(seen.pairing) or indexing.check(seen.indexed):

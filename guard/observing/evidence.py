@@ -34,6 +34,7 @@ from trainworthy.guard.measures.multi_hot import MultiHot
 from trainworthy.guard.measures.output_ranges import OutputRanges
 from trainworthy.guard.measures.overlaps import Overlaps
 from trainworthy.guard.measures.packed import Packed
+from trainworthy.guard.measures.padded_rows import PaddedRows
 from trainworthy.guard.measures.penalties import Penalties
 from trainworthy.guard.measures.policy_rewards import Credit
 from trainworthy.guard.measures.records import CLOSE, Group, fingerprint, on_gradient, used
@@ -78,6 +79,7 @@ class Evidence:
     criterion = passed_to("overlaps", "called")
     decided = passed_to("undefined", "read")
     looked_up = passed_to("lookups", "look")
+    padded = passed_to("padded_rows", "look")
     drew = passed_to("regression", "drew")
     derived = passed_to("penalties", "gradient")
     normalized = passed_to("penalties", "normalized")
@@ -111,7 +113,7 @@ class Evidence:
         self.windows: dict[int, tuple[int, list[Tensor]]] = {}
         self.restored, self.unrestored = 0, 0
         self.regression, self.output_ranges, self.packed = Regression(), OutputRanges(), Packed()
-        self.mixing, self.undefined = Mixing(), Undefined()
+        self.mixing, self.undefined, self.padded_rows = Mixing(), Undefined(), PaddedRows()
         self.credit, self.values = Credit(), Values()
         self.latent, self.penalties = Latent(), Penalties()
         self.outer, self.shares = Outer(), Shares()

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from trainworthy.guard.checks import names
 from trainworthy.guard.measures import restored
 from trainworthy.guard.measures.overlaps import Overlaps
+from trainworthy.guard.measures.padded_rows import PaddedRows
 from trainworthy.guard.measures.scales import begins_otherwise
 from trainworthy.guard.measures.undefined import Undefined
 
@@ -241,8 +242,45 @@ def test_pictures_and_their_larger_versions(flips, evaluated_too, wrong):
     assert (found is not None) == wrong
 
 
+def sessions(n, *, front=True, single=False):
+    """Rows (n, 12) of 5 to 12 items; `single`: the last item at each place."""
+    rows = torch.zeros(n, 12, dtype=torch.int64)
+    for row in rows:
+        size = int(torch.randint(5, 12, (1,), generator=DRAW))
+        items = torch.randint(1, 50, (size,), generator=DRAW)
+        items = items[-1:].expand(size) if single else items
+        row[12 - size if front else 0 : 12 if front else size] = items
+    return rows
+
+
+@pytest.mark.parametrize("front", [True, False])
+def test_rows_that_are_padded_at_the_other_end(front):
+    seen, items = PaddedRows(), torch.zeros(50, 4)
+    for _ in range(8):
+        seen.look(sessions(16), items, 0, True)
+        seen.look(sessions(4, front=front), items, 0, False)
+        seen.look(sessions(4, front=False), items, None, False)  # a table without padding
+    assert (seen.turned() is None) == front
+
+
+@pytest.mark.parametrize("kind", ["next", "single", "candidate"])
+def test_next_items_that_are_one_and_the_same(kind):
+    seen, items = PaddedRows(), torch.zeros(50, 4)
+    for _ in range(8):
+        row = sessions(16)
+        seen.look(row, items, 0, True)
+        if kind == "candidate":  # repeated for each place of the history, padding too
+            seen.look(row[:, -1:].expand(-1, 12), items, 0, True)
+        else:
+            last = row[:, -1:].expand(-1, 12) if kind == "single" else row.roll(7, 1)
+            seen.look(last.masked_fill(row == 0, 0), items, 0, True)
+    assert (seen.repeated() is not None) == (kind == "single")
+
+
 PLANTED = {p.id: p for half in (twentieth_set, twentieth_set_heldout) for p in half.BUGS}
 CASES = {
+    "sasrec_sessions--always-last-item": ("targets", "every place predicts the last item"),
+    "sasrec_sessions--filled-from-left": ("evaluated", "the evaluation pads at the other end"),
     "espcn_photos--flipped-apart": ("samples", "one draw for both"),
     "spheres_unet3d--dice-of-logits": ("loss-input", "an overlap is computed from probabilities"),
     "spheres_unet3d--last-window-missing": ("finite", "0 is divided by 0"),
