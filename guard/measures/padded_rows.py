@@ -32,7 +32,7 @@ class PaddedRows:
 
     def look(self, ids: Tensor, table: Tensor, padding: int | None, training: bool) -> None:
         """Note rows (N, T)."""
-        if padding is None or ids.dim() != 2 or ids.is_floating_point() or ids.shape[1] < 4:
+        if padding is None or ids.dim() != 2 or ids.is_floating_point() or ids.shape[1] < 4 or not len(ids):
             return
         self.calls[id(table), training] += 1
         if self.calls[id(table), training] > CALLS:

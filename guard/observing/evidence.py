@@ -71,15 +71,25 @@ def passed_to(part: str, event: str) -> Callable:
     return harmless(lambda self, *args: getattr(getattr(self, part), event)(*args))
 
 
+def if_readable(part: str, event: str) -> Callable:
+    """Return an event of a part that leaves out what cannot be read: values under vmap or of a fake tensor."""
+
+    def run(self: Any, *args: Any) -> None:
+        with contextlib.suppress(Exception):
+            getattr(getattr(self, part), event)(*args)
+
+    return harmless(run)
+
+
 class Evidence:
     """Gets these events from `observer.Observer`."""
 
     pack = passed_to("packed", "pack")
     squashed = passed_to("multi_hot", "sigmoid")
-    criterion = passed_to("overlaps", "called")
-    decided = passed_to("undefined", "read")
+    criterion = if_readable("overlaps", "called")
+    decided = if_readable("undefined", "read")
     looked_up = passed_to("lookups", "look")
-    padded = passed_to("padded_rows", "look")
+    padded = if_readable("padded_rows", "look")
     drew = passed_to("regression", "drew")
     derived = passed_to("penalties", "gradient")
     normalized = passed_to("penalties", "normalized")
