@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from trainworthy.guard.checks import names
 from trainworthy.guard.measures import restored
+from trainworthy.guard.measures.alignment import turned_apart
 from trainworthy.guard.measures.overlaps import Overlaps
 from trainworthy.guard.measures.padded_rows import PaddedRows
 from trainworthy.guard.measures.scales import begins_otherwise
@@ -224,6 +225,10 @@ def smooth(size):
     return nn.functional.interpolate(torch.rand(1, 1, 5, 5, generator=DRAW), size=size, mode="bicubic")[0]
 
 
+def smooth_volume(size):
+    return nn.functional.interpolate(torch.rand(1, 1, 4, 4, 4, generator=DRAW), size=size, mode="trilinear")[0]
+
+
 @pytest.mark.parametrize(("flips", "evaluated_too", "wrong"), [
     ("neither", False, False), ("both", False, False), ("input", False, True), ("input", True, False),
 ])  # fmt: skip
@@ -239,6 +244,27 @@ def test_pictures_and_their_larger_versions(flips, evaluated_too, wrong):
         return DataLoader([*pairs, (torch.zeros(1, 16, 16), torch.zeros(1, 32, 32))], 8)
 
     found = restored.apart(loader(flips), {1: loader(flips if evaluated_too else "neither")}, time.monotonic() + 60)
+    assert (found is not None) == wrong
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [("both", False), ("another axis", True), ("the volume alone", True)])
+def test_volumes_and_their_masks(kind, wrong):
+    def loader(count, turn):
+        samples = []
+        for k in range(count):
+            mask = (smooth_volume(16) > 0.6).float()
+            volume = mask + 0.5 * torch.randn(1, 16, 16, 16, generator=DRAW)
+            if turn and k % 2:
+                volume = volume.rot90(1, (1, 3))
+                mask = (
+                    mask.rot90(1, {"both": (1, 3), "another axis": (1, 2)}[kind])
+                    if kind != "the volume alone"
+                    else mask
+                )
+            samples.append((volume, mask))
+        return DataLoader(samples, 2)
+
+    found = turned_apart(loader(20, True), {1: loader(8, False)}, time.monotonic() + 60)
     assert (found is not None) == wrong
 
 
@@ -279,6 +305,7 @@ def test_next_items_that_are_one_and_the_same(kind):
 
 PLANTED = {p.id: p for half in (twentieth_set, twentieth_set_heldout) for p in half.BUGS}
 CASES = {
+    "spheres_unet3d--turned-about-other-axes": ("samples", "one draw for picture and mask"),
     "sasrec_sessions--always-last-item": ("targets", "every place predicts the last item"),
     "sasrec_sessions--filled-from-left": ("evaluated", "the evaluation pads at the other end"),
     "espcn_photos--flipped-apart": ("samples", "one draw for both"),
