@@ -162,8 +162,38 @@ CARRIED = {
     "a condition": ([(NEXT, "        if i:\n            after = i\n        pos[k] = after\n")], False),
     "not kept twice": ([(NEXT, "        after = i\n        pos[k] = after\n"), ("        seq[k] = i\n", "")], False),
 }
-RULES = {"shuffled": (UPDATE, SHUFFLED), "views": (VIEWS, VIEWED), "temperature": (CONTRAST, TEMPERATURES), "metric": (EPOCHS, METRICS),
-         "carried": (ITEMS, CARRIED)}  # fmt: skip
+UPSAMPLE = """
+class Up(nn.Module):
+    def __init__(self, r):
+        super().__init__()
+        self.r, self.conv, self.shuffle = r, nn.Conv2d(8, 4, 3, padding=1), nn.PixelShuffle(r)
+
+    def forward(self, x):
+        x = self.shuffle(self.conv(x))
+        return x
+
+
+Up(2)(None)
+"""
+SHUFFLE = "x = self.shuffle(self.conv(x))"
+PIXELS = {
+    "healthy": ([], False),
+    "viewed": ([(SHUFFLE, "x = self.conv(x)\n        x = x.view(x.size(0), 1, x.size(2) * self.r, x.size(3) * self.r)")], True),
+    "after others": ([(SHUFFLE, "r, y = self.r, x\n        x = self.conv(x.view(1, 1, 3, 3))\n        x, r = self.conv(x), self.r\n"
+                                "        return x.view(x.size(0), 1, x.size(2) * r, x.size(3) * r)")], True),
+    "in place": ([(SHUFFLE, "n, _, h, w = x.shape\n        x = torch.relu(self.conv(x)).reshape((n, 1, 2 * h, 2 * w))")], True),
+    "written out": ([(SHUFFLE, "n, _, h, w = x.shape\n        x = self.conv(x).view(n, 1, 2, 2, h, w).permute(0, 1, 4, 2, 5, 3)\n"
+                               "        x = x.reshape(n, 1, h * 2, w * 2)")], False),
+    "flattened": ([(SHUFFLE, "x = self.conv(x)\n        x = x.view(x.size(0), 1, x.size(2) * x.size(3), 4)")], False),
+}  # fmt: skip
+RULES = {
+    "pixels": (UPSAMPLE, PIXELS),
+    "shuffled": (UPDATE, SHUFFLED),
+    "views": (VIEWS, VIEWED),
+    "temperature": (CONTRAST, TEMPERATURES),
+    "metric": (EPOCHS, METRICS),
+    "carried": (ITEMS, CARRIED),
+}
 
 
 @pytest.mark.parametrize(("rule", "variant"), [(r, v) for r, (_, variants) in RULES.items() for v in variants])
