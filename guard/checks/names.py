@@ -10,6 +10,7 @@ from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.measures import (
     backtracking,
     best_start,
+    episode_ends,
     joined_parts,
     multiplied,
     never_reset,
@@ -67,6 +68,7 @@ def check(script: Path) -> dict:
         lambda: shuffled_rows.apart(source),
         lambda: joined_parts.interleaved(source),
         lambda: multiplied.temperature(source),
+        lambda: episode_ends.shifted(source),
         lambda: never_reset.metric(source),
         lambda: pixel_views.larger(source),
         lambda: replaced_early.carried(source),

@@ -186,7 +186,40 @@ PIXELS = {
                                "        x = x.reshape(n, 1, h * 2, w * 2)")], False),
     "flattened": ([(SHUFFLE, "x = self.conv(x)\n        x = x.view(x.size(0), 1, x.size(2) * x.size(3), 4)")], False),
 }  # fmt: skip
+ROLLOUT = """
+def main(envs, agent, steps, gamma, next_obs, next_done):
+    for step in range(steps):
+        obs[step] = next_obs
+        dones[step] = next_done
+        next_obs, reward, next_done, _ = envs.step(agent(next_obs))
+        rewards[step] = reward
+    last = 0
+    for t in reversed(range(steps)):
+        if t == steps - 1:
+            going, after = 1.0 - next_done, agent.value(next_obs)
+        else:
+            going = 1.0 - dones[t + 1]
+            after = values[t + 1]
+        delta = rewards[t] + gamma * after * going - values[t]
+        advantages[t] = last = delta + gamma * going * last
+
+
+main(*[None] * 6)
+"""
+BEFORE, GOING = "        dones[step] = next_done\n", "going = 1.0 - dones[t + 1]"
+REWARD = "        rewards[step] = reward\n"
+ENDED = {
+    "healthy": ([], False),
+    "the step before": ([(GOING, "going = 1.0 - dones[t]")], True),
+    "stored after the step": ([(BEFORE, ""), (REWARD, REWARD + BEFORE), (GOING, "going = 1.0 - dones[t]")], False),
+    "the step after": ([(BEFORE, ""), (REWARD, REWARD + BEFORE)], True),
+    "no next value": (
+        [(GOING, "going = 1.0 - dones[t]"), ("after = values[t + 1]", "after = agent.value(obs[t])")],
+        False,
+    ),
+}
 RULES = {
+    "ends": (ROLLOUT, ENDED),
     "pixels": (UPSAMPLE, PIXELS),
     "shuffled": (UPDATE, SHUFFLED),
     "views": (VIEWS, VIEWED),
