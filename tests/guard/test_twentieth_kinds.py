@@ -1,241 +1,26 @@
-"""Kinds of mistakes that the twentieth set showed: rows by a slice of shuffled indices, parts read as if they alternated, a temperature that
-multiplies, a metric that is never reset, a next item that is the present one, overlap losses of logits, NaN in an evaluation."""
+"""Kinds of mistakes that the twentieth set showed: overlap losses of logits, NaN in an evaluation, pictures and volumes that are moved apart from
+their targets, padding at the other end, rates that drift. Those that `names` reads are in test_twentieth_names.py."""
 
+import math
 import time
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from trainworthy.guard.checks import names
 from trainworthy.guard.measures import restored
 from trainworthy.guard.measures.alignment import turned_apart
 from trainworthy.guard.measures.overlaps import Overlaps
 from trainworthy.guard.measures.padded_rows import PaddedRows
+from trainworthy.guard.measures.rates import fault
 from trainworthy.guard.measures.scales import begins_otherwise
 from trainworthy.guard.measures.undefined import Undefined
 
-from tests.conftest import patched
 from tests.guard import twentieth_set, twentieth_set_heldout
 from tests.guard.guarding import guard
 from tests.helpers.patches import patched as script_of
 
 DRAW = torch.Generator().manual_seed(0)
-
-UPDATE = """
-def update(agent, optimizer, obs, actions, advantages, size):
-    order = np.arange(len(obs))
-    for _ in range(4):
-        np.random.shuffle(order)
-        for start in range(0, len(obs), size):
-            end = start + size
-            rows = order[start:end]
-            ratio = agent(obs[rows], actions[rows])
-            weight = advantages[rows]
-            (-ratio * weight).mean().backward()
-            optimizer.step()
-
-
-update(*[None] * 6)
-"""
-ROWS = "weight = advantages[rows]"
-SHUFFLED = {
-    "healthy": ([], False),
-    "the slice": ([(ROWS, "weight = advantages[start:end]")], True),
-    "a drawn order": ([(ROWS, "weight = advantages[start:end]"), ("np.random.shuffle(order)", "order = torch.randperm(len(obs))")], True),
-    "no shuffle": ([(ROWS, "weight = advantages[start:end]"), ("        np.random.shuffle(order)\n", "")], False),
-    "shuffled itself": ([(ROWS, "weight = advantages[start:end]"),
-                         ("        for start", "        advantages = advantages[order]\n        for start")], False),
-    "filled in that order": ([(ROWS, "kept[start:end] = ratio\n            weight = kept[start:end]")], False),
-    "the indices": ([(ROWS, "weight = advantages[order[start:end]]")], False),
-}  # fmt: skip
-
-VIEWS = """
-def train(loader, model, criterion, optimizer):
-    for images, labels in loader:
-        images = torch.cat([images[0], images[1]], dim=0)
-        n = labels.shape[0]
-        features = model(images)
-        pairs = features.view(2, n, -1).transpose(0, 1)
-        criterion(pairs, labels).backward()
-        optimizer.step()
-
-
-train(*[None] * 4)
-"""
-PAIRS = "pairs = features.view(2, n, -1).transpose(0, 1)"
-VIEWED = {
-    "healthy": ([], False),
-    "alternating": ([(PAIRS, "pairs = features.view(n, 2, -1)")], True),
-    "in place": (
-        [(PAIRS, "pairs = model(images).reshape((n, 2, -1))"), ("        features = model(images)\n", "")],
-        False,
-    ),
-    "under the same name": ([(PAIRS, "features = features.view(n, 2, -1)\n        pairs = features")], True),
-    "stacked": ([(PAIRS, "pairs = features.view(n, 2, -1)"), ("dim=0", "dim=1")], False),
-    "split first": (
-        [(PAIRS, "features = torch.stack(features.chunk(2), 1)\n        pairs = features.view(n, 2, -1)")],
-        False,
-    ),
-}
-
-CONTRAST = """
-class Contrast(nn.Module):
-    def __init__(self, temperature=0.07):
-        super().__init__()
-        self.temperature = temperature
-
-    def forward(self, a, b):
-        logits = torch.matmul(a, b.T) / self.temperature
-        return F.cross_entropy(logits, torch.arange(len(a)))
-
-
-Contrast()(None, None)
-"""
-DIVIDED = "torch.matmul(a, b.T) / self.temperature"
-MULTIPLIED = "torch.matmul(a, b.T) * self.temperature"
-TEMPERATURES = {
-    "healthy": ([], False),
-    "multiplied": ([(DIVIDED, MULTIPLIED)], True),
-    "multiplied later": ([(DIVIDED, "a @ b.T\n        logits = self.temperature * logits")], False),
-    "an inverse": ([(DIVIDED, MULTIPLIED), ("temperature=0.07", "temperature=14.0")], False),
-    "learnt": ([(DIVIDED, MULTIPLIED), ("= temperature\n", "= nn.Parameter(torch.ones(1) * temperature)\n")], False),
-    "a loss": ([(DIVIDED, "(a - b).square().sum() * self.temperature")], False),
-}
-
-EPOCHS = """
-class Dice:
-    def __init__(self):
-        self.values = []
-
-    def __call__(self, p, y):
-        self.values.append((p == y).float().mean())
-
-    def aggregate(self):
-        return sum(self.values) / len(self.values)
-
-    def reset(self):
-        self.values = []
-
-
-def main(model, loader):
-    metric = Dice()
-    for epoch in range(9):
-        for x, y in loader:
-            metric(model(x), y)
-        print(metric.aggregate())
-        metric.reset()
-
-
-main(None, None)
-"""
-RESET = "        metric.reset()\n"
-METRICS = {
-    "healthy": ([], False),
-    "never": ([(RESET, "")], True),
-    "made in each epoch": ([(RESET, ""), ("    for epoch in range(9):\n", "    for epoch in range(9):\n        metric = Dice()\n")], False),
-    "one evaluation": ([(RESET, ""), ("    for epoch in range(9):\n        for x, y in loader:\n            metric(model(x), y)\n        print",
-                                      "    for x, y in loader:\n        metric(model(x), y)\n    print")], False),
-    "of a class without it": ([(RESET, ""), ("    def reset(self):\n        self.values = []\n", "")], False),
-}  # fmt: skip
-
-ITEMS = """
-def sample(rows, n):
-    seq, pos = np.zeros(n), np.zeros(n)
-    k = n - 1
-    after = rows[-1]
-    for i in reversed(rows[:-1]):
-        seq[k] = i
-        pos[k] = after
-        after = i
-        k -= 1
-    return seq, pos
-
-
-sample(None, None)
-"""
-NEXT = "        pos[k] = after\n        after = i\n"
-CARRIED = {
-    "healthy": ([], False),
-    "too early": ([(NEXT, "        after = i\n        pos[k] = after\n")], True),
-    "a name for it": ([(NEXT, "        after = i\n        pos[k] = after\n"), ("    after = rows[-1]\n", "")], False),
-    "a condition": ([(NEXT, "        if i:\n            after = i\n        pos[k] = after\n")], False),
-    "not kept twice": ([(NEXT, "        after = i\n        pos[k] = after\n"), ("        seq[k] = i\n", "")], False),
-}
-UPSAMPLE = """
-class Up(nn.Module):
-    def __init__(self, r):
-        super().__init__()
-        self.r, self.conv, self.shuffle = r, nn.Conv2d(8, 4, 3, padding=1), nn.PixelShuffle(r)
-
-    def forward(self, x):
-        x = self.shuffle(self.conv(x))
-        return x
-
-
-Up(2)(None)
-"""
-SHUFFLE = "x = self.shuffle(self.conv(x))"
-PIXELS = {
-    "healthy": ([], False),
-    "viewed": ([(SHUFFLE, "x = self.conv(x)\n        x = x.view(x.size(0), 1, x.size(2) * self.r, x.size(3) * self.r)")], True),
-    "after others": ([(SHUFFLE, "r, y = self.r, x\n        x = self.conv(x.view(1, 1, 3, 3))\n        x, r = self.conv(x), self.r\n"
-                                "        return x.view(x.size(0), 1, x.size(2) * r, x.size(3) * r)")], True),
-    "in place": ([(SHUFFLE, "n, _, h, w = x.shape\n        x = torch.relu(self.conv(x)).reshape((n, 1, 2 * h, 2 * w))")], True),
-    "written out": ([(SHUFFLE, "n, _, h, w = x.shape\n        x = self.conv(x).view(n, 1, 2, 2, h, w).permute(0, 1, 4, 2, 5, 3)\n"
-                               "        x = x.reshape(n, 1, h * 2, w * 2)")], False),
-    "flattened": ([(SHUFFLE, "x = self.conv(x)\n        x = x.view(x.size(0), 1, x.size(2) * x.size(3), 4)")], False),
-}  # fmt: skip
-ROLLOUT = """
-def main(envs, agent, steps, gamma, next_obs, next_done):
-    for step in range(steps):
-        obs[step] = next_obs
-        dones[step] = next_done
-        next_obs, reward, next_done, _ = envs.step(agent(next_obs))
-        rewards[step] = reward
-    last = 0
-    for t in reversed(range(steps)):
-        if t == steps - 1:
-            going, after = 1.0 - next_done, agent.value(next_obs)
-        else:
-            going = 1.0 - dones[t + 1]
-            after = values[t + 1]
-        delta = rewards[t] + gamma * after * going - values[t]
-        advantages[t] = last = delta + gamma * going * last
-
-
-main(*[None] * 6)
-"""
-BEFORE, GOING = "        dones[step] = next_done\n", "going = 1.0 - dones[t + 1]"
-REWARD = "        rewards[step] = reward\n"
-ENDED = {
-    "healthy": ([], False),
-    "the step before": ([(GOING, "going = 1.0 - dones[t]")], True),
-    "stored after the step": ([(BEFORE, ""), (REWARD, REWARD + BEFORE), (GOING, "going = 1.0 - dones[t]")], False),
-    "the step after": ([(BEFORE, ""), (REWARD, REWARD + BEFORE)], True),
-    "no next value": (
-        [(GOING, "going = 1.0 - dones[t]"), ("after = values[t + 1]", "after = agent.value(obs[t])")],
-        False,
-    ),
-}
-RULES = {
-    "ends": (ROLLOUT, ENDED),
-    "pixels": (UPSAMPLE, PIXELS),
-    "shuffled": (UPDATE, SHUFFLED),
-    "views": (VIEWS, VIEWED),
-    "temperature": (CONTRAST, TEMPERATURES),
-    "metric": (EPOCHS, METRICS),
-    "carried": (ITEMS, CARRIED),
-}
-
-
-@pytest.mark.parametrize(("rule", "variant"), [(r, v) for r, (_, variants) in RULES.items() for v in variants])
-def test_names_reads_the_source(rule, variant, tmp_path):
-    source, variants = RULES[rule]
-    hunks, wrong = variants[variant]
-    (tmp_path / "train.py").write_text(patched(source, *hunks))
-    found = names.check(tmp_path / "train.py")
-    assert found["ok"] is not wrong, found
 
 
 class DiceLoss(nn.Module):
@@ -310,6 +95,36 @@ def test_pictures_and_their_larger_versions(flips, evaluated_too, wrong):
     assert (found is not None) == wrong
 
 
+def adapted(rates, k):
+    """A rate that follows a divergence, as PPO's may: two factors."""
+    return rates[-1] * (1.5 if torch.rand(1, generator=DRAW) < 0.5 else 1 / 1.5)
+
+
+RATES = {
+    "constant": (lambda rates, k: 0.1, False),
+    "cosine with restarts": (lambda rates, k: 0.1 * (1.01 + math.cos(math.pi * (k % 10) / 10)), False),
+    "by the length": (lambda rates, k: 0.1 * float(torch.rand(1, generator=DRAW) + 0.3), False),
+    "by the length, falling": (lambda rates, k: 0.1 * 0.98**k * float(torch.rand(1, generator=DRAW) + 0.3), False),
+    "by the length of all steps": (
+        lambda rates, k: rates[-1] * float(torch.rand(1, generator=DRAW) * 0.6 + 0.65),
+        True,
+    ),
+    "adapted": (adapted, False),
+    "negative": (lambda rates, k: 0.1 - 0.002 * k, True),
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+@pytest.mark.parametrize("steps", [60, 300])
+def test_rates_of_single_steps(name, steps):
+    rule, wrong = RATES[name]
+    for _ in range(20):
+        rates = [0.1]
+        for k in range(1, steps):
+            rates.append(rule(rates, k))
+        assert (fault(rates) is not None) == wrong
+
+
 @pytest.mark.parametrize(("kind", "wrong"), [("both", False), ("another axis", True), ("the volume alone", True)])
 def test_volumes_and_their_masks(kind, wrong):
     def loader(count, turn):
@@ -368,6 +183,7 @@ def test_next_items_that_are_one_and_the_same(kind):
 
 PLANTED = {p.id: p for half in (twentieth_set, twentieth_set_heldout) for p in half.BUGS}
 CASES = {
+    "awd_lstm--rate-not-restored": ("schedule", "the base rate is not put back"),
     "spheres_unet3d--turned-about-other-axes": ("samples", "one draw for picture and mask"),
     "sasrec_sessions--always-last-item": ("targets", "every place predicts the last item"),
     "sasrec_sessions--filled-from-left": ("evaluated", "the evaluation pads at the other end"),
