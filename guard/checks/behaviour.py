@@ -10,7 +10,7 @@ from trainworthy.guard.hooks import initial_weights
 from trainworthy.guard.hooks.parameters import named_parameters_of, parameters_of
 from trainworthy.guard.measures.averages import share_left
 from trainworthy.guard.measures.records import DROPS, NORMS
-from trainworthy.guard.measures.scales import DIFFERENT, SCALE, begins_otherwise, fault, goes_on
+from trainworthy.guard.measures.scales import DIFFERENT, SCALE, begins_otherwise, fault, goes_on, pooled
 from trainworthy.guard.observing.observer import Observer, kept_by_reference
 
 
@@ -304,7 +304,7 @@ def scales(seen: Observer, both: set[int]) -> dict:
             if other:
                 return finding("evaluated", other, DIFFERENT)
             continue
-        mean_a, std_a, mean_b, std_b = (sum(x[j] for x in rows) / len(rows) for rows in (a, b) for j in (0, 1))
+        (mean_a, std_a), (mean_b, std_b) = pooled(a), pooled(b)
         spread = max(std_a, std_b)
         measured = (
             f"inputs: mean {mean_a:.3g}, std {std_a:.3g} in training; mean {mean_b:.3g}, std {std_b:.3g} in evaluation"

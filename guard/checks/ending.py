@@ -12,7 +12,7 @@ from trainworthy.guard.checks.results import ENDED, finding, joined, skip
 from trainworthy.guard.hooks.parameters import parameters_of
 from trainworthy.guard.measures import averages, best_weights, row_invariants, token_pairs
 from trainworthy.guard.measures.records import Group
-from trainworthy.guard.measures.scales import SCALE, begins_otherwise, fault, goes_on
+from trainworthy.guard.measures.scales import SCALE, begins_otherwise, fault, goes_on, pooled
 from trainworthy.guard.observing.to_the_end import Evaluation, Following, inside, kind
 
 QUALITY = ("learning",)  # the training before was short
@@ -126,7 +126,7 @@ def scales(seen: Following) -> Fault | None:
         if len(ours.rows) < 4 or not theirs.rows:
             continue
         low, high = min(s for _, s in ours.rows), max(s for _, s in ours.rows)
-        mean, std = (sum(r[i] for r in theirs.rows) / len(theirs.rows) for i in (0, 1))
+        mean, std = pooled(theirs.rows)
         nearest = min(abs(mean - m) for m, _ in ours.rows)
         if std != std or high != high:
             continue

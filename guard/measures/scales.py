@@ -110,6 +110,13 @@ def begins_otherwise(loaders: Iterable[tuple[DataLoader, int]], dim: int) -> boo
     return False
 
 
+def pooled(rows: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return mean and standard deviation of all calls together: batches of an evaluation in the order of a photograph's tiles differ in their
+    means, and each of them varies little."""
+    mean = sum(m for m, _ in rows) / len(rows)
+    return mean, (sum(s**2 + (m - mean) ** 2 for m, s in rows) / len(rows)) ** 0.5
+
+
 def values(sample: Any, dim: int) -> Tensor:
     """Return the values of the first entry of a sample with so many axes."""
     return next(torch.as_tensor(x).float().flatten() for x in tree_leaves(sample) if getattr(x, "ndim", -1) == dim)

@@ -13,7 +13,7 @@ from trainworthy.guard.measures.alignment import turned_apart
 from trainworthy.guard.measures.overlaps import Overlaps
 from trainworthy.guard.measures.padded_rows import PaddedRows
 from trainworthy.guard.measures.rates import fault
-from trainworthy.guard.measures.scales import begins_otherwise
+from trainworthy.guard.measures.scales import begins_otherwise, pooled
 from trainworthy.guard.measures.undefined import Undefined
 
 from tests.guard import twentieth_set, twentieth_set_heldout
@@ -58,6 +58,13 @@ def test_scores_that_are_nan_in_part():
     assert healthy.fault() is None
     assert all_of_them.fault() is None
     assert "25% of the scores" in partly.fault()[0]
+
+
+def test_batches_that_differ_in_their_means_have_one_scale_together():
+    x = torch.randn(8, 100, generator=DRAW).double() + 5 * torch.arange(8)[:, None]
+    mean, std = pooled([(float(row.mean()), float(row.std(correction=0))) for row in x])
+    assert mean == pytest.approx(float(x.mean()))
+    assert std == pytest.approx(float(x.std(correction=0)))
 
 
 @pytest.mark.parametrize(("rising", "otherwise"), [(True, True), (False, False)])
