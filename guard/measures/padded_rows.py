@@ -13,6 +13,7 @@ ROWS = 16  # padded rows of each side
 ONE_SIDED = 0.9
 FEWEST = 3  # items of a row that could differ
 SAME = 0.95  # of the rows hold one item alone, and of the others this share at most differs
+OFTEN = 0.2  # of the lookups next to others: the items to predict, beside those that are not to be
 CALLS = 400
 
 
@@ -59,8 +60,9 @@ class PaddedRows:
             if other.shape == ids.shape and bool((place == pad).all()):
                 mine, theirs = (single(x, pad)[known].float() for x in (ids, other))
                 if len(mine) and float(theirs.mean()) < 1 - SAME:
-                    self.rows += len(mine)
-                    self.alike += int(mine.sum())
+                    single_ones = float(mine.mean()) >= SAME
+                    self.compared, self.alike = self.compared + 1, self.alike + single_ones
+                    self.rows += len(mine) * single_ones
 
     def turned(self) -> tuple[str, str] | None:
         """Return the fault if the padding is at the other end in the evaluation."""
@@ -82,10 +84,10 @@ class PaddedRows:
 
     def repeated(self) -> tuple[str, str] | None:
         """Return the fault if the rows of one item alone are rows of targets."""
-        if self.rows < 4 * ROWS or self.alike < SAME * self.rows:
+        if self.rows < 4 * ROWS or self.alike < max(FEWEST, OFTEN * self.compared):
             return None
         return (
-            f"{self.alike:,} of {self.rows:,} rows next to the inputs, with the same padding, hold one item alone at all their places",
+            f"{self.rows:,} rows next to the inputs, with the same padding, hold one item alone at all their places",
             "the next item is not replaced within the loop that fills a row: every place predicts the last item",
         )
 

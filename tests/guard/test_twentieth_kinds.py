@@ -185,6 +185,9 @@ def test_next_items_that_are_one_and_the_same(kind):
         else:
             last = row[:, -1:].expand(-1, 12) if kind == "single" else row.roll(7, 1)
             seen.look(last.masked_fill(row == 0, 0), items, 0, True)
+            seen.look(
+                row.roll(1, 0).clamp(min=1).masked_fill(row == 0, 0), items, 0, True
+            )  # items that are not the next ones
     assert (seen.repeated() is not None) == (kind == "single")
 
 
