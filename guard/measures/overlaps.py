@@ -19,9 +19,8 @@ class Overlaps:
     """What the overlap losses of a script were given."""
 
     def __init__(self) -> None:
-        self.found: dict[
-            str, list[float]
-        ] = {}  # by class: of each call with other inputs than probabilities, how many of them, or -1
+        # By class: for each call, the share of the inputs that are no probabilities, or -1 if the loss takes them.
+        self.found: dict[str, list[float]] = {}
 
     def called(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """Note one call of a module without parameters, in training."""

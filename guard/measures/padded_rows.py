@@ -22,14 +22,11 @@ class PaddedRows:
 
     def __init__(self) -> None:
         self.calls: Counter = Counter()
-        self.sides: dict[
-            tuple[int, bool], list[int]
-        ] = {}  # table, training -> rows padded in front, at the end, at both
+        # Table, training -> rows padded in front, at the end, at both.
+        self.sides: dict[tuple[int, bool], list[int]] = {}
         self.recent: dict[int, deque] = {}  # table -> the last rows of training
-        self.rows, self.alike = (
-            0,
-            0,
-        )  # rows next to rows with the same padding that vary; those of them that hold one item
+        # Lookups next to one with the same padding whose rows vary; those of them whose rows hold one item each, and their rows.
+        self.compared, self.alike, self.rows = 0, 0, 0
 
     def look(self, ids: Tensor, table: Tensor, padding: int | None, training: bool) -> None:
         """Note rows (N, T)."""
