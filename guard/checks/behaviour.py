@@ -10,7 +10,7 @@ from trainworthy.guard.hooks import initial_weights
 from trainworthy.guard.hooks.parameters import named_parameters_of, parameters_of
 from trainworthy.guard.measures.averages import share_left
 from trainworthy.guard.measures.records import DROPS, NORMS
-from trainworthy.guard.measures.scales import DIFFERENT, SCALE, fault, goes_on
+from trainworthy.guard.measures.scales import DIFFERENT, SCALE, begins_otherwise, fault, goes_on, pooled
 from trainworthy.guard.observing.observer import Observer, kept_by_reference
 
 
@@ -210,6 +210,9 @@ def lags(seen: Observer) -> bool:
 def evaluated(seen: Observer) -> dict:
     """Check that the evaluated model, including running statistics, has changed since training began, and that its
     inputs have the scale of training's."""
+    generates = any(hasattr(m, "generate") and hasattr(m, "config") for m in seen.roots.values())
+    if not generates and (turned := seen.evidence.padded_rows.turned()):
+        return finding("evaluated", *turned)
     received = {i for g in seen.groups.values() for i in g.received} | seen.leaves.keys()
     trained = {
         i for i in {i for _, i, _ in seen.grad_modes} if any(id(p) in received for p in parameters_of(seen.roots[i]))
@@ -301,14 +304,15 @@ def scales(seen: Observer, both: set[int]) -> dict:
             if other:
                 return finding("evaluated", other, DIFFERENT)
             continue
-        mean_a, std_a, mean_b, std_b = (sum(x[j] for x in rows) / len(rows) for rows in (a, b) for j in (0, 1))
+        (mean_a, std_a), (mean_b, std_b) = pooled(a), pooled(b)
         spread = max(std_a, std_b)
         measured = (
             f"inputs: mean {mean_a:.3g}, std {std_a:.3g} in training; mean {mean_b:.3g}, std {std_b:.3g} in evaluation"
         )
         ratio = 1.9 if ours.dim == 4 else SCALE  # images of one kind have one scale; a time series may drift
         far = spread > ratio * min(std_a, std_b) or abs(mean_a - mean_b) > 2 * spread
-        if far and not goes_on(ours, theirs):
+        read = [(p.loader, p.got) for p in seen.passes if p.calls and not p.backwards]
+        if far and not goes_on(ours, theirs) and not begins_otherwise(read, ours.dim):
             other = measured
         if other:
             return finding("evaluated", other, DIFFERENT)

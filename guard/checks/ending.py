@@ -12,7 +12,7 @@ from trainworthy.guard.checks.results import ENDED, finding, joined, skip
 from trainworthy.guard.hooks.parameters import parameters_of
 from trainworthy.guard.measures import averages, best_weights, row_invariants, token_pairs
 from trainworthy.guard.measures.records import Group
-from trainworthy.guard.measures.scales import SCALE, fault, goes_on
+from trainworthy.guard.measures.scales import SCALE, begins_otherwise, fault, goes_on, pooled
 from trainworthy.guard.observing.to_the_end import Evaluation, Following, inside, kind
 
 QUALITY = ("learning",)  # the training before was short
@@ -126,12 +126,15 @@ def scales(seen: Following) -> Fault | None:
         if len(ours.rows) < 4 or not theirs.rows:
             continue
         low, high = min(s for _, s in ours.rows), max(s for _, s in ours.rows)
-        mean, std = (sum(r[i] for r in theirs.rows) / len(theirs.rows) for i in (0, 1))
+        mean, std = pooled(theirs.rows)
         nearest = min(abs(mean - m) for m, _ in ours.rows)
         if std != std or high != high:
             continue
         far = std > SCALE * high or std < low / SCALE or nearest > SCALE * max(std, high)
-        if far and not goes_on(ours, theirs):
+        read = [
+            (p.loader, p.got) for p in seen.passes if p.calls and not p.backwards and id(p.loader.dataset) in source
+        ]
+        if far and not goes_on(ours, theirs) and not begins_otherwise(read, ours.dim):
             other = [sum(r[i] for r in ours.rows) / len(ours.rows) for i in (0, 1)]
             return (
                 f"inputs of the evaluation after step {steps[0]} of {seen.steps}: mean {mean:.3g}, std {std:.3g}; "

@@ -55,6 +55,8 @@ def finite(seen: Observer) -> dict:
         return finding(
             "finite", where, "a logarithm or root of zero, a division by an empty count, a rate far too high"
         )
+    if fault := seen.evidence.undefined.fault():
+        return finding("finite", *fault)
     return finding("finite", f"{len(seen.losses)} losses finite")
 
 

@@ -18,6 +18,7 @@ from trainworthy.guard.measures.float_targets import binary_right, output_target
 from trainworthy.guard.measures.targets import constant_losses, floored
 from trainworthy.guard.observing.observer import Observer
 
+SETTLED = 8  # losses just before an evaluation: after five steps at a high rate, answers may be wrong in one way
 SHIFTS = {
     0: (
         "every target is the token that the model sees at the same place",
@@ -36,7 +37,7 @@ SHIFTS = {
 def targets(seen: Observer) -> dict:
     """Find class targets that are constant, ignored or shifted, batches of one class, and predictions paired with every
     target."""
-    found = seen.evidence.outer.fault() or seen.evidence.multi_hot.fault()
+    found = seen.evidence.outer.fault() or seen.evidence.multi_hot.fault() or seen.evidence.padded_rows.repeated()
     found = found or objectives.exchanged(seen) or objectives.copied(seen) or objectives.mixed(seen)
     found = found or objectives.text_along_batch(seen) or objectives.read_apart(seen) or causality.packed_copy(seen)
     if fault := found or pairing.check(seen.pairing) or indexing.check(seen.indexed):
@@ -172,7 +173,13 @@ def loss_input(seen: Observer) -> dict:
     """Find probabilities as input of a loss that needs logits or log-probabilities, and regression targets out of the output's range."""
     inputs = seen.evidence
     fault = inputs.output_ranges.fault() or (inputs.log_scales.first and inputs.log_scales.fault(names(tops())))
-    if fault := fault or supervision.turned(inputs.turned, seen.calls) or inputs.logits.fault() or floored(seen.calls):
+    if (
+        fault := fault
+        or supervision.turned(inputs.turned, seen.calls)
+        or inputs.logits.fault()
+        or inputs.overlaps.fault()
+        or floored(seen.calls)
+    ):
         return finding("loss-input", *fault)
     if not seen.calls:
         return skip("loss-input", "none of the losses that can be fed wrongly is used")
@@ -221,7 +228,7 @@ def renamed(seen: Observer) -> Fault | None:
         if one is None
         else [r for r in seen.calls if r.get("scored") and one.started - 10 <= r["step"] < one.started]
     )
-    if one is None or not rows:
+    if one is None or len(rows) < SETTLED:
         return None
     truth, answer = (torch.cat(x) for x in zip(*one.answers, strict=True))
     trained = sum(r["right"] for r in rows) / sum(r["scored"] for r in rows)

@@ -13,7 +13,15 @@ from torch.utils.data.distributed import DistributedSampler
 from torch.utils.data.sampler import SequentialSampler
 from trainworthy.guard.checks.results import finding, joined, skip
 from trainworthy.guard.hooks.trees import tensors
-from trainworthy.guard.measures import clocks, columns, neighbours, overlapping_windows, repeated_rows, token_pairs
+from trainworthy.guard.measures import (
+    clocks,
+    columns,
+    neighbours,
+    overlapping_windows,
+    repeated_rows,
+    restored,
+    token_pairs,
+)
 from trainworthy.guard.measures.alignment import turned_apart
 from trainworthy.guard.measures.collating import mispaired
 from trainworthy.guard.measures.drawn_apart import drawn_apart
@@ -140,6 +148,7 @@ def both_splits(seen: Observer, train: list[Pass]) -> tuple[str, str] | None:
             partners(train[0].loader, evals, mine, limit + 2 * SECONDS)
             or drawn_apart(seen, train[0].loader, time.monotonic() + SECONDS)
             or turned_apart(train[0].loader, evals, limit + 3 * SECONDS)
+            or restored.apart(train[0].loader, evals, time.monotonic() + SECONDS)
             or columns.check(data, [v.dataset for v in others], time.monotonic() + SECONDS)
             or repeated_rows.check(train[0].loader, others, time.monotonic() + SECONDS)
             or clocks.check(data, [v.dataset for v in others], time.monotonic() + SECONDS)

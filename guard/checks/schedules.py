@@ -8,6 +8,7 @@ from typing import Any
 
 from trainworthy.guard.checks.invariants import stepped
 from trainworthy.guard.checks.results import finding, skip
+from trainworthy.guard.measures.rates import fault as unlikely
 from trainworthy.guard.measures.records import CLOSE
 from trainworthy.guard.measures.scheduler_calls import calls_of_step, counts, length_argument, options_of
 from trainworthy.guard.observing.observer import Observer
@@ -19,14 +20,8 @@ AHEAD = 20_000  # optimiser steps that a schedule is foreseen
 
 def schedule(seen: Observer) -> dict:
     """Check the pace of every scheduler, and predict it to the end of the first epoch by stepping it on."""
-    negative = next((g for g in stepped(seen) if g.rates and min(g.rates) < 0 < max(g.rates)), None)
-    if negative is not None:
-        at = next(i for i, r in enumerate(negative.rates) if r < 0)
-        return finding(
-            "schedule",
-            f"the rate of step {at + 1} is {negative.rates[at]:.3g}",
-            "a negative rate raises the loss: a constant is missing in the schedule's formula, or it runs past its end",
-        )
+    if fault := next((f for g in stepped(seen) if (f := unlikely(g.rates))), None):
+        return finding("schedule", *fault)
     if not seen.schedulers:
         return by_hand(seen)
     if fault := contrary(seen.plateaus):

@@ -75,13 +75,22 @@ def layers(seen: Any) -> None:
     def made(_: None, module: nn.Module, *__: Any, **___: Any) -> None:
         seen.evidence.shares.layer(getattr(module, "p", getattr(module, "dropout", None)), inspect.currentframe())
 
-    def embedding(input: Any, weight: Any, *_: Any, **__: Any) -> None:
-        if torch.is_grad_enabled() and not seen.busy:
+    def embedding(input: Any, weight: Any, *args: Any, **kwargs: Any) -> None:
+        if seen.busy:
+            return
+        padding = args[0] if args else kwargs.get("padding_idx")
+        seen.evidence.padded(input, weight, padding, torch.is_grad_enabled())
+        if torch.is_grad_enabled():
             seen.evidence.looked_up(input, weight)
 
     def sigmoid(input: Any, *_: Any, **__: Any) -> None:
         if not torch.is_grad_enabled() and not seen.busy:
             seen.evidence.squashed(input)
+            seen.evidence.decided(input)
+
+    def argmax(input: Any, *_: Any, **__: Any) -> None:
+        if not torch.is_grad_enabled() and not seen.busy:
+            seen.evidence.decided(input)
 
     for cls in (nn.modules.dropout._DropoutNd, nn.RNNBase, nn.MultiheadAttention):
         after(cls, "__init__", made)
@@ -89,6 +98,8 @@ def layers(seen: Any) -> None:
     before(F, "embedding", embedding)
     for owner in (torch, torch.Tensor, F):
         before(owner, "sigmoid", sigmoid)
+    for owner in (torch, torch.Tensor):
+        before(owner, "argmax", argmax)
     for name in DROPOUTS:
         before(F, name, dropout)
 

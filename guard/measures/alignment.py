@@ -1,5 +1,7 @@
-"""Finds pictures whose masks were flipped or turned on their own: another flip or turn of the mask fits the picture better."""
+"""Finds pictures and volumes whose masks were flipped or turned on their own: another flip or turn of the mask fits the picture better."""
 
+import itertools
+import math
 import time
 from typing import Any
 
@@ -10,6 +12,8 @@ from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.hooks.trees import tensors
 
 SAMPLES, LEAST = 128, 32
+VOLUMES = 8  # that are enough: each holds as much as many pictures
+PLACES = 2**16  # of a volume that are compared
 CLEAR = 0.3  # by how much more of a picture's variance another flip or turn of its mask explains
 STRAY = 0.15  # of the evaluation's gain: masks that fit hardly better than when flipped or turned
 CAUSE = (
@@ -21,13 +25,13 @@ def turned_apart(train: DataLoader, evals: dict[int, DataLoader], limit: float) 
     """Compare pictures and masks of both splits. In the evaluation nothing is augmented: there a mask fits as it is."""
     for loader in evals.values():
         known = scores(loader, limit)
-        if len(known) < LEAST:
+        if len(known) < least(known):
             continue
         margin = 0.5 * float((known[:, 0] - known[:, 1:].mean(1)).mean())
         if margin < 0.02:  # the mask says nothing about the picture's values
             continue
         found = scores(train, limit)
-        if len(found) < LEAST:
+        if len(found) < least(found):
             return None
         (own, others), (kept, turned) = ((float(s[:, 0].mean()), float(s[:, 1:].mean())) for s in (found, known))
         if own - others < STRAY * (kept - turned):
@@ -61,6 +65,11 @@ def alone(train: DataLoader, limit: float) -> tuple[str, str] | None:
     )
 
 
+def least(found: Tensor) -> int:
+    """Return how many samples must be known: a volume has more than eight flips and turns."""
+    return VOLUMES if found.shape[1] > 8 else LEAST
+
+
 def scores(loader: DataLoader, limit: float) -> Tensor:
     """Return how much of each mask its picture's channels explain, as it is and in each flip and turn (n, k)."""
     data, rows = loader.dataset, []
@@ -71,21 +80,37 @@ def scores(loader: DataLoader, limit: float) -> Tensor:
         if pair is None or time.monotonic() > limit:
             break
         x, y = pair
-        rows += [explained(x, turns(y))] * bool((y != y[0, 0]).any())
+        rows += [explained(x, turns(y) if y.dim() == 2 else turned(y))] * bool((y != y.flatten()[0]).any())
     return torch.tensor(rows) if rows else torch.zeros(0, 1)
 
 
 def picture_and_mask(sample: Any) -> tuple[Tensor, Tensor] | None:
-    """Return the channels (C, H, W) and the foreground (H, W) of a sample, if it has both."""
+    """Return the channels (C, H, W) and the foreground (H, W) of a sample, if it has both; of a volume (C, D, H, W) and (D, H, W)."""
     leaves = [x for x in tensors(sample) if x.dim() >= 2 and min(x.shape[-2:]) >= 8]
     if len(leaves) != 2 or leaves[0].shape[-2:] != leaves[1].shape[-2:]:
         return None
     picture, mask = to_double(leaves[0]), to_double(leaves[1])
-    if mask.numel() != mask.shape[-2] * mask.shape[-1] or picture.dim() > 3 or not leaves[0].is_floating_point():
+    axes = 3 if picture.dim() == 4 else 2
+    shape = picture.shape[-axes:]
+    if (
+        mask.shape[-axes:] != shape
+        or mask.numel() != math.prod(shape)
+        or picture.dim() > 4
+        or not leaves[0].is_floating_point()
+    ):
         return None
     if (leaves[1].is_floating_point() and bool(((mask != 0) & (mask != 1)).any())) or len(picture.unique()) <= 16:
         return None  # another view of the picture
-    return picture.reshape(-1, *picture.shape[-2:]), (mask.reshape(mask.shape[-2:]) > 0).double()
+    step = 1 if axes == 2 else max(1, math.ceil((mask.numel() / PLACES) ** (1 / 3)))
+    cut = (..., *[slice(None, None, step)] * axes)
+    return picture.reshape(-1, *shape)[cut], (mask.reshape(shape) > 0).double()[cut]
+
+
+def turned(y: Tensor) -> list[Tensor]:
+    """Return the mask of a volume as it is, its flips, and its turns between axes of one length."""
+    orders = [p for p in itertools.permutations(range(3)) if y.permute(p).shape == y.shape]
+    flips = [axes for n in range(4) for axes in itertools.combinations(range(3), n)]
+    return [y.permute(p).flip(axes) for p in orders for axes in flips]
 
 
 def turns(y: Tensor) -> list[Tensor]:

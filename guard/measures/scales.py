@@ -1,11 +1,16 @@
 """Compares what a model gets in training with what it gets in an evaluation: the scale of all values, the scale of each column, the ends
 of a range, the values of inputs that have only a few."""
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
 
 CALLS = 400  # measured calls
 READ = 2**18  # entries of an input that are read
@@ -16,6 +21,8 @@ LEVELS = 16
 OFTEN = 0.2  # share of the values of inputs that have only a few
 RANGES = ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0), (-0.5, 0.5))
 SCALE = 3.0
+SAMPLES = 64  # that are read of an evaluation's beginning, and of all of it
+APART = 1.4  # ratio of their standard deviations
 SMOOTH = 0.5  # change from one place to the next, in standard deviations
 DIFFERENT = "training and validation are normalised differently, or one is normalised twice"
 
@@ -81,6 +88,38 @@ def goes_on(trained: Measures, other: Measures) -> bool:
         (min(a for a, _ in one.ends), max(b for _, b in one.ends)) for one in (trained, other)
     )
     return low <= least <= high < most or least < low <= most <= high
+
+
+def begins_otherwise(loaders: Iterable[tuple[DataLoader, int]], dim: int) -> bool:
+    """Return whether the first samples of an evaluation have another scale than samples from all of it: tiles of a photograph in their order
+    begin with the sky, and a rehearsal reads the first batches alone. `loaders`: with the number of batches that were read."""
+    for loader, batches in loaders:
+        data, size = loader.dataset, loader.batch_size or 1
+        with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):
+            total = len(data)  # type: ignore[arg-type]
+            first = min(total, batches * size, SAMPLES)
+            if not 0 < first < total:
+                continue
+            begun, whole = (
+                torch.cat([values(data[i], dim - 1) for i in places])
+                for places in (range(first), range(0, total, max(1, total // SAMPLES)))
+            )
+            narrow, wide = sorted((float(begun.std()), float(whole.std())))
+            if wide > APART * narrow or abs(float(begun.mean() - whole.mean())) > wide:
+                return True
+    return False
+
+
+def pooled(rows: list[tuple[float, float]]) -> tuple[float, float]:
+    """Return mean and standard deviation of all calls together: batches of an evaluation in the order of a photograph's tiles differ in their
+    means, and each of them varies little."""
+    mean = sum(m for m, _ in rows) / len(rows)
+    return mean, (sum(s**2 + (m - mean) ** 2 for m, s in rows) / len(rows)) ** 0.5
+
+
+def values(sample: Any, dim: int) -> Tensor:
+    """Return the values of the first entry of a sample with so many axes."""
+    return next(torch.as_tensor(x).float().flatten() for x in tree_leaves(sample) if getattr(x, "ndim", -1) == dim)
 
 
 def known_range(ends: list[tuple[float, float]]) -> tuple[float, float] | None:

@@ -32,7 +32,9 @@ from trainworthy.guard.measures.made_anew import MadeAnew
 from trainworthy.guard.measures.mixing import Mixing
 from trainworthy.guard.measures.multi_hot import MultiHot
 from trainworthy.guard.measures.output_ranges import OutputRanges
+from trainworthy.guard.measures.overlaps import Overlaps
 from trainworthy.guard.measures.packed import Packed
+from trainworthy.guard.measures.padded_rows import PaddedRows
 from trainworthy.guard.measures.penalties import Penalties
 from trainworthy.guard.measures.policy_rewards import Credit
 from trainworthy.guard.measures.records import CLOSE, Group, fingerprint, on_gradient, used
@@ -40,6 +42,7 @@ from trainworthy.guard.measures.regression import Regression
 from trainworthy.guard.measures.same_rows import SameRows
 from trainworthy.guard.measures.stored_samples import Stored
 from trainworthy.guard.measures.targets import fits
+from trainworthy.guard.measures.undefined import Undefined
 from trainworthy.guard.measures.unknown_tokens import Lookups
 from trainworthy.guard.measures.variational import Latent
 
@@ -68,12 +71,25 @@ def passed_to(part: str, event: str) -> Callable:
     return harmless(lambda self, *args: getattr(getattr(self, part), event)(*args))
 
 
+def if_readable(part: str, event: str) -> Callable:
+    """Return an event of a part that leaves out what cannot be read: values under vmap or of a fake tensor."""
+
+    def run(self: Any, *args: Any) -> None:
+        with contextlib.suppress(Exception):
+            getattr(getattr(self, part), event)(*args)
+
+    return harmless(run)
+
+
 class Evidence:
     """Gets these events from `observer.Observer`."""
 
     pack = passed_to("packed", "pack")
     squashed = passed_to("multi_hot", "sigmoid")
+    criterion = if_readable("overlaps", "called")
+    decided = if_readable("undefined", "read")
     looked_up = passed_to("lookups", "look")
+    padded = if_readable("padded_rows", "look")
     drew = passed_to("regression", "drew")
     derived = passed_to("penalties", "gradient")
     normalized = passed_to("penalties", "normalized")
@@ -107,14 +123,14 @@ class Evidence:
         self.windows: dict[int, tuple[int, list[Tensor]]] = {}
         self.restored, self.unrestored = 0, 0
         self.regression, self.output_ranges, self.packed = Regression(), OutputRanges(), Packed()
-        self.mixing = Mixing()
+        self.mixing, self.undefined, self.padded_rows = Mixing(), Undefined(), PaddedRows()
         self.credit, self.values = Credit(), Values()
         self.latent, self.penalties = Latent(), Penalties()
         self.outer, self.shares = Outer(), Shares()
         self.bootstrapped, self.same_rows = Bootstrapped(), SameRows()
         self.loss_terms, self.conditions = Terms(), Conditions()
         self.multi_hot, self.lookups, self.log_scales = MultiHot(), Lookups(), LogScales()
-        self.stored, self.logits = Stored(), Logits()
+        self.stored, self.logits, self.overlaps = Stored(), Logits(), Overlaps()
         self.store = self.stored.note
         self.texts: list[Tensor] = []  # batches of tokens, time last
         self.turned: Counter = Counter()  # binary losses whose target has the gradient, and not their input

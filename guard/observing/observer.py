@@ -220,9 +220,13 @@ class Observer(Updates, Losses):
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
-        if token is None:
-            return
         grad = torch.is_grad_enabled()
+        if token is None:
+            if grad and self.control is not None:
+                self.busy = True
+                self.evidence.criterion(module, args, kwargs)
+                self.busy = False
+            return
         drops = records.unintended(self.drops - token, module)
         norms = sum(m.training and m.track_running_stats for m in module.modules() if isinstance(m, NORMS))
         row = (id(module), module.training, drops, norms)

@@ -44,6 +44,8 @@ from tests.guard import (
     trainer_set,
     trainer_set_heldout,
     twelfth_set,
+    twentieth_set,
+    twentieth_set_heldout,
 )
 from tests.helpers.patches import patched
 
@@ -72,6 +74,8 @@ SETS = (
     eighteenth_set_heldout,
     nineteenth_set,
     nineteenth_set_heldout,
+    twentieth_set,
+    twentieth_set_heldout,
     hosted_set,
     hosted_set_heldout,
     trainer_set,

@@ -1,4 +1,4 @@
-"""The integrity of eight sets: each change fits its script in one place, and the changed script compiles."""
+"""The integrity of nine sets: each change fits its script in one place, and the changed script compiles."""
 
 import hashlib
 import zlib
@@ -24,6 +24,8 @@ from tests.guard import (
     sixteenth_set_heldout,
     trainer_set,
     trainer_set_heldout,
+    twentieth_set,
+    twentieth_set_heldout,
 )
 from tests.guard.guarding import guard
 from tests.helpers.patches import ScriptPatch, patched
@@ -36,6 +38,7 @@ SETS = {
     52: (seventeenth_set, seventeenth_set_heldout),
     48: (eighteenth_set, eighteenth_set_heldout),
     50: (nineteenth_set, nineteenth_set_heldout),
+    55: (twentieth_set, twentieth_set_heldout),
     54: (trainer_set, trainer_set_heldout),
 }
 """Number of its cases -> halves."""
@@ -57,6 +60,7 @@ DIGEST: dict[int, Callable[[bytes], int]] = {
     52: last_byte,
     48: last_byte,
     50: last_byte,
+    55: last_byte,
     54: last_byte,
 }
 """Number of its cases -> what puts an id into the open half (even) or into the closed one (odd)."""

@@ -38,7 +38,7 @@ from trainworthy.recipes.diffusion.gates.objective import (
     walk,
 )
 from trainworthy.recipes.diffusion.gates.short_run import SHORT, trained, watched
-from trainworthy.recipes.diffusion.gates.weighting import MIXED, weighting
+from trainworthy.recipes.diffusion.gates.weighting import weighting
 
 EXACT = 0.02  # rms error of a picture in [-1, 1] recovered in one step
 WALKED = 0.05  # the same along the trajectory of an exported pipeline, at levels between those that were measured
@@ -51,6 +51,7 @@ EARLY = 0.05  # rms between two samplers after SHORT steps: 0.015 healthy, 0.133
 LATE = 0.25  # the same at the end of a run
 BRIGHT = 0.06  # difference of means, pictures in [-1, 1]
 RICH = 0.1  # difference of standard deviations
+MIXED = "other samples of the batch are part of a sample's error: return what they add as a term of its own, {'mse': ..., 'contrast': ...}"
 INHERITED = (
     "an option that the sampler inherits from the training scheduler (clip_sample clips the picture but keeps the noise of the "
     "unclipped one)\none of them takes too few steps\na scheduler for another objective"

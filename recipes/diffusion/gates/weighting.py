@@ -22,7 +22,6 @@ from trainworthy.recipes.diffusion.gates.short_run import trained, watched
 
 LEVEL = 1e-4  # standard error of a noise level, above which the input holds more than picture and noise
 DRAWN = 2.5  # limit of the largest distance between distribution functions times sqrt(n): exceeded by chance 7 times in a million
-MIXED = "other samples of the batch are part of a sample's error: return what they add as a term of its own, {'mse': ..., 'contrast': ...}"
 
 
 def declared_weights(noise, kind: str, snr: Tensor) -> Tensor:
