@@ -5,10 +5,8 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-LIBRARIES = tuple(
-    f"{Path(p)}{os.sep}"
-    for p in (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), Path(__file__).resolve().parents[1])
-)
+INSTALLED = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
+LIBRARIES = tuple(f"{path}{os.sep}" for path in (*INSTALLED, Path(__file__).resolve().parents[1]))
 """Folders whose lines are not the user's: Python's, installed packages', the core's."""
 
 

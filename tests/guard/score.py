@@ -41,7 +41,9 @@ def first_failure(said: str) -> tuple[str, str]:
     for i, line in enumerate(lines):
         if re.match(r"\s*FAIL\b", line):
             cause = next((x.partition("likely causes")[2].strip() for x in lines[i:] if "likely cause" in x), "")
-            last = next((x.partition("likely cause:")[2].strip() for x in reversed(lines) if "likely cause:" in x), cause)
+            last = next(
+                (x.partition("likely cause:")[2].strip() for x in reversed(lines) if "likely cause:" in x), cause
+            )
             return " ".join(line.split())[:160], last[:200]
     return "-", "-"
 
