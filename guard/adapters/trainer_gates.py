@@ -6,16 +6,18 @@ from typing import Any, cast
 import torch
 from datasets import Dataset
 from torch import Tensor
-from trainworthy.core.adapters.hosted import Hosted
-from trainworthy.core.base.verdict import Finding, Skip
+from trainworthy.core.adapters.hosted import Hosted, loss
+from trainworthy.core.base.verdict import Fault, Finding, Skip
 from trainworthy.core.gates.gate import GateContext, gate
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import evaluating
+from trainworthy.core.recipe.stage import Data
 from trainworthy.guard.adapters import trainer_rates
-from trainworthy.guard.measures import preferred_tokens, trainer_columns, trainer_scores, trainer_tokens
+from trainworthy.guard.adapters.class_weights import class_weights
+from trainworthy.guard.measures import preferred_tokens, supervision, trainer_columns, trainer_scores, trainer_tokens
 from transformers import Trainer
 
-ROWS, FEW = 64, 8  # FEW: of which the loss is computed
+ROWS, FEW, COUNTED = 64, 8, 1000  # FEW: of which the loss is computed; COUNTED: whose classes are
 MOST_DROPPED = 0.1  # of the rows; the few longest prompts of a data set may be dropped on purpose
 
 
@@ -80,22 +82,37 @@ def tokens(context: GateContext) -> Finding:
     read = (trainer_columns.dropped, trainer_columns.told_apart, trainer_columns.contradicted,
             trainer_columns.misplaced, preferred_tokens.exchanged)  # fmt: skip
     wrong = [f for f in (measure(trainer) for measure in read) if f]
+    data = stage.data["train"]
     known = getattr(trainer.processing_class, "eos_token_id", None) is not None or callable(trainer.processing_class)
     if not known and not wrong:
         raise Skip("no tokenizer")
-    data = stage.data["train"]
     batch, rows = (
         dict(data.collate([data.get(i, None) for i in data.representative(min(n, len(data)))])["inputs"])
         for n in (ROWS, FEW)
     )
     wrong += trainer_tokens.faults(trainer, stage.model, batch, rows) if known else []
-    wrong += [f for f in [_dropped(trainer)] if f]
+    wrong += [f for f in (_dropped(trainer), _weighted(trainer, data)) if f]
     return Finding(
         not wrong, "; ".join(m for m, _ in wrong) or f"{len(batch)} entries of a batch fit each other",
         "the end of an answer is scored where texts end with it; labels are shifted once; generation begins as in training; both sets "
         "have one vocabulary; columns reach the model, and rewards and pairs are of their own rows",
         "\n".join(cause for _, cause in wrong),
     )  # fmt: skip
+
+
+def _weighted(trainer: Trainer, data: Data) -> Fault | None:
+    """Return what is wrong with the class weights of a loss that is one weighted cross-entropy."""
+
+    def batch(n: int) -> dict:
+        return data.collate([data.get(i, None) for i in data.representative(min(n, len(data)))])
+
+    few = batch(FEW)
+    weights = class_weights(lambda: loss(trainer, trainer.model, few), few["inputs"].get("labels"))
+    if weights is None:
+        return None
+    labels = batch(COUNTED)["inputs"]["labels"].flatten()
+    counts = labels[labels >= 0].cpu().bincount(minlength=len(weights))
+    return supervision.class_weights([{"weight": weights.tolist(), "counts": counts.tolist(), "classes": len(weights)}])
 
 
 def _dropped(trainer: Trainer) -> tuple[str, str] | None:
