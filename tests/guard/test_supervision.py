@@ -20,6 +20,7 @@ from trainworthy.guard.measures import columns, supervision
 from trainworthy.guard.measures.log_scales import LogScales
 from trainworthy.guard.measures.logits import Logits
 from trainworthy.guard.measures.output_ranges import OutputRanges
+from trainworthy.guard.measures.overlaps import Overlaps
 from trainworthy.guard.measures.targets import describe
 from trainworthy.guard.observing.observer import Observer
 from trainworthy.guard.rehearsals.control import Control, Plan
@@ -95,7 +96,7 @@ def test_log_softmax_over_the_batch(dim: int):
     seen = SimpleNamespace(
         calls=[row] * 4,
         evidence=SimpleNamespace(
-            output_ranges=OutputRanges(), log_scales=LogScales(), turned=Counter(), logits=Logits()
+            output_ranges=OutputRanges(), log_scales=LogScales(), turned=Counter(), logits=Logits(), overlaps=Overlaps()
         ),
     )
     assert loss_input(seen)["ok"] == (dim == 1)

@@ -77,7 +77,8 @@ PLANTS = [
           source="common (concatenated against interleaved pairs)", harm="held-out accuracy compares two chosen answers"),
     Plant("dpo-margin-adds-the-reference", "preference", "L9", "(chosen - ref_chosen) - (rejected - ref_rejected)",
           "(chosen - ref_chosen) - (rejected + ref_rejected)", ("no difference of the two answers",), recipe=DPO,
-          before=("overfit", "tiny-data"), source="common (brackets)", harm="the reported accuracy is another number's; any answer is preferred"),
+          before=("overfit", "tiny-data"), why="both read this accuracy", source="common (brackets)",
+          harm="the reported accuracy is another number's; any answer is preferred"),
     Plant("dpo-exports-the-reference", "exported", "C18", "        loading.export(trainer.model, tokenizer, folder)\n",
           "        with reference() as frozen:\n            frozen.save_pretrained(folder, selected_adapters=['ref'])\n"
           "        tokenizer.save_pretrained(folder)\n        for file in (folder / 'ref').iterdir():\n            file.rename(folder / file.name)\n",

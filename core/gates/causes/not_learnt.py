@@ -19,13 +19,13 @@ def rescale(stage: Stage, factor: float) -> None:
             group["peak_lr"] = factor * group.get("peak_lr", group["lr"])
 
 
-def by_rate(found: dict[str, Any], again: Callable[[float], dict[str, Any]]) -> str:
-    """Return that the rate is wrong, if at another one the samples are learnt that were not; else "". `again` trains with a factor of the
+def by_rate(found: dict[str, Any], again: Callable[..., dict[str, Any]]) -> str:
+    """Return that the rate is wrong, if at another one the samples are learnt that were not; else "". `again(rate=...)` trains with a factor of the
     rate."""
     if found["train"].clear or not found["in_time"]:
         return ""
     for factor in RATES:
-        other = again(factor)
+        other = again(rate=factor)
         if other["train"].clear and other["held_out"].clear:
             low = "low" if factor > 1 else "high"
             return (f"the rate is far too {low}: at {factor:.3g} times the rate, {other['steps']} steps give {other['train'].own:.3f} on the "

@@ -1,10 +1,13 @@
-"""Causes of steps that a loop leaves out, and of rates that it sets by itself."""
+"""Causes of steps that a loop leaves out, of rates that it sets by itself, and of betas in the wrong order."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 
+import torch
+
 NEAR = 0.9  # fraction of the peak at the first step, from which on a rate has no warm-up
+LONGER = 5.0  # largest ratio of the steps in Adam's first mean to those in its second; usual: 0.01 (0.9, 0.999) to 1 (0.95, 0.95)
 
 
 def explain(rates: list[float], steps: int, losses: list[float], total: int, longer: Callable[[], list[float]]) -> str:
@@ -29,3 +32,18 @@ def counted(rates: list[float], longer: list[float], total: int) -> str:
         return ""
     return (f"train() sets the rate by a count of steps of its own: {rates[-1]:.3g} of the peak at step {n}, also in a run of twice the "
             f"length. The full run has {total:,} steps: are steps counted as epochs?")  # fmt: skip
+
+
+def exchanged_betas(optimizers: Mapping[str, torch.optim.Optimizer]) -> tuple[str, str]:
+    """Return (fault, cause) if a mean of the gradient is taken over far more steps than that of its square; both empty if not."""
+    for name, optimizer in optimizers.items():
+        for group in optimizer.param_groups:
+            if (
+                len(betas := group.get("betas", ())) == 2
+                and 0 <= betas[0] < 1
+                and 1 - betas[1] > LONGER * (1 - betas[0])
+            ):
+                first, second = (1 / (1 - b) for b in betas)
+                return (f"optimiser '{name}' averages the gradient over {first:,.0f} steps and its square over {second:,.0f} (betas {betas})",
+                        f"the two betas are exchanged: ({betas[1]:g}, {betas[0]:g}) averages the square over more steps")  # fmt: skip
+    return "", ""

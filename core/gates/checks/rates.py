@@ -2,7 +2,6 @@
 range test."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -25,7 +24,6 @@ from trainworthy.core.recipe.stage import Stage
 
 UNITS, FEW_UNITS = 20, 12  # iterations of the rehearsal (with expensive samples): enough for warmup, peak and end
 CLIP = 1e-4  # maximum norm: low enough to reveal every gradient that is not clipped
-LONGER = 5.0  # largest ratio of the steps in Adam's first mean to those in its second; usual: 0.01 (0.9, 0.999) to 1 (0.95, 0.95)
 SMALL = 1e-3  # fraction of the gradient below which a term has no effect
 BELOW = 50.0  # a peak is too low if it is this many times below the first clear fall, or
 FALLS = 3.0  # if the whole run's sum of rates is less than this many times the test's up to that fall
@@ -120,7 +118,7 @@ def schedule(context: GateContext) -> Finding:
     seen = _seen(context)
     own, settings = seen.own, context.cfg.optim
     wrong = _own_faults(seen) if own else _faults(seen, settings) + _length_faults(total, settings)
-    turned, why = exchanged_betas(stage.optimizers)
+    turned, why = own_rates.exchanged_betas(stage.optimizers)
     if wrong and not (own or why):
         why = own_rates.explain(seen.top, seen.units, seen.losses, total, lambda: _seen(context, 2).top)
     wrong += [turned] if turned else []
@@ -143,21 +141,6 @@ def schedule(context: GateContext) -> Finding:
         "on purpose: give the reason in expect.schedule",
         evidence={"steps": seen.steps, "peaks": seen.peaks}, cause=why,
     )  # fmt: skip
-
-
-def exchanged_betas(optimizers: Mapping[str, torch.optim.Optimizer]) -> tuple[str, str]:
-    """Return (fault, cause) if a mean of the gradient is taken over far more steps than that of its square; both empty if not."""
-    for name, optimizer in optimizers.items():
-        for group in optimizer.param_groups:
-            if (
-                len(betas := group.get("betas", ())) == 2
-                and 0 <= betas[0] < 1
-                and 1 - betas[1] > LONGER * (1 - betas[0])
-            ):
-                first, second = (1 / (1 - b) for b in betas)
-                return (f"optimiser '{name}' averages the gradient over {first:,.0f} steps and its square over {second:,.0f} (betas {betas})",
-                        f"the two betas are exchanged: ({betas[1]:g}, {betas[0]:g}) averages the square over more steps")  # fmt: skip
-    return "", ""
 
 
 def _peak(seen: Seen) -> float:

@@ -291,13 +291,8 @@ def tiny_data(context: GateContext) -> Finding:
         late = f"last third of {30 * times} epochs: {'a plateau' if gain <= allowed else 'still better'} ({gain:+.3f})"
         measured += f"; {late} at {carried.own:.3f}"
         needed += f"; a plateau: no gain above {allowed:.3f} within the last third"
-    remedy, known = "" if ok else not_learnt.why(learnt, carried, retrained, partial(not_memorised, context)), ""
-    if not ok and not context.deep and world == 1:
-        known = neighbours.weaker(context.data_report) or not_learnt.by_rate(
-            found, lambda rate: go(1, n=n, patient=True, rate=rate)
-        )
-    if lost := _lost_in_test(found):
-        remedy = f"{TEST_LOST}\n{remedy}"
+    remedy = "" if ok else not_learnt.why(learnt, carried, retrained, partial(not_memorised, context))
+    remedy = f"{TEST_LOST}\n{remedy}" if (lost := _lost_in_test(found)) else remedy
     if found["behind"]:
         measured, remedy = f"{found['behind']}; {measured}", f"{BEHIND}\n{remedy}"
     if wrong:
@@ -305,9 +300,17 @@ def tiny_data(context: GateContext) -> Finding:
         measured, remedy = "; ".join([*(e.words(names) for e in wrong), measured]), f"{paths.REMEDY}\n{remedy}"
     return Finding(
         ok and not found["behind"] and not wrong and not lost, measured, needed, remedy,
-        evidence=_plain(found, again=again, retrained=retrained), cause=known,
+        evidence=_plain(found, again=again, retrained=retrained),
+        cause="" if ok else _measured_cause(context, found, partial(go, 1, n=n, patient=True)),
         batch=fetch(probe.data["val"], pick(probe.data["val"], 16, cfg.run.seed), None, context.accelerator.device),
     )  # fmt: skip
+
+
+def _measured_cause(context: GateContext, found: dict, again: Callable[..., dict]) -> str:
+    """Return the cause that the data report shows, or a training at another rate; "" if neither does."""
+    if context.deep or context.accelerator.num_processes > 1:
+        return ""
+    return neighbours.weaker(context.data_report) or not_learnt.by_rate(found, again)
 
 
 def _on_more(context: GateContext, found: dict, go: Callable[[], dict]) -> dict:
