@@ -28,6 +28,10 @@ from trainworthy.core.loop.update import denominator, summed
 from trainworthy.core.recipe.stage import Stage
 
 DRAWN = ", in eval mode: the model draws at random as it trains"
+MIXES = (
+    "samples of a batch are mixed while training (a flip, roll or permutation over the batch): in eval mode the gradients agree. On purpose: "
+    "give the reason in `batch_dependence` of core.Expect"
+)
 MADE = ", of the loss on the batch that the loop makes: every micro-batch is made by itself"
 
 
@@ -38,8 +42,7 @@ MADE = ", of the loss on the batch that the loop makes: every micro-batch is mad
     reads="data model loss counts expect train",
 )
 def accumulation(context: GateContext) -> Finding:
-    """Run one step of `train()` on the same global batch in equal micro-batches, in unequal ones, and undivided. The
-    optimiser must get the gradient of the whole batch each time."""
+    """Run one step of `train()` on one global batch, whole and in equal and unequal micro-batches: the optimiser gets one gradient."""
     world, probe = context.accelerator.num_processes, context.peek()
     if probe.expect.batch_dependence:
         raise Skip(f"by design: {probe.expect.batch_dependence}")
@@ -76,9 +79,8 @@ def accumulation(context: GateContext) -> Finding:
 
     gaps, draws, mixed = measure(), False, False
     if not any(moved):
-        raise Skip(
-            f"{'the gradient is zero' if any(stepped) else 'no optimiser stepped'}, however the batch is split: nothing to compare (see wiring)"
-        )
+        idle = "the gradient is zero" if any(stepped) else "no optimiser stepped"
+        raise Skip(f"{idle}, however the batch is split: nothing to compare (see wiring)")
     if not faults and max(gaps.values()) > limit and world == 1 and all(made.values()):
         gaps, mixed = _gaps_of_loss(context, joined(made[one]), cuts), True
     if not faults and max(gaps.values()) > limit and not mixed:
@@ -97,7 +99,8 @@ def accumulation(context: GateContext) -> Finding:
         "micro-batches are averaged, or their gradients are not added\na loop of your own ignores step.batches[1:]",
         evidence={"gaps": gaps, "digest": _digest(whole)},
         cause="" if ok or faults or draws or mixed or world > 1 else
-        _why_divided(context, [g.cpu() for g in gradient(shape)], whole, cuts[shape], equal_agree=gaps.get(even, 1.0) <= limit),
+        _why_divided(context, [g.cpu() for g in gradient(shape)], whole, cuts[shape], equal_agree=gaps.get(even, 1.0) <= limit)
+        or MIXES * (max(measure(in_eval=True).values(), default=1.0) <= limit),
     )  # fmt: skip
 
 
