@@ -242,7 +242,7 @@ def overlap(train: Scan, val: Scan) -> dict[str, Any]:
     exact = sorted(pairs.items())
     most = (val.every, train.every) if val.every.raw == train.every.raw else (val.seen, train.seen)
     near = [len(s.kept) if s.contents is not None else len(s.indices) if s.texts else 0 for s in (val, train)]
-    repeated = round(hashed.expected_copies(val.every, train.every), 1)
+    repeated = round(hashed.expected_copies(val.every, train.every), 1) if exact else 0.0
     out: dict[str, Any] = {"exact": len(exact), "exact_pairs": exact[:20], "by_repeats": repeated, "near": None, "near_pairs": [], "groups": {},
                            "compared": {"exact": [len(c.indices) for c in most], "near": near,
                                         "of": [val.total, train.total]}}  # fmt: skip

@@ -110,11 +110,13 @@ def relation(scans: dict[str, Scan], data: Data) -> dict[str, dict[str, float]] 
         samples, labels = found
         others = labels.bincount(minlength=n)[labels] - 1
         possible = others.clamp(max=NEAREST).double() / NEAREST
-        own = (_votes(samples, samples, labels, n, same=True).gather(1, labels[:, None])[:, 0] / possible)[others > 0]
+        closeness = samples @ samples.T
+        near = nearest(closeness, NEAREST, own=True)
+        own = ((labels[near] == labels[:, None]).float().mean(1) / possible)[others > 0]
         if len(own) < PAIRED:
             return None
         chance = (labels.bincount(minlength=n).double() / len(labels)).square().sum().item()
-        far = 1 - (samples @ samples.T).fill_diagonal_(-math.inf).topk(NEAREST).values.mean().item()
+        far = 1 - closeness.gather(1, near).mean().item()
         out[name] = {
             "own": own.mean().item(),
             "chance": chance,

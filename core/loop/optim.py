@@ -245,6 +245,13 @@ def schedule(step: int, total: int, settings: config.Optim) -> float:
     return 1.0
 
 
+def scale_peaks(optimizers: Iterable[Optimizer], factor: float) -> None:
+    """Multiply the peak rate of every group of optimisers that have made no step."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = factor * group.get("peak_lr", group["lr"])
+
+
 def set_rates(optimizer: Optimizer, factor: float) -> None:
     """Set every group's rate to its own peak times `factor`."""
     for group in optimizer.param_groups:

@@ -8,6 +8,11 @@ from unittest import mock
 import torch
 from torch import Tensor
 from torch.nn import functional
+from trainworthy.core.adapters.hosted import loss as loss_of
+from trainworthy.core.recipe.stage import Data
+from transformers import Trainer
+
+FEW = 8  # samples from whose loss its class weights are read
 
 EXACT = 1e-5
 
@@ -35,6 +40,12 @@ def class_weights(loss: Callable[[], Tensor], labels: Any) -> Tensor | None:
         known = [x[x >= 0].flatten().sort().values.cpu() for x in (target, labels)]
         return weight.detach() if torch.equal(*known) else None
     return None
+
+
+def of_trainer(trainer: Trainer, data: Data) -> Tensor | None:
+    """Return the class weights (C,) of a trainer whose loss is such a mean."""
+    batch = data.collate([data.get(i, None) for i in range(min(FEW, len(data)))])
+    return class_weights(lambda: loss_of(trainer, trainer.model, batch), batch["inputs"].get("labels"))
 
 
 def total_weight(weights: Tensor, labels: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from trainworthy.core.base import config, seeds
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop.run import Run, Step
 from trainworthy.core.recipe.stage import Data, Expect, Field, Metric, View
-from trainworthy.guard.adapters.class_weights import class_weights, total_weight
+from trainworthy.guard.adapters.class_weights import of_trainer, total_weight
 from trainworthy.guard.adapters.objective import smoothing_floor
 from trainworthy.guard.adapters.script_stage import peak
 from trainworthy.guard.adapters.subject import Subject
@@ -22,7 +22,6 @@ from trainworthy.guard.adapters.trainer_gates import GATES, reachable
 from transformers import EvalPrediction, Trainer
 
 CHANCE = 256  # samples on which the chance level is measured
-FEW = 8  # samples from whose loss its class weights are read
 SHOWN = 64  # validation samples per evaluation in a rehearsal
 
 
@@ -113,15 +112,9 @@ def _skips(probe: Trainer) -> dict[str, str]:
         if probe.args.gradient_accumulation_steps == 1
         else "its loss is a mean per micro-batch: exact as long as all are of one size" * (not counted),
         "dependency": "micro-batches are averaged without the class weights of their samples"
-        * (probe.args.gradient_accumulation_steps > 1 and _weights(probe, rows) is not None),
+        * (probe.args.gradient_accumulation_steps > 1 and of_trainer(probe, rows) is not None),
     }
     return {k: v for k, v in skips.items() if v}
-
-
-def _weights(trainer: Trainer, rows: Rows) -> Tensor | None:
-    """Return the class weights of a trainer whose loss is a weighted mean."""
-    batch = rows.collate([rows.get(i, None) for i in range(min(FEW, len(rows)))])
-    return class_weights(lambda: loss(trainer, trainer.model, batch), batch["inputs"].get("labels"))
 
 
 def _stage(factory: Callable[[], Trainer], start: dict[str, float]) -> Hosted:
@@ -142,7 +135,7 @@ def _stage(factory: Callable[[], Trainer], start: dict[str, float]) -> Hosted:
     floor, ceiling = (min(start[name], 0.95), 1.0) if higher else (start[name], best)
     goal = floor + 0.95 * (ceiling - floor)
     data = {"train": Rows(trainer, trainer.train_dataset, fixed=True), "val": Rows(trainer, trainer.eval_dataset)}
-    weights = _weights(trainer, data["val"]) if trainer.args.gradient_accumulation_steps == 1 else None
+    weights = of_trainer(trainer, data["val"]) if trainer.args.gradient_accumulation_steps == 1 else None
 
     def size(batch: dict) -> float | Tensor:
         """Return what the loss of a batch is a mean over: samples, scored tokens, or their class weights."""

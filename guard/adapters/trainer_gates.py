@@ -6,14 +6,14 @@ from typing import Any, cast
 import torch
 from datasets import Dataset
 from torch import Tensor
-from trainworthy.core.adapters.hosted import Hosted, loss
+from trainworthy.core.adapters.hosted import Hosted
 from trainworthy.core.base.verdict import Fault, Finding, Skip
 from trainworthy.core.gates.gate import GateContext, gate
 from trainworthy.core.gates.recorder import rehearsed
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import Data
 from trainworthy.guard.adapters import trainer_rates
-from trainworthy.guard.adapters.class_weights import class_weights
+from trainworthy.guard.adapters.class_weights import of_trainer
 from trainworthy.guard.measures import preferred_tokens, supervision, trainer_columns, trainer_scores, trainer_tokens
 from transformers import Trainer
 
@@ -102,15 +102,11 @@ def tokens(context: GateContext) -> Finding:
 
 def _weighted(trainer: Trainer, data: Data) -> Fault | None:
     """Return what is wrong with the class weights of a loss that is one weighted cross-entropy."""
-
-    def batch(n: int) -> dict:
-        return data.collate([data.get(i, None) for i in data.representative(min(n, len(data)))])
-
-    few = batch(FEW)
-    weights = class_weights(lambda: loss(trainer, trainer.model, few), few["inputs"].get("labels"))
+    weights = of_trainer(trainer, data)
     if weights is None:
         return None
-    labels = batch(COUNTED)["inputs"]["labels"].flatten()
+    counted = data.collate([data.get(i, None) for i in data.representative(min(COUNTED, len(data)))])
+    labels = counted["inputs"]["labels"].flatten()
     counts = labels[labels >= 0].cpu().bincount(minlength=len(weights))
     return supervision.class_weights([{"weight": weights.tolist(), "counts": counts.tolist(), "classes": len(weights)}])
 
@@ -171,13 +167,10 @@ def rates(context: GateContext) -> Finding:
     """Step the trainer's scheduler through the whole run, without training."""
     stage = cast(Hosted, context.peek())
     found, total = trainer_rates.over_the_run(stage.trainer, stage.epochs)
-    measured, cause = trainer_rates.fault(found, total, own=stage.trainer.lr_scheduler is None) or (
-        f"{total:,} steps",
-        "",
-    )
-    return Finding(
-        not cause, measured, "a peak within the first 60% of the run, and no half of the run at next to nothing", cause
-    )
+    fault = trainer_rates.fault(found, total, own=stage.trainer.lr_scheduler is None)
+    measured, cause = fault or (f"{total:,} steps", "")
+    needed = "a peak within the first 60% of the run, and no half of the run at next to nothing"
+    return Finding(not cause, measured, needed, cause)
 
 
 GATES = [answers, tokens, reference, head, rates]

@@ -74,9 +74,7 @@ def fault(rates: list[float], total: int, *, own: bool) -> Fault | None:
         return (f"in {total:,} steps the rate rises until step {round(at * total):,}, to {reached}",
                 "the warm-up is longer than the run (warmup_steps counts optimiser steps of this run, not of a longer one)")  # fmt: skip
     if low > LONG:
-        first = (
-            next(i for i in range(len(rates)) if all(r < LOW * top for r in rates[i:])) if rates[-1] < LOW * top else 0
-        )
+        first = (max(i for i, r in enumerate(rates) if r >= LOW * top) + 1) % len(rates)  # 0: it rises again
         return (f"in {low:.0%} of {total:,} steps the rate is below {LOW:.1%} of its peak, from step {round(first / len(rates) * total):,} on",
                 "the schedule counts epochs, and the trainer steps it after every batch")  # fmt: skip
     return None

@@ -46,3 +46,10 @@ def guard(source: str, folder: Path, *argv: str, interventions: bool = True, see
         os.chdir(home)
         shutil.rmtree(work, ignore_errors=True)
     return {v.id: v for v in verdicts}, printed.getvalue(), time.monotonic() - began
+
+
+def assert_named(source: str, folder: Path, check: str, cause: str) -> None:
+    """Guard a script by one check alone: it stops it, and its cause is printed."""
+    verdicts, output, _ = guard(source, folder, **{"--only": check})
+    assert verdicts[check].blocks, output
+    assert cause in output

@@ -12,7 +12,7 @@ from trainworthy.guard.measures.records import Group
 
 from tests.conftest import patched
 from tests.guard import nineteenth_set, nineteenth_set_heldout
-from tests.guard.guarding import guard
+from tests.guard.guarding import assert_named
 from tests.helpers.patches import patched as script_of
 
 DRAW = torch.Generator().manual_seed(0)
@@ -165,10 +165,7 @@ CASES = {
 @pytest.mark.verify
 @pytest.mark.parametrize("id", CASES)
 def test_guard_names_the_cause(id, tmp_path):
-    check, cause = CASES[id]
-    verdicts, output, _ = guard(script_of(PLANTED[id]), tmp_path, **{"--only": check})
-    assert verdicts[check].blocks, output
-    assert cause in output
+    assert_named(script_of(PLANTED[id]), tmp_path, *CASES[id])
 
 
 @pytest.mark.parametrize(("steps", "empty", "reached", "cause"), [

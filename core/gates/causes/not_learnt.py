@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from trainworthy.core.recipe.stage import Stage
-
 if TYPE_CHECKING:
     from trainworthy.core.gates.checks.null_model import Retrained
     from trainworthy.core.gates.checks.tiny_data import Skill
@@ -12,16 +10,9 @@ if TYPE_CHECKING:
 RATES = (1 / 30, 30)  # multiples of the rate that are tried where not even the training samples were learnt
 
 
-def rescale(stage: Stage, factor: float) -> None:
-    """Multiply the peak rates of a stage that was just built."""
-    for optimizer in stage.optimizers.values() if factor != 1 else ():
-        for group in optimizer.param_groups:
-            group["peak_lr"] = factor * group.get("peak_lr", group["lr"])
-
-
 def by_rate(found: dict[str, Any], again: Callable[..., dict[str, Any]]) -> str:
-    """Return that the rate is wrong, if at another one the samples are learnt that were not; else "". `again(rate=...)` trains with a factor of the
-    rate."""
+    """Return that the rate is wrong, if at another one the samples are learnt that were not; else "". `again(rate=...)` trains with a
+    factor of the rate."""
     if found["train"].clear or not found["in_time"]:
         return ""
     for factor in RATES:

@@ -262,8 +262,9 @@ def _splits_differ(scans: dict[str, inventory.Scan], stage: Stage) -> list[tuple
         v = scans["val"].fields[key]
         if t["role"] != "input" or "mean" not in t or "mean" not in v or len(t["mean"]) != len(v["mean"]):
             continue
+        other = rescaled(t, v)
         for mt, st, mv, sv in zip(t["mean"], t["std"], v["mean"], v["std"], strict=True):
-            if (st > 0 and (abs(mt - mv) > st or not st / 3 <= sv <= 3 * st)) or rescaled(t, v):
+            if other or (st > 0 and (abs(mt - mv) > st or not st / 3 <= sv <= 3 * st)):
                 fault = f"'{key}' has another scale in val: mean {mv:.3g}, std {sv:.3g}; in train mean {mt:.3g}, std {st:.3g}"
                 wrong.append((fault, named.explain_split_scales(t, v, stage.data["train"].fields[key])))
                 break

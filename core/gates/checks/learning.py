@@ -19,6 +19,7 @@ from trainworthy.core.gates.checks import class_means
 from trainworthy.core.gates.checks.batch_norm import layers
 from trainworthy.core.gates.checks.null_model import known_by_size, reaches
 from trainworthy.core.gates.gate import GateContext, fetch, pick, total_loss, train_set
+from trainworthy.core.loop.optim import scale_peaks
 from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Expect, Metric, Stage, View, categorical
 
@@ -70,9 +71,7 @@ def _train_on_eight(
     run, stage = context.build(
         Rehearsal(steps=expect.overfit_steps, sizes=sizes, samples=indices, fixed=True, peak=True, batch_size=len(indices),
              blank=blank, watch=check))  # fmt: skip
-    for optimizer in stage.optimizers.values():
-        for group in optimizer.param_groups:
-            group["peak_lr"] = rate * group.get("peak_lr", group["lr"])
+    scale_peaks(stage.optimizers.values(), rate)
     # The evaluation reads exactly the trained inputs: eight images do not teach invariance to augmentation.
     found["view"] = view = View(stage.data["train"], indices, blank=blank, draws=context.cfg.run.seed)
     batch = fetch(view, list(range(len(indices))), context.cfg.run.seed, run.device)

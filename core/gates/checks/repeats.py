@@ -5,10 +5,8 @@ import math
 REPEATED = 0.05  # share of a validation set that may also be in training, where short texts repeat by chance
 REPEATED_SHORT = 0.5  # the same, where the copies are the shortest samples
 SHORTEST = 0.67  # median length of the copies over that of the other samples
-FEWEST, WHOLE = (
-    5,
-    0.95,
-)  # expected copies, and the share of a validation set that a split of repeated samples hardly reaches
+FEWEST = 5  # expected copies
+WHOLE = 0.95  # share of a validation set that a split of repeated samples hardly reaches
 ALIKE = 0.15
 """Share of a validation set that may be near training texts, where training texts are as near to each other."""
 

@@ -19,6 +19,7 @@ from trainworthy.core.gates.checks import paths
 from trainworthy.core.gates.checks.learning import not_memorised
 from trainworthy.core.gates.checks.null_model import CLEAR, FASTER, MANY, Retrained, distinct, reaches
 from trainworthy.core.gates.gate import GateContext, categorical, fetch, pick, total_loss, train_set
+from trainworthy.core.loop.optim import scale_peaks
 from trainworthy.core.loop.run import Rehearsal, Run, evaluating
 from trainworthy.core.recipe.stage import Data, Metric, Stage, View
 
@@ -208,7 +209,7 @@ def _train_on_few(context: GateContext, *, n: int, steps: int, batch: int, every
         return agreed(context.accelerator, not context.deep and (ended or not found["in_time"]))
 
     run, stage = context.build(Rehearsal(steps=steps, samples=subset.learn, batch_size=batch, watch=watch))
-    not_learnt.rescale(stage, rate)
+    scale_peaks(stage.optimizers.values(), rate)
     found["losses"].append(subset.loss(run, stage))
     context.train(context.cfg, run, stage)
     found |= subset.scores(run, stage)
