@@ -9,7 +9,7 @@ from trainworthy.recipes.diffusion.data import captions, pictures
 from trainworthy.recipes.diffusion.flow import Noised
 from trainworthy.recipes.diffusion.models.flow_noise import Noise, Process
 from trainworthy.recipes.distill.data import recordings
-from trainworthy.recipes.llm.data import documents
+from trainworthy.recipes.llm.data import documents, prose
 from trainworthy.recipes.shared import digits, further_digits, speech
 
 
@@ -69,17 +69,32 @@ def test_further_sentences_are_the_test_set_of_synthesised_speech(tmp_path):
 
 def corpus(n: int) -> documents.Corpus:
     texts = [f"document {i // 2}" for i in range(n)]  # each of them twice
-    return documents.Corpus([], [np.array([i]) for i in range(n)], ([], texts), None, np.zeros(1), {})
+    return documents.Corpus([], [np.array([i]) for i in range(n)], [], ([], texts), None, np.zeros(1), {})
 
 
 def test_half_of_the_held_out_documents_are_the_test_set(tmp_path):
     source = documents.Source(path=str(tmp_path))
-    kept, test = documents.with_test(corpus(200), source)
+    kept = documents.with_test(corpus(200), source)
+    test = kept.test
     val = [int(row[0]) for row in kept.val]
     assert len(val) + len(test) == 200
     assert min(len(val), len(test)) >= documents.LEAST
     assert not {i // 2 for i in val} & {int(row[0]) // 2 for row in test}, "equal documents are on one side"
     assert kept.texts[1] == [f"document {i // 2}" for i in val]
-    for few, other in ((corpus(60), source), (corpus(200), documents.Source()),
-                       (corpus(200), documents.Source(path=str(tmp_path), val=str(tmp_path)))):  # fmt: skip
-        assert documents.with_test(few, other) == (few, [])
+    for small, other in ((corpus(60), source), (corpus(200), documents.Source(path=str(tmp_path), test=False)),
+                         (corpus(200), documents.Source(path=str(tmp_path), val=str(tmp_path)))):  # fmt: skip
+        assert documents.with_test(small, other) == small
+
+
+def test_the_test_set_of_the_packaged_prose_is_of_other_sections_and_modules():
+    train, val, test, _ = prose.load(test=True)
+    all_of_training, *others, _ = prose.load()
+    assert others == [val, []]
+    assert len(train) < len(all_of_training)
+    assert len(test) > 300
+    shared = {s for t in test for p in t.split("\n\n") for s in prose.shingles(p)}
+    assert not any(shared & prose.shingles(p) for t in (*train, *val) for p in t.split("\n\n"))
+    corpus = documents.read(documents.Source())
+    assert [len(train), len(val), len(test)] == [len(corpus.train), len(corpus.val), len(corpus.test)]
+    assert documents.with_test(corpus, documents.Source()) == corpus
+    assert not documents.read(documents.Source(test=False)).test

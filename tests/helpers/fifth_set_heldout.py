@@ -29,7 +29,7 @@ def folders_of_words(root: Path) -> tuple[str, ...]:
 
 def whitespace_lost(root: Path) -> tuple[str, ...]:
     """Documents in two files; the training texts went through `" ".join(text.split())`."""
-    train, val, _ = prose.load()
+    train, val, *_ = prose.load()
     lines(root / "train.jsonl", [{"text": " ".join(text.split())} for text in train])
     lines(root / "val.jsonl", [{"text": text} for text in val])
     return ("--data.path", str(root / "train.jsonl"), "--data.val", str(root / "val.jsonl"))
@@ -37,7 +37,7 @@ def whitespace_lost(root: Path) -> tuple[str, ...]:
 
 def table_of_notes(root: Path) -> tuple[str, ...]:
     """Documents in one table with other columns: a number, a body, a list of tags."""
-    train, val, _ = prose.load()
+    train, val, *_ = prose.load()
     rows = [{"number": i, "body": text, "tags": ["note"]} for i, text in enumerate([*train[::2], *val])]
     lines(root / "notes.jsonl", rows)
     return ("--data.path", str(root / "notes.jsonl"), "--data.column", "body", "--data.val", "0.1")

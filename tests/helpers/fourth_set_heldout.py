@@ -31,7 +31,7 @@ def reward_by_substring(root: Path) -> tuple[str, ...]:
 
 def crawled_twice(root: Path) -> tuple[str, ...]:
     """Documents; every one was crawled three times, with another address and date above it."""
-    texts, _, _ = prose.load()
+    texts, *_ = prose.load()
     rows = [
         {"text": f"https://mirror{k}.example.org/{i:05}.html, read on 2024-0{3 * k + 1}-1{i % 9}\n\n{text}"}
         for k in range(3)

@@ -10,7 +10,7 @@ from tests.helpers.set_cases import Case, lines
 
 def recrawled(root: Path) -> tuple[str, ...]:
     """A table of pages; each was crawled twice, the second time under another date and with lines of another length."""
-    train, val, _ = prose.load()
+    train, val, *_ = prose.load()
     rows = []
     for day, text in enumerate([*train, *val][::2]):
         rows.append({"text": f"Retrieved on day {day} of the first crawl\n\n{text}"})

@@ -40,6 +40,9 @@ class Source:
     val: str = ""
     """Validation texts: a file or folder like `path`, or a share of the documents (`0.1`); empty: the data set's own split, else
     0.05."""
+    test: bool = True
+    """Keep documents for the test, on which no setting is chosen: of the packaged prose one section or module in twelve, of your own
+    texts half of the held-out documents."""
     column: str = "text"
     """Of a table: the column with the text."""
     tokenizer: str = "train"
@@ -90,11 +93,12 @@ class Source:
 
 
 class Corpus(NamedTuple):
-    """Both splits as tokens."""
+    """The splits as tokens."""
 
     train: list[np.ndarray]
     """Of each document its tokens (n,), the first BOS, the last EOS."""
     val: list[np.ndarray]
+    test: list[np.ndarray]
     texts: tuple[list[str], list[str]]
     """The documents as they were, of train and val."""
     tokenizer: Any
@@ -105,44 +109,48 @@ class Corpus(NamedTuple):
 
 def read(source: Source, load: Callable | None = None) -> Corpus:
     """The corpus, or the part of it that `load` finds (another function than the one below), tokenised once and cached."""
-    return _read(source.path, source.column, source.tokenizer, source.vocabulary, source.max_bad, load, source.val)
+    kept = source.test and source.path == "prose"
+    return _read(source.path, source.column, source.tokenizer, source.vocabulary, source.max_bad, load, source.val, kept)
 
 
-def with_test(corpus: Corpus, source: Source) -> tuple[Corpus, list[np.ndarray]]:
-    """(the corpus with half of its held-out documents, the other half, on which no setting is chosen). The side is that of the text,
-    so that equal documents stay together. There is no test set of the packaged prose, where half would be too few, of less than
-    twice LEAST documents, or where `--data.val` names the held-out texts."""
+def with_test(corpus: Corpus, source: Source) -> Corpus:
+    """The corpus, half of its held-out documents as a test set, unless it has one. The side is that of the text, so that equal documents
+    stay together. There is none of less than LEAST documents, or where `--data.val` names the held-out texts."""
     own = source.path == "prose" or (source.val and parse_share(source.val) is None)
-    if own or len(corpus.val) < 2 * LEAST:
-        return corpus, []
+    if own or not source.test or len(corpus.val) < 2 * LEAST:
+        return corpus
     train, texts = corpus.texts
     sides = [sha256(text.encode()).digest()[0] % 2 == 0 for text in texts]
     val, test = ([row for row, side in zip(corpus.val, sides, strict=True) if side is of] for of in (True, False))
     if len(val) < LEAST or len(test) < LEAST:
-        return corpus, []
-    return corpus._replace(val=val, texts=(train, [t for t, side in zip(texts, sides, strict=True) if side])), test
+        return corpus
+    texts = [t for t, side in zip(texts, sides, strict=True) if side]
+    return corpus._replace(val=val, test=test, texts=(train, texts))
 
 
 @cache
 def _read(
-    path: str, column: str, name: str, vocabulary: int, max_bad: float, find: Callable | None, held: str
+    path: str, column: str, name: str, vocabulary: int, max_bad: float, find: Callable | None, held: str, kept: bool
 ) -> Corpus:
-    own = {"val": held} if find is None else {}
-    train, val, notes = prose.load() if path == "prose" else (find or load)(path, column, max_bad, **own)
+    own, test = {"val": held} if find is None else {}, []
+    if path == "prose":
+        train, val, test, notes = prose.load(test=kept)
+    else:
+        train, val, notes = (find or load)(path, column, max_bad, **own)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # loader workers are forked
     known = (
         name
         if name == "train"
         else hub.locate(name, "--data.tokenizer", packaged="train", needs=("tokenizer.json",), weights=False)
     )
-    mark = sha256("\0".join([*train, "", *val]).encode()).hexdigest()
+    mark = sha256("\0".join([*train, "", *val, "", *test]).encode()).hexdigest()
 
     def build(folder: Path) -> None:
         tokenizer = trained(train, vocabulary) if name == "train" else loaded(known)
         tokenizer.save_pretrained(folder / "tokenizer")
-        for split, documents in (("train", train), ("val", val)):
+        for split, documents in (("train", train), ("val", val), ("test", test)):
             rows = [tokens(tokenizer, text) for text in documents]
-            np.save(folder / f"{split}.npy", np.concatenate(rows))
+            np.save(folder / f"{split}.npy", np.concatenate([np.empty(0, dtype=np.int32), *rows]))
             np.save(folder / f"{split}-ends.npy", np.cumsum([len(row) for row in rows]))
 
     key = {"texts": mark, "tokenizer": known, "vocabulary": vocabulary}
@@ -152,7 +160,8 @@ def _read(
     def split(of: str) -> list[np.ndarray]:
         return np.split(np.load(folder / f"{of}.npy", mmap_mode="r"), np.load(folder / f"{of}-ends.npy")[:-1])
 
-    return Corpus(split("train"), split("val"), (train, val), tokenizer, sizes(tokenizer), notes)
+    held_out = split("val"), split("test") if test else []
+    return Corpus(split("train"), *held_out, (train, val), tokenizer, sizes(tokenizer), notes)
 
 
 # ------------------------------------------------------------------------------------------------------------- tokenizer

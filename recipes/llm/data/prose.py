@@ -3,7 +3,7 @@ library's modules, classes and functions (PSF licence).
 
 Texts are those of the running Python, cached for each version; the data set's notes name it. Topics quote each other, so every paragraph
 is used once. The split is by section and by top-level module and does not depend on the run's seed. Training texts lose every paragraph
-that shares eight consecutive words with a held-out text.
+that shares eight consecutive words with a held-out text; so do the texts of the test with those of validation.
 """
 
 import ast
@@ -27,21 +27,18 @@ HELD_OUT = 12  # one section or module in so many
 
 
 @cache
-def load() -> tuple[list[str], list[str], dict[str, str]]:
-    """(train documents, val documents, notes)."""
+def load(test: bool = False) -> tuple[list[str], list[str], list[str], dict[str, str]]:
+    """(train documents, val documents, test documents, notes). Without `test` its documents are for training."""
 
     def build(folder: Path) -> None:
         (folder / "texts.json").write_text(json.dumps([*manual(), *library(Path(sysconfig.get_paths()["stdlib"]))]))
 
     folder = built("prose", {"python": platform.python_version()}, build, sources=[__file__, docstrings.__file__])
     found = json.loads((folder / "texts.json").read_text())
-    train, val, notes = split(found)
+    *splits, notes = split(found, test)
     mark = sha256("\n".join(text for _, text in found).encode()).hexdigest()[:12]
-    return (
-        train,
-        val,
-        {"source": f"manual and docstrings of Python {platform.python_version()}, SHA-256 {mark}", "left out": notes},
-    )
+    source = f"manual and docstrings of Python {platform.python_version()}, SHA-256 {mark}"
+    return *splits, {"source": source, "left out": notes}
 
 
 def manual() -> Iterator[tuple[str, str]]:
@@ -69,10 +66,11 @@ def library(root: Path) -> Iterator[tuple[str, str]]:
                 yield place[0].removesuffix(".py"), ast.get_docstring(node) or ""
 
 
-def split(found: list[tuple[str, str]]) -> tuple[list[str], list[str], str]:
-    """(train, val, what was left out): texts with the name of what they belong to, by that name."""
+def split(found: list[tuple[str, str]], test: bool = False) -> tuple[list[str], list[str], list[str], str]:
+    """(train, val, test, what was left out): texts with the name of what they belong to, by that name."""
     seen: set[str] = set()
-    sides: tuple[list[list[str]], list[list[str]]] = [], []
+    train, val, rest = [], [], []  # documents as paragraphs
+    sides = {0: val, 1: rest if test else train}
     read = 0
     for name, text in found:
         if len(texts.words(text)) < FEWEST:
@@ -80,17 +78,22 @@ def split(found: list[tuple[str, str]]) -> tuple[list[str], list[str], str]:
         paragraphs = [p.rstrip() for p in re.split(r"\n\s*\n", text) if p.strip()]
         read += len(paragraphs)
         new = [p for p in paragraphs if (n := texts.normal(p)) not in seen and not seen.add(n)]
-        sides[crc32(texts.normal(name).encode()) % HELD_OUT == 0].append(new)
-    known = {s for document in sides[1] for p in document for s in shingles(p)}
-    kept = [[p for p in document if not known & shingles(p)] for document in sides[0]]
-    shared = sum(map(len, sides[0])) - sum(map(len, kept))
+        sides.get(crc32(texts.normal(name).encode()) % HELD_OUT, train).append(new)
+    rest, shared = without(rest, val)
+    train, more = without(train, [*val, *rest])
     notes = (
-        f"of {read:,} paragraphs {read - len(seen):,} that occur twice, {shared:,} that share {SHINGLE} words with val"
+        f"of {read:,} paragraphs {read - len(seen):,} that occur twice, {more + shared:,} that share {SHINGLE} words with "
+        + ("held-out ones" if test else "val")
     )
-    train, val = (
-        ["\n\n".join(d) for d in side if len(texts.words(" ".join(d))) >= FEWEST] for side in (kept, sides[1])
-    )
-    return train, val, notes
+    documents = (["\n\n".join(d) for d in side if len(texts.words(" ".join(d))) >= FEWEST] for side in (train, val, rest))
+    return *documents, notes
+
+
+def without(documents: list[list[str]], others: list[list[str]]) -> tuple[list[list[str]], int]:
+    """(the documents without paragraphs that share words with others, how many those are)."""
+    known = {s for document in others for p in document for s in shingles(p)}
+    kept = [[p for p in document if not known & shingles(p)] for document in documents]
+    return kept, sum(map(len, documents)) - sum(map(len, kept))
 
 
 def shingles(text: str) -> set[tuple[str, ...]]:

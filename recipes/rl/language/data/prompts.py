@@ -73,7 +73,7 @@ def read(source: Source, tokenizer: Any, new_tokens: int) -> dict[str, Prompts]:
 def _read(settings: tuple, tokenizer: Any, new_tokens: int) -> dict[str, Prompts]:
     source = Source(*settings)
     if source.path == "prose":
-        train, val, notes = prose.load()
+        train, val, _, notes = prose.load()
         train, val = (list(dict.fromkeys(beginning(t) for t in some)) for some in (train, val))
         val = [t for t in val if t not in {*train}]
     else:

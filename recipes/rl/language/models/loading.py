@@ -43,7 +43,7 @@ def built(passes: float) -> Path:
 
 def _build(folder: Path, passes: float) -> None:
     """The export of llm/pretrain is kept, and what it says of itself."""
-    settings = ["--train.epochs", str(passes), "--train.eval-every", str(passes)]
+    settings = ["--train.epochs", str(passes), "--train.eval-every", str(passes), "--data.no-test"]
     with tempfile.TemporaryDirectory() as out:
         run = exports.made("llm/pretrain", settings, out, what="the small language model")
         for file in [*(run / "export").iterdir(), run / "summary.json"]:
