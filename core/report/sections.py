@@ -157,7 +157,10 @@ def next_steps(f: Folder) -> str:
         again = ["check", *f.arguments, "--only", ",".join(f.failed)]
         again = ["resume", str(f.path)] if {"fallbacks", "rungs"} & f.args.keys() else again
         tail = code(shlex.join(["trainworthy", *again]))
-        where = "Likely causes and evidence are below, under Gates. To try again:"
+        broken = [v for v in f.verdicts if v["verdict"] == "fail"]
+        first = next((v for v in broken if v["cause"] or "explained_by" in (v["evidence"] or {})), broken[0])
+        cause = f"Likely cause ({first['id']}): {first['remedy'].splitlines()[0]}. " if first["remedy"] else ""
+        where = cause + "Other causes and the evidence are below, under Gates. To try again:"
         todo = [Advice("Fix what failed, then run the gates again", where)]
     elif f.rows:
         todo, tail = advise(f.rows, f.summary, f.settings, f.n_val, own_samples=f.own_samples), ""

@@ -359,6 +359,7 @@ def test_a_failed_gate_is_the_headline_with_causes_and_the_next_command(folder: 
     assert "Stopped before training: overfit failed" in text
     assert "No training step was made" in text
     assert "<li>softmax before cross-entropy</li>" in text
+    assert "Likely cause (overfit): softmax before cross-entropy. Other causes" in text
     assert "trainworthy check toy --train.epochs 10 --only overfit" in text
     assert text.index(">overfit<") < text.index(">schema<"), "failures come first"
     assert "the batch that overfit used" in text

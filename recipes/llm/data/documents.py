@@ -110,7 +110,9 @@ class Corpus(NamedTuple):
 def read(source: Source, load: Callable | None = None) -> Corpus:
     """The corpus, or the part of it that `load` finds (another function than the one below), tokenised once and cached."""
     kept = source.test and source.path == "prose"
-    return _read(source.path, source.column, source.tokenizer, source.vocabulary, source.max_bad, load, source.val, kept)
+    return _read(
+        source.path, source.column, source.tokenizer, source.vocabulary, source.max_bad, load, source.val, kept
+    )
 
 
 def with_test(corpus: Corpus, source: Source) -> Corpus:

@@ -85,7 +85,9 @@ def split(found: list[tuple[str, str]], test: bool = False) -> tuple[list[str], 
         f"of {read:,} paragraphs {read - len(seen):,} that occur twice, {more + shared:,} that share {SHINGLE} words with "
         + ("held-out ones" if test else "val")
     )
-    documents = (["\n\n".join(d) for d in side if len(texts.words(" ".join(d))) >= FEWEST] for side in (train, val, rest))
+    documents = (
+        ["\n\n".join(d) for d in side if len(texts.words(" ".join(d))) >= FEWEST] for side in (train, val, rest)
+    )
     return *documents, notes
 
 
