@@ -158,7 +158,7 @@ def next_steps(f: Folder) -> str:
         again = ["resume", str(f.path)] if {"fallbacks", "rungs"} & f.args.keys() else again
         tail = code(shlex.join(["trainworthy", *again]))
         broken = [v for v in f.verdicts if v["verdict"] == "fail"]
-        first = next((v for v in broken if v.get("cause") or "explained_by" in v["evidence"]), broken[0])
+        first = next((v for v in broken if v.get("cause") or "explained_by" in (v.get("evidence") or "")), broken[0])
         cause = f"Likely cause ({first['id']}): {first['remedy'].splitlines()[0]}. " if first["remedy"] else ""
         where = cause + "Other causes and the evidence are below, under Gates. To try again:"
         todo = [Advice("Fix what failed, then run the gates again", where)]
