@@ -188,8 +188,9 @@ def matters(seen: Observer, root: int) -> bool:
     )
 
 
-def lags(seen: Observer) -> bool:
-    """Return whether an evaluated model is an average of weights that has not caught up with them."""
+def lagging(seen: Observer) -> tuple[float, int] | None:
+    """Return the share of the initial weights in an evaluated average that has not caught up with the weights, and how often its first
+    tensor was changed in place (0: not known; `p.data.mul_()` does not count)."""
     for other in {c[0] for _, calls in evaluations(seen) for c in calls}:
         mine = list(parameters_of(seen.roots[other]))
         for model in seen.roots.values():
@@ -203,8 +204,8 @@ def lags(seen: Observer) -> bool:
                 for side in zip(*pairs, strict=True)
             )
             if (left := share_left(torch.cat(now), torch.cat(last), torch.cat(firsts))) is not None and left > LAGS:
-                return True
-    return False
+                return left, mine[0]._version
+    return None
 
 
 def evaluated(seen: Observer) -> dict:

@@ -9,6 +9,7 @@ from trainworthy.guard.measures.printed_scores import printed, printed_between, 
 LEARNT = 0.8  # of the loss that is left without the input
 IDLE = 25  # steps at the loss of the best constant within which a model may be about to use its input
 FEW = 30  # losses on eight samples from which on one that does not close is a fault
+SELDOM = 0.25  # changes of an average of weights for each step: fewer are none after every step
 CONSTANT = "the input does not reach the output (overwritten, zeroed, averaged over the batch)"
 
 
@@ -183,6 +184,13 @@ def metric(own: dict, output: str) -> dict:
     got = own["eval_right"][-1] / seen[-1]
     settled = own["eval_right_batch"][-1] / seen[-1]
     words = f"{got:.2f} right in the evaluation of the eight memorised samples"
+    if max(got, settled) < 0.7 and own.get("average"):
+        left, changes = own["average"]
+        words += f": its weights are an average that is {left:.0%} the initial ones"
+        if not 0 < changes < SELDOM * own["steps"]:
+            return skip("metric", f"{words}, so it cannot be judged by this rehearsal")
+        cause = "the average of weights (EMA) is updated once an epoch with a decay meant for steps: update it after optimizer.step()"
+        return finding("metric", f"{words}, changed {changes} times in {own['steps']} steps", cause)
     if max(got, settled) < 0.7:
         cause = "the evaluation prepares its inputs differently from training (transform, scale, channel order, mode)"
         return finding("metric", words, cause)

@@ -9,7 +9,7 @@ import torch
 from trainworthy.core.base.verdict import Fault
 from trainworthy.core.data.alike import nearest
 from trainworthy.guard.checks import causality, objectives
-from trainworthy.guard.checks.behaviour import lags
+from trainworthy.guard.checks.behaviour import lagging
 from trainworthy.guard.checks.invariants import names, tops
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.measures import indexing, mixing, pairing, supervision
@@ -272,7 +272,7 @@ def learning(seen: Observer) -> dict:
         got = max(evals[0].right, evals[0].right_batch) / seen_n
         error = (right * (1 - right) * (1 / n + 1 / seen_n)) ** 0.5
         text = f"{right:.2f} of the last {n} training samples right when first seen, then {got:.2f} of {seen_n} in the evaluation"
-        if right - got > max(0.25, 6 * error) and got < 0.6 * right and not lags(seen):
+        if right - got > max(0.25, 6 * error) and got < 0.6 * right and not lagging(seen):
             return finding("learning", text, "the evaluation's labels, classes or transforms differ from training's")
         return finding("learning", text)
     return finding("learning", f"{right:.2f} of the last {n} training samples right when first seen")
@@ -312,6 +312,7 @@ def of(seen: Observer) -> dict[str, Any]:
         "fit": fit,
         "direct": seen.fits.direct / max(1, seen.fits.calls),
         "closed": bool(getattr(seen.control, "closed", "")),
+        "average": lagging(seen),
         "one_source": len(getattr(seen.control, "kept", ())) == 1,
         "eval_r2": [r_squared(p.pairs) for p in later],
         "eval_correlation": [c for p in later if (c := output_target_correlation(p.pairs))],

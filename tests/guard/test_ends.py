@@ -132,6 +132,21 @@ def test_an_average_of_weights_that_is_still_its_beginning(decay: str, stopped: 
     assert not stopped or "initial weights" in output
 
 
+@pytest.mark.parametrize(("indent", "stopped"), [("    ", True), ("        ", False)])
+def test_an_average_that_is_updated_once_an_epoch(indent: str, stopped: bool, tmp_path):
+    """With the decay of a longer run the evaluation of the memorised samples shows nothing; once an epoch is another fault."""
+    lines = EMA.splitlines()
+    average = next(i for i, line in enumerate(lines) if line.startswith("ema ="))
+    update = next(i for i, line in enumerate(lines) if "update_parameters" in line)
+    lines[average] = "ema = copy.deepcopy(model).requires_grad_(False)"
+    lines[update] = f"""{indent}with torch.no_grad():
+{indent}    for p, q in zip(ema.parameters(), model.parameters()):
+{indent}        p.mul_(0.999).add_(q, alpha=0.001)"""
+    verdicts, output, _ = guard("\n".join(lines).replace("SEED", "0"), tmp_path, **{"--only": "metric"})
+    assert verdicts["metric"].blocks == stopped, output
+    assert not stopped or "once an epoch" in output
+
+
 @pytest.mark.parametrize(("times", "stopped"), [("range(T)", True), ("reversed(range(T))", False)])
 def test_sampling_backwards_in_time(times: str, stopped: bool, tmp_path):
     found, output = ends(DDPM, tmp_path, TIMES=times)
