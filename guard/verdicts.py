@@ -33,6 +33,7 @@ from trainworthy.guard.rehearsals.target import Target
 
 LINES = 12
 GRACE = 5  # seconds that a script which was followed gets to write its record
+LONGEST = 10  # times `--seconds`: the most a rehearsal trains
 
 
 class Guard:
@@ -117,6 +118,7 @@ class Guard:
         given = {
             "steps": steps,
             "seconds": seconds,
+            "limit": max(Plan.limit, LONGEST * seconds),
             "ranks": int(self.values["--nproc"]),
             "seed": int(self.values["--seed"]),
         }

@@ -43,6 +43,7 @@ class Plan:
     """Optimiser steps after which a training pass is cut (not before `seconds`)."""
     seconds: float = 6.0
     most: int = 400
+    """Optimiser steps after which it is cut in any case, unless `steps` are more."""
     eval_batches: int = 60
     limit: float = 60.0
     """Seconds after the first optimiser step at which the rehearsal ends."""
@@ -121,9 +122,8 @@ class Control:
         lasted = now() - self.first
         if self.plan.name == "watch" and units >= FEW and lasted > 0.6 * self.plan.limit:
             return True  # a slow script: what is left of the time is for its evaluation
-        return (
-            units >= self.plan.most or (units >= self.plan.steps and lasted >= self.plan.seconds) or bool(self.closed)
-        )
+        trained = units >= self.plan.steps and (lasted >= self.plan.seconds or units >= self.plan.most)
+        return trained or bool(self.closed)
 
     def _agreed(self, units: int) -> bool:
         """With several ranks: rank 0 announces the step, soon to come, at which all of them cut their pass."""

@@ -78,6 +78,15 @@ def test_eight_samples_stay_in_order_of_length():
     assert control.same_eight([torch.arange(20)], 20)[0].tolist() == [k % 8 for k in range(20)]
 
 
+@pytest.mark.parametrize("steps", [40, 1000])
+def test_a_rehearsal_is_as_long_as_its_setting(steps: int):
+    """`--steps 1000` was cut after 400."""
+    one = Control(Plan(steps=steps, seconds=0.0), print)
+    ends = [n for n in range(1, 1100) if one.enough(SimpleNamespace(steps=n, backwards=n))]
+    assert ends[0] == steps
+
+
+
 def test_where_inputs_are_in_order_of_length_the_targets_are_exchanged():
     one = Control(Plan("others", target=2, inputs=[0, 1]), print)
     first, changed = packed(), 0
