@@ -83,6 +83,8 @@ def adapted(gate: Gate, subject: Subject) -> Gate:
             raise Skip(other)
         if gate.id == "wiring" and not finding.ok and (not finding.cause or unexplained) and subject.see:
             finding.cause = observed.why_untrained(subject.see) or finding.cause
+        if not finding.ok:
+            finding.cause = subject.causes.get(gate.id) or finding.cause
         curve = finding.evidence.get("curve") if gate.id == "overfit" else None
         learnt = curve and curve[-1][1] <= finding.evidence["needed_loss"]
         finding.remedy = METRIC_DIFFERS if learnt else REMEDIES.get(gate.id) or finding.remedy + MORE.get(gate.id, "")

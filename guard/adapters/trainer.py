@@ -19,6 +19,7 @@ from trainworthy.guard.adapters.objective import smoothing_floor
 from trainworthy.guard.adapters.script_stage import peak
 from trainworthy.guard.adapters.subject import Subject
 from trainworthy.guard.adapters.trainer_gates import GATES, reachable
+from trainworthy.guard.measures import trainer_counts
 from transformers import EvalPrediction, Trainer
 
 CHANCE = 256  # samples on which the chance level is measured
@@ -92,7 +93,9 @@ def subject(factory: Callable[[], Trainer], seed: int) -> Subject:
     start = _measured(probe, Rows(probe, probe.eval_dataset), range(min(some, len(probe.eval_dataset))))
     start |= _constant(probe, start)
     make = lambda run: _stage(factory, start)  # noqa: E731
-    return Subject(cfg, args.device, make, _train, _skips(probe), own_loop=False)
+    fault = trainer_counts.undivided(probe)
+    causes = {"accumulation": fault[1]} if fault else {}
+    return Subject(cfg, args.device, make, _train, _skips(probe), own_loop=False, causes=causes)
 
 
 def _skips(probe: Trainer) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""What is wrong with a trainer of transformers or TRL that the script built: its columns, tokens, pairs, rewards, last layer and metric."""
+"""What is wrong with a trainer of transformers or TRL that the script built: its columns, tokens, pairs, rewards, last layer, metric and division by
+micro-batches."""
 
 import gc
 import sys
@@ -6,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
-from trainworthy.guard.measures import preferred_tokens, trainer_columns, trainer_scores, trainer_tokens
+from trainworthy.guard.measures import preferred_tokens, trainer_columns, trainer_counts, trainer_scores, trainer_tokens
 from trainworthy.guard.observing.observer import Observer
 
 ROWS, FEW = 64, 8  # samples of a batch that is read; samples of which the loss is computed
@@ -39,6 +40,7 @@ def faults(seen: Observer) -> dict[str, tuple[str, str]]:
         ("direction", trainer_columns.contradicted),
         ("direction", preferred_tokens.exchanged),
         ("direction", trainer_columns.misplaced),
+        ("gradients", trainer_counts.undivided),
         ("frozen", trainer_tokens.frozen_head),
         ("targets", _tokens),
         ("metric", trainer_scores.selection),

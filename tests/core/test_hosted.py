@@ -191,6 +191,7 @@ def test_transformers_multiplies_a_classifier_s_gradient_by_its_micro_batches():
     result = trainworthy.check(lambda: classifier(gradient_accumulation_steps=2), only="accumulation", raises=False)
     assert result.verdicts[0].verdict == "fail"
     assert "2x4 1.0e+00" in result.verdicts[0].measured
+    assert "accepts_loss_kwargs = False" in result.verdicts[0].cause
 
 
 def test_misuse_gets_an_error():

@@ -86,7 +86,6 @@ def test_a_rehearsal_is_as_long_as_its_setting(steps: int):
     assert ends[0] == steps
 
 
-
 def test_where_inputs_are_in_order_of_length_the_targets_are_exchanged():
     one = Control(Plan("others", target=2, inputs=[0, 1]), print)
     first, changed = packed(), 0

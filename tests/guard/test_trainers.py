@@ -12,7 +12,7 @@ from datasets import Dataset
 from torch import nn
 from trainworthy.guard.checks import trainers
 from trainworthy.guard.hooks import initial_weights
-from trainworthy.guard.measures import trainer_columns, trainer_scores, trainer_tokens
+from trainworthy.guard.measures import trainer_columns, trainer_counts, trainer_scores, trainer_tokens
 
 
 class Net(nn.Module):
@@ -29,6 +29,32 @@ def test_a_column_that_forward_does_not_name_is_lost(column: str, fault: bool, t
     assert (found is not None) == fault
     if found:
         assert "'gender' is dropped, and forward() gets no 'sex'" in found[0]
+
+
+def bert(**settings: Any):
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    model = transformers.BertForSequenceClassification(config)
+    for name, value in settings.items():
+        setattr(model, name, value)
+    return model
+
+
+def gpt2():
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=20, n_embd=16, n_layer=1, n_head=2))
+
+
+@pytest.mark.parametrize(("make", "parts", "fault"), [(bert, 4, True), (bert, 1, False),
+                                                      (lambda: bert(accepts_loss_kwargs=False), 4, False), (gpt2, 4, False)])  # fmt: skip
+def test_micro_batches_that_nothing_divides(make, parts: int, fault: bool, tmp_path: Path):
+    rows = Dataset.from_dict({"input_ids": [[1, 2, 3]] * 8, "labels": [[1, 2, 3]] * 8 if make is gpt2 else [0, 1] * 4})
+    args = transformers.TrainingArguments(
+        output_dir=str(tmp_path), report_to="none", use_cpu=True, gradient_accumulation_steps=parts
+    )
+    found = trainer_counts.undivided(transformers.Trainer(make(), args, train_dataset=rows))
+    assert (found is not None) == fault
+    assert not found or "accepts_loss_kwargs = False" in found[1]
 
 
 @pytest.mark.parametrize(("stop", "fault"), [((9, 8), True), ((9, 9), False), ((30, 31), False)])

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -184,6 +185,7 @@ def _first_gradient(
     """Return the optimiser's gradient at the first step of `train()` under `plan`; with the model's `draws` of that
     number, or (`in_eval`) with the whole model in eval mode. `made` gets the batches that the loop made of the step's."""
     run, stage = context.build(plan)
+    run.cfg = replace(run.cfg, optim=replace(run.cfg.optim, clip=math.inf))  # a clipped gradient hides its scale
     _remove_randomness(stage.model, in_eval)
     if draws is not None:
         own = stage.loss

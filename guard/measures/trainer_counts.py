@@ -1,0 +1,39 @@
+"""Whether a trainer of transformers divides its micro-batches by anything.
+
+Trainers are known by their attributes: this room imports no library of trainers.
+"""
+
+from typing import Any
+
+import torch
+from trainworthy.core.base.modes import in_mode
+
+
+def undivided(trainer: Any) -> tuple[str, str] | None:
+    """The micro-batches of a step are added, although each loss is a mean: the trainer leaves the division to a model that takes keyword
+    arguments, and the loss is the same for any `num_items_in_batch` (most heads of transformers 5.23: huggingface/transformers#47688)."""
+    parts = trainer.args.gradient_accumulation_steps
+    if parts == 1 or getattr(trainer, "loss_is_scaled_for_ga", None) is False:
+        return None
+    rows = trainer.train_dataset
+    rows = trainer._remove_unused_columns(rows, "training") if hasattr(rows, "column_names") else rows
+    batch = trainer._prepare_inputs(trainer.data_collator([rows[0], rows[1]]))
+    items = trainer._get_num_items_in_batch([batch], trainer.args.device)
+    if items is None:
+        return None
+    with in_mode(trainer.model, training=False), torch.no_grad():
+        one, twice = (
+            trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=items * k).item() for k in (1, 2)
+        )
+    if one != twice:
+        return None
+    own = trainer.compute_loss_func is not None
+    fix = (
+        "divide a sum by num_items_in_batch in compute_loss_func"
+        if own
+        else "set `model.accepts_loss_kwargs = False` before the Trainer is built"
+    )
+    return (
+        f"{parts} micro-batches are added undivided: the loss is {one:.4g} for {int(items)} items and for {2 * int(items)}",
+        f"the loss is a mean that ignores num_items_in_batch, and the Trainer divides by nothing else: {fix}",
+    )
