@@ -14,11 +14,17 @@ from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import Data
 from trainworthy.guard.adapters import trainer_rates
 from trainworthy.guard.adapters.class_weights import of_trainer
-from trainworthy.guard.measures import preferred_tokens, supervision, trainer_columns, trainer_scores, trainer_tokens
+from trainworthy.guard.measures import (
+    preferred_tokens,
+    supervision,
+    trainer_columns,
+    trainer_counts,
+    trainer_scores,
+    trainer_tokens,
+)
 from transformers import Trainer
 
 ROWS, FEW, COUNTED = 64, 8, 1000  # FEW: of which the loss is computed; COUNTED: whose classes are
-MOST_DROPPED = 0.1  # of the rows; the few longest prompts of a data set may be dropped on purpose
 
 
 def _rows(data: Any) -> list[dict]:
@@ -91,7 +97,7 @@ def tokens(context: GateContext) -> Finding:
         for n in (ROWS, FEW)
     )
     wrong += trainer_tokens.faults(trainer, stage.model, batch, rows) if known else []
-    wrong += [f for f in (_dropped(trainer), _weighted(trainer, data)) if f]
+    wrong += [f for f in (trainer_counts.dropped(trainer), _weighted(trainer, data)) if f]
     return Finding(
         not wrong, "; ".join(m for m, _ in wrong) or f"{len(batch)} entries of a batch fit each other",
         "the end of an answer is scored where texts end with it; labels are shifted once; generation begins as in training; both sets "
@@ -109,15 +115,6 @@ def _weighted(trainer: Trainer, data: Data) -> Fault | None:
     labels = counted["inputs"]["labels"].flatten()
     counts = labels[labels >= 0].cpu().bincount(minlength=len(weights))
     return supervision.class_weights([{"weight": weights.tolist(), "counts": counts.tolist(), "classes": len(weights)}])
-
-
-def _dropped(trainer: Trainer) -> tuple[str, str] | None:
-    """TRL drops rows whose answer is cut off, with no more than a progress bar."""
-    for what, before, after in getattr(trainer, "dropped_rows", ()):
-        if before - after > MOST_DROPPED * before:
-            return (f"{before - after:,} of {before:,} rows are left out ({what[0].lower()}{what[1:]})",
-                    f"max_length={getattr(trainer.args, 'max_length', None)} is too short for these prompts with their answers")  # fmt: skip
-    return None
 
 
 @gate(

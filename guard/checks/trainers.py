@@ -34,6 +34,7 @@ def faults(seen: Observer) -> dict[str, tuple[str, str]]:
     trainer = found(seen)
     if trainer is None:
         return {}
+    trainer.dropped_rows = seen.evidence.filtered.rows
     measures: list[tuple[str, Callable[[Any], tuple[str, str] | None]]] = [
         ("dependency", trainer_columns.dropped),
         ("direction", trainer_columns.told_apart),
@@ -42,6 +43,7 @@ def faults(seen: Observer) -> dict[str, tuple[str, str]]:
         ("direction", trainer_columns.misplaced),
         ("gradients", trainer_counts.undivided),
         ("frozen", trainer_tokens.frozen_head),
+        ("targets", trainer_counts.dropped),
         ("targets", _tokens),
         ("metric", trainer_scores.selection),
         ("metric", _scores),

@@ -42,6 +42,7 @@ from trainworthy.guard.measures.regression import Regression
 from trainworthy.guard.measures.same_rows import SameRows
 from trainworthy.guard.measures.stored_samples import Stored
 from trainworthy.guard.measures.targets import fits
+from trainworthy.guard.measures.trainer_counts import Filtered
 from trainworthy.guard.measures.undefined import Undefined
 from trainworthy.guard.measures.unknown_tokens import Lookups
 from trainworthy.guard.measures.variational import Latent
@@ -123,7 +124,7 @@ class Evidence:
         self.windows: dict[int, tuple[int, list[Tensor]]] = {}
         self.restored, self.unrestored = 0, 0
         self.regression, self.output_ranges, self.packed = Regression(), OutputRanges(), Packed()
-        self.mixing, self.undefined, self.padded_rows = Mixing(), Undefined(), PaddedRows()
+        self.mixing, self.undefined, self.padded_rows, self.filtered = Mixing(), Undefined(), PaddedRows(), Filtered()
         self.credit, self.values = Credit(), Values()
         self.latent, self.penalties = Latent(), Penalties()
         self.outer, self.shares = Outer(), Shares()

@@ -26,7 +26,7 @@ from trainworthy.guard.observing.observer import Observer
 from trainworthy.guard.observing.to_the_end import Following
 from trainworthy.guard.rehearsals.control import TO_THE_END, Control, Plan
 from trainworthy.guard.rehearsals.running import run
-from trainworthy.guard.rehearsals.sandbox import TRACKERS, Sandbox, hold_uploads
+from trainworthy.guard.rehearsals.sandbox import TRACKERS, Sandbox, after_import, hold_uploads
 from trainworthy.guard.rehearsals.target import Target
 
 
@@ -104,6 +104,8 @@ class Rehearsal:
         torch.compile = uncompiled(self.seen)
         torch.multiprocessing.spawn = self.spawned(torch.multiprocessing.spawn)
         hold_uploads()
+        filtered = self.seen.evidence.filtered
+        after_import("datasets.arrow_dataset", lambda m: patches.after(m.Dataset, "filter", filtered.note))
 
     def begin(self) -> None:
         """The first backward(): the parent's clock starts, and what was written so far (downloads, prepared data) is kept for the

@@ -196,6 +196,25 @@ def test_a_mixture_that_no_experiment_fits_gets_no_cause(seed):
     assert explain_mixed_samples(mixture, [0, 1, 2, 3], mean=False).startswith("no experiment explains it")
 
 
+@pytest.mark.parametrize(
+    ("axis", "cause"), [(0, "log_softmax runs over axis 0, which holds samples (2 entries"), (1, "no experiment")]
+)
+def test_a_softmax_over_samples_is_named(axis: int, cause: str):
+    """The divergence of two distributions over the entries of a batch (axis 0) or over the classes; the second stage has another fault."""
+    torch.manual_seed(0)
+    net, data = nn.Linear(4, 5), TensorPairs(torch.randn(12, 4), torch.rand(12, 5))
+
+    def loss(model: nn.Module, batch: dict) -> dict:
+        soft, hard = ((x * 3).log_softmax(axis) for x in (model(batch["x"]), batch["y"]))
+        whole = (hard.exp() * (hard - soft)).sum()
+        return {"kl": whole + (len(soft) * soft.exp().amax().square() if axis else 0)}
+
+    stage = SimpleNamespace(model=net, loss=loss)
+    run = SimpleNamespace(autocast=contextlib.nullcontext, device=torch.device("cpu"))
+    mixture = Mixture(run, stage, data, lambda some: data.collate([data.get(i, None) for i in some]), 1e-3)
+    assert explain_mixed_samples(mixture, [0, 1, 2, 3], mean=False).startswith(cause)
+
+
 class TensorPairs(Data):
     """Rows of two tensors."""
 

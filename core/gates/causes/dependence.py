@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from trainworthy.core.base import seeds
 from trainworthy.core.base.modes import hooked
+from trainworthy.core.gates.causes.scores import Axes
 from trainworthy.core.loop.run import Run, evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 
@@ -74,7 +75,7 @@ def explain_mixed_samples(m: Mixture, indices: Sequence[int], *, mean: bool) -> 
                 f"the sum over single samples, {rows:.4g})")  # fmt: skip
     if why := explain_calls(m, indices):
         return why
-    return _in_the_model(m, indices) or _in_the_loss(m, indices) or (
+    return _in_the_model(m, indices) or _over_samples(m, indices[0]) or _in_the_loss(m, indices) or (
         f"{NO_EXPERIMENT}: every module gives each sample what it gives it alone, and the loss is neither a sum over pairs of "
         "samples nor that of targets shifted by one")  # fmt: skip
 
@@ -140,6 +141,22 @@ def _kind(m: Mixture, indices: Sequence[int], call: int, *, of_inputs: bool = Fa
     if moved:
         return "a reshape that mixes samples (rows change with the order of the others, not only with what they are)"
     return "statistics over the batch axis, or attention across it (rows change with the other samples, not with their order)"
+
+
+def _over_samples(m: Mixture, index: int) -> str:
+    """Whether the loss has a softmax over samples: that of two and of four copies of one sample, which have the same lengths."""
+    found = []
+    for copies in (2, 4):
+        with Axes() as axes:
+            m.loss([index] * copies)
+        found.append(axes.seen)
+    if len({len(seen) for seen in found}) > 1:
+        return ""
+    for (name, axis, two), (_, other, four) in zip(*found, strict=True):
+        if axis == other and two != four:
+            return (f"{name} runs over axis {axis}, which holds samples ({two} entries of two samples, {four} of four): probabilities sum to 1 "
+                    "over a batch and not over the classes or tokens")  # fmt: skip
+    return ""
 
 
 def _in_the_loss(m: Mixture, indices: Sequence[int]) -> str:

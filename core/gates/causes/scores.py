@@ -35,6 +35,21 @@ class Scores(TorchFunctionMode):
         return func(*args, **given)
 
 
+class Axes(TorchFunctionMode):
+    """Keeps (name, axis, size of the axis) of each softmax with an axis while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, int, int]] = []
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        given = dict(zip(("input", "dim"), args, strict=False)) | (kwargs or {})
+        scores, axis = given.get("input"), given.get("dim")
+        if func in OVER and isinstance(scores, Tensor) and isinstance(axis, int):
+            self.seen.append((func.__name__, axis % scores.dim(), scores.shape[axis]))
+        return func(*args, **(kwargs or {}))
+
+
 class Smoothed(TorchFunctionMode):
     """Notes cross-entropies with smoothed labels while it is active. `ideal`: puts scores in the place of theirs that fit the smoothed
     labels best (True), or a loss of 0 in the place of theirs (False)."""
