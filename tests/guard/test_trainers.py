@@ -11,7 +11,7 @@ import transformers
 from datasets import Dataset
 from torch import nn
 from trainworthy.guard.checks import trainers
-from trainworthy.guard.hooks import initial_weights
+from trainworthy.guard.hooks import initial_weights, patches
 from trainworthy.guard.measures import trainer_columns, trainer_counts, trainer_scores, trainer_tokens
 
 
@@ -55,6 +55,21 @@ def test_micro_batches_that_nothing_divides(make, parts: int, fault: bool, tmp_p
     found = trainer_counts.undivided(transformers.Trainer(make(), args, train_dataset=rows))
     assert (found is not None) == fault
     assert not found or "accepts_loss_kwargs = False" in found[1]
+
+
+@pytest.mark.parametrize(("kept", "fault"), [(80, True), (95, False)])
+def test_rows_that_trl_leaves_out(kept: int, fault: bool):
+    filtered, rows = trainer_counts.Filtered(), Dataset.from_dict({"n": list(range(100))})
+    patches.after(Dataset, "filter", filtered.note)
+    try:
+        rows.filter(lambda row: row["n"] < 10, desc="Only short ones")
+        rows.filter(lambda row: row["n"] < kept, desc="Dropping fully masked examples from train dataset")
+    finally:
+        patches.remove()
+    trainer = SimpleNamespace(dropped_rows=filtered.rows, args=SimpleNamespace(max_length=64))
+    found = trainer_counts.dropped(trainer)
+    assert (found is not None) == fault
+    assert not found or "20 of 100 rows are left out (dropping fully masked examples" in found[0]
 
 
 @pytest.mark.parametrize(("stop", "fault"), [((9, 8), True), ((9, 9), False), ((30, 31), False)])
