@@ -3,7 +3,7 @@
 import pytest
 import torch
 from trainworthy.recipes.vision.evaluation import segmentation
-from trainworthy.recipes.vision.gates.pictures import averaged, definitions
+from trainworthy.recipes.vision.gates.scored import averaged, definitions
 
 ANSWERS = '            logits.append(model(batch["image"]).float())\n'
 GATHERED = "        logits, truth = run.gather(torch.cat(logits)), run.gather(torch.cat(truth))\n"

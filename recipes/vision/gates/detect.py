@@ -19,7 +19,7 @@ from trainworthy.core.gates.gate import GateContext, fetch, own_size, pick, spli
 from trainworthy.core.loop.run import evaluating
 from trainworthy.core.recipe.stage import Data, Stage, View
 from trainworthy.recipes.vision.data import boxes
-from trainworthy.recipes.vision.gates import answers, detection, pictures
+from trainworthy.recipes.vision.gates import answers, detection, pictures, scored
 from trainworthy.recipes.vision.gates.boxes import (
     MEANINGS,
     PAINTED,
@@ -125,9 +125,9 @@ def precision(context: GateContext) -> Finding:
         def value(
             change: Callable[[dict], dict] = dict, data: boxes.Boxed = data, indices: list[int] = indices
         ) -> float:
-            return run.measure(
-                pictures.with_net(stage, Knowing(data, indices, run.device, change)), View(data, indices)
-            )[name]
+            return run.measure(scored.with_net(stage, Knowing(data, indices, run.device, change)), View(data, indices))[
+                name
+            ]
 
         best = value()
         evidence[what] = best
@@ -224,7 +224,7 @@ def own_pixels(context: GateContext) -> Finding:
                 sized = {"scale": torch.ones(2), "size": torch.tensor([train.side, train.side])}
                 changes[f"boxes that {why}"] = lambda answer, change=change, sized=sized: {
                     k: v for k, v in meaning(change, train.side)(answer | sized).items() if k not in sized}  # fmt: skip
-        altered = {why: pictures.with_net(stage, Altered(stage.eval_model, change)) for why, change in changes.items()}
+        altered = {why: scored.with_net(stage, Altered(stage.eval_model, change)) for why, change in changes.items()}
         tried = {why: run.measure(other, data)[name] for why, other in altered.items()}
         likely = max(tried, key=tried.get)
         because = f"; {tried[likely]:.3f} with {likely}" if tried[likely] > value + 0.2 else ""
