@@ -15,6 +15,7 @@ from trainworthy.core.base import config
 from trainworthy.core.recipe import loading
 from trainworthy.core.session import stages
 from trainworthy.recipes.diffusion.data import pictures
+from trainworthy.recipes.diffusion.gates import latent
 from trainworthy.recipes.diffusion.models import latents, nets, pipeline
 from trainworthy.recipes.diffusion.models.noise import Noise, Process
 from trainworthy.recipes.shared import digits
@@ -197,3 +198,12 @@ def test_two_processes_train_what_one_does(tmp_path: Path):
     one, two = (losses(f) for f in folders)
     equal_but_rounding(one, two)
     assert math.isfinite(one[-1])
+
+
+@pytest.mark.parametrize(("axes", "share"), [((), 0.0), ((-1,), 0.5), ((-2, -1), 0.5)])
+def test_latents_that_are_mirrored_after_encoding(axes: tuple[int, ...], share: float):
+    fresh = torch.randn(64, 4, 8, 8, generator=torch.Generator().manual_seed(0)).double()
+    cached = 1.4 * fresh - 0.1
+    cached[::2] = cached[::2].flip(axes)
+    assert latent._mirrored(cached, fresh) == share
+    assert (latent._fit_line(cached, fresh)[2] > latent.FRESH) == (share > 0)

@@ -32,6 +32,7 @@ FEW = 64  # samples whose latents are encoded again, and number of least noisy s
 MEAN = 0.25  # mean of latents at the net's input: many autoencoders have a factor and no shift
 STD = (0.8, 1.25)
 FRESH = 5e-3  # rms between cached and newly encoded latents, in deviations
+ALIKE = 0.98  # cosine of two latents that are the same but for their scale
 FACTOR = 0.01  # relative difference between a measured factor and the declared one
 BACK = 0.05  # rms between pictures in [-1, 1] that should be equal
 TRIED = 4  # pictures sampled on each path
@@ -54,41 +55,56 @@ def latent_scale(context: GateContext) -> Finding:
     there = aim.noisy[calm] - aim.sigma[calm].view(-1, 1, 1, 1).float() * noise
     mean, std = there.mean().item(), there.std().item()
     config = stage.frozen_modules["vae"].config
-    lines = {name: _fit_line(context, run, stage, name) for name in stage.data}
-    off = max(line[2] for line in lines.values())
+    read = {name: _both(context, run, stage, name) for name in stage.data}
+    lines = {name: _fit_line(*both) for name, both in read.items()}
+    off, mirrored = max(line[2] for line in lines.values()), max(_mirrored(*both) for both in read.values())
     slope, offset = lines["train"][:2]
     due = config.scaling_factor, -config.scaling_factor * (config.shift_factor or 0.0)
     same = all(abs(a - due[0]) <= FACTOR * due[0] and abs(b - due[1]) <= 5 * FACTOR for a, b, _ in lines.values())
     return Finding(
         abs(mean) <= MEAN and STD[0] <= std <= STD[1] and off <= FRESH and same,
-        f"mean {mean:+.3f}, deviation {std:.3f} at the net; cached latents differ from fresh ones by {off:.1e}; made with factor "
+        f"mean {mean:+.3f}, deviation {std:.3f} at the net; cached latents differ from fresh ones by {off:.1e}"
+        f"{f', and {mirrored:.0%} of them are their mirror images' if mirrored else ''}; made with factor "
         f"{slope:.4g} and offset {offset:+.3f}, by its config {due[0]:.4g} and {due[1]:+.3f}",
         f"a mean within {MEAN:g}, a deviation of {STD[0]:g} to {STD[1]:g}; a difference of at most {FRESH:g}; factor and offset as in its "
         "config",
         order_causes(
+            (mirrored > 0, "latents are mirrored, and a mirrored latent is not that of the mirrored picture: augment pictures before they are "
+             "encoded"),
             (same and off <= FRESH, "another autoencoder's factor (0.18215 is Stable Diffusion's, and what diffusers assumes of any), or "
              "measured before training ended: 1 / deviation of its own latents, now"),
             (not same and off <= FRESH, "multiplied where it should divide, or twice; a shift that is not taken away"),
-            (off > FRESH, "cached with a draw instead of the middle, from pictures of another range, or by an autoencoder that trained "
-             "on")),
+            (off > FRESH and not mirrored, "cached with a draw instead of the middle, from pictures of another range, or by an autoencoder that "
+             "trained on")),
         evidence={"mean": mean, "std": std, "apart": off, "used": [slope, offset], "declared": due},
     )  # fmt: skip
 
 
-def _fit_line(context: GateContext, run: Run, stage: Stage, split: str) -> tuple[float, float, float]:
-    """Return (slope, offset, remaining rms) of a linear fit of cached latents to newly encoded ones."""
+def _both(context: GateContext, run: Run, stage: Stage, split: str) -> tuple[Tensor, Tensor]:
+    """Return cached latents of a split and newly encoded ones (N, C, H, W)."""
     data, seed = stage.data[split], context.cfg.run.seed
     some = pick(data, min(FEW, len(data)), seed)
-    cached = to_double(fetch(data, some, seed if split == "train" else None, run.device)[clean_key(data)].flatten())
-    fresh = to_double(
-        pipeline.middle(
-            stage.frozen_modules["vae"], torch.stack([data.images[i] for i in some]).to(run.device)
-        ).flatten()
-    )
-    x, y = fresh - fresh.mean(), cached - cached.mean()
+    cached = fetch(data, some, seed if split == "train" else None, run.device)[clean_key(data)]
+    pictures = torch.stack([data.images[i] for i in some]).to(run.device)
+    return to_double(cached), to_double(pipeline.middle(stage.frozen_modules["vae"], pictures))
+
+
+def _fit_line(cached: Tensor, fresh: Tensor) -> tuple[float, float, float]:
+    """Return (slope, offset, remaining rms) of a linear fit of cached latents to newly encoded ones."""
+    x, y = (z.flatten() - z.mean() for z in (fresh, cached))
     slope = ((x @ y) / (x @ x).clamp_min(1e-30)).item()
     left = ((y - slope * x).norm() / y.norm().clamp_min(1e-30)).item()
     return slope, (cached.mean() - slope * fresh.mean()).item(), left
+
+
+def _mirrored(cached: Tensor, fresh: Tensor) -> float:
+    """Return the share of cached latents (N, C, H, W) that are the mirror images of newly encoded ones, and not the same."""
+
+    def like(other: Tensor) -> Tensor:
+        return torch.cosine_similarity(*((z - z.mean()).flatten(1) for z in (cached, other)))
+
+    turned = torch.stack([like(fresh.flip(axes)) for axes in ((-1,), (-2,), (-2, -1))]).amax(0)
+    return ((turned > ALIKE) & (like(fresh) < ALIKE)).double().mean().item()
 
 
 def round_trip(classifier: Classifier | None, needed: float, ask: walks.Ask = walks.by_class) -> Gate:
