@@ -25,7 +25,7 @@ class Subject:
     """Its own loop clips gradients, at a norm that is not declared."""
     objective: str = ""
     """Recognised properties of its loss."""
-    causes: dict[str, str] = field(default_factory=dict)
-    """Gate id -> the cause that was measured, should it fail."""
     see: Callable[[str], dict] | None = None
     """Id of a check of `guard` -> what it found in the subject's own loop."""
+    causes: dict[str, str] = field(default_factory=dict)
+    """Gate id -> the cause that was measured, should it fail."""
