@@ -1,9 +1,10 @@
-"""`python -m tests.helpers.terminal` draws docs/terminal.svg, README's first picture: the real output of `trainworthy check` on a fork
-with a softmax before its cross-entropy."""
+"""`python -m tests.helpers.terminal` draws README's first two pictures: docs/terminal.svg, the real output of `trainworthy check` on a fork
+with a softmax before its cross-entropy, and docs/report.png, the top of its report (needs chromium)."""
 
 import io
 import os
 import pty
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,7 +15,7 @@ from trainworthy.core.bugs import suite
 
 from tests.conftest import ROOT
 
-PICTURE = ROOT / "docs" / "terminal.svg"
+PICTURE, REPORT = ROOT / "docs" / "terminal.svg", ROOT / "docs" / "report.png"
 WIDTH = 132  # columns; longer lines are cut
 LOSS = 'F.cross_entropy(logits, batch["label"]'
 GATES = ("schema", "data", "leakage", "initial-loss", "wiring", "overfit", "baseline", "export")
@@ -67,6 +68,14 @@ def draw(text: str) -> None:
     PICTURE.write_text(console.export_svg(title="trainworthy"))
 
 
+def photograph(folder: Path) -> None:
+    """Write the picture of the report's top."""
+    (page,) = folder.rglob("report.html")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1185,1250"]
+    subprocess.run(["chromium", *options, f"--screenshot={REPORT}", page.as_uri()], check=True, capture_output=True)
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
         draw(output(Path(name)))
+        photograph(Path(name))
