@@ -244,7 +244,7 @@ class Trainer:
         torch.save(data, os.path.join(self.results_folder, f"model-{milestone}.pt"))
 
     def train(self):
-        with tqdm(initial=self.step, total=self.num_steps, mininterval=5) as pbar:
+        with tqdm(initial=self.step, total=self.num_steps, mininterval=5, disable=None) as pbar:
             while self.step < self.num_steps:
                 total_loss = 0.0
                 for _ in range(self.gradient_accumulate_every):
@@ -277,7 +277,7 @@ def frechet_distance(a, b):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--train-num-steps", type=int, default=700)
+    parser.add_argument("--train-num-steps", type=int, default=500)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--gradient-accumulate-every", type=int, default=2)
     parser.add_argument("--train-lr", type=float, default=1e-3)
@@ -298,7 +298,7 @@ def main():
         results_folder="results",
     )
     trainer.train()
-    samples = trainer.ema_model.sample(batch_size=500)
+    samples = trainer.ema_model.sample(batch_size=300)
     print(
         f"mean {samples.mean():.3f} (data {dataset.images.mean():.3f}) std {samples.std():.3f} (data {dataset.images.std():.3f})"
     )
