@@ -8,6 +8,7 @@ from trainworthy.core.base.verdict import Fault
 STEPS = 40
 KINDS = 10  # different factors between neighbouring steps: a rule that adapts the rate has two or three
 BOTH = 0.2  # of the steps raise the rate, and of them lower it
+TURNS = 0.1  # of the steps go the other way than the one before: a warm-up and a cosine turn once
 WIDE = 3.0  # variance of the logarithm of the rate, in variances of its change
 ALONE = -0.3  # correlation of a change with the next one: -0.5 if each rate is a base rate times a factor of its own, 0 if factors add up
 
@@ -25,7 +26,8 @@ def fault(rates: list[float]) -> Fault | None:
     logs = [math.log(r) for r in rates]
     changes = [b - a for a, b in pairwise(logs)]
     up, down = (sum(s * c > 1e-6 for c in changes) for s in (1, -1))
-    if min(up, down) < BOTH * len(changes) or len({round(c, 4) for c in changes}) < KINDS:
+    turns = sum(a * b < 0 for a, b in pairwise(changes))
+    if min(up, down) < BOTH * len(changes) or turns < TURNS * len(changes) or len({round(c, 4) for c in changes}) < KINDS:
         return None
     spread = variance(changes)
     mean = sum(changes) / len(changes)
