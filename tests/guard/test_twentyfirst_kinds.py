@@ -1,0 +1,99 @@
+"""What the twenty-first set showed, beside what `names` reads: class maps that were interpolated, rates that rise anew in each epoch, an R² of 0."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn.functional import interpolate, max_pool2d
+from trainworthy.guard.checks.progress import Row
+from trainworthy.guard.measures.interpolated import fault, seams
+from trainworthy.guard.measures.printed_scores import Series
+from trainworthy.guard.measures.rates import restarted, unlikely
+
+
+def discs(n=64, size=96):
+    """Class maps with discs and rings of classes 1 and 2 on class 0."""
+    draw = torch.Generator().manual_seed(0)
+    rows, columns = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
+    maps = torch.zeros(n, size, size)
+    for one in maps:
+        for label in (1, 2, 1, 2):
+            y, x = torch.randint(12, size - 12, (2,), generator=draw)
+            one[(rows - y) ** 2 + (columns - x) ** 2 < 144] = label
+    return maps
+
+
+def levels(n=64, places=8):
+    """A smooth field in levels: between two levels are those between."""
+    field = torch.randn(n, 1, places, places, generator=torch.Generator().manual_seed(0))
+    return (2 * interpolate(field, size=48, mode="bicubic")[:, 0]).round().clamp(-4, 4) + 4
+
+
+def outlined(n=64):
+    """Class 1 is the outline of class 2, by design."""
+    inside = (discs(n) > 0).float()
+    return inside + (1 - max_pool2d(1 - inside, 3, 1, 1))
+
+
+def smaller(maps, mode):
+    return interpolate(maps[:, None], size=48, mode=mode, antialias=mode != "nearest")[:, 0].round().clamp(0, 2)
+
+
+MAPS = {
+    "as they are": (discs, False),
+    "nearest": (lambda: smaller(discs(), "nearest"), False),
+    "bilinear": (lambda: smaller(discs(), "bilinear"), True),
+    "bicubic": (lambda: smaller(discs(), "bicubic"), True),
+    "levels": (levels, False),
+    "steep levels": (lambda: levels(places=16), False),
+    "noise": (lambda: levels(places=48), False),
+    "outlines": (outlined, False),
+    "two classes": (lambda: (discs() > 0).float(), False),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_interpolated_class_maps(name):
+    make, wrong = MAPS[name]
+    rows = [{"seams": seams(batch, 255)} for batch in make().long().split(8)]
+    assert (fault(rows) is not None) == wrong
+
+
+def epochs(count, length):
+    return [
+        SimpleNamespace(training=True, ended=True, was_cut=False, steps=length, started=i * length)
+        for i in range(count)
+    ]
+
+
+def warm(step, length=20):
+    return 0.1 * (step + 1) / length if step < length else 0.05 * (1 + math.cos(math.pi * step / 160))
+
+
+RISING = {
+    "once": ([warm(i) for i in range(60)], False),
+    "in each epoch": ([warm(i % 20) for i in range(60)], True),
+    "set after the update": ([0.0001, *(warm(i % 20) for i in range(59))], True),
+    "constant": ([0.1] * 60, False),
+    "warm restarts": ([0.05 * (1 + math.cos(math.pi * (i % 20) / 20)) for i in range(60)], False),
+    "a triangle": ([0.01 + 0.01 * min(i % 20, 20 - i % 20) for i in range(60)], False),
+}
+
+
+@pytest.mark.parametrize("name", RISING)
+def test_a_warm_up_that_begins_anew(name):
+    rates, wrong = RISING[name]
+    assert (restarted(epochs(3, 20), [rates]) is not None) == wrong
+    assert restarted(epochs(1, 20), [rates[:20]]) is None
+
+
+@pytest.mark.parametrize("length", [40, 60, 150])
+def test_a_warm_up_and_a_cosine_are_no_irregular_factors(length):
+    assert unlikely([1e-4, *(warm(i, length // 2) for i in range(1, length))]) is None
+
+
+@pytest.mark.parametrize(("now", "gains"), [(-0.01, False), (0.0, False), (0.2, True)])
+def test_a_coefficient_of_determination_of_zero_is_no_gain(now, gains):
+    row = Row(Series("r2", "fit", 1, False, [now]), [now], [-0.5])
+    assert (row.learnt > 0) == gains
