@@ -178,6 +178,7 @@ def loss_input(seen: Observer) -> dict:
         or supervision.turned(inputs.turned, seen.calls)
         or inputs.logits.fault()
         or inputs.overlaps.fault()
+        or inputs.moved_classes.fault()
         or floored(seen.calls)
     ):
         return finding("loss-input", *fault)

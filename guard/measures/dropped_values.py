@@ -36,8 +36,9 @@ def unused(source: Source, calls: Iterable[tuple[str, ast.Call, Function]]) -> F
         id(n) for _, t in source.nodes if isinstance(t, (ast.Try, ast.With)) for n in ast.walk(t)
     }  # to see whether it raises
     lines = {id(n.value): n for _, n in source.nodes if isinstance(n, ast.Expr) and id(n) not in tried}
+    given = {n.arg for _, n in source.nodes if isinstance(n, ast.arg)}
     for file, call, function in calls:
-        if id(call) in lines and changes_nothing(function):
+        if id(call) in lines and getattr(call.func, "id", "") not in given and changes_nothing(function):
             return (
                 f"line {call.lineno} of {file} calls {ast.unparse(call.func)}() and drops what it returns; {function.name}() in line "
                 f"{function.lineno} changes nothing else",
@@ -47,9 +48,9 @@ def unused(source: Source, calls: Iterable[tuple[str, ast.Call, Function]]) -> F
     for file, node in source.nodes:
         if not isinstance(node, ast.Call) or id(node) not in lines or not isinstance(node.func, ast.Attribute):
             continue
-        name, given = node.func.attr, {k.arg for k in node.keywords}
-        table = pandas and name in TABLES and "inplace" not in given
-        if table or (name in TENSORS and "out" not in given and (node.args or node.keywords)):
+        name, keys = node.func.attr, {k.arg for k in node.keywords}
+        table = pandas and name in TABLES and "inplace" not in keys
+        if table or (name in TENSORS and "out" not in keys and (node.args or node.keywords)):
             return (
                 f"line {node.lineno} of {file} calls {ast.unparse(node.func)}() and drops what it returns",
                 f"`{name}` returns a changed copy: assign it, or use {'inplace=True' if table else name + '_'}",

@@ -1,13 +1,17 @@
-"""What the twenty-first set showed, beside what `names` reads: class maps that were interpolated, rates that rise anew in each epoch, an R² of 0."""
+"""What the twenty-first set showed, beside what `names` reads: class maps that were interpolated, classes of a one-hot map moved by a view, rates
+that rise anew in each epoch, an R² of 0."""
 
+import inspect
 import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.functional import interpolate, max_pool2d
+from torch.nn.functional import one_hot as of_torch
 from trainworthy.guard.checks.progress import Row
 from trainworthy.guard.measures.interpolated import fault, seams
+from trainworthy.guard.measures.moved_classes import MovedClasses
 from trainworthy.guard.measures.printed_scores import Series
 from trainworthy.guard.measures.rates import restarted, unlikely
 
@@ -58,6 +62,57 @@ def test_interpolated_class_maps(name):
     make, wrong = MAPS[name]
     rows = [{"seams": seams(batch, 255)} for batch in make().long().split(8)]
     assert (fault(rows) is not None) == wrong
+
+
+SEEN = MovedClasses()
+
+
+def one_hot(mask, classes):
+    out = of_torch(mask, classes)
+    SEEN.note(out, inspect.currentframe().f_back)
+    return out
+
+
+def as_scores(scores, mask):
+    return one_hot(mask, 3).view_as(scores)
+
+
+def by_shape(scores, mask):
+    return one_hot(mask, 3).float().sum() + one_hot(mask, 3).view(scores.shape)
+
+
+def by_sizes(scores, mask):
+    n, classes, h, w = scores.shape
+    return one_hot(mask, 3).reshape(n, classes, h, w)
+
+
+def permuted(scores, mask):
+    return one_hot(mask, 3).permute(0, 3, 1, 2).reshape(scores.shape)
+
+
+def flattened(scores, mask):
+    return one_hot(mask, 3).view(-1, 3)
+
+
+def rows(scores, mask):
+    n, _, h, w = scores.shape
+    return one_hot(mask, 3).view(n, h * w, 3)
+
+
+def of_labels(scores, mask):
+    return one_hot(mask[:, 0, 0], 3).view(len(mask), 3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("use", "wrong"),
+    [(as_scores, 1), (by_shape, 1), (by_sizes, 1), (permuted, 0), (flattened, 0), (rows, 0), (of_labels, 0)],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+def test_classes_of_a_one_hot_map_that_a_view_moves(use, wrong):
+    SEEN.__init__()
+    for _ in range(6):
+        use(torch.randn(4, 3, 8, 6), torch.randint(3, (4, 8, 6)))
+    assert (SEEN.fault() is not None) == bool(wrong)
 
 
 def epochs(count, length):
