@@ -1,6 +1,6 @@
 """What `names` reads in a script's source, of the kinds that the twenty-first set showed: values that are dropped, parameters bound anew, an
 observation that is overwritten, the action of another state, the sign of an entropy's weight, a plateau in the other direction, a map to -1..1
-that nothing calls."""
+that nothing calls, a sampling loop that runs forwards."""
 
 import pytest
 from trainworthy.guard.checks import names
@@ -148,7 +148,52 @@ MAPS = {
     "by a transform": ([("images = spread(images)", "images = Normalize(0.5, 0.5)(images)")], False),
     "neither": ([("    images = spread(images)\n", ""), ("back(model(noise))", "model(noise)")], False),
 }
+CHAIN = """
+class Diffusion:
+    def __init__(self, net, T):
+        self.net, self.T, self.alphas_cumprod = net, T, make(T)
+
+    def p_sample(self, x, t):
+        times = torch.full((len(x),), t)
+        return x - self.net(x, times)
+
+    def sample(self, n):
+        img = torch.randn(n, 1, 8, 8)
+        for t in reversed(range(self.T)):
+            img = self.p_sample(img, t)
+        return img
+
+
+def main(net, images):
+    images.backward()
+    return Diffusion(net, 100).sample(4)
+
+
+main(None, None)
+"""
+ORDER, STEP = "for t in reversed(range(self.T)):", "            img = self.p_sample(img, t)\n"
+SAMPLING = {
+    "healthy": ([], False),
+    "forwards": ([(ORDER, "for t in range(self.T):")], True),
+    "with a bar": ([(ORDER, "for t in tqdm(range(self.T), desc='sampling'):")], True),
+    "counted down": ([(ORDER, "for t in range(self.T - 1, -1, -1):")], False),
+    "turned within": ([(ORDER, "for i in range(self.T):"), (STEP, "            t = self.T - 1 - i\n" + STEP)], False),
+    "of a list of times": (
+        [(ORDER, "for i in range(self.T):"), (STEP, "            t = self.times[i]\n" + STEP)],
+        False,
+    ),
+    "filled": (
+        [
+            (ORDER, "for t in range(self.T):"),
+            (STEP, "            ts = torch.full((n,), t)\n            img = self.net(img, ts)\n"),
+        ],
+        True,
+    ),
+    "a flow": ([(ORDER, "for t in range(self.T):"), ("self.alphas_cumprod", "self.weights")], False),
+    "noising": ([(ORDER, "for t in range(self.T):"), (STEP, "            img = self.q_sample(img, t)\n")], False),
+}
 RULES = {
+    "sampling": (CHAIN, SAMPLING),
     "dropped": (AVERAGES, DROPPED),
     "learning": (AGENT, LEARNING),
     "plateau": (EPOCHS, PLATEAUS),
