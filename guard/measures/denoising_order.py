@@ -37,8 +37,12 @@ def forwards(source: Source) -> Fault | None:
 
 def noise(value: ast.AST) -> bool:
     """Return whether a value is drawn noise as it is."""
-    while isinstance(value, ast.Call) and tail(value.func) in ("to", "cuda", "float"):
-        value = value.func.value  # type: ignore[attr-defined]
+    while (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Attribute)
+        and value.func.attr in ("to", "cuda", "float")
+    ):
+        value = value.func.value
     return isinstance(value, ast.Call) and tail(value.func) in NOISE
 
 

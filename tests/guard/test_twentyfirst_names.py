@@ -1,6 +1,7 @@
 """What `names` reads in a script's source, of the kinds that the twenty-first set showed: values that are dropped, parameters bound anew, an
 observation that is overwritten, the action of another state, the sign of an entropy's weight, a plateau in the other direction, a map to -1..1
-that nothing calls, a sampling loop that runs forwards."""
+that nothing calls, a sampling loop that runs forwards, splits
+that overlap."""
 
 import pytest
 from trainworthy.guard.checks import names
@@ -192,7 +193,40 @@ SAMPLING = {
     "a flow": ([(ORDER, "for t in range(self.T):"), ("self.alphas_cumprod", "self.weights")], False),
     "noising": ([(ORDER, "for t in range(self.T):"), (STEP, "            img = self.q_sample(img, t)\n")], False),
 }
+SLICES = """
+def main(model, data, optimizer):
+    n = len(data)
+    cut = int(n * 0.9)
+    train_data = data[:cut]
+    val_data = data[cut:]
+    for x in train_data:
+        model(x).backward()
+        optimizer.step()
+    return model(val_data)
+
+
+main(*[None] * 3)
+"""
+TRAIN, VAL = "train_data = data[:cut]", "val_data = data[cut:]"
+SPLITS = {
+    "healthy": ([], False),
+    "both from the start": ([(VAL, "val_data = data[: int(n * 0.1)]")], True),
+    "both to the end": ([(TRAIN, "train_data = data[cut:]"), (VAL, "val_data = data[n // 2 :]")], True),
+    "a smaller share": ([(VAL, "val_data = data[int(0.8 * n) :]")], True),
+    "of its length": (
+        [(TRAIN, "train_data = data[: int(len(data) * 0.9)]"), (VAL, "val_data = data[int(len(data) * 0.7) :]")],
+        True,
+    ),
+    "a larger share": ([(VAL, "val_data = data[int(0.95 * n) :]")], False),
+    "numbers": ([(TRAIN, "train_data = data[:1000]"), (VAL, "val_data = data[900:]")], True),
+    "numbers in order": ([(TRAIN, "train_data = data[:1000]"), (VAL, "val_data = data[1000:]")], False),
+    "the last ones": ([(TRAIN, "train_data = data[:-100]"), (VAL, "val_data = data[-100:]")], False),
+    "shuffled between": ([(VAL, "data = other(data)\n    val_data = data[:100]")], False),
+    "another array": ([(VAL, "val_data = model.data[:100]")], False),
+    "another kind": ([(VAL, "val_losses = data[:100]"), ("model(val_data)", "model(val_losses)")], False),
+}
 RULES = {
+    "slices": (SLICES, SPLITS),
     "sampling": (CHAIN, SAMPLING),
     "dropped": (AVERAGES, DROPPED),
     "learning": (AGENT, LEARNING),
