@@ -14,6 +14,7 @@ from trainworthy.guard.measures.interpolated import fault, seams
 from trainworthy.guard.measures.moved_classes import MovedClasses
 from trainworthy.guard.measures.printed_scores import Series
 from trainworthy.guard.measures.rates import restarted, unlikely
+from trainworthy.guard.measures.regression import Regression
 
 
 def discs(n=64, size=96):
@@ -152,3 +153,20 @@ def test_a_warm_up_and_a_cosine_are_no_irregular_factors(length):
 def test_a_coefficient_of_determination_of_zero_is_no_gain(now, gains):
     row = Row(Series("r2", "fit", 1, False, [now]), [now], [-0.5])
     assert (row.learnt > 0) == gains
+
+
+@pytest.mark.parametrize("seen_within", [True, False])
+def test_noise_that_a_model_adds_itself(seen_within):
+    """The model gets the sample alone. Where the calls within it were not recorded, nothing is known of the noise."""
+    record = Regression()
+    for _ in range(4):
+        clean, noise = torch.rand(32, 1, 8, 8), torch.randn(32, 1, 8, 8)
+        level = torch.rand(32, 1, 1, 1)
+        noisy = (1 - level**2).sqrt() * clean + level * noise
+        record.drew(noise)
+        root = (torch.nn.Identity(), (clean,), {})
+        inner = [(noisy, level.flatten())] if seen_within else []
+        record.add(torch.zeros_like(noise, requires_grad=True), noise, root, [[clean]], inner)
+    assert len(record.levels) == 4 * seen_within
+    assert not record.strange
+    assert not record.hidden.shares
