@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch.nn.functional import interpolate, max_pool2d
 from torch.nn.functional import one_hot as of_torch
+from trainworthy.guard.checks import behaviour
 from trainworthy.guard.checks.progress import Row
+from trainworthy.guard.measures import averages
 from trainworthy.guard.measures.interpolated import fault, seams
 from trainworthy.guard.measures.moved_classes import MovedClasses
 from trainworthy.guard.measures.printed_scores import Series
@@ -170,3 +172,39 @@ def test_noise_that_a_model_adds_itself(seen_within):
     assert len(record.levels) == 4 * seen_within
     assert not record.strange
     assert not record.hidden.shares
+
+
+@pytest.mark.parametrize(("evaluated_before", "stopped"), [(True, False), (False, True)])
+def test_the_best_average_that_is_loaded_for_a_test(evaluated_before, stopped):
+    """An average that was evaluated early and is loaded at the end holds more of the initial weights than the average has at the end."""
+    torch.manual_seed(0)
+    net, average = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+    average.load_state_dict(net.state_dict())
+    start = {id(p): (p, p.detach().flatten().clone()) for p in net.parameters()}
+    goal, trail = torch.randn(16, 16), averages.Trail()
+    optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+    trail.trains(net)
+    best = {}
+    for step in range(1, 61):
+        optimizer.zero_grad()
+        ((net.weight - goal) ** 2).sum().backward()
+        optimizer.step()
+        trail.step(list(net.parameters()))
+        with torch.no_grad():
+            for p, q in zip(average.parameters(), net.parameters(), strict=True):
+                p.lerp_(q, 0.1)
+        if step in (1, 60) and (evaluated_before or step == 60):
+            trail.evaluated(average, [id(net)], start, step)
+        if step == 1:
+            best = {k: v.clone() for k, v in average.state_dict().items()}
+    net.load_state_dict(best)
+    trail.evaluated(net, [id(net)], start, 60)
+    assert (averages.fault(trail.found, 60, 60) is not None) == stopped
+
+
+def test_an_average_of_statistics_whose_count_is_rounded_down():
+    norm = torch.nn.BatchNorm2d(4)
+    assert behaviour.initial(norm)
+    norm.running_mean += 0.01
+    assert int(norm.num_batches_tracked) == 0
+    assert not behaviour.initial(norm)
