@@ -11,7 +11,7 @@ from torch.nn.functional import interpolate, max_pool2d
 from torch.nn.functional import one_hot as of_torch
 from trainworthy.guard.checks import behaviour
 from trainworthy.guard.checks.progress import Row
-from trainworthy.guard.measures import averages
+from trainworthy.guard.measures import averages, best_weights
 from trainworthy.guard.measures.interpolated import fault, seams
 from trainworthy.guard.measures.moved_classes import MovedClasses
 from trainworthy.guard.measures.printed_scores import Series
@@ -208,3 +208,14 @@ def test_an_average_of_statistics_whose_count_is_rounded_down():
     norm.running_mean += 0.01
     assert int(norm.num_batches_tracked) == 0
     assert not behaviour.initial(norm)
+
+
+@pytest.mark.parametrize(("average", "stopped"), [(10.7, False), (10.2, True)])
+def test_the_best_of_a_score_that_does_not_change(average, stopped):
+    """The script keeps the best of its average's accuracy, which does not change in a short run, and prints that of the model, too."""
+    rows, output = [], ""
+    for value in (10.7, 20.1, 33.0, 41.5, 52.2):
+        begin = len(output)
+        output += f"Test: Acc@1: {value}\nTest (EMA): Acc@1: {average}\n"
+        rows.append({"output_span": [begin, len(output)], "best": {"best_metric": 10.7}})
+    assert bool(best_weights.check(rows, output)[1]) == stopped
