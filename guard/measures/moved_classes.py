@@ -27,7 +27,7 @@ class MovedClasses:
             return
         self.calls += 1
         view = following(frame.f_code, frame.f_lasti)
-        shape = asked(view, {**frame.f_globals, **frame.f_locals}) if view is not None else ()
+        shape = requested(view, {**frame.f_globals, **frame.f_locals}) if view is not None else ()
         old = tuple(out.shape)
         if len(shape) == len(old) and shape != old and shape[1] == old[-1] and 1 not in (old[-2], old[-1]):
             self.moved, self.shapes, self.line = self.moved + 1, (old, tuple(shape)), frame.f_lineno
@@ -69,7 +69,7 @@ def tree(name: str) -> ast.Module:
         return ast.Module([], [])
 
 
-def asked(view: ast.Call, known: dict[str, Any]) -> tuple[int, ...]:
+def requested(view: ast.Call, known: dict[str, Any]) -> tuple[int, ...]:
     """Return the shape that a view asks for, as far as it is that of a variable or is written out in variables; else nothing."""
     args = [a.value if isinstance(a, ast.Starred) else a for a in view.args]
     if view.func.attr.endswith("_as") and args:  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ BOTH = 0.2  # of the steps raise the rate, and of them lower it
 TURNS = 0.1  # of the steps go the other way than the one before: a warm-up and a cosine turn once
 WIDE = 3.0  # variance of the logarithm of the rate, in variances of its change
 ALONE = -0.3  # correlation of a change with the next one: -0.5 if each rate is a base rate times a factor of its own, 0 if factors add up
-FEW = 8  # updates of an epoch, at least
+LEAST = 8  # updates of an epoch, at least
 RISE = 3.0  # of the rate in a warm-up
 
 
@@ -56,7 +56,7 @@ def restarted(passes: list[Pass], rates: list[list[float]]) -> Fault | None:
         return None
     epochs = [rates[0][p.started + 1 : p.started + p.steps] for p in whole]
     first = epochs[0] if len(epochs) > 1 else []
-    rises = len(first) >= FEW and all(a < b for a, b in pairwise(first)) and first[-1] >= RISE * first[0] >= 0
+    rises = len(first) >= LEAST and all(a < b for a, b in pairwise(first)) and first[-1] >= RISE * first[0] >= 0
     if not rises or any(later != first for later in epochs[1:]):
         return None
     return (
