@@ -245,7 +245,7 @@ def evaluated(seen: Observer) -> dict:
                 "the evaluated model is a copy that has not moved since training began",
                 "an average (EMA) is never updated, or the evaluation uses another object than the one that trains",
             )
-        bare = [m for m in tracking(other) if not int(m.num_batches_tracked)]
+        bare = [m for m in tracking(other) if initial(m)]
         full = [m for m in tracking(alike[0]) if int(m.num_batches_tracked) > 3]
         if bare and full and not any(m.training for m in bare):
             return finding(
@@ -279,6 +279,12 @@ def references(evaluations: list[list[int]], trained: set[int]) -> set[int]:
             near = sum(not trained.isdisjoint(calls[max(0, k - 1) : k + 2]) for k in places)
             (beside if near > 0.8 * len(places) else alone).add(i)
     return beside - alone
+
+
+def initial(norm: nn.Module) -> bool:
+    """Return whether a batch norm's statistics are those that it began with. Its count alone says nothing: a decay of 0.99 rounds it down to 0."""
+    mean = getattr(norm, "running_mean", None)
+    return not int(norm.num_batches_tracked) and (mean is None or not bool(mean.any()))  # type: ignore[arg-type]
 
 
 def tracking(model: nn.Module) -> list:

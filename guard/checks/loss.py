@@ -12,7 +12,7 @@ from trainworthy.guard.checks import causality, objectives
 from trainworthy.guard.checks.behaviour import lagging
 from trainworthy.guard.checks.invariants import names, tops
 from trainworthy.guard.checks.results import finding, skip
-from trainworthy.guard.measures import indexing, mixing, pairing, supervision
+from trainworthy.guard.measures import indexing, interpolated, mixing, pairing, supervision
 from trainworthy.guard.measures.class_numbers import CAUSE, numbering
 from trainworthy.guard.measures.float_targets import binary_right, output_target_correlation, r_squared
 from trainworthy.guard.measures.targets import constant_losses, floored
@@ -61,7 +61,7 @@ def targets(seen: Observer) -> dict:
     found = supervision.class_weights(rows) or supervision.masked_elsewhere(rows)
     found = found or supervision.one_of_two(rows) or supervision.padding_scored(rows)
     found = found or lost(rows, "calls of the loss") or shifted(rows, seen) or one_class(rows)
-    if fault := found or positive_first(rows) or ignored_token(rows):
+    if fault := found or positive_first(rows) or ignored_token(rows) or interpolated.fault(rows):
         return finding("targets", *fault)
     distinct = set().union(*(r["distinct"] for r in rows))
     sizes = [r["scored"] for r in rows]
@@ -178,6 +178,7 @@ def loss_input(seen: Observer) -> dict:
         or supervision.turned(inputs.turned, seen.calls)
         or inputs.logits.fault()
         or inputs.overlaps.fault()
+        or inputs.moved_classes.fault()
         or floored(seen.calls)
     ):
         return finding("loss-input", *fault)

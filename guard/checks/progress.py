@@ -85,6 +85,12 @@ class Row:
         return fmean(rows[-max(1, len(rows) // 3) :])
 
     @property
+    def learnt(self) -> float:
+        """The gain; none for an R² or a correlation that is not above 0: the mean of the targets is as good."""
+        now = fmean(self.trained[-max(1, len(self.trained) // 3) :])
+        return min(self.gain, 0.0) if self.one.kind == "fit" and now <= 0 else self.gain
+
+    @property
     def worse(self) -> bool:
         """Clearly worse at the end, and better at no time."""
         return self.gain < -self.margin and max(self.gains) <= self.margin / 2
@@ -196,7 +202,7 @@ def level(trained: "Outcome", held: "Outcome", *, uncut: bool = False) -> list[R
     if any(r.one.kind in BOUNDED and fmean(r.held) > GOOD for r in rows):
         return []
     part = {True: 1.0, False: 0.5}  # a net that was drawn answers one class, whose share differs from seed to seed
-    return [] if any(r.gain > max(r.margin * part[uncut and r.one.kind in BOUNDED], 1e-12) for r in rows) else rows
+    return [] if any(r.learnt > max(r.margin * part[uncut and r.one.kind in BOUNDED], 1e-12) for r in rows) else rows
 
 
 def unsuitable(ended: "Outcome") -> str:
@@ -252,7 +258,7 @@ def compare(trained: "Outcome", held: "Outcome") -> list[Row] | dict:
     if held.record["progress"]["moved"] > 1e-3:
         return skip("progress", "the weights move without an optimiser, and could not be held as they were drawn")
     rows = [Row(*x) for x in comparable(scored(series(trained.output)), scored(series(held.output)))]
-    better = [r for r in rows if r.gain > max(r.margin / 2, 1e-12)]
+    better = [r for r in rows if r.learnt > max(r.margin / 2, 1e-12)]
     if better:
         return finding("progress", f"{better[0]} (the same run without steps)")
     worse = [r for r in rows if r.worse and decides(r, trained.record, held.record)]

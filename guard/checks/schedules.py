@@ -8,7 +8,7 @@ from typing import Any
 
 from trainworthy.guard.checks.invariants import stepped
 from trainworthy.guard.checks.results import finding, skip
-from trainworthy.guard.measures.rates import fault as unlikely
+from trainworthy.guard.measures.rates import restarted, unlikely
 from trainworthy.guard.measures.records import CLOSE
 from trainworthy.guard.measures.scheduler_calls import calls_of_step, counts, length_argument, options_of
 from trainworthy.guard.observing.observer import Observer
@@ -20,7 +20,8 @@ AHEAD = 20_000  # optimiser steps that a schedule is foreseen
 
 def schedule(seen: Observer) -> dict:
     """Check the pace of every scheduler, and predict it to the end of the first epoch by stepping it on."""
-    if fault := next((f for g in stepped(seen) if (f := unlikely(g.rates))), None):
+    rates = [g.rates for g in stepped(seen)]
+    if fault := next((f for r in rates if (f := unlikely(r))), None) or restarted(seen.passes, rates):
         return finding("schedule", *fault)
     if not seen.schedulers:
         return by_hand(seen)

@@ -32,6 +32,9 @@ class Trail:
         self.last: dict[int, Tensor] = {}
         self.order: dict[int, tuple[int, ...]] = {}  # model that trains -> ids of its parameters
         self.passed: set[tuple[float, ...]] = set()  # a few weights of each step: kept ones are no average
+        self.averaged: set[tuple[float, ...]] = (
+            set()
+        )  # a few weights of the averages: the best of them may be loaded at the end
         self.found: list[Average] = []
 
     def step(self, parameters: list[Tensor]) -> None:
@@ -62,11 +65,13 @@ class Trail:
             if len(ids) != len(mine) or not rows:
                 continue
             now, last, first = (torch.cat(x) for x in zip(*rows, strict=True))
-            kept = any(signature(p) in self.passed for p, _ in known)
+            marks = [signature(p) for p, _ in known]
+            kept = any(m in self.passed for m in marks) or all(m in self.averaged for m in marks)
             if kept or torch.equal(last, first) or torch.equal(now, last) or torch.equal(now, first):
                 continue
             if (share := share_left(now, last, first)) is not None:
                 self.found.append(Average(id(module), type(module).__name__, step, share))
+                self.averaged |= set(marks)
             return
 
 
@@ -96,5 +101,6 @@ def fault(found: list[Average], steps: int, whole: float) -> tuple[str, str] | N
     rest = f"; after all {whole:.0f} it will be {left:.0%}" if whole > steps else ""
     return (
         f"the weights of the evaluation after step {one.step} of {steps} are an average that is {one.start:.0%} the initial weights{rest}",
-        f"the decay of the average is that of a longer run: 1 / (1 - decay) must be well below {whole:.0f} steps, or the decay must be warmed up",
+        f"the decay of the average is that of a longer run: 1 / (1 - decay) must be well below {whole:.0f} steps, or the decay must be warmed up\n"
+        "the average is updated once an epoch, and not after each step",
     )

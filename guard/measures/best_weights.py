@@ -71,20 +71,25 @@ def number(value: Any) -> float | None:
 
 def check(rows: list[dict], output: str) -> tuple[str, str]:
     """Return what is seen of a script's best weights, and its cause; the cause is empty if nothing is wrong."""
-    measured = ""
+    measured, wrong = "", {}
+    right = set()  # also of a score that did not change: an average that hardly moves within a short run
     for name, known, values, best in tracked(rows, output):
         low, high = (running(values, which) for which in (min, max))
         good, bad = (high, low) if known.sign > 0 else (low, high)
+        fits, misfits = (all(abs(v - x) <= CLOSE for v, x in zip(best, way, strict=True)) for way in (good, bad))
+        right |= {name} if fits else set()
         differ = sum(abs(a - b) > 4 * CLOSE for a, b in zip(good, bad, strict=True))
         if differ < ROUNDS or (known.sign > 0 and LOWER.search(name)):
             continue
-        if all(abs(v - x) <= CLOSE for v, x in zip(best, good, strict=True)):
+        if fits:
             measured = measured or f"{name} is the best of {len(values)} values of '{known.name}'"
-        elif all(abs(v - x) <= CLOSE for v, x in zip(best, bad, strict=True)):
-            return (
+        elif misfits:
+            wrong.setdefault(
+                name,
                 f"{name} is {best[-1]:.3g}, the worst of {len(values)} values of '{known.name}' ({min(values):.3g} to {max(values):.3g})",
-                WRONG,
             )
+    for name in sorted(wrong.keys() - right):
+        return wrong[name], WRONG
     return measured, ""
 
 

@@ -22,6 +22,8 @@ class Source:
     """File name, as the user sees it -> tree."""
     known: set[str] = field(default_factory=set)
     """Names that any file reads."""
+    dropped: list[tuple[str, ast.stmt]] = field(default_factory=list)
+    """Functions and classes that nothing names, with their files."""
 
     @functools.cached_property
     def nodes(self) -> list[tuple[str, ast.AST]]:
@@ -75,8 +77,10 @@ def prune(source: Source) -> None:
             for one in defined.pop(tail(node), ()):
                 live.add(id(one))
                 due.append(one)
-    for tree in source.trees.values():
-        tree.body = [n for n in tree.body if not isinstance(n, (*FUNCTIONS, ast.ClassDef)) or id(n) in live]
+    for name, tree in source.trees.items():
+        idle = [n for n in tree.body if isinstance(n, (*FUNCTIONS, ast.ClassDef)) and id(n) not in live]
+        source.dropped += [(name, n) for n in idle]
+        tree.body = [n for n in tree.body if n not in idle]
 
 
 def names_in(nodes: list[ast.AST]) -> set[str]:

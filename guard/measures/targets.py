@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from trainworthy.guard.hooks.addresses import home_of
+from trainworthy.guard.measures.interpolated import seams
 from trainworthy.guard.measures.supervision import masking, one_for_all, padded, plateaus
 
 ZEROS = 0.05  # share of scores
@@ -55,7 +56,7 @@ def describe(
         row["zeros"] = (
             float((input == 0).float().mean()) if name == "cross_entropy" and float(input.min()) == 0 else 0.0
         )
-        row["shift"] = shifts(flat, ignore, root)
+        row["shift"], row["seams"] = shifts(flat, ignore, root), seams(target, ignore)
         if input.dim() == 2 and 8 <= len(flat) < row["classes"] and torch.equal(flat.cpu(), torch.arange(len(flat))):
             row["first"] = float((input[:, 0] > input.float().quantile(0.9, dim=1)).float().mean())
         if input.dim() == 2 and len(input) == row["classes"] and len(row["distinct"]) == 1:

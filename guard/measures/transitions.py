@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.measures.source import Source, assigned, inside, words
+from trainworthy.guard.measures.source import Source, assigned, inside, tail, words
 from trainworthy.guard.measures.splits import Scope, loaded, scopes, stored, trains
 
 RESULTS = 3  # that a step of an environment returns, at least
@@ -123,4 +123,80 @@ def highest(scope: Scope) -> int | None:
                     "new",
                 }:
                     return node.lineno
+    return None
+
+
+NEXT = {"next", "new", "n"}
+
+
+def successor(name: str) -> str:
+    """Return the name of what a name is the next one of: `obs` of `next_obs`, `s` of `s_`; empty for any other."""
+    if name.endswith("_") and name.rstrip("_"):
+        return name.rstrip("_")
+    found = words(name)
+    rest = [w for w in found if w not in NEXT]
+    return "_".join(rest) if rest and len(rest) < len(found) else ""
+
+
+def overwritten(source: Source) -> Fault | None:
+    """Find `obs = next_obs`, and behind it, in the same block, a call that gets both: they are one."""
+    for file, node in source.nodes:
+        for name in ("body", "orelse"):
+            block = getattr(node, name, None)
+            for at, line in enumerate(block if isinstance(block, list) else ()):
+                one = next(
+                    ((t.id, v.id) for t, v in assigned(line) if isinstance(t, ast.Name) and isinstance(v, ast.Name)),
+                    ("", ""),
+                )
+                if not one[0] or successor(one[1]) != "_".join(words(one[0])):
+                    continue
+                for later in block[at + 1 :]:  # type: ignore[index]
+                    if isinstance(later, (ast.For, ast.While, ast.If)) or set(one) & stored(later).keys():
+                        break
+                    if (call := with_both(later, set(one))) is not None:
+                        return (
+                            f"line {call.lineno} of {file} stores `{one[0]}` and `{one[1]}`, and line {line.lineno} has set `{one[0]} = {one[1]}`: "
+                            "they are one",
+                            f"`{one[0]} = {one[1]}` belongs behind the line that stores the transition",
+                        )
+    return None
+
+
+def with_both(statement: ast.stmt, names: set[str]) -> ast.Call | None:
+    """Return the call of a statement that gets several names as they are, by themselves or in one tuple."""
+    for call in ast.walk(statement):
+        if isinstance(call, ast.Call):
+            given = [*call.args, *(k.value for k in call.keywords)]
+            given += [e for a in given if isinstance(a, (ast.Tuple, ast.List)) for e in a.elts]
+            if names <= {getattr(a, "id", "") for a in given}:
+                return call
+    return None
+
+
+def other_state(source: Source) -> Fault | None:
+    """Find a value of the next state and an action that was drawn for the present one: `q(batch.next_obs, policy(batch.obs))`."""
+    for file, scope in scopes(source):
+        drawn: dict[str, tuple[str, int]] = {}  # action -> state that it was drawn for
+        for node in sorted((n for n in inside(scope) if isinstance(n, ast.Assign)), key=lambda n: n.lineno):
+            target, call = node.targets[0], node.value
+            first = target.elts[0] if isinstance(target, ast.Tuple) and target.elts else target
+            if not isinstance(first, ast.Name) or not isinstance(call, ast.Call):
+                continue
+            drawn.pop(first.id, None)
+            if set(words(first.id)) & ACTIONS and set(words(first.id)) & NEXT and len(call.args) == 1:
+                drawn[first.id] = (ast.unparse(call.args[0]), node.lineno)
+        for call in (n for n in inside(scope) if isinstance(n, ast.Call) and len(n.args) == 2 and not n.keywords):
+            state, action = call.args
+            of, line = drawn.get(getattr(action, "id", ""), ("", 0))
+            if (
+                of
+                and line < call.lineno
+                and tail(state)
+                and successor(tail(state)) == "_".join(words(of.rpartition(".")[2]))
+            ):
+                return (
+                    f"line {call.lineno} of {file} takes the value of `{ast.unparse(state)}` and `{tail(action)}`, and line {line} draws that action "
+                    f"for `{of}`",
+                    f"the action of the next state is meant: pass `{ast.unparse(state)}` in line {line}",
+                )
     return None

@@ -30,6 +30,7 @@ from trainworthy.guard.measures.logits import Logits
 from trainworthy.guard.measures.loss_terms import Terms
 from trainworthy.guard.measures.made_anew import MadeAnew
 from trainworthy.guard.measures.mixing import Mixing
+from trainworthy.guard.measures.moved_classes import MovedClasses
 from trainworthy.guard.measures.multi_hot import MultiHot
 from trainworthy.guard.measures.output_ranges import OutputRanges
 from trainworthy.guard.measures.overlaps import Overlaps
@@ -88,6 +89,7 @@ class Evidence:
     pack = passed_to("packed", "pack")
     squashed = passed_to("multi_hot", "sigmoid")
     criterion = if_readable("overlaps", "called")
+    one_hot = if_readable("moved_classes", "note")
     decided = if_readable("undefined", "read")
     looked_up = passed_to("lookups", "look")
     padded = if_readable("padded_rows", "look")
@@ -127,7 +129,7 @@ class Evidence:
         self.mixing, self.undefined, self.padded_rows, self.filtered = Mixing(), Undefined(), PaddedRows(), Filtered()
         self.credit, self.values = Credit(), Values()
         self.latent, self.penalties = Latent(), Penalties()
-        self.outer, self.shares = Outer(), Shares()
+        self.outer, self.shares, self.moved_classes = Outer(), Shares(), MovedClasses()
         self.bootstrapped, self.same_rows = Bootstrapped(), SameRows()
         self.loss_terms, self.conditions = Terms(), Conditions()
         self.multi_hot, self.lookups, self.log_scales = MultiHot(), Lookups(), LogScales()

@@ -1,4 +1,4 @@
-"""Harm of the bugs of the fifth to tenth, the twelfth, the fourteenth to the nineteenth, the hosted and the trainer set: each script is run whole,
+"""Harm of the bugs of the fifth to tenth, the twelfth, the fourteenth to the twenty-first, the hosted and the trainer set: each script is run whole,
 unchanged and with every patch, at two seeds.
 
 `python -m tests.guard.harm [SCRIPT | ID ...]` prints one line for each run: id, seed, final number, seconds.
@@ -46,6 +46,8 @@ from tests.guard import (
     twelfth_set,
     twentieth_set,
     twentieth_set_heldout,
+    twentyfirst_set,
+    twentyfirst_set_heldout,
 )
 from tests.helpers.patches import patched
 
@@ -76,6 +78,8 @@ SETS = (
     nineteenth_set_heldout,
     twentieth_set,
     twentieth_set_heldout,
+    twentyfirst_set,
+    twentyfirst_set_heldout,
     hosted_set,
     hosted_set_heldout,
     trainer_set,

@@ -1,4 +1,4 @@
-"""The integrity of nine sets: each change fits its script in one place, and the changed script compiles."""
+"""The integrity of ten sets: each change fits its script in one place, and the changed script compiles."""
 
 import hashlib
 import zlib
@@ -26,6 +26,8 @@ from tests.guard import (
     trainer_set_heldout,
     twentieth_set,
     twentieth_set_heldout,
+    twentyfirst_set,
+    twentyfirst_set_heldout,
 )
 from tests.guard.guarding import guard
 from tests.helpers.patches import ScriptPatch, patched
@@ -39,6 +41,7 @@ SETS = {
     48: (eighteenth_set, eighteenth_set_heldout),
     50: (nineteenth_set, nineteenth_set_heldout),
     55: (twentieth_set, twentieth_set_heldout),
+    38: (twentyfirst_set, twentyfirst_set_heldout),
     54: (trainer_set, trainer_set_heldout),
 }
 """Number of its cases -> halves."""
@@ -61,6 +64,7 @@ DIGEST: dict[int, Callable[[bytes], int]] = {
     48: last_byte,
     50: last_byte,
     55: last_byte,
+    38: last_byte,
     54: last_byte,
 }
 """Number of its cases -> what puts an id into the open half (even) or into the closed one (odd)."""

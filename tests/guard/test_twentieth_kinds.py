@@ -12,7 +12,7 @@ from trainworthy.guard.measures import restored
 from trainworthy.guard.measures.alignment import turned_apart
 from trainworthy.guard.measures.overlaps import Overlaps
 from trainworthy.guard.measures.padded_rows import PaddedRows
-from trainworthy.guard.measures.rates import fault
+from trainworthy.guard.measures.rates import unlikely
 from trainworthy.guard.measures.scales import begins_otherwise, pooled
 from trainworthy.guard.measures.undefined import Undefined
 
@@ -129,7 +129,7 @@ def test_rates_of_single_steps(name, steps):
         rates = [0.1]
         for k in range(1, steps):
             rates.append(rule(rates, k))
-        assert (fault(rates) is not None) == wrong
+        assert (unlikely(rates) is not None) == wrong
 
 
 @pytest.mark.parametrize(("kind", "wrong"), [("both", False), ("another axis", True), ("the volume alone", True)])
