@@ -155,6 +155,8 @@ def signal(watch: dict, eight: dict) -> dict:
     measured = f"{got:.3f} of {n} evaluated samples right after {watch['epochs']:.1f} epochs, the most frequent class has {chance:.3f}"
     if got > chance + 3 * error:
         return finding("signal", measured)
+    if behind := averaged("signal", measured, watch):
+        return behind
     near = watch.get("neighbours") or [0.0, 1, 1.0]
     late = tail(watch["train_accuracy"])
     if near[0] > near[2] + 3 * (near[2] * (1 - near[2]) / near[1]) ** 0.5 and late < chance + 0.15:
@@ -168,6 +170,18 @@ def signal(watch: dict, eight: dict) -> dict:
         "training and validation number their classes differently"
     )
     return finding("signal", f"{measured}; eight samples were memorised in {eight['steps']} steps", cause)
+
+
+def averaged(check: str, measured: str, facts: dict) -> dict | None:
+    """Return the verdict of a low score that is an average's which has not caught up with the weights: no fault of the evaluation."""
+    if not facts.get("average"):
+        return None
+    left, changes = facts["average"]
+    measured += f": its weights are an average that is {left:.0%} the initial ones"
+    if not 0 < changes < SELDOM * facts["steps"]:
+        return skip(check, f"{measured}, so it cannot be judged by this rehearsal")
+    cause = "the average of weights (EMA) is updated once an epoch with a decay meant for steps: update it after optimizer.step()"
+    return finding(check, f"{measured}, changed {changes} times in {facts['steps']} steps", cause)
 
 
 def metric(own: dict, output: str) -> dict:
@@ -184,13 +198,8 @@ def metric(own: dict, output: str) -> dict:
     got = own["eval_right"][-1] / seen[-1]
     settled = own["eval_right_batch"][-1] / seen[-1]
     words = f"{got:.2f} right in the evaluation of the eight memorised samples"
-    if max(got, settled) < 0.7 and own.get("average"):
-        left, changes = own["average"]
-        words += f": its weights are an average that is {left:.0%} the initial ones"
-        if not 0 < changes < SELDOM * own["steps"]:
-            return skip("metric", f"{words}, so it cannot be judged by this rehearsal")
-        cause = "the average of weights (EMA) is updated once an epoch with a decay meant for steps: update it after optimizer.step()"
-        return finding("metric", f"{words}, changed {changes} times in {own['steps']} steps", cause)
+    if max(got, settled) < 0.7 and (behind := averaged("metric", words, own)):
+        return behind
     if max(got, settled) < 0.7:
         cause = "the evaluation prepares its inputs differently from training (transform, scale, channel order, mode)"
         return finding("metric", words, cause)
