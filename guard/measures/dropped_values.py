@@ -15,15 +15,15 @@ TABLES = {"drop_duplicates", "dropna", "fillna", "reset_index", "set_index", "so
 """Methods of pandas that return a changed copy."""
 TENSORS = {
     "clamp",
+    "index_add",
+    "index_fill",
     "masked_fill",
+    "masked_scatter",
     "mul",
     "permute",
+    "scatter_add",
     "softmax",
     "unsqueeze",
-    "index_fill",
-    "scatter_add",
-    "index_add",
-    "masked_scatter",
 }
 """Methods of tensors that return a new one; with `_` at the end they change it."""
 HOLDERS = ("parameters", "named_parameters", "buffers", "named_buffers", "state_dict")
@@ -45,10 +45,13 @@ def unused(source: Source, calls: Iterable[tuple[str, ast.Call, Function]]) -> F
                 "the result must be assigned: as it is, the line has no effect",
             )
     pandas = any(isinstance(n, (ast.Import, ast.ImportFrom)) and "pandas" in ast.unparse(n) for _, n in source.nodes)
+    own = {n.name for _, n in source.nodes if isinstance(n, FUNCTIONS)}  # `net.clamp(-1, 1)` may change its weights
     for file, node in source.nodes:
         if not isinstance(node, ast.Call) or id(node) not in lines or not isinstance(node.func, ast.Attribute):
             continue
         name, keys = node.func.attr, {k.arg for k in node.keywords}
+        if name in own:
+            continue
         table = pandas and name in TABLES and "inplace" not in keys
         if table or (name in TENSORS and "out" not in keys and (node.args or node.keywords)):
             return (

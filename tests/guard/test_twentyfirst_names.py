@@ -50,6 +50,16 @@ DROPPED = {
         ],
         False,
     ),
+    "a method of its own": (
+        [
+            (SLOW, "self.clamp(0, 1)"),
+            (
+                "    def mean(",
+                "    def clamp(self, low, high):\n        self.beta = min(self.beta, high)\n\n    def mean(",
+            ),
+        ],
+        False,
+    ),
     "a table's copy": ([("    table = table.dropna()\n", "    table.dropna()\n")], True),
     "a table in place": ([("    table = table.dropna()\n", "    table.dropna(inplace=True)\n")], False),
     "tried": (
