@@ -32,9 +32,8 @@ class Trail:
         self.last: dict[int, Tensor] = {}
         self.order: dict[int, tuple[int, ...]] = {}  # model that trains -> ids of its parameters
         self.passed: set[tuple[float, ...]] = set()  # a few weights of each step: kept ones are no average
-        self.averaged: set[tuple[float, ...]] = (
-            set()
-        )  # a few weights of the averages: the best of them may be loaded at the end
+        # A few weights of the averages: the best of them may be loaded at the end
+        self.averaged: set[tuple[float, ...]] = set()
         self.found: list[Average] = []
 
     def step(self, parameters: list[Tensor]) -> None:

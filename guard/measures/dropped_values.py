@@ -32,9 +32,8 @@ MOVES = ("to", "cuda", "float", "half")
 
 def unused(source: Source, calls: Iterable[tuple[str, ast.Call, Function]]) -> Fault | None:
     """Find a statement that calls a function or method for its result alone. `calls`: those that reach a function of the script."""
-    tried = {
-        id(n) for _, t in source.nodes if isinstance(t, (ast.Try, ast.With)) for n in ast.walk(t)
-    }  # to see whether it raises
+    # A call in try or with may be there to see whether it raises
+    tried = {id(n) for _, t in source.nodes if isinstance(t, (ast.Try, ast.With)) for n in ast.walk(t)}
     lines = {id(n.value): n for _, n in source.nodes if isinstance(n, ast.Expr) and id(n) not in tried}
     given = {n.arg for _, n in source.nodes if isinstance(n, ast.arg)}
     for file, call, function in calls:
