@@ -67,7 +67,9 @@ def second(record: dict) -> dict:
 
 def answer(watch: dict, record: dict, late: bool, output: str, seconds: float) -> dict:
     """Return the verdict on the record of such a rehearsal; it is skipped where the script did not end."""
-    if late or not record or record["why"] not in (ENDED, "it raised"):
+    if not late and not record:
+        return skip("ending", "the process that followed the script ended without a record")
+    if late or record["why"] not in (ENDED, "it raised"):
         return skip(
             "ending", f"the script did not reach its end within {seconds:.0f} s, its passes over loaders cut short"
         )

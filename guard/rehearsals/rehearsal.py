@@ -6,6 +6,7 @@ time.
 
 import fcntl
 import json
+import math
 import os
 import signal
 import sys
@@ -124,6 +125,7 @@ def wait(pid: int, folder: Path, *, load: float, limit: float, say: Any = None) 
     """Wait for a child. Kill its process group after `load` seconds without a first step, or `limit` seconds after
     it, in which the child did not wait for a processor."""
     began, reported, waited = time.monotonic(), 0.0, 0.0
+    first = math.inf  # when the first step was seen: by this clock, because the system's may be set meanwhile
     out, late = Outcome(folder=folder), False
     mark = folder / "first-step"
     while True:
@@ -131,11 +133,12 @@ def wait(pid: int, folder: Path, *, load: float, limit: float, say: Any = None) 
         spent = time.monotonic() - began
         if found:
             break
-        stepped = time.time() - mark.stat().st_mtime if mark.exists() else None
+        first = min(first, time.monotonic()) if mark.exists() else first
+        stepped = time.monotonic() - first if first < math.inf else None
         if stepped is None:
             waited = clock.waited(pid)
         else:
-            stepped -= clock.waited(pid) - waited
+            stepped -= max(0.0, clock.waited(pid) - waited)
         if (stepped is None and spent > load) or (stepped is not None and stepped > limit):
             late = True
             kill(pid)

@@ -19,6 +19,7 @@ from trainworthy.guard.hooks import events, initial_weights, patches
 from trainworthy.guard.measures import columns, supervision
 from trainworthy.guard.measures.log_scales import LogScales
 from trainworthy.guard.measures.logits import Logits
+from trainworthy.guard.measures.moved_classes import MovedClasses
 from trainworthy.guard.measures.output_ranges import OutputRanges
 from trainworthy.guard.measures.overlaps import Overlaps
 from trainworthy.guard.measures.targets import describe
@@ -96,7 +97,12 @@ def test_log_softmax_over_the_batch(dim: int):
     seen = SimpleNamespace(
         calls=[row] * 4,
         evidence=SimpleNamespace(
-            output_ranges=OutputRanges(), log_scales=LogScales(), turned=Counter(), logits=Logits(), overlaps=Overlaps()
+            output_ranges=OutputRanges(),
+            log_scales=LogScales(),
+            turned=Counter(),
+            logits=Logits(),
+            overlaps=Overlaps(),
+            moved_classes=MovedClasses(),
         ),
     )
     assert loss_input(seen)["ok"] == (dim == 1)
