@@ -71,7 +71,7 @@ def draw(text: str) -> None:
 def photograph(folder: Path) -> None:
     """Write the picture of the report's top."""
     (page,) = folder.rglob("report.html")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1185,1250"]
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1185,1700"]
     subprocess.run(["chromium", *options, f"--screenshot={REPORT}", page.as_uri()], check=True, capture_output=True)
 
 
