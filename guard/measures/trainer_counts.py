@@ -36,11 +36,11 @@ def undivided(trainer: Any) -> tuple[str, str] | None:
     """The micro-batches of a step are added, although each loss is a mean: the trainer leaves the division to a model that takes keyword
     arguments, and the loss is the same for any `num_items_in_batch` (most heads of transformers 5.23: huggingface/transformers#47688)."""
     parts = trainer.args.gradient_accumulation_steps
-    if parts == 1 or getattr(trainer, "loss_is_scaled_for_ga", None) is False:
-        return None
+    if parts == 1 or getattr(trainer, "loss_is_scaled_for_ga", None) is not None:
+        return None  # TRL's trainers declare who divides
     rows = trainer.train_dataset
     rows = trainer._remove_unused_columns(rows, "training") if hasattr(rows, "column_names") else rows
-    batch = trainer._prepare_inputs(trainer.data_collator([rows[0], rows[1]]))
+    batch = trainer._prepare_inputs(trainer.data_collator([rows[i] for i in range(min(2, len(rows)))]))
     items = trainer._get_num_items_in_batch([batch], trainer.args.device)
     if items is None:
         return None
