@@ -2,7 +2,7 @@
 RewardTrainer.
 
 tiny  SmolLM2-135M learns which docstring belongs to a function's name; LoRA, two CPU cores, minutes. Constructed preferences.
-      Of the 238 held-out pairs 128 are for validation and 110 for the test (a standard error of three points).
+      128 held-out pairs are for validation, 102 for the test (standard errors of three points).
 full  SmolLM2-360M on `--data.path FILE` or `hub:owner/name`; an accelerator. The same code path.
 
 The reward is read at the token that ends the answer, on either padding side (a pad that also ends a turn would move it). The head
