@@ -255,7 +255,7 @@ class Guard:
         if done.record.get("why") == "it raised":  # a pass that was cut may have computed what the script reads later
             more["whole"] = True
             done = self._rehearse(self._plan("end", steps=10**9, most=10**9, **more))
-        found = ending.answer(watch.record, done.record, done.late, done.output, limit)
+        found = ending.answer(watch.record, done.record, done.late, done.output, limit, done.code)
         if found.get("ok"):
             found = self._answered(watch, done, more) or found
         self._verdict(found, time.monotonic() - began)

@@ -19,6 +19,7 @@ from datasets import Dataset
 from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from trainworthy.core.adapters.dropped_rows import DroppedRows
 from trainworthy.core.base import seeds
 from trainworthy.core.base.errors import UserError
 from trainworthy.core.loop import shard
@@ -223,23 +224,22 @@ def drive(
 
 
 def built(factory: Callable[[], Trainer]) -> Trainer:
-    """Build one trainer without its library's progress bars and messages, since gates build a dozen. Its `dropped_rows` are
-    (description, rows before, rows after) of each filter with which TRL drops rows, for example without a scored token."""
-    level, bars, dropped = logging.get_verbosity(), are_progress_bars_disabled(), []
+    """Build one trainer without its library's progress bars and messages, since gates build a dozen. Its `dropped_rows` are those of
+    DroppedRows."""
+    level, bars, dropped = logging.get_verbosity(), are_progress_bars_disabled(), DroppedRows()
     logging.set_verbosity_error()
     disable_progress_bars()
     own = Dataset.filter
 
     def noted(rows: Dataset, *args: Any, **kwargs: Any) -> Dataset:
         kept = own(rows, *args, **kwargs)
-        if str(kwargs.get("desc")).startswith("Dropping"):
-            dropped.append((kwargs["desc"], len(rows), len(kept)))
+        dropped.note(kept, rows, *args, **kwargs)
         return kept
 
     try:
         with mock.patch.object(Dataset, "filter", noted):
             trainer = factory()
-        trainer.dropped_rows = dropped
+        trainer.dropped_rows = dropped.rows
         return trainer
     except (ValueError, NotImplementedError) as error:
         frames = traceback.extract_tb(error.__traceback__)

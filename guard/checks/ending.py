@@ -65,10 +65,13 @@ def second(record: dict) -> dict:
     return finding("later", measured, "\n".join(f["cause"] for f in wrong))
 
 
-def answer(watch: dict, record: dict, late: bool, output: str, seconds: float) -> dict:
+def answer(watch: dict, record: dict, late: bool, output: str, seconds: float, code: int | None = None) -> dict:
     """Return the verdict on the record of such a rehearsal; it is skipped where the script did not end."""
     if not late and not record:
-        return skip("ending", "the process that followed the script ended without a record")
+        last = (output.strip().splitlines() or ["nothing was printed"])[-1]
+        return skip(
+            "ending", f"the process that followed the script ended without a record (exit code {code}): {last}"[:300]
+        )
     if late or record["why"] not in (ENDED, "it raised"):
         return skip(
             "ending", f"the script did not reach its end within {seconds:.0f} s, its passes over loaders cut short"

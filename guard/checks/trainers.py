@@ -34,7 +34,7 @@ def faults(seen: Observer) -> dict[str, tuple[str, str]]:
     trainer = found(seen)
     if trainer is None:
         return {}
-    trainer.dropped_rows = seen.evidence.filtered.rows
+    trainer.dropped_rows = seen.evidence.dropped_rows.rows
     measures: list[tuple[str, Callable[[Any], tuple[str, str] | None]]] = [
         ("dependency", trainer_columns.dropped),
         ("direction", trainer_columns.told_apart),

@@ -11,18 +11,6 @@ from trainworthy.core.base.modes import in_mode
 MOST_DROPPED = 0.1  # of the rows; the few longest prompts of a data set may be dropped on purpose
 
 
-class Filtered:
-    """Rows before and after each filter with which TRL drops rows, with its description."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[str, int, int]] = []
-
-    def note(self, kept: Any, rows: Any, *_: Any, desc: Any = None, **__: Any) -> None:
-        """Note one call of `Dataset.filter`."""
-        if str(desc).startswith("Dropping"):
-            self.rows.append((desc, len(rows), len(kept)))
-
-
 def dropped(trainer: Any) -> tuple[str, str] | None:
     """TRL drops rows whose answer is cut off, with no more than a progress bar."""
     for what, before, after in getattr(trainer, "dropped_rows", ()):

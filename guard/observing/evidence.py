@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from trainworthy.core.adapters.dropped_rows import DroppedRows
 from trainworthy.core.base.doubles import to_double
 from trainworthy.guard.hooks.addresses import address_of, home_of
 from trainworthy.guard.hooks.parameters import parameters_of
@@ -43,7 +44,6 @@ from trainworthy.guard.measures.regression import Regression
 from trainworthy.guard.measures.same_rows import SameRows
 from trainworthy.guard.measures.stored_samples import Stored
 from trainworthy.guard.measures.targets import fits
-from trainworthy.guard.measures.trainer_counts import Filtered
 from trainworthy.guard.measures.undefined import Undefined
 from trainworthy.guard.measures.unknown_tokens import Lookups
 from trainworthy.guard.measures.variational import Latent
@@ -126,7 +126,12 @@ class Evidence:
         self.windows: dict[int, tuple[int, list[Tensor]]] = {}
         self.restored, self.unrestored = 0, 0
         self.regression, self.output_ranges, self.packed = Regression(), OutputRanges(), Packed()
-        self.mixing, self.undefined, self.padded_rows, self.filtered = Mixing(), Undefined(), PaddedRows(), Filtered()
+        self.mixing, self.undefined, self.padded_rows, self.dropped_rows = (
+            Mixing(),
+            Undefined(),
+            PaddedRows(),
+            DroppedRows(),
+        )
         self.credit, self.values = Credit(), Values()
         self.latent, self.penalties = Latent(), Penalties()
         self.outer, self.shares, self.moved_classes = Outer(), Shares(), MovedClasses()

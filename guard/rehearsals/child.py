@@ -104,8 +104,9 @@ class Rehearsal:
         torch.compile = uncompiled(self.seen)
         torch.multiprocessing.spawn = self.spawned(torch.multiprocessing.spawn)
         hold_uploads()
-        filtered = self.seen.evidence.filtered
-        after_import("datasets.arrow_dataset", lambda m: patches.after(m.Dataset, "filter", filtered.note))
+        if isinstance(self.seen.evidence, Evidence):  # a rehearsal to the script's end records none
+            dropped = self.seen.evidence.dropped_rows
+            after_import("datasets.arrow_dataset", lambda m: patches.after(m.Dataset, "filter", dropped.note))
 
     def begin(self) -> None:
         """The first backward(): the parent's clock starts, and what was written so far (downloads, prepared data) is kept for the

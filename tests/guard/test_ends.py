@@ -132,6 +132,12 @@ def test_an_average_of_weights_that_is_still_its_beginning(decay: str, stopped: 
     assert not stopped or "initial weights" in output
 
 
+def test_a_script_that_imports_datasets_is_followed_to_its_end(tmp_path):
+    """A hook on the library asked a rehearsal to the end for what it does not record, and every import of it raised there."""
+    found, output = ends(EMA.replace("import copy, torch", "import copy, torch, datasets"), tmp_path, DECAY="0.98")
+    assert not found, output
+
+
 @pytest.mark.parametrize(("indent", "stopped"), [("    ", True), ("        ", False)])
 def test_an_average_that_is_updated_once_an_epoch(indent: str, stopped: bool, tmp_path):
     """With the decay of a longer run the evaluation of the memorised samples shows nothing; once an epoch is another fault."""

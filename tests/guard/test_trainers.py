@@ -10,6 +10,7 @@ import torch
 import transformers
 from datasets import Dataset
 from torch import nn
+from trainworthy.core.adapters.dropped_rows import DroppedRows
 from trainworthy.guard.checks import trainers
 from trainworthy.guard.hooks import initial_weights, patches
 from trainworthy.guard.measures import trainer_columns, trainer_counts, trainer_scores, trainer_tokens
@@ -59,7 +60,7 @@ def test_micro_batches_that_nothing_divides(make, parts: int, fault: bool, tmp_p
 
 @pytest.mark.parametrize(("kept", "fault"), [(80, True), (95, False)])
 def test_rows_that_trl_leaves_out(kept: int, fault: bool):
-    filtered, rows = trainer_counts.Filtered(), Dataset.from_dict({"n": list(range(100))})
+    filtered, rows = DroppedRows(), Dataset.from_dict({"n": list(range(100))})
     patches.after(Dataset, "filter", filtered.note)
     try:
         rows.filter(lambda row: row["n"] < 10, desc="Only short ones")
