@@ -1,5 +1,6 @@
 """Results of gates and monitors."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -59,7 +60,12 @@ class Verdict:
 
 def leading(failed: list[Verdict]) -> Verdict:
     """Return the failed gate to look at first: the first whose cause was measured, or else the first."""
-    return next((v for v in failed if v.cause or "explained_by" in v.evidence), failed[0])
+    return next((v for v in failed if is_explained(v.cause, v.evidence)), failed[0])
+
+
+def is_explained(cause: str, evidence: Mapping[str, Any]) -> bool:
+    """Return whether the cause of a failed gate was measured, by itself or by another gate."""
+    return bool(cause) or "explained_by" in evidence
 
 
 def closing(first: Verdict, failed: int, of: int, kind: str = "gates") -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from trainworthy.core.base.errors import UserError
+from trainworthy.core.base.verdict import is_explained
 from trainworthy.core.monitoring.metrics import read_rows
 from trainworthy.core.recipe.forks import NOTE, origin, without_note
 from trainworthy.core.recipe.registry import find
@@ -158,7 +159,7 @@ def next_steps(f: Folder) -> str:
         again = ["resume", str(f.path)] if {"fallbacks", "rungs"} & f.args.keys() else again
         tail = code(shlex.join(["trainworthy", *again]))
         broken = [v for v in f.verdicts if v["verdict"] == "fail"]
-        first = next((v for v in broken if v.get("cause") or "explained_by" in (v.get("evidence") or "")), broken[0])
+        first = next((v for v in broken if is_explained(v.get("cause", ""), v.get("evidence") or {})), broken[0])
         cause = f"Likely cause ({first['id']}): {first['remedy'].splitlines()[0]}. " if first["remedy"] else ""
         where = cause + "Other causes and the evidence are below, under Gates. To try again:"
         todo = [Advice("Fix what failed, then run the gates again", where)]

@@ -198,11 +198,9 @@ def metric(own: dict, output: str) -> dict:
     got = own["eval_right"][-1] / seen[-1]
     settled = own["eval_right_batch"][-1] / seen[-1]
     words = f"{got:.2f} right in the evaluation of the eight memorised samples"
-    if max(got, settled) < 0.7 and (behind := averaged("metric", words, own)):
-        return behind
     if max(got, settled) < 0.7:
         cause = "the evaluation prepares its inputs differently from training (transform, scale, channel order, mode)"
-        return finding("metric", words, cause)
+        return averaged("metric", words, own) or finding("metric", words, cause)
     printed_score = printed(output, own.get("output_span", []))
     if printed_score is None or got < 0.95:
         return finding("metric", words)

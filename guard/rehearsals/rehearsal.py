@@ -133,12 +133,12 @@ def wait(pid: int, folder: Path, *, load: float, limit: float, say: Any = None) 
         spent = time.monotonic() - began
         if found:
             break
-        first = min(first, time.monotonic()) if mark.exists() else first
-        stepped = time.monotonic() - first if first < math.inf else None
-        if stepped is None:
-            waited = clock.waited(pid)
+        if first == math.inf and mark.exists():
+            first = time.monotonic()
+        if first == math.inf:
+            stepped, waited = None, clock.waited(pid)
         else:
-            stepped -= max(0.0, clock.waited(pid) - waited)
+            stepped = time.monotonic() - first - max(0.0, clock.waited(pid) - waited)
         if (stepped is None and spent > load) or (stepped is not None and stepped > limit):
             late = True
             kill(pid)

@@ -145,14 +145,15 @@ def _read(
         if name == "train"
         else hub.locate(name, "--data.tokenizer", packaged="train", needs=("tokenizer.json",), weights=False)
     )
-    mark = sha256("\0".join([*train, "", *val, "", *test]).encode()).hexdigest()
+    splits = {"train": train, "val": val} | ({"test": test} if test else {})
+    mark = sha256("\0\0".join(map("\0".join, splits.values())).encode()).hexdigest()
 
     def build(folder: Path) -> None:
         tokenizer = trained(train, vocabulary) if name == "train" else loaded(known)
         tokenizer.save_pretrained(folder / "tokenizer")
-        for split, documents in (("train", train), ("val", val), ("test", test)):
+        for split, documents in splits.items():
             rows = [tokens(tokenizer, text) for text in documents]
-            np.save(folder / f"{split}.npy", np.concatenate([np.empty(0, dtype=np.int32), *rows]))
+            np.save(folder / f"{split}.npy", np.concatenate(rows))
             np.save(folder / f"{split}-ends.npy", np.cumsum([len(row) for row in rows]))
 
     key = {"texts": mark, "tokenizer": known, "vocabulary": vocabulary}
@@ -162,8 +163,8 @@ def _read(
     def split(of: str) -> list[np.ndarray]:
         return np.split(np.load(folder / f"{of}.npy", mmap_mode="r"), np.load(folder / f"{of}-ends.npy")[:-1])
 
-    held_out = split("val"), split("test") if test else []
-    return Corpus(split("train"), *held_out, (train, val), tokenizer, sizes(tokenizer), notes)
+    rows = {"test": [], **{of: split(of) for of in splits}}
+    return Corpus(rows["train"], rows["val"], rows["test"], (train, val), tokenizer, sizes(tokenizer), notes)
 
 
 # ------------------------------------------------------------------------------------------------------------- tokenizer
