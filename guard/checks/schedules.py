@@ -10,8 +10,8 @@ from trainworthy.guard.checks.invariants import stepped
 from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.measures.rates import restarted, unlikely
 from trainworthy.guard.measures.records import CLOSE
-from trainworthy.guard.measures.scheduler_calls import calls_of_step, counts, length_argument, options_of
 from trainworthy.guard.observing.observer import Observer
+from trainworthy.guard.source.scheduler_calls import calls_of_step, counts, length_argument, options_of
 
 TURN = 0.75  # of an epoch: a cosine that is over before was not made for steps
 FACTORS = 1000  # of a LambdaLR, from its first step on

@@ -16,7 +16,7 @@ ROOMS = {
         "launch",
     ],
     "core.gates": ["causes", "checks"],
-    "guard": ["hooks", "measures", "observing", "checks", "rehearsals", "adapters", "commands"],
+    "guard": ["hooks", "measures", "source", "observing", "checks", "rehearsals", "adapters", "commands"],
 }  # fmt: skip
 """Rooms of a package, lowest first: a room imports from those before it. Of `core`, each module is in a room; in the others modules beside
 them may be on any level."""

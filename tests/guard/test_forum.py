@@ -13,9 +13,9 @@ from trainworthy.guard.checks.results import finding, skip
 from trainworthy.guard.checks.run_checks import symptoms_last
 from trainworthy.guard.checks.schedules import zeroed
 from trainworthy.guard.measures.interleaved import fault, interleaved
-from trainworthy.guard.measures.refitted import again
 from trainworthy.guard.measures.regression import Regression
-from trainworthy.guard.measures.source import read
+from trainworthy.guard.source.reading import read
+from trainworthy.guard.source.splits import again
 
 from tests.guard.guarding import guard
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.guard.measures.records import SETTINGS
-from trainworthy.guard.measures.source import tail
+from trainworthy.guard.source.nodes import calls, methods, owner, tail
 
 
 def calls_of_step(file: str, line: int) -> list[tuple[ast.Call, list[ast.AST]]]:
@@ -18,8 +18,7 @@ def calls_of_step(file: str, line: int) -> list[tuple[ast.Call, list[ast.AST]]]:
     files = {file, *(f for f in beside if f.startswith(f"{Path(file).parent}/") and "site-packages" not in f)}
     found = []
     for nodes in (syntax(one) for one in files):
-        called = [n for n in nodes if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
-        found += [(n, nodes) for n in called if n.func.attr == "step" and tail(n.func.value) in names]  # type: ignore[attr-defined]
+        found += [(n, nodes) for n in methods(nodes, "step") if owner(n) in names]
     return found
 
 
@@ -55,8 +54,8 @@ def length_argument(one: Any) -> Any:
     """Return what the script gives a scheduler as its length, as a syntax tree. A number (200 epochs of 40 batches) was not computed
     from the length of a loader, of which it may be a multiple by chance."""
     file, line = one.place
-    for call in (n for n in syntax(file) if isinstance(n, ast.Call)):
-        if call.lineno <= line <= (call.end_lineno or 0) and tail(call.func) == type(one.it).__name__:
+    for call in calls(syntax(file), type(one.it).__name__):
+        if call.lineno <= line <= (call.end_lineno or 0):
             named: list[ast.AST] = [k.value for k in call.keywords if k.arg in ("T_max", "total_steps")]
             named += [k for k in call.keywords if k.arg == "steps_per_epoch"]  # whatever its value, steps are meant
             place = 2 if tail(call.func) == "OneCycleLR" else 1
@@ -66,4 +65,4 @@ def length_argument(one: Any) -> Any:
 
 def counts(given: Any) -> bool:
     """Return whether a length is computed with `len()`, as that of a loader is."""
-    return given is not None and any(isinstance(n, ast.Call) and tail(n.func) == "len" for n in ast.walk(given))
+    return given is not None and any(calls(ast.walk(given), "len"))

@@ -1,0 +1,261 @@
+"""Finds rows that are joined with those of other samples, and arrays whose entries a view puts into other places."""
+
+import ast
+from collections.abc import Iterator
+
+from trainworthy.core.base.verdict import Fault
+from trainworthy.guard.source.nodes import (
+    LOOPS,
+    calls,
+    inside,
+    is_call,
+    methods,
+    owner,
+    paired,
+    subject,
+    tail,
+    targets,
+    unrolled,
+    variable,
+)
+from trainworthy.guard.source.reading import Source
+
+DRAWN = ("randperm", "permutation")
+JOINS = ("cat", "concat", "concatenate", "vstack")
+RESHAPES = ("view", "reshape")
+SAME = ("tensor", "as_tensor", "from_numpy", "array", "asarray", "LongTensor", "to", "long", "int", "contiguous",
+        "copy", "numpy", "astype")  # fmt: skip
+"""Calls that keep the layout of what they are given."""
+PLAIN = ("contiguous", "relu", "sigmoid", "tanh", "float", "detach", "clone")
+OTHERS = ("torch", "np", "numpy", "F", "functional", "einops")
+
+# --- one tensor by shuffled indices, another one by their slice
+
+
+def misaligned(source: Source) -> Fault | None:
+    """Find `rows = order[a:b]` of a shuffled order, then `x[rows]` and `y[a:b]`: its rows belong to others."""
+    for file, scope in source.scopes:
+        nodes = list(ast.walk(scope))
+        orders = set(shuffled(nodes))
+        for loop in (n for n in nodes if isinstance(n, LOOPS)) if orders else ():
+            for name, cut in batches(loop, orders):
+                rows, slices = [], []
+                for n in ast.walk(loop):
+                    match n:
+                        case ast.Subscript(value=value, slice=index, ctx=ast.Load()) if base := tail(value):
+                            if tail(first(index)) == name:
+                                rows.append(base)
+                            elif ast.unparse(index) == cut and base not in orders:
+                                slices.append((n.lineno, base))
+                for line, base in slices:
+                    if rows and base not in rows and not ordered(nodes, base, {*orders, name}):
+                        return (
+                            f"line {line} of {file} takes the rows `{cut}` of `{base}`, and of `{rows[0]}` the rows `{name}`, which are shuffled",
+                            f"`{base}[{name}]` is meant: each row is joined with that of another sample",
+                        )
+    return None
+
+
+def shuffled(nodes: list[ast.AST]) -> Iterator[str]:
+    """Yield the names of shuffled indices."""
+    for n in nodes:
+        match n:
+            case ast.Call(func=func, args=[ast.Name(id=name)]) if tail(func) == "shuffle":
+                yield name
+            case ast.Assign(targets=[ast.Name(id=name), *_], value=value):
+                # randperm(n) holds indices; permutation(x) may be the shuffled rows themselves
+                drawn = calls(ast.walk(value), *DRAWN)
+                if any(c.args and not isinstance(c.args[0], (ast.List, ast.Tuple)) for c in drawn):
+                    yield name
+
+
+def batches(loop: ast.AST, orders: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield (name, slice) of `rows = order[a:b]` in a loop."""
+    for n in ast.walk(loop):
+        match n:
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Subscript(value=base, slice=ast.Slice(lower=ast.expr(), upper=ast.expr()) as cut),
+            ) if tail(base) in orders:
+                yield name, ast.unparse(cut)
+
+
+def first(index: ast.AST) -> ast.AST:
+    """Return the first of several indices."""
+    return index.elts[0] if isinstance(index, ast.Tuple) and index.elts else index
+
+
+def ordered(nodes: list[ast.AST], base: str, indices: set[str]) -> bool:
+    """Return whether a tensor is in the shuffled order already: it was filled by a slice, or made by the shuffled indices."""
+    for n in nodes:
+        match n:
+            case ast.Subscript(value=filled, ctx=ast.Store()) if tail(filled) == base:
+                return True
+            case ast.Assign(value=ast.expr() as value) | ast.AnnAssign(value=ast.expr() as value):
+                named = {tail(t) for one in targets(n) for t in ast.walk(one)}
+                if base in named and indices & {tail(x) for x in ast.walk(value)}:
+                    return True
+            case ast.Call(func=ast.Attribute(value=grown, attr="append" | "extend")) if tail(grown) == base:
+                return True
+    return False
+
+
+# --- parts that are joined, and taken as if they alternated
+
+
+def interleaved(source: Source) -> Fault | None:
+    """Find `x = torch.cat([a, b])`, then `model(x).view(n, 2, -1)`: the two parts of a row are neighbours in `x`, not `a[i]` and `b[i]`."""
+    for file, scope in source.scopes:
+        nodes = [n for n in inside(scope) if isinstance(n, (ast.Assign, ast.Call))]
+        parts: dict[str, int] = {}  # name -> number of the parts it is made of
+        for node in sorted(nodes, key=lambda n: (n.lineno, n.col_offset)):
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    pass
+                case _:
+                    name, value = "", node
+            if name and (count := joined(value) or kept(value, parts)):
+                parts[name] = count
+            elif found := taken(value, parts):
+                base, count = found
+                return (
+                    f"line {node.lineno} of {file} reads `{base}` as rows of {count}, and it holds {count} parts one behind the other",
+                    f"each row joins parts of different samples: .view({count}, -1, ...).transpose(0, 1), or torch.stack of its parts on axis 1",
+                )
+            else:
+                parts.pop(name, None)
+    return None
+
+
+def joined(value: ast.AST) -> int:
+    """Return how many parts `torch.cat([a, b])` joins on the first axis; 0 for anything else. Slices or rows of one tensor are no parts."""
+    match value:
+        case ast.Call(func=func, args=[ast.List(elts=given) | ast.Tuple(elts=given), *rest]) if tail(func) in JOINS:
+            axis = [*rest[:1], *(k.value for k in value.keywords if k.arg in ("dim", "axis"))]
+            on_first = not axis or (isinstance(axis[0], ast.Constant) and axis[0].value == 0)
+            plain = all(isinstance(e, (ast.Name, ast.Attribute, ast.Subscript)) for e in given)
+            return len(given) if on_first and plain and len(given) > 1 else 0
+    return 0
+
+
+def kept(value: ast.AST, parts: dict[str, int]) -> int:
+    """Return how many parts the result of `f(x)` holds, if `x` alone is given to a model or moved."""
+    match value:
+        case ast.Call(func=ast.Attribute(attr="to" | "cuda" | "float" | "contiguous" | "detach")):
+            return parts.get(owner(value), 0)
+        case ast.Call(func=ast.Name() | ast.Attribute() as called, args=[given]) if tail(called) not in RESHAPES:
+            return parts.get(tail(given), 0) if model(called) else 0
+    return 0
+
+
+def model(called: ast.expr) -> bool:
+    """Return whether a call may be that of a model, a layer or a function of the script: no reduction, no selection."""
+    library = isinstance(called, ast.Attribute) and tail(called.value) in ("torch", "np", "numpy", "F")
+    return not library and not tail(called).startswith(("sum", "mean", "split", "chunk"))
+
+
+def taken(value: ast.AST, parts: dict[str, int]) -> tuple[str, int] | None:
+    """Return (name, parts) of `x.view(n, parts, ...)`."""
+    match value:
+        case ast.Call(func=ast.Attribute(value=base, attr="view" | "reshape"), args=given) if tail(base) in parts:
+            match unrolled(given):
+                case [rows, ast.Constant(value=count), _, *_] if count == parts[tail(base)]:
+                    return None if isinstance(rows, ast.Constant) else (tail(base), parts[tail(base)])
+    return None
+
+
+# --- pairs that are reshaped
+
+
+def mixed(source: Source) -> Fault | None:
+    """Find `pairs.reshape(2, -1)` of an array whose rows are pairs (edges, coordinates): it pairs other entries than those of the rows."""
+    made: dict[str, list[ast.expr]] = {}
+    for _, node in source.of(ast.Assign):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                made.setdefault(name, []).append(value)
+    pairs = {name for name, values in made.items() if all(is_call(core(v), "argwhere") for v in values)}
+    for file, node in source.of(ast.Call):
+        base = reshaped(node)
+        if base is not None and (is_call(core(base), "argwhere") or variable(core(base)) in pairs):
+            return (
+                f"line {node.lineno} of {file} reshapes `{ast.unparse(base)}` to two rows, and its rows are pairs",
+                "a transpose (.T) is meant: reshape() puts the first half of all entries beside the second half",
+            )
+    return None
+
+
+def core(value: ast.AST) -> ast.AST:
+    """Return what an expression is made of without changes of type and without slices of its rows."""
+    match value:
+        case ast.Subscript(value=base, slice=ast.Slice()):
+            return core(base)
+        case ast.Call(func=ast.Attribute(attr=name)) if name in SAME and owner(value) not in (
+            "np",
+            "numpy",
+            "torch",
+            "jnp",
+        ):
+            return core(value.func.value)
+        case ast.Call(func=func, args=[given, *_]) if tail(func) in SAME:
+            return core(given)
+    return value
+
+
+def reshaped(call: ast.Call) -> ast.expr | None:
+    """Return what `x.reshape(2, -1)`, `x.view(2, -1)` or `reshape(x, (2, -1))` is called on."""
+    match call:
+        case ast.Call(func=ast.Attribute(attr="reshape" | "view"), args=given):
+            base = subject(call, "np", "numpy", "torch")
+            sizes = unrolled([n for n in given if n is not base])
+            return base if [ast.unparse(n) for n in sizes] == ["2", "-1"] else None
+    return None
+
+
+# --- channels that a view turns into places
+
+
+def larger(source: Source) -> Fault | None:
+    """Find a view of a layer's output whose last two sizes are both multiplied by one factor: `conv(x).view(n, c, h * r, w * r)` puts the
+    channels of a pixel into rows of their own."""
+    for file, scope in source.functions:
+        nodes = sorted(inside(scope), key=lambda n: getattr(n, "lineno", 0))
+        values: dict[str, list[ast.expr]] = {}
+        for n in nodes:
+            match n:
+                case ast.Assign(targets=[target], value=value):
+                    for one, part in paired(target, value):
+                        values.setdefault(tail(one), []).append(part)
+        for call in methods(nodes, *RESHAPES):
+            match unrolled(call.args):
+                case [_, _, high, wide] if (factor := common(high, wide)) and layer(
+                    call.func.value, values, call.lineno
+                ):
+                    return (
+                        f"line {call.lineno} of {file} views `{ast.unparse(call.func.value)[:60]}` as pictures {factor} times as high and wide",
+                        "view() puts the channels of a pixel one behind the other and not next to each other: nn.PixelShuffle is meant",
+                    )
+    return None
+
+
+def common(one: ast.expr, other: ast.expr) -> str:
+    """Return the factor of two different products; empty if there is none."""
+    match one, other:
+        case ast.BinOp(op=ast.Mult()), ast.BinOp(op=ast.Mult()):
+            sides = [{ast.unparse(x.left), ast.unparse(x.right)} for x in (one, other)]
+            both = sides[0] & sides[1]
+            return both.pop() if len(both) == 1 and len(sides[0] | sides[1]) == 3 else ""
+    return ""
+
+
+def layer(value: ast.expr, values: dict[str, list[ast.expr]], line: int) -> bool:
+    """Return whether a value in a line is the output of a layer: `self.conv(x)`, perhaps through functions that keep its places."""
+    match value:
+        case ast.Name(id=name):
+            made = [v for v in values.get(name, []) if v.lineno < line]
+            return bool(made) and layer(made[-1], values, made[-1].lineno)
+        case ast.Call(func=ast.Attribute(attr=name)) if name in PLAIN:
+            return layer(subject(value, *OTHERS, "self"), values, line)
+        case ast.Call(func=ast.Attribute(value=base, attr=name)):
+            return tail(base) == "self" and "conv" in name.lower()
+    return False

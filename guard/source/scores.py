@@ -1,0 +1,166 @@
+"""Finds a best score that nothing beats, a scheduler that waits for the other direction, and a metric that is never reset."""
+
+import ast
+import math
+from collections.abc import Iterable, Iterator
+
+from trainworthy.core.base.verdict import Fault
+from trainworthy.guard.measures.best_weights import LOWER
+from trainworthy.guard.source.nodes import (
+    FUNCTIONS,
+    calls,
+    inside,
+    methods,
+    nested,
+    number,
+    owner,
+    paired,
+    tail,
+    targets,
+)
+from trainworthy.guard.source.reading import Source
+
+HUGE = 1e6  # what people write for infinity
+LIBRARIES = ("torchmetrics", "monai")  # of metrics
+RESULTS = ("compute", "aggregate")
+
+# --- the best so far
+
+
+def unbeatable(source: Source) -> Fault | None:
+    """Find `best = 0`, then `if loss < best: best = loss`, or a best of minus infinity that is to fall, one of infinity that is to rise: no
+    checkpoint is written, and early stopping counts from the start."""
+    starts: dict[str, list[tuple[str, int, float]]] = {}
+    for file, node in source.of(ast.Assign, ast.AnnAssign):
+        for target in targets(node) if node.value is not None else ():
+            for one, value in paired(target, node.value):
+                if (begin := start(value)) is not None:
+                    starts.setdefault(tail(one), []).append((file, node.lineno, begin))
+    for file, node in source.of(ast.If):
+        if not (found := replaced(node)):
+            continue
+        best, new, falls = found
+        match starts.get(best):
+            case [(where, line, value)]:  # set again for each fold or run: read as one value only
+                worst = value <= -HUGE if falls else value >= HUGE
+                if worst or (falls and value == 0 and (LOWER.search(best) or LOWER.search(new))):
+                    return (
+                        f"`{best}` begins at {value:g} (line {line} of {where}), and line {node.lineno} of {file} sets it where `{new}` is "
+                        f"{'below' if falls else 'above'} it: that never happens",
+                        f"`{best} = {'' if falls else '-'}float('inf')` is meant, or {'>' if falls else '<'} in place of {'<' if falls else '>'}",
+                    )
+    return None
+
+
+def replaced(node: ast.If) -> tuple[str, str, bool] | None:
+    """Return (best, new, whether lower is better) of `if new < best: best = new`."""
+    match node.test:
+        case ast.Compare(left=left, ops=[ast.Lt() | ast.Gt() as op], comparators=[right]):
+            one, other, below = tail(left), tail(right), isinstance(op, ast.Lt)
+        case _:
+            return None
+    for new, best, falls in ((one, other, below), (other, one, not below)):
+        sets = [n for n in node.body if isinstance(n, ast.Assign) and best in map(tail, n.targets)]
+        if new and best and len(sets) == 1 and new in map(tail, ast.walk(sets[0].value)):
+            return best, new, falls
+    return None
+
+
+def start(node: ast.expr) -> float | None:
+    """Return the number that a line begins with: 0, -1e9, float("inf"), -math.inf, np.inf."""
+    match node:
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            inner = start(operand)
+            return None if inner is None else -inner
+        case ast.Attribute(attr=name) if name.lower() in ("inf", "infinity"):
+            return math.inf
+        case ast.Call(func=func, args=[ast.Constant(value=value)]) if tail(func) == "float":
+            try:
+                return float(value)
+            except (TypeError, ValueError):
+                return None
+    value = number(node)
+    return None if value is None else float(value)
+
+
+# --- a scheduler that waits for a score
+
+
+def plateau(source: Source) -> Fault | None:
+    """Find `ReduceLROnPlateau(optimizer, "min")` that is stepped with `score`, where the script keeps `best = score` if it is higher."""
+    made = list(calls((n for _, n in source.of(ast.Call)), "ReduceLROnPlateau"))
+    modes = set(map(mode_of, made))
+    if len(modes) != 1 or (mode := modes.pop()) not in ("min", "max"):
+        return None
+    kept: dict[str, tuple[str, int, set[bool]]] = {}
+    for file, node in source.of(ast.If):
+        if found := replaced(node):
+            kept.setdefault(found[1], (file, node.lineno, set()))[2].add(found[2])
+    names = {tail(t) for _, n in source.of(ast.Assign) if n.value in made for t in n.targets}
+    for file, node in source.of(ast.Call):
+        match node:
+            case ast.Call(func=ast.Attribute(value=scheduler, attr="step"), args=[given, *_]) if (
+                tail(scheduler) in names
+            ):
+                value = tail(given)
+                where, line, ways = kept.get(value, ("", 0, set()))
+                if ways == {mode == "max"}:
+                    return (
+                        f"line {node.lineno} of {file} gives `{value}` to a ReduceLROnPlateau that waits for a {mode}imum, and line {line} of "
+                        f"{where} keeps the {'highest' if mode == 'min' else 'lowest'} `{value}` as the best",
+                        f"mode='{'max' if mode == 'min' else 'min'}' is meant: the rate is cut while `{value}` improves",
+                    )
+    return None
+
+
+def mode_of(call: ast.Call) -> str:
+    """Return the mode of a ReduceLROnPlateau that is written out; empty for one that is computed."""
+    match [k.value for k in call.keywords if k.arg == "mode"] or call.args[1:2]:
+        case []:
+            return "min" if all(k.arg for k in call.keywords) else ""
+        case [ast.Constant(value=mode), *_]:
+            return str(mode)
+    return ""
+
+
+# --- a metric that counts on
+
+
+def metric(source: Source) -> Fault | None:
+    """Find `metric = Metric()` before a loop over epochs, with `metric.compute()` or `metric.aggregate()` in it, and no `reset()` anywhere: it is
+    a mean over all epochs so far."""
+    if any("reset" in n.attr and "env" not in tail(n.value).lower() for _, n in source.of(ast.Attribute)):
+        return None
+    kinds = {c.name for _, c in source.of(ast.ClassDef) if resettable(c)}
+    imports = [n for _, n in source.of(ast.ImportFrom) if (n.module or "").split(".")[0] in LIBRARIES]
+    kinds |= {a.asname or a.name for n in imports for a in n.names}
+    for file, scope in source.scopes if kinds else ():
+        own = list(inside(scope))
+        made = {
+            name: line for name, line, value in named(own) if isinstance(value, ast.Call) and tail(value.func) in kinds
+        }
+        for loop in (n for n in own if isinstance(n, ast.For)) if made else ():
+            passes = nested(loop)  # without one, it is computed over the batches of one pass
+            again = {name for name, _, _ in named(ast.walk(loop))}
+            for call in methods(ast.walk(loop), *RESULTS) if passes else ():
+                name = owner(call)
+                if name in made and name not in again and made[name] < loop.lineno and id(call) not in passes:
+                    return (
+                        f"line {call.lineno} of {file} computes `{name}` in each turn of the loop of line {loop.lineno}, and nothing resets it",
+                        f"it is a mean over all epochs so far: {name}.reset() after it",
+                    )
+    return None
+
+
+def named(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int, ast.expr]]:
+    """Yield (name, line, value) of the assignments to a variable."""
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name), *_], value=value):
+                yield name, node.lineno, value
+
+
+def resettable(kind: ast.ClassDef) -> bool:
+    """Return whether a class of the script has a `reset()` and a result."""
+    names = {f.name for f in kind.body if isinstance(f, FUNCTIONS)}
+    return "reset" in names and bool(names & set(RESULTS))

@@ -1,0 +1,224 @@
+"""Names of a training, a validation and a test split that are read in each other's place, rows in two splits, and a scaler fitted on each."""
+
+import ast
+from collections.abc import Iterator
+from fractions import Fraction
+
+from trainworthy.core.base.verdict import Fault
+from trainworthy.guard.source.nodes import (
+    assigned,
+    inside,
+    loaded,
+    methods,
+    number,
+    owner,
+    stored,
+    tail,
+    variable,
+    words,
+)
+from trainworthy.guard.source.reading import Source, names_in
+
+SPLITS = {"train": "train", "training": "train", "trn": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
+          "test": "test", "testing": "test", "eval": "eval", "evaluation": "eval"}  # fmt: skip
+HELD_OUT = {"val", "test", "eval"}
+KINDS = {"loader", "loaders", "dataloader", "dl", "set", "dataset", "ds", "data", "transform", "transforms", "tf", "tfm", "tfms", "aug",
+         "augs", "idx", "indices", "index", "ids", "x", "y", "images", "labels", "targets", "texts", "files", "paths", "rows", "df", "iter",
+         "sampler", "subset"}  # fmt: skip
+FITS = ("fit", "fit_transform")
+FITTED = ("Scaler", "PCA", "Vectorizer", "SVD", "PowerTransformer", "QuantileTransformer")
+"""Ends of the names of classes whose numbers depend on the rows they are fitted on. Encoders are left out: those of the same categories
+are the same."""
+
+
+def split_of(name: str) -> str:
+    """Return the one split that a name tells: train, val, test or eval; empty for none or several."""
+    found = {SPLITS[w] for w in words(name) if w in SPLITS}
+    return found.pop() if len(found) == 1 else ""
+
+
+def kind_of(name: str) -> tuple[str, ...]:
+    """Return the other words of a name: (loader,) of `val_loader`."""
+    return tuple(w for w in words(name) if w not in SPLITS)
+
+
+# --- one split for another
+
+
+def twin(source: Source) -> Fault | None:
+    """Find a statement that makes or measures one split from another one's variable, while the split's own is never read."""
+    for file, scope in source.plain_scopes:
+        lines = [n for n in inside(scope) if isinstance(n, (ast.Assign, ast.AnnAssign))]
+        made = {name: line for n in lines for name, line in stored(n).items() if split_of(name) and kind_of(name)[-1:]}
+        known = read_names(source, scope) if made else set()
+        idle = {n: at for n, at in made.items() if kind_of(n)[-1] in KINDS and n not in known}
+        for line in lines:
+            whole = {n for n in stored(line) if n in idle}
+            if len({split_of(n) for n in whole}) < len(whole):  # inputs and targets of a split that is not used
+                idle = {n: at for n, at in idle.items() if n not in whole}
+        for node, names, reads in uses(scope) if idle else ():
+            for lost, at in idle.items():
+                mine = split_of(lost)
+                others = [n for n in reads if kind_of(n) == kind_of(lost) and split_of(n) not in ("", mine)]
+                others = [n for n in others if "train" in (mine, split_of(n))]
+                named = {split_of(n) for n in names}
+                if not others or named != {mine} or lost in names or any(split_of(n) == mine for n in reads):
+                    continue
+                what = next(n for n in names if split_of(n) == mine)
+                return (
+                    f"line {node.lineno} of {file} gives `{what}` the values of `{others[0]}`, and `{lost}` of line {at} is never read",
+                    f"`{lost}` is meant: {'training' if mine == 'train' else 'the evaluation'} uses the other split's",
+                )
+    return None
+
+
+def read_names(source: Source, scope: ast.AST) -> set[str]:
+    """Return the names that are read in a function, or of a module in any file."""
+    return source.known if isinstance(scope, ast.Module) else names_in(list(ast.walk(scope)))
+
+
+def uses(scope: ast.AST) -> Iterator[tuple[ast.stmt, list[str], set[str]]]:
+    """Yield the statements of a scope: what names tell of what they make (of a print: the words of its text), and the names they read."""
+    for node in inside(scope):
+        match node:
+            case ast.Assign() | ast.AnnAssign() | ast.AugAssign() if node.value is not None:
+                yield node, list(stored(node)), loaded(node.value)
+            case ast.Expr(value=ast.Call()):
+                texts = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+                if texts:
+                    yield node, [t for t in texts if split_of(t)], loaded(node)
+            case ast.For(body=body):
+                made = [n for s in body for n in ast.walk(s) if isinstance(n, (ast.Assign, ast.AugAssign))]
+                names = [name for n in made for name in stored(n) if split_of(name)]
+                yield node, names, loaded(node.iter) | {n for s in body for n in loaded(s)}
+
+
+# --- rows in two splits
+
+
+def shared(source: Source) -> Fault | None:
+    """Find a training split and a held-out one that are overlapping slices of the same array: `train = data[:n]`, `val = data[:m]`."""
+    for file, scope in source.plain_scopes:
+        lines = sorted((n for n in inside(scope) if isinstance(n, ast.Assign)), key=lambda n: n.lineno)
+        pairs = [(line, variable(target), value) for line in lines for target, value in assigned(line)]
+        sizes: dict[str, list[ast.expr]] = {}
+        for _, name, value in pairs:
+            sizes.setdefault(name, []).append(value)
+        made: list[tuple[str, ast.Subscript, int]] = []  # name, slice, line
+        for line, name, value in pairs:
+            match value:
+                case ast.Subscript(value=ast.Name() | ast.Attribute(), slice=ast.Slice(step=None)) if split_of(name):
+                    base = ast.unparse(value.value)
+                case _:
+                    continue
+            for other, before, at in made:
+                pair = {split_of(name), split_of(other)}
+                same = ast.unparse(before.value) == base and kind_of(name) == kind_of(other)
+                again = any(at < n.lineno <= line.lineno and base in stored(n) for n in lines)
+                held_out = "train" in pair and pair & HELD_OUT
+                if same and not again and held_out and overlap(before.slice, value.slice, sizes):
+                    return (
+                        f"`{other}` is {ast.unparse(before)} in line {at} of {file}, and `{name}` is {ast.unparse(value)} in line {line.lineno}: "
+                        "they overlap",
+                        "the held-out split holds what is trained on: it must begin where the training split ends",
+                    )
+            made.append((name, value, line.lineno))
+    return None
+
+
+def overlap(one: ast.Slice, other: ast.Slice, sizes: dict[str, list[ast.expr]]) -> bool:
+    """Return whether two slices surely overlap: both begin at the start or end at the end, or the one's share ends behind the other's start."""
+    match one.lower, one.upper, other.lower, other.upper:
+        case (None, first, None, second) | (first, None, second, None):
+            counted = (first, second)  # from the start, not from the end
+            return all(bound is not None and not isinstance(bound, ast.UnaryOp) for bound in counted)
+        case (None, end, start, None) | (start, None, None, end):
+            last, begin = share(end, sizes), share(start, sizes)
+            return last is not None and begin is not None and last[1] == begin[1] and begin[0] < last[0]
+    return False
+
+
+def share(bound: ast.expr, sizes: dict[str, list[ast.expr]], depth: int = 3) -> tuple[Fraction, str] | None:
+    """Return (share, text of the whole) of `int(0.9 * len(x))`, or (number, "") of a number; None for anything else."""
+    match bound:
+        case ast.Name(id=name) if len(sizes.get(name, ())) == 1 and depth:
+            return share(sizes[name][0], sizes, depth - 1) or (Fraction(1), name)
+        case ast.Constant() if number(bound) is not None:
+            return Fraction(str(bound.value)), ""
+        case ast.Call(func=ast.Name(id="int" | "round"), args=[size]):
+            return share(size, sizes, depth)
+        case ast.Call(func=ast.Name(id="len")):
+            return Fraction(1), ast.unparse(bound)
+        case ast.BinOp(op=ast.Mult() | ast.Div() | ast.FloorDiv()):
+            left, right = share(bound.left, sizes, depth), share(bound.right, sizes, depth)
+            if not left or not right or (left[1] and right[1]):
+                return None
+            if isinstance(bound.op, ast.Mult):
+                return left[0] * right[0], left[1] or right[1]
+            return (left[0] / right[0], left[1]) if right[0] and not right[1] else None
+    return None
+
+
+# --- a scaler that is fitted on the training split and again on the evaluation's
+
+
+def again(source: Source) -> Fault | None:
+    """Find the line that fits one object on the evaluation's rows, after another line that fitted it on those of training."""
+    for file, scope in source.plain_scopes:
+        first: dict[str, int] = {}
+        for node, fits in sorted(statements(scope), key=lambda row: row[0].lineno):
+            named = {split_of(name) for name in (*stored(node), *loaded(node))} - {""}
+            for name in fits:
+                if "train" in named:
+                    first.setdefault(name, node.lineno)
+                elif named and name in first:
+                    return (
+                        f"line {node.lineno} of {file} fits `{name}` again, on the {min(named)} split; line {first[name]} fitted it on training's",
+                        f"{name}.transform(...) is meant: the model gets inputs of another scale than in training",
+                    )
+            first = {name: line for name, line in first.items() if name not in stored(node)}
+    return None
+
+
+def statements(scope: ast.AST) -> Iterator[tuple[ast.stmt, set[str]]]:
+    """Yield the statements of a scope that assign or fit, with the scalers that they fit."""
+    lines = [n for n in inside(scope) if isinstance(n, (ast.Assign, ast.AnnAssign, ast.Expr))]
+    scalers = {name for node in lines for name in built(node)}
+    for node in lines:
+        fits = [c.func.value for c in methods(ast.walk(node), *FITS)]
+        yield node, {variable(f) for f in fits} & scalers
+
+
+def built(node: ast.stmt) -> Iterator[str]:
+    """Yield the names that a statement gives to new scalers: `x = StandardScaler()`, `x, y = MinMaxScaler(), MinMaxScaler()`."""
+    for target, call in assigned(node):
+        match call:
+            case ast.Call(func=ast.Attribute(value=made, attr="fit")):
+                call = made  # StandardScaler().fit(rows)
+        if isinstance(target, ast.Name) and isinstance(call, ast.Call) and tail(call.func).endswith(FITTED):
+            yield target.id
+
+
+def in_function(source: Source) -> Fault | None:
+    """Find a function that fits the script's one scaler on whatever it gets, and gets rows of training and of the evaluation."""
+    scalers = {name for _, n in source.of(ast.Assign) for name in built(n)}
+    for file, function in source.functions if scalers else ():
+        own, nodes = {a.arg for a in function.args.args}, list(ast.walk(function))
+        for call in methods(nodes, *FITS):
+            if not call.args or not loaded(call.args[0]) & own or owner(call) not in scalers:
+                continue
+            name = owner(call)
+            kept = any(owner(c) == name for c in methods(nodes, "transform"))
+            chosen = any(isinstance(n, (ast.If, ast.IfExp)) for n in nodes)
+            if kept or chosen or any(name in stored(n) for n in nodes if isinstance(n, ast.stmt)):
+                continue
+            given = [n for _, n in source.of(ast.Call) if variable(n.func) == function.name and n.args]
+            of = {split_of(word): n.lineno for n in given for word in loaded(n.args[0])}
+            others = sorted(of.keys() & HELD_OUT)
+            if "train" in of and others:
+                return (
+                    f"line {call.lineno} of {file} fits `{name}` on whatever {function.name}() gets: in line {of['train']} the rows of training, "
+                    f"in line {of[others[0]]} those of the {others[0]} split",
+                    f"{name}.transform(...) is meant, fitted once on training: each split is scaled by its own statistics",
+                )
+    return None
