@@ -4,7 +4,8 @@ import ast
 from collections.abc import Iterator
 
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.source.nodes import FUNCTIONS, inside, is_call, methods, owner, parameters, tail, trains
+from trainworthy.guard.source.calls import is_call, methods, owner, trains
+from trainworthy.guard.source.nodes import FUNCTIONS, inside, parameters, tail
 from trainworthy.guard.source.reading import Source
 
 WRAPPERS = ("enumerate", "tqdm", "track")

@@ -4,7 +4,8 @@ import ast
 from collections import Counter
 
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.source.nodes import Function, inside, is_call, tail, words
+from trainworthy.guard.source.calls import is_call
+from trainworthy.guard.source.nodes import Function, inside, tail, words
 from trainworthy.guard.source.reading import Source
 from trainworthy.guard.source.symmetric import alike, symmetric
 

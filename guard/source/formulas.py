@@ -5,20 +5,9 @@ import re
 from collections.abc import Iterable
 
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.source.nodes import (
-    FUNCTIONS,
-    calls,
-    is_call,
-    loaded,
-    number,
-    passed,
-    stored,
-    subject,
-    tail,
-    unwrapped,
-    variable,
-    words,
-)
+from trainworthy.guard.source.assignments import loaded, named, stored
+from trainworthy.guard.source.calls import calls, is_call, passed, subject, unwrapped
+from trainworthy.guard.source.nodes import FUNCTIONS, number, tail, variable, words
 from trainworthy.guard.source.reading import Source
 
 PRODUCTS = ("matmul", "mm", "bmm", "einsum", "cosine_similarity")
@@ -46,9 +35,6 @@ def turned_sign(source: Source) -> Fault | None:
     return None
 
 
-# --- a temperature that multiplies
-
-
 def temperature(source: Source) -> Fault | None:
     """Find `torch.matmul(a, b.T) * temperature`, where the script sets the temperature to numbers between 0 and 1 alone: the softmax over the
     similarities is all but even."""
@@ -62,11 +48,7 @@ def temperature(source: Source) -> Fault | None:
                 learnt.add(name)
     below = {n: g for n, g in numbers.items() if TEMPERATURES & set(words(n)) and all(0 < x < 1 for x in g)}
     for file, scope in source.scopes if below.keys() - learnt else ():
-        local = {}
-        for node in ast.walk(scope):
-            match node:
-                case ast.Assign(targets=[ast.Name(id=name), *_], value=value):
-                    local[name] = value
+        local = {name: value for name, _, value in named(ast.walk(scope))}
         for node in ast.walk(scope):
             match node:
                 case ast.BinOp(left=left, op=ast.Mult(), right=right):
@@ -102,12 +84,7 @@ def settings(node: ast.AST) -> list[tuple[str, ast.expr]]:
 def product(value: ast.AST, local: dict[str, ast.expr]) -> bool:
     """Return whether an expression is a product of all pairs of rows."""
     value = local.get(variable(value), value)
-    if isinstance(value, ast.BinOp):
-        return isinstance(value.op, ast.MatMult)
-    return is_call(value, *PRODUCTS)
-
-
-# --- the weight of an entropy (soft actor-critic)
+    return is_call(value, *PRODUCTS) or (isinstance(value, ast.BinOp) and isinstance(value.op, ast.MatMult))
 
 
 def turned_weight(source: Source) -> Fault | None:
@@ -158,9 +135,6 @@ def outer(node: ast.AST) -> int:
         case ast.Constant():
             return int((number(node) or 0) > 0)
     return int(bool(set(words(tail(node))) & {"alpha", "temperature", "temp", "coef", "log"}))
-
-
-# --- a map to -1..1 that nothing calls
 
 
 def back_alone(source: Source) -> Fault | None:
@@ -216,15 +190,14 @@ def scaled(node: ast.AST) -> float:
     return 0
 
 
-# --- a sampling loop that begins with noise at the first step
-
-
 def forwards(source: Source) -> Fault | None:
     """Find `x = randn(...)`, then `for t in range(T): x = denoise(x, t)`: training reaches this step of the chain last."""
     if not any(CHAIN.fullmatch(tail(n)) for _, n in source.of(ast.Name, ast.Attribute)):
         return None
     for file, function in source.functions:
-        drawn = {name for n in ast.walk(function) if isinstance(n, ast.Assign) and noise(n.value) for name in stored(n)}
+        made = [n for n in ast.walk(function) if isinstance(n, ast.Assign)]
+        noise = [n for n in made if is_call(unwrapped(n.value, "to", "cuda", "float"), *NOISE)]
+        drawn = {name for n in noise for name in stored(n)}
         for loop in ast.walk(function) if drawn else ():
             match loop:
                 case ast.For(target=ast.Name(id=step), iter=order) if rises(order):
@@ -240,11 +213,6 @@ def forwards(source: Source) -> Fault | None:
                             "noise alone belongs to the last step of the chain: the loop must go backwards, reversed(range(T))",
                         )
     return None
-
-
-def noise(value: ast.AST) -> bool:
-    """Return whether a value is drawn noise as it is."""
-    return is_call(unwrapped(value, "to", "cuda", "float"), *NOISE)
 
 
 def rises(order: ast.AST) -> bool:

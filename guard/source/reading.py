@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainworthy.guard.source.calls import Calls
 from trainworthy.guard.source.nodes import FUNCTIONS, blocks, tail, variable
+from trainworthy.guard.source.reached import Calls
 
 FILES = 40
 INDIRECT = ("locals", "globals", "vars", "eval", "exec")

@@ -4,20 +4,9 @@ import ast
 from collections.abc import Iterator
 
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.source.nodes import (
-    LOOPS,
-    calls,
-    inside,
-    is_call,
-    methods,
-    owner,
-    paired,
-    subject,
-    tail,
-    targets,
-    unrolled,
-    variable,
-)
+from trainworthy.guard.source.assignments import paired, targets
+from trainworthy.guard.source.calls import calls, is_call, methods, owner, subject, unrolled
+from trainworthy.guard.source.nodes import LOOPS, inside, tail, variable
 from trainworthy.guard.source.reading import Source
 
 DRAWN = ("randperm", "permutation")
@@ -26,10 +15,9 @@ RESHAPES = ("view", "reshape")
 SAME = ("tensor", "as_tensor", "from_numpy", "array", "asarray", "LongTensor", "to", "long", "int", "contiguous",
         "copy", "numpy", "astype")  # fmt: skip
 """Calls that keep the layout of what they are given."""
+ARRAYS = ("np", "numpy", "torch", "jnp")
 PLAIN = ("contiguous", "relu", "sigmoid", "tanh", "float", "detach", "clone")
 OTHERS = ("torch", "np", "numpy", "F", "functional", "einops")
-
-# --- one tensor by shuffled indices, another one by their slice
 
 
 def misaligned(source: Source) -> Fault | None:
@@ -42,10 +30,13 @@ def misaligned(source: Source) -> Fault | None:
                 rows, slices = [], []
                 for n in ast.walk(loop):
                     match n:
-                        case ast.Subscript(value=value, slice=index, ctx=ast.Load()) if base := tail(value):
-                            if tail(first(index)) == name:
+                        case ast.Subscript(value=value, slice=ast.Tuple(elts=[row, *_]) | row, ctx=ast.Load()) if tail(
+                            value
+                        ):
+                            base = tail(value)
+                            if tail(row) == name:
                                 rows.append(base)
-                            elif ast.unparse(index) == cut and base not in orders:
+                            elif ast.unparse(n.slice) == cut and base not in orders:
                                 slices.append((n.lineno, base))
                 for line, base in slices:
                     if rows and base not in rows and not ordered(nodes, base, {*orders, name}):
@@ -80,11 +71,6 @@ def batches(loop: ast.AST, orders: set[str]) -> Iterator[tuple[str, str]]:
                 yield name, ast.unparse(cut)
 
 
-def first(index: ast.AST) -> ast.AST:
-    """Return the first of several indices."""
-    return index.elts[0] if isinstance(index, ast.Tuple) and index.elts else index
-
-
 def ordered(nodes: list[ast.AST], base: str, indices: set[str]) -> bool:
     """Return whether a tensor is in the shuffled order already: it was filled by a slice, or made by the shuffled indices."""
     for n in nodes:
@@ -98,9 +84,6 @@ def ordered(nodes: list[ast.AST], base: str, indices: set[str]) -> bool:
             case ast.Call(func=ast.Attribute(value=grown, attr="append" | "extend")) if tail(grown) == base:
                 return True
     return False
-
-
-# --- parts that are joined, and taken as if they alternated
 
 
 def interleaved(source: Source) -> Fault | None:
@@ -144,14 +127,9 @@ def kept(value: ast.AST, parts: dict[str, int]) -> int:
         case ast.Call(func=ast.Attribute(attr="to" | "cuda" | "float" | "contiguous" | "detach")):
             return parts.get(owner(value), 0)
         case ast.Call(func=ast.Name() | ast.Attribute() as called, args=[given]) if tail(called) not in RESHAPES:
-            return parts.get(tail(given), 0) if model(called) else 0
+            chosen = tail(called).startswith(("sum", "mean", "split", "chunk"))  # no model: a reduction, a selection
+            return 0 if chosen or owner(value) in ("torch", "np", "numpy", "F") else parts.get(tail(given), 0)
     return 0
-
-
-def model(called: ast.expr) -> bool:
-    """Return whether a call may be that of a model, a layer or a function of the script: no reduction, no selection."""
-    library = isinstance(called, ast.Attribute) and tail(called.value) in ("torch", "np", "numpy", "F")
-    return not library and not tail(called).startswith(("sum", "mean", "split", "chunk"))
 
 
 def taken(value: ast.AST, parts: dict[str, int]) -> tuple[str, int] | None:
@@ -162,9 +140,6 @@ def taken(value: ast.AST, parts: dict[str, int]) -> tuple[str, int] | None:
                 case [rows, ast.Constant(value=count), _, *_] if count == parts[tail(base)]:
                     return None if isinstance(rows, ast.Constant) else (tail(base), parts[tail(base)])
     return None
-
-
-# --- pairs that are reshaped
 
 
 def mixed(source: Source) -> Fault | None:
@@ -190,13 +165,8 @@ def core(value: ast.AST) -> ast.AST:
     match value:
         case ast.Subscript(value=base, slice=ast.Slice()):
             return core(base)
-        case ast.Call(func=ast.Attribute(attr=name)) if name in SAME and owner(value) not in (
-            "np",
-            "numpy",
-            "torch",
-            "jnp",
-        ):
-            return core(value.func.value)
+        case ast.Call(func=ast.Attribute(value=base, attr=name)) if name in SAME and tail(base) not in ARRAYS:
+            return core(base)
         case ast.Call(func=func, args=[given, *_]) if tail(func) in SAME:
             return core(given)
     return value
@@ -212,9 +182,6 @@ def reshaped(call: ast.Call) -> ast.expr | None:
     return None
 
 
-# --- channels that a view turns into places
-
-
 def larger(source: Source) -> Fault | None:
     """Find a view of a layer's output whose last two sizes are both multiplied by one factor: `conv(x).view(n, c, h * r, w * r)` puts the
     channels of a pixel into rows of their own."""
@@ -228,13 +195,12 @@ def larger(source: Source) -> Fault | None:
                         values.setdefault(tail(one), []).append(part)
         for call in methods(nodes, *RESHAPES):
             match unrolled(call.args):
-                case [_, _, high, wide] if (factor := common(high, wide)) and layer(
-                    call.func.value, values, call.lineno
-                ):
-                    return (
-                        f"line {call.lineno} of {file} views `{ast.unparse(call.func.value)[:60]}` as pictures {factor} times as high and wide",
-                        "view() puts the channels of a pixel one behind the other and not next to each other: nn.PixelShuffle is meant",
-                    )
+                case [_, _, high, wide] if factor := common(high, wide):
+                    if layer(base := call.func.value, values, call.lineno):
+                        return (
+                            f"line {call.lineno} of {file} views `{ast.unparse(base)[:60]}` as pictures {factor} times as high and wide",
+                            "view() puts the channels of a pixel one behind the other and not next to each other: nn.PixelShuffle is meant",
+                        )
     return None
 
 

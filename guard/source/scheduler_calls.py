@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from trainworthy.guard.measures.records import SETTINGS
-from trainworthy.guard.source.nodes import calls, methods, owner, tail
+from trainworthy.guard.source.calls import calls, methods, owner
+from trainworthy.guard.source.nodes import tail
 
 
 def calls_of_step(file: str, line: int) -> list[tuple[ast.Call, list[ast.AST]]]:

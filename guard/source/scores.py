@@ -2,29 +2,17 @@
 
 import ast
 import math
-from collections.abc import Iterable, Iterator
 
 from trainworthy.core.base.verdict import Fault
 from trainworthy.guard.measures.best_weights import LOWER
-from trainworthy.guard.source.nodes import (
-    FUNCTIONS,
-    calls,
-    inside,
-    methods,
-    nested,
-    number,
-    owner,
-    paired,
-    tail,
-    targets,
-)
+from trainworthy.guard.source.assignments import named, paired, targets
+from trainworthy.guard.source.calls import calls, is_call, methods, owner
+from trainworthy.guard.source.nodes import FUNCTIONS, inside, nested, number, tail
 from trainworthy.guard.source.reading import Source
 
 HUGE = 1e6  # what people write for infinity
 LIBRARIES = ("torchmetrics", "monai")  # of metrics
 RESULTS = ("compute", "aggregate")
-
-# --- the best so far
 
 
 def unbeatable(source: Source) -> Fault | None:
@@ -83,9 +71,6 @@ def start(node: ast.expr) -> float | None:
     return None if value is None else float(value)
 
 
-# --- a scheduler that waits for a score
-
-
 def plateau(source: Source) -> Fault | None:
     """Find `ReduceLROnPlateau(optimizer, "min")` that is stepped with `score`, where the script keeps `best = score` if it is higher."""
     made = list(calls((n for _, n in source.of(ast.Call)), "ReduceLROnPlateau"))
@@ -123,9 +108,6 @@ def mode_of(call: ast.Call) -> str:
     return ""
 
 
-# --- a metric that counts on
-
-
 def metric(source: Source) -> Fault | None:
     """Find `metric = Metric()` before a loop over epochs, with `metric.compute()` or `metric.aggregate()` in it, and no `reset()` anywhere: it is
     a mean over all epochs so far."""
@@ -136,9 +118,7 @@ def metric(source: Source) -> Fault | None:
     kinds |= {a.asname or a.name for n in imports for a in n.names}
     for file, scope in source.scopes if kinds else ():
         own = list(inside(scope))
-        made = {
-            name: line for name, line, value in named(own) if isinstance(value, ast.Call) and tail(value.func) in kinds
-        }
+        made = {name: line for name, line, value in named(own) if is_call(value, *kinds)}
         for loop in (n for n in own if isinstance(n, ast.For)) if made else ():
             passes = nested(loop)  # without one, it is computed over the batches of one pass
             again = {name for name, _, _ in named(ast.walk(loop))}
@@ -150,14 +130,6 @@ def metric(source: Source) -> Fault | None:
                         f"it is a mean over all epochs so far: {name}.reset() after it",
                     )
     return None
-
-
-def named(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int, ast.expr]]:
-    """Yield (name, line, value) of the assignments to a variable."""
-    for node in nodes:
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name), *_], value=value):
-                yield name, node.lineno, value
 
 
 def resettable(kind: ast.ClassDef) -> bool:

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.source.nodes import LOOPS, calls, is_call, loaded, methods, owner, stored, tail, variables, words
+from trainworthy.guard.source.assignments import loaded, named, stored, variables
+from trainworthy.guard.source.calls import calls, is_call, methods, owner
+from trainworthy.guard.source.nodes import LOOPS, tail, words
 from trainworthy.guard.source.reading import Source
 
 DISCOUNT = {"gamma", "discount"}
@@ -24,9 +26,6 @@ def reverses(node: ast.AST) -> bool:
     return is_call(node, "reversed")
 
 
-# --- returns
-
-
 def returns_in_wrong_order(source: Source) -> Fault | None:
     """Find a sum of discounted rewards that runs from the first step on and is put before those of earlier steps, and one that runs from the
     last step and is never turned around."""
@@ -34,7 +33,7 @@ def returns_in_wrong_order(source: Source) -> Fault | None:
         for loop, total, call in sums(scope):
             backwards, front = reverses(loop.iter), call.func.attr == "insert"
             filled = ast.unparse(call.func.value)
-            if not backwards and front and forward(loop.iter):
+            if not backwards and front and is_call(loop.iter, "range") and len(loop.iter.args) < 3:
                 return (
                     f"line {loop.lineno} of {file} sums `{total}` from the first step on, and line {call.lineno} puts each before those of earlier "
                     "steps",
@@ -65,11 +64,6 @@ def sums(scope: ast.AST) -> Iterator[tuple[ast.For, str, Any]]:
                     yield loop, total, call
 
 
-def forward(iterated: ast.AST) -> bool:
-    """Return whether a loop surely runs from the first step on: over a range without a step."""
-    return is_call(iterated, "range") and len(iterated.args) < 3  # type: ignore[attr-defined]
-
-
 def stacked(scope: ast.AST, filled: str) -> bool:
     """Return whether a function makes a tensor of a list."""
     return any(c.args and ast.unparse(c.args[0]) == filled for c in calls(ast.walk(scope), *STACKS))
@@ -83,9 +77,6 @@ def turned(scope: ast.AST, loop: ast.For, filled: str) -> bool:
     others = [n for n in ast.walk(scope) if id(n) not in own]
     slices = any(isinstance(n, ast.Slice) and n.step is not None for n in others)
     return slices or any(calls(others, *TURNS)) or lists != {filled}
-
-
-# --- best paths
 
 
 def path_in_wrong_order(source: Source) -> Fault | None:
@@ -156,18 +147,11 @@ def is_last(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Subscript) and tail(node.value) == name and ast.unparse(node.slice) == "-1"
 
 
-# --- log-probabilities
-
-
 def redrawn(source: Source) -> Fault | None:
     """Find the log-probability of a fresh draw in a function that gives an earlier draw of that distribution to an environment."""
     for file, scope in source.scopes:
         nodes = list(ast.walk(scope))
-        drawn = {}  # distribution -> its draw
-        for node in nodes:
-            match node:
-                case ast.Assign(targets=[ast.Name(id=name), *_], value=value) if home := drawn_from(value):
-                    drawn[home] = name
+        drawn = {home: name for name, _, value in named(nodes) if (home := drawn_from(value))}  # distribution -> draw
         acted = {name for c in calls(nodes, "step") for a in c.args for name in variables(a)} if drawn else set()
         for node in nodes if acted else ():
             match node:

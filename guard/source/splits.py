@@ -5,18 +5,9 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.source.nodes import (
-    assigned,
-    inside,
-    loaded,
-    methods,
-    number,
-    owner,
-    stored,
-    tail,
-    variable,
-    words,
-)
+from trainworthy.guard.source.assignments import assigned, loaded, stored
+from trainworthy.guard.source.calls import methods, owner
+from trainworthy.guard.source.nodes import inside, number, tail, variable, words
 from trainworthy.guard.source.reading import Source, names_in
 
 SPLITS = {"train": "train", "training": "train", "trn": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val",
@@ -40,9 +31,6 @@ def split_of(name: str) -> str:
 def kind_of(name: str) -> tuple[str, ...]:
     """Return the other words of a name: (loader,) of `val_loader`."""
     return tuple(w for w in words(name) if w not in SPLITS)
-
-
-# --- one split for another
 
 
 def twin(source: Source) -> Fault | None:
@@ -93,9 +81,6 @@ def uses(scope: ast.AST) -> Iterator[tuple[ast.stmt, list[str], set[str]]]:
                 yield node, names, loaded(node.iter) | {n for s in body for n in loaded(s)}
 
 
-# --- rows in two splits
-
-
 def shared(source: Source) -> Fault | None:
     """Find a training split and a held-out one that are overlapping slices of the same array: `train = data[:n]`, `val = data[:m]`."""
     for file, scope in source.plain_scopes:
@@ -108,7 +93,7 @@ def shared(source: Source) -> Fault | None:
         for line, name, value in pairs:
             match value:
                 case ast.Subscript(value=ast.Name() | ast.Attribute(), slice=ast.Slice(step=None)) if split_of(name):
-                    base = ast.unparse(value.value)
+                    base, whole = ast.unparse(value.value), ast.unparse(value)
                 case _:
                     continue
             for other, before, at in made:
@@ -118,8 +103,7 @@ def shared(source: Source) -> Fault | None:
                 held_out = "train" in pair and pair & HELD_OUT
                 if same and not again and held_out and overlap(before.slice, value.slice, sizes):
                     return (
-                        f"`{other}` is {ast.unparse(before)} in line {at} of {file}, and `{name}` is {ast.unparse(value)} in line {line.lineno}: "
-                        "they overlap",
+                        f"`{other}` is {ast.unparse(before)} in line {at} of {file}, and `{name}` is {whole} in line {line.lineno}: they overlap",
                         "the held-out split holds what is trained on: it must begin where the training split ends",
                     )
             made.append((name, value, line.lineno))
@@ -157,9 +141,6 @@ def share(bound: ast.expr, sizes: dict[str, list[ast.expr]], depth: int = 3) -> 
                 return left[0] * right[0], left[1] or right[1]
             return (left[0] / right[0], left[1]) if right[0] and not right[1] else None
     return None
-
-
-# --- a scaler that is fitted on the training split and again on the evaluation's
 
 
 def again(source: Source) -> Fault | None:

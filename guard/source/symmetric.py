@@ -3,7 +3,8 @@
 import ast
 import re
 
-from trainworthy.guard.source.nodes import Function, assigned, tail, words
+from trainworthy.guard.source.assignments import assigned
+from trainworthy.guard.source.nodes import Function, tail, words
 
 REVERSED = (("in", "out"), ("input", "output"), ("inputs", "outputs"), ("src", "tgt"), ("source", "target"), ("height", "width"),
             ("rows", "cols"), ("real", "fake"), ("prev", "next"), ("start", "end"), ("low", "high"), ("first", "second"), ("left", "right"),

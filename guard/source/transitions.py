@@ -4,30 +4,14 @@ import ast
 from collections.abc import Iterator
 
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.source.nodes import (
-    LOOPS,
-    assigned,
-    blocks,
-    inside,
-    loaded,
-    methods,
-    nested,
-    owner,
-    passed,
-    stored,
-    tail,
-    trains,
-    variable,
-    variables,
-    words,
-)
+from trainworthy.guard.source.assignments import assigned, loaded, stored, variables
+from trainworthy.guard.source.calls import methods, owner, passed, trains
+from trainworthy.guard.source.nodes import LOOPS, blocks, inside, nested, tail, variable, words
 from trainworthy.guard.source.reading import Source
 
 ACTIONS, REWARDS = {"action", "actions", "act", "acts"}, {"reward", "rewards", "rew", "rews"}
 ENDS = {"done", "dones", "terminal", "terminals", "terminated", "terminations", "ends"}
 NEXT = {"next", "new", "n"}
-
-# --- the first observation, for ever
 
 
 def first_kept(source: Source) -> Fault | None:
@@ -89,9 +73,6 @@ def changed(loop: ast.AST, name: str) -> bool:
     return False
 
 
-# --- actions that are never read
-
-
 def unread_actions(source: Source) -> Fault | None:
     """Find an update that unpacks the actions of stored transitions, never reads them, and differentiates the highest value of an output."""
     for file, scope in source.plain_scopes:
@@ -128,9 +109,6 @@ def highest(scope: ast.AST) -> int | None:
                 if not net & {"target", "tgt", "next", "old"} and not whole & {"next", "new"}:
                     return node.lineno
     return None
-
-
-# --- the next state for the present one
 
 
 def successor(name: str) -> str:
@@ -184,22 +162,15 @@ def other_state(source: Source) -> Fault | None:
                         drawn[name] = (ast.unparse(given[0]), node.lineno)
         for call in inside(scope) if drawn else ():
             match call:
-                case ast.Call(args=[state, ast.Name(id=action)], keywords=[]) if action in drawn:
+                case ast.Call(args=[state, ast.Name(id=action)], keywords=[]) if action in drawn and tail(state):
                     of, line = drawn[action]
-                    if (
-                        line < call.lineno
-                        and tail(state)
-                        and successor(tail(state)) == "_".join(words(of.rpartition(".")[2]))
-                    ):
+                    if line < call.lineno and successor(tail(state)) == "_".join(words(of.rpartition(".")[2])):
                         return (
                             f"line {call.lineno} of {file} takes the value of `{ast.unparse(state)}` and `{action}`, and line {line} draws "
                             f"that action for `{of}`",
                             f"the action of the next state is meant: pass `{ast.unparse(state)}` in line {line}",
                         )
     return None
-
-
-# --- the end of another step
 
 
 def shifted(source: Source) -> Fault | None:
@@ -211,10 +182,8 @@ def shifted(source: Source) -> Fault | None:
     for file, scope in source.scopes:
         ends = dict(rollouts(scope))
         for block in (b for n in ast.walk(scope) for b in blocks(n)) if ends else ():
-            lines = [s for s in block if isinstance(s, (ast.Assign, ast.AugAssign, ast.Expr))]
-            parts = [
-                n for s in lines for n in ast.walk(s) if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Load)
-            ]
+            parts = [n for s in block if isinstance(s, (ast.Assign, ast.AugAssign, ast.Expr)) for n in ast.walk(s)]
+            parts = [n for n in parts if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Load)]
             read = [(tail(n.value), ast.unparse(n.slice), n.lineno) for n in parts]
             ahead = {at.removesuffix(" + 1") for name, at, _ in read if at.endswith(" + 1") and name not in ends}
             for name, at, line in read:
@@ -235,10 +204,8 @@ def shifted(source: Source) -> Fault | None:
 def rollouts(scope: ast.AST) -> Iterator[tuple[str, bool]]:
     """Yield (array, whether it holds what was known before the step) of the ends that a loop around `env.step()` stores."""
     for loop in (n for n in ast.walk(scope) if isinstance(n, ast.For)):
-        places = [k for k, s in enumerate(loop.body) if steps_environment(s)]
-        if len(places) != 1:
-            continue
-        for k, s in enumerate(loop.body):
+        places = [k for k, s in enumerate(loop.body) for c in methods(ast.walk(s), "step") if "env" in owner(c).lower()]
+        for k, s in enumerate(loop.body) if len(set(places)) == 1 else ():
             match s:
                 case ast.Assign(targets=[ast.Subscript(value=base)], value=value) if k != places[0]:
                     later = {n.id for one in loop.body[places[0] :] for n in ast.walk(one)
@@ -246,8 +213,3 @@ def rollouts(scope: ast.AST) -> Iterator[tuple[str, bool]]:
                     ends = any(set(words(v)) & ENDS for v in variables(value) & later)
                     if ends and set(words(tail(base))) & ENDS:
                         yield tail(base), k < places[0]
-
-
-def steps_environment(statement: ast.stmt) -> bool:
-    """Return whether a statement steps an environment."""
-    return any("env" in owner(c).lower() for c in methods(ast.walk(statement), "step"))

@@ -4,24 +4,9 @@ import ast
 from collections.abc import Iterator
 
 from trainworthy.core.base.verdict import Fault
-from trainworthy.guard.source.nodes import (
-    FUNCTIONS,
-    LOOPS,
-    Function,
-    calls,
-    inside,
-    is_call,
-    loaded,
-    methods,
-    number,
-    owner,
-    stored,
-    tail,
-    trains,
-    variable,
-    variables,
-    words,
-)
+from trainworthy.guard.source.assignments import loaded, stored, variables
+from trainworthy.guard.source.calls import calls, is_call, methods, owner, trains
+from trainworthy.guard.source.nodes import FUNCTIONS, LOOPS, Function, inside, nested, number, tail, variable, words
 from trainworthy.guard.source.reading import Source
 from trainworthy.guard.source.splits import read_names
 
@@ -45,8 +30,6 @@ EFFECTS = (ast.AugAssign, ast.Raise, ast.Assert, ast.Yield, ast.YieldFrom, ast.A
 HOLDERS = ("parameters", "named_parameters", "buffers", "named_buffers", "state_dict")
 MOVES = ("to", "cuda", "float", "half")
 
-# --- computed in the training loop and never read
-
 
 def idle_values(source: Source) -> Iterator[tuple[str, ast.AST, ast.Assign, str]]:
     """Yield (file, loop, statement, name) of each name that a training loop computes and that nothing reads."""
@@ -63,7 +46,8 @@ def idle_values(source: Source) -> Iterator[tuple[str, ast.AST, ast.Assign, str]
 def training_loops(scope: ast.AST) -> list[ast.AST]:
     """Return the outermost loops of a scope in which `backward()` is called."""
     found = [n for n in inside(scope) if isinstance(n, LOOPS) and trains(n)]
-    return [n for n in found if not any(m is not n and any(x is n for x in ast.walk(m)) for m in found)]
+    within = set().union(*map(nested, found))
+    return [n for n in found if id(n) not in within]
 
 
 def lost_input(source: Source) -> Fault | None:
@@ -85,9 +69,6 @@ def unread(source: Source) -> str:
     """Return as a remark which values of the training loop are computed and never read."""
     found = list(dict.fromkeys(f"{name} (line {node.lineno} of {file})" for file, _, node, name in idle_values(source)))
     return f"; computed in the training loop and never read: {', '.join(found[:3])}" if found else ""
-
-
-# --- a second input that is never read
 
 
 def same_input(source: Source) -> Fault | None:
@@ -121,9 +102,6 @@ def required(function: Function) -> list[str]:
         case ast.arguments(defaults=[], kwonlyargs=[], vararg=None, kwarg=None, posonlyargs=first, args=rest):
             return [a.arg for a in (*first, *rest) if a.arg not in ("self", "cls")]
     return []
-
-
-# --- results that are dropped
 
 
 def unused(source: Source) -> Fault | None:
@@ -172,9 +150,6 @@ def changes_nothing(function: Function) -> bool:
     return returns > 0 and not function.decorator_list and isinstance(function, ast.FunctionDef)
 
 
-# --- variables that are bound anew
-
-
 def rebound(source: Source) -> Fault | None:
     """Find a loop over parameters or tensors that binds its own variable to a new value and never reads it."""
     for file, loop in source.of(ast.For):
@@ -184,15 +159,13 @@ def rebound(source: Source) -> Fault | None:
             match line:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in own:
                     moved = is_call(value, *MOVES) and owner(value) == name
-                case _:
-                    continue
-            read = any(name in loaded(s) for s in loop.body[at + 1 :])
-            if (held or moved) and not read and not read_after(source, loop, name):
-                return (
-                    f"line {line.lineno} of {file} sets the loop's `{name}` to a new value, and nothing reads it",
-                    f"the assignment binds the name anew and leaves {'the parameter' if held else 'the tensor'} as it is: change it in place "
-                    f"(`{name}.data.copy_(...)`), or store the new one",
-                )
+                    read = any(name in loaded(s) for s in loop.body[at + 1 :])
+                    if (held or moved) and not read and not read_after(source, loop, name):
+                        return (
+                            f"line {line.lineno} of {file} sets the loop's `{name}` to a new value, and nothing reads it",
+                            f"the assignment binds the name anew and leaves {'the parameter' if held else 'the tensor'} as it is: "
+                            f"change it in place (`{name}.data.copy_(...)`), or store the new one",
+                        )
     return None
 
 
@@ -204,36 +177,27 @@ def read_after(source: Source, loop: ast.For, name: str) -> bool:
     return any(isinstance(n.ctx, ast.Load) and id(n) not in within and n.lineno < bound for n in behind)
 
 
-# --- values that a loop replaces too early
-
-
 def replaced(source: Source) -> Fault | None:
     """Find `loss = 0`, then a loop that sets `loss = ...` without reading it, then `loss.backward()`."""
     for file, block in source.blocks:
         for i, start in enumerate(block):
             match start:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value) if number(value) == 0:
-                    later = block[i + 1 :]
+                    at = next((k for k, n in enumerate(block) if k > i and isinstance(n, ast.For)), None)
                 case _:
                     continue
-            at = next((k for k, n in enumerate(later) if isinstance(n, ast.For)), None)
-            if at is None or not differentiated(later[at + 1 :], name):
+            backwards = [c for s in block[at + 1 :] for c in methods(ast.walk(s), "backward")] if at else []
+            if not any(variable(c.func.value) == name for c in backwards):
                 continue
-            loop = later[at]
-            lines = [n for n in loop.body if name in stored(n)]
-            read = any(name in loaded(n) for n in later[: at + 1])
-            if len(lines) == 1 and isinstance(lines[0], ast.Assign) and not read and not carries(loop, name):
+            lines = [n for n in block[at].body if name in stored(n)]
+            read = any(name in loaded(n) for n in block[i + 1 : at + 1])
+            if len(lines) == 1 and isinstance(lines[0], ast.Assign) and not read and not carries(block[at], name):
                 return (
                     f"line {start.lineno} of {file} sets `{name}` to 0, and line {lines[0].lineno} replaces it in each turn of its loop: "
                     f"{name}.backward() gets the last one alone",
                     f"`{name} += ...` is meant",
                 )
     return None
-
-
-def differentiated(after: list[ast.stmt], name: str) -> bool:
-    """Return whether `name.backward()` is called in these statements."""
-    return any(variable(c.func.value) == name for s in after for c in methods(ast.walk(s), "backward"))
 
 
 def carries(loop: ast.For, name: str) -> bool:
@@ -253,40 +217,29 @@ def carried(source: Source) -> Fault | None:
     for file, block in source.blocks:
         for at, loop in enumerate(block):
             match loop:
-                case ast.For(target=ast.Name(id=turn)):
-                    found = early(loop, turn, block[:at])
-                case _:
-                    continue
-            if found:
-                name, line, begun = found
-                return (
-                    f"line {line} of {file} sets `{name}` to `{turn}` before `{name}` is read: both are stored as one",
-                    f"`{name} = {turn}` is meant for the next turn, after the lines that store `{name}`: its first value "
-                    f"(line {begun}) is never used",
-                )
+                case ast.For(target=ast.Name(id=turn)) if found := early(loop, turn, block[:at]):
+                    name, line, begun = found
+                    return (
+                        f"line {line} of {file} sets `{name}` to `{turn}` before `{name}` is read: both are stored as one",
+                        f"`{name} = {turn}` is meant for the next turn, after the lines that store `{name}`: its first value "
+                        f"(line {begun}) is never used",
+                    )
     return None
 
 
 def early(loop: ast.For, turn: str, block: list[ast.stmt]) -> tuple[str, int, int] | None:
     """Return (name, its line, line of its first value) of an entry from before the loop that a turn replaces by its own variable before it is
     read."""
-    begun = {k: i for i, s in enumerate(block) for k in stored(s) if takes_entry(s)}
+    entries = [(i, s) for i, s in enumerate(block) if isinstance(s, ast.Assign) and isinstance(s.value, ast.Subscript)]
+    begun = {name: i for i, s in entries for name in stored(s)}
     for k, line in enumerate(loop.body):
         match line:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Name(id=value)) if value == turn and name in begun:
-                unread = (*block[begun[name] + 1 :], *loop.body[:k])
-            case _:
-                continue
-        if any(name in loaded(s) for s in unread) or any(name in stored(s) for s in loop.body if s is not line):
-            continue
-        if kept(loop.body[k + 1 :], name) and kept(loop.body, turn):
-            return name, line.lineno, block[begun[name]].lineno
+                read = any(name in loaded(s) for s in (*block[begun[name] + 1 :], *loop.body[:k]))
+                again = any(name in stored(s) for s in loop.body if s is not line)
+                if not read and not again and kept(loop.body[k + 1 :], name) and kept(loop.body, turn):
+                    return name, line.lineno, block[begun[name]].lineno
     return None
-
-
-def takes_entry(statement: ast.stmt) -> bool:
-    """Return whether a statement assigns an entry of something: no number, no empty list."""
-    return isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Subscript)
 
 
 def kept(statements: list[ast.stmt], name: str) -> bool:
@@ -295,8 +248,6 @@ def kept(statements: list[ast.stmt], name: str) -> bool:
         match s:
             case ast.Assign(targets=[ast.Subscript(), *_], value=ast.Name(id=value)) if value == name:
                 return True
-            case ast.Expr(value=ast.Call(func=ast.Attribute(attr="append"), args=[ast.Name(id=value)])) if (
-                value == name
-            ):
+            case ast.Expr(value=ast.Call(func=ast.Attribute(attr="append"), args=[ast.Name(id=one)])) if one == name:
                 return True
     return False
